@@ -267,6 +267,7 @@ class Segment:
         last_F: the terminal moment.
         success_F: ground truth, None where it is unknown.
         frames_F: (F, H, W, 3).
+        states_F: (F, S) float32, what the policy observed; S is 0 where that is no vector.
         steps_left_F: continuation labels: steps an expert needs from there to success (inf: it did not reach it, nan:
             not labelled); None where no row has one.
         lost: the simulator broke at `end`: nothing is observed of the episode, and what earlier rollouts showed of it
@@ -285,6 +286,7 @@ class Segment:
     last_F: BoolArray
     success_F: tuple[bool | None, ...]
     frames_F: ByteArray
+    states_F: FloatArray
     steps_left_F: FloatArray | None = None
     lost: bool = False
 

@@ -21,8 +21,8 @@ import numpy as np
 from guerdon.collect.continuations import UNREACHED, Continuations
 from guerdon.collect.stepping import Step
 from guerdon.generators import FILMING
-from guerdon.types import BoolArray, ByteArray, IntArray, Observes, Segment
-from guerdon.worlds.transition import Transition
+from guerdon.types import BoolArray, ByteArray, FloatArray, IntArray, Observes, Segment
+from guerdon.worlds.transition import NO_STATE, Transition, state_of
 from guerdon.worlds.world import World
 
 
@@ -37,6 +37,7 @@ class ObservedRow(NamedTuple):
         last: the terminal moment of the episode.
         success: ground truth at this moment; None where it is unknown.
         look: what the world's eye kept.
+        state: (S,) float32, the observation of that moment; empty where the policy observes no vector.
         steps_left: continuation label, as in `Segment`; nan where there is none.
         picture: (H, W, 3) where it is drawn already.
     """
@@ -48,6 +49,7 @@ class ObservedRow(NamedTuple):
     last: bool
     success: bool | None
     look: Any = None
+    state: FloatArray = NO_STATE
     steps_left: float = np.nan
     picture: ByteArray | None = None
 
@@ -61,7 +63,7 @@ class SeenRows(NamedTuple):
     """F rows of one episode, drawn before the rollout is over.
 
     Attributes:
-        stream, number, task, rows_F, last_F, frames_F: as in `Segment`.
+        stream, number, task, rows_F, last_F, frames_F, states_F: as in `Segment`.
     """
 
     stream: int
@@ -70,6 +72,7 @@ class SeenRows(NamedTuple):
     rows_F: IntArray
     last_F: BoolArray
     frames_F: ByteArray
+    states_F: FloatArray
 
 
 class ObservedFrames:
@@ -139,7 +142,19 @@ class ObservedFrames:
             if wanted[i]:
                 row, last, success = int(step.rows[i]), bool(done[i]), transition.success_of(i)
                 left = np.nan if last else self._steps_left(i, row, success)
-                self._rows.append(ObservedRow(i, t, int(step.numbers[i]), row, last, success, look, left))
+                self._rows.append(
+                    ObservedRow(
+                        i,
+                        t,
+                        int(step.numbers[i]),
+                        row,
+                        last,
+                        success,
+                        look,
+                        state_of(transition.final_observations, i),
+                        left,
+                    )
+                )
         if over_B is None:  # a copy that resets in a step of its own (NEXT_STEP) already carries the new number
             self._add_first(t, step.numbers + (done | transition.failed), transition)
 
@@ -176,6 +191,7 @@ class ObservedFrames:
                 np.array([row.row for row in own], dtype=np.int64),
                 np.array([row.last for row in own], dtype=np.bool_),
                 np.stack([row.picture for row in own if row.picture is not None]),
+                np.stack([row.state for row in own]),
             )
             for (stream, number), own in sorted(episodes.items())
         ]
@@ -193,7 +209,9 @@ class ObservedFrames:
             for i, look in transition.first_looks.items():
                 if not drawn[i]:
                     continue
-                self._rows.append(ObservedRow(i, t, int(numbers_B[i]), 0, False, False, look))
+                self._rows.append(
+                    ObservedRow(i, t, int(numbers_B[i]), 0, False, False, look, state_of(transition.observations, i))
+                )
 
     def _drawn(self, numbers_B: IntArray) -> BoolArray:
         """(B,) whether the episodes of these numbers are among those that are looked at."""
@@ -275,6 +293,7 @@ def cut_into_segments(
                     last_F=np.array([row.last for row in own], dtype=np.bool_),
                     success_F=tuple(row.success for row in own),
                     frames_F=frames_N[picked],
+                    states_F=np.stack([row.state for row in own]) if own else np.zeros((0, 0), np.float32),
                     steps_left_F=None if np.isnan(left).all() else left,
                     lost=lost,
                 )

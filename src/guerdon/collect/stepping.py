@@ -18,7 +18,7 @@ from guerdon.collect.episode_capture import Recorder
 from guerdon.errors import ConfigError, SimulatorError
 from guerdon.policies.robot import Action
 from guerdon.types import BoolArray, FloatArray, IntArray, Segment
-from guerdon.worlds.transition import FramesDue, Transition
+from guerdon.worlds.transition import FramesDue, Transition, state_of
 from guerdon.worlds.world import World
 
 FILM_LIMIT = 10_000  # steps after which a film of an episode that does not end is cut
@@ -249,12 +249,14 @@ def film(world: World, act: Callable[[np.ndarray], np.ndarray], *, frames: int) 
     start = world.reset(capture=only)
     task = world.tasks[0]
     looks, success, rewards = [start.first_looks[0]], [False], [0.0]
+    states = [state_of(start.observations, 0)]
     known: list[bool | None] = [False]
     for step in steps(world, act, start.observations, capture=lambda rows: only, capture_ends=False):
         transition = step.transition
         if 0 in transition.failures:
             raise SimulatorError(f"the simulator broke during the episode of a film ({transition.failures[0]})")
         looks.append(transition.looks[0])
+        states.append(state_of(transition.final_observations, 0))
         success.append(bool(transition.success[0]))
         known.append(transition.success_of(0))
         rewards.append(float(transition.rewards[0]))
@@ -276,5 +278,6 @@ def film(world: World, act: Callable[[np.ndarray], np.ndarray], *, frames: int) 
         last_F=(pick == end) & transition.done[0],
         success_F=tuple(known[i] for i in pick),
         frames_F=world.render([looks[i] for i in pick]),
+        states_F=np.stack(states)[pick],
     )
     return moments, np.array(rewards, dtype=np.float32)[pick]

@@ -21,11 +21,13 @@ import numpy as np
 from guerdon.config import validate
 from guerdon.errors import ConfigError, RewardFailure
 from guerdon.integrations.retries import RetriedModel
+from guerdon.models.image import ImageRewardModel
 from guerdon.models.load import load_source_model
 from guerdon.rl.control_sources import ControlReward
 from guerdon.rl.reward_source import SourceTerms
 from guerdon.settings.reward import SourceSettings
 from guerdon.types import BoolArray, ByteArray, FloatArray, RewardModel, Segment
+from guerdon.worlds.transition import NO_STATE
 
 Frames = str | Callable[[Any], Any] | None
 """Where frames come from: a key of the observations, a function of the observation of one copy, or `render()`."""
@@ -119,6 +121,10 @@ class StepRewards:
                 f"{where}: {built.info.name!r} looks at {built.info.frames_needed} frames at a time, and a step shows "
                 "one: take reward_mode terminal or episode"
             )
+        if isinstance(built, ImageRewardModel) and built.config.state_size is not None:
+            raise ConfigError(
+                f"{where}: {built.info.name!r} looks at states, and here it gets frames: train one on frames"
+            )
         self.source = ControlReward(
             SourceTerms("model", gamma), RetriedModel(built, tries), settings, num_envs=num_envs
         )
@@ -207,6 +213,7 @@ class StepRewards:
             last_F=np.array([last]),
             success_F=(None,),
             frames_F=picture[None],
+            states_F=NO_STATE[None],
         )
 
     def _unseen(self, copy: int) -> Segment:
@@ -225,6 +232,7 @@ class StepRewards:
             last_F=none.astype(np.bool_),
             success_F=(),
             frames_F=np.zeros((0, 1, 1, 3), dtype=np.uint8),
+            states_F=np.zeros((0, 0), dtype=np.float32),
         )
 
 

@@ -1,6 +1,7 @@
 """The network of the image reward models and its input: a backbone, a small head, one logit.
 
-The backbone is a residual network (arXiv:1512.03385), or EfficientNet-lite0 as it was trained on ImageNet.
+The backbone is a residual network (arXiv:1512.03385), or EfficientNet-lite0 as it was trained on ImageNet. With
+`mlp` it is two layers on states instead of frames.
 
 Frames become the input in two stages, the same for training, scoring and tests, so that the first can be done once and
 its small result stored: `to_pixels` checks, resizes and keeps bytes; `to_input` divides by 255 and normalises.
@@ -42,6 +43,7 @@ _DEPTHS: dict[str, tuple[str, list[int]]] = {
 }
 
 EFFICIENTNET = "efficientnet_lite0"
+MLP = "mlp"
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -53,12 +55,13 @@ class ImageScorer(nn.Module):
     Xavier-uniform, its biases zero.
 
     Args:
-        arch: `resnet18`, `resnet34`, `resnet50`, `resnet101`, `resnet152` or `efficientnet_lite0`.
+        arch: `resnet18`, `resnet34`, `resnet50`, `resnet101`, `resnet152` or `efficientnet_lite0`; `mlp` for states.
         hidden_dim: width of the hidden layer of the head, or None.
         dropout: before the last layer; unused when `hidden_dim` is None.
         pretrained_path: weights of the backbone: folder, `package:<name>` or hub id of a ResNet of transformers; folder
             or `package:<name>` of an EfficientNet-lite0; None for random ones.
         freeze_backbone: only the head can be trained; the backbone stays in evaluation mode.
+        state_size: S, numbers of a state; of `mlp` alone.
 
     Raises:
         ConfigError: unknown `arch`.
@@ -73,11 +76,15 @@ class ImageScorer(nn.Module):
         dropout: float,
         pretrained_path: str | None = None,
         freeze_backbone: bool = False,
+        state_size: int | None = None,
     ) -> None:
         super().__init__()
         self.frozen = freeze_backbone
         self.backbone: Any
-        if arch == EFFICIENTNET:
+        if arch == MLP:
+            assert state_size is not None
+            self.backbone, width = StateLayers(state_size), StateLayers.width
+        elif arch == EFFICIENTNET:
             self.backbone = EfficientNetLite0() if pretrained_path is None else read_efficientnet(pretrained_path)
             width = self.backbone.width
         else:
@@ -106,7 +113,10 @@ class ImageScorer(nn.Module):
         return self
 
     def features(self, inputs_N_C_H_W: Tensor) -> Tensor:
-        """The backbone's features (N, d) float32, averaged over the picture, for inputs (N, 3, H, W)."""
+        """The backbone's features (N, d) float32 for inputs (N, 3, H, W), averaged over the picture, or states (N, S)."""
+        if isinstance(self.backbone, StateLayers):
+            states: Tensor = self.backbone(inputs_N_C_H_W)
+            return states
         if isinstance(self.backbone, EfficientNetLite0):
             maps: Tensor = self.backbone(inputs_N_C_H_W)
             return maps.float().mean((2, 3))
@@ -114,9 +124,38 @@ class ImageScorer(nn.Module):
         return found.flatten(1).float()
 
     def forward(self, inputs_N_C_H_W: Tensor) -> Tensor:
-        """Return logits (N,) float32 for inputs (N, 3, H, W)."""
+        """Return logits (N,) float32 for inputs (N, 3, H, W), or of `mlp` (N, S)."""
         logits: Tensor = self.head(self.features(inputs_N_C_H_W))
         return logits.squeeze(1).float()
+
+
+class StateLayers(nn.Module):
+    """Two layers on standardised states.
+
+    Args:
+        size: S, numbers of a state.
+    """
+
+    width = 256
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("std", torch.ones(size))
+        self.layers = nn.Sequential(
+            nn.Linear(size, self.width), nn.ReLU(), nn.Linear(self.width, self.width), nn.ReLU()
+        )
+
+    def standardise(self, states_N_S: NDArray[np.float32]) -> None:
+        """Take mean and standard deviation of each number from states; one that does not change keeps its unit."""
+        std = states_N_S.std(axis=0)
+        self.mean = torch.from_numpy(states_N_S.mean(axis=0))
+        self.std = torch.from_numpy(np.where(std > 1e-3, std, np.float32(1)))
+
+    def forward(self, states_N_S: Tensor) -> Tensor:
+        """(N, 256) features of states (N, S)."""
+        found: Tensor = self.layers((states_N_S - self.mean) / self.std)
+        return found
 
 
 def batch_normalizations(network: nn.Module) -> list[nn.BatchNorm2d]:
@@ -166,7 +205,7 @@ def inference_copy(scorer: ImageScorer, *, bf16: bool) -> ImageScorer:
 
 def _config(arch: str) -> ResNetConfig:
     if arch not in _DEPTHS:
-        raise ConfigError(f"unknown arch {arch!r}: choose one of {', '.join([*_DEPTHS, EFFICIENTNET])}")
+        raise ConfigError(f"unknown arch {arch!r}: choose one of {', '.join([*_DEPTHS, EFFICIENTNET, MLP])}")
     layer_type, depths = _DEPTHS[arch]
     width = 1 if layer_type == "basic" else 4
     return ResNetConfig(
@@ -232,15 +271,17 @@ def to_pixels(
 
 
 def to_input(pixels_N_H_W_C: Tensor, normalize: Literal["none", "imagenet"]) -> Tensor:
-    """Turn bytes into the network's input.
+    """Turn bytes into the network's input; states are it already.
 
     Args:
-        pixels_N_H_W_C: (N, H, W, 3) uint8, on the device where the network runs.
+        pixels_N_H_W_C: (N, H, W, 3) uint8, or (N, S) float32, on the device where the network runs.
         normalize: `none` leaves values in [0, 1]; `imagenet` standardises each channel.
 
     Returns:
-        (N, 3, H, W) float32 in channels-last memory.
+        (N, 3, H, W) float32 in channels-last memory, or the states.
     """
+    if pixels_N_H_W_C.ndim == 2:
+        return pixels_N_H_W_C
     images = pixels_N_H_W_C.permute(0, 3, 1, 2).to(torch.float32).div_(255.0)
     if normalize == "imagenet":
         mean = torch.tensor(IMAGENET_MEAN, device=images.device).view(1, 3, 1, 1)

@@ -1,4 +1,4 @@
-"""Reward models that look at single frames: the `resnet` success classifier and the `progress` regressor.
+"""Reward models that look at single frames or states: the `resnet` success classifier and the `progress` regressor.
 
 Both are one network with a sigmoid; they differ in what they were trained on and in what the number means. Scored
 frames can be written as pictures, sorted into successes and failures.
@@ -29,7 +29,7 @@ from PIL import Image
 
 from guerdon.atomic import sealed_folder, sha256
 from guerdon.devices import resolve_device
-from guerdon.errors import CheckpointError, boundary
+from guerdon.errors import CheckpointError, DataError, boundary
 from guerdon.finite import load_weights, save_weights
 from guerdon.models.backbone import ImageScorer, inference_copy, to_input, to_pixels
 from guerdon.models.checkpoint import read_card, write_card
@@ -49,7 +49,7 @@ class ImageModelConfig:
         arch: of the backbone, see `ImageScorer`.
         hidden_dim: of the head; None for a single linear layer.
         dropout: of the head.
-        image_size: (3, H, W).
+        image_size: (3, H, W); of no meaning with `mlp`.
         normalize: `none` or `imagenet`.
         threshold: probability above which a frame counts as success; None for `progress`.
         label: what a target of 1 means, in words.
@@ -60,6 +60,7 @@ class ImageModelConfig:
         freeze_backbone: only the head was trained, and only it is refitted in RL.
         pretrained: the weights that the backbone started from, with their hash where they are a packaged model's;
             empty: random ones. The checkpoint has all weights, so scoring does not need them.
+        state_size: S, where the model looks at states of so many numbers (`mlp`) and not at frames; else None.
     """
 
     type: Kind
@@ -75,6 +76,35 @@ class ImageModelConfig:
     within_steps: int | None = None
     freeze_backbone: bool = False
     pretrained: str = ""
+    state_size: int | None = None
+
+    @property
+    def column(self) -> Literal["frames", "states"]:
+        """Of an episode, what the model looks at."""
+        return "frames" if self.state_size is None else "states"
+
+    def rows(self, episode: Episode) -> NDArray[Any] | None:
+        """That column, (T, H, W, 3) or (T, S); None where the episode has none."""
+        rows: NDArray[Any] | None = getattr(episode, self.column)
+        return rows
+
+    def prepared(self, rows: Sequence[NDArray[Any]] | NDArray[Any], *, channels_last: bool = True) -> NDArray[Any]:
+        """Rows as they are kept: (N, H, W, 3) uint8 of the model's size, or (N, S) float32.
+
+        Raises:
+            DataError: they are no pictures, or states of another size.
+        """
+        if self.state_size is not None:
+            states = np.asarray(rows, np.float32).reshape(len(rows), -1)
+            if len(rows) and states.shape[1] != self.state_size:
+                raise DataError(f"the model looks at states of {self.state_size} numbers, got {states.shape[1]}")
+            return states
+        size = self.image_size
+        if isinstance(rows, np.ndarray):
+            return to_pixels(rows, size, channels_last=channels_last)
+        if len({row.shape for row in rows}) == 1:
+            return to_pixels(np.stack(rows), size, channels_last=channels_last)
+        return np.concatenate([to_pixels(row[None], size, channels_last=channels_last) for row in rows])
 
 
 def save_checkpoint(path: str | Path, scorer: ImageScorer, config: ImageModelConfig) -> Path:
@@ -125,7 +155,7 @@ def load_config(path: str | Path, **requested: Any) -> ImageModelConfig:
     """
     folder = find_checkpoint(path)
     with boundary(CheckpointError, f"{folder / CONFIG} cannot be read"):
-        config = read_card(folder / CONFIG, ImageModelConfig, added=("freeze_backbone", "pretrained"))
+        config = read_card(folder / CONFIG, ImageModelConfig, added=("freeze_backbone", "pretrained", "state_size"))
         config = replace(config, image_size=tuple(config.image_size))  # type: ignore[arg-type]
     for name, wanted in requested.items():
         found = getattr(config, name)
@@ -158,7 +188,11 @@ def load_checkpoint(path: str | Path, **requested: Any) -> tuple[ImageScorer, Im
         weights = load_weights(folder / WEIGHTS)
     with torch.random.fork_rng(devices=[]):
         scorer = ImageScorer(
-            config.arch, hidden_dim=config.hidden_dim, dropout=config.dropout, freeze_backbone=config.freeze_backbone
+            config.arch,
+            hidden_dim=config.hidden_dim,
+            dropout=config.dropout,
+            freeze_backbone=config.freeze_backbone,
+            state_size=config.state_size,
         )
     with boundary(
         CheckpointError, f"{folder / WEIGHTS} does not fit {config.arch} with hidden_dim {config.hidden_dim}"
@@ -197,7 +231,7 @@ class ImageRewardModel:
     ) -> None:
         self.config = config
         self.device = resolve_device(device)
-        self.bf16 = uses_bf16(bf16, self.device)
+        self.bf16 = uses_bf16(bf16, self.device) and config.state_size is None
         self.batch_size = batch_size
         self.scorer = scorer.to(self.device)
         self._network: ImageScorer | None = None
@@ -210,6 +244,8 @@ class ImageRewardModel:
         return RewardInfo(
             name=self.config.type,
             range=(0.0, 1.0),
+            modality="image" if self.config.state_size is None else "state",
+            frames_needed=1 if self.config.state_size is None else 0,
             success_threshold=self.config.threshold,
             progress_horizon=self.config.horizon,
         )
@@ -218,17 +254,21 @@ class ImageRewardModel:
         """Measure all episodes in one pass; identical frames go through the network once.
 
         Returns:
-            One Score per episode. Without frames it is `Failure('no_frames')`; when the network gives a value
-            that is not finite, `Failure('non_finite')`.
+            One Score per episode. Without frames it is `Failure('no_frames')`, without the states that the model looks
+            at `Failure('no_states')`; when the network gives a value that is not finite, `Failure('non_finite')`.
         """
         unique: list[NDArray[Any]] = []
         places: dict[tuple[Any, bytes], int] = {}
         rows: list[NDArray[np.int64] | None] = []
         for episode in episodes:
-            frames = episode.frames
-            rows.append(None if frames is None or not frames.size else _unique_rows(frames, places, unique))
+            seen = self.config.rows(episode)
+            fits = seen is not None and seen.size and seen.shape[1] == (self.config.state_size or seen.shape[1])
+            rows.append(_unique_rows(seen, places, unique) if seen is not None and fits else None)
         values_U = self.probabilities(unique, channels_last=True)
-        return [_score(index, values_U) for index in rows]
+        missing = Failure("no_frames", "the episode has no frames to look at")
+        if (size := self.config.state_size) is not None:
+            missing = Failure("no_states", f"the episode has no states of {size} numbers to look at")
+        return [_score(index, values_U, missing) for index in rows]
 
     def probabilities(
         self, frames: Sequence[NDArray[Any]] | NDArray[Any], *, channels_last: bool = False
@@ -236,7 +276,7 @@ class ImageRewardModel:
         """The model's value for each frame, without any sharing between equal ones.
 
         Args:
-            frames: N pictures as `to_pixels` takes them, in one array or in a list (of several sizes).
+            frames: N pictures as `to_pixels` takes them, in one array or in a list (of several sizes); or N states.
             channels_last: see `to_pixels`.
 
         Returns:
@@ -245,10 +285,10 @@ class ImageRewardModel:
         values = np.empty(len(frames), np.float32)
         for start in range(0, len(frames), self.batch_size):
             chunk = frames[start : start + self.batch_size]
-            pixels = self._pixels(chunk, channels_last)
+            pixels = self.config.prepared(chunk, channels_last=channels_last)
             values[start : start + len(pixels)] = self._forward(pixels)
-        if self._debug is not None:
-            self._debug.save(self._pixels(frames, channels_last), values)
+        if self._debug is not None and self.config.state_size is None:
+            self._debug.save(self.config.prepared(frames, channels_last=channels_last), values)
         return values
 
     def sort_pictures_at(self, threshold: float) -> None:
@@ -260,15 +300,7 @@ class ImageRewardModel:
         """Score with the current weights of `scorer`; call it after changing them."""
         self._network = None
 
-    def _pixels(self, frames: Sequence[NDArray[Any]] | NDArray[Any], channels_last: bool) -> ByteArray:
-        size = self.config.image_size
-        if isinstance(frames, np.ndarray):
-            return to_pixels(frames, size, channels_last=channels_last)
-        if len({frame.shape for frame in frames}) == 1:
-            return to_pixels(np.stack(frames), size, channels_last=channels_last)
-        return np.concatenate([to_pixels(frame[None], size, channels_last=channels_last) for frame in frames])
-
-    def _forward(self, pixels_N_H_W_C: ByteArray) -> FloatArray:
+    def _forward(self, pixels_N_H_W_C: NDArray[Any]) -> FloatArray:
         if self._network is None:
             self._network = inference_copy(self.scorer, bf16=self.bf16)
         with torch.inference_mode():
@@ -330,11 +362,11 @@ def load_image_model(
 
 
 def _unique_rows(
-    frames_T_H_W_C: ByteArray, places: dict[tuple[Any, bytes], int], unique: list[NDArray[Any]]
+    rows_T: NDArray[Any], places: dict[tuple[Any, bytes], int], unique: list[NDArray[Any]]
 ) -> NDArray[np.int64]:
-    """Index of each row's frame in `unique`, which grows by the new ones."""
-    index = np.empty(len(frames_T_H_W_C), np.int64)
-    for t, frame in enumerate(frames_T_H_W_C):
+    """Index of each row's frame or state in `unique`, which grows by the new ones."""
+    index = np.empty(len(rows_T), np.int64)
+    for t, frame in enumerate(rows_T):
         key = (frame.shape, hashlib.blake2b(np.ascontiguousarray(frame).data, digest_size=16).digest())
         if key not in places:
             places[key] = len(unique)
@@ -343,7 +375,7 @@ def _unique_rows(
     return index
 
 
-def _score(rows_T: NDArray[np.int64] | None, values_U: FloatArray) -> Score:
+def _score(rows_T: NDArray[np.int64] | None, values_U: FloatArray, missing: Failure) -> Score:
     if rows_T is None:
-        return Score(failure=Failure("no_frames", "the episode has no frames to look at"))
+        return Score(failure=missing)
     return Score.from_values(values_U[rows_T], total=float(values_U[rows_T[-1]]))

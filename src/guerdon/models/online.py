@@ -30,11 +30,11 @@ from guerdon.devices import seeded
 from guerdon.episodes.targets import episode_success, frame_targets
 from guerdon.errors import CheckpointError, DataError, boundary
 from guerdon.finite import SkippedSteps
-from guerdon.models.backbone import batch_normalizations, calibrating, random_shift, to_input, to_pixels
+from guerdon.models.backbone import batch_normalizations, calibrating, random_shift, to_input
 from guerdon.models.checkpoint import adam_tensors, load_adam, load_state, save_state
 from guerdon.models.image import ImageRewardModel, Kind, load_image_model
 from guerdon.models.quality import frame_quality
-from guerdon.types import ByteArray, Episode, FloatArray, Metrics, RewardInfo, Score
+from guerdon.types import Episode, FloatArray, Metrics, RewardInfo, Score
 
 CALIBRATION_FRAMES = 256
 
@@ -44,14 +44,14 @@ class OnlineImageModel:
 
     Args:
         model: the reward model; its scores change with every update.
-        offline_frames_N_H_W_C: frames it was trained on, any size; they fill the replay.
+        offline_frames_N_H_W_C: frames (any size) or states it was trained on; they fill the replay.
         offline_targets_N: their targets: 0/1 for `resnet`, progress in [0, 1] for `progress`.
         learning_rate: of AdamW.
         weight_decay: of AdamW.
         batch_size: frames per step, fresh and replayed together.
         replay_size: frames remembered.
         replay_ratio: share of each batch drawn from the replay, in [0, 1); 0 uses fresh frames only.
-        augment: shift frames randomly by up to 4 pixels.
+        augment: shift frames (not states) randomly by up to 4 pixels.
         steps: gradient steps of `learn`.
         frames_per_episode: labelled frames that `learn` takes of one episode at most, evenly spaced, the last among
             them; None: all.
@@ -78,7 +78,7 @@ class OnlineImageModel:
         self.steps, self.frames_per_episode = steps, frames_per_episode
         self.batch_size = batch_size
         self.replay_ratio = replay_ratio
-        self.augment = augment
+        self.augment = augment and model.config.state_size is None
         self.rng = np.random.default_rng(seed)
         trained = [p for p in model.scorer.parameters() if p.requires_grad]  # of a frozen backbone, the head
         self.optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=weight_decay, fused=True)
@@ -86,7 +86,7 @@ class OnlineImageModel:
         self.replay = FrameReplay(replay_size, positive_above=0.5 if model.config.type == "resnet" else 0.0)
         self.updates = 0
         if offline_frames_N_H_W_C is not None and offline_targets_N is not None:
-            pixels = to_pixels(offline_frames_N_H_W_C, model.config.image_size, channels_last=True)
+            pixels = model.config.prepared(offline_frames_N_H_W_C)
             self.replay.add(pixels, _checked(offline_targets_N, len(pixels)), self.rng)
 
     @property
@@ -116,18 +116,21 @@ class OnlineImageModel:
         """
         from guerdon.episodes.read import read_episodes
 
-        labelled = [found for episode in read_episodes(data_path) if (found := self._labelled(episode)) is not None]
+        kept = read_episodes(data_path, with_frames=self.model.config.state_size is None)
+        labelled = [found for episode in kept if (found := self._labelled(episode)) is not None]
         if not labelled:
             raise DataError(
-                f"{data_path} has no episode with frames and a known outcome; name another, or leave it out"
+                f"{data_path} has no episode with {self.model.config.column} and a known outcome; name another, or leave "
+                "it out"
             )
         self.replay.add(*self._joined(labelled), self.rng)
 
-    def _labelled(self, episode: Episode) -> tuple[ByteArray, FloatArray] | None:
-        """Frames whose label is known, with their labels; None where there is none."""
-        if episode.frames is None or not len(episode.frames):
-            return None
+    def _labelled(self, episode: Episode) -> tuple[NDArray[Any], FloatArray] | None:
+        """Frames or states whose label is known, with their labels; None where there is none."""
         config = self.model.config
+        seen = config.rows(episode)
+        if seen is None or not len(seen):
+            return None
         targets = frame_targets(episode, config.type, config.horizon, config.within_steps)
         if targets is None and config.type == "resnet" and config.within_steps is None:
             targets = outcome_targets(episode)
@@ -137,12 +140,11 @@ class OnlineImageModel:
         most = min(self.frames_per_episode or len(rows), len(rows))
         spread = np.linspace(0, len(rows) - 1, most)
         rows = rows[np.unique(spread.round().astype(np.int64))] if most > 1 else rows[-1:]
-        return episode.frames[rows], targets[rows]
+        return seen[rows], targets[rows]
 
-    def _joined(self, labelled: Sequence[tuple[ByteArray, FloatArray]]) -> tuple[ByteArray, FloatArray]:
-        """Frames of several episodes at the size of the model's input, and their targets."""
-        size = self.model.config.image_size
-        pixels = [to_pixels(frames, size, channels_last=True) for frames, _ in labelled]
+    def _joined(self, labelled: Sequence[tuple[NDArray[Any], FloatArray]]) -> tuple[NDArray[Any], FloatArray]:
+        """Frames or states of several episodes at the size of the model's input, and their targets."""
+        pixels = [self.model.config.prepared(frames) for frames, _ in labelled]
         return np.concatenate(pixels), np.concatenate([targets for _, targets in labelled])
 
     def save(self, folder: Path) -> None:
@@ -165,7 +167,7 @@ class OnlineImageModel:
         The loss is binary cross-entropy on the logit, with soft targets for `progress`.
 
         Args:
-            frames_N_H_W_C: fresh frames of any size, channels last.
+            frames_N_H_W_C: fresh frames of any size, channels last; or states (N, S).
             targets_N: (N,) in [0, 1].
             steps: optimiser steps; without fresh frames nothing is fitted.
 
@@ -179,7 +181,7 @@ class OnlineImageModel:
             NonFiniteError: too many steps in a row were not taken.
         """
         start = time.perf_counter()
-        pixels = to_pixels(frames_N_H_W_C, self.model.config.image_size, channels_last=True)
+        pixels = self.model.config.prepared(frames_N_H_W_C)
         targets = _checked(targets_N, len(pixels))
         metrics = {f"fresh_{name}": value for name, value in self._quality(pixels, targets).items()}
         losses = self._fit(pixels, targets, steps) if len(pixels) and steps else []
@@ -197,13 +199,13 @@ class OnlineImageModel:
             **metrics,
         }
 
-    def _quality(self, pixels: ByteArray, targets: FloatArray) -> dict[str, float | None]:
+    def _quality(self, pixels: NDArray[Any], targets: FloatArray) -> dict[str, float | None]:
         values = self.model.probabilities(pixels, channels_last=True)
         known = np.isfinite(values)
         threshold = None if self.model.config.type == "progress" else self.model.config.threshold or 0.5
         return frame_quality(values[known], targets[known], threshold)
 
-    def _fit(self, pixels: ByteArray, targets: FloatArray, steps: int) -> list[float | None]:
+    def _fit(self, pixels: NDArray[Any], targets: FloatArray, steps: int) -> list[float | None]:
         """The loss before each step; None where the step was not taken."""
         scorer, device = self.model.scorer, self.model.device
         replayed = min(round(self.batch_size * self.replay_ratio), self.batch_size - 1) if len(self.replay) else 0
@@ -315,13 +317,13 @@ class FrameReplay:
             raise ValueError(f"a replay needs a capacity of at least 2 frames, got {capacity}")
         self.room = capacity // 2
         self.positive_above = positive_above
-        self.kept: list[list[tuple[ByteArray, float]]] = [[], []]  # frames with their targets
+        self.kept: list[list[tuple[NDArray[Any], float]]] = [[], []]  # frames with their targets
         self.offered = [0, 0]
 
     def __len__(self) -> int:
         return len(self.kept[0]) + len(self.kept[1])
 
-    def add(self, pixels_N_H_W_C: ByteArray, targets_N: FloatArray, rng: np.random.Generator) -> None:
+    def add(self, pixels_N_H_W_C: NDArray[Any], targets_N: FloatArray, rng: np.random.Generator) -> None:
         """Offer frames to the reservoirs: each frame of a class's stream is kept with equal probability."""
         for pixels, target in zip(pixels_N_H_W_C, targets_N, strict=True):
             side = int(target > self.positive_above)
@@ -331,7 +333,7 @@ class FrameReplay:
             if slot < self.room:
                 kept[slot : slot + 1] = [(pixels.copy(), float(target))]
 
-    def draw(self, n: int, rng: np.random.Generator) -> tuple[ByteArray, FloatArray]:
+    def draw(self, n: int, rng: np.random.Generator) -> tuple[NDArray[Any], FloatArray]:
         """Draw with replacement, half from each reservoir (all from one when the other is empty).
 
         Args:
@@ -339,7 +341,7 @@ class FrameReplay:
             rng: the source of randomness.
 
         Returns:
-            (n, H, W, 3) uint8 and (n,) float32.
+            (n, H, W, 3) uint8 or (n, S) float32, and (n,) float32.
         """
         others, positives = self.kept
         counts = (n, 0) if not positives else (n - n // 2, n // 2) if others else (0, n)

@@ -270,6 +270,12 @@ def build_control_sources(study: Study, models: RewardModels) -> dict[str, Contr
     num_envs = study.env.num_envs
     for index, (name, settings) in enumerate(study.reward.sources.items()):
         model = models.model(name, settings)
+        of_states = isinstance(model, ImageRewardModel) and model.config.state_size is not None
+        if of_states and (study.env.observation != "state" or study.control_policy.type == "vla"):
+            raise ConfigError(
+                f"reward.sources.{name}: the model looks at states, which this run's policy does not observe: take "
+                "env.observation state with another policy, or a model of frames"
+            )
         terms = SourceTerms.of(name, settings, gamma=study.algorithm.gamma)
         if settings.refitted is None:
             rng = generator(study.runner.seed * 1000 + index, CACHING)

@@ -32,7 +32,6 @@ from guerdon.rl.score_ahead import Asked, ScoresAhead
 from guerdon.settings.reward import SourceSettings
 from guerdon.types import (
     BoolArray,
-    ByteArray,
     Episode,
     Failure,
     FloatArray,
@@ -90,7 +89,9 @@ class ControlReward(ModelReward[ControlInputs]):
         drawn = np.random.default_rng(0) if rng is None else rng
         self.cache = None if settings.cache is None else FrameCache(settings.cache, drawn)
         self.ahead = ScoresAhead(lambda episodes: self.model.score(episodes))
-        self._under_way: dict[tuple[int, int], list[SeenRows]] = {}  # seen for `score_ahead` before their end
+        self._under_way: dict[
+            tuple[int, int], list[tuple[IntArray, NDArray[Any]]]
+        ] = {}  # seen for `score_ahead` before their end
         self._check()
         self.reset_streams()
 
@@ -126,21 +127,21 @@ class ControlReward(ModelReward[ControlInputs]):
 
     # Rewards.
 
-    def score_ahead(self, seen: Sequence[SeenRows]) -> None:
+    def score_ahead(self, observed: Sequence[SeenRows]) -> None:
         """Begin to score what was observed of a rollout that is not over: frames, or episodes that have ended."""
         asked: list[Asked] = []
-        for part in seen:
+        for part in observed:
             chosen = self.observes.selects(part.rows_F, part.last_F)
-            rows, frames = part.rows_F[chosen], part.frames_F[chosen]
+            rows, seen = part.rows_F[chosen], self.seen(part)[chosen]
             if not self._framewise:
                 parts = self._under_way.setdefault((part.stream, part.number), [])
-                parts.append(part._replace(rows_F=rows, frames_F=frames))
+                parts.append((rows, seen))
                 if not part.last_F.any():
                     continue
-                rows, frames = np.concatenate([p.rows_F for p in parts]), np.concatenate([p.frames_F for p in parts])
+                rows, seen = (np.concatenate(column) for column in zip(*parts, strict=True))
                 if self._whole and rows[0] != 0:
-                    frames = np.stack([*self._frames[part.stream], *frames])
-            asked += self._asked(part.stream, part.number, part.task, rows, frames)
+                    seen = np.stack([*self._frames[part.stream], *seen])
+            asked += self._asked(part.stream, part.number, part.task, rows, seen)
         self.ahead.ask(asked)
 
     def measure(self, rollout: Rollout[ControlInputs], *, learn: bool = True) -> Rewards:
@@ -193,7 +194,7 @@ class ControlReward(ModelReward[ControlInputs]):
         """
         observes = self.observes
         chosen = [np.flatnonzero(observes.selects(s.rows_F, s.last_F)).tolist() for s in segments]
-        frames = [segment.frames_F[rows] for segment, rows in zip(segments, chosen, strict=True)]
+        frames = [self.seen(segment)[rows] for segment, rows in zip(segments, chosen, strict=True)]
         if self._whole:
             frames = [self._whole_episode(*one) for one in zip(segments, chosen, frames, strict=True)]
         parts = [
@@ -221,13 +222,19 @@ class ControlReward(ModelReward[ControlInputs]):
             for segment, rows, own in zip(segments, chosen, parts, strict=True)
         ]
 
-    def _asked(self, stream: int, number: int | None, task: str, rows_F: IntArray, frames: ByteArray) -> list[Asked]:
-        """What the model is asked about these frames: each by itself, or all as one episode."""
+    def seen(self, part: Segment | SeenRows) -> NDArray[Any]:
+        """What the model looks at in these rows: (F, H, W, 3) frames, or (F, S) states where it looks at states."""
+        return part.states_F if self.model.info.modality == "state" else part.frames_F
+
+    def _asked(self, stream: int, number: int | None, task: str, rows_F: IntArray, seen: NDArray[Any]) -> list[Asked]:
+        """What the model is asked about these frames or states: each by itself, or all as one episode."""
         rows, name = rows_F.tolist(), f"{stream}-{number}"
         if not self._framewise:
-            return [((stream, number, tuple(rows)), Episode(id=name, task=task, frames=frames))]
+            states = self.model.info.modality == "state"
+            shown = Episode(id=name, task=task, frames=None if states else seen, states=seen if states else None)
+            return [((stream, number, tuple(rows)), shown)]
         return [
-            ((stream, number, (row,)), Episode(id=name, task=task, frames=frames[i : i + 1]))
+            ((stream, number, (row,)), Episode(id=name, task=task, frames=seen[i : i + 1]))
             for i, row in enumerate(rows)
         ]
 
@@ -237,8 +244,8 @@ class ControlReward(ModelReward[ControlInputs]):
         info = self.model.info
         return not self._whole and info.modality == "image" and info.frames_needed == 1
 
-    def _whole_episode(self, segment: Segment, rows: list[int], frames: ByteArray) -> ByteArray:
-        """All frames of an episode that ended with a scored row; of another none, they are kept for later."""
+    def _whole_episode(self, segment: Segment, rows: list[int], frames: NDArray[Any]) -> NDArray[Any]:
+        """All frames or states of an episode that ended with a scored row; of another none, they are kept for later."""
         if len(segment) and segment.rows_F[0] == 0:
             self._frames[segment.stream] = []
         kept = self._frames[segment.stream]
@@ -358,7 +365,7 @@ class ControlReward(ModelReward[ControlInputs]):
     def reset_streams(self) -> None:
         """Drop the open episodes: the world begins new ones."""
         self.carries = [Carry() for _ in range(self._num_envs)]
-        self._frames: list[list[ByteArray]] = [[] for _ in range(self._num_envs)]
+        self._frames: list[list[NDArray[Any]]] = [[] for _ in range(self._num_envs)]
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What open episodes leave for the next rollout."""

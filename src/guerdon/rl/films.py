@@ -48,7 +48,7 @@ def write_film(
     arrays: dict[str, Any] = {"frames": moments.frames_F, "rows": moments.rows_F, "success": success}
     if env_rewards is not None:
         arrays |= {"reward/env": env_rewards, "missing/env": np.zeros(count, bool)}
-    episode = Episode(id="film", task=moments.task, frames=moments.frames_F)
+    episode = Episode(id="film", task=moments.task, frames=moments.frames_F, states=moments.states_F)
     for name, source in sources.items():
         score = source.model.score([episode])[0]
         known = score.steps is not None

@@ -1,9 +1,9 @@
 """Refits of an image reward model during a run, so that the policy cannot exploit it for long.
 
-Observed frames are kept until their episode ends; then the model learns from the episode (`Learnable`), labelled by
-ground truth: success of each frame, or progress along the episode; failed episodes are hard negatives. Or an expert
-continues from observed moments, and the steps that it needs label them. The image twin of PRIME's online update (Cui et
-al. 2025, 2502.01456).
+Observed frames (or states) are kept until their episode ends; then the model learns from the episode (`Learnable`),
+labelled by ground truth: success of each frame, or progress along the episode; failed episodes are hard negatives. Or an
+expert continues from observed moments, and the steps that it needs label them. The image twin of PRIME's online update
+(Cui et al. 2025, 2502.01456).
 
     model = online_model("resnet", load_source_model(settings.model), settings.model, seed=0)
     metrics = RefittedReward(SourceTerms("resnet"), model, settings, num_envs=8).learn(rollout)
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from guerdon.episodes.read import read_episodes
@@ -30,26 +31,28 @@ from guerdon.rl.control_sources import ControlReward
 from guerdon.rl.reward_source import SourceTerms
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import RefittedModelSettings
-from guerdon.types import ByteArray, Episode, Metrics, Observes, RewardModel, Rollout, Segment
+from guerdon.types import Episode, Metrics, Observes, RewardModel, Rollout, Segment
 
 
 @dataclass
 class _Observed:
     """What was observed of an episode of a stream; `left` are the steps that an expert needs, if it continued."""
 
-    frames: list[ByteArray] = field(default_factory=list)
+    rows: list[NDArray[Any]] = field(default_factory=list)  # frames, or states
     success: list[bool | None] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     left: list[int] | None = None
 
-    def episode(self, kind: str) -> Episode:
+    def episode(self, config: ImageModelConfig) -> Episode:
         """As the model learns from it; a classifier learns nothing from an episode whose success has gaps."""
+        rows = np.stack(self.rows)
         return Episode(
             id="online",
             task="",
-            frames=np.stack(self.frames),
+            frames=rows if config.state_size is None else None,
+            states=None if config.state_size is None else rows,
             success=None if None in self.success else np.array(self.success, dtype=np.bool_),
-            outcome=outcome_of(self.success) if kind == "progress" else None,
+            outcome=outcome_of(self.success) if config.type == "progress" else None,
             meta={"steps": self.steps} | ({} if self.left is None else {"steps_left": self.left}),
         )
 
@@ -140,16 +143,16 @@ class RefittedReward(ControlReward):
                 self._ready += self._continued(segment)
                 continue
             episode = self._open[segment.stream]
-            episode.frames.extend(segment.frames_F)
+            episode.rows.extend(self.seen(segment))
             episode.success.extend(segment.success_F)
             episode.steps.extend(segment.rows_F.tolist())
             if segment.finished:
-                self._ready += [episode] if episode.frames else []
+                self._ready += [episode] if episode.rows else []
                 self._open[segment.stream] = _Observed()
         self._rollouts += 1
         if self._rollouts % self.refits.every:
             return {}
-        metrics = self.model.learn([one.episode(self.model.model.config.type) for one in self._ready])
+        metrics = self.model.learn([one.episode(self.model.model.config) for one in self._ready])
         self._ready = []
         skipped = metrics.pop("skipped")
         return metrics | ({"episodes_without_labels": skipped} if skipped else {})
@@ -161,8 +164,8 @@ class RefittedReward(ControlReward):
             return []
         horizon = int(self.model.model.config.horizon or 0)
         left = [int(n) if n < horizon else -1 for n in segment.steps_left_F[rows].tolist()]  # others' experts go on
-        frames, success = [segment.frames_F[n] for n in rows], [segment.success_F[n] for n in rows]
-        return [_Observed(frames, success, segment.rows_F[rows].tolist(), left)]
+        seen, success = [self.seen(segment)[n] for n in rows], [segment.success_F[n] for n in rows]
+        return [_Observed(seen, success, segment.rows_F[rows].tolist(), left)]
 
     def reset_streams(self) -> None:
         """Drop the open episodes: the world begins new ones."""
@@ -175,8 +178,8 @@ class RefittedReward(ControlReward):
         online, values["online"] = self.model.state()
         tensors |= {f"online.{k}": v for k, v in online.items()}
         for i, one in enumerate([*self._open, *self._ready]):
-            if one.frames:
-                tensors[f"episode.{i}"] = torch.from_numpy(np.stack(one.frames))
+            if one.rows:
+                tensors[f"episode.{i}"] = torch.from_numpy(np.stack(one.rows))
         episodes = [[one.success, one.steps, one.left] for one in [*self._open, *self._ready]]
         return tensors, {**values, "rollouts": self._rollouts, "episodes": episodes}
 
@@ -187,8 +190,8 @@ class RefittedReward(ControlReward):
         self._rollouts = int(values["rollouts"])
         found = []
         for i, (success, steps, left) in enumerate(values["episodes"]):
-            frames = list(tensors[f"episode.{i}"].numpy().copy()) if steps else []
-            found.append(_Observed(frames, list(success), list(steps), left))
+            rows = list(tensors[f"episode.{i}"].numpy().copy()) if steps else []
+            found.append(_Observed(rows, list(success), list(steps), left))
         self._open, self._ready = found[: self._num_envs], found[self._num_envs :]
 
     def save(self, folder: Path) -> None:
@@ -197,19 +200,22 @@ class RefittedReward(ControlReward):
 
 
 def _replay(settings: RefittedModelSettings, config: ImageModelConfig, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Labelled frames of the episodes that the model was trained on, at most a few times `size`."""
+    """Labelled frames or states of the episodes that the model was trained on, at most a few times `size`."""
     frames, targets, count, skipped = [], [], 0, 0
-    for episode in read_episodes(Path(settings.replay_path or "")):
+    for episode in read_episodes(Path(settings.replay_path or ""), with_frames=config.state_size is None):
         labels = frame_targets(episode, config.type, config.horizon, config.within_steps)
-        if labels is None or episode.frames is None:
+        seen = config.rows(episode)
+        if labels is None or seen is None:
             skipped += 1
             continue
         known = np.isfinite(labels)
-        frames.append(episode.frames[known])
+        frames.append(seen[known])
         targets.append(labels[known])
         count += int(known.sum())
         if count > 4 * size:
             break
     if not frames:
-        raise DataError(f"replay_path {settings.replay_path}: {no_labels(skipped, 'frames and success labels')}")
+        raise DataError(
+            f"replay_path {settings.replay_path}: {no_labels(skipped, f'{config.column} and success labels')}"
+        )
     return np.concatenate(frames), np.concatenate(targets)

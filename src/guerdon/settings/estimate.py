@@ -45,7 +45,7 @@ JUDGE_READS, PER_STEP_READ, PER_STEP_WRITTEN = 320, 16, 50  # tokens of the requ
 SECONDS_PER_CALL = 6.0
 BACKBONES = {  # millions of weights, head included
     "resnet18": 11.3, "resnet34": 21.4, "resnet50": 24.0, "resnet101": 43.0, "resnet152": 58.7,
-    "efficientnet_lite0": 3.7,
+    "efficientnet_lite0": 3.7, "mlp": 0.15,
 }  # fmt: skip
 FROZEN, HEAD = (
     600.0,
@@ -102,8 +102,14 @@ def estimate_train(study: Study, only: Sequence[str] = ()) -> dict[str, Any]:
             seconds = examples * (model.nframes if model.input == "video" else 1) / TRAIN_VLM
             left, peak = _vlm_bytes(model)
         else:
-            size = model.image_size[1] * model.image_size[2] / (64 * 64)
-            seconds = size * rows / FROZEN + examples / HEAD if model.backbone_frozen else size * examples / TRAIN
+            size = 0.0 if model.arch == "mlp" else model.image_size[1] * model.image_size[2] / (64 * 64)
+            seconds = (
+                examples / HEAD
+                if model.arch == "mlp"
+                else size * rows / FROZEN + examples / HEAD
+                if model.backbone_frozen
+                else size * examples / TRAIN
+            )
             left, peak = _image_bytes(model)
         parts.append({"seconds": seconds, "bytes": left, "peak_bytes": peak})
     left, peak = total_bytes(parts, 1)

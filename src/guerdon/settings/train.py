@@ -15,7 +15,7 @@ from guerdon.settings.base import DEVICE, Bf16, Device, Schedule, Settings, as_t
 from guerdon.settings.text_policy import MAX_TOKENS_PER_PASS, LoraSettings, TextPolicySettings, TinyModelSettings
 from guerdon.settings.vlm import MAX_PIXELS, NFRAMES, TinyVLMSettings, VLMSettings
 
-Arch = Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "efficientnet_lite0"]
+Arch = Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "efficientnet_lite0", "mlp"]
 Normalize = Literal["none", "imagenet"]
 
 
@@ -103,7 +103,9 @@ class _ImageTrainSettings(_FrameFitSettings):
     """What both image reward models share."""
 
     arch: Arch = Field(
-        "resnet18", description="a residual network, or the EfficientNet-lite0 that was trained on ImageNet"
+        "resnet18",
+        description="a residual network, the EfficientNet-lite0 that was trained on ImageNet, or mlp: two layers on "
+        "the states of the episodes, without pictures",
     )
     hidden_dim: int | None = Field(256, ge=1, description="width of the head's hidden layer; null: none")
     dropout: float = Field(0.1, ge=0, lt=1, description="in the head, before the last layer")
@@ -147,8 +149,25 @@ class _ImageTrainSettings(_FrameFitSettings):
         """Whether only the head is trained."""
         return self.arch == "efficientnet_lite0" if self.freeze_backbone is None else self.freeze_backbone
 
+    @property
+    def augmented(self) -> bool:
+        """Whether training frames are shifted; states are not."""
+        return self.augment and self.arch != "mlp"
+
     @model_validator(mode="after")
     def _backbone(self) -> Self:
+        if self.arch == "mlp":
+            idle = {
+                "camera",
+                "image_size",
+                "pretrained_path",
+                "freeze_backbone",
+                "normalize",
+                "augment",
+                "bf16",
+                "fsdp",
+            }
+            refuse(idle & self.model_fields_set, "arch mlp, which looks at states")
         if self.arch == "efficientnet_lite0":
             refuse({"normalize"} & self.model_fields_set, "efficientnet_lite0, which normalises its input itself")
             if any(side % 32 for side in self.image_size[1:]):

@@ -62,7 +62,7 @@ def feature_batch(features_N_d: FloatArray, targets_N: FloatArray, rows: Sequenc
 
 
 class FrameNetwork(nn.Module):
-    """Bytes in; binary cross-entropy (with soft targets) and logits out.
+    """Bytes or states in; binary cross-entropy (with soft targets) and logits out.
 
     Args:
         scorer: the network.
@@ -77,7 +77,7 @@ class FrameNetwork(nn.Module):
         self.tensors, self.load_tensors = self.state_dict, self.load_state_dict
 
     def forward(self, pixels: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Loss (a scalar) and logits (N,) for pixels (N, H, W, 3) uint8 and labels (N,) in [0, 1]."""
+        """Loss (a scalar) and logits (N,) for uint8 pixels (N, H, W, 3) or states (N, S), and labels (N,) in [0, 1]."""
         if self.training and self.augment:
             pixels = random_shift(pixels)
         logits = self.scorer(to_input(pixels, self.normalize))

@@ -31,7 +31,7 @@ from transformers import EarlyStoppingCallback, EvalPrediction, Trainer
 from guerdon.devices import resolve_device, seeded
 from guerdon.episodes.targets import frame_targets, no_labels
 from guerdon.errors import ConfigError, DataError
-from guerdon.models.backbone import ImageScorer, batch_normalizations, calibrating, to_pixels
+from guerdon.models.backbone import MLP, ImageScorer, batch_normalizations, calibrating, to_pixels
 from guerdon.models.image import ImageModelConfig, save_checkpoint
 from guerdon.models.quality import frame_quality
 from guerdon.packaged import local_model
@@ -40,7 +40,7 @@ from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings, V
 from guerdon.train.calibration import calibrate
 from guerdon.train.frame_networks import BATCH, FrameNetwork, HeadNetwork, feature_batch, frame_features
 from guerdon.train.trainer import BalancedSampler, BaseTrainer, TrainingFolder, epoch_order
-from guerdon.types import BoolArray, ByteArray, Episode, FloatArray, IntArray
+from guerdon.types import BoolArray, Episode, FloatArray, IntArray
 
 Settings = ResNetTrainSettings | ProgressTrainSettings
 
@@ -149,6 +149,11 @@ def is_classifier(settings: Settings | VLMTrainSettings) -> bool:
     return settings.question == "completed" if isinstance(settings, VLMTrainSettings) else settings.type == "resnet"
 
 
+def sees_states(settings: Settings | VLMTrainSettings) -> bool:
+    """Whether the model looks at states, instead of frames."""
+    return not isinstance(settings, VLMTrainSettings) and settings.arch == MLP
+
+
 def label_meaning(settings: Settings | VLMTrainSettings) -> str:
     """What a target of 1 means, in words."""
     if is_classifier(settings):
@@ -159,8 +164,9 @@ def label_meaning(settings: Settings | VLMTrainSettings) -> str:
 
 
 def row_targets(episode: Episode, settings: Settings | VLMTrainSettings) -> FloatArray | None:
-    """(T,) targets of an episode's rows, NaN where unknown; None without frames or without any known target."""
-    if episode.frames is None or not len(episode):
+    """(T,) targets of an episode's rows, NaN where unknown; None where it lacks what the model sees, or any target."""
+    seen = episode.states if sees_states(settings) else episode.frames
+    if seen is None or not len(episode):
         return None
     kind = "resnet" if is_classifier(settings) else "progress"
     within = getattr(settings, "within_steps", None)
@@ -205,8 +211,9 @@ def label_rows(
         ids.append(episode.id)
         succeeded.append(bool(np.nanmax(target_T) > 0))  # by all rows, as `held_out_episodes` finds them again
     if not ids:
+        asked = ", a task" if needs_task else ""
         raise DataError(
-            no_labels(skipped, "frames, a task and success labels" if needs_task else "frames and success labels")
+            no_labels(skipped, f"{'states' if sees_states(settings) else 'frames'}{asked} and success labels")
         )
     owner = np.repeat(np.arange(len(ids)), [len(drawn) for drawn in rows])
     positive_N = np.concatenate(positive)
@@ -270,7 +277,8 @@ def read_data(settings: Settings | VLMTrainSettings) -> tuple[Iterator[Episode],
     hashes = [dataset_hash(path) for path in settings.data_paths]
     combined = hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
     paths = settings.data_paths
-    return (e for p in paths for e in read_episodes(p, camera=settings.camera, with_frames=True)), combined
+    frames = not sees_states(settings)
+    return (e for p in paths for e in read_episodes(p, camera=settings.camera, with_frames=frames)), combined
 
 
 # training
@@ -278,13 +286,13 @@ def read_data(settings: Settings | VLMTrainSettings) -> tuple[Iterator[Episode],
 
 @dataclass(frozen=True, eq=False)
 class LabelledFrames(LabelledRows):
-    """N frames of one size with their targets.
+    """N frames of one size, or states, with their targets.
 
     Attributes:
-        pixels: (N, H, W, 3) uint8.
+        pixels: (N, H, W, 3) uint8, or (N, S) float32.
     """
 
-    pixels: ByteArray
+    pixels: NDArray[Any]
 
     def batch(self, rows: Sequence[int] | IntArray) -> dict[str, Tensor]:
         """Pixels and targets of these rows."""
@@ -295,7 +303,7 @@ class LabelledFrames(LabelledRows):
 def labelled_frames(
     episodes: Iterable[Episode], settings: Settings, *, held_ids: Collection[str] | None = None
 ) -> LabelledFrames:
-    """Resize and label the frames of all episodes.
+    """Resize and label the frames, or label the states, of all episodes.
 
     Args:
         episodes: see `label_rows`.
@@ -303,11 +311,16 @@ def labelled_frames(
         held_ids: see `label_rows`.
 
     Raises:
-        DataError: no usable episode at all, no frame of success, or (`resnet`) nothing but success.
+        DataError: no usable episode at all, no frame of success, (`resnet`) nothing but success, or states of several
+            sizes.
     """
-    pixels: list[ByteArray] = []
+    pixels: list[NDArray[Any]] = []
 
     def keep(episode: Episode, rows: IntArray) -> None:
+        if sees_states(settings):
+            assert episode.states is not None
+            pixels.append(episode.states[rows].astype(np.float32))
+            return
         assert episode.frames is not None
         pixels.append(to_pixels(episode.frames[rows], settings.image_size, channels_last=True))
 
@@ -319,6 +332,8 @@ def labelled_frames(
         )
     if settings.type == "resnet" and rows.positive.all():
         raise DataError(f"every one of {len(rows)} frames is a success: a classifier needs failures too")
+    if len(sizes := {part.shape[1:] for part in pixels}) > 1:
+        raise DataError(f"the episodes have states of several sizes, {sorted(sizes)}: train on one kind of them")
     return LabelledFrames(**vars(rows), pixels=np.concatenate(pixels))
 
 
@@ -354,7 +369,7 @@ def train_image_model(
     if run.metrics is not None:
         return TrainResult(run.save_dir, run.metrics)
     run.begin()
-    scorer = seeded_scorer(settings)
+    scorer = seeded_scorer(settings, frames.pixels[~frames.held] if sees_states(settings) else None)
     trainer = FrameTrainer(scorer, frames, settings, run.checkpoints)
     run.train(trainer)
     names = ("loss", "accuracy", "auroc") if settings.type == "resnet" else ("loss", "mae")
@@ -380,22 +395,31 @@ def train_image_model(
     if trainer.is_fsdp_enabled:
         scorer = _gathered(trainer, settings)
     if trainer.is_world_process_zero():
-        save_checkpoint(run.save_dir / "model", scorer, _config(settings, data_hash))
+        save_checkpoint(run.save_dir / "model", scorer, _config(settings, data_hash, frames.pixels))
         run.finish(metrics | {"history": history})
     trainer.accelerator.wait_for_everyone()
     return TrainResult(run.save_dir, metrics)
 
 
-def seeded_scorer(settings: Settings) -> ImageScorer:
-    """The network before its first step; the seed decides its random weights."""
+def seeded_scorer(settings: Settings, states_N_S: FloatArray | None = None) -> ImageScorer:
+    """The network before its first step; the seed decides its random weights.
+
+    Args:
+        settings: of the training.
+        states_N_S: what a network on states is trained on, which it standardises by.
+    """
     with seeded(settings.seed):
-        return ImageScorer(
+        scorer = ImageScorer(
             settings.arch,
             hidden_dim=settings.hidden_dim,
             dropout=settings.dropout,
             pretrained_path=settings.backbone_path,
             freeze_backbone=settings.backbone_frozen,
+            state_size=None if states_N_S is None else states_N_S.shape[1],
         )
+    if states_N_S is not None:
+        scorer.backbone.standardise(states_N_S)
+    return scorer
 
 
 def _gathered(trainer: FrameTrainer, settings: Settings) -> ImageScorer:
@@ -407,7 +431,7 @@ def _gathered(trainer: FrameTrainer, settings: Settings) -> ImageScorer:
     return scorer
 
 
-def _config(settings: Settings, data_hash: str) -> ImageModelConfig:
+def _config(settings: Settings, data_hash: str, rows: NDArray[Any]) -> ImageModelConfig:
     return ImageModelConfig(
         type=settings.type,
         arch=settings.arch,
@@ -422,6 +446,7 @@ def _config(settings: Settings, data_hash: str) -> ImageModelConfig:
         within_steps=getattr(settings, "within_steps", None),
         freeze_backbone=settings.backbone_frozen,
         pretrained=_named(settings.backbone_path),
+        state_size=rows.shape[1] if sees_states(settings) else None,
     )
 
 
@@ -465,8 +490,8 @@ class FrameTrainer(BaseTrainer):
         total = min(steps_per_epoch * settings.max_epochs, settings.max_steps or math.inf)
         epochs_between = settings.eval_every or math.ceil(MIN_STEPS_BETWEEN_EVALUATIONS / steps_per_epoch)
         patience = settings.early_stopping_patience if len(val) else None
-        bf16 = uses_bf16(settings.bf16, device)
-        network: FrameNetwork | HeadNetwork = FrameNetwork(scorer, settings.normalize, settings.augment)
+        bf16 = uses_bf16(settings.bf16, device) and not sees_states(settings)
+        network: FrameNetwork | HeadNetwork = FrameNetwork(scorer, settings.normalize, settings.augmented)
         self._batch: Callable[[Sequence[int] | IntArray], dict[str, Tensor]] = frames.batch
         if scorer.frozen:
             features = frame_features(scorer.to(device), frames.pixels, settings.normalize, bf16=bf16)

@@ -14,6 +14,8 @@ import numpy as np
 
 from guerdon.types import BoolArray, Failure, FloatArray
 
+NO_STATE: FloatArray = np.zeros(0, np.float32)
+
 
 @dataclass(frozen=True)
 class Transition:
@@ -75,6 +77,12 @@ class FramesDue(NamedTuple):
     going_on: BoolArray
     new: BoolArray
     ends: bool = False
+
+
+def state_of(observations: Any, index: int) -> FloatArray:
+    """(S,) float32, what copy `index` observes where that is one vector; else empty."""
+    vector = isinstance(observations, np.ndarray) and observations.ndim == 2 and observations.dtype.kind == "f"
+    return observations[index].astype(np.float32) if vector else NO_STATE
 
 
 def among(copies: Mapping[int, Any], count: int) -> BoolArray:
