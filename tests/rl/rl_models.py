@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from guerdon.episodes.write import EpisodeWriter
-from guerdon.models.backbone import ImageScorer, calibrating, to_input, to_pixels
+from guerdon.models.backbone import ImageScorer, calibrating, to_input
 from guerdon.models.image import ImageModelConfig, save_checkpoint
 from guerdon.types import Episode
 
@@ -23,6 +23,7 @@ def episodes(count=4, length=6, size=SIZE):
             id=f"old-{n}",
             task="wait",
             frames=frames,
+            states=np.stack([np.arange(length), success], axis=1).astype(np.float32),
             actions=np.zeros((length, 2), np.float32),
             rewards=np.zeros(length, np.float32),
             success=success,
@@ -31,17 +32,18 @@ def episodes(count=4, length=6, size=SIZE):
 
 
 def write_image_model(folder, kind="resnet", arch="resnet18"):
-    """(checkpoint folder, replay folder) of a random but calibrated network; a backbone that is no ResNet is frozen."""
+    """(checkpoint folder, replay folder) of a random but calibrated network; one that EfficientNet begins is frozen."""
     torch.manual_seed(0)
-    size, frozen = (SIZE, False) if arch == "resnet18" else (32, True)
+    size, frozen = (32, True) if arch == "efficientnet_lite0" else (SIZE, False)
+    states = 2 if arch == "mlp" else None
     config = ImageModelConfig(
         kind, arch, hidden_dim=8, image_size=(3, size, size), threshold=0.5 if kind == "resnet" else None,
-        freeze_backbone=frozen,
+        freeze_backbone=frozen, state_size=states,
     )  # fmt: skip
-    scorer = ImageScorer(arch, hidden_dim=8, dropout=0.1, freeze_backbone=frozen)
-    pixels = to_pixels(np.concatenate([e.frames for e in episodes()]), config.image_size, channels_last=True)
+    scorer = ImageScorer(arch, hidden_dim=8, dropout=0.1, freeze_backbone=frozen, state_size=states)
+    rows = config.prepared(np.concatenate([config.rows(e) for e in episodes()]))
     with calibrating(scorer):
-        scorer(to_input(torch.from_numpy(pixels), "none"))
+        scorer(to_input(torch.from_numpy(rows), "none"))
     save_checkpoint(folder / "model", scorer, config)
     with EpisodeWriter(folder / "replay") as writer:
         for episode in episodes():

@@ -144,10 +144,13 @@ def test_a_killed_run_with_all_options_of_the_process_reward_goes_on_to_the_same
     assert {name for name in names[1] if not name.endswith(".part")} == names[1] <= names[0]
 
 
-@pytest.mark.parametrize(("kind", "update"), [("resnet", "after"), ("progress", "before")])
-def test_a_model_that_keeps_up_is_part_of_the_checkpoint(kind, update, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "arch", "update"),
+    [("resnet", "resnet18", "after"), ("progress", "resnet18", "before"), ("progress", "mlp", "after")],
+)
+def test_a_model_that_keeps_up_is_part_of_the_checkpoint(kind, arch, update, tmp_path):
     setup = {
-        "reward": image_reward(tmp_path, kind=kind, update=update, score_every=2),
+        "reward": image_reward(tmp_path, kind=kind, arch=arch, update=update, score_every=2),
         "env": {"frame_size": 24},
         "runner": {"total_steps": 120},
     }
