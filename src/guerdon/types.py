@@ -211,15 +211,14 @@ class Learnable(Protocol):
 
 @dataclass(frozen=True)
 class Observes:
-    """What a reward model of images needs to see of every episode, and which rows it wants labelled.
+    """What a reward model needs to see of every episode, and which rows it wants labelled.
 
     Attributes:
         every: every so many rows, counted from the start of the episode; 0: none but those below.
         first: the first moment of an episode too.
         last: the terminal moment too.
         frames: needs the pictures of these rows; without, their times and success are enough.
-        label_every: an expert's steps to success from every so many of the `every` rows, shifted by one from copy to
-            copy; 0: none.
+        label_every: an expert's steps to success from every so many of these rows, shifted from copy to copy; 0: none.
         label_limit: steps after which that expert gives up.
     """
 
@@ -270,8 +269,7 @@ class Segment:
         states_F: (F, S) float32, what the policy observed; S is 0 where that is no vector.
         steps_left_F: continuation labels: steps an expert needs from there to success (inf: it did not reach it, nan:
             not labelled); None where no row has one.
-        lost: the simulator broke at `end`: nothing is observed of the episode, and what earlier rollouts showed of it
-            is to be forgotten.
+        lost: the simulator broke at `end`: what earlier rollouts showed of the episode is to be forgotten.
     """
 
     stream: int

@@ -113,7 +113,7 @@ class ImageScorer(nn.Module):
         return self
 
     def features(self, inputs_N_C_H_W: Tensor) -> Tensor:
-        """The backbone's features (N, d) float32 for inputs (N, 3, H, W), averaged over the picture, or states (N, S)."""
+        """Features (N, d) float32 of inputs (N, 3, H, W), averaged over the picture, or of states (N, S)."""
         if isinstance(self.backbone, StateLayers):
             states: Tensor = self.backbone(inputs_N_C_H_W)
             return states

@@ -120,8 +120,8 @@ class OnlineImageModel:
         labelled = [found for episode in kept if (found := self._labelled(episode)) is not None]
         if not labelled:
             raise DataError(
-                f"{data_path} has no episode with {self.model.config.column} and a known outcome; name another, or leave "
-                "it out"
+                f"{data_path} has no episode with {self.model.config.column} and a known outcome; name another, or "
+                "leave it out"
             )
         self.replay.add(*self._joined(labelled), self.rng)
 

@@ -1,9 +1,9 @@
 """Refits of an image reward model during a run, so that the policy cannot exploit it for long.
 
 Observed frames (or states) are kept until their episode ends; then the model learns from the episode (`Learnable`),
-labelled by ground truth: success of each frame, or progress along the episode; failed episodes are hard negatives. Or an
-expert continues from observed moments, and the steps that it needs label them. The image twin of PRIME's online update
-(Cui et al. 2025, 2502.01456).
+labelled by ground truth: success of each frame, or progress along the episode; failed episodes are hard negatives. Or
+an expert continues from observed moments, and the steps that it needs label them. The image twin of PRIME's online
+update (Cui et al. 2025, 2502.01456).
 
     model = online_model("resnet", load_source_model(settings.model), settings.model, seed=0)
     metrics = RefittedReward(SourceTerms("resnet"), model, settings, num_envs=8).learn(rollout)
