@@ -172,6 +172,14 @@ def test_estimates_of_the_shipped_configurations_are_within_a_factor_of_two_of_w
     assert 0.5 <= estimate(study)["seconds"] / seconds <= 2
 
 
+def test_a_reward_model_of_states_costs_no_pictures():
+    """A run of the arm S took 34 s on one core of an Intel Xeon."""
+    plan = plan_study(Path(__file__).parents[2] / "studies" / "ten_tasks.yaml", ["compare.tasks=[reach]"])
+    found = estimate_run(plan.configs["reach.S.seed0"])
+    assert found["frames"] == 0
+    assert 0.5 <= found["seconds"] / 34 <= 2
+
+
 SHORT = [  # of the demo: one task, one seed, a seventh of the steps, as many checkpoints
     "runner.total_steps=8000", "runner.eval_every=8000", "runner.checkpoint_every=4000", "compare.seeds=[0]",
     "compare.tasks=[door-close]",

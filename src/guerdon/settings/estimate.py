@@ -24,7 +24,7 @@ from guerdon.settings.estimate_vla import estimate_vla, vla_bytes
 from guerdon.settings.evaluate import EvaluateTextSettings, GeneratedBenchSettings, judged_names
 from guerdon.settings.label import CONTINUED, JUDGED, HttpJudgeSettings, LocalJudgeSettings, OwnJudgeSettings
 from guerdon.settings.reward import SourceSettings
-from guerdon.settings.reward_models import ConstantModelSettings
+from guerdon.settings.reward_models import ConstantModelSettings, ProgressModelSettings, ResNetModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
 from guerdon.settings.text_size import Size, size_of_start
@@ -52,6 +52,7 @@ FROZEN, HEAD = (
     20000.0,
 )  # per second: frames of 64 x 64 through a frozen backbone, examples that a head learns from
 HEAD_WEIGHTS = 0.5  # millions
+STATE = 256  # bytes of a state that a reward model looks at
 BYTES_PER_PIXEL = 1.2  # of a PNG of a rendered scene
 STEPS_BETWEEN_EVALUATIONS = 20  # of an image model, at least, where eval_every is null
 EVALUATION = 100_000  # bytes of an evaluation with its pictures
@@ -270,10 +271,11 @@ def estimate_run(study: Study) -> dict[str, Any]:
         }
     length = env.max_episode_steps or 200
     evaluations *= length
-    frames = max((_frames_of(source, length) for source in used), default=0) * runner.total_steps // length
+    seeing = [source for source in used if not _looks_at_states(study, source)]
+    frames = max((_frames_of(source, length) for source in seeing), default=0) * runner.total_steps // length
     refits = sum(
         runner.total_steps / (env.num_envs * study.control_algorithm.rollout_steps * m.update_params.every)
-        * m.update_params.steps * m.update_params.batch_size
+        * m.update_params.steps * m.update_params.batch_size / (HEAD if _looks_at_states(study, s) else TRAIN)
         for s in sources.values()
         if (m := s.refitted) is not None
     )  # fmt: skip
@@ -285,10 +287,19 @@ def estimate_run(study: Study) -> dict[str, Any]:
         "evaluation steps": evaluations,
         "frames": frames,
         **estimate_vla(study),
-        "seconds": steps + frames / _render(study) + frames * len(used) / SCORE + refits / TRAIN + 10,
+        "seconds": steps + frames / _render(study) + frames * len(seeing) / SCORE + refits + 10,
         "bytes": left,
         "peak_bytes": peak,
     }
+
+
+def _looks_at_states(study: Study, source: SourceSettings) -> bool:
+    """Whether the reward model of a source looks at states, as far as the study trains it or says so."""
+    model = source.model
+    if not isinstance(model, ResNetModelSettings | ProgressModelSettings):
+        return False
+    made = {trained.save_dir: trained.arch for trained in study.image_models.values()}.get(model.checkpoint_path)
+    return "mlp" in (model.arch, made)
 
 
 def _policy_that_sees(study: Study, steps: int, evaluations: int) -> float:
@@ -318,7 +329,9 @@ def _run_bytes(study: Study) -> tuple[int, int]:
             arch, size = (made.arch, made.image_size) if made is not None else ("resnet18", (3, 128, 128))
             parameters = int(4e6 * BACKBONES[model.arch or arch])
             weights += parameters
-            state += 3 * parameters + model.update_params.replay_size * math.prod(model.image_size or size)
+            state += 3 * parameters + model.update_params.replay_size * (
+                STATE if (model.arch or arch) == "mlp" else math.prod(model.image_size or size)
+            )
     policy, saved = vla_bytes(study)
     state += saved
     written = -(-runner.total_steps // runner.checkpoint_every)
