@@ -29,6 +29,7 @@ from guerdon.evaluate.repair import (
     repair_text,
 )
 from guerdon.settings.study import Study
+from guerdon.settings.train import ResNetTrainSettings
 from guerdon.train.images import held_out_episodes, train_image_model
 
 STUDY = """
@@ -155,6 +156,9 @@ def test_what_cannot_be_attacked_is_refused(study):
         repair_study(study, only=["progress"])
     with pytest.raises(ConfigError, match="no success classifier"):
         repair_study(study.model_copy(update={"train": {}}))
+    of_states = ResNetTrainSettings(data_path="data", save_dir="model", arch="mlp")
+    with pytest.raises(ConfigError, match="no success classifier"):
+        repair_study(study.model_copy(update={"train": {"states": of_states}}))
 
 
 def test_a_model_of_another_camera_or_of_what_would_be_removed_is_refused(study):

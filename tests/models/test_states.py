@@ -9,6 +9,8 @@ from guerdon.integrations.step_rewards import StepRewards
 from guerdon.models.backbone import StateLayers
 from guerdon.models.load import load_reward_model
 from guerdon.models.online import load_online_image_model
+from guerdon.serve.backends import build_model
+from guerdon.settings.serve import ServedModelSettings
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
 from guerdon.train.images import train_image_model
 from guerdon.types import Episode
@@ -116,6 +118,12 @@ def test_what_is_for_pictures_is_refused(key, tmp_path):
     }
     with pytest.raises(ValueError, match="arch mlp, which looks at states"):
         ResNetTrainSettings(save_dir=str(tmp_path), **FAST, **{key: given[key]})
+
+
+def test_the_server_refuses_it(tmp_path):
+    folder = trained(tmp_path, max_epochs=1).save_dir
+    with pytest.raises(ConfigError, match="models.m looks at states, and requests have frames or text"):
+        build_model("m", ServedModelSettings(model_path=str(folder)))
 
 
 def test_a_wrapper_of_an_environment_that_gives_frames_refuses_it(tmp_path):

@@ -178,12 +178,13 @@ def attackable(study: Study, only: Sequence[str] = ()) -> dict[str, ResNetTrainS
         ConfigError: there is no such model, it sees through another camera than the world's first, or it is trained on
             what the command would remove.
     """
-    fit = {k: m for k, m in study.image_models.items() if isinstance(m, ResNetTrainSettings) and m.within_steps is None}
+    seeing = {k: m for k, m in study.image_models.items() if isinstance(m, ResNetTrainSettings) and m.arch != "mlp"}
+    fit = {name: model for name, model in seeing.items() if model.within_steps is None}
     wrong = [name for name in only if name not in fit]
     if wrong or not fit:
         raise ConfigError(
             f"guerdon evaluate --attack: {wrong[0] if wrong else 'this study'} has no success classifier to attack: "
-            "a model of the train section with type resnet and without within_steps"
+            "a model of the train section with type resnet that looks at frames, without within_steps"
         )
     models = {name: fit[name] for name in only or fit}
     for name, settings in models.items():

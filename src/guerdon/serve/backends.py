@@ -173,7 +173,12 @@ def build_model(name: str, settings: ServedModelSettings) -> RewardModel:
                 from guerdon.models.online import load_online_image_model
 
                 function, options["kind"] = load_online_image_model, plain_name(kind)
-            return function(settings.model_path, **options)
+            model = function(settings.model_path, **options)
+        if plain_name(kind) in IMAGE_KINDS and model.info.modality == "state":
+            raise ConfigError(
+                f"models.{name} looks at states, and requests have frames or text: serve a model of those"
+            )
+        return model
 
 
 def _replicas(name: str, settings: ServedModelSettings, count: int) -> RewardModel:
