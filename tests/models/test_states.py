@@ -122,7 +122,7 @@ def test_what_is_for_pictures_is_refused(key, tmp_path):
 
 def test_the_server_refuses_it(tmp_path):
     folder = trained(tmp_path, max_epochs=1).save_dir
-    with pytest.raises(ConfigError, match="models.m looks at states, and requests have frames or text"):
+    with pytest.raises(ConfigError, match="looks at states, and requests have frames or text"):
         build_model("m", ServedModelSettings(model_path=str(folder)))
 
 
