@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from guerdon.errors import ConfigError, DataError
+from guerdon.evaluate.image_suite import evaluate_model
 from guerdon.integrations.step_rewards import StepRewards
 from guerdon.models.backbone import StateLayers
 from guerdon.models.load import load_reward_model
@@ -118,6 +119,14 @@ def test_what_is_for_pictures_is_refused(key, tmp_path):
     }
     with pytest.raises(ValueError, match="arch mlp, which looks at states"):
         ResNetTrainSettings(save_dir=str(tmp_path), **FAST, **{key: given[key]})
+
+
+def test_the_gate_says_nothing_of_what_its_table_does_not_have(tmp_path):
+    model = load_reward_model("resnet", trained(tmp_path).save_dir)
+    found = evaluate_model(model, walks(10), kind="success", threshold=None, seed=0, reps=20)
+    assert found.metrics["auroc"].estimate > 0.95
+    assert found.verdict.answer == "unknown"
+    assert "looks at states" in found.verdict.reasons[0]
 
 
 def test_the_server_refuses_it(tmp_path):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from guerdon.errors import DataError
 from guerdon.evaluate import charts
 from guerdon.evaluate import metrics as measure
 from guerdon.evaluate.classification import ReliabilityBin
-from guerdon.evaluate.gate import GateVerdict
+from guerdon.evaluate.gate import GateVerdict, unknown
 from guerdon.evaluate.gate_card import card_verdict, remote_folder, robot_features, verdict_lines
 from guerdon.evaluate.gate_features import gate_features
 from guerdon.evaluate.intervals import BootstrapOptions, Interval
@@ -32,7 +33,7 @@ from guerdon.models.load import load_reward_model
 from guerdon.settings.evaluate import GateSettings, judged_names
 from guerdon.settings.study import Study
 from guerdon.settings.train import ImageTrainSettings, VLMTrainSettings
-from guerdon.types import Episode, FloatArray, RewardModel, Score
+from guerdon.types import Episode, FloatArray, RewardInfo, RewardModel, Score
 
 CURVES_PER_OUTCOME = 3
 
@@ -139,8 +140,14 @@ def evaluate_model(
         failures=failure_counts(scores),
         table=table,
         curves=_curves(episodes, scores),
-        verdict=card_verdict(features, "robot", gate or GateSettings()),
+        verdict=_verdict(features, info, gate or GateSettings()),
     )
+
+
+def _verdict(features: Mapping[str, float | None], info: RewardInfo, gate: GateSettings) -> GateVerdict:
+    if info.modality == "state" and gate.table is None:  # what the table says of models of frames is no evidence
+        return unknown("the packaged table has no reward model that looks at states; see evaluate.gate.table", features)
+    return card_verdict(features, "robot", gate)
 
 
 def _data(episodes: Sequence[Episode], data_hash: str | None) -> dict[str, Any]:
@@ -271,11 +278,12 @@ def held_out(settings: ImageTrainSettings | VLMTrainSettings, data_path: str | N
     Returns:
         The episodes and a hash of the data set they come from.
     """
-    if data_path is not None:
-        return list(read_episodes(data_path, camera=settings.camera)), dataset_hash(data_path)
-    from guerdon.train.images import held_out_episodes
+    from guerdon.train.images import held_out_episodes, sees_states
 
-    everything = [e for path in settings.data_paths for e in read_episodes(path, camera=settings.camera)]
+    read = partial(read_episodes, camera=settings.camera, with_frames=not sees_states(settings))
+    if data_path is not None:
+        return list(read(data_path)), dataset_hash(data_path)
+    everything = [e for path in settings.data_paths for e in read(path)]
     names = held_out_episodes(everything, settings)
     episodes = [e for e in everything if e.id in names]
     if not episodes:

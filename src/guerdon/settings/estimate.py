@@ -104,13 +104,8 @@ def estimate_train(study: Study, only: Sequence[str] = ()) -> dict[str, Any]:
             left, peak = _vlm_bytes(model)
         else:
             size = 0.0 if model.arch == "mlp" else model.image_size[1] * model.image_size[2] / (64 * 64)
-            seconds = (
-                examples / HEAD
-                if model.arch == "mlp"
-                else size * rows / FROZEN + examples / HEAD
-                if model.backbone_frozen
-                else size * examples / TRAIN
-            )
+            once = model.backbone_frozen or model.arch == "mlp"
+            seconds = size * rows / FROZEN + examples / HEAD if once else size * examples / TRAIN
             left, peak = _image_bytes(model)
         parts.append({"seconds": seconds, "bytes": left, "peak_bytes": peak})
     left, peak = total_bytes(parts, 1)
