@@ -162,6 +162,25 @@ def test_terminal_mode_pays_at_the_last_step_alone():
     assert not failed.any()
 
 
+def test_a_model_of_states_gets_what_the_policy_observed_and_no_pictures():
+    class States:
+        info = RewardInfo(name="states", range=(0, 9), modality="state", frames_needed=0)
+
+        def score(self, episodes):
+            assert all(episode.frames is None for episode in episodes)
+            return [Score.from_values(episode.states[:, 1]) for episode in episodes]
+
+    settings = SourceSettings(model={"model_type": "constant"}, reward_mode="per_step", shaping="relative")
+    source = ControlReward(SourceTerms("rm", GAMMA), States(), settings, num_envs=1)
+    assert not source.observes.frames
+    seen = [np.array([7, value], np.float32) for value in (1, 4, 2)]
+    rows = [ObservedRow(0, t - 1, 0, t, t == 2, False, state=state) for t, state in enumerate(seen)]
+    done = np.array([[False, True]])
+    blank = np.zeros((3, 1, 1, 3), np.uint8)
+    segments = cut_into_segments(rows, blank, [["task"]] * 3, np.ones((1, 2), np.bool_), done, done)
+    np.testing.assert_array_equal(source.measure(rollout_of(segments, np.ones((1, 2)))).values, [[3, -2]])
+
+
 def test_every_kth_step_of_an_episode_and_its_last():
     rewards, _, _ = measure_in_parts(make(score_every=3), [([9] * 9, True), ([7, 7], True)])
     assert np.flatnonzero(rewards).tolist() == [2, 5, 7, 8]
