@@ -14,5 +14,5 @@ def test_it_prints_a_row_for_each_task():
     assert done.returncode == 0, done.stderr[-2000:]
     rows = [line.split() for line in done.stdout.splitlines()]
     assert rows[0] == ["task", "right", "16", "200"]
-    assert [row[0] for row in rows[1:]] == ["chain", "swap", "branch"]
+    assert [row[0] for row in rows[1:]] == ["chain", "swap", "branch", "swap5"]
     assert float(rows[2][-3]) > 0.99  # six facts: 200 outcomes settle them
