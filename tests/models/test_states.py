@@ -129,6 +129,13 @@ def test_the_gate_says_nothing_of_what_its_table_does_not_have(tmp_path):
     assert "looks at states" in found.verdict.reasons[0]
 
 
+def test_a_folder_for_scored_frames_is_refused(tmp_path):
+    folder = trained(tmp_path, max_epochs=1).save_dir
+    with pytest.raises(ConfigError, match="this model looks at states"):
+        load_reward_model("resnet", folder, debug_save_dir=str(tmp_path / "frames"))
+    assert not (tmp_path / "frames").exists()
+
+
 def test_the_server_refuses_it(tmp_path):
     folder = trained(tmp_path, max_epochs=1).save_dir
     with pytest.raises(ConfigError, match="looks at states, and requests have frames or text"):

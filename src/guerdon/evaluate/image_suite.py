@@ -145,7 +145,7 @@ def evaluate_model(
 
 
 def _verdict(features: Mapping[str, float | None], info: RewardInfo, gate: GateSettings) -> GateVerdict:
-    if info.modality == "state" and gate.table is None:  # what the table says of models of frames is no evidence
+    if info.modality == "state" and gate.table is None:
         return unknown("the packaged table has no reward model that looks at states; see evaluate.gate.table", features)
     return card_verdict(features, "robot", gate)
 

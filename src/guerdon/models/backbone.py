@@ -271,7 +271,7 @@ def to_pixels(
 
 
 def to_input(pixels_N_H_W_C: Tensor, normalize: Literal["none", "imagenet"]) -> Tensor:
-    """Turn bytes into the network's input; states are it already.
+    """Turn bytes into the network's input; states are returned unchanged.
 
     Args:
         pixels_N_H_W_C: (N, H, W, 3) uint8, or (N, S) float32, on the device where the network runs.

@@ -29,7 +29,7 @@ from PIL import Image
 
 from guerdon.atomic import sealed_folder, sha256
 from guerdon.devices import resolve_device
-from guerdon.errors import CheckpointError, DataError, boundary
+from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
 from guerdon.finite import load_weights, save_weights
 from guerdon.models.backbone import ImageScorer, inference_copy, to_input, to_pixels
 from guerdon.models.checkpoint import read_card, write_card
@@ -49,7 +49,7 @@ class ImageModelConfig:
         arch: of the backbone, see `ImageScorer`.
         hidden_dim: of the head; None for a single linear layer.
         dropout: of the head.
-        image_size: (3, H, W); of no meaning with `mlp`.
+        image_size: (3, H, W); unused with `mlp`.
         normalize: `none` or `imagenet`.
         threshold: probability above which a frame counts as success; None for `progress`.
         label: what a target of 1 means, in words.
@@ -217,6 +217,9 @@ class ImageRewardModel:
         batch_size: frames per pass through the network.
         debug_save_dir: write every scored frame there as a picture; the environment variable
             DEBUG_IMAGE_SAVE_DIR does the same.
+
+    Raises:
+        ConfigError: debug_save_dir with a model that looks at states.
     """
 
     def __init__(
@@ -235,7 +238,9 @@ class ImageRewardModel:
         self.batch_size = batch_size
         self.scorer = scorer.to(self.device)
         self._network: ImageScorer | None = None
-        folder = debug_save_dir or os.environ.get("DEBUG_IMAGE_SAVE_DIR")
+        if config.state_size is not None and debug_save_dir:
+            raise ConfigError("debug_save_dir saves scored frames, and this model looks at states: remove it")
+        folder = None if config.state_size else debug_save_dir or os.environ.get("DEBUG_IMAGE_SAVE_DIR")
         self._debug = DebugImages(folder, 0.5 if config.threshold is None else config.threshold) if folder else None
 
     @property
@@ -287,7 +292,7 @@ class ImageRewardModel:
             chunk = frames[start : start + self.batch_size]
             pixels = self.config.prepared(chunk, channels_last=channels_last)
             values[start : start + len(pixels)] = self._forward(pixels)
-        if self._debug is not None and self.config.state_size is None:
+        if self._debug is not None:
             self._debug.save(self.config.prepared(frames, channels_last=channels_last), values)
         return values
 
