@@ -6,7 +6,9 @@ from hypothesis.extra import numpy as hnp
 
 from guerdon.rl.advantages import discounted_returns
 from guerdon.rl.shaping import (
+    MAX_LOG_ODDS,
     confirmed_bonus,
+    log_odds_reward,
     min_form_rewards,
     potential_reward,
     relative_reward,
@@ -19,6 +21,11 @@ VALUES = st.lists(st.floats(0, 1, width=32), min_size=1, max_size=12)
 def test_threshold_by_hand():
     rewards = threshold_reward(np.array([0.2, 0.5, 0.9]), threshold=0.5, success=2.0, fail=-1.0)
     assert rewards.tolist() == [-1, -1, 2]
+
+
+def test_log_odds_by_hand():
+    rewards = log_odds_reward(np.array([0.5, 0.8, 0.2, 0.0, 1.0]))
+    np.testing.assert_allclose(rewards, [0, np.log(4), -np.log(4), -MAX_LOG_ODDS, MAX_LOG_ODDS])
 
 
 @given(VALUES, st.floats(0, 1, width=32))

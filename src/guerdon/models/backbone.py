@@ -128,6 +128,25 @@ class ImageScorer(nn.Module):
         logits: Tensor = self.head(self.features(inputs_N_C_H_W))
         return logits.squeeze(1).float()
 
+    def gradient_penalty(self, positive_N_S: Tensor, negative_M_S: Tensor) -> Tensor:
+        """Mean of (|d logit / d z| - 1)^2 at points between positive and negative states (WGAN-GP, 1704.00028, eq. 3).
+
+        z are standardised states. Each of max(N, M) points lies at a random share of the way between a positive and a
+        negative state. The penalty keeps the logit of a discriminator from saturating where the classes lie apart.
+
+        Returns:
+            A scalar with gradient; 0 where one side is empty.
+        """
+        assert isinstance(self.backbone, StateLayers)
+        if not len(positive_N_S) or not len(negative_M_S):
+            return positive_N_S.new_zeros(())
+        n, device = max(len(positive_N_S), len(negative_M_S)), positive_N_S.device
+        ends = [part[torch.randint(len(part), (n,), device=device)] for part in (positive_N_S, negative_M_S)]
+        between_N_S = torch.lerp(ends[0], ends[1], torch.rand(n, 1, device=device)).requires_grad_()
+        (gradient_N_S,) = torch.autograd.grad(self(between_N_S).sum(), between_N_S, create_graph=True)
+        excess: Tensor = (gradient_N_S * self.backbone.std).norm(dim=1) - 1
+        return excess.square().mean()
+
 
 class StateLayers(nn.Module):
     """Two layers on standardised states.

@@ -55,6 +55,8 @@ class OnlineImageModel:
         steps: gradient steps of `learn`.
         frames_per_episode: labelled frames that `learn` takes of one episode at most, evenly spaced, the last among
             them; None: all.
+        gradient_penalty: weight of `ImageScorer.gradient_penalty` between the positives and the negatives of a batch;
+            above 0 only for models that look at states.
         seed: of the draws, the shifts and the dropout.
     """
 
@@ -72,9 +74,11 @@ class OnlineImageModel:
         augment: bool = True,
         steps: int = 20,
         frames_per_episode: int | None = 8,
+        gradient_penalty: float = 0.0,
         seed: int = 0,
     ) -> None:
         self.model = model
+        self.gradient_penalty = gradient_penalty
         self.steps, self.frames_per_episode = steps, frames_per_episode
         self.batch_size = batch_size
         self.replay_ratio = replay_ratio
@@ -228,6 +232,11 @@ class OnlineImageModel:
             pixels = random_shift(pixels)
         logits = self._logits(pixels)
         loss = F.binary_cross_entropy_with_logits(logits, targets)
+        if self.gradient_penalty:
+            positive = targets > self.replay.positive_above
+            loss = loss + self.gradient_penalty * self.model.scorer.gradient_penalty(
+                pixels[positive], pixels[~positive]
+            )
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         value = float(loss.detach())

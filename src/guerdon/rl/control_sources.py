@@ -118,6 +118,8 @@ class ControlReward(ModelReward[ControlInputs]):
                 low, high = sorted((s.success_reward, s.effective_fail_reward))
             case "bonus":  # once, or never
                 low, high, scored = min(s.success_reward, 0.0), max(s.success_reward, 0.0), 1
+            case "log_odds":
+                low, high = -shaping.MAX_LOG_ODDS, shaping.MAX_LOG_ODDS
             case "relative":  # the sum telescopes
                 low, high, scored = low - high, high - low, 1
             case "potential":
@@ -324,6 +326,8 @@ class ControlReward(ModelReward[ControlInputs]):
                     paid=carry.paid,
                 )
                 return rewards
+            case "log_odds":
+                return shaping.log_odds_reward(values)
             case "relative" if len(values) and carry.previous is not None:
                 previous, carry.previous = carry.previous, float(values[-1])
                 return shaping.relative_reward(values, previous=previous)
@@ -400,6 +404,11 @@ class ControlReward(ModelReward[ControlInputs]):
         if s.native_fallback and (info.range[0] < 0 or info.range[1] > 1):
             raise ConfigError(
                 f"{where}: fallback native gives 0 or 1, and the values of {info.name!r} are from "
+                f"{info.range[0]:g} to {info.range[1]:g}"
+            )
+        if s.shaping == "log_odds" and (info.range[0] < 0 or info.range[1] > 1):
+            raise ConfigError(
+                f"{where}: shaping log_odds is of probabilities, and the values of {info.name!r} are from "
                 f"{info.range[0]:g} to {info.range[1]:g}"
             )
         if s.shaping == "bonus" and info.success_threshold is None and s.reward_threshold is None:

@@ -2,8 +2,8 @@
 
 Observed frames (or states) are kept until their episode ends; then the model learns from the episode (`Learnable`),
 labelled by ground truth: success of each frame, or progress along the episode; failed episodes are hard negatives. Or
-an expert continues from observed moments, and the steps that it needs label them. The image twin of PRIME's online
-update (Cui et al. 2025, 2502.01456).
+an expert continues from observed moments, and the steps that it needs label them. Or (adversarial) all that the policy
+shows is negative, and no truth is read. The image twin of PRIME's online update (Cui et al. 2025, 2502.01456).
 
     model = online_model("resnet", load_source_model(settings.model), settings.model, seed=0)
     metrics = RefittedReward(SourceTerms("resnet"), model, settings, num_envs=8).learn(rollout)
@@ -77,6 +77,11 @@ def online_model(name: str, model: RewardModel, settings: RefittedModelSettings,
             f"reward.sources.{name}: labeler continuation counts steps to success, so the progress model needs a "
             "horizon: set train.<name>.horizon and train it again"
         )
+    adversarial = settings.labeler == "adversarial"
+    if adversarial and model.config.state_size is None:
+        raise ConfigError(
+            f"reward.sources.{name}: labeler adversarial needs a model that looks at states: train it with arch mlp"
+        )
     params = settings.update_params
     frames, targets = _replay(settings, model.config, params.replay_size)
     return OnlineImageModel(
@@ -90,6 +95,7 @@ def online_model(name: str, model: RewardModel, settings: RefittedModelSettings,
         replay_ratio=params.replay_ratio,
         steps=params.steps,
         frames_per_episode=None,
+        gradient_penalty=params.gradient_penalty if adversarial else 0.0,
         seed=seed,
     )
 
@@ -113,6 +119,7 @@ class RefittedReward(ControlReward):
         super().__init__(terms, model, settings, num_envs=num_envs)
         self.refits = settings.refitted.update_params
         self.learn_before = settings.refitted.update == "before"
+        self._adversarial = settings.refitted.labeler == "adversarial"
         self._label_every = self.refits.continuation_every if settings.refitted.labeler == "continuation" else 0
         self._rollouts = 0
         self._ready: list[_Observed] = []  # since the last refit
@@ -139,6 +146,9 @@ class RefittedReward(ControlReward):
             if segment.lost:  # a broken simulator is no failure of the policy
                 self._open[segment.stream] = _Observed()
                 continue
+            if self._adversarial:
+                self._ready += [_Observed(list(self.seen(segment)), [None] * len(segment), segment.rows_F.tolist())]
+                continue
             if self._label_every:
                 self._ready += self._continued(segment)
                 continue
@@ -152,6 +162,10 @@ class RefittedReward(ControlReward):
         self._rollouts += 1
         if self._rollouts % self.refits.every:
             return {}
+        if self._adversarial:
+            rows = [row for one in self._ready for row in one.rows]
+            self._ready = []
+            return self.model.update(np.stack(rows), np.zeros(len(rows)), steps=self.refits.steps)
         metrics = self.model.learn([one.episode(self.model.model.config) for one in self._ready])
         self._ready = []
         skipped = metrics.pop("skipped")

@@ -11,10 +11,19 @@ import numpy as np
 
 from guerdon.types import BoolArray
 
+MAX_LOG_ODDS = 10.0
+
 
 def threshold_reward(values_F: np.ndarray, *, threshold: float, success: float, fail: float) -> np.ndarray:
     """`success` where the value lies above the threshold, else `fail`."""
     return np.asarray(np.where(values_F > threshold, success, fail))
+
+
+def log_odds_reward(values_F: np.ndarray) -> np.ndarray:
+    """log(p / (1 - p)) of probabilities, at most `MAX_LOG_ODDS` either way (AIRL, 1710.11248, section 3)."""
+    with np.errstate(divide="ignore"):
+        odds = np.log(values_F) - np.log1p(-values_F)
+    return np.asarray(np.clip(odds, -MAX_LOG_ODDS, MAX_LOG_ODDS))
 
 
 def relative_reward(values_F: np.ndarray, *, previous: float) -> np.ndarray:

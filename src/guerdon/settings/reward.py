@@ -36,7 +36,7 @@ _FAILED: Any = Field(
 )
 WeightSchedule = Literal["constant", "linear_decay", "linear_warmup"]
 
-_OF_ROBOTS = ("per_step", "terminal", "episode"), ("threshold", "raw", "relative", "potential", "bonus")
+_OF_ROBOTS = ("per_step", "terminal", "episode"), ("threshold", "raw", "log_odds", "relative", "potential", "bonus")
 _OF_TEXT = ("per_step", "terminal", "per_token"), ("threshold", "raw", "signed", "relative")
 
 
@@ -94,11 +94,11 @@ class SourceSettings(Settings):
     splitter: Splitter | None = Field(
         None, description="text: where steps end; null: as label.splitter does with null. Cut as in training"
     )
-    shaping: Literal["threshold", "raw", "signed", "relative", "potential", "bonus"] = Field(
+    shaping: Literal["threshold", "raw", "signed", "log_odds", "relative", "potential", "bonus"] = Field(
         "threshold",
         description="how values become rewards: one of two by a threshold; as they are; 2p - 1 (text: a wrong step "
-        "costs, as in PURE); change since the last value (text: the first step pays its own); potential-based; "
-        "one-shot",
+        "costs, as in PURE); log(p / (1 - p)) (robots: the reward of AIRL, 1710.11248); change since the last value "
+        "(text: the first step pays its own); potential-based; one-shot",
     )
     success_reward: float = Field(1.0, description="threshold: reward above the threshold; bonus: the one-shot reward")
     fail_reward: float = Field(0.0, description="reward at or below the threshold")

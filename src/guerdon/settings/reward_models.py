@@ -32,6 +32,12 @@ class UpdateSettings(Settings):
     replay_size: int = Field(4000, ge=1, description="labelled frames kept; old ones leave by reservoir sampling")
     replay_ratio: float = Field(0.5, ge=0, lt=1, description="share of each batch drawn from the replay")
     continuation_every: int = Field(3, ge=1, description="labeler continuation: go on from every k-th scored moment")
+    gradient_penalty: float = Field(
+        1.0,
+        ge=0,
+        description="labeler adversarial: weight of (norm of the logit's gradient - 1)^2 between positive and negative "
+        "states (1704.00028), in units of their standard deviation",
+    )
 
 
 class _ModelSettings(Settings):
@@ -88,8 +94,10 @@ class _ImageModelSettings(_ModelSettings):
             raise ValueError(f"update: {self.update} needs replay_path: the episodes that the model was trained on")
         if self.update == "none":
             refuse({"update_params", "replay_path", "labeler"} & self.model_fields_set, "update: none")
-        if getattr(self, "labeler", "outcome") == "outcome":
-            refuse({"continuation_every"} & self.update_params.model_fields_set, "labeler: outcome")
+        labeler = getattr(self, "labeler", "outcome")
+        for key, of in (("continuation_every", "continuation"), ("gradient_penalty", "adversarial")):
+            if labeler != of:
+                refuse({key} & self.update_params.model_fields_set, f"labeler: {labeler}")
         return self
 
 
@@ -97,7 +105,12 @@ class ResNetModelSettings(_ImageModelSettings):
     """A success classifier of frames."""
 
     model_type: Literal["resnet", "resnet_reward"] = Field("resnet", description="success classifier of frames")
-    labeler: ClassVar[str] = "outcome"
+    labeler: Literal["outcome", "adversarial"] = Field(
+        "outcome",
+        description="labels of fresh frames: true success, or 0 for all that the policy shows, with the successes of "
+        "replay_path as the only positives (adversarial imitation, GAIL 1606.03476: no success is read in the run; "
+        "arch mlp alone)",
+    )
 
 
 class ProgressModelSettings(_ImageModelSettings):

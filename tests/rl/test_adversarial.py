@@ -1,0 +1,123 @@
+"""A success classifier whose negatives are what the policy shows (`labeler: adversarial`), in the real loop."""
+
+import numpy as np
+import pytest
+import torch
+from rl_clock import clock_study, lines, register_clock, result, start
+from rl_models import image_reward
+from test_loop import interrupted
+from test_unknown_success import corridor_study
+
+from guerdon.errors import ConfigError
+from guerdon.models.backbone import ImageScorer
+from guerdon.rl.loop import Loop
+from guerdon.rl.run import run_folder
+from guerdon.settings.reward_models import ProgressModelSettings, ResNetModelSettings
+
+register_clock()
+torch.set_num_threads(1)
+
+
+def adversarial(folder, *, arch="mlp", **params):
+    reward = image_reward(folder, arch=arch, update="before", shaping="log_odds")
+    reward["model"]["labeler"] = "adversarial"
+    reward["model"]["update_params"] |= params
+    return reward
+
+
+def test_all_that_the_policy_shows_is_a_negative(tmp_path):
+    study = clock_study(tmp_path, reward=adversarial(tmp_path, every=2), runner={"total_steps": 160})
+    loop = Loop(study, run_folder(study))
+    trainer, collect, told, seen = loop.sources["resnet"].model, loop.collector.collect, [], []
+    learn = trainer.update
+    trainer.update = lambda rows, targets, **kw: (told.append((rows, targets)), learn(rows, targets, **kw))[1]
+    loop.collector.collect = lambda policy, **kw: seen.append(collect(policy, **kw)) or seen[-1]
+    loop.run()
+    assert len(told) == len(seen) // 2 > 1
+    for n, (rows, targets) in enumerate(told):
+        shown = [s.states_F for rollout in seen[2 * n : 2 * n + 2] for s in rollout.segments]
+        np.testing.assert_array_equal(rows, np.concatenate(shown))
+        assert any(s.success_F[i] for r in seen[2 * n : 2 * n + 2] for s in r.segments for i in range(len(s)))
+        assert not targets.any()
+
+
+def test_the_reward_is_the_log_odds_of_the_refitted_model(tmp_path):
+    study = clock_study(tmp_path, reward=adversarial(tmp_path, every=1), runner={"total_steps": 40})
+    loop = Loop(study, run_folder(study))
+    source, checked = loop.sources["resnet"], 0
+    measure = source.measure
+
+    def compared(rollout):
+        nonlocal checked
+        paid = measure(rollout)
+        for segment in rollout.segments:
+            acted = segment.rows_F > 0
+            p = source.model.model.probabilities(segment.states_F[acted]).astype(np.float64)
+            expected = np.log(p / (1 - p))
+            np.testing.assert_allclose(paid.values[segment.stream, segment.steps_F[acted]], expected, atol=1e-6)
+            checked += len(p)
+        return paid
+
+    source.measure = compared
+    loop.run()
+    assert checked == 40
+
+
+def test_no_success_is_read_in_the_run(tmp_path):
+    study = corridor_study(tmp_path, "never", reward=adversarial(tmp_path, every=1))
+    summary = start(study).run()
+    assert summary["final"]["success_known"] == 0
+    refits = [row for row in lines(study) if "reward_model/resnet/loss" in row]
+    assert refits
+    assert all(row["reward_model/resnet/fresh"] > 0 for row in refits)
+
+
+def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path):
+    setup = {"reward": adversarial(tmp_path, every=2), "runner": {"total_steps": 120}}
+    whole, study = clock_study(tmp_path, name="whole", **setup), clock_study(tmp_path, **setup)
+    Loop(whole, run_folder(whole)).run()
+    interrupted(study, "update", 5, reader="own")
+    start(study, resume=True, reader="own").run()
+    assert result(study) == result(whole)
+
+
+def test_models_of_frames_are_refused(tmp_path):
+    study = clock_study(tmp_path, reward=adversarial(tmp_path, arch="resnet18"), env={"frame_size": 24})
+    with pytest.raises(ConfigError, match="labeler adversarial needs a model that looks at states"):
+        start(study, reader="own")
+
+
+def test_keys_without_effect_are_refused():
+    given = {"checkpoint_path": "x", "update": "before", "replay_path": "y"}
+    with pytest.raises(ValueError, match="gradient_penalty"):
+        ResNetModelSettings(**given, update_params={"gradient_penalty": 1.0})
+    with pytest.raises(ValueError, match="continuation_every"):
+        ResNetModelSettings(**given, labeler="adversarial", update_params={"continuation_every": 2})
+    with pytest.raises(ValueError, match="labeler"):
+        ProgressModelSettings(**given, labeler="adversarial")
+
+
+def linear(slope):
+    """A scorer whose logit is slope . z + constant wherever |z| < 50."""
+    scorer = ImageScorer("mlp", hidden_dim=None, dropout=0.0, state_size=len(slope))
+    scorer.backbone.std = torch.tensor([2.0, 0.5])
+    first, second = scorer.backbone.layers[0], scorer.backbone.layers[2]
+    with torch.no_grad():
+        for layer in (first, second):
+            layer.weight.copy_(torch.eye(*layer.weight.shape))
+            layer.bias.fill_(100.0)  # no ReLU is at rest
+        scorer.head.weight.zero_()
+        scorer.head.weight[0, : len(slope)] = torch.tensor(slope)
+    return scorer
+
+
+def test_the_penalty_of_a_linear_logit_is_that_of_its_slope():
+    scorer = linear([3.0, 4.0])
+    positive, negative = torch.randn(5, 2), torch.randn(3, 2)
+    penalty = scorer.gradient_penalty(positive, negative)
+    assert penalty.item() == pytest.approx((5.0 - 1.0) ** 2, rel=1e-5)
+    penalty.backward()
+    # d/dw (|w| - 1)^2 = 2 (|w| - 1) w / |w|
+    np.testing.assert_allclose(scorer.head.weight.grad[0, :2], [2 * 4 * 3 / 5, 2 * 4 * 4 / 5], rtol=1e-5)
+    assert linear([0.6, 0.8]).gradient_penalty(positive, negative).item() == pytest.approx(0.0, abs=1e-10)
+    assert scorer.gradient_penalty(positive, negative[:0]).item() == 0
