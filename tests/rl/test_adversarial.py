@@ -42,7 +42,7 @@ def test_all_that_the_policy_shows_is_a_negative(tmp_path):
 
 
 def test_the_reward_is_the_log_odds_of_the_refitted_model(tmp_path):
-    study = clock_study(tmp_path, reward=adversarial(tmp_path, every=1), runner={"total_steps": 40})
+    study = clock_study(tmp_path, reward=adversarial(tmp_path, every=1), runner={"total_steps": 48})
     loop = Loop(study, run_folder(study))
     source, checked = loop.sources["resnet"], 0
     measure = source.measure
@@ -60,12 +60,12 @@ def test_the_reward_is_the_log_odds_of_the_refitted_model(tmp_path):
 
     source.measure = compared
     loop.run()
-    assert checked == 40
+    assert checked == 48
 
 
 def test_no_success_is_read_in_the_run(tmp_path):
     study = corridor_study(tmp_path, "never", reward=adversarial(tmp_path, every=1))
-    summary = start(study).run()
+    summary = start(study, reader="own").run()
     assert summary["final"]["success_known"] == 0
     refits = [row for row in lines(study) if "reward_model/resnet/loss" in row]
     assert refits
