@@ -29,7 +29,7 @@ from guerdon.evaluate.repair import (
     repair_text,
 )
 from guerdon.settings.study import Study
-from guerdon.settings.train import ResNetTrainSettings
+from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
 from guerdon.train.images import held_out_episodes, train_image_model
 
 STUDY = """
@@ -152,13 +152,35 @@ def test_the_refit_holds_out_the_same_episodes(study):
 
 
 def test_what_cannot_be_attacked_is_refused(study):
-    with pytest.raises(ConfigError, match="no success classifier"):
+    with pytest.raises(ConfigError, match="progress has no model to attack"):
         repair_study(study, only=["progress"])
-    with pytest.raises(ConfigError, match="no success classifier"):
+    with pytest.raises(ConfigError, match="this study has no model to attack"):
         repair_study(study.model_copy(update={"train": {}}))
-    of_states = ResNetTrainSettings(data_path="data", save_dir="model", arch="mlp")
-    with pytest.raises(ConfigError, match="no success classifier"):
-        repair_study(study.model_copy(update={"train": {"states": of_states}}))
+    soon = ResNetTrainSettings(data_path="data", save_dir="model", within_steps=5)
+    with pytest.raises(ConfigError, match="without within_steps, or type progress"):
+        repair_study(study.model_copy(update={"train": {"soon": soon}}))
+
+
+@pytest.mark.parametrize(("kind", "arch"), [("resnet", "mlp"), ("progress", "mlp"), ("progress", "resnet18")])
+def test_models_of_progress_and_of_states_are_repaired(kind, arch, study, tmp_path):
+    given = {"data_path": study.image_models["success"].data_path, "save_dir": str(tmp_path / "model"), "arch": arch}
+    given |= {"batch_size": 16, "learning_rate": 1e-3, "hidden_dim": 8, "tensorboard": False}
+    given |= {"max_steps": 1} if arch == "mlp" else {"max_steps": 6, "image_size": 32, "bf16": False}
+    settings = (ResNetTrainSettings if kind == "resnet" else ProgressTrainSettings)(**given)
+    train_image_model(settings)
+    ((report, _),) = repair_study(study.model_copy(update={"train": {kind: settings}})).values()
+    assert report.rounds[0].exploited > 0
+    assert report.false_positives["held out"].models.keys() == {"before", "control", "after"}
+    added = list(read_episodes(tmp_path / "model" / "repair" / "negatives-1"))
+    assert len(added) == report.rounds[0].added
+    for episode in added:
+        assert (episode.states is None) == (arch != "mlp")
+        assert (episode.frames is None) == (arch == "mlp")
+        assert episode.outcome is False
+    if arch == "mlp":  # the dot moves by its actions, and the states say where it was
+        collected = next(read_episodes(given["data_path"], with_frames=False))
+        assert added[0].states.shape[1:] == collected.states.shape[1:]
+        assert any(np.ptp(episode.states, axis=0).max() > 0 for episode in added)
 
 
 def test_a_model_of_another_camera_or_of_what_would_be_removed_is_refused(study):

@@ -1,4 +1,4 @@
-"""`guerdon evaluate --attack`: attacks on success classifiers, training on what they find, and what that changed.
+"""`guerdon evaluate --attack`: attacks on image reward models, training on what they find, and what that changed.
 
 Attacks on the frozen model are written down first (`committed`), and no training reads them. Then, in every round,
 other starts are attacked, what was found goes into the training data as failures, and the model is trained anew, with
@@ -39,8 +39,8 @@ from guerdon.evaluate.metrics import aligned, number
 from guerdon.evaluate.scores import score_episodes
 from guerdon.models.load import load_reward_model
 from guerdon.settings.study import Study
-from guerdon.settings.train import ResNetTrainSettings
-from guerdon.train.images import held_out_episodes, train_image_model
+from guerdon.settings.train import ImageTrainSettings
+from guerdon.train.images import held_out_episodes, sees_states, train_image_model
 from guerdon.types import BoolArray, Episode, IntArray, RewardModel
 
 MODELS = ("before", "control", "after")
@@ -171,20 +171,19 @@ class RepairReport:
     false_positives: Mapping[str, FalsePositives]
 
 
-def attackable(study: Study, only: Sequence[str] = ()) -> dict[str, ResNetTrainSettings]:
-    """The success classifiers of a study that are attacked, by name; see `repair_study`.
+def attackable(study: Study, only: Sequence[str] = ()) -> dict[str, ImageTrainSettings]:
+    """The success classifiers and progress models of a study that are attacked, by name; see `repair_study`.
 
     Raises:
         ConfigError: there is no such model, it sees through another camera than the world's first, or it is trained on
             what the command would remove.
     """
-    seeing = {k: m for k, m in study.image_models.items() if isinstance(m, ResNetTrainSettings) and m.arch != "mlp"}
-    fit = {name: model for name, model in seeing.items() if model.within_steps is None}
+    fit = {k: m for k, m in study.image_models.items() if getattr(m, "within_steps", None) is None}
     wrong = [name for name in only if name not in fit]
     if wrong or not fit:
         raise ConfigError(
-            f"guerdon evaluate --attack: {wrong[0] if wrong else 'this study'} has no success classifier to attack: "
-            "a model of the train section with type resnet that looks at frames, without within_steps"
+            f"guerdon evaluate --attack: {wrong[0] if wrong else 'this study'} has no model to attack: one of the "
+            "train section with type resnet, without within_steps, or type progress"
         )
     models = {name: fit[name] for name in only or fit}
     for name, settings in models.items():
@@ -215,7 +214,7 @@ def repair_cost(study: Study, only: Sequence[str] = ()) -> dict[str, int]:
 
 
 def repair_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple[RepairReport, dict[str, Path]]]:
-    """Attack and repair success classifiers of the `train` section (`type: resnet` without `within_steps`).
+    """Attack and repair models of the `train` section: `type: resnet` without `within_steps`, and `type: progress`.
 
     Args:
         study: the configuration.
@@ -242,14 +241,14 @@ def repair_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple[R
     return results
 
 
-def _folder(settings: ResNetTrainSettings) -> Path:
+def _folder(settings: ImageTrainSettings) -> Path:
     return Path(settings.save_dir) / "repair"
 
 
 class _Repair:
     """The repair of one model."""
 
-    def __init__(self, name: str, settings: ResNetTrainSettings, study: Study, attacker: Attacker) -> None:
+    def __init__(self, name: str, settings: ImageTrainSettings, study: Study, attacker: Attacker) -> None:
         self._name, self._settings, self._study, self._attacker = name, settings, study, attacker
         self._how = study.control_evaluate
         self._plan = self._how.repair
@@ -263,7 +262,10 @@ class _Repair:
                 "no held-out success, which the thresholds come from: collect more, or set val_split higher"
             )
         self._masks = [np.asarray(e.success, np.bool_) for e in self._wins]
-        everything = [e for path in settings.data_paths for e in read_episodes(path, camera=settings.camera)]
+        frames = not sees_states(settings)
+        everything = [
+            e for path in settings.data_paths for e in read_episodes(path, camera=settings.camera, with_frames=frames)
+        ]
         self._held = held_out_episodes(everything, settings)
 
     def run(self) -> RepairReport:
