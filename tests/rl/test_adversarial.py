@@ -97,6 +97,16 @@ def test_keys_without_effect_are_refused():
         ProgressModelSettings(**given, labeler="adversarial")
 
 
+def test_it_has_defaults_of_its_own():
+    given = {"checkpoint_path": "x", "update": "before", "replay_path": "y", "labeler": "adversarial"}
+    found = ResNetModelSettings(**given, update_params={"steps": 7}).update_params
+    assert (found.steps, found.batch_size, found.replay_ratio, found.gradient_penalty) == (7, 512, 0.75, 1.0)
+    written = ResNetModelSettings(**given).model_dump(exclude_unset=True)
+    assert ResNetModelSettings.model_validate(written).update_params.steps == 50
+    with pytest.raises(ValueError, match="update: none"):
+        ResNetModelSettings(checkpoint_path="x", labeler="adversarial")
+
+
 def linear(slope):
     """A scorer whose logit is slope . z + constant wherever |z| < 50."""
     scorer = ImageScorer("mlp", hidden_dim=None, dropout=0.0, state_size=len(slope))

@@ -25,12 +25,16 @@ class UpdateSettings(Settings):
     """How a reward model is refitted during a run (`reward.model.update` says when)."""
 
     every: int = Field(1, ge=1, description="rollouts between refits")
-    steps: int = Field(20, ge=1, description="gradient steps per refit")
-    batch_size: int = Field(64, ge=2, description="frames per gradient step, fresh and replayed")
+    steps: int = Field(20, ge=1, description="gradient steps per refit (labeler adversarial: 50)")
+    batch_size: int = Field(
+        64, ge=2, description="frames per gradient step, fresh and replayed (labeler adversarial: 512)"
+    )
     learning_rate: float = Field(3e-4, gt=0, description="of AdamW")
     weight_decay: float = Field(1e-4, ge=0, description="of AdamW")
     replay_size: int = Field(4000, ge=1, description="labelled frames kept; old ones leave by reservoir sampling")
-    replay_ratio: float = Field(0.5, ge=0, lt=1, description="share of each batch drawn from the replay")
+    replay_ratio: float = Field(
+        0.5, ge=0, lt=1, description="share of each batch drawn from the replay (labeler adversarial: 0.75)"
+    )
     continuation_every: int = Field(3, ge=1, description="labeler continuation: go on from every k-th scored moment")
     gradient_penalty: float = Field(
         1.0,
@@ -38,6 +42,10 @@ class UpdateSettings(Settings):
         description="labeler adversarial: weight of (norm of the logit's gradient - 1)^2 between positive and negative "
         "states (1704.00028), in units of their standard deviation",
     )
+
+
+ADVERSARIAL_UPDATE = {"steps": 50, "batch_size": 512, "replay_ratio": 0.75}
+"""Defaults of `update_params` with `labeler: adversarial`, chosen on four tasks of studies/ten_tasks.yaml."""
 
 
 class _ModelSettings(Settings):
@@ -111,6 +119,19 @@ class ResNetModelSettings(_ImageModelSettings):
         "replay_path as the only positives (adversarial imitation, GAIL 1606.03476: no success is read in the run; "
         "arch mlp alone)",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _adversarial(cls, given: Any) -> Any:
+        if (
+            not isinstance(given, dict)
+            or given.get("labeler") != "adversarial"
+            or given.get("update", "none") == "none"
+        ):
+            return given
+        params = given.get("update_params", {})
+        filled = {**ADVERSARIAL_UPDATE, **params} if isinstance(params, dict) else params
+        return {**given, "update_params": filled}
 
 
 class ProgressModelSettings(_ImageModelSettings):
