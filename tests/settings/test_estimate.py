@@ -173,11 +173,11 @@ def test_estimates_of_the_shipped_configurations_are_within_a_factor_of_two_of_w
 
 
 def test_a_reward_model_of_states_costs_no_pictures():
-    """A run of the arm S took 34 s on one core of an Intel Xeon."""
+    """A run of the arm L took 48 s on one core of an Intel Xeon, the other core busy."""
     plan = plan_study(Path(__file__).parents[2] / "studies" / "ten_tasks.yaml", ["compare.tasks=[reach]"])
-    found = estimate_run(plan.configs["reach.S.seed0"])
+    found = estimate_run(plan.configs["reach.L.seed0"])
     assert found["frames"] == 0
-    assert 0.5 <= found["seconds"] / 34 <= 2
+    assert 0.5 <= found["seconds"] / 48 <= 2
 
 
 SHORT = [  # of the demo: one task, one seed, a seventh of the steps, as many checkpoints
