@@ -243,7 +243,7 @@ def evaluate(
     only: Only = None,
     gate: Annotated[bool, typer.Option("--gate", help="Exit with status 5 if a model likely harms RL.")] = False,
     attack: Annotated[
-        bool, typer.Option("--attack", help="Robots: attack image reward models and train them on what is found.")
+        bool, typer.Option("--attack", help="Robots: attack success classifiers and train them on what is found.")
     ] = False,
 ) -> None:
     """Evaluate trained reward models on held-out episodes; those for text also under attack."""

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from guerdon.evaluate.repair import (
     repair_text,
 )
 from guerdon.settings.study import Study
-from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
+from guerdon.settings.train import ResNetTrainSettings
 from guerdon.train.images import held_out_episodes, train_image_model
 
 STUDY = """
@@ -152,35 +153,50 @@ def test_the_refit_holds_out_the_same_episodes(study):
 
 
 def test_what_cannot_be_attacked_is_refused(study):
-    with pytest.raises(ConfigError, match="progress has no model to attack"):
+    with pytest.raises(ConfigError, match="progress has no success classifier"):
         repair_study(study, only=["progress"])
-    with pytest.raises(ConfigError, match="this study has no model to attack"):
+    with pytest.raises(ConfigError, match="this study has no success classifier"):
         repair_study(study.model_copy(update={"train": {}}))
     soon = ResNetTrainSettings(data_path="data", save_dir="model", within_steps=5)
-    with pytest.raises(ConfigError, match="without within_steps, or type progress"):
+    with pytest.raises(ConfigError, match="without within_steps"):
         repair_study(study.model_copy(update={"train": {"soon": soon}}))
 
 
-@pytest.mark.parametrize(("kind", "arch"), [("resnet", "mlp"), ("progress", "mlp"), ("progress", "resnet18")])
-def test_models_of_progress_and_of_states_are_repaired(kind, arch, study, tmp_path):
-    given = {"data_path": study.image_models["success"].data_path, "save_dir": str(tmp_path / "model"), "arch": arch}
-    given |= {"batch_size": 16, "learning_rate": 1e-3, "hidden_dim": 8, "tensorboard": False}
-    given |= {"max_steps": 1} if arch == "mlp" else {"max_steps": 6, "image_size": 32, "bf16": False}
-    settings = (ResNetTrainSettings if kind == "resnet" else ProgressTrainSettings)(**given)
+def test_models_of_states_are_repaired(study, tmp_path):
+    given = {"data_path": study.image_models["success"].data_path, "save_dir": str(tmp_path / "model"), "arch": "mlp"}
+    settings = ResNetTrainSettings(**given, max_steps=1, batch_size=16, hidden_dim=8, tensorboard=False)
     train_image_model(settings)
-    ((report, _),) = repair_study(study.model_copy(update={"train": {kind: settings}})).values()
+    ((report, _),) = repair_study(study.model_copy(update={"train": {"states": settings}})).values()
     assert report.rounds[0].exploited > 0
     assert report.false_positives["held out"].models.keys() == {"before", "control", "after"}
     added = list(read_episodes(tmp_path / "model" / "repair" / "negatives-1"))
     assert len(added) == report.rounds[0].added
     for episode in added:
-        assert (episode.states is None) == (arch != "mlp")
-        assert (episode.frames is None) == (arch == "mlp")
+        assert episode.frames is None
         assert episode.outcome is False
-    if arch == "mlp":  # the dot moves by its actions, and the states say where it was
-        collected = next(read_episodes(given["data_path"], with_frames=False))
-        assert added[0].states.shape[1:] == collected.states.shape[1:]
-        assert any(np.ptp(episode.states, axis=0).max() > 0 for episode in added)
+        follow_the_dot(episode)
+
+
+def follow_the_dot(episode):
+    """Each state of the tiny world is the one before it, moved by the action between them."""
+    x, moves = episode.states[:, 0], episode.actions[1:, 0]
+    np.testing.assert_allclose(x[1:], np.clip(x[:-1] + 0.2 * moves, -1, 1), atol=1e-6)
+    assert (episode.states[:, 1] == episode.states[0, 1]).all()
+
+
+@pytest.mark.parametrize("lead", [0, 3])
+def test_states_are_those_after_each_action_to_the_end_of_an_episode(study, lead):
+    rng = np.random.default_rng(0)
+    with closing(exploits.Attacker(study)) as attacker:
+        leading = -np.ones((lead, 1), np.float32)
+        moves = rng.uniform(-1, 0.2, (8, 10 - lead, 1)).astype(np.float32)  # the world ends episodes after 10 steps
+        played = exploits.play(attacker._many, 0, leading, moves, every=1, states=True)
+    episodes = [(episode, mine) for episode, mine in zip(played, moves, strict=True) if episode is not None]
+    assert episodes
+    for episode, mine in episodes:
+        assert len(episode) == 11 - lead
+        np.testing.assert_array_equal(episode.actions[1:], mine)
+        follow_the_dot(episode)
 
 
 def test_a_model_of_another_camera_or_of_what_would_be_removed_is_refused(study):

@@ -4,15 +4,16 @@ import numpy as np
 import pytest
 import torch
 from rl_clock import clock_study, lines, register_clock, result, start
-from rl_models import image_reward
+from rl_models import episodes, image_reward
 from test_loop import interrupted
 from test_unknown_success import corridor_study
 
-from guerdon.errors import ConfigError
+from guerdon.episodes.write import EpisodeWriter
+from guerdon.errors import ConfigError, DataError
 from guerdon.models.backbone import ImageScorer
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
-from guerdon.settings.reward_models import ProgressModelSettings, ResNetModelSettings
+from guerdon.settings.reward_models import ProgressModelSettings, ResNetModelSettings, UpdateSettings
 
 register_clock()
 torch.set_num_threads(1)
@@ -81,6 +82,27 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path):
     assert result(study) == result(whole)
 
 
+def test_a_rollout_in_which_nothing_is_scored_is_no_reason_to_stop(tmp_path):
+    reward = adversarial(tmp_path, every=1) | {"reward_mode": "terminal"}
+    algorithm = {"rollout_steps": 4, "minibatch_size": 8, "num_epochs": 1}  # episodes last up to 8 steps
+    study = clock_study(tmp_path, reward=reward, algorithm=algorithm, env={"kwargs": {"fixed": 8}})
+    start(study, reader="own").run()
+    refits = ["reward_model/resnet/loss" in row for row in lines(study) if "failures" in row]
+    assert any(refits)
+    assert not all(refits)
+
+
+def test_a_replay_without_success_is_refused(tmp_path):
+    reward = adversarial(tmp_path)
+    with EpisodeWriter(tmp_path / "failures") as writer:
+        for episode in episodes():
+            if not episode.outcome:
+                writer.add(episode)
+    reward["model"]["replay_path"] = str(tmp_path / "failures")
+    with pytest.raises(DataError, match="no row of success"):
+        start(clock_study(tmp_path, reward=reward), reader="own")
+
+
 def test_models_of_frames_are_refused(tmp_path):
     study = clock_study(tmp_path, reward=adversarial(tmp_path, arch="resnet18"), env={"frame_size": 24})
     with pytest.raises(ConfigError, match="labeler adversarial needs a model that looks at states"):
@@ -103,6 +125,10 @@ def test_it_has_defaults_of_its_own():
     assert (found.steps, found.batch_size, found.replay_ratio, found.gradient_penalty) == (7, 512, 0.75, 1.0)
     written = ResNetModelSettings(**given).model_dump(exclude_unset=True)
     assert ResNetModelSettings.model_validate(written).update_params.steps == 50
+    found = ResNetModelSettings(**given, update_params=UpdateSettings(gradient_penalty=2)).update_params
+    assert (found.steps, found.gradient_penalty) == (50, 2)
+    with pytest.raises(ValueError, match="replay_ratio must be above 0"):
+        ResNetModelSettings(**given, update_params={"replay_ratio": 0})
     with pytest.raises(ValueError, match="update: none"):
         ResNetModelSettings(checkpoint_path="x", labeler="adversarial")
 

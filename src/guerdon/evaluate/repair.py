@@ -1,4 +1,4 @@
-"""`guerdon evaluate --attack`: attacks on image reward models, training on what they find, and what that changed.
+"""`guerdon evaluate --attack`: attacks on success classifiers, training on what they find, and what that changed.
 
 Attacks on the frozen model are written down first (`committed`), and no training reads them. Then, in every round,
 other starts are attacked, what was found goes into the training data as failures, and the model is trained anew, with
@@ -39,7 +39,7 @@ from guerdon.evaluate.metrics import aligned, number
 from guerdon.evaluate.scores import score_episodes
 from guerdon.models.load import load_reward_model
 from guerdon.settings.study import Study
-from guerdon.settings.train import ImageTrainSettings
+from guerdon.settings.train import ResNetTrainSettings
 from guerdon.train.images import held_out_episodes, sees_states, train_image_model
 from guerdon.types import BoolArray, Episode, IntArray, RewardModel
 
@@ -171,19 +171,20 @@ class RepairReport:
     false_positives: Mapping[str, FalsePositives]
 
 
-def attackable(study: Study, only: Sequence[str] = ()) -> dict[str, ImageTrainSettings]:
-    """The success classifiers and progress models of a study that are attacked, by name; see `repair_study`.
+def attackable(study: Study, only: Sequence[str] = ()) -> dict[str, ResNetTrainSettings]:
+    """The success classifiers of a study that are attacked, by name; see `repair_study`.
 
     Raises:
         ConfigError: there is no such model, it sees through another camera than the world's first, or it is trained on
             what the command would remove.
     """
-    fit = {k: m for k, m in study.image_models.items() if getattr(m, "within_steps", None) is None}
+    classifiers = {k: m for k, m in study.image_models.items() if isinstance(m, ResNetTrainSettings)}
+    fit = {name: model for name, model in classifiers.items() if model.within_steps is None}
     wrong = [name for name in only if name not in fit]
     if wrong or not fit:
         raise ConfigError(
-            f"guerdon evaluate --attack: {wrong[0] if wrong else 'this study'} has no model to attack: one of the "
-            "train section with type resnet, without within_steps, or type progress"
+            f"guerdon evaluate --attack: {wrong[0] if wrong else 'this study'} has no success classifier to "
+            "attack: a model of the train section with type resnet, without within_steps"
         )
     models = {name: fit[name] for name in only or fit}
     for name, settings in models.items():
@@ -214,7 +215,7 @@ def repair_cost(study: Study, only: Sequence[str] = ()) -> dict[str, int]:
 
 
 def repair_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple[RepairReport, dict[str, Path]]]:
-    """Attack and repair models of the `train` section: `type: resnet` without `within_steps`, and `type: progress`.
+    """Attack and repair success classifiers of the `train` section (`type: resnet` without `within_steps`).
 
     Args:
         study: the configuration.
@@ -231,9 +232,9 @@ def repair_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple[R
     """
     models, results = attackable(study, only), {}
     with closing(Attacker(study)) as attacker:
-        for name, settings in models.items():
-            report = _Repair(name, settings, study, attacker).run()
-            folder = _folder(settings)
+        repairs = [_Repair(name, settings, study, attacker) for name, settings in models.items()]
+        for name, settings, repair in zip(models, models.values(), repairs, strict=True):
+            report, folder = repair.run(), _folder(settings)
             paths = {"json": folder / "repair.json", "text": folder / "repair.txt"}
             write_text(paths["text"], repair_text(report))
             write_json(paths["json"], asdict(report))
@@ -241,14 +242,14 @@ def repair_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple[R
     return results
 
 
-def _folder(settings: ImageTrainSettings) -> Path:
+def _folder(settings: ResNetTrainSettings) -> Path:
     return Path(settings.save_dir) / "repair"
 
 
 class _Repair:
     """The repair of one model."""
 
-    def __init__(self, name: str, settings: ImageTrainSettings, study: Study, attacker: Attacker) -> None:
+    def __init__(self, name: str, settings: ResNetTrainSettings, study: Study, attacker: Attacker) -> None:
         self._name, self._settings, self._study, self._attacker = name, settings, study, attacker
         self._how = study.control_evaluate
         self._plan = self._how.repair

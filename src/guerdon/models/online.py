@@ -168,7 +168,7 @@ class OnlineImageModel:
     def update(self, frames_N_H_W_C: NDArray[Any], targets_N: NDArray[Any], *, steps: int) -> Metrics:
         """Fit the model to fresh frames and the replay, then remember the fresh frames.
 
-        The loss is binary cross-entropy on the logit, with soft targets for `progress`.
+        The loss is binary cross-entropy on the logit, with soft targets for `progress`, plus the gradient penalty.
 
         Args:
             frames_N_H_W_C: fresh frames of any size, channels last; or states (N, S).

@@ -165,7 +165,7 @@ class RefittedReward(ControlReward):
         if self._adversarial:
             rows = [row for one in self._ready for row in one.rows]
             self._ready = []
-            return self.model.update(np.stack(rows), np.zeros(len(rows)), steps=self.refits.steps)
+            return self.model.update(np.stack(rows), np.zeros(len(rows)), steps=self.refits.steps) if rows else {}
         metrics = self.model.learn([one.episode(self.model.model.config) for one in self._ready])
         self._ready = []
         skipped = metrics.pop("skipped")
@@ -214,8 +214,12 @@ class RefittedReward(ControlReward):
 
 
 def _replay(settings: RefittedModelSettings, config: ImageModelConfig, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Labelled frames or states of the episodes that the model was trained on, at most a few times `size`."""
+    """Labelled frames or states of the episodes that the model was trained on, at most a few times `size`.
+
+    With adversarial labels those of all episodes, whose successes are the only positives.
+    """
     frames, targets, count, skipped = [], [], 0, 0
+    adversarial = settings.labeler == "adversarial"
     for episode in read_episodes(Path(settings.replay_path or ""), with_frames=config.state_size is None):
         labels = frame_targets(episode, config.type, config.horizon, config.within_steps)
         seen = config.rows(episode)
@@ -226,10 +230,16 @@ def _replay(settings: RefittedModelSettings, config: ImageModelConfig, size: int
         frames.append(seen[known])
         targets.append(labels[known])
         count += int(known.sum())
-        if count > 4 * size:
+        if count > 4 * size and not adversarial:
             break
     if not frames:
         raise DataError(
             f"replay_path {settings.replay_path}: {no_labels(skipped, f'{config.column} and success labels')}"
         )
-    return np.concatenate(frames), np.concatenate(targets)
+    found = np.concatenate(targets)
+    if adversarial and not (found > 0.5).any():
+        raise DataError(
+            f"replay_path {settings.replay_path} has no row of success, and labeler adversarial takes its positives "
+            "from there: name a data set with demonstrations that succeed"
+        )
+    return np.concatenate(frames), found

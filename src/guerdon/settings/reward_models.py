@@ -130,8 +130,14 @@ class ResNetModelSettings(_ImageModelSettings):
         ):
             return given
         params = given.get("update_params", {})
-        filled = {**ADVERSARIAL_UPDATE, **params} if isinstance(params, dict) else params
-        return {**given, "update_params": filled}
+        chosen = params.model_dump(exclude_unset=True) if isinstance(params, UpdateSettings) else params
+        return {**given, "update_params": {**ADVERSARIAL_UPDATE, **chosen} if isinstance(chosen, dict) else chosen}
+
+    @model_validator(mode="after")
+    def _has_positives(self) -> Self:
+        if self.labeler == "adversarial" and not self.update_params.replay_ratio:
+            raise ValueError("labeler adversarial has its positives in the replay: replay_ratio must be above 0")
+        return self
 
 
 class ProgressModelSettings(_ImageModelSettings):
