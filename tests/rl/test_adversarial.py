@@ -46,6 +46,7 @@ def test_the_reward_is_the_log_odds_of_the_refitted_model(tmp_path):
     study = clock_study(tmp_path, reward=adversarial(tmp_path, every=1), runner={"total_steps": 48})
     loop = Loop(study, run_folder(study))
     source, checked = loop.sources["resnet"], 0
+    assert source.model.gradient_penalty == 1.0
     measure = source.measure
 
     def compared(rollout):

@@ -55,9 +55,11 @@ class OnlineImageModel:
         steps: gradient steps of `learn`.
         frames_per_episode: labelled frames that `learn` takes of one episode at most, evenly spaced, the last among
             them; None: all.
-        gradient_penalty: weight of `ImageScorer.gradient_penalty` between the positives and the negatives of a batch;
-            above 0 only for models that look at states.
         seed: of the draws, the shifts and the dropout.
+
+    Attributes:
+        gradient_penalty: weight of `ImageScorer.gradient_penalty` between the positives and the negatives of a batch;
+            above 0 only for models that look at states. A run with adversarial labels sets it.
     """
 
     def __init__(
@@ -74,11 +76,10 @@ class OnlineImageModel:
         augment: bool = True,
         steps: int = 20,
         frames_per_episode: int | None = 8,
-        gradient_penalty: float = 0.0,
         seed: int = 0,
     ) -> None:
         self.model = model
-        self.gradient_penalty = gradient_penalty
+        self.gradient_penalty = 0.0
         self.steps, self.frames_per_episode = steps, frames_per_episode
         self.batch_size = batch_size
         self.replay_ratio = replay_ratio

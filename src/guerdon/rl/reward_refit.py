@@ -84,7 +84,7 @@ def online_model(name: str, model: RewardModel, settings: RefittedModelSettings,
         )
     params = settings.update_params
     frames, targets = _replay(settings, model.config, params.replay_size)
-    return OnlineImageModel(
+    online = OnlineImageModel(
         model,
         frames,
         targets,
@@ -95,9 +95,11 @@ def online_model(name: str, model: RewardModel, settings: RefittedModelSettings,
         replay_ratio=params.replay_ratio,
         steps=params.steps,
         frames_per_episode=None,
-        gradient_penalty=params.gradient_penalty if adversarial else 0.0,
         seed=seed,
     )
+    if adversarial:
+        online.gradient_penalty = params.gradient_penalty
+    return online
 
 
 class RefittedReward(ControlReward):
