@@ -24,7 +24,7 @@ STUDY = {
     "sft": {
         "save_dir": "${work_dir}/sft/${data.task.items}",
         "policy": {"tiny": {"hidden_size": 16, "heads": 2, "layers": 1, "intermediate": 16}},
-        "max_steps": 3,
+        "max_steps": 150,
         "val_split": 0,
     },
     "policy": {"type": "text", "path": "${sft.save_dir}/model"},
@@ -33,7 +33,7 @@ STUDY = {
         "save_dir": "${work_dir}/labels/${data.task.items}",
         "labeler": "exact",
         "mining": None,
-        "num_samples": 24,
+        "num_samples": 48,
         "num_rollouts": 2,
         "solutions": {"min_steps": 1},
     },
