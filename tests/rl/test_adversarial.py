@@ -11,6 +11,7 @@ from test_unknown_success import corridor_study
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError, DataError
 from guerdon.models.backbone import ImageScorer
+from guerdon.models.online import load_online_image_model
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
 from guerdon.settings.reward_models import ProgressModelSettings, ResNetModelSettings, UpdateSettings
@@ -132,6 +133,19 @@ def test_it_has_defaults_of_its_own():
         ResNetModelSettings(**given, update_params={"replay_ratio": 0})
     with pytest.raises(ValueError, match="update: none"):
         ResNetModelSettings(checkpoint_path="x", labeler="adversarial")
+
+
+def test_the_penalty_is_part_of_the_loss_of_a_refit(tmp_path):
+    losses = []
+    for n, weight in enumerate((0.0, 1.0, 2.0)):
+        reward = adversarial(tmp_path / str(n), every=1)
+        model = load_online_image_model(
+            reward["model"]["checkpoint_path"], kind="resnet", data_path=reward["model"]["replay_path"], batch_size=32
+        )
+        model.gradient_penalty = weight
+        losses.append(model.update(np.zeros((8, 2), np.float32), np.zeros(8), steps=1)["loss"])
+    assert losses[1] > losses[0]
+    assert losses[2] - losses[0] == pytest.approx(2 * (losses[1] - losses[0]), rel=1e-4)
 
 
 def linear(slope):

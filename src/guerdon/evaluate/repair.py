@@ -233,12 +233,12 @@ def repair_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple[R
     models, results = attackable(study, only), {}
     with closing(Attacker(study)) as attacker:
         repairs = [_Repair(name, settings, study, attacker) for name, settings in models.items()]
-        for name, settings, repair in zip(models, models.values(), repairs, strict=True):
-            report, folder = repair.run(), _folder(settings)
+        for repair in repairs:
+            report, folder = repair.run(), repair.folder
             paths = {"json": folder / "repair.json", "text": folder / "repair.txt"}
             write_text(paths["text"], repair_text(report))
             write_json(paths["json"], asdict(report))
-            results[name] = (report, paths)
+            results[report.model] = (report, paths)
     return results
 
 
@@ -253,7 +253,7 @@ class _Repair:
         self._name, self._settings, self._study, self._attacker = name, settings, study, attacker
         self._how = study.control_evaluate
         self._plan = self._how.repair
-        self._folder = _folder(settings)
+        self.folder = _folder(settings)
         self._before = load_reward_model(settings.type, settings.save_dir, device=settings.device)
         episodes, _ = held_out(settings, self._how.data_path)
         self._wins = [e for e in episodes if e.success is not None and e.success.any()]
@@ -271,7 +271,7 @@ class _Repair:
 
     def run(self) -> RepairReport:
         plan, find = self._plan, self._attacker.find
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
         starts, alike = self._attacker.starts(plan.starts)
         committed = {family: find(family, self._before, starts) for family in FAMILIES}
         best = {family: [one[0] for one in found if one] for family, found in committed.items()}
@@ -323,15 +323,15 @@ class _Repair:
                 break
             added = [one.item for attacks in found for one in attacks]
             self._write(f"negatives-{turn}", added)
-            extra.append(str(self._folder / f"negatives-{turn}"))
+            extra.append(str(self.folder / f"negatives-{turn}"))
             model = self._refit(f"round-{turn}", extra, self._settings.seed)
             models["after"] = model
-            rounds.append(Round(len(starts), alike, exploited, len(added), str(self._folder / f"round-{turn}")))
+            rounds.append(Round(len(starts), alike, exploited, len(added), str(self.folder / f"round-{turn}")))
         return rounds
 
     def _refit(self, name: str, extra: Sequence[str], seed: int) -> RewardModel:
         """The model trained anew on the same episodes and these further data sets, with the same ones held out."""
-        given = {"data_path": (*self._settings.data_paths, *extra), "save_dir": str(self._folder / name), "seed": seed}
+        given = {"data_path": (*self._settings.data_paths, *extra), "save_dir": str(self.folder / name), "seed": seed}
         settings = self._settings.model_copy(update={**given, "resume": False})
         train_image_model(settings, held_ids=self._held)
         return load_reward_model(settings.type, settings.save_dir, device=settings.device)
@@ -339,10 +339,10 @@ class _Repair:
     def _write(self, name: str, episodes: Sequence[Episode]) -> str:
         """Write episodes as a data set like those of the training, and return its hash; empty where there are none."""
         camera = self._settings.camera or self._study.env.camera_name
-        with EpisodeWriter(self._folder / name, camera=camera, robot_type=self._study.env.type) as writer:
+        with EpisodeWriter(self.folder / name, camera=camera, robot_type=self._study.env.type) as writer:
             for episode in episodes:
                 writer.add(episode)
-        return dataset_hash(self._folder / name) if episodes else ""
+        return dataset_hash(self.folder / name) if episodes else ""
 
 
 def _success_values(model: RewardModel, wins: Sequence[Episode], masks: Sequence[BoolArray]) -> Float64:
