@@ -231,6 +231,45 @@ class TestOverrides:
         assert type(node) is type(value)
 
 
+class TestNull:
+    """`key: null` removes a key, wherever it is said, unless the key's field may be null."""
+
+    FILE = "seed: 3\nreward: {reward_mode: per_step, every: 4}\nshapes: {a: {type: square, side: 2}, b: {type: circle}}\n"
+
+    def load(self, tmp_path, text, *overrides):
+        (tmp_path / "study.yaml").write_text(text)
+        return load(Root, tmp_path / "study.yaml", overrides)
+
+    def test_a_default_is_back_and_a_free_name_is_gone(self, tmp_path):
+        found = self.load(tmp_path, self.FILE, "seed=null", "reward.every=null", "shapes.b=null")
+        assert (found.seed, found.reward.every, list(found.shapes)) == (0, 1, ["a"])
+        assert "every" not in found.reward.model_fields_set
+        assert self.load(tmp_path, self.FILE, "reward=null").reward == Reward()
+        assert self.load(tmp_path, "seed:\nreward:\nshape: {side: null}\n") == Root()
+
+    def test_the_key_that_made_a_choice_impossible_can_be_removed(self, tmp_path):
+        assert "every" in problem(self.FILE, ["reward.reward_mode=terminal"], tmp_path)
+        found = self.load(tmp_path, self.FILE, "reward.reward_mode=terminal", "reward.every=null")
+        assert found.reward == Reward(reward_mode="terminal")
+        found = self.load(tmp_path, "shape: {type: square, side: 2}\n", "shape.type=circle", "shape.side=null")
+        assert found.shape == Circle()
+
+    def test_null_stays_where_the_field_may_be_null(self, tmp_path):
+        found = self.load(tmp_path, "optional: {radius: 2}\nfree: {a: 1, b: {c: 2}}\n", "optional=null", "free.b.c=null")
+        assert found.optional is None
+        assert found.free == {"a": 1, "b": {"c": None}}
+
+    def test_a_reference_to_a_removed_key_finds_the_default(self, tmp_path):
+        assert self.load(tmp_path, "seed: 3\nname: s-${seed}\n", "seed=null").name == "s-0"
+
+    def test_an_unknown_key_is_refused_with_null_too(self, tmp_path):
+        assert "sede = null: unknown key; did you mean seed?" in problem(self.FILE, ["sede=null"], tmp_path)
+        assert "shapes.b.radios = null: unknown key" in problem(self.FILE, ["shapes.b.radios=null"], tmp_path)
+
+    def test_a_list_keeps_its_length(self, tmp_path):
+        assert "reward.weights.1 is null" in problem("reward: {weights: [1, null]}\n", tmp_path=tmp_path)
+
+
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: (

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 
 from guerdon.config_problems import problem_lines, unknown_lines
-from guerdon.config_schema import Spot, child, field_of, leaves, models_in, names_of
+from guerdon.config_schema import Spot, child, field_of, leaves, models_in, names_of, without_nulls
 from guerdon.config_tree import CoreLoader, Tree, apply_overrides, describe, merge, parse_yaml, read_yaml
 from guerdon.errors import ConfigError
 
@@ -209,13 +209,15 @@ def resolve_refs(tree: Tree, defaults: type[BaseModel] | None = None) -> Tree:
 
     A string that is nothing but a reference takes the value with its type, maps and lists included; inside a
     longer string the value must be a scalar. `$${` stands for a literal `${`. A key missing from the tree
-    takes the default of the model, where it has one. Values implied by others (`implied`) are filled in first.
+    takes the default of the model, where it has one. Keys that `null` removes (`without_nulls`) are left out, and values
+    implied by others (`implied`) filled in, before.
 
     Raises:
         ConfigError: an unknown key, a cycle (with its chain), an unclosed brace; with the place.
     """
     implied = getattr(defaults, "implied", None)
-    known = tree if implied is None else Tree(implied(tree.data), tree.places)
+    known = tree if defaults is None else Tree(without_nulls((defaults,), tree.data), tree.places)
+    known = known if implied is None else Tree(implied(known.data), tree.places)
     return Tree(_Resolver(known, defaults).whole(), tree.places)
 
 

@@ -121,6 +121,28 @@ def child(spot: Spot, key: Any, value: Any = None) -> Spot:
     return tuple(inside)
 
 
+def without_nulls(spot: Spot, value: Any) -> Any:
+    """The same value without the keys that are null where their field has no null, nor maps that held nothing else.
+
+    `key: null` removes a key, whether a file, an override or an arm says it: its default, or its absence, is back.
+    A key whose field may be null keeps it, and so does a key that no form of its section has.
+    """
+    if isinstance(value, list | tuple):
+        return [without_nulls(child(spot, i), inner) for i, inner in enumerate(value)]
+    if not isinstance(value, Mapping):
+        return value
+    kept: dict[str, Any] = {}
+    for key, inner in value.items():
+        fitting = child(spot, key, value)
+        inside = fitting or child(spot, key)
+        found = without_nulls(inside, inner)
+        emptied = found == {} and inner != {}
+        if inside and (emptied or (inner is None and not any(part in (Any, types.NoneType) for part in fitting))):
+            continue
+        kept[key] = found
+    return kept
+
+
 def leaves(spot: Spot, path: str = "", above: tuple[type, ...] = ()) -> Iterator[str]:
     """The dotted path of every field below a spot; `<name>` is a free key, `<i>` an index."""
     for model in models_in(spot):

@@ -192,7 +192,8 @@ def read_yaml(path: Path | str) -> Tree:
 def apply_overrides(tree: Tree, overrides: Sequence[str]) -> Tree:
     """The tree with `a.b.c=VALUE` applied in order.
 
-    VALUE is YAML; missing maps are created; a number in the path (`a.0.b`) indexes a list that is there.
+    VALUE is YAML, and `null` removes a key whose field has no null (`config_schema.without_nulls`); missing maps are
+    created; a number in the path (`a.0.b`) indexes a list that is there.
 
     Raises:
         ConfigError: the text has no `=` or an empty part, VALUE is not YAML, the path runs through a scalar.
