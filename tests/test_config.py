@@ -234,7 +234,9 @@ class TestOverrides:
 class TestNull:
     """`key: null` removes a key, wherever it is said, unless the key's field may be null."""
 
-    FILE = "seed: 3\nreward: {reward_mode: per_step, every: 4}\nshapes: {a: {type: square, side: 2}, b: {type: circle}}\n"
+    FILE = (
+        "seed: 3\nreward: {reward_mode: per_step, every: 4}\nshapes: {a: {type: square, side: 2}, b: {type: circle}}\n"
+    )
 
     def load(self, tmp_path, text, *overrides):
         (tmp_path / "study.yaml").write_text(text)
@@ -255,7 +257,9 @@ class TestNull:
         assert found.shape == Circle()
 
     def test_null_stays_where_the_field_may_be_null(self, tmp_path):
-        found = self.load(tmp_path, "optional: {radius: 2}\nfree: {a: 1, b: {c: 2}}\n", "optional=null", "free.b.c=null")
+        found = self.load(
+            tmp_path, "optional: {radius: 2}\nfree: {a: 1, b: {c: 2}}\n", "optional=null", "free.b.c=null"
+        )
         assert found.optional is None
         assert found.free == {"a": 1, "b": {"c": None}}
 

@@ -209,8 +209,8 @@ def resolve_refs(tree: Tree, defaults: type[BaseModel] | None = None) -> Tree:
 
     A string that is nothing but a reference takes the value with its type, maps and lists included; inside a
     longer string the value must be a scalar. `$${` stands for a literal `${`. A key missing from the tree
-    takes the default of the model, where it has one. Keys that `null` removes (`without_nulls`) are left out, and values
-    implied by others (`implied`) filled in, before.
+    takes the default of the model, where it has one. Before, keys that `null` removes are left out (`without_nulls`),
+    and values implied by others (`implied`) are filled in.
 
     Raises:
         ConfigError: an unknown key, a cycle (with its chain), an unclosed brace; with the place.

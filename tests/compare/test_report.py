@@ -11,6 +11,7 @@ from guerdon.compare.report import write_report, write_single_report
 from guerdon.compare.report_charts import curve_panels
 from guerdon.compare.report_films import choose_films, fit_films
 from guerdon.compare.report_tables import markdown_table
+from guerdon.compare.report_terms import TERMS, terms_of
 from guerdon.errors import DataError
 
 FINALS = {"A": (0.0, 0.1, 0.2), "B": (0.1, 0.3, 0.0), "C": (0.7, 0.9, 0.8)}
@@ -443,3 +444,17 @@ def test_large_study_stays_small(tmp_path):
 
 def finals_any(task, arm, seed):
     return min(1.0, FINALS[arm][seed % 3] + 0.01 * seed)
+
+
+def test_terms_are_explained_where_they_stand_on_the_page(page):
+    section = page.split('<section id="terms"')[1].split("</section>")[0]
+    explained = set(re.findall("<dfn>(.*?)</dfn>", section))
+    assert {"true success", "IQM", "sign-flip test", "stratified bootstrap", "majority baseline", "probe"} <= explained
+    assert not {"STARC", "best-of-n", "F1"} & explained
+    assert all(sentence.endswith(".") and len(sentence) < 140 for _, sentence in TERMS.values())
+
+
+def test_a_term_in_code_or_in_the_name_of_a_class_is_no_term_of_the_page():
+    assert terms_of('<pre>IQM</pre><p class="STARC"></p><script>"AUROC"</script><p>paired\ndifference</p>') == [
+        ("paired difference", TERMS["paired difference"][1])
+    ]

@@ -32,6 +32,7 @@ from guerdon.compare.report_answers import answer_panels
 from guerdon.compare.report_cards import card_views
 from guerdon.compare.report_films import FilmFile, ShownFilm, choose_films, fit_films
 from guerdon.compare.report_tables import columns
+from guerdon.compare.report_terms import terms_of
 from guerdon.errors import DataError
 from guerdon.evaluate.charts import clip, legend_mark
 from guerdon.evaluate.intervals import Interval, wilson_interval
@@ -167,6 +168,7 @@ def _last_success(run: RunRecord) -> Interval:
 def _write(template: str, context: dict[str, Any], films: tuple[list[FilmFile], list[str]], out: Path) -> Path:
     """Render without films, fit the films into the room that is left, render again, write atomically."""
     chosen, film_notes = films
+    context = {**context, "terms": terms_of(_render(template, {**context, "terms": []}, []))}
     page = _render(template, context, [])
     if len(page.encode()) > MAX_BYTES and context.get("task_panels"):
         note = Note("The curves of single tasks are left out to keep this file small; their numbers are in the table.")
