@@ -91,7 +91,7 @@ TERMS: dict[str, tuple[str, str]] = {
     ),
     "STARC": (
         r"\bSTARC\b",
-        "A distance of two rewards, 0 if equal up to scale and shaping; it bounds the loss from optimizing one for the other.",
+        "A distance of two rewards, 0 if equal up to scale and shaping; it bounds the cost of optimizing the other.",
     ),
     "oracle": (r"\boracle\b", "A choice made with the true answers known: the best that any choice could reach."),
     "best-of-n": (r"[Bb]est[- ]of[- ](?:n\b|\d)", "Of n samples, the one with the highest reward is taken."),
