@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from PIL import Image
 from guerdon.episodes.read import dataset_hash, read_episodes, summarize
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import DataError
-from guerdon.settings.train import ResNetTrainSettings
+from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
 from guerdon.train.images import labelled_frames
 
 LENGTHS = (3, 2, 4)
@@ -90,7 +92,7 @@ def test_rows_and_outcomes(tmp_path):
     assert first.actions[:, 0].tolist() == [0, 0, 1]
     assert third.actions[:, 0].tolist() == [0, 5, 6, 7]
     assert first.actions.dtype == np.float32
-    assert first.success.tolist() == [False, False, False]
+    assert first.success.tolist() == [False, False, True]
     assert [first.outcome, second.outcome, third.outcome] == [True, False, True]
     assert first.rewards is None
     assert first.states is None
@@ -183,7 +185,7 @@ def test_an_index_without_tasks_is_reported(tmp_path):
     skipped = []
     with pytest.raises(DataError, match="nothing in"):
         read_episodes(tmp_path, on_skip=skipped.append)
-    assert "KeyError: 'tasks'" in skipped[0].reason
+    assert [part.reason for part in skipped] == ["has no tasks in the index"] * 3
 
 
 def test_a_foreign_set_becomes_ours(tmp_path):
@@ -266,3 +268,109 @@ def test_recordings_without_outcomes_train_once_the_documented_lines_have_added_
     assert frames.skipped == 0
     assert frames.positive.tolist() == [False, False, True, False, False, False, False, False, True]
     assert summarize("labelled").successes == 2
+
+
+def change_index(root, **columns):
+    path = root / "meta/episodes/chunk-000/file-000.parquet"
+    table = pq.read_table(path).to_pydict()
+    pq.write_table(pa.table({**table, **columns}), path)
+
+
+TRAINED = {"next.success": vector(1, "bool"), "next.reward": vector(1)}
+
+
+@pytest.mark.parametrize("kind", ["bool", "float", "int"])
+def test_what_is_null_is_unknown(tmp_path, kind):
+    """Episode 0 has no labels, episode 1 all of them, episode 2 only that of its last row."""
+    values = [None, None, None, False, True, None, None, None, True]
+    column = (
+        values if kind == "bool" else [None if v is None else float(v) if kind == "float" else int(v) for v in values]
+    )
+    rewards = [1.0, None, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, None]
+    foreign(
+        tmp_path, ACTIONS,
+        {"next.success": (column, TRAINED["next.success"]), "next.reward": (rewards, TRAINED["next.reward"])},
+    )  # fmt: skip
+    first, second, third = read_episodes(tmp_path)
+    assert [e.outcome for e in (first, second, third)] == [None, True, True]
+    assert (first.success, third.success) == (None, None)
+    assert second.success.tolist() == [False, True]
+    assert first.rewards is None
+    assert second.rewards.tolist() == [0, 4]
+    assert third.rewards.tolist() == [0, 6, 7, 8]  # the last one is of no row
+    assert [e.id for e in read_episodes(tmp_path, only_success=True)] == ["1", "2"]
+    assert summarize(tmp_path).successes == 2
+
+
+def test_a_state_or_action_with_a_missing_value_is_absent_in_its_episode(tmp_path):
+    states = [[float(t), None if t == 3 else 0.0] for t in range(9)]
+    foreign(tmp_path, ACTIONS, {"observation.state": (states, vector(2))})
+    assert [e.states is None for e in read_episodes(tmp_path)] == [False, True, False]
+    assert all(e.actions is not None for e in read_episodes(tmp_path))
+
+
+def test_a_success_in_the_last_row_alone_is_an_example_of_success(tmp_path):
+    top = {"observation.images.top": (images(range(9), (8, 8)), {**IMAGE, "shape": [8, 8, 3]})}
+    foreign(tmp_path, ACTIONS, SUCCESS, top)
+    frames = labelled_frames(read_episodes(tmp_path), SETTINGS)
+    assert frames.positive.tolist() == [False, False, True, False, False, False, False, False, True]
+    progress = ProgressTrainSettings(data_path="recordings", save_dir="rm", image_size=8)
+    targets = labelled_frames(read_episodes(tmp_path), progress)
+    assert targets.skipped == 0
+    assert targets.targets.tolist() == pytest.approx([0, 0.5, 1, 0, 0, 0, 1 / 3, 2 / 3, 1])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"length": [3, 0, 4]}, "has no rows"),
+        ({"length": [3, None, 4]}, "has no length in the index"),
+        ({"tasks": [["a"], [], ["a"]]}, "has no task in the index"),
+        ({"tasks": [["a"], None, ["a"]]}, "has no tasks in the index"),
+        ({"data/chunk_index": [0, None, 0]}, "has no data/chunk_index in the index"),
+        ({"guerdon/meta": ["{}", "{", "{}"]}, "its row of the index cannot be read: JSONDecodeError"),
+    ],
+)
+def test_a_bad_row_of_the_index_costs_its_episode_only(tmp_path, change, reason):
+    foreign(tmp_path, ACTIONS, SUCCESS)
+    change_index(tmp_path, **change)
+    skipped = []
+    assert [e.id for e in read_episodes(tmp_path, on_skip=skipped.append)] == ["0", "2"]
+    assert [(part.episode, part.reason[: len(reason)]) for part in skipped] == [(1, reason)]
+    assert [part.episode for part in summarize(tmp_path).skipped] == [1]
+    assert len(dataset_hash(tmp_path)) == 64
+
+
+def test_a_camera_that_an_episode_does_not_have_is_absent_there(tmp_path):
+    column = images(range(9))
+    column[3:5] = [None, None]
+    foreign(tmp_path, ACTIONS, SUCCESS, {"observation.images.top": (column, IMAGE)})
+    first, second, third = read_episodes(tmp_path)
+    assert second.frames is None
+    assert (len(first.frames), len(third.frames)) == (3, 4)
+    assert second.actions is not None
+    assert summarize(tmp_path).skipped == ()
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        [None, True, False, None, True, True, None, False, True],
+        [[1.0], [1.0, 2.0], [], None, [3.0], [4.0], [5.0], [6.0, 7.0, 8.0], [9.0]],
+        [None if t == 4 else f"note {t}" for t in range(9)],
+        [None if t == 2 else t for t in range(9)],
+        [None if t == 2 else [float(t)] * 2 for t in range(9)],
+    ],
+)
+def test_the_hash_of_an_unused_column_is_that_of_its_values(tmp_path, column):
+    """In another process, too: a pointer would differ there."""
+    kind = "string" if isinstance(column[0], str) else "float32"
+    extra = {"annotation": (column, vector(2 if isinstance(column[0], list) else 1, kind))}
+    foreign(tmp_path / "a", ACTIONS, SUCCESS, extra)
+    code = f"from guerdon.episodes.read import dataset_hash; print(dataset_hash({str(tmp_path / 'a')!r}))"
+    outputs = {subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout for _ in range(2)}
+    assert outputs == {dataset_hash(tmp_path / "a") + "\n"}
+    changed = [column[1], column[0], *column[2:]]
+    foreign(tmp_path / "b", ACTIONS, SUCCESS, {"annotation": (changed, extra["annotation"][1])})
+    assert dataset_hash(tmp_path / "b") != dataset_hash(tmp_path / "a")
+    assert len(list(read_episodes(tmp_path / "a"))) == 3

@@ -39,7 +39,7 @@ def test_rows_of_another_tool_have_no_terminal_row():
     }
     read = from_rows(columns, id="0", task="t", outcome=last_success(columns))
     assert read.actions.ravel().tolist() == [0, 1, 2]  # what action 3 led to was not recorded
-    assert read.success.tolist() == [False, False, False]
+    assert read.success.tolist() == [False, False, True]  # the row that says so
     assert read.outcome is True
 
 

@@ -3,12 +3,14 @@ from __future__ import annotations
 import sys
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from episode_samples import sample
 
 from guerdon.episodes import images, video
 from guerdon.episodes.read import dataset_hash, read_episodes, summarize
-from guerdon.episodes.video import VideoWriter, count_frames, decode_video
+from guerdon.episodes.video import VideoWriter, count_frames, decode_video, extent
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import DataError, MissingDependencyError
 
@@ -119,3 +121,112 @@ def test_corrupt_pictures_are_not_passed_on(tmp_path):
     path.write_bytes(bytes(content))
     with pytest.raises(DataError, match=r"is corrupt|cannot be decoded"):
         decode_video(path, np.arange(6) / 10, fps=10)
+
+
+def encoded(path, length, codec, options, *, fps=10):
+    """A clip of another encoder: (length, 32, 48, 3), grey values that tell the number of the frame."""
+    import av
+
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=fps, options=options)
+        stream.height, stream.width, stream.pix_fmt = 64, 64, "yuv420p"
+        for frame in clip(length, height=64, width=64, level=3):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())
+    return path
+
+
+X265 = "log-level=none:open-gop=1:keyint=9:min-keyint=9:bframes=4:rc-lookahead=8:lossless=1"
+
+
+@pytest.mark.parametrize(
+    ("codec", "options"),
+    [
+        ("libx264", {"qp": "0", "bf": "3", "g": "7", "x264-params": "open-gop=1:keyint=7:min-keyint=7"}),
+        ("libx264", {"qp": "0", "g": "250"}),
+        ("libx265", {"x265-params": X265}),
+        ("libx265", {"x265-params": X265.replace("open-gop=1", "open-gop=0")}),
+    ],
+)
+def test_an_episode_may_begin_anywhere_in_the_file_of_any_encoder(tmp_path, codec, options):
+    path = encoded(tmp_path / "clip.mp4", 21, codec, options)
+    frames = clip(21, height=64, width=64, level=3)
+    for start in range(21):
+        read = decode_video(path, np.arange(start, min(start + 3, 21)) / 10, fps=10)
+        assert np.abs(read.astype(int) - frames[start : start + 3]).max() <= 4, start
+    assert extent(path) == (21, 0.0)
+
+
+def change_rows(path, **columns):
+    table = pq.read_table(path)
+    for name, values in columns.items():
+        at = table.column_names.index(name)
+        table = table.set_column(at, name, pa.array(values, table.schema.field(name).type))
+    pq.write_table(table, path)
+
+
+FROM, TO = (f"videos/observation.images.main/{end}_timestamp" for end in ("from", "to"))
+INDEX = "meta/episodes/chunk-000/file-000.parquet"
+SPANS = {FROM: [0.0, 0.4], TO: [0.4, 0.9]}  # the two episodes of the first file, of 4 and 5 rows
+
+
+@pytest.mark.parametrize(
+    ("changed", "lost"),
+    [
+        ({}, []),
+        ({FROM: [0.02, 0.42], TO: [0.42, 0.92]}, []),  # within a row
+        ({FROM: [0.1, 0.5], TO: [0.5, 1.0]}, [0, 1]),  # all begin one row late
+        ({FROM: [0.0, 0.5], TO: [0.4, 1.0]}, [1]),  # a gap in a file without frames to spare
+        ({FROM: [0.0, 0.3], TO: [0.4, 0.8]}, [1]),  # two episodes on one frame
+        ({FROM: [0.0, 0.4], TO: [0.3, 0.9]}, [0]),  # fewer frames than rows
+        ({FROM: [0.5, 0.0], TO: [0.9, 0.5]}, []),  # in another order
+    ],
+)
+def test_a_part_of_a_video_that_is_not_the_episodes_is_refused(root, changed, lost):
+    change_rows(root / INDEX, **changed)
+    skipped = []
+    read = {e.id: e for e in read_episodes(root, on_skip=skipped.append)}
+    assert [part.episode for part in skipped] == lost
+    assert set(read) == {f"episode-{n}" for n in range(4) if n not in lost}
+    assert [part.episode for part in summarize(root).skipped] == lost
+    assert len(list(read_episodes(root, with_frames=False))) == 4
+    if not lost and changed.get(FROM, [0])[0] < 0.1:
+        for number, episode in enumerate(read.values()):
+            assert np.abs(episode.frames.astype(int) - clip(4 + number, level=20 * number)).max() <= 4
+
+
+def test_frames_of_removed_episodes_may_stay_in_a_file(root):
+    change_rows(root / INDEX, length=[3, 5], **{TO: [0.3, 0.9]})
+    data = root / "data/chunk-000/file-000.parquet"
+    table = pq.read_table(data)
+    pq.write_table(pa.concat_tables([table.slice(0, 3), table.slice(4)]), data)
+    first, second, *_ = read_episodes(root)
+    assert np.abs(first.frames.astype(int) - clip(3)).max() <= 4
+    assert np.abs(second.frames.astype(int) - clip(5, level=20)).max() <= 4
+
+
+@pytest.mark.parametrize(
+    ("stamps", "reason"),
+    [
+        ([0.0, 0.0, 0.0, 0.0], "do not increase"),
+        ([0.0, 0.1, 0.1, 0.2], "do not increase"),
+        ([0.4, 0.5, 0.6, 0.7], "run from 0.400 to 0.700 s"),
+        ([5.0, 5.1, 5.2, 5.3], "must begin at 0"),
+    ],
+)
+def test_time_stamps_that_do_not_tell_frames_apart_are_refused(root, stamps, reason):
+    data = root / "data/chunk-000/file-000.parquet"
+    rest = pq.read_table(data)["timestamp"].to_pylist()[4:]
+    change_rows(data, timestamp=[*stamps, *rest])
+    skipped = []
+    assert [e.id for e in read_episodes(root, on_skip=skipped.append)] == ["episode-1", "episode-2", "episode-3"]
+    assert reason in skipped[0].reason
+    assert [part.episode for part in summarize(root).skipped] == [0]
+
+
+def test_a_camera_without_a_video_in_one_episode_is_absent_there(root):
+    change_rows(root / INDEX, **{FROM: [None, 0.4]})
+    first, second, *_ = read_episodes(root)
+    assert first.frames is None
+    assert len(second.frames) == 5
+    assert summarize(root).skipped == ()

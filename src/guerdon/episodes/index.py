@@ -30,6 +30,7 @@ ID = "guerdon/id"
 OUTCOME = "guerdon/outcome"
 META = "guerdon/meta"
 SUCCESS_AT_RESET = "guerdon/success_at_reset"
+_SPAN = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Entry:
         task: in words.
         data: shard that holds its rows.
         id: of guerdon, or the index as text for data of other tools.
-        videos: feature key to its span of frames.
+        videos: feature key to its span of frames; a camera without one is absent in this episode.
         outcome: of guerdon; meaningless unless `outcome_known`.
         outcome_known: whether the column `guerdon/outcome` exists.
         success_at_reset: of guerdon, else False.
@@ -97,7 +98,7 @@ def index_files(root: Path) -> list[Path]:
 
 
 def load_index(root: Path, info: Info) -> tuple[list[Entry], list[Skipped]]:
-    """All episodes in order, and the index shards that cannot be read."""
+    """All episodes in order, and the index shards, and rows of them, that cannot be read."""
     entries: list[Entry] = []
     skipped: list[Skipped] = []
     video_keys = [key for key, feature in info.features.items() if feature["dtype"] == "video"]
@@ -107,13 +108,25 @@ def load_index(root: Path, info: Info) -> tuple[list[Entry], list[Skipped]]:
                 shard = pq.ParquetFile(path, page_checksum_verification=True)
                 names = [name for name in shard.schema_arrow.names if not name.startswith("stats/")]
                 rows = shard.read(columns=names).to_pylist()
-                entries += [_entry(row, video_keys) for row in rows]
         except DataError as exc:
             skipped.append(Skipped(path, str(exc)))
+            continue
+        for row in rows:
+            try:
+                with boundary(DataError, "its row of the index cannot be read"):
+                    entries.append(_entry(row, video_keys))
+            except DataError as exc:
+                index = row.get("episode_index")
+                skipped.append(Skipped(path, str(exc), index if isinstance(index, int) else None))
     return sorted(entries, key=lambda entry: entry.index), skipped
 
 
 def _entry(row: Mapping[str, Any], video_keys: Iterable[str]) -> Entry:
+    for name in ("episode_index", "length", "tasks", "data/chunk_index", "data/file_index"):
+        if row.get(name) is None:
+            raise DataError(f"has no {name} in the index")
+    if not row["length"] > 0 or not row["tasks"]:
+        raise DataError("has no rows" if row["tasks"] else "has no task in the index")
     index = int(row["episode_index"])
     videos = {
         key: VideoSpan(
@@ -122,6 +135,7 @@ def _entry(row: Mapping[str, Any], video_keys: Iterable[str]) -> Entry:
             stop=float(row[f"videos/{key}/to_timestamp"]),
         )
         for key in video_keys
+        if all(row.get(f"videos/{key}/{name}") is not None for name in _SPAN)
     }
     return Entry(
         index=index,

@@ -30,7 +30,7 @@ from guerdon.episodes.images import MAX_EPISODE_BYTES, check_images, decode_imag
 from guerdon.episodes.index import Entry, Skipped, load_index
 from guerdon.episodes.layout import Info
 from guerdon.episodes.rows import Columns, from_rows, last_success
-from guerdon.episodes.video import count_frames, decode_video
+from guerdon.episodes.video import count_frames, decode_video, extent
 from guerdon.errors import DataError, boundary
 from guerdon.types import ByteArray, Episode
 
@@ -114,7 +114,7 @@ def read_episodes(
     if key is None and not any(name in info.features for name in _ROW_COLUMNS):
         raise DataError(f"{source} holds nothing but images: read it with frames")
     skip = on_skip or _log_each_cause_once()
-    entries = _entries(source, info, skip)
+    entries = _entries(source, info, skip, [*([] if key is None else [key]), *further.values()])
     if task is not None:
         entries = [entry for entry in entries if entry.task == task]
     if only_success:
@@ -144,7 +144,8 @@ def _read(
             wanted = outcome is True or not only_success
             if wanted:
                 frames = None if key is None else _frames(root, info, entry, table, key, columns)
-                further = {name: _frames(root, info, entry, table, view, columns) for name, view in views.items()}
+                pictures = {name: _frames(root, info, entry, table, view, columns) for name, view in views.items()}
+                further = {name: shown for name, shown in pictures.items() if shown is not None}
                 with boundary(DataError, f"rows of episode {entry.index} make no episode"):
                     episode = from_rows(
                         columns,
@@ -170,15 +171,36 @@ def _read(
         raise _unreadable(root)
 
 
-def _frames(root: Path, info: Info, entry: Entry, table: pa.Table, key: str, columns: Columns) -> ByteArray:
-    video = _frames_path(root, info, entry, key)
-    if video is not None:
-        if "timestamp" not in columns:
-            raise DataError(_NO_TIMESTAMP)
-        return decode_video(video, entry.videos[key].start + columns["timestamp"].astype("float64"), fps=info.fps)
+def _frames(root: Path, info: Info, entry: Entry, table: pa.Table, key: str, columns: Columns) -> ByteArray | None:
+    """The frames of a camera; None where the index or every row says that the episode has none of it."""
+    if info.features[key]["dtype"] == "video":
+        video = _frames_path(root, info, entry, key)
+        return None if video is None else decode_video(video, _times(entry, key, columns, info.fps), fps=info.fps)
+    if key in table.column_names and table[key].null_count == len(table):
+        return None
     if info.features[key]["dtype"] == "image":
         return decode_images(_blobs(table, key))
     return _from_table(table, info, key)
+
+
+def _times(entry: Entry, key: str, columns: Columns, fps: float) -> NDArray[np.float64]:
+    """(T,) seconds into the video file of each row of an episode.
+
+    Raises:
+        DataError: the time stamps are missing, do not increase, or lie outside the episode's part of the video.
+    """
+    if "timestamp" not in columns:
+        raise DataError(_NO_TIMESTAMP)
+    stamps_T = columns["timestamp"].astype(np.float64).reshape(-1)
+    span = entry.videos[key]
+    if not (np.diff(stamps_T) > 0).all():
+        raise DataError("its time stamps do not increase, so that they do not tell its video frames apart")
+    if not (stamps_T[0] > -0.5 / fps and stamps_T[-1] < span.stop - span.start - 0.5 / fps):
+        raise DataError(
+            f"its time stamps run from {stamps_T[0]:.3f} to {stamps_T[-1]:.3f} s, but its part of the video is "
+            f"{span.stop - span.start:.3f} s long: time stamps must begin at 0 in each episode"
+        )
+    return span.start + stamps_T
 
 
 def _blobs(table: pa.Table, key: str) -> list[bytes | None]:
@@ -202,8 +224,8 @@ def _from_table(table: pa.Table, info: Info, key: str) -> ByteArray:
 
 
 def _frames_path(root: Path, info: Info, entry: Entry, key: str | None) -> Path | None:
-    """The MP4 file with an episode's frames, None where the camera is not stored as video."""
-    if key is None or info.features[key]["dtype"] != "video":
+    """The MP4 file with an episode's frames, None where the camera is not stored as video, or not in this episode."""
+    if key not in entry.videos:
         return None
     return layout.shard_path(root, info.video_path or layout.VIDEO_PATH, entry.videos[key].where, video_key=key)
 
@@ -219,13 +241,48 @@ def _camera(root: Path, info: Info, camera: str | None) -> str | None:
     return cameras.get(camera, camera)
 
 
-def _entries(root: Path, info: Info, skip: OnSkip) -> list[Entry]:
+def _entries(root: Path, info: Info, skip: OnSkip, cameras: Sequence[str] = ()) -> list[Entry]:
     entries, skipped = load_index(root, info)
+    skipped += _misplaced(root, info, entries, cameras)
+    lost = {part.episode for part in skipped}
+    entries = [entry for entry in entries if entry.index not in lost]
     for part in skipped:
         skip(part)
     if not entries:
         raise _unreadable(root) if skipped else DataError(f"{root} has no episodes yet: collect some first")
     return entries
+
+
+def _misplaced(root: Path, info: Info, entries: Sequence[Entry], cameras: Sequence[str]) -> list[Skipped]:
+    """The episodes whose part of a video does not hold their own frames, as far as index and headers show it.
+
+    Parts of one file may not overlap. Where a file has exactly the frames of its episodes, each part begins where the
+    one before it ends; where it has more (of episodes that were removed), gaps are allowed.
+    """
+    found: list[Skipped] = []
+    files: dict[tuple[str, Path], list[Entry]] = {}
+    for entry in entries:
+        for key in cameras:
+            if path := _frames_path(root, info, entry, key):
+                files.setdefault((key, path), []).append(entry)
+    for (key, path), owners in files.items():
+        owners.sort(key=lambda entry: entry.videos[key].start)
+        try:
+            frames, first = extent(path)
+        except DataError:
+            continue  # said where its frames are needed
+        whole = frames == sum(entry.length for entry in owners)
+        free = first
+        for entry in owners:
+            span = entry.videos[key]
+            off = span.start - free
+            if (abs(off) if whole else -off) * info.fps > 0.4:
+                reason = (
+                    f"its index says that its frames begin at {span.start:.3f} s; those before it end at {free:.3f} s"
+                )
+                found.append(Skipped(path, reason, entry.index))
+            free = free + entry.length / info.fps if whole else max(free, span.stop)
+    return found
 
 
 def _unreadable(root: Path) -> DataError:
@@ -245,7 +302,7 @@ def summarize(root: str | Path) -> DatasetSummary:
     frame_count = cache(count_frames)
     episodes = frames = successes = 0
     tasks: dict[str, None] = {}
-    entries = _entries(source, info, skipped.append)
+    entries = _entries(source, info, skipped.append, tuple(info.cameras().values()))
     for entry, table in _tables(source, info, entries, _stored(info), skipped.append):
         lost = _missing_video(source, info, entry, frame_count)
         if lost is not None:
@@ -276,8 +333,10 @@ def _checked(info: Info, entry: Entry, table: pa.Table) -> Columns:
     columns = _columns(table, info, [*_ROW_COLUMNS, "timestamp"])
     for key in info.cameras().values():
         if info.features[key]["dtype"] == "video":
-            if "timestamp" not in columns:
-                raise DataError(_NO_TIMESTAMP)
+            if key in entry.videos:
+                _times(entry, key, columns, info.fps)
+        elif key in table.column_names and table[key].null_count == len(table):
+            continue
         elif info.features[key]["dtype"] == "image":
             check_images(_blobs(table, key))
         else:
@@ -348,12 +407,22 @@ def _column_digest(table: pa.Table, info: Info, name: str) -> bytes:
     if info.features[name]["dtype"] == "image":
         for blob in table[name].combine_chunks().field("bytes").to_pylist():
             digest.update(hashlib.sha256(blob or b"").digest())
-    elif info.features[name]["dtype"] == "string":
-        digest.update(json.dumps(table[name].to_pylist()).encode())
+        return digest.digest()
+    column = None if info.features[name]["dtype"] == "string" else _regular(table, info, name)
+    if column is None:
+        digest.update(json.dumps(table[name].to_pylist(), default=str).encode())
     else:
-        column = _columns(table, info, [name])[name]
         digest.update(f"{column.dtype}{column.shape}".encode() + column.tobytes())
     return digest.digest()
+
+
+def _regular(table: pa.Table, info: Info, name: str) -> NDArray[Any] | None:
+    """A column of numbers as an array; None where it has nulls, or lists of another shape than declared."""
+    try:
+        column = _columns(table, info, [name])[name]
+    except DataError:
+        return None
+    return None if column.dtype == object else column
 
 
 class _DataShard:

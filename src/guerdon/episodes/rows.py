@@ -7,7 +7,10 @@ and the action taken *at* t, with its result in `next.*`. So
 
 and the last LeRobot row of an episode is its terminal observation: a zero action, reward 0, the last success
 again, and `next.done` true there and on the row before. Recordings of other tools may lack that terminal row;
-they are read with the same formula, and the result of their last action is unknown.
+they are read with the same formula, the result of their last action is unknown, and a success that only their last row
+has is that row's.
+
+A value that is missing (null, NaN) is unknown, so an episode has only the columns that are known in all its rows.
 
     columns = to_rows(episode)
     episode = from_rows(columns, id="0", task="close the window")
@@ -85,9 +88,9 @@ def from_rows(
         id=id,
         task=task,
         frames=frames,
-        states=None if states is None else _matrix(states),
-        actions=_later(_matrix(columns[ACTION])) if ACTION in columns else None,
-        rewards=_later(columns[REWARD].reshape(-1)) if REWARD in columns else None,
+        states=None if states is None else _known(_matrix(states)),
+        actions=_known(_later(_matrix(columns[ACTION]))) if ACTION in columns else None,
+        rewards=_known(_later(columns[REWARD].reshape(-1))) if REWARD in columns else None,
         success=_success(columns[SUCCESS], success_at_reset) if SUCCESS in columns else None,
         outcome=outcome,
         meta=dict(meta or {}),
@@ -97,7 +100,8 @@ def from_rows(
 def last_success(columns: Mapping[str, NDArray[Any]]) -> bool | None:
     """The outcome by the rows: `next.success` of the last row, None where it was not recorded."""
     column = columns.get(SUCCESS)
-    return None if column is None or len(column) == 0 else bool(column.reshape(-1)[-1])
+    last = None if column is None or len(column) == 0 else column.reshape(-1)[-1]
+    return None if last is None or last != last else bool(last)
 
 
 def _earlier(column: FloatArray) -> FloatArray:
@@ -111,10 +115,19 @@ def _later(column: NDArray[Any]) -> FloatArray:
     return np.concatenate([np.zeros_like(column[:1]), column[:-1]])
 
 
-def _success(column: NDArray[Any], at_reset: bool) -> BoolArray:
-    shifted = np.roll(column.reshape(-1).astype(np.bool_), 1)
+def _success(column: NDArray[Any], at_reset: bool) -> BoolArray | None:
+    if column.dtype != np.bool_ and np.isnan(column.astype(np.float64)).any():
+        return None
+    flat = column.reshape(-1).astype(np.bool_)
+    shifted = np.roll(flat, 1)
     shifted[0] = at_reset
+    shifted[-1] |= flat[-1]
     return shifted
+
+
+def _known(column: FloatArray) -> FloatArray | None:
+    """The column, None where one of its values is missing."""
+    return None if np.isnan(column).any() else column
 
 
 def _matrix(column: NDArray[Any]) -> FloatArray:

@@ -91,10 +91,9 @@ def decode_video(path: Path, times_T: NDArray[Any], *, fps: float) -> ByteArray:
     times = np.asarray(times_T, dtype=np.float64)
     with _opened(path) as (container, stream):
         frames = allocate(len(times), stream.height, stream.width)
-        container.seek(max(0, round(float(times[0]) / stream.time_base) - 1), stream=stream, backward=True)
         budget = 16 * len(times) + 2000
         done, previous = 0, None
-        for picture in container.decode(stream):
+        for picture in _from_time(container, stream, float(times[0]) + 0.05 / fps):
             budget -= 1
             if picture.is_corrupt:
                 raise DataError(f"{path}: the frame at {picture.time:.3f} s is corrupt")
@@ -109,6 +108,42 @@ def decode_video(path: Path, times_T: NDArray[Any], *, fps: float) -> ByteArray:
         for t in range(done, len(times)):
             frames[t] = _nearest(path, float(times[t]), fps, previous)
     return frames
+
+
+def _from_time(container: Any, stream: Any, time: float) -> Iterator[Any]:
+    """The pictures of a stream, in order, from one at or before a time on, or from the first one of the file.
+
+    A seek may end at a key picture whose own time is later, or whose following pictures need earlier ones (an open
+    group): then a seek to an earlier place follows.
+
+    Args:
+        container: an open file.
+        stream: of pictures.
+        time: seconds.
+    """
+    back = 0.0
+    while True:
+        target = max(0, round((time - back) / stream.time_base) - 1)
+        container.seek(target, stream=stream, backward=True)
+        pictures = container.decode(stream)
+        first = next(pictures, None)
+        if target == 0 or (first is not None and first.time <= time):
+            break
+        back = 2 * back + 1.0
+    if first is not None:
+        yield first
+        yield from pictures
+
+
+def extent(path: Path) -> tuple[int, float]:
+    """How many frames the header of a file declares (0: it does not say), and the time of the first one in seconds.
+
+    Raises:
+        DataError: the file is truncated or corrupt.
+        MissingDependencyError: PyAV is not installed.
+    """
+    with _opened(path) as (_, stream):
+        return stream.frames, float((stream.start_time or 0) * stream.time_base)
 
 
 def count_frames(path: Path) -> int:
