@@ -309,6 +309,15 @@ def test_a_state_or_action_with_a_missing_value_is_absent_in_its_episode(tmp_pat
     assert all(e.actions is not None for e in read_episodes(tmp_path))
 
 
+def test_the_last_action_of_an_episode_may_be_null(tmp_path):
+    actions = [None if t in (2, 4, 7) else [float(t), 1.0] for t in range(9)]
+    foreign(tmp_path, SUCCESS, {"action": (actions, vector(2))})
+    first, second, third = read_episodes(tmp_path)
+    assert first.actions.tolist() == [[0, 0], [0, 1], [1, 1]]
+    assert second.actions.tolist() == [[0, 0], [3, 1]]
+    assert third.actions is None
+
+
 def test_a_success_in_the_last_row_alone_is_an_example_of_success(tmp_path):
     top = {"observation.images.top": (images(range(9), (8, 8)), {**IMAGE, "shape": [8, 8, 3]})}
     foreign(tmp_path, ACTIONS, SUCCESS, top)

@@ -10,7 +10,7 @@ from episode_samples import sample
 
 from guerdon.episodes import images, video
 from guerdon.episodes.read import dataset_hash, read_episodes, summarize
-from guerdon.episodes.video import VideoWriter, count_frames, decode_video, extent
+from guerdon.episodes.video import VideoWriter, count_frames, declared_frames, decode_video
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import DataError, MissingDependencyError
 
@@ -19,7 +19,7 @@ pytest.importorskip("av")
 
 def clip(length, *, height=32, width=48, level=0):
     """Frames whose grey value tells their number."""
-    grey = (level + 12 * np.arange(length)).astype(np.uint8)
+    grey = ((level + 12 * np.arange(length)) % 256).astype(np.uint8)
     return np.broadcast_to(grey[:, None, None, None], (length, height, width, 3)).copy()
 
 
@@ -123,12 +123,12 @@ def test_corrupt_pictures_are_not_passed_on(tmp_path):
         decode_video(path, np.arange(6) / 10, fps=10)
 
 
-def encoded(path, length, codec, options, *, fps=10):
-    """A clip of another encoder: (length, 32, 48, 3), grey values that tell the number of the frame."""
+def encoded(path, length, codec, options, muxer):
+    """A clip of another encoder: (length, 64, 64, 3), grey values that tell the number of the frame."""
     import av
 
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream(codec, rate=fps, options=options)
+    with av.open(str(path), "w", options=muxer) as container:
+        stream = container.add_stream(codec, rate=10, options=options)
         stream.height, stream.width, stream.pix_fmt = 64, 64, "yuv420p"
         for frame in clip(length, height=64, width=64, level=3):
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
@@ -136,25 +136,29 @@ def encoded(path, length, codec, options, *, fps=10):
     return path
 
 
-X265 = "log-level=none:open-gop=1:keyint=9:min-keyint=9:bframes=4:rc-lookahead=8:lossless=1"
+OPEN = "open-gop=1:keyint=12:min-keyint=12:b-adapt=0"
+HEVC = f"log-level=none:lossless=1:{OPEN}"
 
 
+@pytest.mark.parametrize("muxer", [{}, {"use_editlist": "0"}, {"movflags": "frag_keyframe+empty_moov"}])
 @pytest.mark.parametrize(
     ("codec", "options"),
     [
-        ("libx264", {"qp": "0", "bf": "3", "g": "7", "x264-params": "open-gop=1:keyint=7:min-keyint=7"}),
+        ("libx264", {"qp": "0", "bf": "3", "x264-params": f"{OPEN}:bframes=3"}),
         ("libx264", {"qp": "0", "g": "250"}),
-        ("libx265", {"x265-params": X265}),
-        ("libx265", {"x265-params": X265.replace("open-gop=1", "open-gop=0")}),
+        ("libx265", {"x265-params": f"{HEVC}:bframes=4"}),
+        ("libx265", {"x265-params": f"{HEVC}:keyint=25:bframes=16:b-pyramid=1"}),
+        ("libx265", {"x265-params": HEVC.replace("open-gop=1", "open-gop=0")}),
     ],
 )
-def test_an_episode_may_begin_anywhere_in_the_file_of_any_encoder(tmp_path, codec, options):
-    path = encoded(tmp_path / "clip.mp4", 21, codec, options)
-    frames = clip(21, height=64, width=64, level=3)
-    for start in range(21):
-        read = decode_video(path, np.arange(start, min(start + 3, 21)) / 10, fps=10)
+def test_an_episode_may_begin_anywhere_in_the_file_of_any_encoder(tmp_path, codec, options, muxer):
+    """A seek ends behind the target in 2 to 9 of the 31 starts of open groups."""
+    path = encoded(tmp_path / "clip.mp4", 31, codec, options, muxer)
+    frames = clip(31, height=64, width=64, level=3)
+    for start in range(31):
+        read = decode_video(path, np.arange(start, min(start + 3, 31)) / 10, fps=10)
         assert np.abs(read.astype(int) - frames[start : start + 3]).max() <= 4, start
-    assert extent(path) == (21, 0.0)
+    assert declared_frames(path) in (31, 0)
 
 
 def change_rows(path, **columns):
@@ -175,7 +179,7 @@ SPANS = {FROM: [0.0, 0.4], TO: [0.4, 0.9]}  # the two episodes of the first file
     [
         ({}, []),
         ({FROM: [0.02, 0.42], TO: [0.42, 0.92]}, []),  # within a row
-        ({FROM: [0.1, 0.5], TO: [0.5, 1.0]}, [0, 1]),  # all begin one row late
+        ({FROM: [0.1, 0.5], TO: [0.5, 1.0]}, [0, 1]),  # both begin one row late
         ({FROM: [0.0, 0.5], TO: [0.4, 1.0]}, [1]),  # a gap in a file without frames to spare
         ({FROM: [0.0, 0.3], TO: [0.4, 0.8]}, [1]),  # two episodes on one frame
         ({FROM: [0.0, 0.4], TO: [0.3, 0.9]}, [0]),  # fewer frames than rows

@@ -30,7 +30,7 @@ from guerdon.episodes.images import MAX_EPISODE_BYTES, check_images, decode_imag
 from guerdon.episodes.index import Entry, Skipped, load_index
 from guerdon.episodes.layout import Info
 from guerdon.episodes.rows import Columns, from_rows, last_success
-from guerdon.episodes.video import count_frames, decode_video, extent
+from guerdon.episodes.video import count_frames, declared_frames, decode_video
 from guerdon.errors import DataError, boundary
 from guerdon.types import ByteArray, Episode
 
@@ -91,7 +91,8 @@ def read_episodes(
 ) -> Iterator[Episode]:
     """The episodes of a data set one by one, in order.
 
-    In data of other tools, the outcome is `next.success` of the last row where that column exists, else None.
+    In data of other tools, the outcome is `next.success` of the last row where that column exists, else None. A null is
+    unknown: an episode has the columns that are known in all its rows.
 
     Args:
         root: folder that holds `meta/info.json`.
@@ -139,7 +140,7 @@ def _read(
     names = [*_ROW_COLUMNS, "timestamp", *([] if key is None else [key]), *views.values()]
     for entry, table in _tables(root, info, entries, names, skip):
         try:
-            columns = _columns(table, info, [*_ROW_COLUMNS, "timestamp"])
+            columns = _row_columns(table, info)
             outcome = entry.outcome if entry.outcome_known else last_success(columns)
             wanted = outcome is True or not only_success
             if wanted:
@@ -268,11 +269,11 @@ def _misplaced(root: Path, info: Info, entries: Sequence[Entry], cameras: Sequen
     for (key, path), owners in files.items():
         owners.sort(key=lambda entry: entry.videos[key].start)
         try:
-            frames, first = extent(path)
+            frames = declared_frames(path)
         except DataError:
             continue  # said where its frames are needed
         whole = frames == sum(entry.length for entry in owners)
-        free = first
+        free = 0.0
         for entry in owners:
             span = entry.videos[key]
             off = span.start - free
@@ -330,7 +331,7 @@ def _checked(info: Info, entry: Entry, table: pa.Table) -> Columns:
     Raises:
         DataError: it would skip the episode.
     """
-    columns = _columns(table, info, [*_ROW_COLUMNS, "timestamp"])
+    columns = _row_columns(table, info)
     for key in info.cameras().values():
         if info.features[key]["dtype"] == "video":
             if key in entry.videos:
@@ -485,6 +486,32 @@ def _tables(
             skip(Skipped(path, str(exc), entry.index))
             continue
         yield entry, table
+
+
+def _row_columns(table: pa.Table, info: Info) -> Columns:
+    """What `from_rows` reads, and the time stamps; columns with nulls are left out, but for that of success.
+
+    The last action and its reward may be null: what they led to is in no row.
+    """
+    columns: Columns = {}
+    for name in (*_ROW_COLUMNS, "timestamp"):
+        if name not in table.column_names:
+            continue
+        free = name in (layout.ACTION, layout.REWARD) and len(table) > 0 and not table[name][-1].is_valid
+        rows = table.slice(0, len(table) - 1) if free else table
+        if name == layout.SUCCESS or not _has_nulls(rows[name]):
+            values = _columns(rows, info, [name])[name]
+            columns[name] = (
+                np.concatenate([values, np.zeros_like(values, shape=(1, *values.shape[1:]))]) if free else values
+            )
+    return columns
+
+
+def _has_nulls(column: Any) -> bool:
+    """Whether a value of an Arrow column, or of the lists in it, is null."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    array = array.storage if isinstance(array, pa.ExtensionArray) else array
+    return bool(array.null_count) or (pa.types.is_nested(array.type) and _has_nulls(array.flatten()))
 
 
 def _columns(table: pa.Table, info: Info, names: Iterable[str]) -> Columns:

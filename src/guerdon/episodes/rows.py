@@ -10,8 +10,6 @@ again, and `next.done` true there and on the row before. Recordings of other too
 they are read with the same formula, the result of their last action is unknown, and a success that only their last row
 has is that row's.
 
-A value that is missing (null, NaN) is unknown, so an episode has only the columns that are known in all its rows.
-
     columns = to_rows(episode)
     episode = from_rows(columns, id="0", task="close the window")
 """
@@ -88,9 +86,9 @@ def from_rows(
         id=id,
         task=task,
         frames=frames,
-        states=None if states is None else _known(_matrix(states)),
-        actions=_known(_later(_matrix(columns[ACTION]))) if ACTION in columns else None,
-        rewards=_known(_later(columns[REWARD].reshape(-1))) if REWARD in columns else None,
+        states=None if states is None else _matrix(states),
+        actions=_later(_matrix(columns[ACTION])) if ACTION in columns else None,
+        rewards=_later(columns[REWARD].reshape(-1)) if REWARD in columns else None,
         success=_success(columns[SUCCESS], success_at_reset) if SUCCESS in columns else None,
         outcome=outcome,
         meta=dict(meta or {}),
@@ -116,6 +114,7 @@ def _later(column: NDArray[Any]) -> FloatArray:
 
 
 def _success(column: NDArray[Any], at_reset: bool) -> BoolArray | None:
+    """Success of each row; None where it is missing (null, NaN) in one of them."""
     if column.dtype != np.bool_ and np.isnan(column.astype(np.float64)).any():
         return None
     flat = column.reshape(-1).astype(np.bool_)
@@ -123,11 +122,6 @@ def _success(column: NDArray[Any], at_reset: bool) -> BoolArray | None:
     shifted[0] = at_reset
     shifted[-1] |= flat[-1]
     return shifted
-
-
-def _known(column: FloatArray) -> FloatArray | None:
-    """The column, None where one of its values is missing."""
-    return None if np.isnan(column).any() else column
 
 
 def _matrix(column: NDArray[Any]) -> FloatArray:

@@ -78,7 +78,7 @@ def decode_video(path: Path, times_T: NDArray[Any], *, fps: float) -> ByteArray:
 
     Args:
         path: an MP4 file.
-        times_T: (T,) seconds into the file, ascending.
+        times_T: (T,) seconds since the first frame of the file, ascending.
         fps: rows per second of the data set; a frame further away than 0.4 rows is not taken.
 
     Returns:
@@ -88,8 +88,8 @@ def decode_video(path: Path, times_T: NDArray[Any], *, fps: float) -> ByteArray:
         DataError: the file is truncated, corrupt or too large, or has no frame at one of the times.
         MissingDependencyError: PyAV is not installed.
     """
-    times = np.asarray(times_T, dtype=np.float64)
     with _opened(path) as (container, stream):
+        times = np.asarray(times_T, dtype=np.float64) + float((stream.start_time or 0) * stream.time_base)
         frames = allocate(len(times), stream.height, stream.width)
         budget = 16 * len(times) + 2000
         done, previous = 0, None
@@ -135,15 +135,15 @@ def _from_time(container: Any, stream: Any, time: float) -> Iterator[Any]:
         yield from pictures
 
 
-def extent(path: Path) -> tuple[int, float]:
-    """How many frames the header of a file declares (0: it does not say), and the time of the first one in seconds.
+def declared_frames(path: Path) -> int:
+    """How many frames the header of a file declares; 0 where it does not say.
 
     Raises:
         DataError: the file is truncated or corrupt.
         MissingDependencyError: PyAV is not installed.
     """
     with _opened(path) as (_, stream):
-        return stream.frames, float((stream.start_time or 0) * stream.time_base)
+        return int(stream.frames)
 
 
 def count_frames(path: Path) -> int:
