@@ -137,7 +137,7 @@ def encoded(path, length, codec, options, muxer):
 
 
 OPEN = "open-gop=1:keyint=12:min-keyint=12:b-adapt=0"
-HEVC = f"log-level=none:lossless=1:{OPEN}"
+HEVC = f"log-level=none:lossless=1:pools=none:frame-threads=1:wpp=0:{OPEN}"
 
 
 @pytest.mark.parametrize("muxer", [{}, {"use_editlist": "0"}, {"movflags": "frag_keyframe+empty_moov"}])

@@ -163,7 +163,7 @@ def test_a_classifier_says_success_above_the_threshold():
 @pytest.mark.parametrize(
     ("pictures", "message"),
     [
-        (np.zeros((2, 4, 4), np.uint8), "shape"),
+        (np.zeros((2, 5, 5, 2), np.uint8), "shape"),
         (np.full((2, 3, 4, 4), 2.0), "before they are normalised"),
         (np.zeros((2, 3, 4, 4), np.int64), "int64"),
     ],

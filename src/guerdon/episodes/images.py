@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from guerdon.errors import DataError, boundary
@@ -26,6 +25,9 @@ MAX_PIXELS = 4096 * 4096
 MAX_EPISODE_BYTES = 4 * 2**30
 """The most memory that the frames of one episode may take."""
 _PNG_LEVEL = 3
+# Pillow's modes of 8 bits a channel
+_COLOURS = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")
+_ROUNDING = 1e-3  # by how much a float may leave 0..1
 
 
 def encode_png(frames_T_H_W_C: ByteArray) -> list[bytes]:
@@ -104,6 +106,10 @@ def _opened(blobs: Sequence[bytes | None]) -> Iterator[tuple[int, Image.Image]]:
                 image = Image.open(io.BytesIO(blob), formats=("PNG", "JPEG"))
             except UnidentifiedImageError as exc:  # its own words hold an address in memory
                 raise DataError(f"image of row {t} is neither PNG nor JPEG") from exc
+        if image.mode not in _COLOURS:
+            raise DataError(
+                f"image of row {t} has grey values of more than 8 bits ({image.mode}), such as depth: it is no picture"
+            )
         if t and image.size != size:
             raise DataError(f"image of row {t} is {image.height}x{image.width}, row 0 is {size[1]}x{size[0]}")
         size = image.size
@@ -125,26 +131,59 @@ def allocate(count: int, height: int, width: int) -> ByteArray:
     return np.empty((count, height, width, 3), dtype=np.uint8)
 
 
-def from_array(values_T: NDArray[Any]) -> ByteArray:
-    """Frames from images that were stored as plain arrays.
+def rgb_frames(values_T: Any) -> ByteArray:
+    """Pictures in any of the usual layouts as RGB bytes; the one place where pictures of others come in.
 
     Args:
-        values_T: (T, H, W, 3) or (T, 3, H, W), uint8 in 0..255 or floats in 0..1.
+        values_T: T pictures of shape (H, W), or (H, W, C) or (C, H, W) with one (grey), three or four channels, of
+            which the fourth is left out; uint8, or floats from 0 to 1.
 
     Returns:
         (T, H, W, 3) uint8.
 
     Raises:
-        DataError: another shape, or floats outside 0..1.
+        DataError: another shape or kind of number, or values out of range.
     """
-    if values_T.ndim == 4 and values_T.shape[-1] != 3 and values_T.shape[1] == 3:
-        values_T = np.moveaxis(values_T, 1, -1)
-    if values_T.ndim != 4 or values_T.shape[-1] != 3:
-        raise DataError(f"images must have three channels first or last, got shape {values_T.shape}")
-    allocate(0, *values_T.shape[1:3])
-    if values_T.dtype == np.uint8:
-        return np.ascontiguousarray(values_T)
-    if not np.issubdtype(values_T.dtype, np.floating) or not ((values_T >= 0) & (values_T <= 1)).all():
-        raise DataError(f"images stored as {values_T.dtype} must be uint8, or floats between 0 and 1")
-    frames: ByteArray = np.rint(values_T * 255).astype(np.uint8)
-    return frames
+    found = np.asarray(values_T)
+    if found.ndim == 3:
+        found = found[..., None]
+    if (
+        found.ndim == 4
+        and found.shape[-1] != 3
+        and found.shape[1] in ((3,) if found.shape[-1] in (1, 4) else (1, 3, 4))
+    ):
+        found = np.moveaxis(found, 1, -1)
+    if found.ndim != 4 or found.shape[-1] not in (1, 3, 4):
+        raise DataError(
+            f"pictures have shape {found.shape[1:]}; they are (H, W), or (H, W, C) or (C, H, W) with 1, 3 or 4 channels"
+        )
+    allocate(0, *found.shape[1:3])
+    if found.dtype.kind == "f":
+        low, high = (float(found.min()), float(found.max())) if found.size else (0.0, 0.0)
+        if not (low >= -_ROUNDING and high <= 1 + _ROUNDING):
+            raise DataError(
+                f"pictures of floats must lie in [0, 1], these go from {low:.3g} to {high:.3g}: hand them over before "
+                "they are normalised, divide by 255, or pass uint8"
+            )
+        found = np.rint(np.clip(found.astype(np.result_type(found, np.float32)), 0, 1) * 255).astype(np.uint8)
+    elif found.dtype != np.uint8:
+        raise DataError(f"pictures must be uint8 or floats in [0, 1], not {found.dtype} (depth is no picture)")
+    found = np.repeat(found, 3, axis=-1) if found.shape[-1] == 1 else found[..., :3]
+    return np.ascontiguousarray(found)
+
+
+def rgb_picture(picture: Any) -> ByteArray:
+    """(H, W, 3) uint8 of one picture, as `render()` gives it; see `rgb_frames`.
+
+    Lists are read, of a list of pictures the last, and colours of any type of integers.
+
+    Raises:
+        DataError: there is none, or `rgb_frames` refuses it.
+    """
+    if picture is None or (isinstance(picture, list | tuple) and not picture):
+        raise DataError("there is no picture: it needs render_mode='rgb_array'")
+    with boundary(DataError, "the picture is no array"):
+        found = np.asarray(picture[-1] if isinstance(picture, list | tuple) and np.ndim(picture[-1]) == 3 else picture)
+    if found.dtype.kind in "iu" and found.ndim == 3 and found.size and 0 <= found.min() <= found.max() <= 255:
+        found = found.astype(np.uint8)
+    return rgb_frames(found[None])[0]

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from guerdon.episodes import layout
-from guerdon.episodes.images import MAX_EPISODE_BYTES, check_images, decode_images, from_array
+from guerdon.episodes.images import MAX_EPISODE_BYTES, check_images, decode_images, rgb_frames
 from guerdon.episodes.index import Entry, Skipped, load_index
 from guerdon.episodes.layout import Info
 from guerdon.episodes.rows import Columns, from_rows, last_success
@@ -221,7 +221,7 @@ def _from_table(table: pa.Table, info: Info, key: str) -> ByteArray:
     """The frames of a camera whose images are stored as arrays."""
     if key not in table.column_names:
         raise DataError(f"has no column {key}")
-    return from_array(_columns(table, info, [key])[key])
+    return rgb_frames(_columns(table, info, [key])[key])
 
 
 def _frames_path(root: Path, info: Info, entry: Entry, key: str | None) -> Path | None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from guerdon.episodes.images import rgb_frames
 from guerdon.errors import ConfigError, DataError, RewardFailure
 from guerdon.integrations.retries import RetriedModel
 from guerdon.models.load import load_reward_model
@@ -69,23 +70,12 @@ class FrameRewards:
 
 
 def uint8_frames(pictures: torch.Tensor | np.ndarray) -> ByteArray:
-    """(B, H, W, 3) uint8 of pictures in one of the usual layouts.
+    """(B, H, W, 3) uint8 of pictures; see `rgb_frames`.
 
     Raises:
         DataError: another shape or kind of number, or floats outside 0..1, as normalised pictures have.
     """
-    found = pictures.detach().cpu().numpy() if isinstance(pictures, torch.Tensor) else np.asarray(pictures)
-    if found.ndim != 4 or 3 not in (found.shape[1], found.shape[-1]):
-        raise DataError(f"pictures have shape {found.shape}; they are (B, 3, H, W) or (B, H, W, 3)")
-    if found.shape[-1] != 3:
-        found = found.transpose(0, 2, 3, 1)
-    if found.dtype.kind == "f":
-        if not ((found >= 0) & (found <= 1)).all():
-            raise DataError(
-                f"pictures of floats are from 0 to 1, these from {found.min():.3g} to {found.max():.3g}: hand over "
-                "pictures before they are normalised"
-            )
-        found = np.rint(found * 255)
-    elif found.dtype != np.uint8:
-        raise DataError(f"pictures are uint8 or floats, not {found.dtype}")
-    return np.ascontiguousarray(found, dtype=np.uint8)
+    if isinstance(pictures, torch.Tensor):
+        found = pictures.detach().cpu()
+        return rgb_frames((found.float() if found.is_floating_point() else found).numpy())
+    return rgb_frames(pictures)

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from guerdon.config import validate
-from guerdon.errors import ConfigError, RewardFailure
+from guerdon.episodes.images import rgb_picture
+from guerdon.errors import ConfigError, DataError, RewardFailure
 from guerdon.integrations.retries import RetriedModel
 from guerdon.models.image import ImageRewardModel
 from guerdon.models.load import load_source_model
@@ -293,7 +294,10 @@ def frame_of(observation: Any, frames: str | Callable[[Any], Any]) -> ByteArray:
     if not isinstance(observation, Mapping) or frames not in observation:
         had = ", ".join(observation) if isinstance(observation, Mapping) else type(observation).__name__
         raise ConfigError(f"frames={frames!r} is no key of the observation, which has {had}")
-    return checked_frame(observation[frames], f"observation[{frames!r}]")
+    what = f"observation[{frames!r}]"
+    if np.ndim(observation[frames]) == 3 and np.shape(observation[frames])[-1] == 4:
+        raise ConfigError(f"{what} has four channels, RGBA or a stack of grey frames; give it as RGB or grey")
+    return checked_frame(observation[frames], what)
 
 
 def checked_frame(picture: Any, what: str) -> ByteArray:
@@ -302,11 +306,10 @@ def checked_frame(picture: Any, what: str) -> ByteArray:
     Raises:
         ConfigError: it is no such picture.
     """
-    frame = np.asarray(picture)
-    if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[-1] != 3:
-        found = "nothing" if picture is None else f"{frame.dtype} of shape {frame.shape}"
+    try:
+        return rgb_picture(picture)
+    except DataError as error:
         raise ConfigError(
-            f"{what} is {found}; frames are uint8 of shape (H, W, 3). Make the environment with "
-            "render_mode='rgb_array', or say with frames= where they are in the observation"
-        )
-    return frame
+            f"{what}: {error}. Make the environment with render_mode='rgb_array', or say with frames= where they are "
+            "in the observation"
+        ) from error

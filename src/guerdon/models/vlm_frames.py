@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from guerdon.episodes.images import rgb_frames
 from guerdon.errors import DataError
 from guerdon.types import ByteArray, IntArray
 
@@ -148,19 +149,12 @@ def to_bytes(array_T_H_W_C: NDArray[Any]) -> ByteArray:
     """(T, H, W, 3) RGB bytes of pictures with 1, 3 or 4 channels, of which there is at least one.
 
     Raises:
-        DataError: neither uint8 nor floats in [0, 1], or transparent.
+        DataError: as `rgb_frames`, or transparent.
     """
-    array = array_T_H_W_C
-    if np.issubdtype(array.dtype, np.floating):
-        if not np.isfinite(array).all() or array.min() < 0 or array.max() > 1:
-            raise DataError("float pictures must lie in [0, 1]: divide by 255, undo a normalisation, or pass uint8")
-        array = np.rint(array.astype(np.result_type(array, np.float32)) * 255).astype(np.uint8)
-    elif array.dtype != np.uint8:
-        raise DataError(f"pictures must be uint8 or floats in [0, 1], got {array.dtype}")
-    if array.shape[-1] == 4:
-        if (array[..., 3] != 255).any():
-            raise DataError("RGBA pictures with transparency: blend them over a background first")
-        array = array[..., :3]
-    if array.shape[-1] == 1:
-        array = np.repeat(array, 3, axis=-1)
-    return np.ascontiguousarray(array)
+    frames = rgb_frames(array_T_H_W_C)
+    if (
+        array_T_H_W_C.shape[-1] == 4
+        and (array_T_H_W_C[..., 3] != (1 if array_T_H_W_C.dtype.kind == "f" else 255)).any()
+    ):
+        raise DataError("RGBA pictures with transparency: blend them over a background first")
+    return frames

@@ -10,7 +10,8 @@ import numpy as np
 from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from guerdon.errors import ConfigError, MissingDependencyError, boundary
+from guerdon.episodes.images import rgb_picture
+from guerdon.errors import ConfigError, DataError, MissingDependencyError, boundary
 from guerdon.types import ByteArray
 from guerdon.worlds.camera import choose_headless_backend, close_at_exit
 from guerdon.worlds.eye import stacked
@@ -23,7 +24,7 @@ class KeepTerminalFrame(gymnasium.Wrapper):  # type: ignore[misc]
         """One step; the info of the last one carries the picture."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         if terminated or truncated:
-            info = {**info, "terminal_frame": self.env.render()}
+            info = {**info, "terminal_frame": rgb_picture(self.env.render())}
         return observation, reward, terminated, truncated, info
 
 
@@ -129,12 +130,14 @@ class RenderEye:
                 picture = self._env.envs[index].render()
             else:
                 picture = self._env.call("render")[index]
-        if picture is None:
-            raise ConfigError("the environment draws nothing: it needs render_mode='rgb_array'")
+        try:
+            shown = rgb_picture(picture)
+        except DataError as error:
+            raise ConfigError(f"render() of the environment: {error}") from error
         if not self._drawn:
             close_at_exit(self._env)
             self._drawn = True
-        return np.asarray(picture, dtype=np.uint8)
+        return shown
 
     def render(self, looks: Sequence[ByteArray]) -> ByteArray:
         """Stack pictures, resized to the declared size."""
