@@ -309,6 +309,30 @@ def test_a_state_or_action_with_a_missing_value_is_absent_in_its_episode(tmp_pat
     assert all(e.actions is not None for e in read_episodes(tmp_path))
 
 
+def depth(value):
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((4, 6), value, np.uint16)).save(buffer, "PNG")
+    return {"bytes": buffer.getvalue(), "path": None}
+
+
+def test_depth_beside_a_camera_is_no_camera_and_said_once(tmp_path, caplog):
+    top = {"observation.images.top": ([png(t) for t in range(9)], IMAGE)}
+    far = {"observation.images.far": ([depth(700 + t) for t in range(9)], {**IMAGE, "shape": [4, 6, 1]})}
+    grey = {"observation.images.side": ([png(t) for t in range(9)], {**IMAGE, "shape": [4, 6, 1]})}
+    foreign(tmp_path / "a", ACTIONS, SUCCESS, far, top)
+    for _ in range(2):
+        assert [e.frames[0, 0, 0].tolist() for e in read_episodes(tmp_path / "a")] == [[0] * 3, [3] * 3, [5] * 3]
+    assert summarize(tmp_path / "a").cameras == ("top",)
+    assert [record.getMessage().count("observation.images.far") for record in caplog.records] == [1]
+    foreign(tmp_path / "b", ACTIONS, SUCCESS, top, grey)
+    assert summarize(tmp_path / "b").cameras == ("side", "top")
+    depth_of_metres = {
+        "observation.images.far": ((np.ones((9, 4, 6, 1)) * 2).tolist(), {"dtype": "float32", "shape": [4, 6, 1]})
+    }
+    foreign(tmp_path / "c", ACTIONS, SUCCESS, top, depth_of_metres)
+    assert summarize(tmp_path / "c").cameras == ("top",)
+
+
 def test_the_last_action_of_an_episode_may_be_null(tmp_path):
     actions = [None if t in (2, 4, 7) else [float(t), 1.0] for t in range(9)]
     foreign(tmp_path, SUCCESS, {"action": (actions, vector(2))})

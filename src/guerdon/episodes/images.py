@@ -86,6 +86,14 @@ def check_images(blobs: Sequence[bytes | None]) -> None:
         raise DataError("the episode has no rows")
 
 
+def grey_depth(blob: bytes) -> bool:
+    """Whether an encoded image has grey values of more than 8 bits, as depth has; False where it cannot be opened."""
+    try:
+        return Image.open(io.BytesIO(blob), formats=("PNG", "JPEG")).mode not in _COLOURS
+    except (SyntaxError, OSError, ValueError, struct.error):
+        return False
+
+
 def _verified(blob: bytes | None) -> bool:
     """Whether every chunk of a PNG has its checksum."""
     try:

@@ -272,5 +272,13 @@ def _is_camera(key: str, feature: Feature) -> bool:
     details = {**(feature.get("video_info") or {}), **(feature.get("info") or {})}
     if details.get("is_depth_map") or details.get("video.is_depth_map"):
         return False
-    array_image = key.startswith("observation.image") and len(feature["shape"]) == 3
-    return feature["dtype"] in ("image", "video") or array_image
+    if feature["dtype"] in ("image", "video"):
+        return True
+    coloured = feature["dtype"] == "uint8" or (feature["dtype"].startswith("float") and not one_channel(feature))
+    return key.startswith("observation.image") and len(feature["shape"]) == 3 and coloured
+
+
+def one_channel(feature: Feature) -> bool:
+    """Whether a feature of pictures declares one value per pixel, as grey pictures and depth maps have."""
+    shape = tuple(feature["shape"])
+    return len(shape) == 2 or (len(shape) == 3 and 1 in (shape[0], shape[-1]))

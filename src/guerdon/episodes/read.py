@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -26,7 +27,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from guerdon.episodes import layout
-from guerdon.episodes.images import MAX_EPISODE_BYTES, check_images, decode_images, rgb_frames
+from guerdon.episodes.images import MAX_EPISODE_BYTES, check_images, decode_images, grey_depth, rgb_frames
 from guerdon.episodes.index import Entry, Skipped, load_index
 from guerdon.episodes.layout import Info
 from guerdon.episodes.rows import Columns, from_rows, last_success
@@ -231,8 +232,41 @@ def _frames_path(root: Path, info: Info, entry: Entry, key: str | None) -> Path 
     return layout.shard_path(root, info.video_path or layout.VIDEO_PATH, entry.videos[key].where, video_key=key)
 
 
+@lru_cache(maxsize=64)
+def _is_depth(root: Path, data_path: str, key: str) -> bool:
+    """Whether the first picture of a feature has more than 8 bits per pixel; said once."""
+    for path in sorted(root.glob(re.sub(r"\{[^}]*\}", "*", data_path))):
+        with boundary(DataError, f"{path} cannot be read"):
+            batches = pq.ParquetFile(path).iter_batches(batch_size=1, columns=[key])
+            blob = next((row["bytes"] for batch in batches for row in batch.to_pylist()[0].values() if row), None)
+        if blob:
+            found = grey_depth(blob)
+            if found:
+                _log.warning("%s: %s holds pictures of more than 8 bits, such as depth: it is no camera", root, key)
+            return found
+    return False
+
+
+def cameras_of(root: Path, info: Info) -> dict[str, str]:
+    """Short name of each camera to its feature key; depth maps are none.
+
+    Raises:
+        DataError: a data shard cannot be read.
+    """
+    features = info.features
+    return {
+        name: key
+        for name, key in info.cameras().items()
+        if not (
+            features[key]["dtype"] == "image"
+            and layout.one_channel(features[key])
+            and _is_depth(root, info.data_path, key)
+        )
+    }
+
+
 def _camera(root: Path, info: Info, camera: str | None) -> str | None:
-    cameras = info.cameras()
+    cameras = cameras_of(root, info)
     if camera is None:
         if len(cameras) > 1:
             raise DataError(f"{root} has several cameras: pass camera= one of {', '.join(sorted(cameras))}")
@@ -303,14 +337,15 @@ def summarize(root: str | Path) -> DatasetSummary:
     frame_count = cache(count_frames)
     episodes = frames = successes = 0
     tasks: dict[str, None] = {}
-    entries = _entries(source, info, skipped.append, tuple(info.cameras().values()))
+    cameras = cameras_of(source, info)
+    entries = _entries(source, info, skipped.append, tuple(cameras.values()))
     for entry, table in _tables(source, info, entries, _stored(info), skipped.append):
         lost = _missing_video(source, info, entry, frame_count)
         if lost is not None:
             skipped.append(lost)
             continue
         try:
-            columns = _checked(info, entry, table)
+            columns = _checked(info, entry, table, cameras.values())
         except DataError as exc:
             skipped.append(Skipped(layout.shard_path(source, info.data_path, entry.data), str(exc), entry.index))
             continue
@@ -321,18 +356,17 @@ def summarize(root: str | Path) -> DatasetSummary:
         tasks[entry.task] = None
     if not episodes:
         raise _unreadable(source)
-    cameras = tuple(info.cameras())
-    return DatasetSummary(episodes, frames, successes, tuple(tasks), cameras, info.fps, tuple(skipped))
+    return DatasetSummary(episodes, frames, successes, tuple(tasks), tuple(cameras), info.fps, tuple(skipped))
 
 
-def _checked(info: Info, entry: Entry, table: pa.Table) -> Columns:
+def _checked(info: Info, entry: Entry, table: pa.Table, cameras: Iterable[str]) -> Columns:
     """The columns of an episode that `read_episodes` would give, its images checked.
 
     Raises:
         DataError: it would skip the episode.
     """
     columns = _row_columns(table, info)
-    for key in info.cameras().values():
+    for key in cameras:
         if info.features[key]["dtype"] == "video":
             if key in entry.videos:
                 _times(entry, key, columns, info.fps)

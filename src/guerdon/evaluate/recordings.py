@@ -22,7 +22,7 @@ from guerdon.episodes import layout
 from guerdon.episodes.images import encode_png
 from guerdon.episodes.index import load_index
 from guerdon.episodes.progress_files import read_progress
-from guerdon.episodes.read import dataset_hash, read_episodes
+from guerdon.episodes.read import cameras_of, dataset_hash, read_episodes
 from guerdon.errors import ConfigError, DataError, MissingDependencyError, boundary
 from guerdon.evaluate.scores import score_episodes
 from guerdon.models.load import load_reward_model
@@ -80,7 +80,7 @@ def write_recordings(
         raise MissingDependencyError("recordings need the package rerun-sdk: pip install 'guerdon[rerun]'") from error
     source = Path(root)
     info = layout.load_info(source)
-    cameras = [*info.cameras()]
+    cameras = [*cameras_of(source, info)]
     if camera is not None:
         camera = layout.camera_name(camera)
     elif len(cameras) > 1 and models:
