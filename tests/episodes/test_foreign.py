@@ -325,7 +325,7 @@ def test_depth_beside_a_camera_is_no_camera_and_said_once(tmp_path, caplog):
     assert summarize(tmp_path / "a").cameras == ("top",)
     assert [record.getMessage().count("observation.images.far") for record in caplog.records] == [1]
     foreign(tmp_path / "b", ACTIONS, SUCCESS, top, grey)
-    assert summarize(tmp_path / "b").cameras == ("side", "top")
+    assert summarize(tmp_path / "b").cameras == ("top", "side")
     depth_of_metres = {
         "observation.images.far": ((np.ones((9, 4, 6, 1)) * 2).tolist(), {"dtype": "float32", "shape": [4, 6, 1]})
     }

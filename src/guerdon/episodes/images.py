@@ -194,4 +194,5 @@ def rgb_picture(picture: Any) -> ByteArray:
         found = np.asarray(picture[-1] if isinstance(picture, list | tuple) and np.ndim(picture[-1]) == 3 else picture)
     if found.dtype.kind in "iu" and found.ndim == 3 and found.size and 0 <= found.min() <= found.max() <= 255:
         found = found.astype(np.uint8)
-    return rgb_frames(found[None])[0]
+    shown: ByteArray = rgb_frames(found[None])[0]
+    return shown

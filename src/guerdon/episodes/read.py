@@ -227,7 +227,7 @@ def _from_table(table: pa.Table, info: Info, key: str) -> ByteArray:
 
 def _frames_path(root: Path, info: Info, entry: Entry, key: str | None) -> Path | None:
     """The MP4 file with an episode's frames, None where the camera is not stored as video, or not in this episode."""
-    if key not in entry.videos:
+    if key is None or key not in entry.videos:
         return None
     return layout.shard_path(root, info.video_path or layout.VIDEO_PATH, entry.videos[key].where, video_key=key)
 
