@@ -184,7 +184,7 @@ class SubprocessWorker:
         self._read = bytearray()
         ready: dict[str, Any] = {}
         with contextlib.suppress(WorkerError):
-            ready = self._line(start_seconds)
+            ready = self.reply(start_seconds)
         if "ready" not in ready:
             self.kill()
             why = f" ({ready['error']})" if "error" in ready else ""
@@ -202,6 +202,15 @@ class SubprocessWorker:
             WorkerDiedError: the process ended, or its reply is not a JSON object.
             WorkerTimeoutError: there was no reply in time; the process must be killed.
         """
+        self.send(request, files=files)
+        return self.reply(timeout)
+
+    def send(self, request: Mapping[str, Any], *, files: Sequence[int] = ()) -> None:
+        """Send a request, whose reply `reply` reads.
+
+        Raises:
+            WorkerDiedError: the process ended.
+        """
         try:
             if files:
                 assert self._socket is not None
@@ -209,10 +218,9 @@ class SubprocessWorker:
             self._requests.write(json.dumps(request).encode() + b"\n")
         except OSError as error:
             raise WorkerDiedError from error
-        return self._line(timeout)
 
-    def _line(self, timeout: float) -> dict[str, Any]:
-        """The next line that the process writes."""
+    def reply(self, timeout: float) -> dict[str, Any]:
+        """The next line that the process writes; raises as `request` does."""
         deadline = time.monotonic() + timeout
         searched = 0
         while self._read.find(b"\n", searched) < 0:

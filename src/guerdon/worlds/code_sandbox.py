@@ -2,25 +2,32 @@
 r"""Body of the process that runs programs of a model, one test at a time, away from everything else (Linux).
 
 It moves itself into namespaces of its own (user, mounts, processes, network, IPC) and into a root directory that holds
-the interpreter and the system's libraries, read-only, and an empty `/tmp` in memory. Then it answers requests, one line
-of JSON each, until its input ends. A test is a process without privileges, with limits on time, memory, files and
-processes; after each test every process of the namespace is killed. This process never learns what the right outputs
-are: they are compared by the one that started it (`code_tests.py`). It imports nothing but the standard library.
+the interpreter and the system's libraries, read-only, and an empty `/tmp` in memory, and gives up every family of
+sockets but AF_UNIX. Then it answers requests, one line of JSON each, until its input ends. A request is a process
+without privileges, with limits on time, memory, files and processes; after it every process of the namespace is killed.
+A sandbox that runs programs never learns what the right outputs are: they are judged in another one. It imports nothing
+but the standard library. Its arguments are folders of packages to show, at `/packages/0` and so on.
 
-    $ echo '{"source": "print(2)", "tests": [{"stdin": "1", "most": 99}], "cpu": 9}' | python -I -S code_sandbox.py
+    $ echo '{"source": "print(2)", "stdin": "1", "most": 99, "cpu": 9}' | python -I -S code_sandbox.py
     {"ready": true}
-    {"results": [{"state": "done", "output": "2\n"}]}
+    {"state": "done", "output": "2\n"}
 """
+
+from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import resource
 import select
 import signal
+import socket
+import struct
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,61 +36,25 @@ DISK = 64 << 20  # bytes in /tmp
 OUTPUT = 8 << 20  # bytes that a process may write to a file, its output included
 PROCESSES = 8  # and threads, at a time
 FILES = 64  # open in a process
-LATE = 3  # tests that run out of time, after which the others are not run
-
 _PYTHON = os.path.realpath(sys.executable)  # of the interpreter itself, where this one belongs to a virtual environment
 _NAMESPACES = 0x10000000 | 0x00020000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000  # USER NS PID NET IPC UTS
 _NOBODY = 65534
 _SHOWN = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/nix/store", "/etc/ld.so.cache", "/dev/null", "/dev/zero",
           "/dev/random", "/dev/urandom")  # fmt: skip
 _MOUNT_SETATTR = 442
-_CALLS = """
-import decimal, fractions, json, os, sys
-_results = os.fdopen(os.dup(1), "w", encoding="utf-8")
-os.dup2(2, 1)  # what the program prints is no result
-
-def _plain(value):
-    if value is None or isinstance(value, (bool, str)):
-        return value if value is None or isinstance(value, bool) else str.__str__(value)
-    if isinstance(value, (int, float)):
-        return int(value) if isinstance(value, int) else float(value)
-    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item"):
-        return _plain(value.item())
-    if isinstance(value, (fractions.Fraction, decimal.Decimal)) and value - value == 0:
-        return {"ratio": list(value.as_integer_ratio())}
-    for kind in (list, tuple, set, frozenset):
-        if isinstance(value, kind):
-            return {kind.__name__: [_plain(v) for v in kind.__iter__(value)]}
-    if isinstance(value, dict):
-        return {"dict": [[_plain(k), _plain(v)] for k, v in dict.items(value)]}
-    return {"other": type(value).__name__}
-
-_PRELUDE = '''
-import bisect, collections, copy, functools, heapq, itertools, math, operator, random, re, string, sys
-from collections import *
-from functools import *
-from heapq import *
-from itertools import *
-from typing import *
-'''  # what the functions of such data sets expect to find, as at the sites that they come from
-
-def _main():
-    with open("/tmp/calls.json", encoding="utf-8") as file:
-        asked = json.load(file)
-    names = {"__name__": "solution"}
-    if asked["function"]:
-        exec(_PRELUDE, names)
-    exec(compile(asked["source"], "solution.py", "exec"), names)
-    exec(asked["setup"], names)
-    if asked["function"].isidentifier() and asked["function"] not in names and "Solution" in names:
-        names[asked["function"]] = getattr(names["Solution"](), asked["function"])
-    _results.write(json.dumps([_plain(eval(call, names)) for call in asked["calls"]]))
-    _results.flush()
-
-_main()
-"""  # runs in the process of the program, so that it guarantees nothing: the values are what the program claims
+_CALLS = Path(__file__).with_name("code_calls.py")  # what a process of a test runs that is no program of its own
+_FAMILY = 1  # AF_UNIX
+_ARCHITECTURES = {  # of the kernel: its number, and those of socket, socketpair and other calls that open sockets
+    "x86_64": (0xC000003E, 41, 53, ()),
+    "aarch64": (0xC00000B7, 198, 199, ()),
+    "riscv64": (0xC00000F3, 198, 199, ()),
+    "ppc64le": (0xC0000015, 326, 333, (102,)),
+    "s390x": (0x80000016, 359, 360, (102,)),
+}
+_IO_URING = (425, 426, 427)  # setup, enter, register; the same everywhere
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_calls = _CALLS.read_text(encoding="utf-8") if _CALLS.is_file() else ""  # before its folder is out of sight
 
 
 def _call(name: str, *arguments: Any) -> None:
@@ -140,8 +111,43 @@ def enter_namespaces() -> int:
     return _NOBODY if user == 0 else user
 
 
-def enter_root() -> None:
-    """A root directory of its own: the interpreter, the system's libraries and four devices, read-only."""
+class _Filter(ctypes.Structure):
+    _fields_ = [("count", ctypes.c_ushort), ("steps", ctypes.c_char_p)]  # noqa: RUF012 (as ctypes reads it)
+
+
+def close_sockets() -> None:
+    """Forbid this process and its children every socket but those of AF_UNIX, and io_uring, which opens its own.
+
+    Calls of another architecture (32 bits, x32) end the process, so that none is reached by another number.
+
+    Raises:
+        OSError: the kernel has no seccomp, or guerdon no numbers for this architecture.
+    """
+    machine = os.uname().machine
+    if machine not in _ARCHITECTURES:
+        raise OSError(f"no filter of system calls for {machine}")
+    architecture, single, pair, others = _ARCHITECTURES[machine]
+    load, equal, at_least, end = 0x20, 0x15, 0x35, 0x06
+    allow, kill, refuse = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EAFNOSUPPORT
+    family = 16 if sys.byteorder == "little" else 20  # of the low half of the first argument
+    steps = [(load, 0, 0, 4), (equal, 1, 0, architecture), (end, 0, 0, kill), (load, 0, 0, 0)]
+    if machine == "x86_64":
+        steps += [(at_least, 0, 1, 0x40000000), (end, 0, 0, kill)]
+    for number in (*others, *_IO_URING):
+        steps += [(equal, 0, 1, number), (end, 0, 0, refuse)]
+    steps += [(equal, 2, 0, single), (equal, 1, 0, pair), (end, 0, 0, allow)]
+    steps += [(load, 0, 0, family), (equal, 1, 0, _FAMILY), (end, 0, 0, refuse), (end, 0, 0, allow)]
+    program = _Filter(len(steps), b"".join(struct.pack("=HBBI", *step) for step in steps))
+    _call("prctl", 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+    _call("prctl", 22, 2, ctypes.byref(program), 0, 0)  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+
+
+def enter_root(packages: Sequence[str] = ()) -> None:
+    """A root directory of its own: the interpreter, the system's libraries and four devices, read-only.
+
+    Args:
+        packages: folders to show as `/packages/0`, `/packages/1`, ...
+    """
     _mount("none", "/", None, 0x4000 | 0x40000)  # MS_REC | MS_PRIVATE
     _mount("tmpfs", "/tmp", "tmpfs", 2 | 4, "size=1m,mode=755")
     Path("/tmp/old").mkdir()
@@ -159,6 +165,9 @@ def enter_root() -> None:
         elif source.exists():
             target.touch()
             _mount(str(source), path, None, 0x1000)
+    for place, source in enumerate(packages):
+        Path(f"/packages/{place}").mkdir(parents=True)
+        _mount(f"/old{source}", f"/packages/{place}", None, 0x1000 | 0x4000)
     limit = Path("/old/proc/sys/user/max_user_namespaces")
     with contextlib.suppress(OSError):  # where /proc is read-only; a namespace inside gains rights over nothing here
         limit.write_text("0")  # of this namespace: no test makes another one
@@ -168,49 +177,60 @@ def enter_root() -> None:
     _read_only("/")
 
 
-def run_test(asked: dict[str, Any], test: dict[str, Any], user: int) -> dict[str, str]:
-    """How one test ended: `state` (done, failed, time) and its `output`."""
+def run(asked: dict[str, Any], user: int, link: int | None) -> dict[str, str]:
+    """How a process ended: `state` (done, failed, time) and its `output`.
+
+    Args:
+        asked: `source`, the text of a Python program, with `stdin`; or `calls`, what `code_calls.py` is to do. `cpu`
+            seconds, `most` bytes of output.
+        user: that it runs as.
+        link: the socket to the other process of a test.
+    """
     _mount("tmpfs", "/tmp", "tmpfs", 2 | 4, f"size={DISK},nr_inodes=4096,mode=1777")
     try:
-        return _run(asked, test, user)
+        return _run(asked, user, link)
     finally:
         _call("umount2", b"/tmp", 2)
 
 
-def _run(asked: dict[str, Any], test: dict[str, Any], user: int) -> dict[str, str]:
+def _run(asked: dict[str, Any], user: int, link: int | None) -> dict[str, str]:
     given = os.open("/tmp/stdin", os.O_RDWR | os.O_CREAT, 0o600)
     written = os.open("/tmp/stdout", os.O_RDWR | os.O_CREAT, 0o600)
     for name in ("/tmp/stdin", "/tmp/stdout"):
         os.unlink(name)
-    os.write(given, test.get("stdin", "").encode("utf-8", "replace"))
+    os.write(given, asked.get("stdin", "").encode("utf-8", "replace"))
     os.lseek(given, 0, os.SEEK_SET)
-    calls = {"source": asked["source"], "setup": "", "function": "", **test}
-    Path("/tmp/main.py").write_text(_CALLS if "calls" in test else asked["source"], encoding="utf-8", errors="replace")
-    Path("/tmp/calls.json").write_text(json.dumps(calls if "calls" in test else {}))
+    calls = asked.get("calls")
+    Path("/tmp/main.py").write_text(_calls if calls else asked["source"], encoding="utf-8", errors="replace")
+    if calls:
+        Path("/tmp/calls.json").write_text(json.dumps(calls))
     pid = os.fork()
     if pid == 0:
-        _become(user, given, written, int(asked["cpu"]))
+        _become(user, [given, written], int(asked["cpu"]), link)
+    if link is not None:
+        os.close(link)
     status = _wait(pid, 2.0 * asked["cpu"] + 1.0)
     _kill_all()
     size = os.fstat(written).st_size
     os.lseek(written, 0, os.SEEK_SET)
-    output = b"".join(iter(lambda: os.read(written, 1 << 16), b"")) if size <= test["most"] else b""
+    output = b"".join(iter(lambda: os.read(written, 1 << 16), b"")) if size <= asked["most"] else b""
     os.close(given)
     os.close(written)
     late = status is None or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU)
-    state = "time" if late else "done" if status == 0 and size <= test["most"] else "failed"
+    state = "time" if late else "done" if status == 0 and size <= asked["most"] else "failed"
     return {"state": state, "output": output.decode("utf-8", "replace") if state == "done" else ""}
 
 
-def _become(user: int, given: int, written: int, cpu: int) -> None:
-    """Turn into the program under test; never returns."""
+def _become(user: int, streams: list[int], cpu: int, link: int | None) -> None:
+    """Turn into the process under test; never returns."""
     try:
         os.setsid()
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         nothing = os.open("/dev/null", os.O_RDWR)
-        for place, file in enumerate((given, written, nothing)):
+        kept = [*streams, nothing, *([] if link is None else [link])]
+        for place, file in enumerate([os.dup(file) for file in kept]):
             os.dup2(file, place)
-        os.closerange(3, 4096)
+        os.closerange(len(kept), 4096)
         os.chdir("/tmp")
         for kind, soft, hard in (
             (resource.RLIMIT_AS, MEMORY, MEMORY),
@@ -225,7 +245,6 @@ def _become(user: int, given: int, written: int, cpu: int) -> None:
             os.setgroups([])
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)
-        _call("prctl", 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS; capabilities go with the change of user, or at execve
         os.execve(_PYTHON, [_PYTHON, "-I", "-B", "/tmp/main.py"], {})  # noqa: S606 (what all this is for)
     finally:
         os._exit(127)
@@ -256,23 +275,22 @@ def _kill_all() -> None:
             return
 
 
-def serve(user: int) -> None:
+def serve(user: int, packages: Sequence[str], files: socket.socket | None) -> None:
     """Answer requests from standard input until it ends. Process 1 of its namespace: all others end with it."""
     _call("prctl", 1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
     _call("prctl", 4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: its memory is closed to the tests
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     try:
-        enter_root()
+        enter_root(packages)
+        close_sockets()
     except OSError as error:
         _say({"error": str(error)})
         return
     _say({"ready": True})
     for line in sys.stdin:
-        asked, results = json.loads(line), list[dict[str, str]]()
-        for test in asked["tests"]:
-            late = sum(result["state"] == "time" for result in results)
-            results.append({"state": "skipped", "output": ""} if late >= LATE else run_test(asked, test, user))
-        _say({"results": results})
+        asked = json.loads(line)
+        links = socket.recv_fds(files, 1, 1)[1] if files is not None and asked.get("link") else []
+        _say(run(asked, user, links[0] if links else None))
 
 
 def _say(reply: dict[str, Any]) -> None:
@@ -280,7 +298,7 @@ def _say(reply: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def main() -> None:
+def main(packages: Sequence[str], files: socket.socket | None = None) -> None:
     """Start the first process of the namespace, and end it when the reader of the replies is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle; its end closes the pipe
     try:
@@ -290,7 +308,7 @@ def main() -> None:
         return
     child = os.fork()
     if child == 0:
-        serve(user)
+        serve(user, packages, files)
         os._exit(0)
     ended = os.pidfd_open(child)
     poll = select.poll()
@@ -301,4 +319,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    *shown, descriptor = sys.argv[1:] or ["-"]
+    main(shown, None if descriptor == "-" else socket.socket(fileno=int(descriptor)))

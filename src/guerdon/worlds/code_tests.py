@@ -1,7 +1,8 @@
-r"""The tests of a programming task: read from a data set, run in isolation, compared here.
+r"""The tests of a programming task: read from the forms of public data sets, run and judged in isolation.
 
-Programs run in `code_sandbox.py`, which gets inputs and calls but never the right outputs: what it returns are strings
-and plain values, and only this process decides whether they are right. The outcome is the share of tests passed.
+A program runs in one sandbox (`code_sandbox.py`), which gets inputs and calls but never a test or a right output; its
+outputs and values are judged in a second one, which never holds the program (`code_calls.py`). This process reads
+nothing that a program wrote. The outcome is the share of tests passed.
 
     tests = read_tests('{"inputs": ["1\n"], "outputs": ["2\n"]}')
     with Sandbox() as sandbox:
@@ -10,55 +11,57 @@ and plain values, and only this process decides whether they are right. The outc
 
 from __future__ import annotations
 
-import ast
-import builtins
 import functools
 import json
 import math
-import operator
 import os
 import re
+import socket
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
+import sysconfig
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from guerdon.errors import DataError, MissingDependencyError
 from guerdon.subprocess_worker import SubprocessWorker, WorkerError
+from guerdon.worlds.code_forms import CodeTest, tests_from
 
 _START_SECONDS = 60.0  # for the namespaces, on a machine that is busy
-_VALUES = 1 << 18  # bytes that the values of a test's calls may take, and that an output may have too much
-_DIGITS = 1e-6  # relative or absolute difference at which two printed decimals count as equal
-_FENCE = re.compile(r"^```[ \t]*([A-Za-z0-9+.-]*)[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+_VERDICT = 4096  # bytes of a verdict
+_LATE = 3  # tests that run out of time, after which the others are not run
+_FENCE = re.compile(r"```[ \t]*([A-Za-z0-9+.-]*)[ \t]*")
+_KEYS = (
+    "inputs?|outputs?|fn_name|tests?|test_cases?|testtype|unit_tests|stdin|entry_point|test_list|test_code|functional|"
+    "public_test_cases|private_test_cases|input_output|verification_info|test_setup_code"
+)
 _CODE = re.compile(
-    r"""\A[\s"]*[\[{](?s:.{0,2000}?)["'](?:inputs?|outputs?|fn_name|tests|test_cases?|testtype|unit_tests|stdin)\\?["']\s*:"""
-    r"""|^[^\w\n]{0,24}(?:assert\b|self\.assert\w+\(|def \w+\(.*:\s*$|class \w+(?:\(.*\))?:\s*$)""",
+    rf"""\A[\s"]*[\[{{](?s:.{{0,2000}}?)["'](?:{_KEYS})\\?["']\s*:"""
+    r"""|^[^\w\n]{0,24}(?:assert\b|self\.assert\w+\(|from solution import\b|import solution\b"""
+    r"""|def \w+\(.*:\s*$|class \w+(?:\(.*\))?:\s*$)""",
     re.MULTILINE,
 )
 
 
-@dataclass(frozen=True)
-class CodeTest:
-    """One test.
-
-    Attributes:
-        request: to the sandbox: `stdin`, or `calls` with `setup` and `function`; a test that writes more
-            than `most` bytes fails.
-        passes: whether what it wrote, or the values of the calls, are right.
-    """
-
-    request: Mapping[str, Any]
-    passes: Callable[[Any], bool]
-
-
 def program_of(response: str) -> str | None:
     """The program in a response: the last closed block between ``` marks that is Python or names no language."""
-    blocks = [
-        text for language, text in _FENCE.findall(response) if language.lower() in ("", "python", "python3", "py")
-    ]
-    return blocks[-1] if blocks else None
+    found: str | None = None
+    opened: tuple[str, int] | None = None
+    lines = response.split("\n")
+    for number, line in enumerate(lines):
+        fence = _FENCE.fullmatch(line.rstrip("\r"))
+        if fence is None:
+            continue
+        if opened is None:
+            opened = (fence[1].lower(), number)
+            continue
+        if fence[1]:
+            continue
+        if opened[0] in ("", "python", "python3", "py"):
+            found = "".join(f"{text}\n" for text in lines[opened[1] + 1 : number])
+        opened = None
+    return found
 
 
 def is_code(ability: str, ground_truth: str) -> bool:
@@ -71,242 +74,22 @@ def is_code(ability: str, ground_truth: str) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def read_tests(ground_truth: str) -> tuple[CodeTest, ...]:
-    """The tests of a row: JSON with `inputs`, `outputs` and perhaps `fn_name` (APPS, TACO, PRIME), or `assert` lines.
+    """The tests of a row, in any of the forms that `code_forms` lists.
 
     Raises:
-        DataError: it is neither, there is no test in it, or one needs more than calls, values and comparisons.
+        DataError: it is none of them, there is no test in it, or one could be faked by the program.
     """
     try:
-        given = json.loads(ground_truth)
-    except ValueError:
-        given = None
-    try:
-        if isinstance(given, list):  # of MBPP
-            ground_truth = _joined(given)
-        tests = _from_json(given) if isinstance(given, dict) else _from_asserts(ground_truth)
-    except (ValueError, SyntaxError, RecursionError, TypeError) as error:
+        tests = tests_from(ground_truth)
+    except (ValueError, SyntaxError, RecursionError, TypeError, KeyError, MemoryError) as error:
         raise DataError(f"its tests cannot be read: {error}") from error
     if not tests:
         raise DataError("its tests cannot be read: there is none")
     return tuple(tests)
 
 
-def _from_json(given: Mapping[str, Any]) -> list[CodeTest]:
-    inputs, outputs, name = given.get("inputs"), given.get("outputs"), given.get("fn_name")
-    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-        raise ValueError("inputs and outputs must be two lists of the same length")
-    pairs = zip(inputs, outputs, strict=True)
-    if not name:
-        return [_output_test(_joined(i), _joined(o)) for i, o in pairs]
-    if not str(name).isidentifier():
-        raise ValueError(f"fn_name is {str(name)[:40]!r}, which is no name")
-    return [_call_test(str(name), i, o) for i, o in pairs]
-
-
-def _output_test(given: str, expected: str) -> CodeTest:
-    most = 2 * len(expected.encode("utf-8", "replace")) + _VALUES
-    return CodeTest({"stdin": given, "most": most}, functools.partial(same_output, expected))
-
-
-def _call_test(name: str, given: Any, expected: Any) -> CodeTest:
-    """A call of a function; as in LiveCodeBench, strings are arguments in JSON, one a line."""
-    arguments = [json.loads(line) for line in given.split("\n")] if isinstance(given, str) else given
-    if not isinstance(arguments, list):
-        raise ValueError("the inputs of a function are a list of its arguments")
-    wanted = json.loads(expected) if isinstance(given, str) and isinstance(expected, str) else expected
-    request = {"calls": [f"{name}(*{arguments!r})"], "setup": "", "function": name, "most": _VALUES}
-    return CodeTest(request, functools.partial(_same_value, wanted))
-
-
-def _joined(given: Any) -> str:
-    """What a program reads or writes; a list is its lines."""
-    return "\n".join(map(str, given)) if isinstance(given, list) else str(given)
-
-
-def same_output(expected: str, written: str) -> bool:
-    """Whether a program wrote what it should: the same words in the same lines, blank lines at the end aside.
-
-    Decimals may differ by 1e-6, relatively or absolutely, where the expected one has a decimal point.
-    """
-
-    def lines(text: str) -> list[list[str]]:
-        return [line.split() for line in text.rstrip().split("\n")]
-
-    def same(word: str, other: str) -> bool:
-        if word == other:
-            return True
-        decimals = [re.fullmatch(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?", w) for w in (word, other)]
-        if "." not in word or not all(decimals) or math.isinf(float(word)):
-            return False
-        return math.isclose(float(word), float(other), rel_tol=_DIGITS, abs_tol=_DIGITS)
-
-    left, right = lines(expected), lines(written)
-    return len(left) == len(right) and all(
-        len(a) == len(b) and all(map(same, a, b)) for a, b in zip(left, right, strict=True)
-    )
-
-
-def _same_value(expected: Any, values: Sequence[Any]) -> bool:
-    """As in APPS: lists for tuples, and an expected list of one value may stand for the value."""
-    found = _listed(values[0])
-    return bool(found == expected or (isinstance(expected, list) and len(expected) == 1 and found == expected[0]))
-
-
-def _listed(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_listed(v) for v in value]
-    if isinstance(value, dict):  # names in JSON are strings
-        return {k if isinstance(k, str) else str(k): _listed(v) for k, v in value.items()}
-    return value
-
-
-_COMPARISONS: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not, ast.In: lambda a, b: a in b,
-    ast.NotIn: lambda a, b: a not in b,
-}  # fmt: skip
-_ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
-}  # fmt: skip
-_UNARY: dict[type, Callable[[Any], Any]] = {ast.Not: operator.not_, ast.USub: operator.neg, ast.UAdd: operator.pos}
-_PLAIN = (abs, all, any, bool, dict, float, frozenset, int, len, list, max, min, round, set, sorted, str, sum, tuple)
-_FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in _PLAIN} | {
-    "isclose": math.isclose,
-    "math.isclose": math.isclose,
-}
-
-
-def _from_asserts(text: str) -> list[CodeTest]:
-    """`assert` statements; what comes before them (imports, names) is run with the program.
-
-    Calls of the program's functions become requests, and the rest of each statement is evaluated here.
-    """
-    setup: list[str] = []
-    tests = []
-    foreign = set(dir(builtins))
-    for statement in ast.parse(text).body:
-        if isinstance(statement, ast.Assert):
-            cut = _Calls(foreign)
-            rest = cut.visit(statement.test)
-            if not cut.calls:
-                raise ValueError(f"no function is called in {ast.unparse(statement)[:80]!r}")
-            _check(rest)
-            request = {"calls": cut.calls, "setup": "\n".join(setup), "function": cut.name, "most": _VALUES}
-            tests.append(CodeTest(request, functools.partial(_holds, rest)))
-        elif isinstance(statement, ast.Import | ast.ImportFrom | ast.Assign):
-            setup.append(ast.unparse(statement))
-            if not isinstance(statement, ast.Assign):
-                foreign |= {alias.asname or alias.name for alias in statement.names}
-        else:
-            raise ValueError(f"expected assert, an import or a name, found {ast.unparse(statement)[:80]!r}")
-    return tests
-
-
-class _Calls(ast.NodeTransformer):
-    """Takes calls of a program's functions out of an expression and leaves their number there."""
-
-    def __init__(self, foreign: Collection[str]) -> None:
-        self.calls: list[str] = []
-        self.name = ""
-        self._foreign = foreign
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        """A call of a known function stays, with calls inside it taken out; any other goes."""
-        name = ast.unparse(node.func)
-        if name in _FUNCTIONS:
-            return self.generic_visit(node)
-        if not re.fullmatch(r"\w+(\(\)\.\w+)?", name) or name.partition("(")[0] in self._foreign:
-            raise ValueError(f"{name[:80]!r} is called, which is not a function of the program")
-        inner = [part for part in ast.walk(node) if isinstance(part, ast.Call) and part is not node]
-        if {ast.unparse(part.func) for part in inner} - _FUNCTIONS.keys() - {name.partition("(")[0]}:
-            raise ValueError(f"{name} is called with what another function returns; the program could define both")
-        self.name = name
-        self.calls.append(ast.unparse(node))
-        return ast.Subscript(ast.Name("_values", ast.Load()), ast.Constant(len(self.calls) - 1), ast.Load())
-
-
-def _check(node: ast.expr) -> None:
-    """Refuse an expression that `_evaluated` cannot evaluate.
-
-    Raises:
-        ValueError: it has something else than values, calls, arithmetic and comparisons.
-    """
-    for part in ast.walk(node):
-        known = isinstance(part, ast.Constant | ast.List | ast.Tuple | ast.Set | ast.Dict | ast.Compare | ast.BoolOp)
-        known |= isinstance(part, ast.expr_context | ast.cmpop | ast.boolop | ast.keyword | ast.Call)
-        known |= type(part) in _ARITHMETIC or type(part) in _UNARY or isinstance(part, ast.BinOp | ast.UnaryOp)
-        known |= isinstance(part, ast.Subscript | ast.Name | ast.Attribute) and _is_known_name(part)
-        if not known:
-            raise ValueError(f"{ast.unparse(node)[:80]!r} is more than values, calls and comparisons")
-        if isinstance(part, ast.Constant) and not isinstance(part.value, bool | int | float | str | None):
-            raise ValueError(f"{ast.unparse(part)[:80]!r} is compared, which is no plain value")
-
-
-def _is_known_name(node: ast.AST) -> bool:
-    text = ast.unparse(node)
-    return text in _FUNCTIONS or text in ("math", "_values") or text.startswith("_values[")
-
-
-def _holds(node: ast.expr, values: Sequence[Any]) -> bool:
-    """Whether an assertion is true of the values; an error in it is a test that failed, as it is in Python."""
-    try:
-        return bool(_evaluated(node, values))
-    except (TypeError, ValueError, ArithmeticError, KeyError, IndexError, RecursionError, MemoryError):
-        return False
-
-
-def _evaluated(node: ast.AST, values: Sequence[Any]) -> Any:
-    """The value of an expression that `_check` let through."""
-
-    def of(part: ast.AST | None) -> Any:
-        return None if part is None else _evaluated(part, values)
-
-    match node:
-        case ast.Constant(value=value):
-            return value
-        case ast.List(elts=parts):
-            return [of(p) for p in parts]
-        case ast.Tuple(elts=parts):
-            return tuple(of(p) for p in parts)
-        case ast.Set(elts=parts):
-            return {of(p) for p in parts}
-        case ast.Dict(keys=keys, values=parts):
-            return {of(k): of(p) for k, p in zip(keys, parts, strict=True)}
-        case ast.Name(id="_values"):
-            return values
-        case ast.Name(id=name):
-            return _FUNCTIONS[name]
-        case ast.Subscript(value=part, slice=place):
-            return of(part)[of(place)]
-        case ast.UnaryOp(op=kind, operand=part):
-            return _UNARY[type(kind)](of(part))
-        case ast.BinOp(left=left, op=kind, right=right):
-            return _arithmetic(type(kind), of(left), of(right))
-        case ast.BoolOp(op=ast.And(), values=parts):
-            return all(of(p) for p in parts)
-        case ast.BoolOp(values=parts):
-            return any(of(p) for p in parts)
-        case ast.Compare(left=left, ops=kinds, comparators=parts):
-            sides = [of(left), *map(of, parts)]
-            return all(_COMPARISONS[type(k)](a, b) for k, a, b in zip(kinds, sides, sides[1:], strict=False))
-        case ast.Call(func=function, args=parts, keywords=named):
-            options = {str(k.arg): of(k.value) for k in named}
-            return _FUNCTIONS[ast.unparse(function)](*map(of, parts), **options)
-    raise ValueError(ast.dump(node)[:80])
-
-
-def _arithmetic(kind: type, left: Any, right: Any) -> Any:
-    """Arithmetic with numbers that stays small: what is compared comes from an untrusted program."""
-    if kind is not ast.Add and not all(isinstance(v, int | float) for v in (left, right)):
-        raise TypeError("arithmetic with something else than numbers")
-    if kind is ast.Pow and (abs(right) > 1000 or abs(left) > 1e6):
-        raise OverflowError("too large")
-    return _ARITHMETIC[kind](left, right)
-
-
 class Sandbox:
-    """A process in namespaces of its own that runs programs (see `code_sandbox.py`).
+    """Two processes in namespaces of their own (see `code_sandbox.py`): one runs programs, one judges what they do.
 
     Raises:
         MissingDependencyError: this machine has no such isolation; says what to change.
@@ -315,41 +98,116 @@ class Sandbox:
     def __init__(self) -> None:
         if sys.platform != "linux":
             raise MissingDependencyError("programs of a model run in isolation on Linux only; leave code rows out")
-        python = os.path.realpath(sys.executable)
-        command = [python, "-I", "-S", "-B", str(Path(__file__).with_name("code_sandbox.py"))]
-        try:
-            self._process = SubprocessWorker(
-                command,
-                start_seconds=_START_SECONDS,
-                description="process that runs programs in isolation",
-                environment={},
-            )
-        except MissingDependencyError as error:
-            raise MissingDependencyError(
-                f"{error}. Rows of code tasks need Linux 5.12 and user namespaces: allow them (sysctl "
-                "kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0; in a container, "
-                "--cap-add SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined), or leave "
-                "code rows out"
-            ) from error
+        self._process = _start()
+        self._judge: SubprocessWorker | None = None
+        self._packages: list[str] = []
 
     def run(self, source: str, requests: Sequence[Mapping[str, Any]], cpu_seconds: int) -> list[dict[str, Any]] | None:
-        """How each request ended (`state`, `output`), in order; None where the process ended or hung itself."""
-        asked = {"source": source, "tests": [dict(request) for request in requests], "cpu": cpu_seconds}
+        """How a program ended on each request (`state`, `output`), in order; None where a sandbox ended or hung.
+
+        Args:
+            source: the program.
+            requests: `stdin` and `most`, bytes of output; or `calls`, the test of a function (`CodeTest.request`).
+            cpu_seconds: per request.
+        """
+        results: list[dict[str, Any]] = []
         try:
-            results = self._process.request(asked, len(requests) * (2.0 * cpu_seconds + 6.0) + 10.0).get("results")
+            for request in requests:
+                if sum(result["state"] == "time" for result in results) >= _LATE:
+                    results.append({"state": "skipped", "output": ""})
+                elif "stdin" in request:
+                    asked = {"source": source, "cpu": cpu_seconds, **request}
+                    results.append(self._process.request(asked, _wall(cpu_seconds)))
+                else:
+                    results.append(self._test(source, request, cpu_seconds))
         except WorkerError:
             return None
-        return results if isinstance(results, list) and len(results) == len(requests) else None
+        return results
+
+    def compare(self, pairs: Sequence[tuple[str, str]], cpu_seconds: int) -> list[bool] | None:
+        """Which outputs are right, of pairs of the right one and the one written; None where a sandbox ended."""
+        asked = {"calls": {"pairs": pairs}, "cpu": cpu_seconds, "most": _VERDICT + 9 * len(pairs)}
+        try:
+            reply = self._judging().request(asked, _wall(cpu_seconds))
+        except WorkerError:
+            return None
+        if reply["state"] == "done":
+            return [found is True for found in json.loads(reply["output"])]
+        if len(pairs) == 1:  # an output that cannot be compared within the limits is not right
+            return [False]
+        each = [self.compare([pair], cpu_seconds) for pair in pairs]
+        return None if None in each else [bool(found and found[0]) for found in each]
+
+    def _test(self, source: str, request: Mapping[str, Any], cpu_seconds: int) -> dict[str, Any]:
+        """Run a test in one process and the program that it calls in another; they share a socket."""
+        mine = {"source": source, "context": request["context"], "hidden": request["hidden"]}
+        ours, theirs = socket.socketpair()
+        try:
+            common = {"cpu": cpu_seconds, "most": _VERDICT, "link": True}
+            self._process.send({"calls": mine, **common}, files=[ours.fileno()])
+            judge = self._judging()
+            calls = {**request, "packages": self._packages}
+            judge.send({"calls": calls, **common}, files=[theirs.fileno()])
+        finally:
+            ours.close()
+            theirs.close()
+        verdict, ran = judge.reply(_wall(cpu_seconds)), self._process.reply(_wall(cpu_seconds))
+        if verdict["state"] == "done":
+            found = json.loads(verdict["output"] or '{"verdict": "failed", "detail": ""}')
+            if found["verdict"] != "failed" or ran["state"] != "time":
+                return {"state": "done", "verdict": found["verdict"], "output": found["detail"]}
+        late = "time" in (verdict["state"], ran["state"])
+        return {"state": "time" if late else "failed", "output": ""}
+
+    def _judging(self) -> SubprocessWorker:
+        if self._judge is None:
+            folders = package_folders()
+            self._judge = _start(*folders)
+            self._packages = [f"/packages/{place}" for place in range(len(folders))]
+        return self._judge
 
     def close(self) -> None:
-        """End the process and everything that it started."""
+        """End the processes and everything that they started."""
         self._process.kill()
+        if self._judge is not None:
+            self._judge.kill()
 
     def __enter__(self) -> Sandbox:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _wall(cpu_seconds: int) -> float:
+    return 2.0 * cpu_seconds + 16.0
+
+
+def package_folders() -> list[str]:
+    """Folders of the packages that tests may import: where this interpreter's own packages, numpy and pytest are."""
+    specs = [find_spec(name) for name in ("numpy", "pytest")]
+    found = [str(Path(spec.origin).parents[1]) for spec in specs if spec is not None and spec.origin]
+    return list(dict.fromkeys(f for f in (*found, sysconfig.get_path("purelib")) if Path(f).is_dir()))
+
+
+def _start(*packages: str) -> SubprocessWorker:
+    python = os.path.realpath(sys.executable)
+    script = str(Path(__file__).with_name("code_sandbox.py"))
+    try:
+        return SubprocessWorker(
+            [python, "-I", "-S", "-B", script, *packages],
+            start_seconds=_START_SECONDS,
+            description="process that runs programs in isolation",
+            pass_files=True,
+            environment={},
+        )
+    except MissingDependencyError as error:
+        raise MissingDependencyError(
+            f"{error}. Rows of code tasks need Linux 5.12, user namespaces and seccomp: allow them (sysctl "
+            "kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0; in a container, "
+            "--cap-add SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined), or leave "
+            "code rows out"
+        ) from error
 
 
 @functools.cache
@@ -369,65 +227,29 @@ def check_isolation() -> None:
 
 
 def run_tests(tests: Sequence[CodeTest], source: str, sandbox: Sandbox, *, cpu_seconds: float) -> float | None:
-    """The share of tests that a program passes; None where the sandbox failed.
+    """The share of tests that a program passes; None where a sandbox failed.
 
     Args:
         tests: at least one.
         source: the program.
-        sandbox: runs it.
+        sandbox: runs and judges it.
         cpu_seconds: per test, rounded up; twice as much and a second by the clock. A program that is late three times
             is not run again, and passes none of the other tests.
-    """
-    results = sandbox.run(source, [test.request for test in tests], math.ceil(cpu_seconds))
-    if results is None:
-        return None
-    return sum(_passed(test, result) for test, result in zip(tests, results, strict=True)) / len(tests)
-
-
-def _passed(test: CodeTest, result: Mapping[str, Any]) -> bool:
-    if result["state"] != "done":
-        return False
-    if "stdin" in test.request:
-        return test.passes(result["output"])
-    try:
-        values = [_value(v) for v in json.loads(result["output"])]  # which the program may have written itself
-    except (ValueError, TypeError, KeyError, RecursionError, AttributeError, ArithmeticError):
-        return False
-    return len(values) == len(test.request["calls"]) and test.passes(values)
-
-
-class _Other:
-    """A value that is none of Python's plain ones; equal to nothing."""
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __eq__(self, other: object) -> bool:
-        return False
-
-    def __bool__(self) -> bool:
-        raise TypeError("not a plain value")
-
-
-_KINDS: dict[str, Callable[[Any], Any]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
-
-
-def _value(plain: Any) -> Any:
-    """A value from the form that the sandbox writes it in.
 
     Raises:
-        ValueError: it is not in that form.
+        DataError: a test fails without the program, or only the program could say how it ends.
     """
-    if not isinstance(plain, dict):
-        if isinstance(plain, list):
-            raise ValueError("a bare list")
-        return plain
-    (kind, parts), *more = plain.items()
-    if more:
-        raise ValueError("more than one kind")
-    if kind == "other":
-        return _Other()
-    if kind == "ratio":
-        return Fraction(*parts)
-    if kind == "dict":
-        return {_value(k): _value(v) for k, v in parts}
-    return _KINDS[kind]([_value(v) for v in parts])
+    cpu = math.ceil(cpu_seconds)
+    results = sandbox.run(source, [test.request for test in tests], cpu)
+    if results is None:
+        return None
+    for result in results:
+        if result.get("verdict") in ("broken", "not judged"):
+            raise DataError(f"a test is {result['verdict']}: {result['output']}")
+    ended = [(test.expected, r["output"]) for test, r in zip(tests, results, strict=True) if r["state"] == "done"]
+    written = [(expected, output) for expected, output in ended if expected is not None]
+    right = sandbox.compare(written, cpu) if written else []
+    if right is None:
+        return None
+    passed = sum(result.get("verdict") == "passed" for result in results)
+    return (passed + sum(right)) / len(tests)

@@ -282,15 +282,15 @@ def check_code(response: str, ground_truth: str, cpu_seconds: float = 10.0) -> V
     Raises:
         MissingDependencyError: programs cannot be isolated on this machine.
     """
+    program = program_of(response)
     try:
         tests = read_tests(ground_truth)
+        if program is None:
+            return VerifierResult("answer_unparsable", None, "no closed block of Python in the response")
+        with Sandbox() as sandbox:
+            passed = run_tests(tests, program, sandbox, cpu_seconds=cpu_seconds)
     except DataError as error:
-        return VerifierResult("gold_unparsable", None, str(error))
-    program = program_of(response)
-    if program is None:
-        return VerifierResult("answer_unparsable", None, "no closed block of Python in the response")
-    with Sandbox() as sandbox:
-        passed = run_tests(tests, program, sandbox, cpu_seconds=cpu_seconds)
+        return VerifierResult("gold_unparsable", program, str(error))
     if passed is None:
         return VerifierResult("timeout", program, "the process that runs the tests ended")
     return VerifierResult(

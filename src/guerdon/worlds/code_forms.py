@@ -1,0 +1,404 @@
+r"""The forms in which public data sets hold the tests of programming tasks, and the tests that they describe.
+
+- `inputs` and `outputs`, with `fn_name` where a function is called: APPS, TACO, PRIME's Eurus-2-RL-Data
+- lists of `input`, `output` and `testtype` (`stdin`, `functional`) or `type`: LiveCodeBench, DeepCoder, SYNTHETIC-1
+- `test` with `check(candidate)`, and `entry_point`: HumanEval, HumanEval+, LeetCodeDataset
+- `assert` statements, in a text or a list, with helpers and imports; `test_list`, `test_setup_code`, `test_imports`:
+  MBPP, MBPP+, AceCode
+- functions and classes of pytest and unittest that import from `solution`, or use `entry_point`: KodCode, BigCodeBench
+
+A text is split into its tests: functions, classes, or single assertions. A name that a test uses and does not define is
+the program's, or comes from the definitions of the task's own `prompt`.
+
+    tests_from('{"test": "def check(candidate):\n    assert candidate(1) == 2", "entry_point": "f"}')
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import json
+import re
+import symtable
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+_OUTPUT = 1 << 18  # bytes that an output may have too much
+_MODULES = {"bisect", "collections", "copy", "datetime", "functools", "heapq", "itertools", "json", "math", "operator",
+            "random", "re", "statistics", "string", "sys", "time", "typing"}  # fmt: skip
+_TEXTS = ("test", "test_code", "functional")
+_CASES = ("test_cases", "tests", "unit_tests")
+_COLUMNS = (*_TEXTS, *_CASES, "test_list", "public_test_cases", "private_test_cases", "input_output",
+            "verification_info")  # fmt: skip
+_BESIDE = ("entry_point", "fn_name", "metadata", "test_setup_code", "test_imports", "import_prefix", "prompt")
+_COMPRESSED = re.compile(r"\s*(?:eJ|H4sI|gAS)[A-Za-z0-9+/_=\s-]{40,}")
+_PACKED = (
+    "they are a compressed pickle, which guerdon does not open: decode them once with the data set's own loader and "
+    "store them as JSON, or remove them and keep the public tests"
+)
+
+
+@dataclass(frozen=True)
+class CodeTest:
+    """One test.
+
+    Attributes:
+        request: to the sandbox: `stdin` and `most`, the bytes that may be written; or a test of functions: its text
+            `test` with the function or class `name` in it, `check` of `entry`, or a call with `arguments` and the
+            value `wanted`; `context` is what the task's prompt defines, less the `hidden` names.
+        expected: the right output, where there is one.
+    """
+
+    request: Mapping[str, Any]
+    expected: str | None = None
+
+
+def tests_of_row(row: Mapping[str, Any]) -> str | None:
+    """The tests that a row has in columns of its own, as JSON for `tests_from`; None where it has none."""
+    found = {key: row[key] for key in _COLUMNS if isinstance(row.get(key), str | list | tuple | Mapping) and row[key]}
+    text = next((found[key] for key in _TEXTS if key in found), "")
+    if not found or (text and not (isinstance(text, str) and re.search(r"\bassert|\bself\.assert|\bdef ", text))):
+        return None
+    beside = {key: row[key] for key in _BESIDE if isinstance(row.get(key), str | list | Mapping) and row[key]}
+    solution = next((row[key] for key in ("code", "canonical_solution", "solution") if isinstance(row.get(key), str)), "")
+    return json.dumps({**found, **beside, "defines": sorted(_defined(solution))}, default=_listed)
+
+
+def _listed(value: Any) -> Any:
+    """Arrays of Parquet files as lists."""
+    return value.tolist()
+
+
+def tests_from(ground_truth: str) -> list[CodeTest]:
+    """The tests that a true answer holds.
+
+    Raises:
+        ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError: it is in none of the forms, or a
+            test could be faked by the program or needs what is not there.
+    """
+    if _COMPRESSED.fullmatch(ground_truth):
+        raise ValueError(_PACKED)
+    return _tests(_parsed(ground_truth), {})
+
+
+def _parsed(text: Any) -> Any:
+    """JSON, or Python's spelling of it, as a value; other text as it is."""
+    for _ in range(2):
+        if not isinstance(text, str) or text.lstrip()[:1] not in ("{", "[", '"'):
+            break
+        try:
+            text = json.loads(text)
+        except ValueError:
+            try:
+                text = ast.literal_eval(text)
+            except (ValueError, SyntaxError):
+                break
+    return text
+
+
+def _tests(given: Any, beside: Mapping[str, Any]) -> list[CodeTest]:
+    if isinstance(given, str):
+        return _from_text(given, beside)
+    if isinstance(given, list | tuple):
+        if all(isinstance(case, str) for case in given):
+            return _from_text("\n".join(given), beside)
+        return [_from_case(case, beside) for case in given]
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{str(given)[:80]!r} is no test")
+    given = {key: _parsed(value) if key not in ("prompt", "import_prefix") else value for key, value in given.items()}
+    beside = {**beside, **given}
+    for first, second in (("inputs", "outputs"), ("input", "output"), ("inputs", "results")):
+        if isinstance(given.get(first), list) and isinstance(given.get(second), list):
+            if len(given[first]) != len(given[second]):
+                raise ValueError(f"{first} and {second} must be two lists of the same length")
+            pairs = zip(given[first], given[second], strict=True)
+            return [_from_case({"input": i, "output": o}, beside) for i, o in pairs]
+    for inner in ("input_output", "verification_info"):
+        if given.get(inner):
+            return _tests(given[inner], {k: v for k, v in beside.items() if k != inner})
+    return _from_columns(given, beside)
+
+
+def _from_columns(given: Mapping[str, Any], beside: Mapping[str, Any]) -> list[CodeTest]:
+    hidden = given.get("private_test_cases")
+    if isinstance(hidden, str) and hidden:
+        raise ValueError(f"private_test_cases: {_PACKED}")
+    cases = [*(given.get("public_test_cases") or ()), *(hidden or ())]
+    if cases:
+        return [_from_case(case, beside) for case in cases]
+    for key in (*_TEXTS, "test_list", *_CASES):
+        if given.get(key):
+            return _tests(given[key], {k: v for k, v in beside.items() if k not in (*_COLUMNS, "inputs", "outputs")})
+    if "input" in given and "output" in given:
+        return [_from_case(given, beside)]
+    raise ValueError(
+        "expected two lists inputs and outputs, a list of input and output, test with entry_point, test_list, or "
+        f"assert statements; found {', '.join(map(str, given))[:80] or 'nothing'}"
+    )
+
+
+def _entry(given: Mapping[str, Any]) -> str:
+    """The function that is called: a name, or a path such as `Solution().name`."""
+    metadata = given.get("metadata")
+    metadata = _parsed(metadata) if isinstance(metadata, str) else metadata
+    inner = metadata if isinstance(metadata, Mapping) else {}
+    name = given.get("fn_name") or given.get("func_name") or inner.get("func_name") or given.get("entry_point") or ""
+    if name and not re.fullmatch(r"\w+(\(\))?(\.\w+)*", str(name)):
+        raise ValueError(f"the name of the function is {str(name)[:40]!r}, which is no name")
+    return str(name)
+
+
+def _from_case(case: Any, beside: Mapping[str, Any]) -> CodeTest:
+    """An input and its output, or arguments and their value."""
+    if not isinstance(case, Mapping) or "input" not in case or "output" not in case:
+        raise ValueError(f"a test has input and output, this is {str(case)[:80]!r}")
+    kind = case.get("testtype") or case.get("type") or ""
+    entry = _entry(case) or _entry({k: v for k, v in beside.items() if k != "entry_point" or not kind})
+    if kind not in ("", "stdin", "stdin_stdout", "functional", "function_call"):
+        raise ValueError(f"a test of the type {str(kind)[:40]!r}; stdin and functional are known")
+    if kind in ("functional", "function_call") and not (entry := entry or _entry(beside)):
+        raise ValueError("a functional test needs the name of its function: metadata.func_name, or fn_name")
+    if not entry or kind in ("stdin", "stdin_stdout"):
+        expected = _lines(case["output"])
+        most = 2 * len(expected.encode("utf-8", "replace")) + _OUTPUT
+        return CodeTest({"stdin": _lines(case["input"]), "most": most}, expected)
+    arguments, wanted = case["input"], case["output"]
+    if isinstance(arguments, str):  # as in LiveCodeBench: in JSON, one a line
+        arguments = [_value(line) for line in arguments.split("\n") if line.strip()]
+        wanted = _value(wanted) if isinstance(wanted, str) else wanted
+    if not isinstance(arguments, list):
+        raise ValueError("the inputs of a function are a list of its arguments")
+    return CodeTest(_request(beside, entry) | {"arguments": arguments, "wanted": wanted})
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return json.loads(json.dumps(ast.literal_eval(text.strip())))
+
+
+def _lines(given: Any) -> str:
+    """What a program reads or writes; a list is its lines."""
+    return "\n".join(map(str, given)) if isinstance(given, list) else str(given)
+
+
+def _request(beside: Mapping[str, Any], entry: str) -> dict[str, Any]:
+    context = _context(beside)
+    return {"entry": entry, "context": context, "hidden": [entry.split(".")[0].removesuffix("()")]}
+
+
+def _context(beside: Mapping[str, Any]) -> str:
+    """The definitions in the task's own text, where it is Python; a function without a body gets one."""
+    for key in ("import_prefix", "prompt"):
+        text = beside.get(key)
+        for ending in ("", "\n    pass\n"):
+            if isinstance(text, str) and _defined(text + ending):
+                return text + ending
+    return ""
+
+
+def _defined(text: str) -> set[str]:
+    """Names that a text of Python defines; none where it is no Python."""
+    try:
+        table = symtable.symtable(text, "text", "exec")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    return {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
+
+
+def _undefined(text: str) -> set[str]:
+    """Names that a text uses and neither it nor Python defines."""
+    table = symtable.symtable(text, "text", "exec")
+    defined, used = set(dir(builtins)), set()
+
+    def walk(scope: symtable.SymbolTable) -> None:
+        for symbol in scope.get_symbols():
+            if scope is table or symbol.is_declared_global():
+                defined.update({symbol.get_name()} if symbol.is_assigned() or symbol.is_imported() else ())
+            if symbol.is_referenced() and (scope is table or symbol.is_global()):
+                used.add(symbol.get_name())
+        for inner in scope.get_children():
+            walk(inner)
+
+    walk(table)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*" and node.module in sys.stdlib_module_names:
+            defined.update(dir(importlib.import_module(node.module)) if node.module in _MODULES else ())
+    return {name for name in used - defined if not (name.startswith("__") and name.endswith("__"))}
+
+
+def _from_text(text: str, beside: Mapping[str, Any]) -> list[CodeTest]:
+    """Tests in Python: a function `check`, functions and classes of pytest and unittest, or assertions."""
+    setup = [beside.get("test_imports") or "", beside.get("test_setup_code") or ""]
+    text = "\n".join([*("\n".join(part) if isinstance(part, list) else str(part) for part in setup), text]).strip("\n")
+    tree = ast.parse(text)
+    body = [s for s in tree.body if not (isinstance(s, ast.ImportFrom) and s.module == "__future__")]
+    _check_imports(tree)
+    entry = _entry(beside)
+    base = _request(beside, entry)
+    (own,) = base["hidden"]
+    free = _undefined(text)
+    context = free & (_defined(base["context"]) - {own})
+    modules = {name for name in free - context if name in _MODULES and find_spec(name)}
+    named = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    known = {own} if own else set(beside.get("defines") or ())
+    ours = (free - context - modules) | (known & named)
+    imported = any(_imports_solution(s) for s in ast.walk(tree))
+    if (own or imported) and (strange := sorted(n for n in ours - known if n[0].islower())) and not _has_star(tree):
+        raise ValueError(f"{strange[0]} is used, which neither the tests nor the prompt define; the program could")
+    header = [*(f"import {n}" for n in sorted(modules)), *(f"from _context import {n}" for n in sorted(context))]
+    header += [f"from solution import {name}" for name in sorted(ours)] if not _has_star(tree) else []
+    parts = _Parts("\n".join(header), ours, base)
+    tests = [s for s in body if _is_test(s)]
+    if tests:
+        return parts.functions(body, tests)
+    if any(isinstance(s, ast.FunctionDef) and s.name == "check" for s in body) and not _calls_at_top(body, "check"):
+        if not entry:
+            raise ValueError("check(candidate) needs entry_point, the name of the function")
+        return [parts.whole(body, entry=entry)]
+    return parts.assertions(body, free_choice=not (own or imported))
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Makes tests of the statements of a text.
+
+    Attributes:
+        header: imports in front of every test.
+        ours: names of the program.
+        base: what every request has.
+    """
+
+    header: str
+    ours: set[str]
+    base: Mapping[str, Any]
+
+    def whole(self, body: Iterable[ast.stmt], **given: Any) -> CodeTest:
+        text = "\n".join([self.header, *map(ast.unparse, body)])
+        return CodeTest({**self.base, "entry": "", "name": "", "pytest": False, "test": text, **given})
+
+    def functions(self, body: Sequence[ast.stmt], tests: Sequence[ast.stmt]) -> list[CodeTest]:
+        """Each function and class by its name; the calls of them at the end of a text are left out."""
+        names = [test.name for test in tests if isinstance(test, ast.FunctionDef | ast.ClassDef)]
+        kept = [s for s in body if not any(_calls_at_top([s], name) for name in names)]
+        uses = any(isinstance(n, ast.Name | ast.alias) and getattr(n, "id", getattr(n, "name", "")) == "pytest"
+                   for s in body for n in ast.walk(s))  # fmt: skip
+        found = []
+        for test in tests:
+            assert isinstance(test, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            needs = isinstance(test, ast.AsyncFunctionDef) or (not _is_case(test) if isinstance(test, ast.ClassDef) else
+                                                               bool(test.args.args or test.decorator_list))  # fmt: skip
+            if needs and find_spec("pytest") is None:
+                raise ValueError(f"{test.name} needs pytest, which is not installed: pip install pytest")
+            found.append(self.whole(kept, name=test.name, pytest=needs or (uses and _has_fixtures(body))))
+        return found
+
+    def assertions(self, body: Sequence[ast.stmt], *, free_choice: bool) -> list[CodeTest]:
+        """Each assertion after the statements before it; where those call the program, after earlier assertions too."""
+        helpers = {s.name for s in body if isinstance(s, ast.FunctionDef) and _has_assert(s)}
+        checks = [_has_assert(s) if not isinstance(s, ast.FunctionDef | ast.ClassDef) and not _is_main(s)
+                  else False for s in body]  # fmt: skip
+        checks = [c or any(_calls_at_top([s], name) for name in helpers) for c, s in zip(checks, body, strict=True)]
+        before = {n for s, c in zip(body, checks, strict=True) if not c for n in self._names(s)}
+        stateful = any(self._names(s) for s, c in zip(body, checks, strict=True) if not c and not isinstance(s, ast.FunctionDef))
+        done: list[ast.stmt] = []
+        tests = []
+        for statement, check in zip(body, checks, strict=True):
+            if not check:
+                if isinstance(statement, ast.Expr) and not isinstance(statement.value, ast.Call | ast.Constant):
+                    raise ValueError(f"expected tests, found {ast.unparse(statement)[:80]!r}")
+                done.append(statement)
+                continue
+            called = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name)}
+            if not called - (set(dir(builtins)) - self.ours):
+                raise ValueError(f"no function of the program is called in {ast.unparse(statement)[:80]!r}; name it "
+                                 "in entry_point")  # fmt: skip
+            if free_choice:
+                self._check_one(statement, before)
+            tests.append(self.whole([*done, statement]))
+            if stateful:
+                quiet = ast.ExceptHandler(type=ast.Name("Exception", ast.Load()), body=[ast.Pass()])
+                done.append(ast.fix_missing_locations(ast.Try([statement], [quiet], [], [])))
+        return tests
+
+    def _names(self, node: ast.AST) -> set[str]:
+        return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in self.ours}
+
+    def _check_one(self, statement: ast.stmt, before: set[str]) -> None:
+        """Where nothing says what is the program's: one function of it, and classes, or it could define the check."""
+        names = self._names(statement) | before
+        functions = sorted(name for name in names if not name[0].isupper())
+        wraps = [
+            ast.unparse(call.func)
+            for call in ast.walk(statement)
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in self.ours
+            and call.func.id[0].isupper() and any(n in functions for part in call.args for n in self._names(part))
+        ]  # fmt: skip
+        if len(functions) > 1 or wraps:
+            pair = " and ".join([*wraps, *functions][:2])
+            raise ValueError(f"{pair} are not defined in the tests, and the program could define both; name its "
+                             "function in entry_point, or import it from solution")  # fmt: skip
+
+
+def _is_test(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.ClassDef):
+        return _is_case(statement) or (
+            statement.name.startswith("Test") and any(_is_test(inner) for inner in statement.body)
+        )
+    is_function = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
+    return is_function and statement.name.startswith("test")  # type: ignore[union-attr]
+
+
+def _is_case(statement: ast.ClassDef) -> bool:
+    return any(ast.unparse(base).endswith("TestCase") for base in statement.bases)
+
+
+def _has_fixtures(body: Sequence[ast.stmt]) -> bool:
+    return any("fixture" in ast.unparse(d) for s in body if isinstance(s, ast.FunctionDef) for d in s.decorator_list)
+
+
+def _has_assert(node: ast.AST) -> bool:
+    return any(isinstance(part, ast.Assert) for part in ast.walk(node))
+
+
+def _is_main(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test)
+
+
+def _calls_at_top(body: Iterable[ast.stmt], name: str) -> bool:
+    calls: Iterator[ast.expr] = (s.value for s in body if isinstance(s, ast.Expr))
+    return any(isinstance(c, ast.Call) and isinstance(c.func, ast.Name) and c.func.id == name for c in calls)
+
+
+def _imports_solution(node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return node.module == "solution"
+    return isinstance(node, ast.Import) and any(alias.name == "solution" for alias in node.names)
+
+
+def _has_star(tree: ast.Module) -> bool:
+    return any(_imports_solution(n) and n.names[0].name == "*" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom))
+
+
+def _check_imports(tree: ast.Module) -> None:
+    """Refuse tests that import what is not installed, or replace parts of a program that runs in another process.
+
+    Raises:
+        ValueError: with what to do.
+    """
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or "."] if isinstance(node, ast.ImportFrom) else []
+        for name in (name.split(".")[0] for name in names):
+            if name != "solution" and (not name or (name not in sys.stdlib_module_names and find_spec(name) is None)):
+                raise ValueError(f"they import {name or 'a module beside them'}, which is not installed")
+        if isinstance(node, ast.Call):
+            function = ast.unparse(node.func)
+            replaced = ast.unparse(node.args[0]) if node.args else ""
+            if re.fullmatch(r"(?:.*\.)?(?:patch(?:\.\w+)?|monkeypatch\.\w+)", function) and "sys.stdout" not in replaced:
+                raise ValueError(f"{function}({replaced[:40]}) replaces a part of the program, which is in another process")
