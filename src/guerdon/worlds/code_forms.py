@@ -35,6 +35,7 @@ _CASES = ("test_cases", "tests", "unit_tests")
 _COLUMNS = (*_TEXTS, *_CASES, "test_list", "public_test_cases", "private_test_cases", "input_output",
             "verification_info")  # fmt: skip
 _BESIDE = ("entry_point", "fn_name", "metadata", "test_setup_code", "test_imports", "import_prefix", "prompt")
+_SOLUTIONS = ("code", "canonical_solution", "solution")
 _COMPRESSED = re.compile(r"\s*(?:eJ|H4sI|gAS)[A-Za-z0-9+/_=\s-]{40,}")
 _PACKED = (
     "they are a compressed pickle, which guerdon does not open: decode them once with the data set's own loader and "
@@ -58,14 +59,37 @@ class CodeTest:
 
 
 def tests_of_row(row: Mapping[str, Any]) -> str | None:
-    """The tests that a row has in columns of its own, as JSON for `tests_from`; None where it has none."""
-    found = {key: row[key] for key in _COLUMNS if isinstance(row.get(key), str | list | tuple | Mapping) and row[key]}
-    text = next((found[key] for key in _TEXTS if key in found), "")
-    if not found or (text and not (isinstance(text, str) and re.search(r"\bassert|\bself\.assert|\bdef ", text))):
+    """The tests that a row of data has, as JSON for `tests_from`; None where it has none.
+
+    They are a map or a list in place of a true answer (`reward_model.ground_truth`, `ground_truth`, `answer`), or
+    columns of their own, which count only where no `reward_model` says what the true answer is.
+    """
+    model = row.get("reward_model")
+    answers = (
+        [model.get("ground_truth")] if isinstance(model, Mapping) else [row.get("ground_truth"), row.get("answer")]
+    )
+    stated = next((answer for answer in answers if isinstance(answer, Mapping | list) and _is_tests(answer)), None)
+    if stated is not None:
+        return json.dumps(stated, default=_listed)
+    found = {key: row[key] for key in _COLUMNS if row.get(key) is not None and _is_tests(_parsed(row[key]))}
+    if row.get("private_test_cases"):  # also where they are packed, to say so
+        found["private_test_cases"] = row["private_test_cases"]
+    if isinstance(model, Mapping) or not found:
         return None
-    beside = {key: row[key] for key in _BESIDE if isinstance(row.get(key), str | list | Mapping) and row[key]}
-    solution = next((row[key] for key in ("code", "canonical_solution", "solution") if isinstance(row.get(key), str)), "")
+    beside = {key: row[key] for key in _BESIDE if row.get(key)}
+    solution = next((text for key in _SOLUTIONS if isinstance(text := row.get(key), str)), "")
     return json.dumps({**found, **beside, "defines": sorted(_defined(solution))}, default=_listed)
+
+
+def _is_tests(given: Any) -> bool:
+    """Whether a value looks like tests: Python with assertions, inputs and outputs, or lists and maps of these."""
+    if isinstance(given, str):
+        return re.search(r"\bassert\b|\bself\.assert|\bdef (?:test|check)", given) is not None
+    if isinstance(given, Mapping):
+        inner = [_parsed(given[key]) for key in (*_COLUMNS, "answer") if given.get(key)]
+        pairs = {"input", "inputs"} & given.keys() and {"output", "outputs", "results"} & given.keys()
+        return bool(pairs) or any(map(_is_tests, inner))
+    return isinstance(given, list | tuple) and bool(given) and all(map(_is_tests, given))
 
 
 def _listed(value: Any) -> Any:
@@ -117,7 +141,7 @@ def _tests(given: Any, beside: Mapping[str, Any]) -> list[CodeTest]:
                 raise ValueError(f"{first} and {second} must be two lists of the same length")
             pairs = zip(given[first], given[second], strict=True)
             return [_from_case({"input": i, "output": o}, beside) for i, o in pairs]
-    for inner in ("input_output", "verification_info"):
+    for inner in ("input_output", "verification_info", "answer"):
         if given.get(inner):
             return _tests(given[inner], {k: v for k, v in beside.items() if k != inner})
     return _from_columns(given, beside)
@@ -189,7 +213,7 @@ def _lines(given: Any) -> str:
 
 def _request(beside: Mapping[str, Any], entry: str) -> dict[str, Any]:
     context = _context(beside)
-    return {"entry": entry, "context": context, "hidden": [entry.split(".")[0].removesuffix("()")]}
+    return {"entry": entry, "context": context, "hidden": [entry.split(".")[0].removesuffix("()")], "classes": []}
 
 
 def _context(beside: Mapping[str, Any]) -> str:
@@ -253,7 +277,8 @@ def _from_text(text: str, beside: Mapping[str, Any]) -> list[CodeTest]:
         raise ValueError(f"{strange[0]} is used, which neither the tests nor the prompt define; the program could")
     header = [*(f"import {n}" for n in sorted(modules)), *(f"from _context import {n}" for n in sorted(context))]
     header += [f"from solution import {name}" for name in sorted(ours)] if not _has_star(tree) else []
-    parts = _Parts("\n".join(header), ours, base)
+    called = {name for name in ours | _imported(tree) if name.lstrip("_")[:1].isupper()} - _compared(tree)
+    parts = _Parts("\n".join(header), ours, base | {"classes": sorted(called)})
     tests = [s for s in body if _is_test(s)]
     if tests:
         return parts.functions(body, tests)
@@ -305,7 +330,7 @@ class _Parts:
                   else False for s in body]  # fmt: skip
         checks = [c or any(_calls_at_top([s], name) for name in helpers) for c, s in zip(checks, body, strict=True)]
         before = {n for s, c in zip(body, checks, strict=True) if not c for n in self._names(s)}
-        stateful = any(self._names(s) for s, c in zip(body, checks, strict=True) if not c and not isinstance(s, ast.FunctionDef))
+        stateful = any(self._names(s) for s, c in zip(body, checks, strict=True) if not c and not _is_definition(s))
         done: list[ast.stmt] = []
         tests = []
         for statement, check in zip(body, checks, strict=True):
@@ -350,8 +375,11 @@ def _is_test(statement: ast.stmt) -> bool:
         return _is_case(statement) or (
             statement.name.startswith("Test") and any(_is_test(inner) for inner in statement.body)
         )
-    is_function = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
-    return is_function and statement.name.startswith("test")  # type: ignore[union-attr]
+    return isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) and statement.name.startswith("test")
+
+
+def _is_definition(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.FunctionDef | ast.ClassDef)
 
 
 def _is_case(statement: ast.ClassDef) -> bool:
@@ -381,6 +409,22 @@ def _imports_solution(node: ast.AST) -> bool:
     return isinstance(node, ast.Import) and any(alias.name == "solution" for alias in node.names)
 
 
+def _imported(tree: ast.Module) -> set[str]:
+    """Names that are imported from the program."""
+    froms = (n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and _imports_solution(n))
+    return {alias.name for node in froms for alias in node.names}
+
+
+def _compared(tree: ast.Module) -> set[str]:
+    """Names of functions whose value is compared with something that is no call of the same function."""
+    found = set()
+    for node in ast.walk(tree):
+        sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        names = [s.func.id if isinstance(s, ast.Call) and isinstance(s.func, ast.Name) else "" for s in sides]
+        found |= {name for name in names if len(set(names)) > 1}
+    return found
+
+
 def _has_star(tree: ast.Module) -> bool:
     return any(_imports_solution(n) and n.names[0].name == "*" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom))
 
@@ -399,6 +443,6 @@ def _check_imports(tree: ast.Module) -> None:
                 raise ValueError(f"they import {name or 'a module beside them'}, which is not installed")
         if isinstance(node, ast.Call):
             function = ast.unparse(node.func)
-            replaced = ast.unparse(node.args[0]) if node.args else ""
-            if re.fullmatch(r"(?:.*\.)?(?:patch(?:\.\w+)?|monkeypatch\.\w+)", function) and "sys.stdout" not in replaced:
-                raise ValueError(f"{function}({replaced[:40]}) replaces a part of the program, which is in another process")
+            place = ast.unparse(node.args[0])[:40] if node.args else ""
+            if re.fullmatch(r"(?:.*\.)?(?:patch(?:\.\w+)?|monkeypatch\.\w+)", function) and "sys.stdout" not in place:
+                raise ValueError(f"{function}({place}) replaces a part of the program, which is in another process")

@@ -20,6 +20,7 @@ import ctypes
 import errno
 import json
 import os
+import py_compile
 import resource
 import select
 import signal
@@ -42,7 +43,10 @@ _NOBODY = 65534
 _SHOWN = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/nix/store", "/etc/ld.so.cache", "/dev/null", "/dev/zero",
           "/dev/random", "/dev/urandom")  # fmt: skip
 _MOUNT_SETATTR = 442
-_CALLS = Path(__file__).with_name("code_calls.py")  # what a process of a test runs that is no program of its own
+_PARTS = ("code_link.py", "code_calls.py")  # what the processes of a test run
+_START = (
+    "import sys\nsys.path.insert(0, '/calls')\nfrom guerdon.worlds.code_calls import main\ndel sys.path[0]\nmain()\n"
+)
 _FAMILY = 1  # AF_UNIX
 _ARCHITECTURES = {  # of the kernel: its number, and those of socket, socketpair and other calls that open sockets
     "x86_64": (0xC000003E, 41, 53, ()),
@@ -54,7 +58,7 @@ _ARCHITECTURES = {  # of the kernel: its number, and those of socket, socketpair
 _IO_URING = (425, 426, 427)  # setup, enter, register; the same everywhere
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_calls = _CALLS.read_text(encoding="utf-8") if _CALLS.is_file() else ""  # before its folder is out of sight
+_parts = {p.name: p.read_bytes() for p in map(Path(__file__).with_name, _PARTS) if p.is_file()}  # while it sees them
 
 
 def _call(name: str, *arguments: Any) -> None:
@@ -112,7 +116,7 @@ def enter_namespaces() -> int:
 
 
 class _Filter(ctypes.Structure):
-    _fields_ = [("count", ctypes.c_ushort), ("steps", ctypes.c_char_p)]  # noqa: RUF012 (as ctypes reads it)
+    _fields_ = [("count", ctypes.c_ushort), ("steps", ctypes.c_char_p)]
 
 
 def close_sockets() -> None:
@@ -165,9 +169,13 @@ def enter_root(packages: Sequence[str] = ()) -> None:
         elif source.exists():
             target.touch()
             _mount(str(source), path, None, 0x1000)
-    for place, source in enumerate(packages):
+    for place, folder in enumerate(packages):
         Path(f"/packages/{place}").mkdir(parents=True)
-        _mount(f"/old{source}", f"/packages/{place}", None, 0x1000 | 0x4000)
+        _mount(f"/old{folder}", f"/packages/{place}", None, 0x1000 | 0x4000)
+    Path("/calls/guerdon/worlds").mkdir(parents=True)
+    for name, text in _parts.items():
+        Path(f"/calls/guerdon/worlds/{name}").write_bytes(text)
+        py_compile.compile(f"/calls/guerdon/worlds/{name}")
     limit = Path("/old/proc/sys/user/max_user_namespaces")
     with contextlib.suppress(OSError):  # where /proc is read-only; a namespace inside gains rights over nothing here
         limit.write_text("0")  # of this namespace: no test makes another one
@@ -181,7 +189,7 @@ def run(asked: dict[str, Any], user: int, link: int | None) -> dict[str, str]:
     """How a process ended: `state` (done, failed, time) and its `output`.
 
     Args:
-        asked: `source`, the text of a Python program, with `stdin`; or `calls`, what `code_calls.py` is to do. `cpu`
+        asked: `source`, the text of a Python program, with `stdin`; or `calls`, for `code_calls.py`. `cpu`
             seconds, `most` bytes of output.
         user: that it runs as.
         link: the socket to the other process of a test.
@@ -201,7 +209,7 @@ def _run(asked: dict[str, Any], user: int, link: int | None) -> dict[str, str]:
     os.write(given, asked.get("stdin", "").encode("utf-8", "replace"))
     os.lseek(given, 0, os.SEEK_SET)
     calls = asked.get("calls")
-    Path("/tmp/main.py").write_text(_calls if calls else asked["source"], encoding="utf-8", errors="replace")
+    Path("/tmp/main.py").write_text(_START if calls else asked["source"], encoding="utf-8", errors="replace")
     if calls:
         Path("/tmp/calls.json").write_text(json.dumps(calls))
     pid = os.fork()

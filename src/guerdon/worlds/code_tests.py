@@ -30,7 +30,7 @@ from guerdon.worlds.code_forms import CodeTest, tests_from
 
 _START_SECONDS = 60.0  # for the namespaces, on a machine that is busy
 _VERDICT = 4096  # bytes of a verdict
-_LATE = 3  # tests that run out of time, after which the others are not run
+LATE = 3  # tests that run out of time, after which the others are not run
 _FENCE = re.compile(r"```[ \t]*([A-Za-z0-9+.-]*)[ \t]*")
 _KEYS = (
     "inputs?|outputs?|fn_name|tests?|test_cases?|testtype|unit_tests|stdin|entry_point|test_list|test_code|functional|"
@@ -113,7 +113,7 @@ class Sandbox:
         results: list[dict[str, Any]] = []
         try:
             for request in requests:
-                if sum(result["state"] == "time" for result in results) >= _LATE:
+                if sum(result["state"] == "time" for result in results) >= LATE:
                     results.append({"state": "skipped", "output": ""})
                 elif "stdin" in request:
                     asked = {"source": source, "cpu": cpu_seconds, **request}
@@ -251,5 +251,5 @@ def run_tests(tests: Sequence[CodeTest], source: str, sandbox: Sandbox, *, cpu_s
     right = sandbox.compare(written, cpu) if written else []
     if right is None:
         return None
-    passed = sum(result.get("verdict") == "passed" for result in results)
-    return (passed + sum(right)) / len(tests)
+    passed: int = sum(result.get("verdict") == "passed" for result in results)
+    return float((passed + sum(right)) / len(tests))

@@ -24,6 +24,7 @@ from guerdon.settings.data import (
     HubDataSettings,
 )
 from guerdon.worlds.answers import final_answer, last_boxed
+from guerdon.worlds.code_forms import tests_of_row
 from guerdon.worlds.code_tests import check_isolation, is_code, read_tests
 from guerdon.worlds.prompts import (
     Message,
@@ -37,7 +38,7 @@ from guerdon.worlds.prompts import (
 )
 from guerdon.worlds.reasoning import generate
 
-_QUESTIONS = ("question", "problem", "query", "prompt")
+_QUESTIONS = ("text", "question_content", "question", "problem", "query", "prompt")
 _ANSWERS = ("ground_truth", "answer", "final_answer", "expected_answer", "target")
 _SOLUTIONS = ("solution", "rationale", "generated_solution")
 _ROLES = ("system", "user", "assistant")
@@ -202,7 +203,9 @@ def _prompts(
 def prompt_from_row(row: Any, where: str, data_source: str, ability: str = "", *, answered: bool = True) -> Prompt:
     r"""One row as a prompt.
 
-    The question is `prompt` (chat messages or a string), `question`, `problem` or `query`. The true answer is
+    The question is `prompt` (chat messages or a string), `query`, `problem`, `question`, `question_content` or `text`
+    (`query` first in LeetCodeDataset, whose `prompt` is code). The tests of a programming task are any of the forms of
+    `code_forms`. The true answer is
     `reward_model.ground_truth`, or one of `ground_truth`, `answer`, `final_answer`, `expected_answer`, `target`; of
     an `answer` with `####` or `\boxed{}` the part these mark, and the whole is the worked solution. With a
     `solution` alone, the answer is what it marks.
@@ -236,7 +239,8 @@ def prompt_from_row(row: Any, where: str, data_source: str, ability: str = "", *
 
 
 def _messages(row: Mapping[str, Any], where: str) -> tuple[Message, ...]:
-    given = next((row[key] for key in reversed(_QUESTIONS) if row.get(key)), None)
+    keys = [key for key in _QUESTIONS if key != "prompt" or not (row.get("entry_point") and row.get("query"))]
+    given = next((row[key] for key in reversed(keys) if row.get(key)), None)
     if isinstance(given, str) and given.strip():
         return ({"role": "user", "content": given},)
     if not isinstance(given, list | tuple):
@@ -256,6 +260,9 @@ def _messages(row: Mapping[str, Any], where: str) -> tuple[Message, ...]:
 def _gold(row: Mapping[str, Any], where: str, *, answered: bool) -> tuple[str, str | None]:
     """True answer and worked solution of a row."""
     solution = next((row[key] for key in _SOLUTIONS if isinstance(row.get(key), str)), None)
+    tests = tests_of_row(row)
+    if tests is not None:
+        return tests, solution
     model = row.get("reward_model")
     if isinstance(model, Mapping):
         return _as_text(model.get("ground_truth"), f"{where}: reward_model.ground_truth"), solution
