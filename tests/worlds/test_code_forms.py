@@ -1,9 +1,9 @@
 """The forms in which public data sets hold tests: hand-written tasks of each, through files of rows, both ways.
 
-The columns are those of public sources: openai/human-eval (data/HumanEval.jsonl.gz), the package evalplus 0.3.1 (helpers
-of HumanEval+ and MBPP+), LiveCodeBench (lcb_runner/benchmarks/code_generation.py: public_test_cases, private_test_cases,
-metadata.func_name), rllm-org/rllm (rllm/rewards/code_reward.py: TACO, APPS, DeepCoder, PrimeIntellect, KodCode), and the
-cards of KodCode-V1, mbpp, mbppplus, AceCode-87K and LeetCodeDataset.
+The columns are those of public sources: openai/human-eval (data/HumanEval.jsonl.gz); the package evalplus 0.3.1 (its
+HumanEval+ and MBPP+); LiveCodeBench's lcb_runner/benchmarks/code_generation.py (public_test_cases,
+private_test_cases, metadata.func_name); rllm-org/rllm's rllm/rewards/code_reward.py (TACO, APPS, DeepCoder,
+PrimeIntellect, KodCode); and the cards of KodCode-V1, mbpp, mbppplus, AceCode-87K and LeetCodeDataset.
 """
 
 import json
@@ -32,10 +32,12 @@ HUMANEVAL = {
 PLUS = {
     "entry_point": "halves", "prompt": "def halves(xs):\n    \"\"\"Half of each.\"\"\"\n",
     "test": "import numpy as np\nfrom math import inf\n\ndef is_floats(x) -> bool:\n    if isinstance(x, float):\n"
-            "        return True\n    return isinstance(x, (list, tuple)) and all(isinstance(i, float) for i in x)\n\n\n"
+            "        return True\n"
+            "    return isinstance(x, (list, tuple)) and all(isinstance(i, float) for i in x)\n\n\n"
             "def assertion(out, exp, atol):\n    if atol == 0 and is_floats(exp):\n        atol = 1e-6\n"
             "    if out != exp and atol != 0:\n        assert np.allclose(out, exp, rtol=1e-07, atol=atol)\n    else:\n"
-            "        assert out == exp, 'different'\n\n\ndef check(candidate):\n    inputs = [[[1, 2]], [[]], [[inf]]]\n"
+            "        assert out == exp, 'different'\n\n\ndef check(candidate):\n"
+            "    inputs = [[[1, 2]], [[]], [[inf]]]\n"
             "    results = [[0.5, 1.0], [], [inf]]\n    for i, (inp, exp) in enumerate(zip(inputs, results)):\n"
             "        assertion(candidate(*inp), exp, 0)\n",
 }  # fmt: skip
@@ -104,12 +106,14 @@ UNITTEST = {
 }  # fmt: skip
 LEETCODE = {
     "query": "Reverse a linked list.", "entry_point": "Solution().reverse",
-    "prompt": "from typing import *\nclass ListNode:\n    def __init__(self, val=0, next=None):\n        self.val = val\n"
+    "prompt": "from typing import *\nclass ListNode:\n    def __init__(self, val=0, next=None):\n"
+              "        self.val = val\n"
               "        self.next = next\ndef list_node(values):\n    head = None\n    for v in reversed(values):\n"
               "        head = ListNode(v, head)\n    return head\ndef is_same_list(a, b):\n    while a and b:\n"
               "        if a.val != b.val:\n            return False\n        a, b = a.next, b.next\n"
               "    return not a and not b\n",
-    "test": "def check(candidate):\n    assert is_same_list(candidate(head = list_node([1, 2, 3])), list_node([3, 2, 1]))\n",
+    "test": "def check(candidate):\n"
+            "    assert is_same_list(candidate(head = list_node([1, 2, 3])), list_node([3, 2, 1]))\n",
 }  # fmt: skip
 PAIRS = """class Pair:
     def __init__(self, a, b):
@@ -157,7 +161,8 @@ ROWS = {  # a row, a right program, a wrong one, the share that it passes
     "unittest": (UNITTEST, "def task_func(x): return 2 * x", "def task_func(x): return 4", 0),
     "leetcode": (LEETCODE, IN_PLACE, IN_PLACE.replace("return before", "return head"), 0),
     "leetcode, a new list": (
-        LEETCODE, "class Solution:\n    def reverse(self, head):\n        found = None\n        while head is not None:\n"
+        LEETCODE, "class Solution:\n    def reverse(self, head):\n        found = None\n"
+                  "        while head is not None:\n"
         "            found = ListNode(head.val, found)\n            head = head.next\n        return found",
         "class Solution:\n    def reverse(self, head): return head", 0),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Calls between a test and a program in two processes: what honest programs may do, and what no program gets away with."""
+"""Calls between a test and a program in two processes: what honest programs may do, and what no program may."""
 
 import json
 import os
@@ -27,7 +27,8 @@ def share(sandbox, body, program, cpu=5):
 
 
 VALUES = (
-    "1, -3, 1.5, float('inf'), 'a\\ud800\\n', True, None, (1, (2,)), [1, []], {1: [2], (3,): None}, {1}, frozenset({1}), "
+    "1, -3, 1.5, float('inf'), 'a\\ud800\\n', True, None, (1, (2,)), [1, []], {1: [2], (3,): None}, {1}, "
+    "frozenset({1}), "
     "b'x\\x00', bytearray(b'x'), 1 + 2j, 10**50, -(2**100_000), range(1, 9, 2), int, ValueError, "
     "collections.deque([1], 3), collections.Counter('aab'), collections.OrderedDict(b=1, a=2), "
     "collections.defaultdict(list, a=[1]), datetime.date(2020, 1, 2), datetime.datetime(2020, 1, 2, 3, 4, 5, 6), "
@@ -41,8 +42,10 @@ HONEST = {
     "not a number": ("assert candidate() != candidate()", "def f(): return float('nan')"),
     "named tuples": ("p = candidate(1)\nassert p == (1, 2) and p.y == 2",
                      "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(x): return P(x, 2)"),
-    "views": ("assert candidate({'a': 1}) == {'a'}\nassert sorted(candidate({'b': 1})) == ['b']", "def f(x): return x.keys()"),
-    "a list changed in place": ("x = [3, 1, 2]\nassert candidate(x) is None\nassert x == [1, 2, 3]", "def f(x): x.sort()"),
+    "views": ("assert candidate({'a': 1}) == {'a'}\nassert sorted(candidate({'b': 1})) == ['b']", "def f(x): return "
+        "x.keys()"),
+    "a list changed in place": (
+        "x = [3, 1, 2]\nassert candidate(x) is None\nassert x == [1, 2, 3]", "def f(x): x.sort()"),
     "a row of a board": ("x = [[1], [2]]\nrow = x[0]\ncandidate(x)\nassert x == [[1, 9], [2]] and row == [1, 9]",
                          "def f(x): x[0].append(9)"),
     "a map, a set and an array": (
@@ -50,13 +53,16 @@ HONEST = {
         "assert d == {'a': [1, 2], 'b': 3} and s == {2} and b == bytearray(b'xy')",
         "def f(d, s, b):\n    d['a'].append(2); d['b'] = 3; s.add(2); s.discard(1); b.extend(b'y'); return d"),
     "a copy": ("x = [1]\ny = candidate(x)\nassert y == x and y is not x", "def f(x): return list(x)"),
-    "an argument that stays": ("x = [2, 1]\nassert candidate(x) == [1, 2] and x == [2, 1]", "def f(x): return sorted(x)"),
+    "an argument that stays": ("x = [2, 1]\nassert candidate(x) == [1, 2] and x == [2, 1]", "def f(x): return "
+        "sorted(x)"),
     "exceptions": (
         "for bad, kind in [(-1, ValueError), ('a', TypeError), (0, ZeroDivisionError), (2, KeyError)]:\n    try:\n"
-        "        candidate(bad)\n    except kind as error:\n        assert bad != -1 or str(error) == 'negative'\n    else:\n"
+        "        candidate(bad)\n    except kind as error:\n        assert bad != -1 or str(error) == 'negative'\n"
+        "    else:\n"
         "        raise AssertionError(bad)",
         "def f(x):\n    if x < 0: raise ValueError('negative')\n    return {}[x] if x == 2 else 1 / x"),
-    "an exception of its own": ("try:\n    candidate()\nexcept ArithmeticError as error:\n    assert error.args == (3,)",
+    "an exception of its own": ("try:\n    candidate()\nexcept ArithmeticError as error:\n"
+                                "    assert error.args == (3,)",
                                 "class Odd(ArithmeticError): pass\ndef f(): raise Odd(3)"),
     "a generator": ("import types\ng = candidate(3)\nassert next(g) == 0 and list(g) == [1, 2]\n"
                     "assert isinstance(candidate(1), types.GeneratorType)\nassert list(candidate(0)) == []",
@@ -66,7 +72,8 @@ HONEST = {
     "an iterator as argument": ("assert candidate(iter([1, 2]), (i for i in [3])) == [1, 2, 3]",
                                 "def f(a, b): return [*a, *b]"),
     "a closure": ("assert candidate(2)(3) == 5", "def f(n): return lambda m: m + n"),
-    "a callback": ("calls = []\nassert candidate(lambda x: calls.append(x) or 2 * x, [1, 2]) == [2, 4]\nassert calls == [1, 2]",
+    "a callback": ("calls = []\nassert candidate(lambda x: calls.append(x) or 2 * x, [1, 2]) == [2, 4]\n"
+                   "assert calls == [1, 2]",
                    "def f(g, xs): return list(map(g, xs))"),
     "a decorator": ("@candidate\ndef g(x):\n    return x + 1\nassert g(1) == 4",
                     "def f(g):\n    def wrapped(*a, **k): return 2 * g(*a, **k)\n    return wrapped"),
@@ -83,10 +90,12 @@ HONEST = {
     "printing bytes": ("assert candidate() == 1", "import sys\ndef f():\n    sys.stdout.buffer.write(b'x'); return 1"),
     "typing without import": ("assert candidate([1]) == 1", "def f(x: List[int]) -> Optional[int]: return x[0]"),
     "a block for the command line": (
-        "assert candidate(1) == 1", "def f(x): return x\nif __name__ == '__main__':\n    import sys\n    sys.exit(f(2))"),
+        "assert candidate(1) == 1", "def f(x): return x\nif __name__ == '__main__':\n    import sys\n"
+                                    "    sys.exit(f(2))"),
     "recursion, classes, data classes": (
         "assert candidate(300) == 300",
-        "from dataclasses import dataclass\n@dataclass\nclass N:\n    n: int\ndef f(x): return x and N(1).n + f(x - 1)"),
+        "from dataclasses import dataclass\n@dataclass\nclass N:\n    n: int\n"
+        "def f(x): return x and N(1).n + f(x - 1)"),
     "a state between calls": ("assert [candidate(), candidate()] == [1, 2]",
                               "n = 0\ndef f():\n    global n\n    n += 1\n    return n"),
     "many calls": ("assert sum(candidate(i) for i in range(5000)) == 12497500", "def f(x): return x"),
@@ -114,7 +123,8 @@ def test_classes_of_a_program(sandbox):
         "from solution import V, Box, Color, paint, LIMIT\ndef test_vector():\n    v = (V(1) + V(2)) * 2\n"
         "    assert v.x == 6 and str(v) == 'V6' and V(1) < V(2) and isinstance(v, V) and 6 in v\n    v.x = 'ab'\n"
         "    assert v[1] == 'b' and v == v and v != None and v is not None\n"
-        "def test_box():\n    b = Box()\n    b.append(2)\n    assert b.double() == [4] and len(b) == 1 and list(b) == [2]\n"
+        "def test_box():\n    b = Box()\n    b.append(2)\n"
+        "    assert b.double() == [4] and len(b) == 1 and list(b) == [2]\n"
         "def test_rest():\n    assert paint() == Color.RED and paint().value == 1 and LIMIT == 7\n"
     )
     assert run_tests(read_tests(gold), program, sandbox, cpu_seconds=5) == 1
@@ -126,7 +136,10 @@ def test_classes_of_a_program(sandbox):
     "check", ["assert Diff([1]) == [7]", "assert not Diff([1]) != [7]", "x = Diff([1])\nassert x == [7]"]
 )
 def test_a_function_with_the_name_of_a_class_is_no_class(check, sandbox):
-    always = "class Diff:\n    def __init__(self, x): pass\n    def __eq__(self, other): return True\n    __ne__ = __lt__ = __eq__\n"
+    always = (
+        "class Diff:\n    def __init__(self, x): pass\n    def __eq__(self, other): return True\n"
+        "    __ne__ = __lt__ = __eq__\n"
+    )
     gold = f"assert Diff([2]) == [3]\n{check}"
     assert run_tests(read_tests(gold), always, sandbox, cpu_seconds=5) == 0
     assert run_tests(read_tests(gold), "def Diff(x): return [7] if x == [1] else [3]", sandbox, cpu_seconds=5) == 1
@@ -150,9 +163,11 @@ FAKES = {
         "class A:\n    def __sub__(self, o): return 0.0\n    __rsub__ = __sub__\n    def __abs__(self): return 0.0\n"
         "    def __float__(self): return 7.5\n    def __lt__(self, o): return True\ndef f(x): return A()"),
     "a member of every set": ("assert candidate(1) in {7, 8} or candidate(1) in [7, 8]",
-                              "class A:\n    def __eq__(self, o): return True\n    def __hash__(self): return 7\ndef f(x): return A()"),
+                              "class A:\n    def __eq__(self, o): return True\n    def __hash__(self): return 7\n"
+                              "def f(x): return A()"),
     "a number that is equal to all": (
-        "assert candidate(1) == 7", "class A(int):\n    def __eq__(self, o): return True\n    __hash__ = None\ndef f(x): return A(1)"),
+        "assert candidate(1) == 7", "class A(int):\n    def __eq__(self, o): return True\n    __hash__ = None\n"
+                                    "def f(x): return A(1)"),
     "a class of the same name as the function": (
         "assert candidate(1) == 7", "class f:\n    def __init__(self, x): pass\n    def __eq__(self, o): return True"),
     "an early end": ("assert candidate(1) == 7", "import os\ndef f(x): os._exit(0)"),
@@ -160,20 +175,25 @@ FAKES = {
     "an early end where errors are expected": (
         "try:\n    candidate(1)\nexcept BaseException:\n    pass", "import os\ndef f(x): os._exit(0)"),
     "an exit": ("assert candidate(1) == 7", "import sys\ndef f(x): sys.exit(0)"),
-    "the end of a loop of the test": ("assert all(map(lambda x: candidate(x) == 7, [1]))", "def f(x): raise StopIteration"),
+    "the end of a loop of the test": ("assert all(map(lambda x: candidate(x) == 7, [1]))", "def f(x): raise "
+        "StopIteration"),
     "an end of the test's generator": ("assert all(candidate(x) == 7 for x in [1])", "def f(x): raise GeneratorExit"),
     "a skipped test": ("assert candidate(1) == 7", "import unittest\ndef f(x): raise unittest.SkipTest('no')"),
     "a patched builtin": ("assert len(candidate([1])) == 9",
-                          "import builtins\nbuiltins.len = lambda x: 9\nbuiltins.isinstance = lambda a, b: True\ndef f(x): return x"),
+                          "import builtins\nbuiltins.len = lambda x: 9\nbuiltins.isinstance = lambda a, b: True\n"
+                          "def f(x): return x"),
     "frames": ("secret = 4711\nassert candidate(1) == secret",
                "import sys\ndef f(x):\n    frame = sys._getframe()\n    while frame:\n"
                "        if 'secret' in frame.f_locals: return frame.f_locals['secret']\n        frame = frame.f_back"),
     "files": ("assert candidate(1) == 4711",
-              "import glob, re\ndef f(x):\n    for name in glob.glob('/tmp/**', recursive=True) + ['/proc/1/mem', '/proc/self/mem']:\n"
-              "        try:\n            if '47' + '11' in open(name, errors='replace').read(): return 4711\n"
+              "import glob, re\ndef f(x):\n"
+              "    for name in glob.glob('/tmp/**', recursive=True) + ['/proc/1/mem', '/proc/self/mem']:\n"
+              "        try:\n            if '47' + '11' in open(name, errors='replace').read(): return int('47' + "
+              "'11')\n"
               "        except OSError: pass"),
     "objects in memory": ("assert candidate(1) == 4711",
-                          "import gc\ndef f(x): return 4711 if any('47' + '11' in str(o)[:9999] for o in gc.get_objects() if isinstance(o, dict) and 'wanted' in o) else 0"),
+                          "import gc\ndef f(x): return int('47' + '11') if any('47' + '11' in str(o)[:9999] for o "
+                          "in gc.get_objects() if isinstance(o, dict) and 'wanted' in o) else 0"),
     "the globals of a callback": (
         "secret = 4711\nassert candidate(lambda: secret) == secret + 1",
         "def f(g):\n    try: return g.__globals__['secret'] + 1\n    except AttributeError: pass\n"
@@ -182,24 +202,36 @@ FAKES = {
         "class N:\n    _secret = 4711\nassert candidate(N()) == 4711",
         "def f(n):\n    for name in ('_secret', '__class__', '__dict__'):\n        try: return n._ask('get', name)\n"
         "        except Exception: pass"),
-    "a reply of its own": ("assert candidate(1) == 7", SEND + "def f(x):\n    send('done', '', [], True); send('done', '', [], True)"),
+    "a reply of its own": ("assert candidate(1) == 7", SEND + "def f(x):\n    send('done', '', [], True); "
+        "send('done', '', [], True)"),
     "an exception without a kind": ("assert list(map(candidate, [1])) == []\nassert all(map(candidate, [1]))",
-                                    SEND + "def f(x):\n    send('raised', '', [], [], ['list', []], ['dict', []]); os._exit(0)"),
+                                    SEND + "def f(x):\n    send('raised', '', [], [], ['list', []], ['dict', []]); "
+                                           "os._exit(0)"),
     "a call of what it was not given": ("assert candidate(1) == 7",
-                                        SEND + "def f(x):\n    for i in range(-9, 9): send('call', i, [], {}); send('get', i, '__class__')\n    return 8"),
+                                        SEND + "def f(x):\n    for i in range(-9, 9): send('call', i, [], {}); "
+                                               "send('get', i, '__class__')\n    return 8"),
     "nonsense": ("assert candidate(1) == 7", "import os\ndef f(x):\n    os.write(3, b'\\xff\\x00{]\\n'); return 7"),
     "a verdict": ("assert candidate(1) == 7",
-                  "import os\ndef f(x):\n    for i in range(64):\n        try: os.write(i, b'{\"verdict\": \"passed\", \"detail\": \"\"}\\n')\n"
+                  "import os\ndef f(x):\n    for i in range(64):\n"
+                  "        try: os.write(i, b'{\"verdict\": \"passed\", \"detail\": \"\"}\\n')\n"
                   "        except OSError: pass\n    os._exit(0)"),
-    "a number of 10^9 digits": ("assert candidate(1) == 7", SEND + "def f(x):\n    send('done', '', [], ['fraction', '1e999999999', '0x1'])"),
-    "a decimal of 10^9 digits": ("assert candidate(1) == 7 or candidate(1) + 1 > candidate(1) * 1 and int(candidate(1)) == 7",
+    "a number of 10^9 digits": ("assert candidate(1) == 7", SEND + "def f(x):\n    send('done', '', [], "
+        "['fraction', '1e999999999', '0x1'])"),
+    "a decimal of 10^9 digits": ("assert candidate(1) == 7 or candidate(1) + 1 > candidate(1) * 1 and "
+                                 "int(candidate(1)) == 7",
                                  SEND + "def f(x):\n    send('done', '', [], ['decimal', '1e999999999'])"),
-    "digits without end": ("assert candidate(1) == 7", "import os\ndef f(x):\n    os.write(3, b'[\"done\",\"\",[],' + b'9' * 4_000_000 + b']\\n')"),
-    "nesting without end": ("assert candidate(1) == 7", "import os\ndef f(x):\n    os.write(3, b'[\"done\",\"\",[],' + b'[' * 4_000_000 + b'\\n')"),
-    "a line without end": ("assert candidate(1) == 7", "import os\ndef f(x):\n    while True: os.write(3, b'9' * 65536)"),
+    "digits without end": ("assert candidate(1) == 7", "import os\ndef f(x):\n"
+                                                       "    os.write(3, b'[\"done\",\"\",[],' + b'9' * 4_000_000 + "
+                                                       "b']\\n')"),
+    "nesting without end": ("assert candidate(1) == 7", "import os\ndef f(x):\n"
+                                                        "    os.write(3, b'[\"done\",\"\",[],' + b'[' * 4_000_000 + "
+                                                        "b'\\n')"),
+    "a line without end": ("assert candidate(1) == 7", "import os\ndef f(x):\n"
+                                                       "    while True: os.write(3, b'9' * 65536)"),
     "an endless loop": ("assert candidate(1) == 7", "def f(x):\n    while True: pass"),
     "a list without end": ("assert candidate(1) == 7", "def f(x): return [0] * (1 << 25)"),
-    "an endless iterator": ("assert list(candidate(1)) == [7]", "import itertools\ndef f(x): return itertools.repeat(7)"),
+    "an endless iterator": ("assert list(candidate(1)) == [7]", "import itertools\n"
+        "def f(x): return itertools.repeat(7)"),
 }  # fmt: skip
 
 
@@ -259,7 +291,8 @@ def test_a_program_has_no_sockets_but_local_ones(sandbox):
 def test_calls_by_the_numbers_of_another_architecture_end_a_program(name, sandbox):
     head = (
         "import ctypes, mmap\nlibc = ctypes.CDLL(None)\ndef run(code):\n    page = mmap.mmap(-1, 4096, prot=7)\n"
-        "    page.write(code)\n    ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()\n"
+        "    page.write(code)\n"
+        "    ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()\n"
     )
     ended, fine = sandbox.run(head + "import sys\nif input(): " + OTHER_NUMBERS[name] + "\nprint('on')",
                               [{"stdin": text, "most": 99} for text in ("x\n", "\n")], 5)  # fmt: skip

@@ -1,9 +1,9 @@
 """What the two processes of a test do: one holds a program, the other judges it.
 
 Each runs alone in a sandbox of its own (`code_sandbox.py`), is told what to do in `/tmp/calls.json`, and shares nothing
-but a socket with the other (`code_link.py`). A test imports the module `solution`, whose names are proxies of the program's. Its
-process never holds the program, so a verdict is never the program's to write; and the program's process never holds a
-test or a right value. A program that ends, hangs or writes nonsense fails the test at once.
+but a socket with the other (`code_link.py`). A test imports the module `solution`, whose names are proxies of the
+program's. Its process never holds the program, so a verdict is never the program's to write; and the program's process
+never holds a test or a right value. A program that ends, hangs or writes nonsense fails the test at once.
 
 Imports nothing but the standard library and `code_link.py`; a test may import packages that it needs.
 """
@@ -25,7 +25,7 @@ import unittest
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from guerdon.worlds.code_link import Link, Remote
+from guerdon.worlds.code_link import Link, Raised, Remote
 
 LINK = 3  # descriptor of the socket
 PRINTED = 1 << 20  # characters of what a call prints that reach the test
@@ -65,16 +65,17 @@ def _loaded(name: str, text: str, names: Mapping[str, Any] | None = None) -> typ
 
 def run_program(asked: Mapping[str, Any]) -> None:
     """Load a program and answer the calls of a test. What it prints is part of the answers."""
-    output = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="replace", write_through=True)
+    written = io.BytesIO()
+    output = io.TextIOWrapper(written, encoding="utf-8", errors="replace", write_through=True)
     link = Link(LINK, lambda: os._exit(0), judges=False)
     sys.stdout = output
     sys.argv = ["solution.py"]
 
     def printed() -> str:
-        text = output.buffer.getvalue().decode("utf-8", "replace")  # type: ignore[attr-defined]
-        output.buffer.seek(0)
-        output.buffer.truncate()
-        return str(text[:PRINTED])
+        text = written.getvalue().decode("utf-8", "replace")
+        written.seek(0)
+        written.truncate()
+        return text[:PRINTED]
 
     names = dict(vars(_loaded("_prelude", _PRELUDE)))
     if asked["context"]:
@@ -128,13 +129,12 @@ def run_test(asked: Mapping[str, Any], verdict: Callable[[str, str], Any]) -> No
 
     vars(solution)["__getattr__"] = find
     sys.modules["solution"] = solution
-    detail, passed = "", False
-    try:
+    passed = False
+    with Raised() as raised:
         if asked["context"]:
             _loaded("_context", asked["context"])
         passed = _run(asked, find)
-    except BaseException as error:  # noqa: BLE001 (whatever a test raises, it failed)
-        detail = "".join(traceback.format_exception_only(error)).strip()
+    detail = "" if raised.error is None else "".join(traceback.format_exception_only(raised.error)).strip()
     if link.not_judged:
         verdict("not judged", f"a test compares objects of the program's own class {link.not_judged[:40]}")
     verdict("passed" if passed else "failed" if link.asked else "broken", detail)

@@ -37,6 +37,19 @@ class NotJudgedError(Exception):
     """The test compares objects of the program's own class, and only the program could say whether they are equal."""
 
 
+class Raised:
+    """What the code of a test or a program raises within its block: a result, whatever it is, not an error of ours."""
+
+    error: BaseException | None = None
+
+    def __enter__(self) -> Raised:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        self.error = error
+        return True
+
+
 class Remote:
     """An object of the other process."""
 
@@ -47,6 +60,7 @@ class Remote:
         return self._link.ask(action, self._number, *arguments)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call it."""
         return self._link.call(self, arguments, named)
 
     def __getattr__(self, name: str) -> Any:
@@ -210,7 +224,7 @@ class Link:
     def _answer(self, message: list[Any]) -> list[Any]:
         arguments: list[Any] = []
         before: list[str] = []
-        try:
+        with Raised() as raised:
             action, number, *parts = message
             target = self._objects[number]
             if action == "call":
@@ -228,9 +242,8 @@ class Link:
             if len(json.dumps(reply)) <= MESSAGE - 1:
                 return reply
             raise OverflowError("the value is too large")
-        except BaseException as error:  # noqa: BLE001 (what a program raises is an answer)
-            changed = self._changed(arguments, before) if before else []
-            return ["raised", self.printed(), changed, *self._raised(error)]
+        changed = self._changed(arguments, before) if before else []
+        return ["raised", self.printed(), changed, *self._raised(raised.error)]
 
     def _permit(self, allowed: bool) -> None:
         """What the program may do with an object of the test's process."""
@@ -250,10 +263,10 @@ class Link:
         now = [(i, self.pack(v)) for i, v in enumerate(arguments) if before[i]]
         return [[i, packed] for i, packed in now if json.dumps(packed) != before[i]]
 
-    def _raised(self, error: BaseException) -> tuple[list[str], Any, Any]:
+    def _raised(self, error: BaseException | None) -> tuple[list[str], Any, Any]:
         names = [kind.__name__ for kind in type(error).__mro__]
-        with contextlib.suppress(BaseException):
-            return names, self.pack(list(error.args)), self.pack(vars(error))
+        with contextlib.suppress(TypeError, ValueError, AttributeError, RecursionError):
+            return names, self.pack(list(error.args)), self.pack(vars(error))  # type: ignore[union-attr]
         return names, ["list", []], ["dict", []]
 
     def _error(self, names: list[str], arguments: Any, attributes: Any) -> Any:
@@ -262,10 +275,9 @@ class Link:
         kind: Any = next((k for k in known if isinstance(k, type) and issubclass(k, BaseException)), Exception)
         error = kind.__new__(kind)
         error.args = tuple(self.unpack(arguments))
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(TypeError, ValueError):  # of kinds that take other arguments
             error = kind(*error.args)
-        with contextlib.suppress(Exception):
-            vars(error).update(self.unpack(attributes))
+        vars(error).update(self.unpack(attributes))
         return error
 
     def pack(self, value: Any, arguments: Sequence[Any] = ()) -> Any:
