@@ -99,6 +99,12 @@ HONEST = {
     "a state between calls": ("assert [candidate(), candidate()] == [1, 2]",
                               "n = 0\ndef f():\n    global n\n    n += 1\n    return n"),
     "many calls": ("assert sum(candidate(i) for i in range(5000)) == 12497500", "def f(x): return x"),
+    "deep recursion": ("assert candidate(990) == 990", "def f(x): return x and 1 + f(x - 1)"),
+    "a callback that calls the program": (
+        "@candidate\ndef fib(n):\n    return n if n < 2 else fib(n - 1) + fib(n - 2)\n"
+        "assert fib(90) == 2880067194370816120",
+        "def f(g):\n    known = {}\n    def remember(n):\n        if n not in known: known[n] = g(n)\n"
+        "        return known[n]\n    return remember"),
     "context managers": ("with candidate() as x:\n    assert x == 1",
                          "import contextlib\n@contextlib.contextmanager\ndef f(): yield 1"),
 }  # fmt: skip

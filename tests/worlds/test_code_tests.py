@@ -378,6 +378,7 @@ def test_rows_that_would_be_judged_as_something_else_are_refused_at_load(tmp_pat
         load_prompts(settings_for(tmp_path, row("5", "math"), verifier="code"))
 
 
+@needs_isolation
 def test_code_rows_are_refused_where_programs_cannot_be_isolated(tmp_path, monkeypatch):
     """A sandbox that does not start, as on a machine without namespaces, and a system without them."""
     broken = tmp_path / "code_sandbox.py"
@@ -386,6 +387,10 @@ def test_code_rows_are_refused_where_programs_cannot_be_isolated(tmp_path, monke
     monkeypatch.setattr(prompt_files, "check_isolation", check_isolation.__wrapped__)
     why = r"unshare: Operation not permitted.*kernel.unprivileged_userns_clone=1.*leave code rows out"
     with pytest.raises(MissingDependencyError, match=why):
+        load_prompts(settings_for(tmp_path, row(SUMS)))
+    text = Path(code_sandbox.__file__).read_text().replace(f'"{os.uname().machine}": (', '"another": (')
+    broken.write_text(text)  # as on a machine without seccomp
+    with pytest.raises(MissingDependencyError, match=r"no filter of system calls.*seccomp.*leave code rows out"):
         load_prompts(settings_for(tmp_path, row(SUMS)))
     monkeypatch.setattr(code_tests.sys, "platform", "darwin")
     with pytest.raises(MissingDependencyError, match="on Linux only"):

@@ -30,6 +30,8 @@ from guerdon.worlds.code_link import Link, Raised, Remote
 LINK = 3  # descriptor of the socket
 PRINTED = 1 << 20  # characters of what a call prints that reach the test
 DECIMALS = 1e-6  # relative or absolute difference at which two printed decimals count as equal
+_FRAMES = 50  # of this file and the link, below those of a program
+_DEPTH = 5000  # frames of a test, for calls that call it back
 _WORD = 400  # characters of a printed number; longer ones are compared as text
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _PRELUDE = """
@@ -70,6 +72,7 @@ def run_program(asked: Mapping[str, Any]) -> None:
     link = Link(LINK, lambda: os._exit(0), judges=False)
     sys.stdout = output
     sys.argv = ["solution.py"]
+    sys.setrecursionlimit(sys.getrecursionlimit() + _FRAMES)
 
     def printed() -> str:
         text = written.getvalue().decode("utf-8", "replace")
@@ -116,6 +119,7 @@ def run_test(asked: Mapping[str, Any], verdict: Callable[[str, str], Any]) -> No
     """Run one test and report `passed`, `failed`, `not judged`, or `broken` where it never came to the program."""
     link = Link(LINK, lambda: verdict("failed", "the program ended"), judges=True)
     link.classes.update(asked["classes"])
+    sys.setrecursionlimit(_DEPTH)
     solution = types.ModuleType("solution")
     names = Remote(link, 0, "module")
 

@@ -93,8 +93,8 @@ def _is_tests(given: Any) -> bool:
 
 
 def _listed(value: Any) -> Any:
-    """Arrays of Parquet files as lists."""
-    return value.tolist()
+    """Arrays of Parquet files as lists, and what JSON has no form for as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def tests_from(ground_truth: str) -> list[CodeTest]:

@@ -219,7 +219,8 @@ def check_isolation() -> None:
     """
     with Sandbox() as sandbox:
         results = sandbox.run("print('x')", [{"stdin": "", "most": 9}], 10)
-    if results is None or results[0]["output"] != "x\n":
+        judged = run_tests(read_tests("assert f(1) == 2"), "def f(x): return x + 1", sandbox, cpu_seconds=10)
+    if results is None or results[0]["output"] != "x\n" or judged != 1:
         raise MissingDependencyError(
             "the interpreter does not run in isolation, because it needs files outside its own folder and /usr; leave "
             "code rows out, or use another Python"

@@ -38,7 +38,8 @@ from guerdon.worlds.prompts import (
 )
 from guerdon.worlds.reasoning import generate
 
-_QUESTIONS = ("text", "question_content", "question", "problem", "query", "prompt")
+_QUESTIONS = ("question", "problem", "query", "prompt")
+_TASKS = {"test_list": "text", "public_test_cases": "question_content"}  # of MBPP and LiveCodeBench, by their tests
 _ANSWERS = ("ground_truth", "answer", "final_answer", "expected_answer", "target")
 _SOLUTIONS = ("solution", "rationale", "generated_solution")
 _ROLES = ("system", "user", "assistant")
@@ -203,9 +204,9 @@ def _prompts(
 def prompt_from_row(row: Any, where: str, data_source: str, ability: str = "", *, answered: bool = True) -> Prompt:
     r"""One row as a prompt.
 
-    The question is `prompt` (chat messages or a string), `query`, `problem`, `question`, `question_content` or `text`
-    (`query` first in LeetCodeDataset, whose `prompt` is code). The tests of a programming task are any of the forms of
-    `code_forms`. The true answer is
+    The question is `prompt` (chat messages or a string), `question`, `problem` or `query`; of programming tasks also
+    MBPP's `text`, LiveCodeBench's `question_content`, and `query` before LeetCodeDataset's `prompt`, which is code; their
+    tests are any of the forms of `code_forms`. The true answer is
     `reward_model.ground_truth`, or one of `ground_truth`, `answer`, `final_answer`, `expected_answer`, `target`; of
     an `answer` with `####` or `\boxed{}` the part these mark, and the whole is the worked solution. With a
     `solution` alone, the answer is what it marks.
@@ -240,6 +241,7 @@ def prompt_from_row(row: Any, where: str, data_source: str, ability: str = "", *
 
 def _messages(row: Mapping[str, Any], where: str) -> tuple[Message, ...]:
     keys = [key for key in _QUESTIONS if key != "prompt" or not (row.get("entry_point") and row.get("query"))]
+    keys = [*(key for name, key in _TASKS.items() if name in row), *keys]
     given = next((row[key] for key in reversed(keys) if row.get(key)), None)
     if isinstance(given, str) and given.strip():
         return ({"role": "user", "content": given},)
