@@ -205,8 +205,8 @@ def prompt_from_row(row: Any, where: str, data_source: str, ability: str = "", *
     r"""One row as a prompt.
 
     The question is `prompt` (chat messages or a string), `question`, `problem` or `query`; of programming tasks also
-    MBPP's `text`, LiveCodeBench's `question_content`, and `query` before LeetCodeDataset's `prompt`, which is code; their
-    tests are any of the forms of `code_forms`. The true answer is
+    MBPP's `text` and LiveCodeBench's `question_content`, and `query` before LeetCodeDataset's `prompt`, which is code.
+    The tests of a programming task have any of the forms of `code_forms`. Another true answer is
     `reward_model.ground_truth`, or one of `ground_truth`, `answer`, `final_answer`, `expected_answer`, `target`; of
     an `answer` with `####` or `\boxed{}` the part these mark, and the whole is the worked solution. With a
     `solution` alone, the answer is what it marks.
