@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 from synthetic import square_episodes
 
 from guerdon.config import load
-from guerdon.episodes.read import read_episodes
+from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import CheckpointError, ConfigError, DataError
 from guerdon.evaluate import probe_checks
@@ -22,7 +22,8 @@ from guerdon.evaluate.image_suite import evaluate_model, evaluate_study, evaluat
 from guerdon.evaluate.intervals import wilson_interval
 from guerdon.evaluate.scores import episode_value, score_episodes
 from guerdon.settings.study import Study
-from guerdon.train.images import labelled_frames, train_image_model
+from guerdon.settings.train import ResNetTrainSettings
+from guerdon.train.images import labelled_frames, read_data, train_image_model
 from guerdon.types import Episode, Failure, RewardInfo, Score
 
 ROWS, SIDE = 12, 12
@@ -345,6 +346,34 @@ def test_it_judges_exactly_what_training_held_out(study, name):
     assert judged == {ids[i] for i in set(frames.episode[val])}
     assert not judged & {ids[i] for i in set(frames.episode[train])}
     assert len(judged) == 4
+
+
+def test_sets_that_number_their_episodes_alike_are_kept_apart(tmp_path):
+    """What is judged was not trained on, with two sets of the same ids, one of them given twice, and in a refit."""
+    paths = [str(tmp_path / name) for name in ("a", "b", "c")]
+    for start, path in zip((0, 12, 24), paths, strict=True):
+        with EpisodeWriter(Path(path), fps=10) as writer:
+            for number, one in enumerate(square_episodes(36)[start : start + 12]):
+                writer.add(replace(one, id=str(number)))
+    settings = ResNetTrainSettings(
+        data_path=(paths[0], paths[1], paths[0]), save_dir=str(tmp_path / "rm"), image_size=16, val_split=0.3
+    )
+    frames = labelled_frames(read_data(settings)[0], settings)
+    shown = {}  # frames of an episode to the sides of the split that it is on
+    for row, (owner, held) in enumerate(zip(frames.episode, frames.held, strict=True)):
+        shown.setdefault(frames.pixels[row].tobytes(), set()).add(bool(held))
+        assert frames.episode_ids[owner]
+    assert {len(sides) for sides in shown.values()} == {1}
+    episodes, digest = held_out(settings, None)
+    judged = {frame.tobytes() for one in episodes for frame in one.frames}
+    trained_on = {pixels for pixels, sides in shown.items() if sides == {False}}
+    assert judged
+    assert not judged & trained_on
+    assert digest == read_data(settings)[1] != dataset_hash(paths[0])
+    more = settings.model_copy(update={"data_path": (*settings.data_paths, paths[2])})
+    refit = labelled_frames(read_data(more)[0], more, held_ids={one.id for one in episodes})
+    again = {refit.pixels[row].tobytes() for row in np.flatnonzero(~refit.held)}
+    assert not judged & again
 
 
 def test_it_writes_beside_the_model(study):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -278,16 +277,16 @@ def held_out(settings: ImageTrainSettings | VLMTrainSettings, data_path: str | N
     Returns:
         The episodes and a hash of the data set they come from.
     """
-    from guerdon.train.images import held_out_episodes, sees_states
+    from guerdon.train.images import held_out_episodes, read_data, sees_states
 
-    read = partial(read_episodes, camera=settings.camera, with_frames=not sees_states(settings))
     if data_path is not None:
-        return list(read(data_path)), dataset_hash(data_path)
-    everything = [e for path in settings.data_paths for e in read(path)]
-    names = held_out_episodes(everything, settings)
-    episodes = [e for e in everything if e.id in names]
-    if not episodes:
+        read = read_episodes(data_path, camera=settings.camera, with_frames=not sees_states(settings))
+        return list(read), dataset_hash(data_path)
+    everything, digest = read_data(settings)
+    episodes = list(everything)
+    names = held_out_episodes(episodes, settings)
+    if not names:
         raise DataError(
             "no held-out episode: the model was trained with val_split 0; name another data set as evaluate.data_path"
         )
-    return episodes, dataset_hash(settings.data_paths[0])
+    return [e for e in episodes if e.id in names], digest

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from guerdon.atomic import write_json, write_text
-from guerdon.episodes.read import dataset_hash, read_episodes
+from guerdon.episodes.read import dataset_hash
 from guerdon.episodes.targets import episode_success
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError, DataError
@@ -40,7 +40,7 @@ from guerdon.evaluate.scores import score_episodes
 from guerdon.models.load import load_reward_model
 from guerdon.settings.study import Study
 from guerdon.settings.train import ResNetTrainSettings
-from guerdon.train.images import held_out_episodes, sees_states, train_image_model
+from guerdon.train.images import held_out_episodes, read_data, train_image_model
 from guerdon.types import BoolArray, Episode, IntArray, RewardModel
 
 MODELS = ("before", "control", "after")
@@ -263,11 +263,7 @@ class _Repair:
                 "no held-out success, which the thresholds come from: collect more, or set val_split higher"
             )
         self._masks = [np.asarray(e.success, np.bool_) for e in self._wins]
-        frames = not sees_states(settings)
-        everything = [
-            e for path in settings.data_paths for e in read_episodes(path, camera=settings.camera, with_frames=frames)
-        ]
-        self._held = held_out_episodes(everything, settings)
+        self._held = held_out_episodes(list(read_data(settings)[0]), settings)
 
     def run(self) -> RepairReport:
         plan, find = self._plan, self._attacker.find

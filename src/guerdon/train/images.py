@@ -17,7 +17,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -254,7 +254,7 @@ def held_out(ids: Sequence[str], succeeded: BoolArray, val_split: float, seed: i
             continue
         n = min(max(round(val_split * len(group)), 1), len(group) - 1)
         held[group[np.argsort(ranks[group], kind="stable")[:n]]] = True
-    return held
+    return held if len(set(ids)) == len(ids) else np.isin(ranks, ranks[held])  # of a set given twice, both copies
 
 
 def sample_rows(length: int, n: int, seed: int, name: str) -> IntArray:
@@ -271,14 +271,22 @@ def _hash(seed: int, purpose: str, name: str) -> int:
 
 
 def read_data(settings: Settings | VLMTrainSettings) -> tuple[Iterator[Episode], str]:
-    """Episodes of `settings.data_path`, read one by one, and a hash of the data sets."""
+    """Episodes of `settings.data_path`, read one by one, and a hash of the data sets.
+
+    Data sets number their episodes alike, so the hash of its set stands in front of each id, but for those of the
+    first set.
+    """
     from guerdon.episodes.read import dataset_hash, read_episodes
 
     hashes = [dataset_hash(path) for path in settings.data_paths]
-    combined = hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
-    paths = settings.data_paths
     frames = not sees_states(settings)
-    return (e for p in paths for e in read_episodes(p, camera=settings.camera, with_frames=frames)), combined
+
+    def episodes() -> Iterator[Episode]:
+        for path, digest in zip(settings.data_paths, hashes, strict=True):
+            for episode in read_episodes(path, camera=settings.camera, with_frames=frames):
+                yield episode if digest == hashes[0] else replace(episode, id=f"{digest[:12]}/{episode.id}")
+
+    return episodes(), hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
 
 # training
