@@ -20,7 +20,8 @@ from guerdon.integrations.verl import prime_source, register_sources
 from guerdon.policies.text_files import load_policy
 from guerdon.rl.prime import PrimeReward
 from guerdon.settings.text_policy import TextPolicySettings
-from guerdon.worlds.answers import final_answer, same_number
+from guerdon.worlds.answers import final_answer
+from guerdon.worlds.quantities import same_number
 
 START = os.environ.get("PRIME_START", "")
 

@@ -61,7 +61,7 @@ TABLE = [
     ("5", "5 hours", "=", "="), ("5", "5 miles per hour", "=", "="), ("5", "5 miles/hour", "=", "="),
     ("5", "1 1/2 hours", "!", "!"), ("3", "3 apples", "=", "="), ("3", "3 berries", "=", "="),
     ("3", "4 apples", "!", "!"), ("3", "3 apples left", "=", "="), ("3", "3 zebras", "?", "?"),
-    ("3 hours", "3 minutes", "?", None),
+    ("3 hours", "3 minutes", "!", "!"), ("3 hours", "180 minutes", "=", "="),
     # words that change a number, or may
     ("5", "not 5", "?", "?"), ("5", "half of 5", "?", "?"), ("5", "5 thousand", "?", "?"),
     ("5000", "5 thousand", "?", "?"), ("5", "5 million", "?", "?"), ("5", "5 hundred", "?", "?"),

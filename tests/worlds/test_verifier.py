@@ -12,8 +12,10 @@ from guerdon.errors import MissingDependencyError
 from guerdon.settings.data import ChainSettings, GSM8KDataSettings
 from guerdon.types import Failure
 from guerdon.worlds import verifier as verifier_module
-from guerdon.worlds.answers import final_answer, last_boxed, normalized, numbers_of, same_number
+from guerdon.worlds.answer_text import normalized
+from guerdon.worlds.answers import final_answer, last_boxed
 from guerdon.worlds.prompts import Prompt
+from guerdon.worlds.quantities import numbers_of, same_number
 from guerdon.worlds.reasoning import task_family
 from guerdon.worlds.verifier import (
     MathPool,

@@ -27,8 +27,9 @@ from guerdon.evaluate.intervals import Float64, Interval, bootstrap_ci, mean, wi
 from guerdon.evaluate.scores import AGGREGATIONS, failure_counts, paired, solution_value
 from guerdon.settings.evaluate import Aggregation
 from guerdon.types import Failure, Score
-from guerdon.worlds.answers import normalized, same_number
+from guerdon.worlds.answer_text import normalized
 from guerdon.worlds.prompts import Prompt
+from guerdon.worlds.quantities import same_number
 from guerdon.worlds.verifier import Verifier
 
 MOST_EXACT = 64  # samples up to which majority is counted out; above, random subsets

@@ -1,347 +1,368 @@
-r"""Find the final answer in a response, and compare answers as strings or as exact numbers.
+r"""Find the final answer in a response.
 
-Numbers are read by a strict grammar into fractions (see `numbers_of`): what is not in it is no number, nothing is
-skipped. Symbolic comparison is the verifier's (`verifier.py`).
-
-    final_answer(r"so 6*7 = \boxed{42}.")                  # "42"
-    same_number("3/4", "0.75")                              # True
+final_answer(r"so 6*7 = \boxed{42}.")                   # "42"
+final_answers(r"\boxed{1} or \boxed{2}")                # ["1", "2"]
+concluded("Therefore, the value is 12.")                # "12"
 """
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
-import unicodedata
-from fractions import Fraction
-from typing import NamedTuple
 
-_BRACES = re.compile(r"(?P<box>\\f?box(?:ed)?\s*\{)|(?P<open>\{)|(?P<close>\})|\\.", re.DOTALL)
+from guerdon.worlds.answer_text import normalized, prose, undecorated
+from guerdon.worlds.quantities import same_number
+from guerdon.worlds.units import CHANGING
+
+_LONGEST = 2000  # characters of an answer worth reading
+_BRACES = re.compile(
+    r"(?P<box>\\\\?f?box(?:ed)?\s*\{)|\\\\?boxed(?:\s+|(?=[-+0-9]))\$?(?P<bare>[-+]?[0-9][0-9.,/]*|[B-HJ-Zb-z](?![A-Za-z0-9]))"
+    r"|(?P<open>\{)|(?P<close>\})|\\.",
+    re.DOTALL,
+)
+_TAGS = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _HASHES = re.compile(r"####[ \t]*")
-_ANSWER_IS = re.compile(r"(?i)\banswer(?:\s+is\b|\s*[:=])\s*:?\s*")
+_ANSWER_IS = re.compile(
+    r"(?i)\banswers?(?:[ \t]*[*_]{1,3})?(?:\s+(?:is|are|equals)\b|[ \t]*[:=])[ \t]*[*_]{0,3}[ \t]*:?\s*"
+    r"(?:(?:therefore|thus|then|simply|just|indeed|exactly|clearly)\b[, \t]*)?"
+)
+_FINAL = re.compile(r"(?i)\bfinal answer(?:\s+is\b|[ \t]*[:=])[ \t]*:?\s*")
+_HEADING = re.compile(  # "**Final Answer**", alone on its line or in front of mathematics
+    r"(?im)^[ \t>#*_]*(?:the )?(?:final |my |correct )?answer[ \t*_.:]*+(?:\n\s*|(?=\\\[|\\\(|\$))"
+)
 _OPEN = re.compile(  # "I doubt that the answer is"
-    r"(?i)(?:\b(?:doubt|whether|if|unlikely|unsure|unclear)"
-    r"|(?:\bnot|n['\u2019]t) (?:sure|certain|think|believe|know|say|claim))"
+    r"(?i)(?:\b(?:doubt|whether|if|unlikely|unsure|unclear|suppose|assume|assuming|imagine|maybe|perhaps|possibly|unless"
+    r"|wonder|hope|check|verify)"
+    r"|\b(?:might|may|could|would) (?:think|say|believe|guess|expect|suspect)"
+    r"|\b(?:false|wrong|untrue|incorrect)(?= that)"
+    r"|(?:\bnot|n['\u2019]t) (?:sure|certain|think|believe|know|say|claim|mean|true|correct|right|the case))"
     r"(?: that| if| whether)?(?: the| my| our)?(?: final| correct)?\s*\Z"
 )
-_LONGEST = 200  # characters of a number worth reading
+_NOT_MINE = re.compile(r"(?i)\b(?:wrong|incorrect|false|common|naive|tempting|mistaken|their|his|her)\s*\Z")
+_CONDITION = re.compile(r"(?i)^\W*(?:if|suppose|assume|assuming|imagine|unless|were|had)\b")
+_RETRACTED = re.compile(
+    r"(?i)\b(?:(?:that|this|it|which|above|answer|result|i)(?:['\u2019]s| is| was| am|['\u2019]m| seems| looks)? "
+    r"(?:wrong|incorrect|mistaken|not right|not correct|a mistake|an error)"
+    r"|(?:is|isn['\u2019]t|wasn['\u2019]t) (?:wrong|incorrect|right|correct)(?<!is right)(?<!is correct)"
+    r"|i made (?:a mistake|an error)|scratch that|ignore that|disregard (?:that|this))\b"
+)
+_WAIT = re.compile(r"(?i)\b(?:wait|hold on|hmm+|on second thought|actually)\b|(?:^|[.!?]\s+)no[,.]")
+_JOINER = re.compile(
+    r"(?:\s|[,;&$*\u2022:-]|\\\\|\\q?quad(?![A-Za-z])|\\[\[\](),;! ]|\\(?:text|mathrm)\s?\{\s?(?:and|or|,)\s?\}"
+    r"|\b(?:and|or)\b"
+    r"|[A-Za-z](?:_\{?[A-Za-z0-9]{1,3}\}?)? ?=|\(?[0-9ivx]{1,3}[.)])*"
+)
+_INSTEAD = re.compile(
+    r"(?i)\b(?:no|not|wait|rather|instead|actually|sorry|correction|hmm+|oops|then|so|hence|therefore)\b"
+)
+_STOP = re.compile(r"[.?!](?=[\s$*)\\\]]|\Z)|\n")
+
+
+def _boxes(text: str) -> list[tuple[int, int, str]]:
+    r"""Start, end and contents of every closed box without another box in it, in order.
+
+    Escaped braces do not count. `\boxed 3` is a box; with a doubled backslash the contents have doubled ones as well.
+    """
+    open_at: list[tuple[int, int] | None] = []  # where an open box and its contents start; None for other braces
+    found: list[tuple[int, int, str]] = []
+    if "box" not in text:
+        return found
+    inner = -1  # where the last closed box starts
+    for mark in _BRACES.finditer(text):
+        if mark["box"] or mark["open"]:
+            open_at.append((mark.start(), mark.end()) if mark["box"] else None)
+        elif mark["bare"]:
+            inner = mark.start()
+            found.append((mark.start(), mark.end(), mark["bare"].rstrip(".,/")))
+        elif mark["close"] and open_at:
+            box = open_at.pop()
+            if box is not None and box[0] > inner:
+                contents = text[box[1] : mark.start()].strip()
+                doubled = text.startswith("\\\\", box[0])
+                found.append((box[0], mark.end(), contents.replace("\\\\", "\\") if doubled else contents))
+                inner = box[0]
+    return found
+
+
+def is_list(text: str) -> bool:
+    r"""Whether a true answer is a set or a list of values: commas outside brackets, braces around, `and` or `or`."""
+    plain = re.sub(r"\\(?:text|mathrm|quad|qquad)(?![A-Za-z])", " ", undecorated(text))
+    plain = re.sub(r"\\(?:left|right)(?![A-Za-z])|\\[ ,;:!](?=[ \\A-Za-z0-9]|\Z)", " ", plain).strip()
+    if re.fullmatch(r"\\?\{.*\}", plain, re.DOTALL) and (plain[0] == "\\" or "," in plain):
+        return True
+    if re.fullmatch(r"[-+$]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?\W*", plain):  # thousands
+        return False
+    depth = 0
+    for char in plain.replace("{,}", ""):
+        depth += (char in "({[") - (char in ")}]")
+        if depth == 0 and char in ",;":
+            return True
+    return re.search(r"(?<![A-Za-z])(?:and|or)(?![A-Za-z])|\\pm", plain) is not None
 
 
 def last_boxed(text: str) -> str | None:
     r"""Contents of the last `\boxed{...}` whose braces balance; escaped braces do not count."""
-    open_at: list[int | None] = []  # where the contents of each open box start; None for other braces
-    last: tuple[int, int] | None = None
-    for found in _BRACES.finditer(text):
-        if found["box"] or found["open"]:
-            open_at.append(found.end() if found["box"] else None)
-        elif found["close"] and open_at:
-            start = open_at.pop()
-            if start is not None and (last is None or start > last[0]):
-                last = (start, found.start())
-    return None if last is None else text[slice(*last)].strip()
+    found = _boxes(text)
+    return found[-1][2] if found else None
+
+
+def final_answers(text: str, *, every: bool = False) -> list[str]:
+    r"""The boxes of the last sentence that has any, in order; else the one answer that is stated, or none.
+
+    Boxes belong to one sentence where no full stop or end of a line is between them, or nothing but what joins a list.
+    Equal boxes count once.
+
+    Args:
+        text: a response.
+        every: the boxes of all sentences.
+    """
+    tagged = _tagged(text)
+    if tagged is not None:
+        text = tagged
+    boxes = _boxes(text)
+    if not boxes:
+        stated = _unboxed(text) or (None if tagged is None else _short(text))
+        return [] if stated is None else [stated]
+    behind = _behind_boxes(text, boxes[-1][1])
+    if behind is not None or _RETRACTED.search(text[boxes[-1][1] : boxes[-1][1] + 200]):
+        return [behind] if behind else []
+    last = [boxes[-1]]
+    for box in reversed(boxes[:-1]):
+        gap = text[box[1] : last[-1][0]]
+        if not every and not _joined(gap):
+            break
+        last.append(box)
+    answers: list[str] = []
+    for _, _, contents in reversed(last):
+        if not any(_same(contents, other) for other in answers):
+            answers.append(contents)
+    return [] if not answers[-1] else answers
+
+
+def _joined(gap: str) -> bool:
+    """Whether the boxes on both sides of a text belong to one sentence and add up."""
+    if len(gap) <= 100 and _JOINER.fullmatch(gap):
+        return True
+    return len(gap) <= 300 and not _STOP.search(gap) and not _INSTEAD.search(gap)
+
+
+def _same(left: str, right: str) -> bool:
+    return normalized(left) == normalized(right) or same_number(left, right) is True
 
 
 def final_answer(text: str) -> str | None:
-    r"""The answer that a response states, or None where it states none.
+    r"""The answer that a response marks, or None where it marks none.
 
-    In this order, the last of each kind: `\boxed{...}`, `#### ...` (to the end of the line), `the answer is ...`
-    (to the end of the sentence; none where the last one is doubted: `not sure that the answer is ...`).
+    In this order, the last of each kind: what is between `<answer>` and `</answer>`, `\boxed{...}`, `#### ...` (to the
+    end of the line), `the answer is ...`, `Answer: ...` and the line under a heading `Final answer` (to the end of the
+    sentence). No answer where the last one is doubted, conditional or withdrawn: `not sure that the answer is ...`.
     """
-    boxed = last_boxed(text)
-    if boxed is not None:
-        return boxed or None
-    for pattern in (_HASHES, _ANSWER_IS):
-        marks = list(pattern.finditer(text))
-        if marks:
-            if _OPEN.search(text[: marks[-1].start()]):
-                return None
-            line = text[marks[-1].end() :].partition("\n")[0]
-            return _undecorated(line if pattern is _HASHES else re.split(r"\.(?:\s|$)", line)[0]) or None
-    return None
+    tagged = _tagged(text)
+    if tagged is not None:
+        return final_answer(tagged) or _short(tagged)
+    boxes = _boxes(text)
+    if boxes:
+        _, end, contents = boxes[-1]
+        behind = _behind_boxes(text, end)
+        if behind is not None:
+            return behind
+        return None if _RETRACTED.search(text[end : end + 200]) else contents or None
+    return _unboxed(text)
 
 
-def _undecorated(text: str) -> str:
-    """Without the dollar signs of maths, emphasis and the final stop around an answer."""
-    text = text.strip().strip("*").strip().removesuffix(".").strip()
-    maths = re.fullmatch(r"\$\$?([^$]*)\$\$?|\\\((.*)\\\)|\\\[(.*)\\\]", text)
-    return next(group for group in maths.groups() if group is not None).strip() if maths else text
-
-
-_MINUS = "\u2212\ufe63\uff0d\u2010\u2011"
-_DASH = re.compile(
-    r"(^|[=(\[{,;:$^+*/<>])(\s*)[\u2012\u2013](?=\s*[0-9.$\\])"
-)  # with something else before it: a range
-
-
-def typographic(text: str) -> str:
-    """The same text in plain characters.
-
-    Full-width and mathematical forms, fractions (`5\u00bd` is `5 1/2`), superscripts (`5\u00b2` is `5^{2}`),
-    subscripts, spaces, minus signs; an en dash is a minus sign where a number starts. Invisible characters go.
-    """
-    found: list[str] = []
-    for char in text:
-        tag, _, codes = unicodedata.decomposition(char).partition(" ")
-        if char in _MINUS:
-            found.append("-")
-        elif char in "\u2044\u2215":
-            found.append("/")
-        elif tag in ("<super>", "<sub>"):
-            inner = typographic("".join(chr(int(code, 16)) for code in codes.split()))
-            mark = "^" if tag == "<super>" else "_"
-            joins = found and found[-1].startswith(mark + "{")
-            found.append(f"{found.pop()[:-1]}{inner}}}" if joins else f"{mark}{{{inner}}}")
-        elif tag == "<fraction>":
-            before = " " if found and found[-1].isdigit() else ""
-            found.append(before + unicodedata.normalize("NFKC", char).replace("\u2044", "/"))
-        elif tag in ("<wide>", "<narrow>", "<font>"):
-            found.append(unicodedata.normalize("NFKC", char))
-        elif unicodedata.category(char) == "Zs":
-            found.append(" ")
-        elif unicodedata.category(char) != "Cf":
-            found.append(char)
-    return _DASH.sub(r"\1\2-", "".join(found))
-
-
-def normalized(text: str) -> str:
-    r"""A string to compare by: plain characters, no case, single spaces, no `\text{}`, quotes or final stop."""
-    text = unicodedata.normalize("NFKC", typographic(_undecorated(text)))
-    text = _TEXT.sub(r"\1", text)
-    return " ".join(text.split()).casefold().strip("\"'` ").removesuffix(".").strip()
-
-
-_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox|textit|operatorname)\s*\{([^{}]*)\}")
-_UNITS = {
-    name: names.split()[0]
-    for names in (
-        "dollar dollars usd", "euro euros eur", "pound pounds lb lbs", "yen", "rupee rupees", "yuan", "peso pesos",
-        "cent cents", "second seconds sec secs", "minute minutes min mins", "hour hours hr hrs", "day days",
-        "week weeks", "month months", "year years yr yrs", "millimeter millimeters millimetre millimetres mm",
-        "centimeter centimeters centimetre centimetres cm", "meter meters metre metres",
-        "kilometer kilometers kilometre kilometres km", "inch inches", "foot feet ft", "yard yards", "mile miles mi",
-        "mph", "acre acres", "gram grams", "milligram milligrams mg", "kilogram kilograms kg", "ounce ounces oz",
-        "ton tons tonne tonnes", "liter liters litre litres", "milliliter milliliters millilitre millilitres ml",
-        "gallon gallons", "quart quarts", "pint pints", "cup cups", "degree degrees", "radian radians", "unit units",
-        "point points", "people", "person persons", "item items", "piece pieces", "time times",
+def _unboxed(text: str) -> str | None:
+    """The answer that a text without boxes marks."""
+    marks = list(_HASHES.finditer(text))
+    if marks:
+        if _OPEN.search(text[max(marks[-1].start() - 120, 0) : marks[-1].start()]):
+            return None
+        return undecorated(text[marks[-1].end() :].partition("\n")[0][:_LONGEST]) or None
+    ends = sorted(
+        (mark.end(), mark.start())
+        for pattern in (_ANSWER_IS, _HEADING)
+        for mark in pattern.finditer(text)
+        if not _NOT_MINE.search(text[max(mark.start() - 40, 0) : mark.start()])
     )
-    for name in names.split()
-}  # fmt: skip
-_COUPLES = {"per", "of", "square", "cubic", "sq", "a", "each"}  # stand before or between units, never alone
-_NO_UNITS = {
-    "hundred", "thousand", "million", "billion", "trillion", "dozen", "score", "gross", "lakh", "crore", "mil", "bn",
-    "half", "halves", "third", "thirds", "quarter", "quarters", "fourth", "fifth", "tenth", "tenths", "hundredth",
-    "hundredths", "thousandth", "thousandths", "twice", "double", "triple", "percent", "percentage", "squared",
-    "cubed", "square", "cubic", "root", "power", "factorial", "mod", "modulo", "plus", "minus", "divided",
-    "over", "less", "more", "fewer", "than", "least", "most", "not", "negative", "about", "almost", "nearly",
-    "under", "between", "and", "but", "the", "with", "without", "base", "remainder", "zero", "one", "two", "three",
-    "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "twenty", "thirty", "forty", "fifty",
-    "sixty", "seventy", "eighty", "ninety", "below", "above", "ago", "off", "out", "another", "other", "others",
-    "greater", "smaller", "larger", "equal", "equals", "approximately", "around", "roughly", "to", "per",
-    "never", "no", "wrong", "incorrect", "false", "if",
-}  # fmt: skip
-_INTEGER = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[1-9][0-9]{0,2}(?: [0-9]{3})+|[0-9]+)"
-_DECIMAL = rf"(?:{_INTEGER}(?:\.[0-9]*)?|\.[0-9]+)"
-_NUMBER = re.compile(
-    rf"(?P<money>[$\u20ac\u00a3\u00a5\u20b9])?\s?(?P<sign>[-+])?\s?(?P<coin>[$\u20ac\u00a3\u00a5\u20b9])?\s?"
-    rf"(?:(?P<whole>[0-9]+)\s+(?P<num>[0-9]+)\s?/\s?(?P<den>[0-9]+)|(?P<top>{_DECIMAL})\s?/\s?(?P<bottom>{_DECIMAL})"
-    rf"|(?P<plain>{_DECIMAL})(?:[eE](?P<power>[-+]?[0-9]{{1,2}}))?)"
-    r"(?:\s?(?P<percent>%)|(?P<unit>\s?[A-Za-z][A-Za-z ^23/-]*))?",
-    re.ASCII,
+    return _marked(text, *ends[-1]) if ends else None
+
+
+def _behind_boxes(text: str, end: int) -> str | None:
+    """The answer that is marked as the final one behind the last box, if any."""
+    found = max(_FINAL.finditer(text, end), key=re.Match.start, default=None)
+    stated = None if found is None else _marked(text, found.end(), found.start())
+    return stated if stated and _is_bare(stated) and not re.search(r'["$]', stated) else None
+
+
+def _tagged(text: str) -> str | None:
+    """What is between the last pair of answer tags, where no box comes after it."""
+    if "</" not in text:
+        return None
+    start: int | None = None
+    found: tuple[int, int, int] | None = None
+    for tag in _TAGS.finditer(text):
+        if tag[1] and start is not None:
+            found, start = (start, tag.start(), tag.end()), None
+        elif not tag[1]:
+            start = tag.end()
+    if found is None or not text[found[0] : found[1]].strip() or _boxes(text[found[2] :]):
+        return None
+    return text[found[0] : found[1]].strip()
+
+
+def _short(text: str) -> str | None:
+    return undecorated(text) or None if len(text) <= 300 else None
+
+
+def _marked(text: str, end: int, start: int) -> str | None:
+    """The answer behind a mark: mathematics to its end, else the rest of the sentence."""
+    before = text[max(start - 300, 0) : start]
+    if _OPEN.search(before[-120:]) or _CONDITION.search(re.split(r"[.?!\n]\s*", before)[-1]):
+        return None
+    rest = text[end : end + _LONGEST]
+    block = re.match(r"\s*(?:\\\[|\$\$)", rest)
+    if block:
+        close = rest.find("\\]" if rest[block.end() - 1] == "[" else "$$", block.end())
+        rest = " ".join(rest[:close].split()) + rest[close:] if close >= 0 else rest
+    line = rest.partition("\n")[0]
+    sentence = re.split(r"([.?])(?:[\s*]|$)", line, maxsplit=1)
+    after = rest[len(sentence[0]) : len(sentence[0]) + 200]
+    if sentence[1:2] == ["?"] or _RETRACTED.search(after) or _WAIT.search(after[:60]):
+        return None
+    stated = undecorated(sentence[0])
+    if not prose(stated) or not re.match(r"[A-Z].* ", stated) or _DOUBT.search(re.sub(r"\$[^$]*\$", "$", stated)):
+        return stated or None
+    return _of_sentence(stated) or _only_number(stated) or stated
+
+
+_DOUBT = re.compile(
+    r"(?i)\b(?:not|no|never|neither|nor|cannot|can't|isn't|doesn't|won't|wasn't|aren't|if|suppose|assume|assuming|unless"
+    r"|whether|maybe|perhaps|possibly|probably|doubt|unsure|unclear|guess|guessing|wrong"
+    r"|(?<!that )(?<!who )(?<!which )(?:might|may|could|would|should)"
+    r"|incorrect|mistake|wait|but|however|unlikely|try|let|let's|say|either|about|around|roughly|nearly|almost|approximately"
+    r"|seems?|appears?|think|believe|claims?|claimed|says|said|less|fewer|more|former|previous|false|were|had|estimated?"
+    r"|hypothetical\w*|contradict\w*)\b|n\u2019t\b|\?"
 )
-_REWRITES = tuple(
-    (re.compile(pattern), new)
-    for pattern, new in (
-        (r"\{,\}", ","),
-        (r"(?<=[0-9,])\\[,!;: ]|~(?=[A-Za-z\\])|\\[!]", " "),
-        (r"\\([%$])", r"\1"),
-        (r"\\[dt]?frac\s*\{\s*(-?)([0-9., ]+?)\s*\}\s*\{\s*([0-9., ]+?)\s*\}", r" \1\2/\3"),
-        (r"\\[dt]?frac\s*([0-9])\s*([0-9])", r" \1/\2"),
-        (r"\s*(?:\\times|\\cdot|\u00d7|\*|\bx)\s*10\s*\^\s*(?:\{([-+]?[0-9]{1,2})\}|([-+]?[0-9]{1,2}))", r"e\1\2"),
-        (r"(?i)\s*\bper\s?cent\b", "%"),
-        (r"\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree|\\deg\b|\u00b0)", " degrees"),
-        (r"\^\{([23])\}", r"^\1"),
-    )
+_LEAD = re.compile(
+    r"(?i)^\W*(?:therefore|thus|so|hence|consequently|finally|in conclusion|to conclude|in summary|this (?:means|gives)"
+    r"|we (?:find|get|conclude|obtain|have|see)|it follows|final answer|answer|solution|result)\b"
 )
+_PRONOUN = re.compile(r"(?i)^\W*(?:it|this|that|which|he|she|they|i)\b")
+_SUBJECT = re.compile(r"(?i)\b(?:answer|solutions?|results?|roots?)\b")
+_LINK = re.compile(
+    r"(?i)\b(?:(?:find|conclude|get|see|obtain|know|follows|means|have) that|is|are|equals?|equal to|given by|be"
+    r"|(?:in|de)creas(?:es?|ed) by|get|have|obtain|find|therefore|thus|so|hence)\b|(?<=[A-Za-z*)]):(?=\s)"
+)
+_OURS = re.compile(r"(?i)^(.*?)\s*\bis (?:the|our) (?:\w+ )?(?:answer|solution|result|value)\W*$")
+_THERE = re.compile(r"(?i)\b(?:there|these) (?:is|are) (?:exactly |only )?([0-9][0-9,.]*) [a-z]")
+_NO = re.compile(r"(?i)\b(?:there (?:is|are|exists?)|has|have) (no (?:[a-z]+ )?(?:solutions?|roots?))\W*$")
+_ENDING = re.compile(r"(?i)(?:\s*(?:I hope (?:it|this) is correct|I hope this helps|QED|\\blacksquare|\\square)\W*)+\Z")
 
 
-class _Number(NamedTuple):
-    value: Fraction
-    percent: bool
-    unit: str
+def concluded(text: str, gold: str = "") -> str | None:
+    """The answer that a response marks; else the whole of a short one, or what its last sentence states.
 
-
-def numbers_of(text: str, question: str = "") -> tuple[Fraction, ...]:
-    r"""What number a short text states: none, one, or for a percentage two readings (50 % is 1/2, or 50).
-
-    The grammar, after `typographic` and without `$`, `\text{}` or a final stop around it:
-
-        answer  = [name "=" | sum "="] [money] [sign] [money] number ["%" | unit]
-        number  = decimal ["e" exponent] | decimal "/" decimal | whole proper-fraction (also `\frac`, `\times 10^{n}`)
-        decimal = digits, or groups of three with commas or spaces, then optionally "." digits
-        unit    = words: units of measure, and the words of the question; in all at most six
-
-    A sum in front of `=` must have the value after it. Words that change a number (thousand, half, not, more, ...)
-    are no units, and neither is a letter (5k, 5m, 5x). Everything else states no number: `5!`, `5^2`, `>5`, `5 or 6`.
+    A last sentence states an answer where it begins with `therefore`, `so`, ..., is about the solution, or is the whole
+    response, and ends with one (`the value is 12`). Doubts, negations, conditions and questions state none.
 
     Args:
-        text: an answer, as `final_answer` finds it.
-        question: whose words count as units.
+        text: a response.
+        gold: the true answer; where it is words, a response that is nothing else states it.
     """
-    number = _read(text, question)
-    if number is None:
-        return ()
-    return (number.value / 100, number.value) if number.percent else (number.value,)
-
-
-def _read(text: str, question: str) -> _Number | None:
-    if len(text) > _LONGEST:
+    found = final_answer(text)
+    if found is not None or _boxes(text) or _HASHES.search(text) or _ANSWER_IS.search(text) or _HEADING.search(text):
+        return found
+    if gold and len(text) <= _LONGEST and normalized(text) == normalized(gold):
+        return undecorated(text)
+    text = re.split(r"<\|(?:im_|end|eot|start)|</s>", text[-4 * _LONGEST :])[0].strip()
+    text = _ENDING.sub("", text[-_LONGEST:]).strip() if len(text) > 20 else text
+    if _is_bare(text):
+        return undecorated(text)
+    sentences = _sentences(text)
+    if not sentences:
         return None
-    text = _TEXT.sub(r" \1 ", typographic(_undecorated(text)))
-    for pattern, new in _REWRITES:
-        text = pattern.sub(new, text)
-    name, equals, text = " ".join(text.split()).rpartition("=")
-    match = _NUMBER.fullmatch(text.strip())
-    if match is None or (match["money"] and match["coin"]):
+    last = sentences[-1]
+    if len(sentences) > 1 and not (_LEAD.search(last) or _SUBJECT.search(re.sub(r"\$[^$]*\$", "", last))):
         return None
-    value, unit = _value(match), _unit(match, question)
-    if value is None or unit is None:
+    return _of_sentence(last)
+
+
+def _is_bare(text: str) -> bool:
+    """Whether a whole response is short and nothing but a value: no words but units."""
+    return (
+        0 < len(text) <= 300
+        and ("\n" not in undecorated(text) or "\\begin" in text)
+        and not prose(_without_percent(undecorated(text)))
+        and not _words(text)
+    )
+
+
+def _without_percent(text: str) -> str:
+    return re.sub(r"(?i)\b(?:per ?cent|percentage|pct)\b", "%", text)
+
+
+def _words(text: str) -> bool:
+    """Whether short words of a sentence are in a text that mathematics would read as letters."""
+    return (
+        re.search(
+            r"(?i)(?<![\\A-Za-z])(?:it|we|so|as|an|my|he|do|go|ok|a(?= [0-9]))(?![A-Za-z])|[!?]\s*\Z",
+            re.sub(r"[0-9)]!", "", text),
+        )
+        is not None
+    )
+
+
+def _sentences(text: str) -> list[str]:
+    """The sentences of a text; mathematics in `$` or brackets is never cut."""
+    flat = re.sub(r"\\\[|\\\]|\$\$", " $ ", text)
+    flat = flat.replace("\\(", "$").replace("\\)", "$")
+    parts = flat.split("$")
+    if len(parts) % 2:
+        parts[1::2] = [" ".join(part.split()).replace(". ", " ").rstrip(".,; ") for part in parts[1::2]]
+    cut = re.split(
+        r"(?<=[.?!])\s+(?=[A-Z$*(#])|\s+(?=(?:Therefore|Thus|Hence|So|Final Answer)\b)|\n\s*(?=[A-Z*#\n-])",
+        "$".join(parts),
+    )
+    return [" ".join(part.split()).strip("*# ") for part in cut if part.strip("*#$ \n.")]
+
+
+def _of_sentence(sentence: str) -> str | None:
+    """The value that a sentence states at its end, or None."""
+    plain = re.sub(r"\$[^$]*\$", "$", sentence)
+    none = _NO.search(plain)
+    if _DOUBT.search(plain[: none.start(1)] if none else plain) or _PRONOUN.search(sentence):
         return None
-    if equals and not _is_name(name) and arithmetic(name) != value:
+    if none is not None:
+        return none[1]
+    if re.search(
+        "is.*and.*is",
+        " ".join(re.findall(r"\b(?:is|are|equals|and)\b", plain)).replace("are", "is").replace("equals", "is"),
+    ):
+        return None  # two results
+    ours = _OURS.match(sentence)
+    if ours is not None:
+        sentence = ours[1]
+    links = [link.end() for link in _LINK.finditer(sentence) if sentence.count("$", 0, link.end()) % 2 == 0]
+    lead = _LEAD.match(sentence)
+    begin = max(links[-1] if links else 0, lead.end() if lead else 0)
+    if not begin and ours is None:
         return None
-    return _Number(value, bool(match["percent"]), unit)
+    stated = undecorated(sentence[begin:].strip(" ,:*").rstrip(".!"))
+    if (
+        stated
+        and (stated.count("$") % 2 == 0 or re.match(r"\\?\$", stated))
+        and not prose(_without_percent(stated))
+        and not _words(stated)
+        and re.search(r"[0-9\\=<>]|^[A-Za-z]$", stated)
+    ):
+        return stated
+    there = _THERE.search(plain)
+    return there[1].rstrip(".,") if there and _only_number(plain) == there[1].rstrip(".,") else None
 
 
-def _is_name(text: str) -> bool:
-    """Whether words in front of `=` name what the number is, and change nothing about it."""
-    words = text.split()
-    return bool(words) and all(re.fullmatch("[A-Za-z]+", w) and w.lower() not in _NO_UNITS | _MATHS for w in words)
+_COUNTED = {"and", "the", "to", "with", "ago", "another"} | {"one", "two", "three", "four", "five", "six", "ten"}
 
 
-def _value(match: re.Match[str]) -> Fraction | None:
-    def plain(name: str) -> Fraction:
-        return Fraction(re.sub("[, ]", "", match[name]).rstrip(".") or "0")
-
-    if match["top"] is not None:
-        if plain("bottom") == 0:
-            return None
-        value = plain("top") / plain("bottom")
-    elif match["whole"] is not None:
-        if plain("num") >= plain("den"):
-            return None
-        value = plain("whole") + plain("num") / plain("den")
-    else:
-        value = plain("plain") * Fraction(10) ** int(match["power"] or 0)
-    return -value if match["sign"] == "-" else value
-
-
-def _unit(match: re.Match[str], question: str) -> str | None:
-    """The unit after a number in one spelling, "" where there is none, None where a word is no unit."""
-    words = re.findall(r"[A-Za-z]+|[^A-Za-z\s]+", match["unit"] or "")
-    asked = {_singular(word) for word in re.findall(r"[a-z]{3,}", question.lower())} if words else set()
-    found: list[str] = []
-    for i, word in enumerate(words):
-        small = word.lower()
-        if word in ("^", "^2", "^3", "/", "-"):
-            joins = bool(found) and (word.startswith("^") or i + 1 < len(words))
-            name: str | None = word if joins else None
-        elif small in _COUPLES and i + 1 < len(words):
-            name = small
-        elif small in _UNITS:
-            name = _UNITS[small]
-        else:
-            name = _singular(small) if small not in _NO_UNITS and _singular(small) in asked else None
-        if name is None:
-            return None
-        found.append(name)
-    if len(found) > 6:
-        return None
-    money = match["money"] or match["coin"]
-    if money and found == ["millimeter"] and words[0] == "mm":  # $5mm: millions
-        return None
-    return " ".join(found) or {"$": "dollar", "\u20ac": "euro", "\u00a3": "pound"}.get(money or "", money or "")
-
-
-def _singular(word: str) -> str:
-    return re.sub(r"(?<=[a-z]{2})(?:ies|y|es|s|e)$", "", word)
-
-
-_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-
-
-def arithmetic(text: str) -> Fraction | None:
-    """Value of an expression of numbers with + - * / and brackets; None where it is something else."""
-    text = re.sub(r"\\times|\\cdot|\u00d7", "*", re.sub(r"\\div|\u00f7", "/", text))
-    text = re.sub(r"(?<=[0-9]),(?=[0-9]{3})|[$]", "", text).strip()
-    if not re.fullmatch(r"[-+*/(). 0-9]+", text) or "**" in text or "//" in text:
-        return None
-    text = re.sub(r"\b0+(?=[0-9])", "", text)
-    try:
-        return _evaluated(ast.parse(text, mode="eval").body)
-    except (SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
-        return None
-
-
-def _evaluated(node: ast.expr) -> Fraction | None:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        return Fraction(str(node.value))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-        value = _evaluated(node.operand)
-        return -value if value is not None and isinstance(node.op, ast.USub) else value
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        left, right = _evaluated(node.left), _evaluated(node.right)
-        return None if left is None or right is None else _OPERATORS[type(node.op)](left, right)
-    return None
-
-
-def close(left: Fraction, right: Fraction, tolerance: float) -> bool:
-    """Whether two numbers differ by at most `tolerance` times the larger magnitude; 0 asks for equality."""
-    if left == right:
-        return True
-    return tolerance > 0 and abs(left - right) <= Fraction(tolerance) * max(abs(left), abs(right))
-
-
-def same_number(gold: str, answer: str, tolerance: float = 0.0, question: str = "") -> bool | None:
-    """Whether two texts state the same number; None where one of them states none, or their units differ.
-
-    A percentage equals both its readings: `50%` is `0.5`, and where the question asked for per cent it is `50`. A
-    unit that only one of them names does not count, and none is converted.
-
-    Args:
-        gold: the true answer.
-        answer: the stated one.
-        tolerance: relative difference at which two numbers count as equal.
-        question: whose words count as units (see `numbers_of`).
-    """
-    left, right = _read(gold, question), _read(answer, question)
-    if left is None or right is None or (left.unit and right.unit and left.unit != right.unit):
-        return None
-    readings = [(left.value, right.value)]
-    if left.percent != right.percent:
-        readings += [(left.value / (100 if left.percent else 1), right.value / (100 if right.percent else 1))]
-    return any(close(a, b, tolerance) for a, b in readings)
-
-
-_MATHS = frozenset(
-    {
-        "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "log", "exp",
-        "sqrt", "abs", "max", "min", "gcd", "lcm", "det", "inf", "infty", "oo", "and", "poly", "domain", "alpha",
-        "beta", "gamma", "delta", "epsilon", "eta", "theta", "iota", "kappa", "lambda", "omega", "sigma", "tau",
-    }
-)  # fmt: skip
-
-
-_SHORT = {"no", "of", "is", "if", "at", "up", "to", "by"}
-
-
-def prose(text: str) -> str:
-    r"""The words of an answer that are neither mathematics nor units; "" where it has none.
-
-    A run of letters is a word from three letters on if it has a vowel; `xyz` is a product.
-    """
-    plain = re.sub(r"\\[A-Za-z]+", " ", _TEXT.sub(r" \1 ", typographic(text)))
-    known = _MATHS | _UNITS.keys() | (_COUPLES - {"of"})
-    return " ".join(run for run in re.findall(r"[^\W\d_]+", plain) if _is_word(run) and run.lower() not in known)
-
-
-def _is_word(run: str) -> bool:
-    return run.lower() in _SHORT or (len(run) > 2 and re.search("[aeiouAEIOU]|[^A-Za-z]", run) is not None)
+def _only_number(sentence: str) -> str | None:
+    """The one number in a sentence without words that change it."""
+    numbers = re.findall(r"(?<![A-Za-z0-9_.])[0-9][0-9,.]*", sentence)
+    words = set(re.findall(r"[a-z]+", sentence.lower())) & CHANGING - _COUNTED
+    return numbers[0].rstrip(".,") if len(numbers) == 1 and not words and "$" not in sentence else None

@@ -20,7 +20,8 @@ from typing import NamedTuple
 import numpy as np
 
 from guerdon.settings.data import StorySettings
-from guerdon.worlds.answers import arithmetic, final_answer
+from guerdon.worlds.answers import final_answer
+from guerdon.worlds.quantities import arithmetic
 
 _NAMES = ("Mia", "Tom", "Anna", "Ben", "Sara", "Leo", "Nina", "Max", "Emma", "Sam", "Lucy", "Paul")
 _ITEMS = ("apples", "pears", "books", "coins", "stamps", "cards", "marbles", "shells", "pencils", "stickers")
@@ -183,15 +184,22 @@ def _plain(number: Fraction) -> str:
 # written lines
 
 _NUMBER = r"-?[0-9][0-9,]{0,19}(?:\.[0-9]{1,9})?(?:/[0-9]{1,9})?"
-_EQUATION = re.compile(rf"([-+*/(). 0-9$,]*[0-9)][ $]*)=[ $]*(?:<<[^<>]*>>)?({_NUMBER})")
+_LEFT = "-+*/(). 0123456789$,"
+_RIGHT = re.compile(rf"=[ $]*(?:<<[^<>]*>>)?({_NUMBER})")
 
 
 def _equation(line: str) -> tuple[str, str] | None:
     """Both sides of the last equation of a line; the left side is arithmetic."""
     line = re.sub(r"^\W*(?:[Ss]tep )?[0-9]+[.):] ", "", line)  # its number in a list
     plain = re.sub(r"(?<=[0-9)])( ?)[x\u00d7\u00b7]( ?)(?=[0-9(])", r"\1*\2", line).replace("\u00f7", "/")
-    found = _EQUATION.findall(plain)
-    return found[-1] if found else None
+    found, begin, at = None, 0, plain.find("=")
+    while at >= 0:  # a pattern for both sides would need the square of a run's length
+        left, right = plain[begin:at], _RIGHT.match(plain, at)
+        left = left[len(left.rstrip(_LEFT)) :]
+        if right and re.search(r"[0-9)]\Z", left.rstrip(" $")):
+            found, begin = (left, right[1]), right.end()
+        at = plain.find("=", max(begin, at + 1))
+    return found
 
 
 def line_value(line: str) -> Fraction | None:

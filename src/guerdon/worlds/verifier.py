@@ -25,16 +25,21 @@ from guerdon.errors import ConfigError, DataError, MissingDependencyError, bound
 from guerdon.settings.data import VERIFIERS, DataSettings
 from guerdon.subprocess_worker import SubprocessPool, WorkerDiedError, WorkerTimeoutError
 from guerdon.types import Failure
-from guerdon.worlds.answers import final_answer, normalized, numbers_of, prose, same_number, typographic
+from guerdon.worlds.answer_text import normalized, prose, typographic, undecorated
+from guerdon.worlds.answer_words import by_name, compare_choices, compare_words, plain_maths, without_approximation
+from guerdon.worlds.answers import concluded, final_answer, final_answers, is_list
 from guerdon.worlds.code_tests import Sandbox, check_isolation, is_code, program_of, read_tests, run_tests
 from guerdon.worlds.prompts import Prompt
+from guerdon.worlds.quantities import in_unit, pair
 from guerdon.worlds.reasoning import is_generated, step_truth
+from guerdon.worlds.units import is_rounded
 
 Kind = Literal["auto", "math", "numeric", "exact", "code"]
 Verdict = Literal["equal", "different", "gold_unparsable", "answer_unparsable", "timeout"]
 
 _START_SECONDS = 120.0  # for a process to import its libraries, on a machine that is busy
 _MAX_CHARACTERS = 2000  # of an answer that is parsed
+_MAX_WORDS = 300  # characters of a true answer in words; a longer one is a text that marks no answer
 
 
 @dataclass(frozen=True)
@@ -203,28 +208,71 @@ class Verifier:
         return "numeric" if "gsm8k" in prompt.data_source.lower() else "math"
 
     def _check_math(self, response: str, prompt: Prompt) -> VerifierResult:
-        gold, answer = final_answer(prompt.ground_truth) or prompt.ground_truth.strip(), final_answer(response)
-        if not gold:
-            return VerifierResult("gold_unparsable", answer, "the true answer is empty")
-        if answer is None:
+        golds = final_answers(prompt.ground_truth) or [undecorated(prompt.ground_truth)]
+        gold, answers = ", ".join(golds), final_answers(response)
+        if not answers:
+            answers = [stated] if (stated := concluded(response, gold)) else []
+        many = len(golds) > 1 or is_list(gold)
+        answer = ", ".join(answers) if many else answers[-1] if answers else None
+        if not gold or len(gold) > (_MAX_CHARACTERS if final_answer(gold) or not prose(gold) else _MAX_WORDS):
+            return VerifierResult("gold_unparsable", answer, f"the true answer is {'too long' if gold else 'empty'}")
+        if not answer:
             return VerifierResult("answer_unparsable", None, "no final answer in the response")
-        same = same_number(gold, answer, self.tolerance, prompt.question)
+        if len(answer) > _MAX_CHARACTERS:
+            return VerifierResult("answer_unparsable", answer, f"longer than {_MAX_CHARACTERS} characters")
+        if len(answers) > 1 and not many:
+            return VerifierResult("answer_unparsable", answer, f"one sentence has {len(answers)} different boxes")
+        verdict, detail = self._compare(gold, answer, prompt.question)
+        if many and verdict == "different":
+            every = final_answers(response, every=True)
+            if len(every) > len(answers) and self._compare(gold, ", ".join(every), prompt.question)[0] == "equal":
+                return VerifierResult("answer_unparsable", answer, "boxes in several sentences")
+        return VerifierResult(verdict, answer, detail)
+
+    def _compare(self, gold: str, answer: str, question: str) -> tuple[Verdict, str]:
+        """Verdict on an answer and, where there is none, why."""
+        chosen, stated = compare_choices(gold, answer, question)
+        if chosen is not None:
+            return chosen, stated
+        parts = by_name(gold, stated)
+        if parts is not None:
+            return self._compare_parts(*parts, question)
+        both = pair(plain_maths(gold), without_approximation(plain_maths(stated), gold), question)
+        if both.conflict:
+            return "answer_unparsable", both.conflict
+        same = both.same_number(self.tolerance)
         if same is not None:
-            return VerifierResult("equal" if same else "different", answer)
-        found = compare_words(gold, answer)
-        if found is not None:
-            return VerifierResult(found[0], answer, found[1])
-        sides = answer.split("=")
-        if len(sides) > 1 and "=" not in gold and "Poly(" not in answer and not _is_asked(sides[0], prompt.question):
-            return VerifierResult(
-                "answer_unparsable", answer, f"{sides[0].strip()[:80]!r} is no name, nor in the question"
-            )
+            return ("equal" if same else "different"), ""
+        if both.gold.number is not None and both.answer.number is not None:
+            return "answer_unparsable", "a number whose unit the true answer does not name, or a rounded conversion"
+        gold, stated = both.gold.text, both.answer.text
+        words = compare_words(gold, stated)
+        if words is not None:
+            return words
+        sides = _EQUALS.split(stated)
+        if len(sides) > 1 and not _EQUALS.search(gold) and "Poly(" not in stated and not _is_asked(sides[0], question):
+            return "answer_unparsable", f"{sides[0].strip()[:80]!r} is no name, nor in the question"
         if len(sides) > 1 and not re.search("[A-Za-z]", _COMMAND.sub("", sides[0])):
             verdict, _ = self._pool.compare(typographic(sides[-1]), typographic(sides[0]))
             if verdict != "equal":
-                return VerifierResult("answer_unparsable", answer, "the sides of its equation are not equal")
-        verdict, detail = self._pool.compare(typographic(gold), typographic(answer))
-        return VerifierResult(verdict, answer, detail)
+                return "answer_unparsable", "the sides of its equation are not equal"
+        scaled = in_unit(stated, both.ratio)
+        if scaled is None:
+            return "answer_unparsable", "a unit that is not the true answer's, behind an equation or a list"
+        verdict, detail = self._pool.compare(typographic(gold), typographic(scaled))
+        if verdict == "different" and is_rounded(both.ratio):
+            return "answer_unparsable", "not exactly equal in the unit of the true answer"
+        return verdict, detail
+
+    def _compare_parts(self, parts: Sequence[tuple[str, str]], ordered: bool, question: str) -> tuple[Verdict, str]:
+        """Verdict on answers that are compared part by part; the first that is not equal decides."""
+        found = [self._compare(gold, answer, question) for gold, answer in parts]
+        wrong = next((one for one in found if one[0] != "equal"), None)
+        if wrong is None:
+            return "equal", ""
+        if not ordered and sorted(normalized(g) for g, _ in parts) == sorted(normalized(a) for _, a in parts):
+            return "answer_unparsable", "the values without their names, in another order"
+        return wrong
 
     def close(self) -> None:
         """End the processes, if any run."""
@@ -250,7 +298,7 @@ def check_exact(response: str, ground_truth: str) -> VerifierResult:
 
 
 def check_numeric(response: str, ground_truth: str, tolerance: float = 0.0, question: str = "") -> VerifierResult:
-    """Compare as exact fractions, or with a relative tolerance where one is declared (see `answers.numbers_of`).
+    """Compare as exact fractions, or with a relative tolerance where one is declared (see `quantities.numbers_of`).
 
     Args:
         response: of a model.
@@ -258,12 +306,17 @@ def check_numeric(response: str, ground_truth: str, tolerance: float = 0.0, ques
         tolerance: relative difference at which two numbers count as equal.
         question: whose words count as units.
     """
-    gold, answer = final_answer(ground_truth) or ground_truth.strip(), final_answer(response)
-    if not numbers_of(gold, question):
+    gold = final_answer(ground_truth) or ground_truth.strip()
+    answers = final_answers(response)
+    answer = answers[-1] if answers else concluded(response, gold)
+    both = pair(gold, answer or "", question)
+    if both.gold.number is None:
         return VerifierResult("gold_unparsable", answer, f"not a number: {gold[:80]!r}")
+    if len(answers) > 1:
+        return VerifierResult("answer_unparsable", answer, f"one sentence has {len(answers)} different boxes")
     if answer is None:
         return VerifierResult("answer_unparsable", None, "no final answer in the response")
-    same = same_number(gold, answer, tolerance, question)
+    same = both.same_number(tolerance)
     if same is None:
         return VerifierResult(
             "answer_unparsable", answer, f"not a number in the unit of the true answer: {answer[:80]!r}"
@@ -299,14 +352,11 @@ def check_code(response: str, ground_truth: str, cpu_seconds: float = 10.0) -> V
 
 
 _COMMAND = re.compile(r"\\[A-Za-z]+")
-_SCALED = re.compile(r"[0-9.]\s*(?:\\text\s*\{\s*)?[kKmMbB]\b[.}\s]*")
-_VAGUE = re.compile(r"\\(?:[lchd]?dots[bcim]?|[hv]?phantom|approx)(?![A-Za-z])|\?|\u2026|\u2248")
-_DECIMAL_COMMA = re.compile(r"[-+]?[0-9]+(?:[.,'\u2019][0-9]+)+")
+_EQUALS = re.compile(r"(?<![<>!=])=(?!=)")
 _NAME = re.compile(  # x, AB, area, \theta, |AB|
     r"\\?[A-Za-z]|[A-Z]+|(?!log|ln|sin|cos|tan|sqrt|exp|abs|floor|ceil)[A-Za-z]{3,}|\\[A-Za-z]+|\|[A-Z]{2}\|"
     r"|\\(?:overline|vec|hat|bar|angle|triangle|Delta|mathbf|mathcal|mathrm|text)\{?[A-Za-z ]+\}?"
 )
-_MARK = re.compile(r"_|(?<=[0-9)}])['\"]")  # of a base, a derivative, feet: dropped by the parser of LaTeX
 
 
 def _is_asked(left: str, question: str) -> bool:
@@ -314,34 +364,6 @@ def _is_asked(left: str, question: str) -> bool:
     plain, asked = (re.sub(r"[\s$]|\\[,!;: ]", "", typographic(text)) for text in (left, question))
     bare = re.sub(r"'+|\^\*|_(?:\{[^{}]*\}|\w)|\([^()=]*\)$", "", plain)
     return not re.search("[A-Za-z]", _COMMAND.sub("", plain)) or plain in asked or _NAME.fullmatch(bare) is not None
-
-
-def compare_words(gold: str, answer: str) -> tuple[Verdict, str] | None:
-    """The verdict where words decide, or None where the two are mathematics.
-
-    The parser of LaTeX reads words as products of their letters, or drops them: a true answer in words is compared
-    as a string, and where it has none, an answer with words (`not 5`, `5 thousand`) cannot be read.
-    """
-    true, stated = prose(gold), prose(answer)
-    if true:
-        if normalized(gold) == normalized(answer):
-            return "equal", ""
-        if stated and sorted(true.lower()) == sorted(stated.lower()):
-            return "answer_unparsable", "the same letters in another order: words, or products"
-        return "different", ""
-    if stated:
-        return "answer_unparsable", f"not mathematics: {stated[:80]!r}"
-    plain = typographic(answer)
-    if _MARK.search(plain) and not _MARK.search(typographic(gold)):
-        return "answer_unparsable", "a base, a derivative or feet, which the true answer does not have"
-    vague = _VAGUE.search(plain)
-    if vague and not _VAGUE.search(typographic(gold)):
-        return "answer_unparsable", f"{vague[0]} leaves open what it says"
-    if numbers_of(gold) and _DECIMAL_COMMA.fullmatch(plain.strip("$ ")) and not numbers_of(answer):
-        return "answer_unparsable", "commas or points that may separate thousands, decimals or a list"
-    if numbers_of(gold) and _SCALED.search(plain):
-        return "answer_unparsable", "a letter behind a number: thousands, millions or a unit"
-    return None
 
 
 @runtime_checkable
