@@ -38,7 +38,7 @@ for line in sys.stdin:
     if answer == "nonsense": print("hello", flush=True); continue
     print(json.dumps({"verdict": "different", "detail": str(os.getpid())}), flush=True)
 """  # the worker's protocol, with answers that misbehave
-HANGS = "9^{9^{9}}"  # sympy multiplies this out in C, where no Python signal is seen
+HANGS = "\\sum_{k=1}^{10^{9}} k!"  # sympy adds for hours
 
 
 def prompt(gold, source="test", **extra):
@@ -204,6 +204,26 @@ def test_exact(response, gold, verdict):
 )  # fmt: skip
 def test_math(math, gold, answer, verdict):
     assert math.check(f"So \\boxed{{{answer}}}.", prompt(gold)).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("question", "gold", "answer", "verdict"),
+    [
+        ("Give it to two decimal places.", "\\sqrt{61}", "7.81", "equal"),
+        ("Give it to two decimal places.", "\\sqrt{61}", "7.82", "different"),
+        ("Give it to two decimal places.", "\\frac{1}{3}", "0.33", "equal"),
+        ("Give it to two decimal places.", "7.81", "\\sqrt{61}", "equal"),
+        ("How long is it?", "\\sqrt{61}", "7.81", "different"),
+        ("How long is it?", "\\frac{1}{3}", "0.33", "different"),
+        ("Solve it.", "(1,4]", "1 < x <= 4", "equal"), ("Solve it.", "x \\neq 3", "x != 3", "equal"),
+        ("Solve it.", "(1,4]", "1 <= x <= 4", "different"),
+        ("Which?", "\\begin{pmatrix} 3 \\\\ 8 \\end{pmatrix}", "\\begin{bmatrix} 3 \\\\ 8 \\end{bmatrix}", "equal"),
+        ("Which?", r"\begin{pmatrix}3\\8\end{pmatrix}", r"\begin{pmatrix}3\\9\end{pmatrix}", "different"),
+    ],
+)  # fmt: skip
+def test_math_with_a_question(math, question, gold, answer, verdict):
+    asked = Prompt(id="0", messages=({"role": "user", "content": question},), ground_truth=gold, data_source="test")
+    assert math.check(f"So \\boxed{{{answer}}}.", asked).verdict == verdict
 
 
 def test_math_without_an_answer_or_a_gold_answer_asks_no_process(math):

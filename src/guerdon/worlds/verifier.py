@@ -32,6 +32,7 @@ from guerdon.worlds.code_tests import Sandbox, check_isolation, is_code, program
 from guerdon.worlds.prompts import Prompt
 from guerdon.worlds.quantities import in_unit, pair
 from guerdon.worlds.reasoning import is_generated, step_truth
+from guerdon.worlds.rounding import Rounding, rounding_of
 from guerdon.worlds.units import is_rounded
 
 Kind = Literal["auto", "math", "numeric", "exact", "code"]
@@ -114,10 +115,16 @@ class MathPool(SubprocessPool):
         if self._needs_math_verify and importlib.util.find_spec("math_verify") is None:
             raise MissingDependencyError("comparing answers needs the package math-verify: pip install 'guerdon[text]'")
 
-    def compare(self, gold: str, answer: str) -> tuple[Verdict, str]:
+    def compare(self, gold: str, answer: str, rounding: Rounding | None = None) -> tuple[Verdict, str]:
         """Verdict on an answer and, where there is none, why.
 
-        `timeout` also stands for two processes that ended on the same pair (out of memory, killed): no verdict in time.
+        `timeout` stands for no verdict in time, for a comparison that no bounded amount of work decides, and for two
+        processes that ended on the same pair (out of memory, killed).
+
+        Args:
+            gold: the true answer, without what marks it.
+            answer: the stated one, likewise.
+            rounding: what the question allows (`rounding.rounding_of`).
 
         Raises:
             MissingDependencyError: math-verify is not installed, or no process can be started.
@@ -129,7 +136,7 @@ class MathPool(SubprocessPool):
             if len(text) > _MAX_CHARACTERS:
                 return cast(Verdict, verdict), f"longer than {_MAX_CHARACTERS} characters"
         try:
-            reply = self.request({"gold": gold, "answer": answer}, self.timeout)
+            reply = self.request({"gold": gold, "answer": answer, "rounding": rounding}, self.timeout)
         except WorkerTimeoutError:
             return "timeout", f"no verdict within {self.timeout:g} s"
         except WorkerDiedError:
@@ -241,9 +248,10 @@ class Verifier:
         if both.conflict:
             return "answer_unparsable", both.conflict
         same = both.same_number(self.tolerance)
-        if same is not None:
+        rounding = None if same else rounding_of(question)
+        if same or (same is not None and rounding is None):
             return ("equal" if same else "different"), ""
-        if both.gold.number is not None and both.answer.number is not None:
+        if same is None and both.gold.number is not None and both.answer.number is not None:
             return "answer_unparsable", "a number whose unit the true answer does not name, or a rounded conversion"
         gold, stated = both.gold.text, both.answer.text
         words = compare_words(gold, stated)
@@ -259,7 +267,7 @@ class Verifier:
         scaled = in_unit(stated, both.ratio)
         if scaled is None:
             return "answer_unparsable", "a unit that is not the true answer's, behind an equation or a list"
-        verdict, detail = self._pool.compare(typographic(gold), typographic(scaled))
+        verdict, detail = self._pool.compare(typographic(gold), typographic(scaled), rounding)
         if verdict == "different" and is_rounded(both.ratio):
             return "answer_unparsable", "not exactly equal in the unit of the true answer"
         return verdict, detail
