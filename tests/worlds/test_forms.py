@@ -26,6 +26,7 @@ EXACT = [
     (r"x^{0.5}", r"\sqrt{x}", "="), (r"0.25\pi", r"\frac{\pi}{4}", "="),
 ]  # fmt: skip
 CONSTANTS = [
+    (r"e^{i\pi/6}", r"\frac{\sqrt3+i}{2}", "="), (r"e^{i\pi/6}", r"\frac{\sqrt3-i}{2}", "!"), (r"\text{15}", "15", "="),
     (r"\sqrt{3}+\sqrt{5}", r"\sqrt{8+2\sqrt{15}}", "="), (r"\sqrt{3}+\sqrt{5}", r"\sqrt{8+2\sqrt{14}}", "!"),
     (r"\sqrt[3]{7+5\sqrt{2}}", r"1+\sqrt{2}", "="), (r"\cos 36^\circ", r"\frac{1+\sqrt5}{4}", "="),
     (r"\cos\frac{2\pi}{5}", r"\frac{\sqrt5-1}{4}", "="), (r"\log_3 81", "4", "="), (r"\ln 12", r"\ln 3+2\ln 2", "="),

@@ -132,6 +132,9 @@ def _conjugates(expr: Expr, degrees: dict[object, int]) -> tuple[float, float] |
         return max(up - low for up, low in found) + lower + math.log2(len(found)), lower
     if expr.is_Pow and expr.exp.is_Rational:
         return _conjugates_of_power(expr, degrees)
+    if isinstance(expr, sympy.exp) and (turns := expr.args[0] / (I * sympy.pi)).is_Rational:
+        degrees["unity", int(turns.q)] = 4 * int(turns.q)
+        return 0.0, 0.0
     if isinstance(expr, sympy.sin | sympy.cos | sympy.tan | sympy.cot | sympy.sec | sympy.csc):
         turns = expr.args[0] / sympy.pi
         if turns.is_Rational:  # a sum of two roots of unity over 2, or a quotient of such sums

@@ -419,6 +419,8 @@ class _Parser:
         name = letters.replace("\\", "")
         if name in _FUNCTIONS or name in _SEVERAL:
             return self._function(name)
+        if letters.isdigit():
+            return Integer(int(letters))
         if not letters.isalpha():
             raise UnreadableError(f"{letters[:40]!r} in an expression")
         if name in ("pi", "sqrt"):
