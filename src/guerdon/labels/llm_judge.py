@@ -11,16 +11,15 @@ as a whole is not used: the verifier decides whether an answer is right.
 from __future__ import annotations
 
 import hashlib
-import json
-import re
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Never
+from typing import Any
 
 from guerdon.episodes.solutions import Solution
 from guerdon.labels.labelers import PromptedSolution, StepLabels
 from guerdon.labels.llm_client import LLMClient, LLMReply, LLMRequest, valid_unicode
+from guerdon.labels.replies import last_json
 from guerdon.settings.data import DataSettings
 from guerdon.settings.label import HttpJudgeSettings, JudgeSettings
 from guerdon.types import Failure
@@ -54,11 +53,6 @@ VERDICTS = {
     "additionalProperties": False,
 }
 """The JSON schema of a judgement, for endpoints that take one."""
-_THINKING = re.compile(r"</?(?:think|thinking|thought|reasoning)>", re.I)
-_BEGINS = re.compile(r'\{\s*"|\[\s*\{')  # of a JSON object, or of a list of them
-_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.S)  # one that does not end takes the rest
-_TOKEN = re.compile(_STRING.pattern + r"|[{}\[\]]", re.S)
-_ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')  # one that JSON knows, or a backslash that escapes nothing
 
 
 def judgement_request(given: PromptedSolution, settings: JudgeSettings) -> LLMRequest:
@@ -99,7 +93,7 @@ def parse_judgement(text: str, steps: int) -> StepLabels | Failure:
         Labels 1 and 0, and the reasons that it gave; or `not_json`, `bad_schema`, `missing_steps`, `extra_steps`,
         `bad_score`.
     """
-    reply = _last_json(text)
+    reply = last_json(text)
     if isinstance(reply, Failure):
         return reply
     rows = reply.get("steps") if isinstance(reply, dict) else None
@@ -121,88 +115,6 @@ def parse_judgement(text: str, steps: int) -> StepLabels | Failure:
 def _reason(given: Any) -> str:
     """Why, as text: no half characters; a LaTeX command that JSON read as a control character is one again."""
     return valid_unicode(str(given))[:500].replace("\f", "\\f").replace("\b", "\\b")
-
-
-def _last_json(text: str) -> Any:
-    """The last JSON object of a reply, or the reason why there is none.
-
-    An object that does not end, or that is not JSON, hides whatever it holds: its parts are not read as the answer.
-    """
-    try:
-        return _parsed(text)
-    except (ValueError, RecursionError):
-        pass
-    thought = list(_THINKING.finditer(text))
-    if thought:
-        if not thought[-1][0].startswith("</"):
-            return Failure("not_json", f"the reply ends while it thinks: {text[-80:]!r}")
-        text = text[thought[-1].end() :]
-    found: Any = Failure("not_json", f"there is no JSON object: {text[:80]!r}")
-    position = 0
-    while start := _BEGINS.search(text, position):
-        end = _end(text, start.start())
-        if end is None:
-            return Failure("not_json", f"an object does not end: {text[start.start() :][:80]!r} ... {text[-40:]!r}")
-        found = _read(text[start.start() : end])
-        position = end
-    return found
-
-
-def _end(text: str, start: int) -> int | None:
-    """Where the brackets that open at `start` are all closed; None where they are not."""
-    depth = 0
-    for token in _TOKEN.finditer(text, start):
-        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(token[0], 0)
-        if depth == 0:
-            return token.end()
-    return None
-
-
-def _read(text: str) -> Any:
-    """JSON, unchanged or repaired; else the error and its place."""
-    try:
-        return _parsed(text)
-    except (ValueError, RecursionError):
-        pass
-    repaired = _repaired(text)
-    try:
-        return _parsed(repaired)
-    except json.JSONDecodeError as error:
-        before, after = repaired[max(error.pos - 40, 0) : error.pos], repaired[error.pos : error.pos + 30]
-        return Failure("not_json", f"{error.msg} behind {before!r}, at {after!r}")
-    except (ValueError, RecursionError) as error:
-        return Failure("not_json", f"{str(error)[:120]}: {text[:80]!r}")
-
-
-def _parsed(text: str) -> Any:
-    return json.loads(text, strict=False, object_pairs_hook=_once, parse_constant=_refuse)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; a key that is there twice could mean either value."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice[:40]!r} is there twice, with {[v for n, v in pairs if n == twice]!r:.80}")
-    return found
-
-
-def _refuse(constant: str) -> Never:
-    raise ValueError(f"{constant} is no number of JSON")
-
-
-def _repaired(text: str) -> str:
-    parts, at = [], 0
-    for string in _STRING.finditer(text):
-        parts += [_between(text[at : string.start()]), _ESCAPE.sub(lambda m: m[0] if m[1] else r"\\", string[0])]
-        at = string.end()
-    return "".join([*parts, _between(text[at:])])
-
-
-def _between(text: str) -> str:
-    """The text between strings, without plus signs before numbers and commas before closing brackets."""
-    return re.sub(r",(?=\s*[}\]])", "", re.sub(r"(?<=:)(\s*)\+(?=\d)", r"\1", text))
 
 
 class JudgeLabeler:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, Protocol
 
+from guerdon.labels.replies import final_part
 from guerdon.types import Failure
 
 LONGEST = 20_000  # characters of an answer without its reasoning
@@ -34,8 +35,7 @@ _SIGNS = str.maketrans(
     | dict.fromkeys("\ue000\ue001", "\ufffd")
 )
 _QUOTES = "“”„‟«»「」『』″＂"
-_THOUGHT = re.compile(r"<(/?)(?:think|thinking|thoughts?|reasoning)>")
-_ENDS = re.compile(r"<\|(?:im_end|endoftext|eot_id|end)\|>|</s>|<eos>|<end_of_turn>")
+_ENDS = re.compile(r"<\|\w{1,40}\|>|</s>|<eos>|<end_of_turn>")
 _MARK = re.compile(r"\\boxed\{([^{}]*)\}|\[\[([^\[\]\n]*)\]\]")
 _MARKUP = tuple(
     (re.compile(pattern, re.MULTILINE), to)
@@ -86,12 +86,10 @@ def final_text(text: str) -> Text | Failure:
         The words, never blank; or `empty`, `truncated` (reasoning or a tag is not closed), `unclear_answer` (tags out
         of order, a JSON object that is broken) or `too_long`.
     """
-    plain = _plain(text)
-    thoughts = list(_THOUGHT.finditer(plain))
-    start = max((tag.end() for tag in thoughts if tag[1]), default=0)
-    if any(tag.start() >= start for tag in thoughts):
-        return Failure("truncated", "the reasoning does not end")
-    plain = plain[start:]
+    final = final_part(text)
+    if isinstance(final, Failure):
+        return final
+    plain = _plain(final)
     if len(plain) > LONGEST:
         return Failure("too_long", f"{len(plain)} characters after the reasoning")
     lines = (" ".join(line.split()) for line in _ENDS.sub("\n", plain).split("\n"))

@@ -236,7 +236,7 @@ class VLLMBackend:
         """An answer to each question, in order."""
         return [
             VLMReply(found.outputs[0].text, _tokens_read(found), whole=found.outputs[0].finish_reason in ENDED)
-            for found in self._chat(questions, options.request())
+            for found in self._chat(questions, {**options.request(), "skip_special_tokens": False})
         ]
 
     def word_log_probs(

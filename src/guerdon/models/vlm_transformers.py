@@ -267,7 +267,7 @@ class TransformersBackend:
                 written = self.model.generate(**tensors, **sampling)
             for row, read in zip(written[:, start:].tolist(), tensors["attention_mask"].sum(1).tolist(), strict=True):
                 stop = next((n for n, i in enumerate(row) if i in self._ends), None)
-                text = self.inputs.tokenizer.decode(row[:stop], skip_special_tokens=True)
+                text = self.inputs.tokenizer.decode(row[:stop])  # marks of reasoning may be special tokens
                 out.append(VLMReply(text, int(read), whole=stop is not None))
         return out
 

@@ -1,0 +1,341 @@
+r"""The part of a language model's reply that counts, and the JSON in it: one reader for every judge.
+
+A model that reasons writes drafts of its answer first. What it writes between marks of reasoning is no answer, in
+whatever notation: `<think>`, `<seed:think>`, `[THINK]`, `◁think▷`, `<|begin_of_thought|>`, `<scratchpad>`, and
+`<|channel|>analysis`. A tag of an unknown name counts as reasoning too where it begins the reply or is alone on a
+line; names of answers (`<answer>`, `<output>`), HTML and control tokens do not. A tag that is only
+mentioned, in a sentence, in quotes, in a block of code or inside a JSON object, changes nothing.
+
+    final_part("<think>maybe 40</think> 85")                     # " 85"
+    final_part("<think>maybe 40")                                # Failure('truncated', ...)
+    last_json('<think>{"score": 4}</think>{"score": 5}')         # {"score": 5}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Never
+
+from guerdon.types import Failure
+
+BROKEN = 50  # beginnings of JSON objects that are no JSON, after which no more are tried
+
+_BEGINS = re.compile(r'\{\s*"|\[\s*\{')  # of a JSON object, or of a list of them
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.S)  # one that does not end takes the rest
+_TOKEN = re.compile(_STRING.pattern + r"|[{}\[\]]", re.S)
+_ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')  # one that JSON knows, or a backslash that escapes nothing
+
+_SAME = str.maketrans("＜＞／｜▁［］◁▷⟨⟩", "<>/|_[]<><>")  # other notations of the same marks, letter for letter
+_MARK = re.compile(
+    r"<\|(?P<pipe>/?[^\W\d_][\w:. -]{0,40}?)\|?>(?P<channel>(?<=channel\|>)\s*\w+)?"
+    r"|<(?P<half>[^\W\d_]\w{1,40})\|>"
+    r"|<(?P<tag>/?[^\W\d_][\w:.-]{1,40})(?:\s[^<>\n]{0,200})?(?<!/)>"
+    r"|(?<!\[)\[(?P<square>/?[^\W\d_][\w -]{2,40})\](?![\](])"
+)
+_BARE = re.compile(r"\s*(?:analysis|commentary)(?=[A-Z\"'{])")  # as a server writes channels without control tokens
+_BARE_FINAL = "assistantfinal"
+_MESSAGE = re.compile(r"(?:\s*<\|constrain\|>\s*\w+)?\s*(?:<\|message\|>)?")
+_MESSAGE_ENDS = re.compile(r"<\|(?:end|return|call|start|channel)\|>")
+_ROLE = re.compile(r"(?:\s|<\|\w+\|>|assistant)*\Z")  # nothing but control tokens and the name of the writer
+_INLINE_CODE = re.compile(r"`[^`\n{]+`")
+_PLACES = frozenset(("begin", "start", "open", "of", "prefix"))
+_CLOSES = frozenset(("end", "stop", "close", "suffix"))
+_REASONING = re.compile(
+    r"think|reason|rational|analy[sz]|scratch|reflect|deliberat|ponder|contemplat|monolog|brainstorm|draft"
+    r"|\binner\b|\bcot\b|\bchannel\b|chain_|思|推理|分析|草稿"
+)
+_FINAL = re.compile(r"answer|final|output|result|respon|verdict|judg|solution|conclu|答|结论|结果")
+_ANSWER = re.compile(
+    _FINAL.pattern + r"|reply|json|evaluat|assess|scor|report|decision|grad|rating|label|review|feedback|format"
+    r"|content|data|step|box|tool|function"
+)
+_PLAIN_NAME = re.compile(  # HTML, and control tokens of chat templates
+    "blockquote|body|br|code|col|dd|del|details|div|dl|dt|em|font|h[1-6]|head|hr|html|img|ins|kbd|li|main|mark|math|ol"
+    "|pre|samp|section|small|span|strike|strong|su[bp]|summary|svg|table|tbody|td|tfoot|th|thead|title|tr|ul|var|xml"
+    "|im|im_sep|sep|text|turn|sentence|header|header_id|eot|eot_id|eom|eom_id|eos|bos|pad|unk|message|constrain|return"
+    "|call|endoftext|assistant|user|system|model|human|bot|inst|image|video|vision"
+)
+_MENTIONED = re.compile(r"(?:\b(?:an?|the|closing|opening|literal|stray|of|with|without|no|by)\s|[\"'“‘«(`])\Z")
+_NAMED = re.compile(r" (?:tags?|tokens?|blocks?|marks?|markers?|elements?|delimiters?)\b")
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """A tag, or a control token with the name of a channel.
+
+    Attributes:
+        start: of it in the reply.
+        end: of it.
+        written: the name as it is written.
+        name: the name without what says that it begins or ends something, in one spelling.
+        closes: whether it ends something.
+        kind: `tag` ends with its closing tag only; `pipe` and `square` also end where one of theirs begins an answer.
+        channel: name of the channel that begins here.
+        led: nothing but the beginning of a line, another mark or the end of a sentence is before it.
+        alone: nothing else is on its line.
+    """
+
+    start: int
+    end: int
+    written: str
+    name: str
+    closes: bool
+    kind: str
+    channel: str
+    led: bool
+    alone: bool
+
+    @property
+    def reasoning(self) -> bool:
+        """Whether the name says that it is reasoning."""
+        return bool(_REASONING.search(self.name))
+
+    @property
+    def known(self) -> bool:
+        """Whether the name says that it is something else."""
+        return not self.reasoning and bool(
+            _PLAIN_NAME.fullmatch(self.name)
+            or _ANSWER.search(self.name)
+            or (self.name.isascii() and len(self.name) < 3)
+        )
+
+
+def final_part(text: str) -> str | Failure:
+    """What a reply says after its reasoning.
+
+    Args:
+        text: the whole reply.
+
+    Returns:
+        The text after the last mark that ends reasoning, and of channels the last final one; all of it where there is
+        no reasoning. It may be blank. `truncated` where reasoning does not end.
+    """
+    if _BARE.match(text):
+        _, found, final = text.rpartition(_BARE_FINAL)
+        return final_part(final) if found else _unfinished(text, "analysis")
+    plain = _without_code(text.translate(_SAME))
+    if not _MARK.search(plain):
+        return text
+    objects = list(_objects(plain))
+    marks = list(_marks(plain, objects))
+    if any(mark.channel for mark in marks):
+        return _final_channel(text, plain, [mark for mark in marks if mark.channel], objects)
+    ended = {mark.name: mark.start for mark in marks if mark.closes}  # where the last mark of a name ends something
+    start, opened = 0, list[_Mark]()
+    for mark in marks:
+        if mark.closes and not mark.known:
+            at = next((k for k, one in enumerate(opened) if one.name == mark.name), None)
+            begun = None if at is None else opened[at]
+            if begun is None and (opened or not (mark.reasoning or mark.alone)):
+                continue  # of something else; where nothing is open, the template began the reasoning
+            del opened[at or 0 :]
+            if not opened and not (begun and _is_note(plain, start, begun, mark.start, objects)):
+                start = mark.end
+        elif opened and not mark.closes and mark.led and _FINAL.search(mark.name):
+            if not mark.reasoning and all(one.kind == mark.kind != "tag" for one in opened):
+                start, opened = mark.end, []
+        elif _begins(plain, mark, ended.get(mark.name, 0) > mark.start, [one.name for one in opened]):
+            opened.append(mark)
+    if opened and not _is_note(plain, start, opened[0], len(plain), objects):
+        return _unfinished(text, text[opened[0].start : opened[0].end])
+    return text[start:]
+
+
+def _unfinished(text: str, mark: str) -> Failure:
+    return Failure("truncated", f"the reply ends while it thinks, {mark[:60]!r} has no end: {text[-80:]!r}")
+
+
+def _final_channel(text: str, plain: str, channels: list[_Mark], objects: list[tuple[int, int]]) -> str | Failure:
+    """The last message of the channel `final`; without one, what follows the end of the last message."""
+    last = channels[-1]
+    final = next((mark for mark in reversed(channels) if mark.channel == "final"), None)
+    start = (final or last).end
+    if final:
+        start += len(_MESSAGE.match(plain, start)[0])  # type: ignore[index]  # it matches nothing, too
+    ends = (m for m in _MESSAGE_ENDS.finditer(plain, start) if not _within(m.start(), objects))
+    end = next(ends, None)
+    if final:
+        return final_part(text[start : end.start() if end else len(text)])
+    if end is None or _ROLE.match(plain, end.end()):
+        return _unfinished(text, text[last.start : last.end])
+    return final_part(text[end.end() :])
+
+
+def _begins(plain: str, mark: _Mark, ends: bool, opened: list[str]) -> bool:
+    """Whether reasoning begins at a mark, where that of these names is open already."""
+    if mark.closes or mark.known or not mark.led:
+        return False
+    if mark.reasoning or opened:
+        return mark.reasoning and mark.name not in opened
+    first = not plain[: min(mark.start, 100)].strip() and not plain[: mark.start].strip()
+    if mark.kind == "square" and not ends:
+        return first and mark.alone and mark.written.isupper() and plain.find("{", mark.end) >= 0
+    return ends or first or mark.alone
+
+
+def _is_note(plain: str, start: int, begun: _Mark, end: int, objects: list[tuple[int, int]]) -> bool:
+    """Whether an unknown mark with a text up to `end` is only a note behind the answer, or behind everything."""
+    if begun.reasoning:
+        return False
+    inside = plain[begun.end : end]
+    at = bisect_right(objects, begun.start, key=lambda span: span[0]) - 1
+    answered = at >= 0 and start <= objects[at][0]
+    return not inside.strip() or (answered and "{" not in inside)
+
+
+def _marks(plain: str, objects: list[tuple[int, int]]) -> Iterator[_Mark]:
+    """The marks of a reply, in order, but for those in JSON objects and those that are only mentioned."""
+    for found in _MARK.finditer(plain):
+        start, end = found.span()
+        if _within(start, objects) or _MENTIONED.search(plain, max(start - 12, 0), start) or _NAMED.match(plain, end):
+            continue
+        written = found["pipe"] or found["half"] or found["tag"] or found["square"]
+        words = [word for word in re.split(r"[\W_]+", written.casefold()) if word]
+        name = "_".join(word for word in words if word not in _PLACES | _CLOSES)
+        closes = bool("/" in written or found["half"] or _CLOSES.intersection(words))
+        kind = "tag" if found["tag"] or found["half"] else "pipe" if found["pipe"] else "square"
+        before = plain[max(plain.rfind("\n", 0, start) + 1, start - 200) : start].strip(" \t*_#")
+        line = plain.find("\n", end, end + 200)
+        after = plain[end : line if line >= 0 else end + 200].strip(" \t*_")
+        led = not before or before[-1] in ">]}.!?:;…。！？："
+        channel = (found["channel"] or "").strip().casefold()
+        if channel and not (led or before.endswith("assistant") or re.match(r"\s*(?:<\||\n)", plain[end : end + 20])):
+            continue
+        name = re.sub(r"thoughts?|thinking", "think", name)
+        yield _Mark(start, end, written, name, closes, kind, channel, led, not before and not after)
+
+
+def _within(place: int, spans: list[tuple[int, int]]) -> bool:
+    """Whether a place is in one of several spans, which are in order."""
+    at = bisect_right(spans, place, key=lambda span: span[0]) - 1
+    return at >= 0 and place < spans[at][1]
+
+
+def _objects(text: str) -> Iterator[tuple[int, int]]:
+    """Where JSON objects are in a text; what is inside of them is not looked at."""
+    position = broken = 0
+    while broken < BROKEN and (begin := _BEGINS.search(text, position)):
+        end = _end(text, begin.start())
+        if end is None or isinstance(_read(text[begin.start() : end]), Failure):
+            broken += 1
+        else:
+            yield begin.start(), end
+        position = end or begin.end()
+
+
+def _without_code(text: str) -> str:
+    """A text of the same length without the marks in code that has no braces: they are shown, not used."""
+    if "`" not in text and "~~~" not in text:
+        return text
+    out: list[str] = []
+    block: list[str] = []
+    fence = ""
+    for line in text.splitlines(keepends=True):
+        opens = line.lstrip()[:3]
+        if fence:
+            block.append(line)
+            if line.strip() == fence:
+                out += [_blank(one) for one in block] if "{" not in "".join(block) else block
+                fence, block = "", []
+        elif opens in ("```", "~~~"):
+            fence, block = opens, [line]
+        else:
+            out.append(_INLINE_CODE.sub(lambda code: _blank(code[0]), line))
+    return "".join([*out, *block])
+
+
+def _blank(code: str) -> str:
+    return re.sub(r"[<>\[\]|]", " ", code)
+
+
+def last_json(text: str) -> Any:
+    """The last JSON object of a reply after its reasoning.
+
+    An object that does not end, or that is not JSON, hides whatever it holds: its parts are not read as the answer.
+    Errors that can mean one thing only are repaired: a plus sign before a number, a comma before a closing bracket, a
+    backslash that escapes nothing, line breaks inside a string.
+
+    Args:
+        text: the whole reply.
+
+    Returns:
+        The value, or `not_json`.
+    """
+    try:
+        return _parsed(text)
+    except (ValueError, RecursionError):
+        pass
+    final = final_part(text)
+    if isinstance(final, Failure):
+        return Failure("not_json", final.detail)
+    text = final
+    found: Any = Failure("not_json", f"there is no JSON object: {text[:80]!r}")
+    position = 0
+    while start := _BEGINS.search(text, position):
+        end = _end(text, start.start())
+        if end is None:
+            return Failure("not_json", f"an object does not end: {text[start.start() :][:80]!r} ... {text[-40:]!r}")
+        found = _read(text[start.start() : end])
+        position = end
+    return found
+
+
+def _end(text: str, start: int) -> int | None:
+    """Where the brackets that open at `start` are all closed; None where they are not."""
+    depth = 0
+    for token in _TOKEN.finditer(text, start):
+        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(token[0], 0)
+        if depth == 0:
+            return token.end()
+    return None
+
+
+def _read(text: str) -> Any:
+    """JSON, unchanged or repaired; else the error and its place."""
+    try:
+        return _parsed(text)
+    except (ValueError, RecursionError):
+        pass
+    repaired = _repaired(text)
+    try:
+        return _parsed(repaired)
+    except json.JSONDecodeError as error:
+        before, after = repaired[max(error.pos - 40, 0) : error.pos], repaired[error.pos : error.pos + 30]
+        return Failure("not_json", f"{error.msg} behind {before!r}, at {after!r}")
+    except (ValueError, RecursionError) as error:
+        return Failure("not_json", f"{str(error)[:120]}: {text[:80]!r}")
+
+
+def _parsed(text: str) -> Any:
+    return json.loads(text, strict=False, object_pairs_hook=_once, parse_constant=_refuse)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; a key that is there twice could mean either value."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice[:40]!r} is there twice, with {[v for n, v in pairs if n == twice]!r:.80}")
+    return found
+
+
+def _refuse(constant: str) -> Never:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _repaired(text: str) -> str:
+    parts, at = [], 0
+    for string in _STRING.finditer(text):
+        parts += [_between(text[at : string.start()]), _ESCAPE.sub(lambda m: m[0] if m[1] else r"\\", string[0])]
+        at = string.end()
+    return "".join([*parts, _between(text[at:])])
+
+
+def _between(text: str) -> str:
+    """The text between strings, without plus signs before numbers and commas before closing brackets."""
+    return re.sub(r",(?=\s*[}\]])", "", re.sub(r"(?<=:)(\s*)\+(?=\d)", r"\1", text))
