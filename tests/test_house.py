@@ -21,7 +21,7 @@ FOLDERS = (
 FRONT_DOORS = {"cli", "doctor", "__main__"}  # top files that may use every folder; no folder may use them
 FORBIDDEN = re.compile(
     r"\b(?:import|from) (?:pickle|cPickle|dill|cloudpickle|joblib|shelve|marshal)\b|\bpickle ?\.|"
-    r"\btorch \. load\b|\ballow_pickle = True|\btrust_remote_code\b|\bshell = True|\bos \. system\b|"
+    r"\btorch \. load\b|\ballow_pickle = True|\btrust_remote_code\b(?! = False\b)|\bshell = True|\bos \. system\b|"
     r"\byaml \. (?:unsafe_|full_)?load\b|(?<!\. )\b(?:eval|exec) \("
 )  # over tokens joined by spaces, without comments and strings
 UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX)\b")
@@ -169,6 +169,7 @@ def test_nothing_forbidden(path):
     [
         "import pickle", "from pickle import loads", "torch.load(path)", "eval(text)", "x = eval (text)",
         "run(cmd, shell=True)", "np.load(p, allow_pickle=True)", "load(p, trust_remote_code=True)",
+        "load(p, trust_remote_code=trust)", "trust_remote_code = 1", "load(p, trust_remote_code=None)",
         "yaml.load(text)", "os.system(cmd)",
     ],
 )  # fmt: skip
@@ -178,7 +179,60 @@ def test_the_forbidden_list_catches_what_it_should(code):
 
 def test_the_forbidden_list_lets_the_rest_pass():
     code = "model.eval()\ny = safetensors.torch.load_file(p)  # not torch.load(p)\nyaml.safe_load(t)\n"
+    code += "load(p, trust_remote_code=False)\n"
     assert not any(FORBIDDEN.search(line) for line in code_lines(code).values())
+
+
+LOADERS = {"from_pretrained", "from_config", "load_dataset", "load_dataset_builder", "LLM", "pipeline"}
+WITHOUT_CODE = {
+    "PeftModel",
+    "EfficientNet",
+}  # their from_pretrained has no trust_remote_code: they run no code of a folder
+NO_WEIGHTS = re.compile("config|tokenizer|processor", re.I)
+
+
+def trusting_calls(tree):
+    """Lines of calls that load a model or data without `trust_remote_code=False`, or weights that may be pickles."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):  # a loader by another name would not be found
+            yield from (node.lineno for alias in node.names if alias.name in LOADERS and alias.asname)
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+        owner = getattr(owner, "attr", getattr(owner, "id", ""))
+        if name not in LOADERS or owner in WITHOUT_CODE:
+            continue
+        given = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
+        weights = name == "from_pretrained" and not NO_WEIGHTS.search(owner) and "gguf_file" not in given
+        if given.get("trust_remote_code") is not False or (weights and given.get("use_safetensors") is not True):
+            yield node.lineno
+
+
+@pytest.mark.parametrize("path", modules, ids=module_ids)
+def test_no_call_trusts_the_code_or_the_pickles_of_a_folder(path):
+    assert not list(trusting_calls(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "AutoModel.from_pretrained(p)", "AutoModel.from_pretrained(p, trust_remote_code=False)",
+        "kind.from_pretrained(p, use_safetensors=True)", "t.AutoTokenizer.from_pretrained(p)",
+        "AutoConfig.from_pretrained(p, trust_remote_code=x)", "datasets.load_dataset(p)", "load_dataset(p)",
+        "AutoModel.from_config(c)", "vllm.LLM(model=p)", "from datasets import load_dataset as read",
+        "AutoModel.from_pretrained(p, trust_remote_code=False, use_safetensors=False)",
+    ],
+)  # fmt: skip
+def test_a_trusting_call_is_caught(code):
+    assert list(trusting_calls(ast.parse(code)))
+
+
+def test_a_careful_call_passes():
+    code = "AutoModel.from_pretrained(p, trust_remote_code=False, use_safetensors=True)\n"
+    code += "AutoTokenizer.from_pretrained(p, trust_remote_code=False)\npeft.PeftModel.from_pretrained(m, p)\n"
+    code += "AutoModel.from_pretrained(p, gguf_file=f, trust_remote_code=False)\n"
+    assert not list(trusting_calls(ast.parse(code)))
 
 
 @pytest.mark.parametrize("path", modules, ids=module_ids)

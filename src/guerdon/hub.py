@@ -1,7 +1,10 @@
-"""Whether a model or data set of a name exists, checked with a single request.
+"""Whether a model or data set of a name exists, checked with a single request, and whether its folder is safe to read.
 
 transformers and datasets try for up to a minute, file by file, where a name is wrong or there is no network. Nothing is
 downloaded here, and what is in their caches needs no request.
+
+A model is files inside one folder, and its weights are safetensors: a link or an index that leads elsewhere and
+pickled weights are refused by name.
 
     check_model(CheckpointError, "the language model", "Qwen/Qwen3-4B")
     check_data_set(DataError, "data.path", "openai/gsm8k")
@@ -9,16 +12,20 @@ downloaded here, and what is in their caches needs no request.
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from guerdon.errors import GuerdonError, boundary
 
 CONFIG = "config.json"
+PICKLED = {"pytorch_model": "model", "adapter_model": "adapter_model"}  # names of weights: pickled, as safetensors
 
 
 def check_model(error: type[GuerdonError], what: str, name: str) -> None:
-    """Make sure that a folder, the cache or the hub has a model.
+    """Make sure that a folder, the cache or the hub has a model, and that its folder is safe to read.
 
     Args:
         error: is raised where none has.
@@ -26,7 +33,8 @@ def check_model(error: type[GuerdonError], what: str, name: str) -> None:
         name: a folder or a hub id.
 
     Raises:
-        GuerdonError: of the kind `error`: there is neither a folder of that name nor such a model on the hub.
+        GuerdonError: of the kind `error`: there is neither a folder of that name nor such a model on the hub; or a
+            link or an index leads out of the folder, or its weights are pickled.
     """
 
     def there() -> bool:
@@ -35,6 +43,86 @@ def check_model(error: type[GuerdonError], what: str, name: str) -> None:
         return isinstance(try_to_load_from_cache(name, CONFIG), str) or file_exists(name, CONFIG)
 
     _check(error, f"{what} {name!r} cannot be read: there is no such folder", name, "model", there)
+    folder = model_folder(name)
+    if folder is not None:
+        check_folder(error, what, folder)
+
+
+def model_folder(name: str) -> Path | None:
+    """The folder of a model on this machine: of that path, or in the hub's cache."""
+    if Path(name).is_dir():
+        return Path(name)
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = None if name.count("/") > 1 or name.startswith(("/", ".", "~")) else try_to_load_from_cache(name, CONFIG)
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def check_folder(error: type[GuerdonError], what: str, folder: Path) -> None:
+    """Refuse a folder of a model or an adapter that is not safe to read.
+
+    Args:
+        error: is raised.
+        what: is in the folder, for the message.
+        folder: may be a link itself.
+
+    Raises:
+        GuerdonError: of the kind `error`: a link or an index leads out of the folder, or its weights are pickled.
+    """
+    check_links(error, what, folder)
+    _check_weights(error, what, folder)
+
+
+def check_links(error: type[GuerdonError], what: str, folder: Path) -> None:
+    """Refuse a folder with a link that leads out of it.
+
+    A link may lead to a file inside the folder and, from a snapshot in the hub's cache, to the `blobs` of the same
+    model: `models--a--b/snapshots/<revision>/config.json -> ../../blobs/<hash>`.
+
+    Args:
+        error: is raised.
+        what: is in the folder, for the message.
+        folder: may be a link itself.
+
+    Raises:
+        GuerdonError: of the kind `error`.
+    """
+    home = folder.resolve()
+    allowed = [home]
+    if home.parent.name == "snapshots" and home.parent.parent.name.startswith("models--"):
+        allowed.append(home.parent.parent / "blobs")
+    for place, folders, files in os.walk(home):
+        for file in (Path(place) / name for name in (*folders, *files)):
+            if file.is_symlink() and not any(file.resolve().is_relative_to(root) for root in allowed):
+                raise error(
+                    f"{what} {str(folder)!r} cannot be read: {file.relative_to(home)} is a link to "
+                    f"{os.readlink(file)}, which is outside of the folder; put a copy of the file in its place"
+                )
+
+
+def _check_weights(error: type[GuerdonError], what: str, folder: Path) -> None:
+    """Refuse pickled weights, and an index that names anything else than safetensors inside the folder."""
+    for pickled, safe in PICKLED.items():
+        found = sorted(folder.glob(f"{pickled}*.bin"))
+        if found and not any(folder.glob(f"{safe}*.safetensors")):
+            raise error(
+                f"{what} {str(folder)!r} cannot be read: {found[0].name} is a pickle, which can run code; write a "
+                f"folder with safetensors: guerdon import {folder} NEW_FOLDER"
+            )
+    for index in sorted(folder.glob("*.safetensors.index.json")):
+        for name in set(_json(error, index).get("weight_map", {}).values()):
+            path = PurePosixPath(str(name))
+            if path.is_absolute() or ".." in path.parts or "\\" in str(name) or path.suffix != ".safetensors":
+                raise error(
+                    f"{what} {str(folder)!r} cannot be read: {index.name} names {str(name)[:200]!r}, which is no "
+                    "safetensors file inside the folder; save the model again"
+                )
+
+
+def _json(error: type[GuerdonError], file: Path) -> dict[str, Any]:
+    with boundary(error, f"{file} cannot be read"):
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
 
 
 def check_data_set(error: type[GuerdonError], what: str, name: str) -> None:

@@ -178,7 +178,7 @@ def _gguf_config(source: Path) -> dict[str, Any]:
     _need_gguf()
     from transformers import AutoConfig
 
-    return dict(AutoConfig.from_pretrained(source.parent, gguf_file=source.name).to_dict())
+    return dict(AutoConfig.from_pretrained(source.parent, gguf_file=source.name, trust_remote_code=False).to_dict())
 
 
 def _from_gguf(source: Path, folder: Path) -> None:
@@ -187,7 +187,9 @@ def _from_gguf(source: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    read = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    read = AutoModelForCausalLM.from_pretrained(
+        source.parent, gguf_file=source.name, dtype=torch.float32, trust_remote_code=False
+    )
     config = type(read.config).from_dict(
         {key: value for key, value in read.config.to_dict().items() if key != "quantization_config"}
     )
@@ -195,7 +197,7 @@ def _from_gguf(source: Path, folder: Path) -> None:
     model.load_state_dict(read.state_dict())
     model.generation_config = read.generation_config
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name, trust_remote_code=False).save_pretrained(folder)
 
 
 def _from_efficientnet(source: Path, folder: Path) -> None:

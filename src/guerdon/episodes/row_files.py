@@ -205,7 +205,9 @@ def _datasets(source: str) -> dict[str, list[dict[str, Any]]]:
         ) from error
     check_data_set(DataError, "the data set", source)
     with boundary(DataError, f"{source}: cannot be read with datasets"):
-        found = datasets.load_from_disk(source) if _saved(path) else datasets.load_dataset(source)
+        found = (
+            datasets.load_from_disk(source) if _saved(path) else datasets.load_dataset(source, trust_remote_code=False)
+        )
         if not isinstance(found, dict):
             found = {"train": found}
         return {str(split): list(rows) for split, rows in found.items()}

@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, register_adv_est
@@ -36,6 +35,7 @@ from guerdon.integrations.text import (
     token_advantages,
 )
 from guerdon.policies.text import TextPolicy
+from guerdon.policies.text_files import read_tokenizer
 from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, named_estimator
 from guerdon.rl.learner import KL
 from guerdon.rl.prime import PrimeReward
@@ -220,7 +220,7 @@ def register_sources(
         if not read:
             made.extend(sources())
             _check_names([source.name for source in made])
-            read.append(AutoTokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, str) else tokenizer)
+            read.append(read_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer)
         rollout = _rollout(batch, non_tensor_batch or {}, index, read[0])
         width = rollout.mask.shape[1]
         penalty = (token_level_rewards - batch["token_level_scores"]).float().cpu().numpy()[:, :width]

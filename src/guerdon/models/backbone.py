@@ -236,7 +236,9 @@ def _load_backbone(arch: str, path: str) -> Any:
     expected, path = _config(arch), local_model(path)
     check_model(CheckpointError, "pretrained_path", path)
     with boundary(CheckpointError, f"pretrained_path {path!r} cannot be read as a transformers ResNet"):
-        backbone, report = ResNetModel.from_pretrained(path, output_loading_info=True, use_safetensors=True)
+        backbone, report = ResNetModel.from_pretrained(
+            path, output_loading_info=True, trust_remote_code=False, use_safetensors=True
+        )
     for name in ("layer_type", "depths", "hidden_sizes"):
         found, wanted = getattr(backbone.config, name), getattr(expected, name)
         if found != wanted:

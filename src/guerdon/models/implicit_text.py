@@ -27,13 +27,14 @@ from torch import Tensor, nn
 from guerdon.devices import resolve_device, seeded
 from guerdon.errors import CheckpointError, ConfigError, NonFiniteError, boundary
 from guerdon.finite import load_weights
+from guerdon.hub import check_folder
 from guerdon.models.checkpoint import adam_tensors, load_adam, load_state, save_state
 from guerdon.models.text_inputs import Reading, as_batch, buckets, read_steps
 from guerdon.models.text_losses import bce_terms, implicit_rewards, pair_terms, pairs
 from guerdon.models.text_model import TextModelCard, TextRewardModel, read_policy
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, reference
-from guerdon.policies.text_files import ADAPTER, ADAPTER_WEIGHTS, read_model, read_tokenizer
+from guerdon.policies.text_files import ADAPTER, ADAPTER_WEIGHTS, base_of, read_model, read_tokenizer
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
 from guerdon.types import Episode, Failure, Metrics, RewardInfo
 
@@ -72,17 +73,17 @@ class ImplicitModel(TextRewardModel):
         if not (folder / ADAPTER).is_file():
             ref = TextPolicy(read_policy(folder / "reference", card, device).base, trainable=False)
             return cls(read_policy(folder, card, device), card, micro_batch_size=micro_batch_size, ref=ref)
+        check_folder(CheckpointError, "the adapter", folder)
         with boundary(CheckpointError, f"the adapter {folder} cannot be read"):
             config = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
             stored = load_weights(folder / ADAPTER_WEIGHTS)
-            origin = str(config["base_model_name_or_path"])
             lora = LoraSettings(
                 r=config["r"],
                 alpha=config["lora_alpha"],
                 dropout=config["lora_dropout"],
                 target_modules=config["target_modules"],
             )
-        origin = str(folder / origin) if (folder / origin).is_dir() else origin
+        origin = base_of(folder)
         model = read_model(origin)[0].to(resolve_device(device))
         settings = TextPolicySettings(path=origin, lora=lora, bf16=card.bf16)
         base = SharedBase(model, read_tokenizer(str(folder)), settings)

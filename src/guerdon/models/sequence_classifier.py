@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from guerdon.devices import resolve_device
-from guerdon.errors import CheckpointError, DataError, boundary
+from guerdon.errors import CheckpointError, DataError
 from guerdon.policies.passes import passes, slices, token_limit
 from guerdon.policies.precision import halve_linear, uses_bf16
-from guerdon.policies.text_files import read_pretrained
+from guerdon.policies.text_files import read_pretrained, read_tokenizer
 from guerdon.policies.tokens import pad_id, pad_right, prompt_ids, response_ids, sequence
 from guerdon.types import Episode, Failure, FloatArray, IntArray, RewardInfo, Score
 
@@ -45,12 +45,11 @@ class SequenceClassifier:
     )
 
     def __init__(self, path: str, *, micro_batch_size: int = 64, device: str | torch.device = "auto") -> None:
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        from transformers import AutoModelForSequenceClassification
 
         self.micro_batch_size = micro_batch_size
         self.model = read_pretrained(AutoModelForSequenceClassification, path, "the sequence classifier")
-        with boundary(CheckpointError, f"the tokenizer of {path!r} cannot be read"):
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        self.tokenizer: Any = read_tokenizer(path)
         self.labels = int(self.model.config.num_labels)
         if self.labels > 2:
             raise CheckpointError(f"the sequence classifier {path!r} has {self.labels} labels; a reward needs 1 or 2")

@@ -108,7 +108,7 @@ def build_vlm(settings: TinyVLMSettings, tokenizer: Any, *, seed: int) -> Any:
         vision |= {"embed_dim": wide, "mlp_ratio": max(settings.intermediate // wide, 1)}
         config = Qwen2VLConfig(text_config=text, vision_config=vision, **whole)
     with seeded(seed):
-        return AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+        return AutoModelForImageTextToText.from_config(config, dtype=torch.float32, trust_remote_code=False)
 
 
 def write_tiny_vlm(settings: TinyVLMSettings, folder: Path, *, seed: int) -> Path:

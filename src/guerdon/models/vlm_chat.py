@@ -26,6 +26,7 @@ import numpy as np
 from PIL import Image
 
 from guerdon.errors import CheckpointError, GuerdonError, MissingDependencyError, boundary
+from guerdon.hub import check_folder, model_folder
 from guerdon.labels.llm_client import api_key, post_json
 from guerdon.models.vlm_prompts import (
     ENDED,
@@ -222,9 +223,13 @@ class VLLMBackend:
             self._lora = request.LoRARequest("reward", 1, str(Path(adapter).resolve()))
         if settings.max_model_len is not None:
             options["max_model_len"] = settings.max_model_len
+        for folder in (model_folder(path), None if adapter is None else Path(adapter)):
+            if folder is not None:
+                check_folder(CheckpointError, "the vision-language model", folder)
         with boundary(GuerdonError, "vLLM does not start with this model"):
             self._llm: Any = self._vllm.LLM(
                 model=path,
+                trust_remote_code=False,
                 tensor_parallel_size=settings.tensor_parallel_size,
                 gpu_memory_utilization=settings.gpu_memory_utilization,
                 limit_mm_per_prompt={"image": MAX_PICTURES, "video": 1},

@@ -23,10 +23,11 @@ from torch import Tensor
 
 from guerdon.atomic import COMPLETE, verify_folder
 from guerdon.devices import resolve_device, seeded
-from guerdon.errors import CheckpointError, ConfigError, boundary
+from guerdon.errors import CheckpointError, ConfigError
 from guerdon.models.vlm_prompts import GenerationOptions, Picture, Question, Video, VLMReply, WordLogProbs, matches_word
+from guerdon.policies.chat_template import check_templates, templates_of
 from guerdon.policies.precision import uses_bf16
-from guerdon.policies.text_files import quietly, read_adapter, read_pretrained, read_tokenizer
+from guerdon.policies.text_files import quietly, read_adapter, read_pretrained, read_tokenizer, reading
 from guerdon.policies.tokens import pad_left
 from guerdon.types import ByteArray, Failure, IntArray
 
@@ -209,11 +210,12 @@ def read_vlm(path: str | Path, adapter: str | Path | None = None, *, dtype: torc
             verify_folder(folder)
     what = "the vision-language model"
     model = read_pretrained(AutoModelForImageTextToText, str(path), what, dtype=dtype)
-    with quietly(), boundary(CheckpointError, f"{what} {str(path)!r} cannot be read"):
-        tokenizer = read_tokenizer(str(path))
+    tokenizer = read_tokenizer(str(path))
+    with reading(what, str(path)):
         if not tokenizer.chat_template:  # older folders keep it for their processor only
             tokenizer.chat_template = _processor_template(str(path))
-        processor = AutoImageProcessor.from_pretrained(str(path))
+            check_templates(templates_of(tokenizer), str(path))
+        processor = AutoImageProcessor.from_pretrained(str(path), trust_remote_code=False)
     inputs = VisionInputs(tokenizer, processor, model.config.model_type)
     if adapter is not None:
         model = read_adapter(model, Path(adapter))

@@ -71,6 +71,7 @@ class VLLMEngine:
             self._write(folder)
             self._llm: Any = self._vllm.LLM(
                 model=folder,
+                trust_remote_code=False,
                 dtype="bfloat16" if policy.base.bf16 else "float32",
                 gpu_memory_utilization=settings.gpu_memory_utilization,
                 logprobs_mode="processed_logprobs",

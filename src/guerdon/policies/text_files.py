@@ -25,8 +25,9 @@ from guerdon.atomic import COMPLETE, sealed_folder, verify_folder
 from guerdon.devices import resolve_device
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.finite import load_weights, refuse_to_read, refuse_to_write, save_weights
-from guerdon.hub import check_model
+from guerdon.hub import check_folder, check_links, check_model, model_folder
 from guerdon.packaged import local_model
+from guerdon.policies.chat_template import check_templates, templates_of
 from guerdon.policies.shared_base import SharedBase, import_peft
 from guerdon.policies.text import TextPolicy, add_policy
 from guerdon.policies.tiny_text import build_model, build_tokenizer
@@ -34,6 +35,7 @@ from guerdon.settings.text_policy import TextPolicySettings
 
 ADAPTER, ADAPTER_WEIGHTS, BASE = "adapter_config.json", "adapter_model.safetensors", "base"
 VALUE_HEAD = "value_head.safetensors"
+_UNREAD = ("XLORA", "PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT")
 
 
 def load_base(settings: TextPolicySettings, *, seed: int, device: torch.device | str | None = None) -> SharedBase:
@@ -96,9 +98,7 @@ def read_model(path: str) -> tuple[Any, Any]:
         verify_folder(folder)
     if (folder / ADAPTER).is_file():
         return _read_merged(folder)
-    model = read_pretrained(AutoModelForCausalLM, path, "the language model")
-    with quietly(), boundary(CheckpointError, f"the tokenizer of {path!r} cannot be read"):
-        return model, read_tokenizer(path)
+    return read_pretrained(AutoModelForCausalLM, path, "the language model"), read_tokenizer(path)
 
 
 def read_pretrained(kind: Any, path: str, what: str, *, dtype: torch.dtype = torch.float32, exact: bool = False) -> Any:
@@ -116,8 +116,10 @@ def read_pretrained(kind: Any, path: str, what: str, *, dtype: torch.dtype = tor
     """
     path = local_model(path)
     check_model(CheckpointError, what, path)
-    with quietly(), boundary(CheckpointError, f"{what} {path!r} cannot be read"):
-        model, report = kind.from_pretrained(path, dtype=dtype, output_loading_info=True)
+    with reading(what, path):
+        model, report = kind.from_pretrained(
+            path, dtype=dtype, output_loading_info=True, trust_remote_code=False, use_safetensors=True
+        )
     missing = sorted({*report["missing_keys"], *(str(k) for k in report["mismatched_keys"])})
     extra = sorted(k for k in report["unexpected_keys"] if exact and not str(k).startswith("lm_head."))
     if missing or extra:
@@ -139,8 +141,17 @@ def read_adapter(model: Any, folder: Path) -> Any:
         MissingDependencyError: peft is not installed.
     """
     peft = import_peft()
+    check_folder(CheckpointError, "the adapter", folder)
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise CheckpointError(f"no adapter at {folder}: expected {ADAPTER} and {ADAPTER_WEIGHTS}")
+    config = _adapter_config(folder)
+    kind = str(config.get("peft_type"))
+    if kind in _UNREAD or config.get("megatron_config"):
+        named = kind if kind in _UNREAD else "megatron_config"
+        raise CheckpointError(
+            f"the adapter {folder} is of the kind {named}, which loads files or modules of other folders; merge it "
+            "into its model, or train a LoRA adapter"
+        )
     with quietly(), boundary(CheckpointError, f"the adapter {folder} does not fit its model"):
         stored = set(load_weights(folder / ADAPTER_WEIGHTS))
         adapted = peft.PeftModel.from_pretrained(model, str(folder))
@@ -152,18 +163,53 @@ def read_adapter(model: Any, folder: Path) -> Any:
 
 
 def read_tokenizer(path: str) -> Any:
-    """The tokenizer of a folder or hub id, exactly as in its `tokenizer.json`.
+    """The tokenizer of a folder or hub id, exactly as in its `tokenizer.json`; every reader of tokenizers is this one.
 
     For some architectures (Qwen2 among them) `AutoTokenizer` puts a built-in tokenizer in place of any other, and the
     same text silently becomes other ids.
+
+    Raises:
+        CheckpointError: it cannot be read, needs code of its own, a link leads out of its folder, or its chat template
+            breaks the limits of `check_templates`.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
     path = local_model(path)
-    declared = get_tokenizer_config(path).get("tokenizer_class")
-    literal = declared in ("TokenizersBackend", "PreTrainedTokenizerFast")
-    return (PreTrainedTokenizerFast if literal else AutoTokenizer).from_pretrained(path)
+    what = "the tokenizer of"
+    folder = model_folder(path)
+    if folder is not None:
+        check_links(CheckpointError, what, folder)
+    with reading(what, path):
+        config = get_tokenizer_config(path)
+        literal = config.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
+        tokenizer_class = PreTrainedTokenizerFast if literal else AutoTokenizer
+        tokenizer = tokenizer_class.from_pretrained(path, trust_remote_code=False)
+    check_templates(templates_of(tokenizer), path)
+    return tokenizer
+
+
+def base_of(folder: Path) -> str:
+    """The model that an adapter's folder belongs to: a folder inside of it, a full path, a package or a hub id.
+
+    Raises:
+        CheckpointError: the folder does not say, or names a path that leads out of it.
+    """
+    origin = _adapter_config(folder).get("base_model_name_or_path")
+    if not origin:
+        raise CheckpointError(f"{folder / ADAPTER} does not say which model it belongs to (base_model_name_or_path)")
+    if ".." in Path(str(origin)).parts:
+        raise CheckpointError(
+            f"{folder / ADAPTER}: base_model_name_or_path {str(origin)[:200]!r} leads out of the folder; write the "
+            "full path or the hub id of the model there"
+        )
+    inside = folder / str(origin)
+    return str(inside if inside.is_dir() else origin)
+
+
+def _adapter_config(folder: Path) -> dict[str, Any]:
+    with boundary(CheckpointError, f"the adapter {folder} cannot be read"):
+        return dict(json.loads((folder / ADAPTER).read_text(encoding="utf-8")))
 
 
 def save_policy(policy: TextPolicy, folder: Path, *, merged: bool = False) -> Path:
@@ -226,18 +272,37 @@ def _write_adapter(policy: TextPolicy, folder: Path) -> None:
 
 def _read_merged(folder: Path) -> tuple[Any, Any]:
     """The model of an adapter's folder with the adapter merged into it, and its tokenizer."""
-    with boundary(CheckpointError, f"the adapter {folder} cannot be read"):
-        origin = json.loads((folder / ADAPTER).read_text(encoding="utf-8")).get("base_model_name_or_path")
-    if not origin:
-        raise CheckpointError(f"{folder / ADAPTER} does not say which model it belongs to (base_model_name_or_path)")
-    inside = folder / str(origin)
-    model, tokenizer = read_model(str(inside) if inside.is_dir() else origin)
+    check_folder(CheckpointError, "the adapter", folder)
+    origin = base_of(folder)
+    model, tokenizer = read_model(origin)
     adapted = read_adapter(model, folder)
     with quietly(), boundary(CheckpointError, f"the adapter {folder} does not fit its model {origin!r}"):
         merged = adapted.merge_and_unload(safe_merge=True)
         if (folder / "tokenizer_config.json").is_file():
             tokenizer = read_tokenizer(str(folder))
     return merged.requires_grad_(True), tokenizer
+
+
+@contextmanager
+def reading(what: str, path: str) -> Iterator[None]:
+    """Attribute what transformers raises to a folder or hub id, and refuse code of its own in words of ours.
+
+    Where transformers has the kind of model itself, code beside it (`auto_map`) is not looked at.
+
+    Raises:
+        CheckpointError: whatever else was raised.
+    """
+    try:
+        with quietly(), boundary(CheckpointError, f"{what} {path!r} cannot be read"):
+            yield
+    except CheckpointError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise CheckpointError(
+            f"{what} {path!r} cannot be read: only code of its own can build it (auto_map in its configuration), and "
+            "guerdon runs no code of a model's folder; take a version of transformers that has this kind of model, or "
+            "serve it in a process of its own and name the address"
+        ) from error
 
 
 @contextmanager

@@ -110,7 +110,7 @@ def build_model(settings: TinyModelSettings, tokenizer: Any, *, seed: int) -> An
         pad_token_id=tokenizer.pad_token_id,
     )
     with seeded(seed):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
 
 
 def _wrapped(core: Any, **special: str) -> Any:

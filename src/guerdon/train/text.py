@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from guerdon import distributed
 from guerdon.atomic import write_json
 from guerdon.devices import resolve_device, seeded, show_only, wait_for_gpu
-from guerdon.errors import CheckpointError, ConfigError, DataError, MissingDependencyError, boundary
+from guerdon.errors import CheckpointError, ConfigError, DataError, MissingDependencyError
 from guerdon.finite import refuse_to_read
 from guerdon.hub import check_model
 from guerdon.models.quality import auroc
@@ -39,7 +39,7 @@ from guerdon.models.text_model import TextModelCard, TextRewardModel
 from guerdon.packaged import local_model
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy
-from guerdon.policies.text_files import load_policy, read_tokenizer
+from guerdon.policies.text_files import load_policy, read_tokenizer, reading
 from guerdon.progress import log_line
 from guerdon.schedules import scheduled
 from guerdon.settings.study import Study
@@ -255,10 +255,11 @@ def _in_4_bits(start: TextPolicySettings, settings: TextTrainSettings) -> TextPo
     )  # fmt: skip
     path = local_model(start.path)
     check_model(CheckpointError, "the language model", path)
-    with boundary(CheckpointError, f"the language model {start.path!r} cannot be read in 4 bits"):
+    with reading("the language model in 4 bits", start.path):
         model = AutoModelForCausalLM.from_pretrained(
-            path, quantization_config=config, device_map={"": device.index or 0}
-        )
+            path, quantization_config=config, device_map={"": device.index or 0}, trust_remote_code=False,
+            use_safetensors=True,
+        )  # fmt: skip
     refuse_to_read(model.named_parameters(), f"the language model {start.path!r}")
     base = SharedBase(model, read_tokenizer(start.path), start)
     return add_policy(base, "policy", start.lora, seed=settings.seed)

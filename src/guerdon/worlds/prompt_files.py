@@ -187,7 +187,7 @@ def read_dataset(path: str, split: str, name: str | None = None) -> tuple[Prompt
             elif split != "train":
                 raise DataError(f"data.path {path} is a single data set without splits; {split!r} is not in it")
         else:
-            loaded = datasets.load_dataset(path, name, split=split)
+            loaded = datasets.load_dataset(path, name, split=split, trust_remote_code=False)
         rows = [(f"{path}[{split}] row {i}", row) for i, row in enumerate(loaded)]
     return _prompts(rows, path if "/" in path and not folder.exists() else folder.name, f"{path}[{split}]")
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from guerdon.devices import resolve_device
-from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
+from guerdon.errors import CheckpointError, ConfigError, DataError
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.models.text_inputs import Reading, judge_readings
 from guerdon.policies import packing
@@ -209,8 +209,7 @@ def checked_tokenizer(path: str, *, chat: bool) -> Any:
     Raises:
         CheckpointError: it cannot be read, does not say where its tokens stand, or lacks a chat template.
     """
-    with boundary(CheckpointError, f"the tokenizer of {path!r} cannot be read"):
-        tokenizer = read_tokenizer(path)
+    tokenizer = read_tokenizer(path)
     if not tokenizer.is_fast:
         raise CheckpointError(
             f"the tokenizer of {path!r} does not say where its tokens stand in a text: save a fast one"

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.finite import refuse_to_read
-from guerdon.policies.text_files import read_tokenizer
+from guerdon.hub import check_folder
+from guerdon.policies.text_files import read_tokenizer, reading
 from guerdon.policies.vla.policy import BOS, Statistics
 from guerdon.policies.vla.prismatic import PrismaticNetwork
 from guerdon.policies.vla.smolvla import ExpertSize, SmolVLANetwork
@@ -118,7 +119,7 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
     if head is not None and len(head) == config["text_config"]["vocab_size"]:
         renamed["action_head.weight"] = head[vocabulary - bins : vocabulary].flip(0)
     _load(network, renamed, openvla_unused(network), folder)
-    tokenizer = _tokenizer(str(folder))
+    tokenizer = read_tokenizer(str(folder))
     if tokenizer.bos_token_id != BOS:
         raise CheckpointError(
             f"{folder}: its tokenizer begins a text with {tokenizer.bos_token_id}, OpenVLA's with {BOS}"
@@ -197,7 +198,7 @@ def read_smolvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
         network.text.requires_grad_(False)
     elif config["freeze_vision_encoder"]:
         network.see.requires_grad_(False)
-    tokenizer = _tokenizer(name)
+    tokenizer = read_tokenizer(name)
     return Published(network, lambda task: [int(i) for i in tokenizer(f"{task}\n").input_ids], statistics)
 
 
@@ -268,6 +269,8 @@ def _folders(settings: VLAPolicySettings) -> list[Path]:
 def _weights(settings: VLAPolicySettings) -> dict[str, Tensor]:
     """The published weights, with their adapter."""
     folder, *adapters = _folders(settings)
+    for one in (folder, *adapters):
+        check_folder(CheckpointError, "the checkpoint", one)
     weights = read_tensors(folder)
     for adapter in adapters:
         add_adapter(weights, adapter)
@@ -321,11 +324,6 @@ def _json(file: Path) -> dict[str, Any]:
     return found
 
 
-def _tokenizer(where: str) -> Any:
-    with boundary(CheckpointError, f"the tokenizer of {where} cannot be read"):
-        return read_tokenizer(where)
-
-
 def _vlm_config(name: str) -> Any:
     from transformers import AutoConfig
 
@@ -334,8 +332,8 @@ def _vlm_config(name: str) -> Any:
             f"the checkpoint's language model is {name!r}, which is no folder here: put its config.json and its "
             "tokenizer into one and set policy.vlm_path"
         )
-    with boundary(CheckpointError, f"the configuration of {name} cannot be read"):
-        return AutoConfig.from_pretrained(name)
+    with reading("the configuration of", name):
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
 
 
 def _smolvla_name(name: str) -> str:
