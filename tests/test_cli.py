@@ -345,7 +345,7 @@ def test_version_and_help(call):
         assert verb in out
 
 
-@pytest.mark.parametrize("verb", [command.callback.__name__ for command in cli.app.registered_commands])
+@pytest.mark.parametrize("verb", [command.name or command.callback.__name__ for command in cli.app.registered_commands])
 def test_help_is_whole_on_a_narrow_screen(call, monkeypatch, verb):
     monkeypatch.setenv("COLUMNS", "80")
     command = get_command(cli.app).commands[verb]

@@ -423,6 +423,17 @@ def quickstart(
     _say(f"report: {page}")
 
 
+@app.command("import")
+def import_(
+    source: Annotated[Path, typer.Argument(help="Folder with pickled weights.", show_default=False)],
+    target: Annotated[Path, typer.Argument(help="New folder.", show_default=False)],
+) -> None:
+    """Write a model or an adapter whose weights are pickles as a new folder with safetensors."""
+    from guerdon.policies.pickled import import_model
+
+    _say(f"wrote {target} with {', '.join(import_model(source, target))}")
+
+
 @app.command()
 def doctor() -> None:
     """Check this machine: packages, rendering without a screen, disk; with a fix for each problem."""

@@ -16,7 +16,6 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from guerdon.errors import GuerdonError, boundary
 
@@ -110,19 +109,15 @@ def _check_weights(error: type[GuerdonError], what: str, folder: Path) -> None:
                 f"folder with safetensors: guerdon import {folder} NEW_FOLDER"
             )
     for index in sorted(folder.glob("*.safetensors.index.json")):
-        for name in set(_json(error, index).get("weight_map", {}).values()):
-            path = PurePosixPath(str(name))
-            if path.is_absolute() or ".." in path.parts or "\\" in str(name) or path.suffix != ".safetensors":
+        with boundary(error, f"{index} cannot be read"):
+            names = set(map(str, json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        for name in names:
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts or "\\" in name or path.suffix != ".safetensors":
                 raise error(
-                    f"{what} {str(folder)!r} cannot be read: {index.name} names {str(name)[:200]!r}, which is no "
+                    f"{what} {str(folder)!r} cannot be read: {index.name} names {name[:200]!r}, which is no "
                     "safetensors file inside the folder; save the model again"
                 )
-
-
-def _json(error: type[GuerdonError], file: Path) -> dict[str, Any]:
-    with boundary(error, f"{file} cannot be read"):
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return found
 
 
 def check_data_set(error: type[GuerdonError], what: str, name: str) -> None:

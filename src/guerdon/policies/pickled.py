@@ -1,0 +1,79 @@
+"""Pickled weights of a model or an adapter, written again as safetensors: the one place where a pickle is read.
+
+Only numbers are read from it: torch refuses a pickle that names any function but those that rebuild tensors.
+
+    import_model(Path("downloads/old-model"), Path("models/old-model"))       # model.safetensors and the other files
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from guerdon.atomic import sealed_folder, write_json
+from guerdon.errors import CheckpointError, ConfigError, boundary
+from guerdon.finite import save_weights
+from guerdon.hub import PICKLED, check_links
+
+_KEPT = (".json", ".jinja", ".txt", ".model", ".md", ".safetensors")  # the other files of a model that are read
+
+
+def import_model(source: Path, target: Path) -> list[str]:
+    """Write a folder whose weights are pickles as a folder of safetensors, sealed by hashes.
+
+    Configuration, tokenizer and templates are copied; code and anything else is left out.
+
+    Args:
+        source: with `pytorch_model*.bin` or `adapter_model.bin`.
+        target: must not exist yet.
+
+    Returns:
+        Names of the files of weights that were written.
+
+    Raises:
+        ConfigError: there are no such weights, or the target exists.
+        CheckpointError: a file is no pickle of weights, has some that are not finite, or is a link out of the folder.
+    """
+    if not source.is_dir():
+        raise ConfigError(f"{source}: there is no such folder; name the folder of a model")
+    if target.exists():
+        raise ConfigError(f"{target} exists already; name a new folder")
+    names = {file: _renamed(file.name) for old in PICKLED for file in sorted(source.glob(f"{old}*.bin"))}
+    if not names:
+        wanted = " or ".join(f"{old}*.bin" for old in PICKLED)
+        raise ConfigError(f"{source} has no {wanted}; guerdon reads safetensors without an import")
+    check_links(CheckpointError, "the model", source)
+    with sealed_folder(target) as folder:
+        for file in sorted(source.rglob("*")):
+            if file.is_file() and file.suffix in _KEPT and not file.name.endswith(".index.json"):
+                place = folder / file.relative_to(source)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, place)
+        for file, name in names.items():
+            _convert(file, folder / name)
+        for index in source.glob("pytorch_model*.bin.index.json"):
+            with boundary(CheckpointError, f"{index} cannot be read"):
+                said = json.loads(index.read_text(encoding="utf-8"))
+                said["weight_map"] = {key: _renamed(str(name)) for key, name in said["weight_map"].items()}
+            if not set(said["weight_map"].values()) <= set(names.values()):
+                raise CheckpointError(f"{index} names files that are not in {source}; download the model again")
+            write_json(folder / _renamed(index.name), said)
+    return sorted(names.values())
+
+
+def _renamed(name: str) -> str:
+    """The name of safetensors for that of a pickle."""
+    old = next((old for old in PICKLED if name.startswith(old)), "")
+    return PICKLED.get(old, "") + name.removeprefix(old).replace(".bin", ".safetensors", 1)
+
+
+def _convert(file: Path, target: Path) -> None:
+    import torch
+    from transformers.modeling_utils import load_state_dict
+
+    with boundary(CheckpointError, f"{file} cannot be read as weights alone"):
+        found = load_state_dict(file, map_location="cpu", weights_only=True)
+    if not isinstance(found, dict) or not all(isinstance(one, torch.Tensor) for one in found.values()):
+        raise CheckpointError(f"{file} holds other things than weights by name; it cannot be imported")
+    save_weights({name: tensor.clone() for name, tensor in found.items()}, target)

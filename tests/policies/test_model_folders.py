@@ -1,0 +1,431 @@
+"""A model's folder is data: no code of it runs, no pickle is read, nothing outside is opened, templates are bounded."""
+
+import json
+import os
+import shutil
+import sys
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from tiny_models import tiny_policy
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClassification
+
+from guerdon import cli, hub
+from guerdon.errors import CheckpointError, ConfigError
+from guerdon.models.sequence_classifier import SequenceClassifier
+from guerdon.policies import chat_template
+from guerdon.policies.chat_template import check_templates
+from guerdon.policies.pickled import import_model
+from guerdon.policies.text_files import read_model, read_pretrained, read_tokenizer, save_policy
+from guerdon.settings.text_policy import LoraSettings
+from guerdon.types import Episode
+
+EVIL = "from pathlib import Path\nPath({marker!r}).write_text('ran')\n"
+CLASSES = {
+    "modeling_evil.py": "from transformers import LlamaForCausalLM\nclass Evil(LlamaForCausalLM): ...\n",
+    "configuration_evil.py": "from transformers import LlamaConfig as C\nclass EvilConfig(C):\n    model_type = 'evil'",
+    "tokenization_evil.py": "from transformers import PreTrainedTokenizerFast as P\nclass EvilTokenizer(P): ...\n",
+}
+
+
+@pytest.fixture
+def model(tmp_path):
+    """The folder of a small language model, written by transformers and not sealed."""
+    policy = tiny_policy()
+    folder = tmp_path / "model"
+    policy.base.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def says_yes(monkeypatch):
+    """Whoever asks on standard input whether code may run is told yes."""
+    monkeypatch.setattr(sys, "stdin", StringIO("y\n" * 50))
+
+
+def edited(file, **changes):
+    said = json.loads(file.read_text())
+    file.write_text(json.dumps({key: value for key, value in (said | changes).items() if value is not None}))
+
+
+def with_code(folder, marker, **config):
+    """Give a folder code of its own, which writes the marker when it is imported."""
+    for name, code in CLASSES.items():
+        (folder / name).write_text(EVIL.format(marker=str(marker)) + code)
+    (folder / "custom_generate").mkdir()
+    (folder / "custom_generate" / "generate.py").write_text(
+        EVIL.format(marker=str(marker)) + "def generate(*a, **k): ...\n"
+    )
+    classes = {"AutoConfig": "configuration_evil.EvilConfig"}
+    for kind in ("AutoModelForCausalLM", "AutoModelForSequenceClassification", "AutoModel"):
+        classes[kind] = "modeling_evil.Evil"
+    edited(folder / "config.json", auto_map=classes, **config)
+    edited(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": [None, "tokenization_evil.EvilTokenizer"]})
+
+
+def test_code_beside_a_model_that_transformers_has_is_not_looked_at(model, tmp_path, says_yes):
+    plain, ids = read_model(str(model))[0].state_dict(), read_tokenizer(str(model)).encode("1 + 1")
+    with_code(model, tmp_path / "marker")
+    found, tokenizer = read_model(str(model))
+    assert type(found).__module__.startswith("transformers.")
+    assert all(torch.equal(weight, plain[name]) for name, weight in found.state_dict().items())
+    assert tokenizer.encode("1 + 1") == ids
+    assert not (tmp_path / "marker").exists()
+
+
+def test_a_model_that_only_its_own_code_can_build_is_refused(model, tmp_path, says_yes):
+    with_code(model, tmp_path / "marker", model_type="evil")
+    for read in (read_model, SequenceClassifier, lambda path: read_pretrained(AutoModelForCausalLM, path, "the model")):
+        with pytest.raises(CheckpointError, match=r"(code|evil)") as error:
+            read(str(model))
+        assert "trust_remote_code" not in str(error.value)
+    assert not (tmp_path / "marker").exists()
+
+
+def test_a_class_that_transformers_lacks_for_a_kind_it_has_is_refused(model, tmp_path, says_yes):
+    from transformers import AutoModelForImageTextToText
+
+    with_code(model, tmp_path / "marker")
+    config = json.loads((model / "config.json").read_text())
+    edited(model / "config.json", auto_map=config["auto_map"] | {"AutoModelForImageTextToText": "modeling_evil.Evil"})
+    with pytest.raises(CheckpointError, match="guerdon runs no code of a model's folder"):
+        read_pretrained(AutoModelForImageTextToText, str(model), "the model")
+    assert not (tmp_path / "marker").exists()
+
+
+TASK = {"family": "chain", "steps": 2, "ops": "+"}
+DATA = {"task": TASK, "train_size": 4, "val_size": 2, "max_response_length": 16, "filter_accuracy": False}
+
+
+@pytest.mark.parametrize("verb", ["train", "label", "run", "search", "evaluate", "serve"])
+@pytest.mark.parametrize("known", [False, True])
+def test_no_command_runs_the_code_of_a_model(model, tmp_path, monkeypatch, capsys, says_yes, verb, known):
+    marker = tmp_path / "marker"
+    with_code(model, marker, model_type="llama" if known else "evil")
+    if known:  # so that the command ends while it reads the model
+        (model / "model.safetensors").unlink()
+    if verb in ("serve", "search", "evaluate"):
+        edited(model / "config.json", architectures=["LlamaForSequenceClassification"])
+    monkeypatch.chdir(model)  # its modules could be imported from here
+    policy = {"type": "text", "path": str(model), "bf16": False}
+    study = {"data": DATA, "policy": policy}
+    if verb == "train":
+        study["sft"] = {"save_dir": str(tmp_path / "out"), "policy": policy, "max_steps": 1, "val_split": 0}
+        words = ["train", "study.yaml", "policy=sft"]
+    elif verb == "label":
+        study["label"] = {"save_dir": str(tmp_path / "out"), "labeler": "exact", "num_samples": 1, "mining": None}
+        words = ["label", "study.yaml"]
+    elif verb == "run":
+        study["work_dir"] = str(tmp_path / "out")
+        words = ["run", "study.yaml"]
+    elif verb == "search":
+        study["search"] = {"model": str(model), "aggregation": "min", "save_dir": str(tmp_path / "out")}
+        words = ["search", "study.yaml"]
+    elif verb == "evaluate":
+        study["policy"] = {"type": "text", "tiny": {}, "bf16": False}
+        study["evaluate"] = {"models": {"evil": {"path": str(model)}}, "aggregation": "min", "save_dir": "out"}
+        words = ["evaluate", "study.yaml"]
+    else:
+        words = ["serve", "--backend", "text", "--model-path", str(model), "--port", "0", "--processes", "none"]
+    Path("study.yaml").write_text(yaml.safe_dump(study))
+    monkeypatch.setattr(sys, "argv", ["guerdon", *words])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    said = capsys.readouterr().err
+    assert left.value.code == 2, said
+    *before, last = said.strip().splitlines()
+    assert len(before) == (verb == "serve")  # its address
+    assert str(model) in last
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin"])
+def test_pickled_weights_are_refused_with_the_command_that_imports_them(model, name):
+    (model / "model.safetensors").rename(model / name)
+    with pytest.raises(CheckpointError, match=f"{name} is a pickle.*guerdon import {model} NEW_FOLDER"):
+        read_model(str(model))
+
+
+def test_pickles_beside_safetensors_are_not_opened(model):
+    for name in ("pytorch_model.bin", "training_args.bin", "optimizer.pt"):
+        (model / name).write_bytes(b"no pickle at all")
+    read_model(str(model))
+
+
+def test_an_import_gives_the_same_model(model, tmp_path):
+    weights = load_file(model / "model.safetensors")
+    names = sorted(weights)
+    parts = [{n: weights[n] for n in names[::2]}, {n: weights[n] for n in names[1::2]}]
+    for i, part in enumerate(parts, start=1):
+        torch.save(part, model / f"pytorch_model-{i:05}-of-00002.bin")
+    index = {n: f"pytorch_model-{i:05}-of-00002.bin" for i, part in enumerate(parts, start=1) for n in part}
+    (model / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    expected = read_model(str(model))[0].state_dict()
+    (model / "model.safetensors").unlink()
+    (model / "modeling_evil.py").write_text("raise RuntimeError")
+    written = import_model(model, tmp_path / "new")
+    assert written == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    found, tokenizer = read_model(str(tmp_path / "new"))
+    assert all(torch.equal(weight, expected[name]) for name, weight in found.state_dict().items())
+    assert tokenizer.encode("1") == read_tokenizer(str(model)).encode("1")
+    assert not list((tmp_path / "new").glob("*.py")) + list((tmp_path / "new").glob("*.bin"))
+
+
+class Evil:
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return Path.touch, (Path(self.marker),)
+
+
+def test_an_import_runs_no_code_of_a_pickle_and_writes_nothing(model, tmp_path):
+    torch.save({"a": Evil(str(tmp_path / "marker"))}, model / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="cannot be read as weights alone"):
+        import_model(model, tmp_path / "new")
+    torch.save({"a": [1, 2]}, model / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="other things than weights"):
+        import_model(model, tmp_path / "new")
+    torch.save({"a": torch.tensor([np.nan])}, model / "pytorch_model.bin")
+    with pytest.raises(Exception, match="not finite"):
+        import_model(model, tmp_path / "new")
+    assert not (tmp_path / "marker").exists()
+    assert not (tmp_path / "new").exists()
+    (model / "pytorch_model.bin").unlink()
+    with pytest.raises(ConfigError, match="reads safetensors without an import"):
+        import_model(model, tmp_path / "new")
+    with pytest.raises(ConfigError, match="exists already"):
+        import_model(model, model)
+
+
+def adapter_of(tmp_path, base):
+    policy = tiny_policy(lora=LoraSettings(r=2), lively=False)
+    folder = save_policy(policy, tmp_path / "adapter")
+    (folder / "COMPLETE").unlink()
+    shutil.rmtree(folder / "base")
+    shutil.copytree(base, folder / "base")
+    return folder
+
+
+def test_adapters(model, tmp_path):
+    adapter = adapter_of(tmp_path, model)
+    read_model(str(adapter))
+    config = adapter / "adapter_config.json"
+    kept = config.read_text()
+    for origin, words in ((".." + "/model", "leads out"), (f"{model}/../model", "leads out"), (None, "does not say")):
+        edited(config, base_model_name_or_path=origin)
+        with pytest.raises(CheckpointError, match=words):
+            read_model(str(adapter))
+    edited(config, base_model_name_or_path=str(model))
+    read_model(str(adapter))
+    for change in ({"peft_type": "XLORA"}, {"peft_type": "PROMPT_TUNING"}, {"megatron_config": {"a": 1}}):
+        config.write_text(kept)
+        edited(config, **change)
+        with pytest.raises(CheckpointError, match="files or modules of other folders"):
+            read_model(str(adapter))
+    config.write_text(kept)
+    (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
+    with pytest.raises(CheckpointError, match=r"adapter_model.bin is a pickle.*guerdon import"):
+        read_model(str(adapter))
+
+
+def test_imported_adapters(model, tmp_path):
+    adapter = adapter_of(tmp_path, model)
+    expected = read_model(str(adapter))[0].state_dict()
+    torch.save(load_file(adapter / "adapter_model.safetensors"), adapter / "adapter_model.bin")
+    (adapter / "adapter_model.safetensors").unlink()
+    assert import_model(adapter, tmp_path / "new") == ["adapter_model.safetensors"]
+    found = read_model(str(tmp_path / "new"))[0].state_dict()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+
+
+# links and indexes
+
+
+def test_a_link_out_of_the_folder_is_refused(model, tmp_path):
+    outside = tmp_path / "weights.safetensors"
+    (model / "model.safetensors").rename(outside)
+    for target in (outside, "../weights.safetensors"):
+        (model / "model.safetensors").symlink_to(target)
+        with pytest.raises(CheckpointError, match=r"model.safetensors is a link to .* outside of the folder"):
+            read_model(str(model))
+        (model / "model.safetensors").unlink()
+    outside.rename(model / "model.safetensors")
+    (tmp_path / "secret.json").write_text("{}")
+    (model / "added").mkdir()
+    (model / "added" / "a.json").symlink_to(tmp_path / "secret.json")
+    with pytest.raises(CheckpointError, match=r"added/a.json is a link"):
+        read_tokenizer(str(model))
+    (model / "added" / "a.json").unlink()
+    (model / "extra").symlink_to(tmp_path)
+    with pytest.raises(CheckpointError, match="extra is a link"):
+        read_model(str(model))
+
+
+def test_links_inside_the_folder_and_to_the_folder_are_read(model, tmp_path):
+    (model / "model.safetensors").rename(model / "weights.bytes")
+    (model / "model.safetensors").symlink_to("weights.bytes")
+    (tmp_path / "latest").symlink_to(model)
+    read_model(str(tmp_path / "latest"))
+
+
+def snapshot(model, cache):
+    """The folder as the hub's cache keeps it: links into the blobs of the model."""
+    home = cache / "models--org--small"
+    (home / "blobs").mkdir(parents=True)
+    folder = home / "snapshots" / "0123abc"
+    folder.mkdir(parents=True)
+    for i, file in enumerate(sorted(model.iterdir())):
+        shutil.copyfile(file, home / "blobs" / f"{i:040}")
+        (folder / file.name).symlink_to(f"../../blobs/{i:040}")
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text("0123abc")
+    return folder
+
+
+def test_the_cache_of_the_hub_is_read(model, tmp_path, monkeypatch):
+    folder = snapshot(model, tmp_path / "hub")
+    read_model(str(folder))
+    (folder / "notes.json").symlink_to(model / "config.json")
+    with pytest.raises(CheckpointError, match=r"notes.json is a link"):
+        read_model(str(folder))
+    (folder / "notes.json").unlink()
+    other = tmp_path / "hub" / "models--org--other" / "blobs"
+    other.mkdir(parents=True)
+    (other / "0").write_text("{}")
+    (folder / "notes.json").symlink_to("../../../models--org--other/blobs/0")
+    with pytest.raises(CheckpointError, match=r"notes.json is a link"):
+        read_model(str(folder))
+
+
+def test_blobs_are_allowed_in_the_cache_only(model, tmp_path):
+    (tmp_path / "blobs").mkdir()
+    (model / "model.safetensors").rename(tmp_path / "blobs" / "0")
+    deep = tmp_path / "snapshots" / "1"
+    shutil.copytree(model, deep)
+    (deep / "model.safetensors").symlink_to("../../blobs/0")
+    with pytest.raises(CheckpointError, match="outside of the folder"):
+        read_model(str(deep))
+
+
+def test_indexes(model, tmp_path):
+    weights = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    shard = "model-00001-of-00001.safetensors"
+
+    def index(name):
+        said = {"metadata": {}, "weight_map": dict.fromkeys(weights, shard) | {min(weights): name}}
+        (model / "model.safetensors.index.json").write_text(json.dumps(said))
+
+    save_file(weights, model / shard, metadata={"format": "pt"})
+    index(shard)
+    read_model(str(model))
+    save_file(weights, tmp_path / "out.safetensors", metadata={"format": "pt"})
+    outside = [
+        "../out.safetensors",
+        str(tmp_path / "out.safetensors"),
+        "a/../../out.safetensors",
+        "..\\out.safetensors",
+    ]
+    for name in (*outside, "model.bin", "", None, 3):
+        index(name)
+        with pytest.raises(CheckpointError, match=r"index.json names .* no safetensors file inside the folder"):
+            read_model(str(model))
+    for text in ("[1]", '{"weight_map": [1]}', "{", '{"weight_map": null}'):
+        (model / "model.safetensors.index.json").write_text(text)
+        with pytest.raises(CheckpointError, match=r"index\.json"):
+            read_model(str(model))
+
+
+# chat templates
+
+
+HOSTILE = {
+    "loops": ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "takes more than"),
+    "loops for a system message": (
+        "{% if messages[0].role == 'system' %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
+        "{% endfor %}{% endif %}", "takes more than",
+    ),
+    "a constant": ("{{ 'a' * 10**9 }}", "MiB of memory"),
+    "a large text": ("{{ messages[0].content * 10**9 }}", "MiB of memory"),
+    "output": ("{% for i in range(99999) %}{{ messages[0].content * 9 }}{% endfor %}", "writes more than"),
+    "a width": ("{{ '%2000000000d' % 3 }}", "MiB of memory"),
+    "a list": ("{% set x = [0] * 10**9 %}", "MiB of memory"),
+    "a power": ("{% set n = messages | length + 8 %}{% set x = n ** (n ** n) %}", "takes more than|MiB"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_templates_are_refused_in_one_line(name, monkeypatch):
+    monkeypatch.setattr(chat_template, "SECONDS", 1.5)
+    template, words = HOSTILE[name]
+    with pytest.raises(CheckpointError, match=words) as error:
+        check_templates({"default": "{{ messages }}", "tools": template}, "a/b")
+    assert "the chat template 'tools' of 'a/b'" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_usual_templates_pass_and_are_rendered_once(monkeypatch):
+    good = {
+        "plain": "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{{ eos_token }}{% endfor %}",
+        "strict": "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ messages }}",
+        "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+        "control": "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m | tojson }}{% endfor %}",
+        "date": "{{ strftime_now('%Y') }}" + "x" * 50_000,
+        "broken": "{% for %}",
+    }
+    check_templates(good, "here")
+    monkeypatch.setattr(chat_template, "SubprocessPool", None)
+    check_templates(dict(good), "there")
+    check_templates({}, "nowhere")
+
+
+@pytest.mark.parametrize("where", ["tokenizer_config.json", "chat_template.jinja", "additional"])
+def test_every_reader_of_tokenizers_checks_their_templates(model, where):
+    bad = "{{ messages[0].content * 10**6 }}"
+    (model / "chat_template.jinja").unlink(missing_ok=True)
+    if where == "tokenizer_config.json":
+        edited(model / where, chat_template=bad)
+    elif where == "chat_template.jinja":
+        (model / where).write_text(bad)
+    else:
+        (model / "chat_template.jinja").write_text("{{ messages }}")
+        (model / "additional_chat_templates").mkdir()
+        (model / "additional_chat_templates" / "tools.jinja").write_text(bad)
+    edited(model / "config.json", architectures=["LlamaForSequenceClassification"], num_labels=1)
+    weights = load_file(model / "model.safetensors")
+    save_file(weights | {"score.weight": torch.ones(1, 32)}, model / "model.safetensors", metadata={"format": "pt"})
+    for read in (read_model, read_tokenizer, SequenceClassifier):
+        with pytest.raises(CheckpointError, match=r"chat template .* writes more than"):
+            read(str(model))
+
+
+def test_a_classifier_reads_its_tokenizer_as_every_other_model(model, tmp_path):
+    tokenizer = read_tokenizer(str(model))
+    config = LlamaConfig(vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                         num_attention_heads=2, num_key_value_heads=2, num_labels=1, pad_token_id=0)  # fmt: skip
+    folder = tmp_path / "classifier"
+    LlamaForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    found = SequenceClassifier(str(folder))
+    assert found.tokenizer.encode("1 + 1 = 2") == tokenizer.encode("1 + 1 = 2")
+    with_code(folder, tmp_path / "marker")
+    again = SequenceClassifier(str(folder)).score([Episode(id="1", task="1+1=?", texts=("2",))])
+    assert again[0].total == found.score([Episode(id="1", task="1+1=?", texts=("2",))])[0].total
+    assert not (tmp_path / "marker").exists()
+
+
+def test_the_check_of_links_looks_at_names_not_at_contents(tmp_path):
+    (tmp_path / "m").mkdir()
+    hub.check_links(CheckpointError, "the model", tmp_path / "m")
+    os.symlink("nowhere", tmp_path / "m" / "a")  # inside, and not there: whoever needs it says so
+    hub.check_links(CheckpointError, "the model", tmp_path / "m")
+    os.symlink("../nowhere", tmp_path / "m" / "b")
+    with pytest.raises(CheckpointError, match="b is a link"):
+        hub.check_links(CheckpointError, "the model", tmp_path / "m")
