@@ -20,6 +20,7 @@ from torch import Tensor
 
 from guerdon import distributed
 from guerdon.errors import CheckpointError, NonFiniteError
+from guerdon.hub import check_links
 
 MAX_SKIPPED = 10  # gradient steps in a row
 
@@ -123,8 +124,9 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file.
 
     Raises:
-        CheckpointError: a tensor is not finite.
+        CheckpointError: a tensor is not finite, or a link leads out of the file's folder.
     """
+    check_links(CheckpointError, "the weights of", path.parent)
     tensors: dict[str, Tensor] = load_file(path)
     refuse_to_read(tensors.items(), path)
     return tensors

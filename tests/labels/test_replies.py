@@ -156,6 +156,8 @@ HONEST = {
     "a closing tag in a sentence": "The step ends with the </think> tag, which is odd.\n{}",
     "a closing tag behind it": "{}\nIts text has a `</think>` and the </think> tag.",
     "a channel in a sentence": "The step contains the <|channel|>analysis marker. {}",
+    "a tag behind a colon": "Note: <think> is never closed in step 1. Also: [THINK] and more.\n{}",
+    "a quoted line": "The step says\n> <think>\nwhich is text.\n{}",
     "quotes": "It says \"<think>\" and '[THINK]'. {}",
     "inline code": "`<think>` is not closed in the step.\n{}",
     "a block of code": "The step is\n```xml\n<think>\n</foo>\n```\n{}",

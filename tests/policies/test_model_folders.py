@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClas
 
 from guerdon import cli, hub
 from guerdon.errors import CheckpointError, ConfigError
+from guerdon.finite import load_weights, save_weights
 from guerdon.models.sequence_classifier import SequenceClassifier
 from guerdon.policies import chat_template
 from guerdon.policies.chat_template import check_templates
@@ -266,6 +267,15 @@ def test_a_link_out_of_the_folder_is_refused(model, tmp_path):
     (model / "extra").symlink_to(tmp_path)
     with pytest.raises(CheckpointError, match="extra is a link"):
         read_model(str(model))
+
+
+def test_weights_of_guerdons_own_folders_are_no_links_out_of_them(tmp_path):
+    save_weights({"a": torch.ones(2)}, tmp_path / "a.safetensors")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "model.safetensors").symlink_to("../a.safetensors")
+    with pytest.raises(CheckpointError, match="outside of the folder"):
+        load_weights(tmp_path / "own" / "model.safetensors")
+    assert load_weights(tmp_path / "a.safetensors")["a"].tolist() == [1, 1]
 
 
 def test_links_inside_the_folder_and_to_the_folder_are_read(model, tmp_path):

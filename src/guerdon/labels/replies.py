@@ -61,6 +61,7 @@ _PLAIN_NAME = re.compile(  # HTML, and control tokens of chat templates
 )
 _MENTIONED = re.compile(r"(?:\b(?:an?|the|closing|opening|literal|stray|of|with|without|no|by)\s|[\"'“‘«(`])\Z")
 _NAMED = re.compile(r" (?:tags?|tokens?|blocks?|marks?|markers?|elements?|delimiters?)\b")
+_SAID = re.compile(r" (?:is|are|was|were|has|had|appears?|never|without|and|or|but|instead|in|on|at)\b")
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,8 @@ def _marks(plain: str, objects: list[tuple[int, int]]) -> Iterator[_Mark]:
         before = plain[max(plain.rfind("\n", 0, start) + 1, start - 200) : start].strip(" \t*_#")
         line = plain.find("\n", end, end + 200)
         after = plain[end : line if line >= 0 else end + 200].strip(" \t*_")
+        if before and (not before.strip("> ") or _SAID.match(plain, end)):
+            continue  # quoted, or in a sentence about it
         led = not before or before[-1] in ">]}.!?:;…。！？："
         channel = (found["channel"] or "").strip().casefold()
         if channel and not (led or before.endswith("assistant") or re.match(r"\s*(?:<\||\n)", plain[end : end + 20])):

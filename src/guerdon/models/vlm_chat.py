@@ -223,10 +223,10 @@ class VLLMBackend:
             self._lora = request.LoRARequest("reward", 1, str(Path(adapter).resolve()))
         if settings.max_model_len is not None:
             options["max_model_len"] = settings.max_model_len
-        for folder in (model_folder(path), None if adapter is None else Path(adapter)):
-            if folder is not None:
-                check_folder(CheckpointError, "the vision-language model", folder)
         with boundary(GuerdonError, "vLLM does not start with this model"):
+            for folder in (model_folder(path), None if adapter is None else Path(adapter)):
+                if folder is not None:
+                    check_folder(CheckpointError, "the vision-language model", folder)
             self._llm: Any = self._vllm.LLM(
                 model=path,
                 trust_remote_code=False,

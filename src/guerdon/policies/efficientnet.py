@@ -19,7 +19,6 @@ from torch.nn import functional
 from guerdon.atomic import COMPLETE, verify_folder
 from guerdon.errors import CheckpointError, boundary
 from guerdon.finite import load_weights
-from guerdon.hub import check_links
 from guerdon.packaged import local_model
 
 PACKAGE = "package:efficientnet-lite0"
@@ -136,7 +135,6 @@ def read_efficientnet(path: str = PACKAGE) -> EfficientNetLite0:
     folder = Path(local_model(path))
     if (folder / COMPLETE).is_file():
         verify_folder(folder)
-    check_links(CheckpointError, "the network", folder)
     with torch.random.fork_rng(devices=[]):
         network = EfficientNetLite0()
     with boundary(CheckpointError, f"{path!r} cannot be read as EfficientNet-lite0"):

@@ -177,10 +177,9 @@ def read_tokenizer(path: str) -> Any:
 
     path = local_model(path)
     what = "the tokenizer of"
-    folder = model_folder(path)
-    if folder is not None:
-        check_links(CheckpointError, what, folder)
     with reading(what, path):
+        if (folder := model_folder(path)) is not None:
+            check_links(CheckpointError, what, folder)
         config = get_tokenizer_config(path)
         literal = config.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
         tokenizer_class = PreTrainedTokenizerFast if literal else AutoTokenizer
