@@ -4,8 +4,7 @@ Arrays carry their dimensions in their names: T rows of an episode, B parallel s
 image, A action size, S state size. This module knows nothing about files, simulators or neural networks.
 
     episode = Episode(id="0", task="close the window", frames=frames_T_H_W_C, success=success_T)
-    score = model.score([episode])[0]
-    if score.failure is None: print(score.total)
+    score = model.score([episode])[0]      # score.total, or in score.failure why it is missing
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ BoolArray = NDArray[np.bool_]
 ByteArray = NDArray[np.uint8]
 IntArray = NDArray[np.int64]
 
-Metrics = dict[str, float | None]
-"""Numbers for the log by name; None where one is undefined."""
-
+Metrics = dict[str, float | None]  # numbers for the log by name; None where one is undefined
+Message = Mapping[str, Any]  # of a chat, as `guerdon.episodes.chats` brings it into one form
+Tool = Mapping[str, Any]  # JSON schema of a function that can be called in a chat
 Granularity = Literal["step", "total"]
 Modality = Literal["image", "state", "text"]
 
@@ -55,6 +54,7 @@ class Episode:
         outcome: did the whole episode succeed? None where nobody knows.
         meta: where it came from (policy, seed, checkpoint); plain JSON values.
         views: (T, H, W, 3) uint8 of further cameras, by name.
+        context: the conversation that `texts` answer, the task in it; empty: the task alone. `tools`: of its functions.
     """
 
     id: str
@@ -68,6 +68,8 @@ class Episode:
     outcome: bool | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
     views: Mapping[str, ByteArray] = field(default_factory=dict)
+    context: tuple[Message, ...] = ()
+    tools: tuple[Tool, ...] = ()
 
     def __post_init__(self) -> None:
         lengths = {name: len(column) for name, column in (self.columns() | dict(self.views)).items()}
@@ -137,9 +139,7 @@ class Score:
         measured = self.steps is not None or self.total is not None
         if measured == (self.failure is not None):
             raise ValueError("a Score has values or a Failure, never both and never neither")
-        if self.steps is not None and not np.isfinite(self.steps).all():
-            raise ValueError("a Score is never NaN or infinite: return Score(failure=Failure('non_finite'))")
-        if self.total is not None and not np.isfinite(self.total):
+        if not all(np.isfinite(values).all() for values in (self.steps, self.total) if values is not None):
             raise ValueError("a Score is never NaN or infinite: return Score(failure=Failure('non_finite'))")
 
     @staticmethod

@@ -96,3 +96,72 @@ def test_bad_rows_and_numbers_are_one_clear_line():
         reward_bench(choices_from_rows([row("s")]), [1.0], seed=0)
     with pytest.raises(DataError, match="at least one chosen"):
         reward_bench([], [], seed=0)
+
+
+HELLO, HI = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}
+RULE, SUM = {"role": "system", "content": "Answer in words."}, {"role": "user", "content": "3+5?"}
+WHOLE = (RULE, HELLO, HI, SUM)
+PICTURE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+ADD = {"name": "add", "parameters": {"type": "object"}}
+
+
+def said(text, **more):
+    return {"role": "assistant", "content": text, **more}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": list(WHOLE), "chosen": "eight", "rejected": "nine"},
+        {"prompt": list(WHOLE), "chosen": [said("eight")], "rejected": [said("nine")]},
+        {"prompt": list(WHOLE), "chosen": said("eight"), "rejected": said("nine")},
+        {"prompt": list(WHOLE), "chosen": ["eight"], "rejected": [[said("nine")]]},
+        {"chosen": [*WHOLE, said("eight")], "rejected": [*WHOLE, said("nine")]},
+        {"prompt": "Hello", "chosen": [*WHOLE, said("eight")], "rejected": [*WHOLE, said("nine")]},
+        {"prompt": [RULE], "chosen": [*WHOLE, said("eight")], "rejected": [*WHOLE, said("nine")]},
+    ],
+)
+def test_messages_in_each_layout_are_one_conversation(row):
+    (choice,) = choices_from_rows([{"subset": "mine", "id": 7, **row}])
+    right, wrong = choice.responses
+    assert (right.question, right.context, right.steps) == ("3+5?", WHOLE, ("eight",))
+    assert (wrong.question, wrong.context, wrong.steps) == ("3+5?", WHOLE, ("nine",))
+
+
+def test_a_prompt_of_one_turn_is_the_same_as_text_or_message():
+    rows = [{"subset": "x", "id": 1, "prompt": p, "chosen": "8", "rejected": "9"} for p in ("3+5?", [SUM])]
+    one, two = choices_from_rows(rows)
+    assert one == two
+    assert one.chosen[0].context == ()
+    (tools,) = choices_from_rows([{**rows[0], "tools": [ADD]}])
+    assert tools.chosen[0].tools == ({"type": "function", "function": ADD},)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": [PICTURE], "chosen": "8"},
+        {"prompt": "3+5?", "chosen": [said("8", tool_calls=[{"function": ADD}])]},
+        {"prompt": "2+2?", "chosen": [SUM, said("8")]},
+        {"prompt": [HELLO], "chosen": [SUM, said("8")]},
+        {"prompt": "3+5?", "chosen": [SUM]},
+        {"prompt": [SUM, HI], "chosen": "8"},
+    ],
+)
+def test_what_cannot_be_read_is_a_failure_and_the_other_rows_stay(row):
+    good = {"prompt": "3+5?", "chosen": "8", "rejected": "9", "subset": "x"}
+    choices = choices_from_rows([{**good, **row}, good])
+    assert choices[0].chosen[0].reason == "unreadable_chat"
+    values = [r if isinstance(r, Failure) else float(r.text == "8") for c in choices for r in c.responses]
+    found = reward_bench(choices, values, reps=10, seed=0)
+    assert found.overall.measured.estimate == 1.0
+    assert found.overall.failures_wrong.estimate == 0.5
+    assert found.failures["unreadable_chat"] >= 1
+
+
+@pytest.mark.parametrize("value", [3, [], [3], [{"role": "assistant", "content": "8"}, "8"], None])
+def test_a_response_that_is_neither_text_nor_messages_is_an_error(value):
+    with pytest.raises(DataError, match="row 1"):
+        choices_from_rows([{"prompt": "p", "chosen": value, "rejected": "9", "subset": "x"}])
+    with pytest.raises(DataError, match="row 1 has no prompt"):
+        choices_from_rows([{"chosen": "8", "rejected": "9", "subset": "x"}])

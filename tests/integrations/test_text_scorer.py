@@ -137,3 +137,35 @@ def test_outcomes_are_paid_at_the_last_token():
     assert rewards.values.sum(axis=1).tolist() == [0.5, 0.0, 0.0]
     assert rewards.failed_B.tolist() == [False, True, True]
     assert isinstance(found.inputs.prompts[0], Prompt)
+
+
+class Listening(ConstantModel):
+    """Remembers what it was given."""
+
+    info = RewardInfo("listening", (0.0, 1.0), granularity="total", modality="text", frames_needed=0)
+
+    def score(self, episodes):
+        self.seen = list(episodes)
+        return [Score(total=0.5) for _ in episodes]
+
+
+def test_the_model_gets_the_conversation_and_its_tools():
+    model = Listening(0.5)
+    told = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "3+5=?"}]
+    function = {"name": "add", "arguments": '{"a": 3}'}
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
+    used = [*told, call, {"role": "tool", "content": "8"}]
+    pictures = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+    prompts, tools = ["3+5=?", CHATML, told, used, pictures, told], [None, None, None, [{"name": "add"}], None, "[3]"]
+    thought = [{"role": "assistant", "content": "8", "reasoning_content": "so"}]
+    found = TextScorer(model).rewards([*prompts, "q"], ["8"] * 6 + [thought], [*tools, None])
+    assert [one.reason if isinstance(one, Failure) else one for one in found] == [0.5] * 4 + ["no_prompt"] * 3
+    lone, template, messages, called = model.seen
+    assert (lone.context, lone.tools) == ((), ())
+    assert template.context == messages.context == tuple(told)
+    assert [m["role"] for m in called.context] == ["system", "user", "assistant", "tool"]
+    assert called.context[2]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 3}}
+    assert called.tools == ({"type": "function", "function": {"name": "add"}},)
+    assert {episode.task for episode in model.seen} == {"3+5=?"}
+    with pytest.raises(DataError, match="1 lists of tools for 2 responses"):
+        TextScorer(model).rewards(["a", "b"], ["c", "d"], [None])

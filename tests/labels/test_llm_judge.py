@@ -1,6 +1,8 @@
 """What a judge is asked, and which replies count."""
 
+import hashlib
 import json
+import re
 from contextlib import closing
 
 import pytest
@@ -29,6 +31,61 @@ def test_every_step_is_there_in_full_and_cannot_imitate_the_marks():
     text = judgement_request(written(long, evil), AnthropicJudgeSettings()).messages[1]["content"]
     assert steps_asked(text) == [long, evil]
     assert "exactly 2 verdicts" in text
+
+
+SYSTEM = {"role": "system", "content": "Answer in metres."}
+EARLIER = ({"role": "user", "content": "How far is it?"}, {"role": "assistant", "content": "To where?"})
+ADD = {"type": "function", "function": {"name": "distance", "parameters": {"type": "object"}}}
+CALLED = {"type": "function", "function": {"name": "distance", "arguments": {"to": "the \u00e9glise"}}}
+TOOL_TURNS = ({"role": "assistant", "content": "", "tool_calls": [CALLED]}, {"role": "tool", "content": "40 m"})
+
+
+def asked_with(*context, tools=(), steps=("It is 40 m.",)):
+    solution = Solution("s", "To the church?", steps, context=context, tools=tools)
+    return judgement_request(PromptedSolution(solution, Prompt("p", (), "", "")), AnthropicJudgeSettings())
+
+
+def test_a_lone_question_is_asked_as_it_always_was():
+    text = judgement_request(written("a", "b"), AnthropicJudgeSettings()).messages[1]["content"]
+    mark = hashlib.sha256(b"q?\x00a\x00b").hexdigest()[:8]
+    assert text.startswith(f"<question-{mark}>\nq?\n</question-{mark}>\n\nThe solution in 2 steps:\n")
+
+
+def test_a_judge_gets_every_turn_and_the_tools():
+    last = {"role": "user", "content": "To the church?"}
+    text = asked_with(SYSTEM, *EARLIER, last, *TOOL_TURNS, tools=(ADD,)).messages[1]["content"]
+    said = ["distance", "Answer in metres.", "How far is it?", "To where?", "To the church?", "the \u00e9glise", "40 m"]
+    places = [text.index(one) for one in said]
+    assert places == sorted(places)
+    assert re.findall(r'<turn-\w{8} role="(\w+)">', text) == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+        "tool",
+    ]
+    assert steps_asked(text) == ["It is 40 m."]
+
+
+def test_conversations_that_differ_before_the_question_are_different_requests():
+    last = {"role": "user", "content": "To the church?"}
+    other = {"role": "assistant", "content": "From where?"}
+    requests = [
+        asked_with(), asked_with(SYSTEM, last), asked_with(*EARLIER, last), asked_with(EARLIER[0], other, last),
+        asked_with(last, *TOOL_TURNS), asked_with(tools=(ADD,)),
+    ]  # fmt: skip
+    assert len({request.messages[1]["content"] for request in requests}) == len(requests)
+
+
+def test_a_solution_without_a_conversation_of_its_own_is_judged_in_that_of_its_prompt():
+    last = {"role": "user", "content": "To the church?"}
+    prompt = Prompt("p", (*EARLIER, last), "40", "x")
+    given = PromptedSolution(Solution("s", "To the church?", ("It is 40 m.",)), prompt)
+    assert judgement_request(given, AnthropicJudgeSettings()) == asked_with(*EARLIER, last)
+    added = Prompt("p", (SYSTEM, last), "40", "x", given=(last,))  # the data section's, for the policy alone
+    given = PromptedSolution(given.solution, added)
+    assert judgement_request(given, AnthropicJudgeSettings()) == asked_with()
 
 
 GOOD = {"steps": [{"step_number": 1, "score": 1, "reasoning": "r"}, {"step_number": 2, "score": -1}]}

@@ -175,7 +175,8 @@ FORMS = {
     "<|start_header_id|>user<|end_header_id|>//c/d<|eot_id|><|start_header_id|>assistant<|end_header_id|>//|+<|eot_id|>",
     "skywork": "<|endoftext|>2+2?/a+b/|/|c/d/|",
     "trl": "<|bos|>2+2?a+b/|/|c/d/|",
-    "implicit": "<|im_start|>user/2+2?<|im_end|>/<|im_start|>assistant/Step 1: a+b//|Step 2: //|Step 3: c/d<|im_end|>|",
+    "implicit": "<|im_start|>user/2+2?<|im_end|>/"
+    "<|im_start|>assistant/Step 1: a+b//|Step 2: //|Step 3: c/d<|im_end|>|/",
 }
 
 

@@ -404,7 +404,11 @@ def test_rewards_as_trainers_ask_for_them():
         chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "3+5=?"}]
         said = [{"role": "assistant", "content": "8"}]
         assert client.rewards([chat, "q"], [said, "a\n\nb"]) == [None, worth("a\n\nb")]
-        assert server.requests[0]["items"][0]["prompt"] == "be brief\n3+5=?"
+        assert server.requests[0]["items"][0]["messages"] == chat
+        assert server.requests[0]["items"][1]["prompt"] == "q"
+        assert client.rewards([chat[:1], "q"], ["a", "b"]) == [None, worth("b")]
+        with pytest.raises(DataError, match="prompt 1 or its completion cannot be read"):
+            client.update(["q", chat[:1]], ["a", "b"], [True, False])
         got = client.rewards(["q"], ["a\n\nb\n\nc"], separator="\n\n", aggregation="min")
         assert got == [min(map(worth, ("a\n\n", "b\n\n", "c")))]
         assert client.rewards(["q"], ["a\n\nb"], separator="\n\n") == [worth("b")]

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from guerdon.serve.wire import text_episode
 from guerdon.serve.wire_chat import task_of, trend_of_text
-from guerdon.serve.wire_text import CutError, as_task, cut, from_messages, marked_steps, read_template, without_end
+from guerdon.serve.wire_text import (
+    CutError,
+    as_conversation,
+    cut,
+    from_messages,
+    marked_steps,
+    read_template,
+    without_end,
+)
 
 CHATML = "<|im_start|>{role}\n{content}<|im_end|>\n", "<|im_start|>assistant\n{answer}<|im_end|>\n", "assistant"
 LLAMA = (
@@ -43,12 +51,17 @@ def test_the_template_of_mistral(question, answer):
     assert (asked.task, asked.response) == (question.strip(), answer)
 
 
-def test_a_system_turn_is_left_out_and_several_turns_are_kept():
+def test_a_system_turn_and_earlier_turns_are_kept():
     turn, last, _ = CHATML
     system = turn.format(role="system", content="Be brief.")
-    assert cut(system + turn.format(role="user", content="3+5=?") + last.format(answer="8")).task == "3+5=?"
+    brief, first = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "3+5=?"}
+    told = cut(system + turn.format(role="user", content="3+5=?") + last.format(answer="8"))
+    assert (told.task, told.context) == ("3+5=?", (brief, first))
+    assert cut(turn.format(role="user", content="3+5=?") + last.format(answer="8")).context == ()
     more = turn.format(role="user", content="3+5=?") + last.format(answer="8") + turn.format(role="user", content="?!")
-    assert cut(system + more + last.format(answer="eight")).task == "User: 3+5=?\n\nAssistant: 8\n\nUser: ?!"
+    whole = cut(system + more + last.format(answer="eight"))
+    answer, again = {"role": "assistant", "content": "8"}, {"role": "user", "content": "?!"}
+    assert (whole.task, whole.context, whole.response) == ("?!", (brief, first, answer, again), "eight")
 
 
 @given(prompt=plain, answer=plain)
@@ -128,7 +141,7 @@ def test_no_text_is_too_strange(text):
 
 def test_a_task_needs_a_user():
     with pytest.raises(CutError):
-        as_task([("system", "x"), ("assistant", "y")])
+        as_conversation([{"role": "system", "content": "x"}])
 
 
 @pytest.mark.timeout(60)

@@ -25,6 +25,7 @@ from guerdon.worlds.prompts import (
     Prompt,
     PromptStream,
     check_contamination,
+    conversation_hash,
     hold_out,
     insert_system_prompt,
     question_hash,
@@ -377,3 +378,67 @@ def test_fuzzed_rows_are_read_or_refused_never_more():
             assert prompt.ground_truth
     assert read > 20
     assert all(text.startswith("f:1") for text in refusals)
+
+
+def test_a_row_keeps_its_tools_and_every_turn(tmp_path):
+    call = {"function": {"name": "add", "arguments": '{"a": 1}'}}
+    turns = [
+        {"role": "system", "content": "Use tools."},
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "content": "2"},
+    ]
+    rows = [
+        {"prompt": turns, "answer": "2", "tools": json.dumps([{"name": "add"}])},
+        {"prompt": turns[:2], "answer": "2"},
+        {"prompt": turns[:2], "answer": "2", "tools": []},
+        {"question": "1+1?", "answer": "2"},
+    ]
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first, second, third, lone = read_prompts(path)
+    assert [m["role"] for m in first.messages] == ["system", "user", "assistant", "tool"]
+    assert first.tools == ({"type": "function", "function": {"name": "add"}},)
+    assert (first.question, first.context) == ("1+1?", first.messages)
+    assert (second.tools, second.context, lone.context) == ((), second.messages, ())
+    assert (second.id, third.id, lone.id) == (lone.id.removesuffix("-3"), f"{second.id}-2", f"{second.id}-3")
+    assert first.id.partition("-")[0] != second.id
+    path.write_text(json.dumps({"question": "1+1?", "answer": "2", "tools": [3]}) + "\n")
+    with pytest.raises(DataError, match=r"x.jsonl:1: tools: a tool needs a function with a name"):
+        read_prompts(path)
+
+
+def test_what_the_data_section_puts_before_a_question_is_not_part_of_it(tmp_path):
+    ask, own = {"role": "user", "content": "1+1?"}, {"role": "system", "content": "own"}
+    rows = [{"prompt": [own, {**ask, "content": f"{k}+1?"}], "answer": "2", "solution": "so 2"} for k in range(6)]
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def first(**given):
+        return load_prompts(FilesDataSettings(train_files=str(path), val_size=1, **given))[0][0]
+
+    kept, replaced, shown = first(), first(system_prompt="new"), first(shots=2)
+    assert kept.context == kept.messages
+    assert replaced.messages[0]["content"] == "new"
+    assert replaced.context == ()  # the row's own system turn is the policy's no more, and nobody's
+    assert len(shown.messages) == 6
+    assert [m["role"] for m in shown.context] == ["system", "user"]
+
+
+def test_conversations_that_differ_anywhere_have_names_of_their_own():
+    last = {"role": "user", "content": "so?"}
+    contexts = [
+        (),
+        ({"role": "system", "content": "a"}, last),
+        ({"role": "system", "content": "b"}, last),
+        ({"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}, last),
+        ({"role": "user", "content": "x"}, {"role": "assistant", "content": "z"}, last),
+        ({"role": "user", "content": "w"}, {"role": "assistant", "content": "y"}, last),
+    ]
+    tool = {"type": "function", "function": {"name": "f"}}
+    names = {conversation_hash("so?", context, tools) for context in contexts for tools in ((), (tool,))}
+    assert len(names) == 12
+    assert conversation_hash("so?") == question_hash([last]) == "7d9fcc4d93fb7170"
+    chats = {question_hash(context) for context in contexts[2:]}
+    assert len(chats) == 4  # of the last three each, and the lone one after a system turn
+    assert question_hash(contexts[1]) == question_hash(contexts[2]) == question_hash([last])

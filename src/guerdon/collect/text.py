@@ -22,6 +22,7 @@ from torch import Tensor
 
 from guerdon.collect.shards import join_facts, with_own_groups
 from guerdon.collect.timing import timed
+from guerdon.episodes.chats import ChatError
 from guerdon.errors import DataError
 from guerdon.generators import ACTING, generator, shard_seed
 from guerdon.policies.generate import Engine, Generation
@@ -30,6 +31,7 @@ from guerdon.policies.text import TextPolicy
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import (
     TokenBatch,
+    chat_text,
     concatenate,
     pad_id,
     prompt_ids,
@@ -40,7 +42,7 @@ from guerdon.policies.tokens import (
 )
 from guerdon.settings.data import DataSettings
 from guerdon.settings.text_policy import GenerationSettings, TextPolicySettings
-from guerdon.types import BoolArray, Failure, IntArray, Metrics, Rollout
+from guerdon.types import BoolArray, Failure, IntArray, Message, Metrics, Rollout
 from guerdon.worlds.prompt_files import load_prompts
 from guerdon.worlds.prompts import Prompt, PromptStream, insert_system_prompt
 from guerdon.worlds.reasoning import family_of, is_generated
@@ -283,7 +285,7 @@ class Sampler:
         seconds: dict[str, float] | None = None,
     ) -> TextRollout:
         """`n` verified responses to each prompt; greedy ones without a generator."""
-        ids = [prompt_ids(self.tokenizer, messages_of(p, self.data)) for p in prompts]
+        ids = [prompt_ids(self.tokenizer, messages_of(p, self.data), p.tools) for p in prompts]
         limit = self.data.max_response_length
         with timed(seconds, "generate"):
             made = self.engine.generate(ids, n, max_new_tokens=limit, rng=rng, greedy=rng is None)
@@ -502,7 +504,7 @@ class TextCollector:
         """Tokens of the prompts to evaluate on, which may be longer than others; counted where vLLM must know."""
         if generation.engine != "vllm":
             return [0]
-        return [0, *prompt_lengths(self.policy.tokenizer, [messages_of(p, self.data) for p in self.prompts.validation])]
+        return [0, *chat_lengths(self.policy.tokenizer, self.prompts.validation, self.data)]
 
     def _load(self, policy: TextPolicy | Weights) -> None:
         """Let the engine follow the policy, with these weights where some are given."""
@@ -525,9 +527,27 @@ class TextCollector:
         return rollout
 
 
-def messages_of(prompt: Prompt, data: DataSettings) -> list[dict[str, str]]:
+def messages_of(prompt: Prompt, data: DataSettings) -> tuple[Message, ...]:
     """The chat that the policy reads."""
-    return [dict(m) for m in insert_system_prompt(prompt.messages, data.system_prompt)]
+    return insert_system_prompt(prompt.messages, data.system_prompt)
+
+
+def chat_lengths(tokenizer: Any, prompts: Sequence[Prompt], data: DataSettings) -> list[int]:
+    """Tokens of each prompt, as the policy reads it.
+
+    Raises:
+        DataError: the chat template of the policy cannot write one of them in full.
+    """
+    chats = [messages_of(p, data) for p in prompts]
+    try:
+        return prompt_lengths(tokenizer, chats, [p.tools for p in prompts])
+    except ChatError as error:
+        for prompt, messages in zip(prompts, chats, strict=True):
+            try:
+                chat_text(tokenizer, messages, prompt.tools, answered=False)
+            except ChatError as own:
+                raise DataError(f"the policy cannot be given the prompt {prompt.id}: {own}; leave it out") from error
+        raise
 
 
 def short_enough(tokenizer: Any, prompts: Sequence[Prompt], data: DataSettings) -> tuple[Prompt, ...]:
@@ -536,7 +556,7 @@ def short_enough(tokenizer: Any, prompts: Sequence[Prompt], data: DataSettings) 
     Raises:
         DataError: all are longer.
     """
-    lengths = prompt_lengths(tokenizer, [messages_of(p, data) for p in prompts])
+    lengths = chat_lengths(tokenizer, prompts, data)
     fitting = tuple(p for p, length in zip(prompts, lengths, strict=True) if length <= data.max_prompt_length)
     if not fitting:
         raise DataError(f"all {len(prompts)} prompts are longer than data.max_prompt_length ({data.max_prompt_length})")

@@ -14,12 +14,15 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guerdon.atomic import write_bytes
+from guerdon.episodes.chats import ChatError, chat_messages, context_of, question_of, tool_schemas
 from guerdon.errors import DataError, MissingDependencyError, boundary
 from guerdon.hub import check_data_set
+from guerdon.types import Message, Tool
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -150,13 +153,45 @@ class RowFields:
 
     def meta(self) -> dict[str, Any]:
         """The `meta` of a row: a map, or a map in JSON (Parquet)."""
-        value = self.get("meta", (Mapping, str), "a map", default={})
-        if isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{self.where}: meta is not JSON: {error}") from error
-        return dict(value)
+        self.get("meta", (Mapping, str), "a map", default={})
+        return dict(self._json("meta") or {})
+
+    def _json(self, key: str) -> Any:
+        """The value of a key, or what it says in JSON."""
+        value = self.row.get(key)
+        if not isinstance(value, str):
+            return value
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{self.where}: {key} is not JSON: {error}") from error
+
+    def messages(self, key: str) -> tuple[Message, ...]:
+        """Chat messages, or such in JSON (Parquet); none where the key is absent."""
+        value = self._json(key)
+        with self.reading(key):
+            return chat_messages(value) if value else ()
+
+    def tools(self) -> tuple[Tool, ...]:
+        """The functions of the column `tools`, as JSON schemas."""
+        with self.reading("tools"):
+            return tool_schemas(self.row.get("tools"))
+
+    def question(self, key: str) -> dict[str, Any]:
+        """`question` of a solution, and its `context` where the value is chat messages that end with the question."""
+        if not isinstance(self.row.get(key), list | tuple):
+            return {"question": self.text(key)}
+        messages = self.messages(key)
+        with self.reading(key):
+            return {"question": question_of(messages), "context": context_of(messages)}
+
+    @contextmanager
+    def reading(self, key: str) -> Iterator[None]:
+        """Puts the place in front of what is wrong with a conversation."""
+        try:
+            yield
+        except ChatError as error:
+            raise DataError(f"{self.where}: {key}: {error}") from error
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:

@@ -222,7 +222,7 @@ def _json_line(row: Mapping[str, Any]) -> bytes:
 
 
 def _write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rows as Parquet: every row has every key, `meta` is JSON, labels are all booleans or all numbers."""
+    """Write rows as Parquet: every row has every key, maps are JSON, labels are all booleans or all numbers."""
     import pyarrow as pa
 
     keys = list(dict.fromkeys(key for row in rows for key in row))
@@ -230,8 +230,9 @@ def _write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
     soft = any(isinstance(v, float) for row in rows for v in row.get("labels") or ())
     for row in table:
         labels = row.get("labels")
-        if row.get("meta") is not None:
-            row["meta"] = json.dumps(row["meta"], ensure_ascii=False, allow_nan=False)
+        for key in ("meta", "conversation", "tools"):  # maps of any keys
+            if row.get(key) is not None:
+                row[key] = json.dumps(row[key], ensure_ascii=False, allow_nan=False)
         if soft and labels is not None:
             row["labels"] = [None if v is None else float(v) for v in labels]
     write_parquet(path, pa.Table.from_pylist(table))

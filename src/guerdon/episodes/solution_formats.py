@@ -10,9 +10,9 @@ r"""Step-labelled solutions as rows of the field's formats and back.
 | `process_bench` | problem, steps, label: first error from 0, or -1 | first error |
 | `prmbench` | modified_process, error_steps from 1 | read only |
 
-What a format has no column for is kept in optional keys (`id`, `separator`, `step_ends`, `meta`, ...), so that a
-solution written here reads back unchanged; other tools ignore them. A step without a label has a null label. A
-solution that a format cannot express raises `NotExpressibleError`.
+What a format has no column for is kept in optional keys (`id`, `separator`, `meta`, `conversation`, `tools`, ...), so
+a solution written here reads back unchanged. A question may be chat messages. A step without a label has a null
+label. A solution that a format cannot express raises `NotExpressibleError`.
 
     row = to_record(solution)             # question, solution, steps, step_rewards, is_correct, ground_truth_answer
     from_record(row, "data.jsonl:1", "data-1") == solution
@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
+from guerdon.episodes.chats import beyond_question
 from guerdon.episodes.row_files import RowFields
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
@@ -72,6 +73,8 @@ def _solution(fields: RowFields, **given: Any) -> Solution:
         "answer": fields.text("answer", None),
         "separator": fields.text("separator", ""),
         "meta": fields.meta(),
+        "context": fields.messages("conversation"),
+        "tools": fields.tools(),
     }
     try:
         return Solution(**{**optional, **given})
@@ -88,6 +91,8 @@ def _own_keys(solution: Solution, *, without: Sequence[str] = ()) -> dict[str, A
         "answer": solution.answer,
         "separator": solution.separator,
         "meta": dict(solution.meta),
+        "conversation": list(solution.context),
+        "tools": list(solution.tools),
     }
     return {"id": solution.id} | {
         k: v for k, v in keys.items() if k not in without and v is not None and v not in ([], {})
@@ -172,7 +177,7 @@ def from_record(row: Any, where: str, name: str) -> Solution:
     if labels is None:
         labels = labels_of_rewards(rewards, fields.get("is_correct", bool, "true or false", None))
     return _solution(
-        fields, id=fields.text("id", name), question=fields.text("question"), steps=steps, labels=labels, **more
+        fields, id=fields.text("id", name), **fields.question("question"), steps=steps, labels=labels, **more
     )
 
 
@@ -207,8 +212,10 @@ def to_training(solution: Solution) -> list[dict[str, Any]]:
     is a projection: of a solution it keeps question, steps, verdicts and rewards.
 
     Raises:
-        NotExpressibleError: no step has a label and a reward, or the question holds the mark that ends it.
+        NotExpressibleError: no step has a label and a reward, or it has no form for the question.
     """
+    if beyond := beyond_question(solution.context, solution.tools):
+        raise NotExpressibleError(solution, "conversation", f"besides its question it has {beyond}")
     if PARTIAL in QUESTION + solution.question + PARTIAL[:-1]:
         raise NotExpressibleError(solution, "mark_in_text", "its question holds '### Partial Solution:'")
     rows = []
@@ -332,7 +339,7 @@ def from_trl(row: Any, where: str, name: str) -> Solution:
     return _solution(
         fields,
         id=fields.text("id", name),
-        question=fields.text("prompt"),
+        **fields.question("prompt"),
         steps=steps,
         labels=tuple(label if known else None for label, known in zip(labels, mask, strict=True)),
         separator=separator,
@@ -417,7 +424,7 @@ def from_prm800k(row: Any, where: str, name: str) -> Solution:
     return _solution(
         fields,
         id=fields.text("id", name),
-        question=question.text("problem"),
+        **question.question("problem"),
         steps=closed(texts, separator, fields.integers("unclosed", None)),
         labels=tuple(_LABEL_OF_RATING[r] for r in ratings) + (None,) * len(rest),
         ground_truth=question.text("ground_truth_answer", None),
@@ -562,7 +569,7 @@ def from_process_bench(row: Any, where: str, name: str) -> Solution:
     return _solution(
         fields,
         id=str(row.get("id") or name),
-        question=fields.text("problem"),
+        **fields.question("problem"),
         steps=closed(texts, separator, fields.integers("unclosed", None)),
         labels=labels,
         is_correct=fields.get("final_answer_correct", bool, "true or false", None),

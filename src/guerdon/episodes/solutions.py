@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from guerdon.episodes.chats import asked_key
 from guerdon.errors import DataError
-from guerdon.types import Episode
+from guerdon.types import Episode, Message, Tool
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Solution:
         answer: what the solution states as its answer; None where it states none.
         separator: text that ends a step, for formats that store steps without it; empty where there is no fixed text.
         meta: where it comes from (policy, labeler, splitter, data source, failures by step); plain JSON values.
+        context: the conversation that it answers, the question in it; empty: the question alone, as a user's turn.
+        tools: functions that could be called in it, as JSON schemas.
     """
 
     id: str
@@ -47,6 +50,8 @@ class Solution:
     answer: str | None = None
     separator: str = ""
     meta: Mapping[str, Any] = field(default_factory=dict)
+    context: tuple[Message, ...] = ()
+    tools: tuple[Tool, ...] = ()
 
     def __post_init__(self) -> None:
         for name, values, low in (("labels", self.labels, 0.0), ("rewards", self.rewards, -1.0)):
@@ -60,6 +65,11 @@ class Solution:
     def text(self) -> str:
         """The solution as it was written."""
         return "".join(self.steps)
+
+    @property
+    def asked(self) -> str:
+        """What solutions to the same conversation have in common: the question, if there is no more than that."""
+        return asked_key(self.question, self.context, self.tools)
 
     @property
     def first_error(self) -> int | None:
@@ -79,4 +89,7 @@ class Solution:
         """
         if not self.steps:
             raise DataError(f"solution {self.id} has no step")
-        return Episode(id=self.id, task=self.question, texts=self.steps, outcome=self.is_correct, meta=self.meta)
+        return Episode(
+            id=self.id, task=self.question, texts=self.steps, outcome=self.is_correct, meta=self.meta,
+            context=self.context, tools=self.tools,
+        )  # fmt: skip

@@ -118,14 +118,14 @@ def honest_pairs(solutions: Sequence[Solution], same: Same) -> list[tuple[Soluti
     for solution in solutions:
         clean = solution.meta.get("first_error", solution.first_error) in (None, -1)
         if solution.is_correct and clean and solution.steps:
-            right.setdefault(solution.question, solution)
+            right.setdefault(solution.asked, solution)
     pairs: dict[str, tuple[Solution, Solution]] = {}
     for solution in solutions:
-        partner = right.get(solution.question)
-        if partner is None or solution.is_correct is not False or not solution.steps or solution.question in pairs:
+        partner = right.get(solution.asked)
+        if partner is None or solution.is_correct is not False or not solution.steps or solution.asked in pairs:
             continue
         if solution.answer is None or partner.answer is None or not same(partner.answer, solution.answer):
-            pairs[solution.question] = (partner, solution)
+            pairs[solution.asked] = (partner, solution)
     return list(pairs.values())
 
 

@@ -155,7 +155,7 @@ def group_samples(
         if solution.is_correct is None:
             unknown += 1
             continue
-        groups.setdefault(solution.question, []).append((solution, score))
+        groups.setdefault(solution.asked, []).append((solution, score))
     if not groups:
         raise DataError("no sample has a checked answer (is_correct): check answers before best-of-N")
     pools = []

@@ -340,12 +340,12 @@ def response_features(
     groups: dict[str, list[float]] = {}
     for solution, value in zip(solutions, values, strict=True):
         if not isinstance(value, Failure):
-            groups.setdefault(solution.question, []).append(value)
+            groups.setdefault(solution.asked, []).append(value)
     found = no_response_features() | {"reward_variance": reward_variance(list(groups.values()), _width(info))}
     right: dict[str, list[bool]] = {}
     for solution in solutions:
         if solution.is_correct is not None:
-            right.setdefault(solution.question, []).append(solution.is_correct)
+            right.setdefault(solution.asked, []).append(solution.is_correct)
     own, every = curves.failures_wrong.get(f"bon_{aggregation}"), curves.failures_wrong["pass"]
     for n in CHOICES:
         means = [float(np.mean(answers)) for answers in right.values() if len(answers) >= n]  # questions of the curves

@@ -6,7 +6,7 @@ published counts. RewardBench 2: one right response among four, worth 1 / (respo
 measured, and with failed measurements as wrong. Intervals resample prompts.
 
     choices = choices_from_rows(rows)                            # rows as published
-    scores = score_solutions(model, [response for choice in choices for response in choice.responses])
+    scores = score_solutions(model, [response for choice in choices for response in choice.responses])  # none failed
     found = reward_bench(choices, [solution_value(score, "min") for score in scores], seed=0)
     print(found.sections["Reasoning"].measured.estimate)
 """
@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from guerdon.episodes.chats import ChatError, chat_messages, context_of, question_of, split_answer, tool_schemas
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.evaluate.intervals import Float64, Interval, percentile_interval, resampling_weights, widen_at_edge
@@ -54,17 +55,17 @@ class PreferenceChoice:
     Attributes:
         id: unique; in RewardBench 2's Ties `ref:7` or `tied:7`.
         subset: as published.
-        chosen: right responses.
+        chosen: right responses; a `Failure` where one cannot be read.
         rejected: wrong responses.
     """
 
     id: str
     subset: str
-    chosen: tuple[Solution, ...]
-    rejected: tuple[Solution, ...]
+    chosen: tuple[Solution | Failure, ...]
+    rejected: tuple[Solution | Failure, ...]
 
     @property
-    def responses(self) -> tuple[Solution, ...]:
+    def responses(self) -> tuple[Solution | Failure, ...]:
         """Right ones first."""
         return self.chosen + self.rejected
 
@@ -110,31 +111,78 @@ class RewardBenchResult:
 
 
 def choices_from_rows(rows: Iterable[Mapping[str, Any]]) -> list[PreferenceChoice]:
-    """Rows of RewardBench (`chosen` and `rejected` are texts) or RewardBench 2 (lists of texts).
+    """Rows of RewardBench (`chosen` and `rejected` are texts) or RewardBench 2 (lists of texts), or with chat messages.
+
+    A prompt may be a list of chat messages, with `tools` next to it. A response may be one, too: the assistant's
+    message, or a whole conversation that ends with it (then `prompt` may be absent).
 
     Args:
         rows: with prompt, chosen, rejected, subset and id. A response is one step.
 
+    Returns:
+        A choice per row; what cannot be read as text is a `Failure` in place of a response.
+
     Raises:
-        DataError: a row lacks one of these.
+        DataError: a row lacks one of these, or a response is neither text nor messages.
     """
     choices = []
     for number, row in enumerate(rows):
-        missing = [key for key in ("prompt", "chosen", "rejected", "subset") if row.get(key) is None]
+        where = f"row {number + 1}"
+        missing = [key for key in ("chosen", "rejected", "subset") if row.get(key) is None]
+        if row.get("prompt") is None and not missing and not _are_conversations(row):
+            missing = ["prompt"]
         if missing:
-            raise DataError(
-                f"row {number + 1} has no {missing[0]}; RewardBench rows have prompt, chosen, rejected, subset"
-            )
+            raise DataError(f"{where} has no {missing[0]}; RewardBench rows have prompt, chosen, rejected, subset")
         name = str(row.get("id", number))
         chosen, rejected = (
             tuple(
-                Solution(id=f"{name}-{key}-{k}", question=str(row["prompt"]), steps=(text,))
-                for k, text in enumerate([row[key]] if isinstance(row[key], str) else row[key])
+                _response(row, response, f"{name}-{key}-{k}")
+                for k, response in enumerate(_responses(row[key], f"{where}: {key}"))
             )
             for key in ("chosen", "rejected")
         )
         choices.append(PreferenceChoice(name, str(row["subset"]), chosen, rejected))
     return choices
+
+
+def _responses(given: Any, where: str) -> list[Any]:
+    """The responses of a column: texts, or lists of messages."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, Mapping):
+        return [[given]]
+    if isinstance(given, list | tuple) and given:
+        if all(isinstance(one, Mapping) for one in given):
+            return [given]
+        if all(isinstance(one, str | list | tuple) for one in given):
+            return list(given)
+    raise DataError(f"{where} must be text, chat messages, or a list of either, this is {str(given)[:80]!r}")
+
+
+def _are_conversations(row: Mapping[str, Any]) -> bool:
+    """Whether each response of a row has the conversation in front of it."""
+    both = [*_responses(row["chosen"], "chosen"), *_responses(row["rejected"], "rejected")]
+    return all(not isinstance(one, str) and len(one) > 1 for one in both)
+
+
+def _response(row: Mapping[str, Any], given: Any, name: str) -> Solution | Failure:
+    """A response to the conversation of a row, or why it cannot be read."""
+    prompt = row.get("prompt")
+    try:
+        alone = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        asked = () if alone is None else chat_messages(alone)
+        said = chat_messages([{"role": "assistant", "content": given}] if isinstance(given, str) else given)
+        if said[0]["role"] in ("assistant", "tool"):
+            said = (*asked, *said)
+        elif isinstance(prompt, str) and not any(m["role"] == "user" and m["content"] == prompt for m in said[:-1]):
+            raise ChatError("the conversation of the response does not have the row's prompt in it")
+        elif not isinstance(prompt, str) and said[: len(asked)] != asked:
+            raise ChatError("the conversation of the response does not begin with the row's prompt")
+        messages, text = split_answer(said)
+        question, context, tools = question_of(messages), context_of(messages), tool_schemas(row.get("tools"))
+    except ChatError as error:
+        return error.failure
+    return Solution(id=name, question=question, steps=(text,), context=context, tools=tools)
 
 
 def reward_bench(

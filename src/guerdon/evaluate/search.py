@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from guerdon.episodes.chats import context_of
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError
 from guerdon.evaluate.scores import score_solutions, solution_value
@@ -120,6 +121,7 @@ class SearchPlan:
         beam_width: ways in which each survivor (each tree) goes on.
         rounds: at most; in the last one all beams are written to their end.
         batch_size: solutions per call of the model.
+        system_prompt: a system turn before each question, which the reward model is given too.
 
     Raises:
         ConfigError: n is no multiple of `beam_width`, a number is below 1, or nothing ends a step.
@@ -131,6 +133,7 @@ class SearchPlan:
     beam_width: int = 4
     rounds: int = MOST_ROUNDS
     batch_size: int = 64
+    system_prompt: str | None = None
 
     def __post_init__(self) -> None:
         if min(self.n, self.beam_width, self.rounds, self.batch_size) < 1 or self.n % self.beam_width:
@@ -252,7 +255,14 @@ class _Search:
                 steps = tuple(split_steps(text, self.plan.separator)) if text else ()
                 if piece.text or piece.finished:
                     drafts.append((q, k, Beam(steps, piece.finished)))
-        solutions = [Solution(f"beam-{i}", self.questions[q], beam.steps) for i, (q, _, beam) in enumerate(drafts)]
+        asked = [
+            insert_system_prompt(({"role": "user", "content": question},), self.plan.system_prompt)
+            for question in self.questions
+        ]
+        solutions = [
+            Solution(f"beam-{i}", self.questions[q], beam.steps, context=context_of(asked[q]))
+            for i, (q, _, beam) in enumerate(drafts)
+        ]
         scores = score_solutions(self.model, solutions, batch_size=self.plan.batch_size)
         extended: list[list[list[Beam]]] = [[[] for _ in row] for row in active]
         for (q, k, beam), score in zip(drafts, scores, strict=True):
@@ -375,7 +385,7 @@ def sampled_solutions(
     policy = load_policy(study.text_policy.model_copy(update={"lora": None}), seed=study.runner.seed)
     with closing(Cache(folder / "completions.jsonl")) as cache:
         completer = Completer(policy, study.generation, cache, seed=study.runner.seed)
-        requests = [CompletionRequest(prompt_ids(policy.tokenizer, prompt.messages)) for prompt in prompts]
+        requests = [CompletionRequest(prompt_ids(policy.tokenizer, p.messages, p.tools)) for p in prompts]
         completions = completer.complete(
             requests, n=n, limit=study.data.max_response_length, sampling=SamplingParams(temperature),
             purpose="choose from", show_progress=True,

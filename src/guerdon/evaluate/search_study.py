@@ -39,8 +39,8 @@ from guerdon.settings.search import SearchSettings
 from guerdon.settings.study import Study
 from guerdon.types import Failure, RewardModel
 from guerdon.worlds.answers import final_answer
-from guerdon.worlds.prompt_files import load_prompts, read_prompts
-from guerdon.worlds.prompts import Prompt, insert_system_prompt, question_hash, shared_system_prompt
+from guerdon.worlds.prompt_files import load_prompts, prompted, read_prompts
+from guerdon.worlds.prompts import Prompt, question_hash, shared_system_prompt
 from guerdon.worlds.reasoning import family_of, is_generated
 from guerdon.worlds.verifier import OwnVerifier, Verifier, VerifierResult, outcome, verifier_from
 
@@ -94,8 +94,10 @@ def search(study: Study) -> SearchDone:
         raise ConfigError("guerdon search needs a search section, and a data section: lengths, and how answers compare")
     prompts = questions_of(settings, data)
     single, system_prompt = shared_system_prompt(prompts)
-    if not single:
-        raise ConfigError("guerdon search takes questions of one user's turn, all with the same system prompt, if any")
+    if not single or any(prompt.tools for prompt in prompts):
+        raise ConfigError(
+            "guerdon search takes questions of one user's turn without tools, all with the same system prompt, if any"
+        )
     folder = Path(settings.save_dir)
     groups = [
         prompts[k : k + settings.questions_at_a_time] for k in range(0, len(prompts), settings.questions_at_a_time)
@@ -136,11 +138,7 @@ def questions_of(settings: SearchSettings, data: DataSettings) -> tuple[Prompt, 
     if settings.questions is None:
         return load_prompts(data)[1][: settings.limit]
     prompts = read_prompts(settings.questions, answered=False)[: settings.limit]
-    with_system = [insert_system_prompt(prompt.messages, data.system_prompt) for prompt in prompts]
-    return tuple(
-        Prompt(**{**prompt.__dict__, "messages": messages})
-        for prompt, messages in zip(prompts, with_system, strict=True)
-    )
+    return tuple(prompted(prompt, data) for prompt in prompts)
 
 
 def check_identity(folder: Path, study: Study, prompts: Sequence[Prompt], policy: TextPolicy, *, written: bool) -> None:
@@ -216,6 +214,7 @@ class _Searcher:
             beam_width=1 if whole else settings.beam_width,
             rounds=1 if whole else settings.rounds,
             batch_size=settings.batch_size,
+            system_prompt=str(group[0].context[0]["content"]) if group[0].context else None,
         )
         writer = PolicyWriter(
             self._engine,

@@ -362,7 +362,7 @@ def step_table(solutions: Sequence[Solution], scores: Sequence[Score]) -> Table:
     missing = 0
     questions: dict[str, int] = {}
     for solution, score in paired(solutions, scores):
-        group = questions.setdefault(solution.question, len(questions))
+        group = questions.setdefault(solution.asked, len(questions))
         for k, label in enumerate(step_labels(solution)):
             if label is None or score.steps is None:
                 missing += 1

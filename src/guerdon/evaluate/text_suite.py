@@ -49,7 +49,7 @@ from guerdon.settings.label import LabelSettings
 from guerdon.settings.study import Study
 from guerdon.types import Failure, RewardModel, Score
 from guerdon.worlds.prompt_files import load_prompts
-from guerdon.worlds.prompts import question_hash
+from guerdon.worlds.prompts import conversation_hash
 
 
 def evaluate_text(
@@ -96,7 +96,8 @@ class _Suite:
     def __init__(self, model: RewardModel, settings: EvaluateTextSettings, same: Same) -> None:
         self.model, self.settings, self.same = model, settings, same
         self.bootstrap: BootstrapOptions = {"reps": settings.reps, "seed": settings.seed}
-        info = info_record(model.info)
+        form = getattr(model, "form", None)  # how it reads text, where it says so
+        info = info_record(model.info) | ({"form": form} if isinstance(form, str) else {})
         self.record: dict[str, Any] = {"model": info, "aggregation": settings.aggregation, **self.bootstrap}
         self.threshold: float | None = None  # of steps, from the first of these sets
         self.pictures: dict[str, str] = {}
@@ -156,7 +157,7 @@ class _Suite:
         """Values of whole solutions, right answers against wrong ones; nothing where the answers are unknown."""
         questions: dict[str, int] = {}
         cases = [
-            (solution.is_correct, value, questions.setdefault(solution.question, len(questions)))
+            (solution.is_correct, value, questions.setdefault(solution.asked, len(questions)))
             for solution, value in zip(solutions, self.values(scores), strict=True)
             if solution.is_correct is not None and not isinstance(value, Failure)
         ]
@@ -177,8 +178,10 @@ class _Suite:
             return
         splits = rows_by_split(self.settings.pairs)
         choices = choices_from_rows(splits.get("filtered") or [row for part in splits.values() for row in part])
-        responses = [response for choice in choices for response in choice.responses]
-        values = self.values(self.score(responses, "responses"))
+        given = [response for choice in choices for response in choice.responses]
+        responses = [response for response in given if isinstance(response, Solution)]
+        found_values = iter(self.values(self.score(responses, "responses")))
+        values = [response if isinstance(response, Failure) else next(found_values) for response in given]
         self.solutions["pairs"] = responses
         if any(len(choice.responses) > 2 for choice in choices):
             found = reward_bench_2(choices, values, **self.bootstrap)
@@ -197,7 +200,7 @@ class _Suite:
         if any(true_first_error(s) is not None for s in solutions):
             distinct: dict[tuple[str, str], Solution] = {}
             for s in solutions:
-                distinct.setdefault((s.question, s.text), s)
+                distinct.setdefault((s.asked, s.text), s)
             self.first_errors("samples", list(distinct.values()))
         self.solutions["best_of_n"] = solutions
         scores = self.score(solutions, "samples to choose from")
@@ -413,7 +416,7 @@ def training_question_hashes(folder: Path) -> frozenset[str]:
 
 def contamination(solutions: Sequence[Solution], hashes: Collection[str]) -> dict[str, int]:
     """How many different questions there are, and how many of them the model was trained on."""
-    questions = {question_hash([{"role": "user", "content": solution.question}]) for solution in solutions}
+    questions = {conversation_hash(s.question, s.context, s.tools) for s in solutions}
     return {"seen": len(questions & set(hashes)), "questions": len(questions)}
 
 

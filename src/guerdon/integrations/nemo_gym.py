@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
 from guerdon.errors import RewardFailure
-from guerdon.integrations.text import TextScorer
+from guerdon.integrations.text import TextScorer, numbers
 
 
 class SeedSession(BaseModel):
@@ -49,10 +49,10 @@ def build_app(scorer: TextScorer) -> FastAPI:
 
     @app.post("/verify", response_model=None)
     async def verify(body: VerifyRequest) -> dict[str, Any] | JSONResponse:
-        prompt = _prompt(body.responses_create_params.get("input"))
-        answer = _answer(body.response.get("output") or ())
+        prompt, answer = _exchange(body.responses_create_params, body.response.get("output") or ())
+        tools = body.responses_create_params.get("tools")
         try:
-            (reward,) = await asyncio.to_thread(scorer.numbers, [prompt], [answer])
+            (reward,) = await asyncio.to_thread(lambda: numbers(scorer.rewards([prompt], [answer], [tools])))
         except RewardFailure as failure:
             error = {"message": failure.reasons[0], "type": "invalid_request_error", "code": "failed_measurement"}
             return JSONResponse({"error": {**error, "param": None}}, status_code=422)
@@ -61,18 +61,37 @@ def build_app(scorer: TextScorer) -> FastAPI:
     return app
 
 
-def _prompt(given: Any) -> str | list[dict[str, Any]]:
-    """The question, or messages whose contents are texts; an empty list where there is none."""
-    if isinstance(given, str):
-        return given
-    messages = [item for item in given or () if isinstance(item, Mapping) and item.get("role") != "developer"]
-    return [{"role": item.get("role"), "content": _content(item.get("content"))} for item in messages]
+def _exchange(params: Mapping[str, Any], output: Sequence[Any]) -> tuple[str | list[dict[str, Any]], list[Any]]:
+    """The conversation up to the last message of the assistant, and that message; calls of tools precede it."""
+    given, system = params.get("input"), params.get("instructions")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else list(given or ())
+    asked = [{"role": "system", "content": system}] if system else []
+    asked += [message for item in items for message in _messages(item)]
+    written = [message for item in output for message in _messages(item, "assistant")]
+    last = written[-1:] if written and written[-1]["role"] == "assistant" and "tool_calls" not in written[-1] else []
+    calls = written[: len(written) - len(last)]
+    if isinstance(given, str) and not system and not calls:
+        return given, last
+    return asked + calls, last
 
 
-def _answer(output: Sequence[Any]) -> list[dict[str, Any]]:
-    """The messages of the assistant; reasoning and calls of tools are no part of the answer."""
-    found = [item for item in output if isinstance(item, Mapping) and item.get("type", "message") == "message"]
-    return [{"role": "assistant", "content": _content(item.get("content"))} for item in found]
+def _messages(item: Any, role: str | None = None) -> list[dict[str, Any]]:
+    """An item of the Responses API as a chat message; none where it is reasoning, which is no part of an answer."""
+    if not isinstance(item, Mapping):
+        return []
+    match item.get("type", "message"):
+        case "message":
+            return [{"role": role or item.get("role"), "content": _content(item.get("content"))}]
+        case "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            return [{"role": "assistant", "content": "", "tool_calls": [call]}]
+        case "function_call_output":
+            return [{"role": "tool", "tool_call_id": item.get("call_id"), "content": _content(item.get("output"))}]
+        case "reasoning":
+            return []
+        case other:
+            return [{"role": str(other), "content": ""}]  # is refused by its name
 
 
 def _content(content: Any) -> Any:

@@ -40,7 +40,7 @@ def reward_function(scorer: TextScorer) -> RewardFunction:
             raise DataError(f"{len(queries)} queries for {len(prompts)} prompts: give one each")
         read = [cut_or_failure(query, prompt) for query, prompt in zip(queries, prompts, strict=True)]
         pairs = [one for one in read if isinstance(one, PromptResponse)]
-        scored = iter(scorer.rewards([one.task for one in pairs], [one.response for one in pairs]))
+        scored = iter(scorer.rewards([one.messages for one in pairs], [one.response for one in pairs]))
         found = torch.tensor(numbers([one if isinstance(one, Failure) else next(scored) for one in read]))
         return {"rewards": found, "scores": found, "extra_logs": {}}
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from guerdon.collect.text import Responses, TextRollout
 from guerdon.config import validate
+from guerdon.episodes.chats import answer_text, chat_messages, tool_schemas
 from guerdon.errors import ConfigError, DataError, RewardFailure
 from guerdon.evaluate.scores import score_episodes, solution_value
 from guerdon.labels.step_splitters import split
@@ -25,13 +26,13 @@ from guerdon.rl.failures import refuse_failures
 from guerdon.rl.learner import source_advantages
 from guerdon.rl.reward_source import SourceTerms, response_rewards
 from guerdon.rl.text_sources import TextReward
-from guerdon.serve.wire_text import CutError, read_template, text_of, without_end
+from guerdon.serve.wire_text import CutError, as_conversation, cutting, without_end
 from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.label import Splitter
 from guerdon.settings.reward import SourceSettings
-from guerdon.types import Advantages, BoolArray, Episode, Failure, IntArray, RewardModel, Rewards, Rollout, Score
-from guerdon.worlds.prompts import Message, Prompt
+from guerdon.types import Advantages, BoolArray, Episode, Failure, IntArray, RewardModel, Rewards, Rollout, Score, Tool
+from guerdon.worlds.prompts import Prompt
 
 ESTIMATOR_KEYS = frozenset({"adv_estimator", "rloo_form", "normalize_advantages", "estimator_params"})
 
@@ -72,17 +73,27 @@ class TextScorer:
             raise ConfigError("separator and the splitter 'separator' go together: give both, or neither")
         self.model, self.aggregation, self.splitter, self.separator = model, aggregation, splitter, separator
 
-    def score(self, prompts: Sequence[Text], responses: Sequence[Text]) -> list[Score]:
+    def score(
+        self, prompts: Sequence[Text], responses: Sequence[Text], tools: Sequence[Any] | None = None
+    ) -> list[Score]:
         """One Score per response, in order, with a value per step where the model has them.
 
+        Args:
+            prompts: of each response.
+            responses: what the model scores.
+            tools: of each prompt, as JSON schemas; None: no prompt has any.
+
         Raises:
-            DataError: not as many prompts as responses.
+            DataError: not as many prompts, or tools, as responses.
         """
+        given: Sequence[Any] = [None] * len(responses) if tools is None else tools
+        if len(given) != len(responses):
+            raise DataError(f"{len(given)} lists of tools for {len(responses)} responses: give one each, or None")
         if len(prompts) != len(responses) or isinstance(prompts, str) or isinstance(responses, str):
             raise DataError(
                 f"{len(prompts)} prompts for {len(responses)} responses: give a list of each, of one length"
             )
-        read = [self._episode(n, *pair) for n, pair in enumerate(zip(prompts, responses, strict=True))]
+        read = [self._episode(n, *one) for n, one in enumerate(zip(prompts, responses, given, strict=True))]
         scores = iter(self.score_episodes([one for one in read if isinstance(one, Episode)]))
         return [Score(failure=one) if isinstance(one, Failure) else next(scores) for one in read]
 
@@ -98,13 +109,15 @@ class TextScorer:
             return solution_value(score, self.aggregation)
         return Failure("no_total", "the model judged steps only") if score.total is None else float(score.total)
 
-    def rewards(self, prompts: Sequence[Text], responses: Sequence[Text]) -> list[float | Failure]:
-        """One number per response, in order, or why there is none.
+    def rewards(
+        self, prompts: Sequence[Text], responses: Sequence[Text], tools: Sequence[Any] | None = None
+    ) -> list[float | Failure]:
+        """One number per response, in order, or why there is none; arguments as of `score`.
 
         Raises:
-            DataError: not as many prompts as responses.
+            DataError: not as many prompts, or tools, as responses.
         """
-        return [self.reward(score) for score in self.score(prompts, responses)]
+        return [self.reward(score) for score in self.score(prompts, responses, tools)]
 
     def numbers(self, prompts: Sequence[Text], responses: Sequence[Text]) -> list[float]:
         """One number per response, for libraries that take nothing else.
@@ -115,13 +128,13 @@ class TextScorer:
         """
         return numbers(self.rewards(prompts, responses))
 
-    def _episode(self, n: int, prompt: Text, response: Text) -> Episode | Failure:
+    def _episode(self, n: int, prompt: Text, response: Text, tools: Any) -> Episode | Failure:
         try:
-            asked, text = as_prompt(prompt, id=str(n)), response_text(response)
+            asked, text = as_prompt(prompt, id=str(n), tools=tools), response_text(response)
         except CutError as error:
-            return Failure("no_prompt", str(error))
+            return error.failure
         steps = split(text, self.splitter, separator=self.separator) or (text,)
-        return Episode(id=asked.id, task=asked.question, texts=steps, meta=_meta(asked))
+        return Episode(id=asked.id, task=asked.question, texts=steps, context=asked.context, tools=asked.tools)
 
 
 def numbers(rewards: Sequence[float | Failure]) -> list[float]:
@@ -142,23 +155,23 @@ def or_none(rewards: Sequence[float | Failure]) -> list[float | None]:
     return [None if isinstance(reward, Failure) else reward for reward in rewards]
 
 
-def as_prompt(prompt: Text, *, id: str = "") -> Prompt:
+def as_prompt(prompt: Text, *, id: str = "", tools: Any = None) -> Prompt:
     """A prompt from chat messages, from what a chat template made of them, or from a question alone.
+
+    Args:
+        prompt: text, or chat messages.
+        id: of the prompt.
+        tools: functions that can be called in the chat, as JSON schemas; None: none.
 
     Raises:
         CutError: it has no turn of a user, or something else than text.
     """
-    turns: Sequence[tuple[str, str]] | None
-    if isinstance(prompt, str):
-        turns = read_template(prompt) or [("user", prompt)]
-    else:
-        turns = [(str(message.get("role")), text_of(message.get("content"))) for message in prompt]
-    if turns and turns[-1][0] == "assistant":  # opened by the template for the response
-        turns = turns[:-1]
-    if not any(role == "user" for role, _ in turns):
-        raise CutError("there is no turn of a user")
-    messages: tuple[Message, ...] = tuple({"role": role, "content": content} for role, content in turns)
-    return Prompt(id, messages, ground_truth="", data_source="")
+    return Prompt(id, as_conversation(prompt), ground_truth="", data_source="", tools=_tools(tools))
+
+
+def _tools(given: Any) -> tuple[Tool, ...]:
+    with cutting():
+        return tool_schemas(given)
 
 
 def response_text(response: Text) -> str:
@@ -171,7 +184,8 @@ def response_text(response: Text) -> str:
         return without_end(response)
     if len(response) != 1:
         raise CutError(f"a response is one message of the assistant, got {len(response)} messages")
-    return text_of(response[0].get("content"))
+    with cutting():
+        return answer_text(chat_messages([{"role": "assistant", **response[0]}])[0])
 
 
 def step_source(name: str, model: RewardModel, *, min_form: float | None = None, **settings: Any) -> TextReward:
@@ -200,6 +214,7 @@ def rollout_of(
     tokenizer: Any,
     *,
     groups_B: IntArray | None = None,
+    tools: Sequence[Any] | None = None,
 ) -> TextRollout:
     """Responses that another library generated, as sources of rewards see them; nothing is known of their success.
 
@@ -209,6 +224,7 @@ def rollout_of(
         response_ids: ragged rows of tokens, the end-of-sequence token included.
         tokenizer: of the policy that wrote.
         groups_B: rows with the same prompt share an id.
+        tools: of each prompt, as JSON schemas; None: no prompt has any.
 
     Raises:
         CutError: a prompt has no turn of a user.
@@ -221,7 +237,8 @@ def rollout_of(
     mask = batch.mask_B_T
     zeros, no = np.zeros(mask.shape, dtype=np.float32), np.zeros(mask.shape, dtype=np.bool_)
     last = np.arange(mask.shape[1]) == batch.lengths_B[:, None] - 1
-    asked = tuple(as_prompt(prompt, id=str(n)) for n, prompt in enumerate(prompts))
+    given: Sequence[Any] = [None] * len(prompts) if tools is None else tools
+    asked = tuple(as_prompt(p, id=str(n), tools=t) for n, (p, t) in enumerate(zip(prompts, given, strict=True)))
     return Rollout(
         inputs=Responses(batch, asked, tuple(response_texts(tokenizer, batch)), tokenizer),
         log_probs=zeros,
@@ -292,8 +309,3 @@ def outcome_rewards(values_B: Sequence[float | None], mask_B_T: BoolArray, *, re
     last = last_valid(mask_B_T)
     paid = np.where(last, np.where(np.isfinite(values), values, 0.0)[:, None], 0.0)
     return response_rewards(paid, mask_B_T, missing, paid=last)
-
-
-def _meta(prompt: Prompt) -> dict[str, Any]:
-    """What a source of a run gives its model besides the question."""
-    return {"messages": prompt.messages} if len(prompt.messages) > 1 else {}

@@ -43,7 +43,7 @@ def reward_function(scorer: TextScorer, name: str = "") -> RewardFunction:
     label = name or scorer.model.info.name
 
     def reward(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        found = scorer.rewards(prompts, completions)
+        found = scorer.rewards(prompts, completions, columns.get("tools"))
         if "log_metric" in columns and found:
             columns["log_metric"](f"{label}/failed", sum(isinstance(one, Failure) for one in found) / len(found))
         return or_none(found)
@@ -119,6 +119,7 @@ class _TokenAdvantages:
             _rows(output["completion_ids"], output["completion_mask"]),
             trainer.processing_class,
             groups_B=np.arange(len(inputs)) // size,
+            tools=[row.get("tools") for row in inputs],
         )
         measured: dict[str, tuple[Rewards, SourceTerms]] = {}
         weights = trainer.reward_weights.tolist()

@@ -111,4 +111,6 @@ def _exchange(trace: Trace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
 def _plain(message: Any) -> dict[str, Any]:
     content = message.content
     parts = content if isinstance(content, str | None) else [part.model_dump() for part in content]
-    return {"role": message.role, "content": parts or ""}
+    more = {key: getattr(message, key, None) for key in ("tool_call_id", "name")}
+    calls = [call.model_dump() for call in getattr(message, "tool_calls", None) or ()]
+    return {"role": message.role, "content": parts or "", **more, "tool_calls": calls}

@@ -22,6 +22,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from guerdon.episodes.chats import ChatError
 from guerdon.episodes.solutions import Solution
 from guerdon.labels.completions import Completer, CompletionRequest, SamplingParams
 from guerdon.labels.labelers import PromptedSolution
@@ -33,7 +34,8 @@ from guerdon.proportion import wilson_bounds
 from guerdon.settings.data import DataSettings
 from guerdon.settings.label import LabelSettings, MiningSettings, Splitter
 from guerdon.types import Failure
-from guerdon.worlds.prompts import Message, Prompt, insert_system_prompt, question_hash
+from guerdon.worlds.prompt_files import prompted
+from guerdon.worlds.prompts import Prompt, conversation_hash
 from guerdon.worlds.reasoning import family_of, is_generated
 from guerdon.worlds.verifier import Verifier, outcome
 
@@ -94,7 +96,8 @@ def mine(
             if len(kept) >= wanted:
                 break
             group = prompts[start : start + MINED_AT_A_TIME]
-            requests = [CompletionRequest(prompt_ids(completer.policy.tokenizer, prompt.messages)) for prompt in group]
+            tokenizer = completer.policy.tokenizer
+            requests = [CompletionRequest(prompt_ids(tokenizer, p.messages, p.tools)) for p in group]
             completions = completer.complete(
                 requests, n=k, limit=data.max_response_length, sampling=sampling, purpose="mine"
             )
@@ -128,7 +131,8 @@ def policy_texts(
     questions: Sequence[Prompt], completer: Completer, data: DataSettings, settings: LabelSettings
 ) -> Texts:
     """Method 1: `num_rollouts` solutions of the policy to each question."""
-    requests = [CompletionRequest(prompt_ids(completer.policy.tokenizer, prompt.messages)) for prompt in questions]
+    tokenizer = completer.policy.tokenizer
+    requests = [CompletionRequest(prompt_ids(tokenizer, prompt.messages, prompt.tools)) for prompt in questions]
     completions = completer.complete(
         requests, n=settings.num_rollouts, limit=data.max_response_length, purpose="solve", show_progress=True,
         sampling=SamplingParams(settings.solutions.temperature, settings.solutions.top_p),
@@ -158,23 +162,39 @@ def judge_texts(
         ConfigError: the endpoint refuses the key, the model or the path.
     """
     n = settings.num_rollouts
-    requests = [
-        LLMRequest(prompt.messages, data.max_response_length, settings.solutions.temperature, sample)
-        for prompt in questions
-        for sample in range(n)
-    ]
     found: dict[int, str | Failure] = {}
-    failed = 0
+    requests: list[LLMRequest] = []
+    places: list[int] = []
+    for k, prompt in enumerate(questions):
+        if (failure := _unsendable(prompt)) is not None:
+            found |= dict.fromkeys(range(k * n, (k + 1) * n), failure)
+            continue
+        messages = tuple({"role": m["role"], "content": m["content"]} for m in prompt.messages)
+        places += range(k * n, (k + 1) * n)
+        requests += [
+            LLMRequest(messages, data.max_response_length, settings.solutions.temperature, sample)
+            for sample in range(n)
+        ]
+    unsent, failed = len(found), 0
     with closing(client.complete(requests, [_not_blank] * len(requests), role="solve")) as answers:
         for i, answer in answers:
-            found[i] = answer
+            found[places[i]] = answer
             failed += isinstance(answer, Failure) and answer.reason not in LEFT_OUT
-            if failed == len(found) == FIRST_LOOK:
+            done = len(found) - unsent
+            if failed == done == FIRST_LOOK:
                 break
-            if len(requests) > 10 * FIRST_LOOK and len(found) % (len(requests) // 10) == 0:
-                write_line(f"solutions written {len(found)}/{len(requests)}")
-    texts = [found.get(i, Failure(NOT_ASKED)) for i in range(len(requests))]
+            if len(requests) > 10 * FIRST_LOOK and done % (len(requests) // 10) == 0:
+                write_line(f"solutions written {done}/{len(requests)}")
+    texts = [found.get(i, Failure(NOT_ASKED)) for i in range(n * len(questions))]
     return [texts[i * n : (i + 1) * n] for i in range(len(questions))]
+
+
+def _unsendable(prompt: Prompt) -> Failure | None:
+    """Why a prompt cannot be put to the judge's model, which writes text only."""
+    calls = any(m["role"] == "tool" or m.get("tool_calls") for m in prompt.messages)
+    if not prompt.tools and not calls:
+        return None
+    return Failure(ChatError.reason, f"the judge's model is given no tools, and prompt {prompt.id} has some")
 
 
 def _not_blank(reply: LLMReply) -> str | Failure:
@@ -244,7 +264,7 @@ def split_solution(
     meta = {**made_by, "question_id": prompt.id, "data_source": prompt.data_source, **_extra_info(prompt)}
     solution = Solution(
         id=name, question=prompt.question, steps=split(text, splitter, separator=own), ground_truth=prompt.ground_truth,
-        separator=own or _SEPARATORS.get(splitter, ""), meta=meta,
+        separator=own or _SEPARATORS.get(splitter, ""), meta=meta, context=prompt.context, tools=prompt.tools,
     )  # fmt: skip
     return PromptedSolution(solution, prompt)
 
@@ -284,6 +304,16 @@ def _extra_info(prompt: Prompt) -> dict[str, Any]:
     return {"extra_info": dict(prompt.extra_info)} if is_generated(prompt) else {}
 
 
+def _by_name(prompts: Sequence[Prompt]) -> dict[str, Prompt]:
+    """Prompts by the `conversation_hash` of what they ask; those of one user's turn by that of this turn, too."""
+    known: dict[str, Prompt] = {}
+    for prompt in prompts:
+        known[conversation_hash(prompt.question, prompt.context, prompt.tools)] = prompt
+        if not prompt.tools and all(m["role"] == "system" for m in prompt.context[:-1]):
+            known[conversation_hash(prompt.question)] = prompt
+    return known
+
+
 def given_solutions(
     solutions: Sequence[Solution],
     prompts: Sequence[Prompt],
@@ -301,15 +331,14 @@ def given_solutions(
         verifier: checks answers where the true one is known.
     """
     most = settings.num_samples if "num_samples" in settings.model_fields_set else None
-    known = {question_hash([{"role": "user", "content": prompt.question}]): prompt for prompt in prompts}
+    known = _by_name(prompts)
     questions: set[str] = set()
     texts: set[tuple[str, str]] = set()
     left_out: Counter[str] = Counter()
     times: Counter[str] = Counter()
     rows: list[PromptedSolution] = []
     for solution in solutions:
-        messages: tuple[Message, ...] = ({"role": "user", "content": solution.question},)
-        name = question_hash(messages)
+        name = conversation_hash(solution.question, solution.context, solution.tools)
         if most is not None and len(questions | {name}) > most:
             left_out["beyond_num_samples"] += 1
             continue
@@ -319,8 +348,9 @@ def given_solutions(
             continue
         texts.add((name, solution.text))
         source = str(solution.meta.get("data_source") or solution.meta.get("subset") or "")
-        messages = insert_system_prompt(messages, data.system_prompt)
-        prompt = known.get(name) or Prompt(name, messages, solution.ground_truth or "", source)
+        messages = solution.context or ({"role": "user", "content": solution.question},)
+        asked = Prompt(name, messages, solution.ground_truth or "", source, tools=solution.tools)
+        prompt = known.get(name) or prompted(asked, data)
         times[solution.id] += 1
         again = f"-{times[solution.id]}" if times[solution.id] > 1 else ""
         about = {"ratings", "finish_reason"}  # what PRM800K says of labels that are not these

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from guerdon import __version__
+from guerdon.collect.text import chat_lengths
 from guerdon.config import to_plain
 from guerdon.episodes.solution_files import published_solutions
 from guerdon.episodes.solutions import Solution
@@ -34,7 +35,6 @@ from guerdon.labels.llm_client import BUDGET, NOT_ASKED, HttpLLMClient, LLMClien
 from guerdon.labels.llm_judge import JudgeLabeler, longest_judgement_request
 from guerdon.labels.step_rewards import with_rewards
 from guerdon.policies.text_files import load_policy
-from guerdon.policies.tokens import prompt_ids
 from guerdon.progress import ProgressBar
 from guerdon.retry import Clock
 from guerdon.settings.data import GeneratedDataSettings
@@ -281,7 +281,8 @@ class _LabelRun:
         fitting = list(prompts)
         if settings.mining is not None or settings.method == 1:
             tokenizer = self._completer().policy.tokenizer
-            fitting = [p for p in prompts if len(prompt_ids(tokenizer, p.messages)) <= data.max_prompt_length]
+            lengths = chat_lengths(tokenizer, prompts, data)
+            fitting = [p for p, length in zip(prompts, lengths, strict=True) if length <= data.max_prompt_length]
         self._too_long = len(prompts) - len(fitting)
         if settings.mining is None:
             return fitting[: settings.num_samples]

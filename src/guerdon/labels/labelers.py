@@ -151,7 +151,10 @@ class ContinuationSampler:
     def sample(self, prefixes: Sequence[tuple[Prompt, str]], k: int) -> list[CompletionCounts]:
         """Complete each prefix k times and check the answers; in order."""
         tokenizer = self._completer.policy.tokenizer
-        requests = [CompletionRequest(prompt_ids(tokenizer, prompt.messages), prefix) for prompt, prefix in prefixes]
+        requests = [
+            CompletionRequest(prompt_ids(tokenizer, prompt.messages, prompt.tools), prefix)
+            for prompt, prefix in prefixes
+        ]
         drawn = self._completer.complete(
             requests, n=k, limit=self._data.max_response_length, sampling=self._sampling, purpose="continue"
         )

@@ -47,8 +47,7 @@ from guerdon.retry import (
     retry_after,
 )
 from guerdon.settings.label import HttpJudgeSettings, OpenAIJudgeSettings, OwnJudgeSettings
-from guerdon.types import Failure
-from guerdon.worlds.prompts import Message
+from guerdon.types import Failure, Message
 
 BUDGET = "budget_spent"  # the reason of a request that the budget does not allow
 NOT_ASKED = "not_asked"  # the reason of a request that is not in the cache, where only the cache is used

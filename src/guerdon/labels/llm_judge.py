@@ -11,18 +11,20 @@ as a whole is not used: the verifier decides whether an answer is right.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from guerdon.episodes.chats import asked_key
 from guerdon.episodes.solutions import Solution
 from guerdon.labels.labelers import PromptedSolution, StepLabels
 from guerdon.labels.llm_client import LLMClient, LLMReply, LLMRequest, valid_unicode
 from guerdon.labels.replies import last_json
 from guerdon.settings.data import DataSettings
 from guerdon.settings.label import HttpJudgeSettings, JudgeSettings
-from guerdon.types import Failure
+from guerdon.types import Failure, Message, Tool
 from guerdon.worlds.prompts import Prompt
 
 SYSTEM = (
@@ -57,10 +59,12 @@ VERDICTS = {
 
 def judgement_request(given: PromptedSolution, settings: JudgeSettings) -> LLMRequest:
     """The prompt of the judge for a solution."""
-    steps = given.solution.steps
-    question = given.solution.question
-    mark = hashlib.sha256("\0".join([question, *steps]).encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    parts = [f"<question-{mark}>\n{question}\n</question-{mark}>\n\nThe solution in {len(steps)} steps:\n"]
+    steps, question = given.solution.steps, given.solution.question
+    context = given.solution.context or given.prompt.context
+    tools = given.solution.tools or given.prompt.tools
+    whole = "\0".join([asked_key(question, context, tools), *steps])
+    mark = hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    parts = [f"{_asked(question, context, tools, mark)}\n\nThe solution in {len(steps)} steps:\n"]
     parts += [f'<step-{mark} number="{k}">\n{step.rstrip()}\n</step-{mark}>' for k, step in enumerate(steps, start=1)]
     parts.append(
         f"\nGive exactly {len(steps)} verdicts, in order, as JSON:\n"
@@ -70,6 +74,25 @@ def judgement_request(given: PromptedSolution, settings: JudgeSettings) -> LLMRe
     )
     messages = ({"role": "system", "content": SYSTEM}, {"role": "user", "content": "\n".join(parts)})
     return LLMRequest(messages, settings.max_tokens, settings.temperature, schema=VERDICTS)
+
+
+def _asked(question: str, context: Sequence[Message], tools: Sequence[Tool], mark: str) -> str:
+    """The question; or the tools and all turns of the conversation that the solution answers, between marks."""
+    if not context and not tools:
+        return f"<question-{mark}>\n{question}\n</question-{mark}>"
+    parts = ["The conversation that the solution answers:"]
+    if tools:
+        parts.append(f"<tools-{mark}>\n{_json(tools)}\n</tools-{mark}>")
+    for message in context or ({"role": "user", "content": question},):
+        said = [message["content"]] if message["content"] else []
+        said += [f"{key}: {_json(message[key])}" for key in sorted(message.keys() - {"role", "content"})]
+        text = "\n".join(said)
+        parts.append(f'<turn-{mark} role="{message["role"]}">\n{text}\n</turn-{mark}>')
+    return "\n".join(parts)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def longest_judgement_request(data: DataSettings, settings: JudgeSettings) -> LLMRequest:

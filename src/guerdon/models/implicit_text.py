@@ -19,12 +19,14 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from guerdon.devices import resolve_device, seeded
+from guerdon.episodes.chats import asked_key
 from guerdon.errors import CheckpointError, ConfigError, NonFiniteError, boundary
 from guerdon.finite import load_weights
 from guerdon.hub import check_folder
@@ -57,6 +59,7 @@ class ImplicitModel(TextRewardModel):
     """
 
     has_head = False
+    reads_conversations = True
     learns_outcomes = True
     meaning = "the answer is right (learnt from outcomes, read at steps)"
 
@@ -109,10 +112,10 @@ class ImplicitModel(TextRewardModel):
         self._origin = "" if sharded else origin_of(self._weights(), card)
         self._optimizer: torch.optim.AdamW | None = None
 
-    def _read(self, question: str, steps: Sequence[str]) -> Reading:
+    def _read(self, question: str, steps: Sequence[str], **conversation: Any) -> Reading:
         """The chat form, with the card's system prompt and end."""
         card = self.card
-        reading = read_steps(self.tokenizer, question, steps, system_prompt=card.system_prompt)
+        reading = read_steps(self.tokenizer, question, steps, system_prompt=card.system_prompt, **conversation)
         cut = card.length_limit is not None and len(reading.ids) - reading.start >= card.length_limit
         if not card.closed or cut:
             return reading
@@ -171,7 +174,7 @@ class ImplicitModel(TextRewardModel):
             if reading is not None and not isinstance(reading, Failure):
                 known.append((reading, episode))
         if self.card.loss == "dpo":
-            groups = [episode.task for _, episode in known]
+            groups = [asked_key(e.task, e.context, e.tools) for _, e in known]
             items = [list(p) for p in pairs(groups, [e.outcome for _, e in known], self.updates)]
         else:
             items = [[i] for i in range(len(known))]

@@ -1,7 +1,10 @@
-"""A sequence classifier as a reward model of text: one number for a question and its response.
+"""A sequence classifier as a reward model of text: one number for a conversation and the response to it.
 
 Any transformers `AutoModelForSequenceClassification` with one label (its logit), or two (the log-odds of the second).
-It is read strictly: a folder that lacks weights is refused.
+It is read strictly: a folder that lacks weights is refused. What it reads are the ids of `apply_chat_template`, with
+all that the template writes behind the response, and its value is that of transformers' own forward pass of these ids
+alone, whatever else is in the batch: at the last token, or, where its configuration names a token for padding, at the
+last one that is not that token (as it was trained).
 
     SequenceClassifier("runs/orm").score([Episode(id="1", task="3+5=?", texts=("8",))])[0].total
 """
@@ -16,15 +19,19 @@ import torch
 
 from guerdon.devices import resolve_device
 from guerdon.errors import CheckpointError, DataError
+from guerdon.models.text_inputs import asked_messages, unread
 from guerdon.policies.passes import passes, slices, token_limit
 from guerdon.policies.precision import halve_linear, uses_bf16
 from guerdon.policies.text_files import read_pretrained, read_tokenizer
-from guerdon.policies.tokens import pad_id, pad_right, prompt_ids, response_ids, sequence
+from guerdon.policies.tokens import conversation_ids, pad_right
 from guerdon.types import Episode, Failure, FloatArray, IntArray, RewardInfo, Score
 
 
 class SequenceClassifier:
     """A reward model of whole responses.
+
+    Attributes:
+        form: how it reads, as of `TextModelCard`.
 
     Args:
         path: folder or hub id.
@@ -32,9 +39,10 @@ class SequenceClassifier:
         device: where it computes, as a key `device` says.
 
     Raises:
-        CheckpointError: it cannot be read, lacks weights, or has more than two labels.
+        CheckpointError: it cannot be read, lacks weights or a chat template, or has more than two labels.
     """
 
+    form = "conversation"
     info = RewardInfo(
         name="sequence classifier",
         range=(-np.inf, np.inf),
@@ -50,12 +58,18 @@ class SequenceClassifier:
         self.micro_batch_size = micro_batch_size
         self.model = read_pretrained(AutoModelForSequenceClassification, path, "the sequence classifier")
         self.tokenizer: Any = read_tokenizer(path)
+        saved_as = next(iter(self.model.config.architectures or ()), "")
+        if saved_as.endswith("ForTokenClassification"):
+            raise CheckpointError(f"{path!r} was saved as {saved_as}, which labels tokens, not responses")
+        if not self.tokenizer.chat_template:
+            raise CheckpointError(
+                f"the tokenizer of the sequence classifier {path!r} has no chat template, by which it reads a "
+                "conversation: save one with it (tokenizer.chat_template)"
+            )
         self.labels = int(self.model.config.num_labels)
         if self.labels > 2:
             raise CheckpointError(f"the sequence classifier {path!r} has {self.labels} labels; a reward needs 1 or 2")
         self.room: int | None = getattr(self.model.config, "max_position_embeddings", None)
-        if self.model.config.pad_token_id is None:
-            self.model.config.pad_token_id = pad_id(self.tokenizer)
         self.model.eval().requires_grad_(False)
         where = self.model.to(resolve_device(device)).device
         self.bf16 = where.type == "cuda" and uses_bf16("auto", where)  # on a CPU in float32
@@ -63,11 +77,10 @@ class SequenceClassifier:
             halve_linear(self.model)
 
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
-        """A logit per response, higher is better; the model reads the chat that the policy reads.
+        """A logit per response, higher is better.
 
-        Failures are characters that its tokenizer does not have, more tokens than it has positions for, an episode
-        without text, and a logit that is not finite. `meta["messages"]`, where it is there, is the chat that ends with
-        the question.
+        Failures are a conversation that the chat template cannot write in full, characters that the tokenizer does not
+        have, more tokens than the model has positions for, an episode without text, and a logit that is not finite.
         """
         read = [self._read(episode) for episode in episodes]
         sequences = [ids for ids in read if not isinstance(ids, Failure)]
@@ -87,25 +100,35 @@ class SequenceClassifier:
         """The token ids of a question and its response."""
         if episode.texts is None:
             return Failure("no_text", "the classifier reads text")
-        messages = episode.meta.get("messages") or [{"role": "user", "content": episode.task}]
+        answer = {"role": "assistant", "content": "".join(episode.texts)}
         try:
-            answer = response_ids(self.tokenizer, "".join(episode.texts))
-            ids = sequence(prompt_ids(self.tokenizer, messages), answer)
+            messages = [*asked_messages(episode.task, episode.context), answer]
+            ids = conversation_ids(self.tokenizer, messages, episode.tools)
         except DataError as error:
-            return Failure("unknown_character", str(error))
+            return unread(error)
         if self.room is not None and len(ids) > self.room:
             return Failure("too_long", f"{len(ids)} tokens, the classifier has {self.room} positions")
         return ids
 
     @torch.inference_mode()
     def _logits(self, sequences: Sequence[IntArray]) -> FloatArray:
-        ids_B_L, mask_B_L = pad_right(sequences, int(self.model.config.pad_token_id))
+        config = self.model.config.get_text_config()
+        named = config.pad_token_id
+        # transformers takes the last token that is not the one for padding, and without such a token the last of all:
+        # then rows are filled up with a token that none of them ends with
+        ends = {int(ids[-1]) for ids in sequences}
+        fill = next(i for i in range(len(ends) + 1) if i not in ends) if named is None else named
+        ids_B_L, mask_B_L = pad_right(sequences, int(fill))
         device = self.model.device
-        with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
-            logits = self.model(
-                input_ids=torch.from_numpy(ids_B_L).to(device),
-                attention_mask=torch.from_numpy(mask_B_L.astype(np.int64)).to(device),
-            ).logits.float()
+        try:
+            config.pad_token_id = fill
+            with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
+                logits = self.model(
+                    input_ids=torch.from_numpy(ids_B_L).to(device),
+                    attention_mask=torch.from_numpy(mask_B_L.astype(np.int64)).to(device),
+                ).logits.float()
+        finally:
+            config.pad_token_id = named
         value = logits[:, 0] if self.labels == 1 else logits[:, 1] - logits[:, 0]
         return np.asarray(value.cpu().numpy())
 

@@ -27,6 +27,8 @@ class StepwiseModel(TextRewardModel):
     value of a step depends on nothing behind it.
     """
 
+    reads_conversations = True
+
 
 class OutcomeModel(TextRewardModel):
     """A sequence classifier as an outcome reward model: one number for a whole solution, read at its end.
@@ -36,6 +38,7 @@ class OutcomeModel(TextRewardModel):
     differences mean anything).
     """
 
+    reads_conversations = True
     per_step = False
     learns_outcomes = True
     meaning = "the answer is right"

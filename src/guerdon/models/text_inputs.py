@@ -19,12 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from guerdon.episodes.chats import ChatError, beyond_question
+from guerdon.errors import DataError
 from guerdon.models.explained_score import ExplainedScore
 from guerdon.policies.packing import Layout, lay_out
 from guerdon.policies.passes import passes
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.tokens import TokenBatch, pad_id, piece_ids, prompt_ids, token_batch
-from guerdon.types import BoolArray, Failure, FloatArray, IntArray, Score
+from guerdon.types import BoolArray, Failure, FloatArray, IntArray, Message, Score, Tool
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +82,14 @@ def close_steps(steps: Sequence[str], separator: str) -> tuple[str, ...]:
 
 
 def read_steps(
-    tokenizer: Any, question: str, steps: Sequence[str], *, closed: bool = False, system_prompt: str | None = None
+    tokenizer: Any,
+    question: str,
+    steps: Sequence[str],
+    *,
+    closed: bool = False,
+    system_prompt: str | None = None,
+    context: Sequence[Message] = (),
+    tools: Sequence[Tool] = (),
 ) -> Reading:
     """A solution in the chat form: the question as the user's turn, the steps as the assistant's.
 
@@ -89,20 +98,51 @@ def read_steps(
         question: the question.
         steps: the steps of the solution, separators included.
         closed: put the end-of-sequence token behind the last step.
-        system_prompt: a system turn before the question.
+        system_prompt: a system turn before the question, where the conversation has none of its own.
+        context: as `Episode.context`.
+        tools: as `Episode.tools`.
 
     Raises:
         ConfigError: the tokenizer has no chat template.
+        ChatError: the template cannot write the conversation in full.
         DataError: a character the tokenizer does not know.
     """
-    system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
-    prompt = prompt_ids(tokenizer, [*system, {"role": "user", "content": question}])
+    prompt = prompt_ids(tokenizer, asked_messages(question, context, system_prompt), tools)
     pieces = piece_ids(tokenizer, steps)
     ends = len(prompt) - 1 + np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
     ids = np.concatenate([prompt, *pieces])
     if closed:
         ids = np.append(ids, np.int64(tokenizer.eos_token_id))
     return Reading(ids, len(prompt), ends)
+
+
+def asked_messages(question: str, context: Sequence[Message], system_prompt: str | None = None) -> list[Message]:
+    """The conversation up to an answer, with a system turn in front where it has none.
+
+    Args:
+        question: the last user's turn.
+        context: as `Episode.context`.
+        system_prompt: text of that system turn; None: none is put there.
+    """
+    messages: list[Message] = list(context) or [{"role": "user", "content": question}]
+    if system_prompt is None or any(message["role"] == "system" for message in messages):
+        return messages
+    return [{"role": "system", "content": system_prompt}, *messages]
+
+
+def unread(error: DataError) -> Failure:
+    """Why a model cannot read an episode: the reason of the error, else a character that its tokenizer lacks."""
+    return Failure(getattr(error, "reason", "unknown_character"), str(error))
+
+
+def refuse_conversation(name: str, context: Sequence[Message], tools: Sequence[Tool]) -> None:
+    """Refuse what a model that reads one question has no form for.
+
+    Raises:
+        ChatError: there is more than one user's turn.
+    """
+    if beyond := beyond_question(context, tools):
+        raise ChatError(f"{name} reads one question and its solution; the conversation also has {beyond}: remove it")
 
 
 def buckets(readings: Sequence[Reading], size: int, *, tokens: int | None = None, each: int = 1) -> list[IntArray]:

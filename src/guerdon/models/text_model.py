@@ -32,11 +32,20 @@ from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
 from guerdon.finite import load_weights, refuse_to_write, save_weights
 from guerdon.models import checkpoint
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
-from guerdon.models.text_inputs import Reading, close_steps, hidden_at, judge_readings, read_steps, split_steps
+from guerdon.models.text_inputs import (
+    Reading,
+    close_steps,
+    hidden_at,
+    judge_readings,
+    read_steps,
+    refuse_conversation,
+    split_steps,
+    unread,
+)
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.text_files import load_base, save_policy, write_policy
 from guerdon.settings.text_policy import TextPolicySettings
-from guerdon.types import Episode, Failure, IntArray, RewardInfo, Score
+from guerdon.types import Episode, Failure, IntArray, Message, RewardInfo, Score, Tool
 
 CARD, HEAD = "reward_model.json", "head.safetensors"
 ADDED = {"system_prompt", "temperature", "closed", "length_limit"}  # fields that older cards lack
@@ -49,8 +58,10 @@ class TextModelCard:
 
     Attributes:
         kind: which model: `stepwise`, `verdict`, `outcome`, `implicit`.
-        form: how it reads: `chat` (question as a chat, steps behind it) or `evaluate_this_step` (plain text that
-            ends with a request to evaluate).
+        form: how it reads: `chat` (the conversation by the chat template, up to the opening of the assistant's turn,
+            and the steps behind it, each tokenised by itself; nothing of the template follows them) or
+            `evaluate_this_step` (plain text that ends with a request to evaluate). Published classifiers read the
+            form `conversation`: all of `apply_chat_template`, with what it puts behind the answer.
         loss: what it was trained with: `bce`, `bradley_terry`, `ce`, `dpo`.
         separator: what ended most steps of the training data; empty where they ended in no fixed text.
         threshold: a step (or solution) below it counts as wrong; None where values have no such point.
@@ -118,6 +129,7 @@ class TextRewardModel:
     per_step = True
     learns_outcomes = False  # trained on whole solutions being right, instead of labels of steps
     form = "chat"  # how it reads, see `TextModelCard`
+    reads_conversations = False  # whether `_read` takes `context` and `tools`; without, they are refused
     meaning = "the step is right"  # what a target of 1 means
     stored_reference: TextPolicy | None = None  # a second language model that is stored with this one
 
@@ -170,12 +182,18 @@ class TextRewardModel:
 
     # what a kind defines
 
-    def _read(self, question: str, steps: Sequence[str]) -> Reading:
+    def _read(self, question: str, steps: Sequence[str], **conversation: Any) -> Reading:
         """A solution as this kind reads it, its steps closed as in training: the chat form.
 
         One that gives a value to the whole solution reads the end-of-sequence token, too.
+
+        Args:
+            question: the last user's turn.
+            steps: the steps of the solution.
+            **conversation: `context` and `tools`, as of `read_steps`, of kinds that have `reads_conversations`, where
+                there is more than the question.
         """
-        return read_steps(self.tokenizer, question, steps, closed=not self.per_step)
+        return read_steps(self.tokenizer, question, steps, closed=not self.per_step, **conversation)
 
     def logits(self, readings: Sequence[Reading]) -> Tensor:
         """Logits of what is scored: one per step, solution by solution; or one per solution."""
@@ -198,13 +216,20 @@ class TextRewardModel:
 
     # what all kinds share
 
-    def read(self, question: str, steps: Sequence[str]) -> Reading:
+    def read(
+        self, question: str, steps: Sequence[str], *, context: Sequence[Message] = (), tools: Sequence[Tool] = ()
+    ) -> Reading:
         """A solution as this model reads it; line breaks between steps are those that it was trained with.
 
         Raises:
+            ChatError: it cannot read this conversation.
             DataError: a character the tokenizer does not know.
         """
-        return self._read(question, close_steps(steps, self.card.separator))
+        closed = close_steps(steps, self.card.separator)
+        if self.reads_conversations and (context or tools):
+            return self._read(question, closed, context=context, tools=tools)
+        refuse_conversation(f"a {self.card.kind} model", context, tools)
+        return self._read(question, closed)
 
     @property
     def info(self) -> RewardInfo:
@@ -257,9 +282,9 @@ class TextRewardModel:
         if not episode.texts:
             return Failure("no_step", "the episode has no text")
         try:
-            reading = self.read(episode.task, episode.texts)
+            reading = self.read(episode.task, episode.texts, context=episode.context, tools=episode.tools)
         except DataError as error:
-            return Failure("unknown_character", str(error))
+            return unread(error)
         if self.per_step and not reading.own_S.all():
             return Failure("empty_text", "a step has no token of its own, so there is nothing to judge")
         if self.room is not None and reading.reach > self.room:

@@ -53,7 +53,7 @@ class VerdictModel(TextRewardModel):
         if self.verdicts[0] == self.verdicts[1]:
             raise ConfigError("this tokenizer begins both verdicts with the same token; take type: stepwise")
 
-    def _read(self, question: str, steps: Sequence[str]) -> Reading:
+    def _read(self, question: str, steps: Sequence[str], **conversation: Any) -> Reading:
         """Question and steps in the seed's form; a step ends with the last token that is not blank."""
         return verdict_reading(self.tokenizer, question, steps, len(self.tail))
 

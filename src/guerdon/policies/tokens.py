@@ -1,12 +1,16 @@
 r"""The one place where text becomes token ids: for training, scoring, evaluation and serving alike.
 
-A prompt is what the chat template makes of the messages, with the opening of the assistant's turn. A response is
-tokenised by itself and closed by the end-of-sequence token, so that its ids never depend on the prompt. A model
-scored on ids put together otherwise than it was trained on loses several points (ProcessBench, pull request 12).
-Steps are found in the text and mapped back to the tokens that were there; nothing is tokenised a second time.
+A prompt is what the chat template makes of the messages, with the opening of the assistant's turn. Models of guerdon's
+read a response that is tokenised by itself and closed by the end-of-sequence token, so that its ids never depend on
+the prompt (`response_ids`). Published ones read a finished conversation as `apply_chat_template` writes it, with
+whatever the template puts behind the answer (`conversation_ids`). A model scored on ids put together otherwise than it
+was trained on loses several points (ProcessBench, pull request 12). A conversation of which a template would leave
+something out, such as a system turn or tools, is refused. Steps are found in the text and mapped back to the tokens
+that were there; nothing is tokenised a second time.
 
     prompt = prompt_ids(tokenizer, [{"role": "user", "content": "3+5=?"}])
     ids = sequence(prompt, response_ids(tokenizer, "3+5=8"))
+    ids = conversation_ids(tokenizer, [{"role": "user", "content": "3+5=?"}, {"role": "assistant", "content": "8"}])
     ends_B = response_step_ends(tokenizer, batch, separator="\n")
 """
 
@@ -19,8 +23,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from guerdon.errors import ConfigError, DataError
-from guerdon.types import BoolArray, IntArray
+from guerdon.episodes.chats import ChatError
+from guerdon.errors import ConfigError, DataError, boundary
+from guerdon.types import BoolArray, IntArray, Message, Tool
 
 AT_ONCE = 1024  # chats that are tokenised together
 _BROKEN = "\ufffd"  # what a tokenizer shows for bytes that are no whole character
@@ -99,7 +104,7 @@ def concatenate(batches: Sequence[TokenBatch], *, pad_id: int) -> TokenBatch:
     )
 
 
-def prompt_ids(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> IntArray:
+def prompt_ids(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> IntArray:
     """Ids of a chat up to the opening of the assistant's turn.
 
     The template alone decides about a beginning-of-sequence token; the tokenizer adds none of its own, so there are
@@ -108,28 +113,59 @@ def prompt_ids(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> IntArra
     Args:
         tokenizer: a transformers tokenizer.
         messages: chat messages with `role` and `content`.
+        tools: functions that can be called, as JSON schemas.
 
     Raises:
         ConfigError: the tokenizer has no chat template.
+        ChatError: the template refuses the chat, or leaves something of it out.
         DataError: a character the tokenizer does not know.
     """
-    return _encode(tokenizer, _chat_text(tokenizer, messages))
+    return _encode(tokenizer, chat_text(tokenizer, messages, tools, answered=False))
 
 
-def prompt_lengths(tokenizer: Any, chats: Sequence[Sequence[Mapping[str, str]]]) -> list[int]:
-    """Tokens of many chats, as `prompt_ids` gives them; many at a time, which is faster.
+def conversation_ids(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> IntArray:
+    """Ids of a finished chat: exactly those of `tokenizer.apply_chat_template(messages, tools=tools)`.
+
+    What the template writes behind the last turn (an end of turn, a new line) is there, and nothing else.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        messages: chat messages, the last one the assistant's answer.
+        tools: functions that can be called, as JSON schemas.
 
     Raises:
         ConfigError: the tokenizer has no chat template.
+        ChatError: the template refuses the chat, or leaves something of it out.
+        DataError: a character the tokenizer does not know.
+    """
+    return _encode(tokenizer, chat_text(tokenizer, messages, tools, answered=True))
+
+
+def prompt_lengths(
+    tokenizer: Any, chats: Sequence[Sequence[Message]], tools: Sequence[Sequence[Tool]] | None = None
+) -> list[int]:
+    """Tokens of many chats, as `prompt_ids` gives them; many at a time, which is faster.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        chats: messages of each.
+        tools: of each; None: none.
+
+    Raises:
+        ConfigError: the tokenizer has no chat template.
+        ChatError: the template refuses a chat, or leaves something of it out.
         DataError: a character the tokenizer does not know.
     """
     lengths: list[int] = []
+    given = [()] * len(chats) if tools is None else tools
     for start in range(0, len(chats), AT_ONCE):
-        part = chats[start : start + AT_ONCE]
-        texts = [_chat_text(tokenizer, messages) for messages in part]
-        found = tokenizer(texts, add_special_tokens=False)["input_ids"]
-        for messages, ids in zip(part, found, strict=True):
-            lengths.append(len(prompt_ids(tokenizer, messages)) if tokenizer.unk_token_id in ids else len(ids))
+        part = [
+            chat_text(tokenizer, messages, own, answered=False)
+            for messages, own in zip(chats[start : start + AT_ONCE], given[start : start + AT_ONCE], strict=True)
+        ]
+        found = tokenizer(part, add_special_tokens=False)["input_ids"]
+        for text, ids in zip(part, found, strict=True):
+            lengths.append(len(_encode(tokenizer, text)) if tokenizer.unk_token_id in ids else len(ids))
     return lengths
 
 
@@ -288,12 +324,67 @@ def response_step_ends(tokenizer: Any, batch: TokenBatch, separator: str) -> tup
     )
 
 
-def _chat_text(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
+def chat_text(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool] = (), *, answered: bool) -> str:
+    """The text that the chat template makes of a chat.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        messages: chat messages.
+        tools: functions that can be called, as JSON schemas.
+        answered: the last message is the answer; otherwise the assistant's turn is opened.
+
+    Raises:
+        ConfigError: the tokenizer has no chat template.
+        ChatError: the template refuses the chat, or leaves something of it out.
+    """
     if not tokenizer.chat_template:
         raise ConfigError(
             "the tokenizer has no chat template: save one with it (tokenizer.chat_template), or use an instruct model"
         )
-    return str(tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True))
+
+    def written(chat: Sequence[Message], functions: Sequence[Tool]) -> str:
+        with boundary(ChatError, "the chat template refuses this conversation"):
+            return str(
+                tokenizer.apply_chat_template(
+                    [dict(m) for m in chat], tools=[dict(t) for t in functions] or None, tokenize=False,
+                    add_generation_prompt=not answered,
+                )
+            )  # fmt: skip
+
+    text = written(messages, tools)
+    if tools or [m["role"] for m in messages] not in (["user"], ["user", "assistant"]):
+        *marked, marks = _marked(messages, tools)
+        again = written(*marked)
+        lost = next((what for mark, what in marks.items() if mark not in again), None)
+        if lost is not None:
+            raise ChatError(f"the chat template leaves out {lost}, so the model cannot be given this conversation")
+    return text
+
+
+def _marked(
+    messages: Sequence[Message], tools: Sequence[Tool]
+) -> tuple[Sequence[Message], Sequence[Tool], dict[str, str]]:
+    """A chat and tools with a mark in each part, and by mark what the part is."""
+    marks: dict[str, str] = {}
+
+    def marked(text: str, what: str) -> str:
+        mark = f"gk3v{len(marks)}q7x"  # letters and digits, which no template changes
+        marks[mark] = what
+        return text + mark
+
+    def called(function: Mapping[str, Any], what: str) -> dict[str, Any]:
+        inner = function["function"]
+        return {**function, "function": {**inner, "name": marked(inner["name"], what)}}
+
+    chat: list[Message] = []
+    for k, message in enumerate(messages):
+        what = f"message {k + 1} (role {message['role']})"
+        said = message["content"]
+        own: dict[str, Any] = {**message, "content": marked(said, what) if said.strip() else said}
+        if message.get("tool_calls"):
+            own["tool_calls"] = [called(call, f"tool_calls of {what}") for call in message["tool_calls"]]
+        chat.append(own)
+    return chat, [called(tool, "the tools") for tool in tools], marks
 
 
 def _encode(tokenizer: Any, text: str) -> IntArray:

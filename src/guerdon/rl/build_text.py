@@ -260,10 +260,11 @@ def _notes(study: Study, prompts: RunPrompts, sources: dict[str, RewardSource[An
         for name, s in study.reward.sources.items()
     ]
     learning = any(isinstance(s, PrimeReward) and s.settings.learns for s in sources.values())
-    if learning and study.runner.save_reward_models and not alike:
+    added = bool(study.data.shots) or study.data.system_prompt is not None
+    if learning and study.runner.save_reward_models and added and not alike:
         notes.append(
-            "WARNING: the prompts differ in their system turns or have several turns; the saved reward model reads "
-            "the last question alone, so that it gives other values than in this run (data.system_prompt sets one)"
+            "WARNING: the prompts have several turns, and data.system_prompt or data.shots adds more for the policy; "
+            "the saved reward model is not given what they add, so that it gives other values than in this run"
         )
     return notes + [f"WARNING: {line}" for line in reward_warnings(study)]
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from guerdon.collect.text import Responses, TextRollout, generated
+from guerdon.episodes.chats import asked_key
 from guerdon.errors import ConfigError
 from guerdon.evaluate.scores import score_episodes, solution_value
 from guerdon.models import text_losses as implicit
@@ -106,17 +107,25 @@ class TextReward(ModelReward[Responses]):
 
     def _scores(self, responses: Responses, cuts: tuple[Cut, ...]) -> dict[int, Score]:
         """Of every response that has a token; equal responses to one question are scored once."""
-        places: dict[tuple[tuple[str, ...], ...], int] = {}
+        places: dict[tuple[str, tuple[str, ...]], int] = {}
         episodes: list[Episode] = []
         which: dict[int, int] = {}
         for row, (prompt, cut) in enumerate(zip(responses.prompts, cuts, strict=True)):
             if not cut.texts:
                 continue
-            key = (tuple(message["content"] for message in prompt.messages), cut.texts)
+            key = (asked_key(prompt.question, prompt.context, prompt.tools), cut.texts)
             if key not in places:
                 places[key] = len(episodes)
-                meta = dict(prompt.extra_info) | ({"messages": prompt.messages} if len(prompt.messages) > 1 else {})
-                episodes.append(Episode(id=prompt.id, task=prompt.question, texts=cut.texts, meta=meta))
+                episodes.append(
+                    Episode(
+                        id=prompt.id,
+                        task=prompt.question,
+                        texts=cut.texts,
+                        meta=dict(prompt.extra_info),
+                        context=prompt.context,
+                        tools=prompt.tools,
+                    )
+                )
             which[row] = places[key]
         scores = score_episodes(self.model, episodes)
         return {row: scores[place] for row, place in which.items()}

@@ -26,6 +26,7 @@ from hashlib import blake2b
 
 import numpy as np
 
+from guerdon.episodes.chats import asked_key
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.types import Episode
 
@@ -172,6 +173,8 @@ def content_key(episode: Episode, options: JudgeOptions) -> bytes:
         if array is not None:
             head.append((name, array.shape, array.dtype.str))
             digest.update(np.ascontiguousarray(array).data)
+    if episode.context or episode.tools:
+        head.append(asked_key("", episode.context, episode.tools))
     if episode.meta:
         head.append(json.dumps(episode.meta, sort_keys=True, default=repr))
     digest.update(repr(head).encode("utf-8", "surrogatepass"))
@@ -181,8 +184,8 @@ def content_key(episode: Episode, options: JudgeOptions) -> bytes:
 def content_bytes(episode: Episode) -> int:
     """Size of an episode in bytes or characters, which the time of hashing and the padding depend on."""
     arrays = (episode.frames, episode.states, episode.actions)
-    texts = (episode.task, *(episode.texts or ()))
-    return sum(a.nbytes for a in arrays if a is not None) + sum(map(len, texts))
+    asked = asked_key(episode.task, episode.context, episode.tools)
+    return sum(a.nbytes for a in arrays if a is not None) + len(asked) + sum(map(len, episode.texts or ()))
 
 
 class ResultCache:

@@ -184,7 +184,7 @@ class AsyncRewardClient:
 
         Args:
             prompts: text, or chat messages.
-            completions: text, or chat messages whose contents are scored.
+            completions: text, or chat messages of which the last one is scored.
             separator: end of a step, for models that score steps; None: a completion is one step.
             aggregation: how values of steps become one; None: the model's own total, else the last step's.
 
@@ -192,8 +192,9 @@ class AsyncRewardClient:
             DataError: not as many prompts as completions.
             RewardRequestError: as `judge`.
         """
-        found = await self.judge(wire.text_episodes(prompts, completions, separator))
-        return [wire.value_of(one.score, aggregation) for one in found]
+        read = wire.text_episodes(prompts, completions, separator)
+        found = iter(await self.judge([one for one in read if isinstance(one, Episode)]))
+        return [None if isinstance(one, Failure) else wire.value_of(next(found).score, aggregation) for one in read]
 
     async def update(
         self,
@@ -217,10 +218,15 @@ class AsyncRewardClient:
                 update that was sent before under this number gets the same result, and nothing is learnt twice.
 
         Raises:
+            DataError: a prompt or completion cannot be read.
             RewardRequestError: the server did not learn, or did not answer.
             ConfigError: the endpoint cannot learn.
         """
-        episodes = wire.text_episodes(prompts, completions, separator, outcomes)
+        read = wire.text_episodes(prompts, completions, separator, outcomes)
+        episodes = [one for one in read if isinstance(one, Episode)]
+        if len(episodes) < len(read):
+            place, why = next((n, one) for n, one in enumerate(read) if isinstance(one, Failure))
+            raise DataError(f"prompt {place} or its completion cannot be read ({why}); leave it out of the update")
         if not isinstance(self._format, wire.RewardsFormat):
             raise ConfigError("an endpoint /score cannot learn; end it with /v1/rewards")
         if number is None:

@@ -28,12 +28,14 @@ from urllib.parse import quote
 
 import numpy as np
 
+from guerdon.episodes.chats import asked_key
 from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.evaluate.scores import solution_value
 from guerdon.models.explained_score import PARSE_STATUSES, ExplainedScore, JudgeOptions, ParseStatus
 from guerdon.models.vlm_frames import sample_frames
 from guerdon.policies.tokens import split_steps
 from guerdon.serve.update_store import UpdateId, UpdateResult
+from guerdon.serve.wire_text import CutError, from_messages
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.remote import RemoteSettings
 from guerdon.types import ByteArray, Episode, Failure, RewardInfo, Score
@@ -182,7 +184,7 @@ class RewardsFormat:
         if episode.texts is not None and (info.modality == "text" or episode.frames is None):
             if not all(episode.texts):
                 return Failure("empty_text", "a step or response without text cannot be scored")
-            return {"prompt": episode.task, "steps": list(episode.texts)}
+            return {**_asked(episode), "steps": list(episode.texts)}
         frames = _frames(episode, info)
         if frames is None or not len(frames):
             held = ", ".join(episode.columns())
@@ -257,6 +259,15 @@ def _options(settings: RemoteSettings, options: JudgeOptions | None, *, whole: b
     return chosen
 
 
+def _asked(episode: Episode) -> dict[str, Any]:
+    """The question, or the conversation and its tools."""
+    tools = {"tools": [dict(tool) for tool in episode.tools]} if episode.tools else {}
+    if not episode.context and not tools:
+        return {"prompt": episode.task}
+    messages = episode.context or ({"role": "user", "content": episode.task},)
+    return {"messages": [dict(message) for message in messages], **tools}
+
+
 def _frames(episode: Episode, info: RewardInfo) -> ByteArray | None:
     """Frames of an episode; tiny ones for a model that uses none, but has a value for every row."""
     if info.frames_needed == 0 and info.modality != "text" and len(episode):
@@ -268,7 +279,7 @@ def _bytes(episode: Episode, info: RewardInfo, settings: RemoteSettings) -> int:
     """Approximate size of an episode in a request."""
     frames = _frames(episode, info)
     if frames is None or not len(frames):
-        return sum(map(len, episode.texts or ())) + len(episode.task)
+        return sum(map(len, episode.texts or ())) + len(asked_key(episode.task, episode.context, episode.tools))
     count = min(len(frames), settings.nframes) if info.granularity == "total" else len(frames)
     return count * int(frames[0].nbytes)
 
@@ -347,8 +358,8 @@ def text_episodes(
     completions: Sequence[Any],
     separator: str | None,
     outcomes: Sequence[bool] | None = None,
-) -> list[Episode]:
-    """Prompts and completions as episodes with a row per step.
+) -> list[Episode | Failure]:
+    """Prompts and completions as episodes with a row per step, or why one of them cannot be read.
 
     Raises:
         DataError: not one of each, or a text instead of a list of texts.
@@ -360,11 +371,18 @@ def text_episodes(
     known: Sequence[bool | None] = [None] * len(prompts) if outcomes is None else outcomes
     if not len(prompts) == len(completions) == len(known):
         raise DataError(f"{len(prompts)} prompts, {len(completions)} completions, {len(known)} outcomes: give one each")
-    episodes = []
+    episodes: list[Episode | Failure] = []
     for n, (prompt, completion, outcome) in enumerate(zip(prompts, completions, known, strict=True)):
-        text = _text(completion)
+        try:
+            asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            said = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+            pair = from_messages([*asked, *said])
+        except CutError as error:
+            episodes.append(error.failure)
+            continue
+        text = pair.response
         steps = (text,) if separator is None else tuple(split_steps(text, separator))
-        episodes.append(Episode(id=str(n), task=_text(prompt), texts=steps, outcome=outcome))
+        episodes.append(Episode(id=str(n), task=pair.task, texts=steps, outcome=outcome, context=pair.context))
     return episodes
 
 
@@ -376,11 +394,6 @@ def value_of(score: Score, aggregation: Aggregation | None = None) -> float | No
     if score.total is not None:
         return float(score.total)
     return None if score.steps is None or not len(score.steps) else float(score.steps[-1])
-
-
-def _text(part: Any) -> str:
-    """Text, or the joined contents of chat messages."""
-    return part if isinstance(part, str) else "\n".join(str(message["content"]) for message in part)
 
 
 def failed(failure: Failure, text: str = "") -> ExplainedScore:

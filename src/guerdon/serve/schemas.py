@@ -15,12 +15,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from guerdon.episodes.chats import chat_messages, tool_schemas
 from guerdon.evaluate.scores import solution_value
 from guerdon.models.explained_score import ExplainedScore, ParseStatus, Scale
 from guerdon.policies.tokens import split_steps
 from guerdon.serve.errors import BadRequest
 from guerdon.serve.update_store import UpdateId
 from guerdon.serve.wire import FIRST_ERROR, WHOLE, FailureReason, FrameFields, Strings
+from guerdon.serve.wire_text import CutError, PromptResponse, answered, cutting, from_messages
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.serve import LimitSettings
 from guerdon.types import Episode, Failure, RewardInfo
@@ -42,20 +44,16 @@ class StrictBody(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-class Message(StrictBody):
-    """One turn of a conversation."""
-
-    role: Literal["user", "assistant"] = Field(description="author of the turn")
-    content: str = Field(description="its text")
-
-
 class RewardItem(StrictBody, FrameFields):
     """One item to score: a text (prompt or messages, with completion or steps) or frames with a task."""
 
     id: str | None = Field(None, max_length=200, description="returned unchanged")
     prompt: str | None = Field(None, description="text: the question")
-    messages: Annotated[list[Message], FIRST_ERROR] | None = Field(
-        None, description="text: the question as one user turn, optionally with the completion as the assistant's turn"
+    messages: Annotated[list[dict[str, Any]], FIRST_ERROR] | None = Field(
+        None, description="text: instead of prompt, chat messages; the assistant's last turn may be the completion"
+    )
+    tools: Annotated[list[dict[str, Any]], FIRST_ERROR] | None = Field(
+        None, description="text: with messages, functions that can be called in them, as JSON schemas"
     )
     completion: str | None = Field(None, description="text: the answer in one piece")
     steps: Strings | None = Field(None, description="text: the answer in steps, separators included")
@@ -219,7 +217,7 @@ def info_fields(info: RewardInfo) -> InfoFields:
     return InfoFields.model_validate({**asdict(info), "range": ends})
 
 
-_TEXT_FIELDS = ("prompt", "messages", "completion", "steps", "separator", "label")
+_TEXT_FIELDS = ("prompt", "messages", "tools", "completion", "steps", "separator", "label")
 
 
 def has_frames(item: RewardItem, place: int) -> bool:
@@ -251,42 +249,45 @@ def text_episode(item: RewardItem, place: int, *, per_step: bool, limits: LimitS
         BadRequest: something is missing, empty, contradictory, or too long.
     """
     where = f"items[{place}]"
-    question, completion = _question(item, where)
-    steps = _steps(item, completion, where, per_step=per_step)
+    asked = _asked(item, where)
+    steps = _steps(item, asked.response, where, per_step=per_step)
     if len(steps) > limits.max_steps:
         raise BadRequest(f"{where} has {len(steps)} steps; {limits.max_steps} are allowed", param=f"{where}.steps")
-    size = len(question) + sum(map(len, steps)) + len(item.label or "")
+    size = asked.size - len(asked.response) + sum(map(len, steps)) + len(item.label or "")
     if size > limits.max_characters:
         raise BadRequest(f"{where} has {size} characters; {limits.max_characters} are allowed", param=where)
     meta: dict[str, Any] = {} if item.label is None else {"ground_truth": item.label}
-    return Episode(id=item.id or str(place), task=question, texts=steps, outcome=item.outcome, meta=meta)
+    return Episode(
+        id=item.id or str(place), task=asked.task, texts=steps, outcome=item.outcome, meta=meta, context=asked.context,
+        tools=asked.tools,
+    )  # fmt: skip
 
 
-def _question(item: RewardItem, where: str) -> tuple[str, str | None]:
-    """The question and the completion, from fields or messages."""
+def _asked(item: RewardItem, where: str) -> PromptResponse:
+    """The question or conversation, and the completion (empty where steps are all that is given)."""
     if (item.prompt is None) == (item.messages is None):
         raise BadRequest(f"{where} needs either prompt or messages (or, for frames, a task)", param=where)
     if item.messages is None:
         assert item.prompt is not None
-        return item.prompt, item.completion
-    roles = [message.role for message in item.messages]
-    if roles not in (["user"], ["user", "assistant"]):
-        raise BadRequest(
-            f"{where}.messages must be one user turn, or that and the assistant's answer; the models here score the "
-            "answer to one question",
-            param=f"{where}.messages",
-        )
-    if len(roles) == 1:
-        return item.messages[0].content, item.completion
+        if item.tools:
+            raise BadRequest(f"{where}.tools go with messages, not with prompt", param=f"{where}.tools")
+        return PromptResponse(item.prompt, item.completion or "")
+    try:
+        if not item.messages or item.messages[-1].get("role") != "assistant":
+            with cutting():
+                return answered(chat_messages(item.messages), item.completion or "", tool_schemas(item.tools))
+        pair = from_messages(item.messages, item.tools)
+    except CutError as error:
+        raise BadRequest(f"{where}.messages: {error}", param=f"{where}.messages") from error
     if item.completion is not None or item.steps is not None:
         raise BadRequest(f"{where} has its answer twice: in messages and in completion or steps", param=where)
-    return item.messages[0].content, item.messages[1].content
+    return pair
 
 
-def _steps(item: RewardItem, completion: str | None, where: str, *, per_step: bool) -> tuple[str, ...]:
+def _steps(item: RewardItem, completion: str, where: str, *, per_step: bool) -> tuple[str, ...]:
     """The answer in rows."""
     if item.steps is not None:
-        if completion is not None and "".join(item.steps) != completion:
+        if item.completion is not None and "".join(item.steps) != item.completion:
             raise BadRequest(f"{where}.steps joined are not its completion; give one of them", param=f"{where}.steps")
         if item.separator is not None:
             raise BadRequest(f"{where}.separator would do nothing with steps", param=f"{where}.separator")

@@ -290,7 +290,7 @@ def text_episode(pair: PromptResponse, *, separator: str | None) -> Episode:
     steps = marked_steps(pair.response)
     if steps is None:
         steps = (pair.response,) if separator is None else tuple(split_steps(pair.response, separator))
-    return Episode(id="", task=pair.task, texts=steps)
+    return Episode(id="", task=pair.task, texts=steps, context=pair.context, tools=pair.tools)
 
 
 def check_texts(limits: LimitSettings, texts: Sequence[str]) -> None:
@@ -301,7 +301,16 @@ def check_texts(limits: LimitSettings, texts: Sequence[str]) -> None:
     """
     if len(texts) > limits.max_items:
         raise BadRequest(f"{len(texts)} items are over {limits.max_items}")
-    if max(map(len, texts), default=0) > limits.max_characters:
+    check_size(limits, max(map(len, texts), default=0))
+
+
+def check_size(limits: LimitSettings, size: int) -> None:
+    """Refuse a text, or a conversation, of more characters than are allowed.
+
+    Raises:
+        BadRequest: it has more.
+    """
+    if size > limits.max_characters:
         raise BadRequest(f"a text is over {limits.max_characters} characters")
 
 
@@ -354,7 +363,7 @@ async def judge_texts(
     def episodes_of() -> list[Episode | Failure]:
         return [_episode(pair, separator, queue.limits.max_steps) for pair in pairs]
 
-    size = sum(len(pair.response) for pair in pairs if isinstance(pair, PromptResponse))
+    size = sum(pair.size for pair in pairs if isinstance(pair, PromptResponse))
     found = await run_long(size, episodes_of)
     episodes = [episode for episode in found if isinstance(episode, Episode)]
     scores = iter(await queue.judge(episodes, JudgeOptions()) if episodes else ())

@@ -16,7 +16,15 @@ from pydantic import BaseModel, Field
 
 from guerdon.serve import wire
 from guerdon.serve.errors import ERRORS, BadRequest
-from guerdon.serve.wire_text import CutError, PromptResponse, as_task, cut, cut_or_failure, text_of, without_end
+from guerdon.serve.wire_text import (
+    CutError,
+    PromptResponse,
+    as_conversation,
+    cut,
+    cut_or_failure,
+    from_messages,
+    without_end,
+)
 from guerdon.types import Failure
 
 routes = APIRouter(tags=["trainers"], responses=ERRORS)
@@ -48,6 +56,9 @@ class RmRequest(wire.ForeignBody):
     )
     response: str = Field(description="the response")
     label: Any = Field(None, description="the true answer; reward models do not use it")
+    tools: Annotated[list[dict[str, Any]], wire.FIRST_ERROR] | None = Field(
+        None, description="with chat messages: functions that can be called in them, as JSON schemas"
+    )
 
 
 _GET_REWARD = {
@@ -84,6 +95,7 @@ async def rm(request: Request, options: Annotated[wire.UrlOptions, Query()]) -> 
     prompt = body.prompt if isinstance(body.prompt, str) else "".join(str(m.get("content")) for m in body.prompt)
     wire.check_texts(queue.limits, [prompt + body.response])
     pair = await wire.run_long(len(prompt) + len(body.response), lambda: _pair(body))
+    wire.check_size(queue.limits, pair.size)
     (explained,) = await wire.judge_texts(queue, [pair], options)
     value = wire.value_of(explained.score, options.aggregate)
     if isinstance(value, Failure):
@@ -102,8 +114,10 @@ def _cut_all(body: GetRewardRequest) -> list[PromptResponse | Failure]:
 def _pair(body: RmRequest) -> PromptResponse:
     try:
         if isinstance(body.prompt, str):
+            if body.tools:
+                raise CutError("tools go with chat messages: the template of a text has written its own")
             return cut(body.prompt + body.response, body.prompt)
-        turns = [(str(message.get("role")), text_of(message.get("content"))) for message in body.prompt]
-        return PromptResponse(as_task(turns), without_end(body.response))
+        messages = (*as_conversation(body.prompt), {"role": "assistant", "content": without_end(body.response)})
+        return from_messages(messages, body.tools)
     except CutError as error:
         raise BadRequest(str(error), param="prompt") from error

@@ -1,6 +1,6 @@
 r"""Prompt and response from what trainers send: one text, a text and its prompt, or chat messages.
 
-Reward models here get a question and a response and apply their own chat template, so a text that was made by a
+Reward models here get a conversation and a response and apply their own chat template, so a text that was made by a
 template has to be parsed. If the format has the prompt separately, that decides; otherwise the marks of the template
 do; without either the item is refused, never guessed.
 
@@ -11,13 +11,15 @@ do; without either the item is refused, never guessed.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from guerdon.errors import DataError
-from guerdon.types import Failure
+from guerdon.episodes.chats import ChatError, chat_messages, context_of, question_of, split_answer, tool_schemas
+from guerdon.types import Failure, Message, Tool
 
 Turn = tuple[str, str]
 
@@ -31,7 +33,7 @@ _HEADERS = tuple(
         r"<\|(system|user|assistant)\|>\n?",  # Zephyr, Phi
     )
 )
-_SYSTEM = re.compile(r"\A\s*<<SYS>>.*?<</SYS>>\s*", re.S)
+_SYSTEM = re.compile(r"\s*<<SYS>>(.*?)<</SYS>>\s*", re.S)
 _ENDS = (
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|end|>", "<|return|>", "</s>",
     "<eos>", "<end_of_turn>", "<｜end▁of▁sentence｜>",
@@ -41,16 +43,35 @@ _MARKS = re.compile(r"<extra_0>|[ \n]ки(?![^\W\d_])")  # Qwen2.5-Math-PRM, Mat
 _ROLES = {"model": "assistant", "ipython": "tool"}
 
 
-class CutError(DataError):
-    """Prompt and response cannot be told apart."""
+class CutError(ChatError):
+    """Prompt and response cannot be told apart, or read."""
+
+    reason = "no_prompt"
 
 
 @dataclass(frozen=True)
 class PromptResponse:
-    """A question and the response to it."""
+    """A question and the response to it, with the conversation around the question as in an `Episode`."""
 
     task: str
     response: str
+    context: tuple[Message, ...] = ()
+    tools: tuple[Tool, ...] = ()
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation that is answered."""
+        return self.context or ({"role": "user", "content": self.task},)
+
+    @property
+    def size(self) -> int:
+        """Characters of all that a model is given."""
+        return len(self.response) + conversation_size(self.task, self.context, self.tools)
+
+
+def conversation_size(task: str, context: Sequence[Message], tools: Sequence[Tool]) -> int:
+    """Characters of a question, or of all messages and tools where there is more than that."""
+    return len(json.dumps([*context, *tools], ensure_ascii=False)) if context or tools else len(task)
 
 
 def cut(text: str, prompt: str | None = None) -> PromptResponse:
@@ -73,13 +94,13 @@ def cut(text: str, prompt: str | None = None) -> PromptResponse:
             return PromptResponse(head, without_end(response))
         if turns[-1][0] == "assistant":  # the template opened the answer, perhaps with a first word such as <think>
             response, turns = turns[-1][1] + response, turns[:-1]
-        return PromptResponse(as_task(turns), without_end(response))
+        return answered(turns_as_messages(turns), without_end(response))
     turns = read_template(text)
     if turns is None:
         raise CutError("no chat template is recognised, so prompt and response cannot be told apart; send messages")
     if turns[-1][0] != "assistant" or len(turns) < 2:
         raise CutError("the last turn is not the assistant's: there is no response")
-    return PromptResponse(as_task(turns[:-1]), without_end(turns[-1][1]))
+    return answered(turns_as_messages(turns[:-1]), without_end(turns[-1][1]))
 
 
 def cut_or_failure(text: str, prompt: str | None = None) -> PromptResponse | Failure:
@@ -87,34 +108,64 @@ def cut_or_failure(text: str, prompt: str | None = None) -> PromptResponse | Fai
     try:
         return cut(text, prompt)
     except CutError as error:
-        return Failure("no_prompt", str(error))
+        return error.failure
 
 
-def from_messages(messages: Sequence[Mapping[str, Any]]) -> PromptResponse:
+def from_messages(messages: Any, tools: Any = None) -> PromptResponse:
     """Prompt and response of chat messages that end with the assistant's.
 
     Raises:
-        CutError: they do not, or contain something else than text.
+        CutError: they do not, or contain something that cannot be read as text.
     """
-    turns = [(str(message.get("role")), text_of(message.get("content"))) for message in messages]
-    if len(turns) < 2 or turns[-1][0] != "assistant":
-        raise CutError("messages must end with a question and the assistant's answer to it")
-    return PromptResponse(as_task(turns[:-1]), turns[-1][1])
+    with cutting():
+        conversation, response = split_answer(chat_messages(messages))
+        return answered(conversation, response, tool_schemas(tools))
 
 
-def text_of(content: Any) -> str:
-    """The text of a message's content: a string, or parts of type `text`.
+def answered(conversation: Sequence[Message], response: str, tools: tuple[Tool, ...] = ()) -> PromptResponse:
+    """A conversation and the response to it.
 
     Raises:
-        CutError: something else.
+        CutError: it has no turn of a user, or does not end with a turn that is answered.
     """
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else []
-    texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
-    if not texts or len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
-        raise CutError("content must be a string, or parts of type text")
-    return "".join(map(str, texts))
+    with cutting():
+        return PromptResponse(question_of(conversation), response, context_of(conversation), tools)
+
+
+def as_conversation(prompt: str | Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
+    """A conversation from chat messages, from what a chat template made of them, or from a question alone.
+
+    Raises:
+        CutError: it has no turn of a user, or something else than text.
+    """
+    if isinstance(prompt, str):
+        messages = turns_as_messages(read_template(prompt) or [("user", prompt)])
+        if messages[-1]["role"] == "assistant":  # opened by the template for the response
+            messages = messages[:-1]
+    else:
+        with cutting():
+            messages = chat_messages(prompt)
+        if messages[-1]["role"] == "assistant" and not messages[-1]["content"].strip():
+            messages = messages[:-1]
+    with cutting():
+        question_of(messages)
+    return messages
+
+
+def turns_as_messages(turns: Sequence[Turn]) -> tuple[Message, ...]:
+    """Turns of a template as chat messages."""
+    return tuple({"role": role, "content": content} for role, content in turns)
+
+
+@contextmanager
+def cutting() -> Iterator[None]:
+    """Makes what is wrong with a conversation a `CutError`."""
+    try:
+        yield
+    except CutError:
+        raise
+    except ChatError as error:
+        raise CutError(str(error)) from error
 
 
 def read_template(text: str) -> list[Turn] | None:
@@ -139,23 +190,13 @@ def _read_inst(text: str) -> list[Turn] | None:
     while (start := text.find("[INST]", at)) >= 0 and (end := text.find("[/INST]", start)) >= 0:
         if turns:
             turns.append(("assistant", without_end(text[at:start]).strip()))
-        turns.append(("user", _SYSTEM.sub("", text[start + len("[INST]") : end]).strip()))
+        said = text[start + len("[INST]") : end]
+        if system := _SYSTEM.match(said):
+            turns.append(("system", system[1].strip()))
+            said = said[system.end() :]
+        turns.append(("user", said.strip()))
         at = end + len("[/INST]")
     return [*turns, ("assistant", text[at:].removeprefix(" "))] if turns else None
-
-
-def as_task(turns: Sequence[Turn]) -> str:
-    """The task of an episode: the one question, or all turns with their roles, without the system's turn.
-
-    Raises:
-        CutError: there is no turn of a user.
-    """
-    rest = [(role, content) for role, content in turns if role != "system"]
-    if not any(role == "user" for role, _ in rest):
-        raise CutError("there is no turn of a user")
-    if len(rest) == 1:
-        return rest[0][1]
-    return "\n\n".join(f"{role.capitalize()}: {content}" for role, content in rest)
 
 
 def without_end(text: str) -> str:

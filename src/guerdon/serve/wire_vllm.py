@@ -39,6 +39,9 @@ class PoolRequest(wire.ForeignBody):
     messages: Annotated[list[dict[str, Any]], wire.FIRST_ERROR] | None = Field(
         None, description="instead of input: chat messages, the last one the assistant's response"
     )
+    tools: Annotated[list[dict[str, Any]], wire.FIRST_ERROR] | None = Field(
+        None, description="with messages: functions that can be called in them, as JSON schemas"
+    )
     task: Literal["token_classify", "classify"] | None = Field(
         None, description="a value per step, or one per response; left out: what the model gives"
     )
@@ -199,11 +202,13 @@ async def _pairs(body: PoolRequest, limits: LimitSettings) -> list[PromptRespons
         raise BadRequest("give input or messages, one of them", param="input")
     if body.messages is not None:
         try:
-            pair = from_messages(body.messages)
+            pair = from_messages(body.messages, body.tools)
         except CutError as error:
             raise BadRequest(str(error), param="messages") from error
-        wire.check_texts(limits, [pair.task + pair.response])
+        wire.check_size(limits, pair.size)
         return [pair]
+    if body.tools:
+        raise BadRequest("tools go with messages: the template of input has written its own", param="tools")
     texts = [body.input] if isinstance(body.input, str) else body.input or []
     wire.check_texts(limits, texts)
     return await wire.run_long(sum(map(len, texts)), lambda: [cut_or_failure(text) for text in texts])

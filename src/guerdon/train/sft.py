@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,12 +33,12 @@ from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train import SFTSettings
 from guerdon.train.trainer import BaseTrainer, TrainingFolder
-from guerdon.types import IntArray
+from guerdon.types import IntArray, Message, Tool
 from guerdon.worlds.demonstrations import demonstrate
 from guerdon.worlds.prompt_files import load_prompts
 from guerdon.worlds.prompts import insert_system_prompt
 
-Pair = tuple[Sequence[Mapping[str, str]], str]
+Pair = tuple[Sequence[Message], str] | tuple[Sequence[Message], str, Sequence[Tool]]
 _FREE = {"save_dir", "resume", "log_every", "tensorboard", "eval_every"}  # what a resumed training may change
 
 
@@ -72,7 +72,8 @@ def train_sft_study(study: Study, *, resume: bool) -> tuple[Path, dict[str, Any]
         texts = [demonstrate(p, study.sft.mistakes, rng) for p in solved]
     prompts = [insert_system_prompt(p.messages, study.data.system_prompt) for p in solved]
     settings = study.sft.model_copy(update={"resume": True}) if resume else study.sft
-    return train_sft(list(zip(prompts, texts, strict=True)), settings, study.sft.policy or study.text_policy)
+    tools = [p.tools for p in solved]
+    return train_sft(list(zip(prompts, texts, tools, strict=True)), settings, study.sft.policy or study.text_policy)
 
 
 def train_sft(
@@ -81,7 +82,7 @@ def train_sft(
     """Fine-tune the model of the `policy` section.
 
     Args:
-        pairs: chat messages that end with the user's turn, and the response to learn.
+        pairs: chat messages that end with the user's turn, the response to learn, and the tools of the chat, if any.
         settings: the `sft` section.
         policy_settings: the `policy` section; adapters are trained and then merged.
 
@@ -163,8 +164,8 @@ def tokenize_pairs(tokenizer: Any, pairs: Sequence[Pair], max_length: int | None
         DataError: nothing is left.
     """
     prompts, responses = [], []
-    for messages, text in pairs:
-        prompt, response = prompt_ids(tokenizer, messages), response_ids(tokenizer, text)
+    for messages, text, *tools in pairs:
+        prompt, response = prompt_ids(tokenizer, messages, *tools), response_ids(tokenizer, text)
         if max_length is None or len(prompt) + len(response) <= max_length:
             prompts.append(prompt)
             responses.append(response)

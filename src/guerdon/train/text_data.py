@@ -34,12 +34,12 @@ from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.labels.data_set import CARD
 from guerdon.labels.step_rewards import target as target_of_reward
-from guerdon.models.text_inputs import Reading
+from guerdon.models.text_inputs import Reading, unread
 from guerdon.models.text_model import TextRewardModel
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.train import StepwiseTrainSettings, TextTrainSettings, VerdictTrainSettings
 from guerdon.types import Failure, FloatArray, IntArray
-from guerdon.worlds.prompts import question_hash
+from guerdon.worlds.prompts import conversation_hash
 
 
 @dataclass(frozen=True)
@@ -200,9 +200,9 @@ def _lesson(
     if not weight.any():
         return "no_label"
     try:
-        reading = model.read(solution.question, solution.steps)
-    except DataError:
-        return "unknown_character"
+        reading = model.read(solution.question, solution.steps, context=solution.context, tools=solution.tools)
+    except DataError as error:
+        return unread(error).reason
     room = model.room
     fitting = len(reading.ends_S) if room is None else int((reading.ends_S + 1 + reading.tail <= room).sum())
     if fitting < len(solution.steps):
@@ -277,8 +277,8 @@ def _target(solution: Solution, k: int, label: float, settings: StepwiseTrainSet
 
 
 def hash_of(solution: Solution) -> str:
-    """Name of a solution's question, by its text."""
-    return question_hash([{"role": "user", "content": solution.question}])
+    """Name of what a solution answers, by its text."""
+    return conversation_hash(solution.question, solution.context, solution.tools)
 
 
 def _card(path: Path) -> dict[str, Any]:

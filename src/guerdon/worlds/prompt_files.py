@@ -8,11 +8,12 @@ A row that cannot be understood is an error with its file and line; nothing is s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from guerdon.episodes.chats import ChatError, chat_messages, question_of, tool_schemas
 from guerdon.episodes.row_files import good_rows
 from guerdon.errors import DataError, MissingDependencyError, boundary
 from guerdon.hub import check_data_set
@@ -23,11 +24,11 @@ from guerdon.settings.data import (
     GSM8KDataSettings,
     HubDataSettings,
 )
+from guerdon.types import Message, Tool
 from guerdon.worlds.answers import final_answer, last_boxed
 from guerdon.worlds.code_forms import tests_of_row
 from guerdon.worlds.code_tests import check_isolation, is_code, read_tests
 from guerdon.worlds.prompts import (
-    Message,
     Prompt,
     check_contamination,
     hold_out,
@@ -35,6 +36,7 @@ from guerdon.worlds.prompts import (
     insert_system_prompt,
     question_hash,
     with_unique_ids,
+    without_system,
 )
 from guerdon.worlds.reasoning import generate
 
@@ -42,7 +44,6 @@ _QUESTIONS = ("question", "problem", "query", "prompt")
 _TASKS = {"test_list": "text", "public_test_cases": "question_content"}  # of MBPP and LiveCodeBench, by their tests
 _ANSWERS = ("ground_truth", "answer", "final_answer", "expected_answer", "target")
 _SOLUTIONS = ("solution", "rationale", "generated_solution")
-_ROLES = ("system", "user", "assistant")
 
 
 def load_prompts(settings: DataSettings) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
@@ -72,13 +73,17 @@ def load_prompts(settings: DataSettings) -> tuple[tuple[Prompt, ...], tuple[Prom
         )
     shown = {example.id for example in examples}
     train, validation = (
-        tuple(
-            replace(p, messages=insert_examples(insert_system_prompt(p.messages, settings.system_prompt), examples))
-            for p in prompts
-        )
+        tuple(prompted(prompt, settings, examples) for prompt in prompts)
         for prompts in (tuple(prompt for prompt in train if prompt.id not in shown), validation)
     )
     return train, validation
+
+
+def prompted(prompt: Prompt, settings: DataSettings, examples: Sequence[Prompt] = ()) -> Prompt:
+    """A prompt with the system prompt and the worked examples, which are for the policy alone."""
+    own = prompt.messages if settings.system_prompt is None else without_system(prompt.messages)
+    messages = insert_examples(insert_system_prompt(prompt.messages, settings.system_prompt), examples)
+    return replace(prompt, messages=messages, given=() if messages == own else own)
 
 
 def _check_code_rows(settings: DataSettings, prompts: tuple[Prompt, ...]) -> None:
@@ -204,9 +209,10 @@ def _prompts(
 def prompt_from_row(row: Any, where: str, data_source: str, ability: str = "", *, answered: bool = True) -> Prompt:
     r"""One row as a prompt.
 
-    The question is `prompt` (chat messages or a string), `question`, `problem` or `query`; of programming tasks also
-    MBPP's `text` and LiveCodeBench's `question_content`, and `query` before LeetCodeDataset's `prompt`, which is code.
-    The tests of a programming task have any of the forms of `code_forms`. Another true answer is
+    The question is `prompt` (chat messages or a string), `question`, `problem` or `query`, with the functions of a
+    column `tools` (JSON schemas), if there is one; of programming tasks also MBPP's `text` and LiveCodeBench's
+    `question_content`, and `query` before LeetCodeDataset's `prompt`, which is code. The tests of a programming task
+    have any of the forms of `code_forms`. Another true answer is
     `reward_model.ground_truth`, or one of `ground_truth`, `answer`, `final_answer`, `expected_answer`, `target`; of
     an `answer` with `####` or `\boxed{}` the part these mark, and the whole is the worked solution. With a
     `solution` alone, the answer is what it marks.
@@ -223,19 +229,20 @@ def prompt_from_row(row: Any, where: str, data_source: str, ability: str = "", *
     """
     if not isinstance(row, Mapping):
         raise DataError(f"{where}: a row must be a map of keys, this is {type(row).__name__}")
-    messages = _messages(row, where)
+    messages, tools = _messages(row, where), _tools(row, where)
     gold, solution = _gold(row, where, answered=answered)
     info = row.get("extra_info") or {}
     if not isinstance(info, Mapping):
         raise DataError(f"{where}: extra_info must be a map of keys, this is {type(info).__name__}")
     return Prompt(
-        id=str(row["id"]) if isinstance(row.get("id"), str | int) else question_hash(messages),
+        id=str(row["id"]) if isinstance(row.get("id"), str | int) else question_hash(messages, tools),
         messages=messages,
         ground_truth=gold,
         data_source=str(row.get("data_source") or data_source),
         ability=str(row.get("ability") or ability),
         extra_info=dict(info),
         solution=solution,
+        tools=tools,
     )
 
 
@@ -249,14 +256,19 @@ def _messages(row: Mapping[str, Any], where: str) -> tuple[Message, ...]:
         raise DataError(
             f"{where}: no question; expected one of {', '.join(_QUESTIONS)}, found {', '.join(map(str, row))}"
         )
-    for message in given:
-        if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
-            raise DataError(f"{where}: a chat message needs role and content, this is {str(message)[:80]}")
-        if message["role"] not in _ROLES or not isinstance(message["content"], str):
-            raise DataError(f"{where}: a chat message has one of the roles {_ROLES} and text, not {str(message)[:80]}")
-    if given[-1]["role"] != "user":
-        raise DataError(f"{where}: the messages of a prompt end with the user's turn, these with {given[-1]['role']}'s")
-    return tuple({"role": m["role"], "content": m["content"]} for m in given)
+    try:
+        messages = chat_messages(given)
+        question_of(messages)
+    except ChatError as error:
+        raise DataError(f"{where}: {error}") from error
+    return messages
+
+
+def _tools(row: Mapping[str, Any], where: str) -> tuple[Tool, ...]:
+    try:
+        return tool_schemas(row.get("tools"))
+    except ChatError as error:
+        raise DataError(f"{where}: tools: {error}") from error
 
 
 def _gold(row: Mapping[str, Any], where: str, *, answered: bool) -> tuple[str, str | None]:

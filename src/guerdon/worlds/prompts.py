@@ -8,6 +8,7 @@ messages = insert_system_prompt(batch[0].messages, "Think step by step.")
 from __future__ import annotations
 
 import hashlib
+import json
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from guerdon.episodes.chats import asked_key, context_of
 from guerdon.errors import CheckpointError, DataError
-
-Message = dict[str, str]
+from guerdon.types import Message, Tool
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class Prompt:
         ability: what kind of task.
         extra_info: plain JSON values; of a generated problem, how to recompute the truth.
         solution: a worked solution where one is known.
+        tools: functions that can be called in the conversation, as JSON schemas.
+        given: the conversation of the data, where `messages` also have a system prompt or worked examples that the
+            `data` section puts there for the policy; empty: `messages` are it.
     """
 
     id: str
@@ -41,11 +45,18 @@ class Prompt:
     ability: str = ""
     extra_info: Mapping[str, Any] = field(default_factory=dict)
     solution: str | None = None
+    tools: tuple[Tool, ...] = ()
+    given: tuple[Message, ...] = field(default=(), compare=False)
 
     @property
     def question(self) -> str:
         """The last user's turn."""
-        return next(m["content"] for m in reversed(self.messages) if m["role"] == "user")
+        return next(str(m["content"]) for m in reversed(self.messages) if m["role"] == "user")
+
+    @property
+    def context(self) -> tuple[Message, ...]:
+        """What judges and reward models are given besides the question, as `Episode.context`."""
+        return context_of(self.given or self.messages)
 
 
 def insert_system_prompt(messages: Sequence[Message], text: str | None) -> tuple[Message, ...]:
@@ -55,8 +66,12 @@ def insert_system_prompt(messages: Sequence[Message], text: str | None) -> tuple
     """
     if text is None:
         return tuple(messages)
-    rest = messages[1:] if messages and messages[0]["role"] == "system" else messages
-    return ({"role": "system", "content": text}, *rest)
+    return ({"role": "system", "content": text}, *without_system(messages))
+
+
+def without_system(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages without the system turn that they begin with."""
+    return tuple(messages[1:] if messages and messages[0]["role"] == "system" else messages)
 
 
 def insert_examples(messages: Sequence[Message], examples: Sequence[Prompt]) -> tuple[Message, ...]:
@@ -78,10 +93,34 @@ def shared_system_prompt(prompts: Sequence[Prompt]) -> tuple[bool, str | None]:
     return same, systems.pop() if same else None
 
 
-def question_hash(messages: Sequence[Message]) -> str:
-    """Name of a question: 16 hex digits from the user's turns, blind to case, spaces and system prompts."""
-    turns = (" ".join(unicodedata.normalize("NFKC", m["content"]).split()) for m in messages if m["role"] == "user")
+def question_hash(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+    """Name of a question: 16 hex digits, blind to case, spaces and system prompts.
+
+    Where only the user speaks they come from these turns alone; otherwise from all turns, with calls of tools, and from
+    the tools.
+    """
+    said = [m for m in messages if m["role"] != "system"]
+    turns = [" ".join(unicodedata.normalize("NFKC", m["content"]).split()) for m in said]
+    if tools or any(m["role"] != "user" for m in said):
+        calls = [json.dumps(m.get("tool_calls"), sort_keys=True) for m in said]
+        turns = [f"{m['role']}\x1e{turn}\x1e{call}" for m, turn, call in zip(said, turns, calls, strict=True)]
+        turns.append(json.dumps(list(tools), sort_keys=True))
     return hashlib.sha256("\x1f".join(turns).casefold().encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def conversation_hash(question: str, context: Sequence[Message] = (), tools: Sequence[Tool] = ()) -> str:
+    """Name of what was asked, by which solutions are compared: of a lone question its `question_hash`.
+
+    Conversations with any difference, such as another system turn, have different names.
+
+    Args:
+        question: the last user's turn.
+        context: as `Episode.context`.
+        tools: as `Episode.tools`.
+    """
+    if not context and not tools:
+        return question_hash([{"role": "user", "content": question}])
+    return hashlib.sha256(asked_key(question, context, tools).encode()).hexdigest()[:16]
 
 
 def with_unique_ids(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
@@ -105,8 +144,8 @@ def check_contamination(train: Iterable[Prompt], validation: Iterable[Prompt]) -
     Raises:
         DataError: with how many, and the first of them.
     """
-    seen = {question_hash(prompt.messages) for prompt in train}
-    both = [prompt for prompt in validation if question_hash(prompt.messages) in seen]
+    seen = {question_hash(prompt.messages, prompt.tools) for prompt in train}
+    both = [prompt for prompt in validation if question_hash(prompt.messages, prompt.tools) in seen]
     if both:
         raise DataError(
             f"{len(both)} validation questions are also in the training data, the first is {both[0].id}: "
@@ -125,7 +164,7 @@ def hold_out(prompts: Sequence[Prompt], size: int, *, seed: int = 0) -> tuple[tu
     Raises:
         DataError: nothing would remain to train on.
     """
-    hashes = [question_hash(prompt.messages) for prompt in prompts]
+    hashes = [question_hash(prompt.messages, prompt.tools) for prompt in prompts]
     counts: dict[str, int] = {}
     for name in hashes:
         counts[name] = counts.get(name, 0) + 1
@@ -161,7 +200,7 @@ class PromptStream:
         self.epoch = 0
         self.position = 0
         self._order = self._shuffled(0)
-        names = "\n".join(f"{p.id} {question_hash(p.messages)} {p.ground_truth}" for p in self.prompts)
+        names = "\n".join(map(_fingerprint, self.prompts))
         self._fingerprint = hashlib.sha256(names.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     def take(self, n: int) -> list[Prompt]:
@@ -208,3 +247,11 @@ class PromptStream:
 
     def _shuffled(self, epoch: int) -> np.ndarray:
         return np.random.default_rng([self.seed, epoch]).permutation(len(self.prompts))
+
+
+def _fingerprint(prompt: Prompt) -> str:
+    """What a prompt is recognised by: id, user's turns and answer; of a conversation, the other turns too."""
+    own = prompt.given or prompt.messages
+    whole, users = question_hash(own, prompt.tools), question_hash([m for m in own if m["role"] == "user"])
+    read = question_hash([m for m in prompt.messages if m["role"] == "user"])
+    return f"{prompt.id} {read} {prompt.ground_truth}" + ("" if whole == users else f" {whole}")

@@ -1,4 +1,4 @@
-"""Adapters for published process reward models, each read in the form that it was trained on.
+"""Adapters for published reward models of text, each read in the form that it was trained on.
 
 | name | models | a step ends with | its value |
 |---|---|---|---|
@@ -8,6 +8,7 @@
 | `skywork` | Skywork-o1-Open-PRM | a new line | sigmoid of a value head |
 | `trl` | token classifiers of TRL's `PRMTrainer` | a separator | P(right) at its last token |
 | `implicit` | EurusPRM, ImplicitPRM | any text | sigmoid of beta times the log-ratio to a reference so far |
+| `classifier` | sequence classifiers, such as those of TRL's `RewardTrainer` | it scores whole responses | a logit |
 
 No code from a model's folder is ever run. A folder may have an `adapter.json` for what its configuration lacks: a token
 classifier does not store what ended its steps, and an implicit model does not store its reference. Keys that the family
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     import torch
 
 NOTES = "adapter.json"
-ADAPTERS = ("qwen_prm", "math_shepherd", "rlhflow", "skywork", "trl", "implicit")
+ADAPTERS = ("qwen_prm", "math_shepherd", "rlhflow", "skywork", "trl", "implicit", "classifier")
 
 _ARCHITECTURES = {"Qwen2ForProcessRewardModel": "qwen_prm", "Qwen2ForPrmModel": "skywork"}
 _NAMES = (  # parts of a name, all of which it has; for models that are plain language models by their architecture
@@ -86,6 +87,8 @@ def recognise(config: Mapping[str, Any], folder: str) -> str | None:
     if any(a.endswith("ForTokenClassification") for a in architectures):
         labels = config.get("id2label") or config.get("num_labels") or 2  # two are what transformers leaves out
         return "trl" if (labels if isinstance(labels, int) else len(labels)) == 2 else None
+    if any(a.endswith("ForSequenceClassification") for a in architectures):
+        return "classifier"
     for name in (folder, str(config.get("_name_or_path") or "")):
         plain = name.lower().replace("_", "-")
         for parts, family in _NAMES:

@@ -23,9 +23,11 @@ given, all earlier answers being `+`; one chat with all steps gives all values a
 EurusPRM-Stage1 and -Stage2, ImplicitPRM (Yuan et al. 2024, 2412.01981): two language models read the same chat. The
 value of a step is the sigmoid of beta times the sum, over the answer's tokens up to the end of the step, of
 log-probability minus the reference's. The answer is the steps with a blank line between them, each with its number in
-front ("Step 1: ..."), as these models were trained; its last step has the end-of-sequence token. The example on the
-cards sums one or two tokens further, into the next step; here a value depends on nothing behind its step. Values lie
+front ("Step 1: ..."), as these models were trained; its last step has the end of the turn. The example on the cards
+sums one or two tokens further, into the next step; here a value depends on nothing behind its step. Values lie
 close to 0.5 (beta is 0.001, as on the cards): compare them, or choose a threshold on data.
+
+A classifier of whole responses (`guerdon.models.sequence_classifier`) is here by its configuration, too.
 
 Heads are written here and their weights are read strictly: code in a model's folder is not run.
 
@@ -50,9 +52,9 @@ from guerdon.models.adapters.steps import (
     Form,
     StepReader,
     UnreadableSolutionError,
-    chat_text,
     checked_tokenizer,
     layer,
+    located,
     marked_reading,
     numbered,
     pack,
@@ -62,13 +64,14 @@ from guerdon.models.adapters.steps import (
     room_of,
     single_token,
 )
-from guerdon.models.text_inputs import Reading, as_batch, split_steps
+from guerdon.models.sequence_classifier import SequenceClassifier
+from guerdon.models.text_inputs import Reading, as_batch, asked_messages, split_steps
 from guerdon.policies.packing import PACKED_ATTENTION, Layout
 from guerdon.policies.passes import token_limit
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy
-from guerdon.policies.tokens import piece_ids, prompt_ids, response_ids, sequence, token_ends
-from guerdon.types import FloatArray, RewardModel
+from guerdon.policies.tokens import chat_text, piece_ids
+from guerdon.types import FloatArray, Message, RewardModel, Tool
 
 QWEN_MARKER, SHEPHERD_MARKER = "<extra_0>", "ки"
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -114,16 +117,18 @@ def load_qwen_prm(path: str, micro_batch_size: int, device: str | torch.device =
     (marker,) = single_token(tokenizer, QWEN_MARKER, path)
     model = read_strictly(Qwen2ForProcessRewardModel, path, device)
 
-    def form(question: str, steps: Sequence[str]) -> Reading:
-        answer = "".join(step + MARK for step in steps)
-        text = chat_text(tokenizer, [("system", SYSTEM), ("user", question), ("assistant", answer)])
+    def form(
+        question: str, steps: Sequence[str], context: Sequence[Message] = (), tools: Sequence[Tool] = ()
+    ) -> Reading:
+        answer = {"role": "assistant", "content": "".join(step + MARK for step in steps)}
+        text = chat_text(tokenizer, [*asked_messages(question, context, SYSTEM), answer], tools, answered=True)
         return marked_reading(tokenizer, text, QWEN_MARKER, marker, special=False)
 
     def values(inputs: dict[str, Any], places_M: Tensor) -> Tensor:
         logits: Tensor = model.score(_hidden(model, inputs)[places_M])
         return logits.float().softmax(-1)[:, 1]
 
-    return _with_head("qwen_prm", form, values, model, tokenizer, micro_batch_size)
+    return _with_head("qwen_prm", form, values, model, tokenizer, micro_batch_size, conversations=True)
 
 
 def load_skywork(path: str, micro_batch_size: int, device: str | torch.device = "auto") -> RewardModel:
@@ -208,7 +213,14 @@ def _hidden(model: Any, inputs: dict[str, Any]) -> Tensor:
 
 
 def _with_head(
-    name: str, form: Form, values: Callable[[dict[str, Any], Tensor], Tensor], model: Any, tokenizer: Any, micro: int
+    name: str,
+    form: Form,
+    values: Callable[[dict[str, Any], Tensor], Tensor],
+    model: Any,
+    tokenizer: Any,
+    micro: int,
+    *,
+    conversations: bool = False,
 ) -> RewardModel:
     """The reward model whose values at the places (M,) of a batch are those of a head."""
     lay = layer(model, tokenizer)
@@ -219,7 +231,7 @@ def _with_head(
 
     return StepReader(
         name, form, read, tokenizer=tokenizer, room=room_of(model), micro_batch_size=micro,
-        tokens_per_pass=token_limit(None, model.device),
+        tokens_per_pass=token_limit(None, model.device), conversations=conversations,
     )  # fmt: skip
 
 
@@ -263,7 +275,8 @@ def load_rlhflow(path: str, micro_batch_size: int, device: str | torch.device = 
 
     def form(question: str, steps: Sequence[str]) -> Reading:
         turns = [f"{question} {steps[0]}", *steps[1:]]
-        text = chat_text(tokenizer, [(r, said) for turn in turns for r, said in (("user", turn), ("assistant", MARK))])
+        chat = [{"role": r, "content": t} for turn in turns for r, t in (("user", turn), ("assistant", MARK))]
+        text = chat_text(tokenizer, chat, answered=True)
         # the token before an answer predicts it
         return marked_reading(tokenizer, text, "+", right, special=False, shift=-1)
 
@@ -309,26 +322,30 @@ def load_implicit(path: str, micro_batch_size: int, device: str | torch.device =
         )
     origin = str(Path(path) / origin) if (Path(path) / origin).is_dir() else origin
     tokenizer = checked_tokenizer(path, chat=True)
-    if tokenizer.eos_token_id is None:
-        raise CheckpointError(f"the tokenizer of {path!r} has no end-of-sequence token")
     ours, theirs = tokenizer.get_vocab(), checked_tokenizer(origin, chat=False).get_vocab()
     if any(ours[token] != theirs[token] for token in ours.keys() & theirs.keys()):
         raise CheckpointError(f"the tokens of {path!r} have other ids than those of its reference {origin!r}")
     policy, reference = (TextPolicy(read_base(folder, tokenizer, device), trainable=False) for folder in (path, origin))
     rooms = [room for one in (policy, reference) if (room := room_of(one.base.model)) is not None]
 
-    def form(question: str, steps: Sequence[str]) -> Reading:
+    def form(
+        question: str, steps: Sequence[str], context: Sequence[Message] = (), tools: Sequence[Tool] = ()
+    ) -> Reading:
         pieces = [step + BLANK_LINE for step in numbered(steps)]
         pieces[-1] = pieces[-1].removesuffix(BLANK_LINE)
-        prompt = prompt_ids(tokenizer, [{"role": "user", "content": question}])
-        answer = response_ids(tokenizer, "".join(pieces))
-        ends_T = token_ends(tokenizer, answer)
-        closes_S = np.cumsum([len(p) for p in pieces])
-        if ends_T[-1] != closes_S[-1]:
-            raise UnreadableSolutionError("not_reversible", "the tokenizer does not give the same text back")
-        places_S = np.searchsorted(ends_T, closes_S, side="left")
-        places_S[-1] = len(answer) - 1
-        return Reading(sequence(prompt, answer), len(prompt), len(prompt) + places_S)
+        written = "".join(pieces)
+        answer = {"role": "assistant", "content": MARK + written}
+        text = chat_text(tokenizer, [*asked_messages(question, context), answer], tools, answered=True)
+        head, _, rest = text.partition(MARK)
+        if not rest.startswith(written):
+            raise UnreadableSolutionError("not_reversible", "the chat template changes the solution")
+        text, start = head + rest, len(head)
+        ends = start + np.cumsum([0, *map(len, pieces)])
+        ends[-1] = len(text.rstrip())  # the last step has the end of the turn
+        ids, places = located(tokenizer, text, ends)
+        if places[1:].min() < 0:
+            raise UnreadableSolutionError("not_reversible", "the tokenizer does not say where a step ends")
+        return Reading(ids, int(places[0]) + 1, places[1:])
 
     @torch.inference_mode()
     def read(batch: Sequence[Reading]) -> Sequence[FloatArray]:
@@ -340,5 +357,20 @@ def load_implicit(path: str, micro_batch_size: int, device: str | torch.device =
     return StepReader(
         "implicit", form, read,
         tokenizer=tokenizer, room=min(rooms, default=None), micro_batch_size=micro_batch_size,
-        tokens_per_pass=policy.base.tokens_per_pass,
+        tokens_per_pass=policy.base.tokens_per_pass, conversations=True,
     )  # fmt: skip
+
+
+def load_classifier(path: str, micro_batch_size: int, device: str | torch.device = "auto") -> RewardModel:
+    """A sequence classifier with one label or two, as TRL's `RewardTrainer` saves it.
+
+    Args:
+        path: folder or hub id.
+        micro_batch_size: responses per forward pass.
+        device: where it computes, as a key `device` says.
+
+    Raises:
+        CheckpointError: it cannot be read, is of another kind, or its tokenizer has no chat template.
+    """
+    read_notes(path, "classifier")
+    return SequenceClassifier(path, micro_batch_size=micro_batch_size, device=device)

@@ -15,6 +15,7 @@ the right, which a causal model never sees.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,14 +27,14 @@ from torch import Tensor
 from guerdon.devices import resolve_device
 from guerdon.errors import CheckpointError, ConfigError, DataError
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
-from guerdon.models.text_inputs import Reading, judge_readings
+from guerdon.models.text_inputs import Reading, judge_readings, refuse_conversation, unread
 from guerdon.policies import packing
 from guerdon.policies.packing import PACKED_ATTENTION
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text_files import read_model, read_pretrained, read_tokenizer
 from guerdon.policies.tokens import pad_id, pad_right
 from guerdon.settings.text_policy import TextPolicySettings
-from guerdon.types import Episode, Failure, FloatArray, IntArray, RewardInfo, Score
+from guerdon.types import Episode, Failure, FloatArray, IntArray, Message, RewardInfo, Score, Tool
 
 _NUMBERED = re.compile(r"\s*step\s+[0-9]+\b", re.IGNORECASE)
 MARK = "\ue000"  # placeholder of a marker while a text is put together; a private-use character
@@ -51,8 +52,11 @@ class UnreadableSolutionError(DataError):
         self.reason = reason
 
 
-Form = Callable[[str, Sequence[str]], Reading]
-"""A question and the bodies of its steps as ids; `ends_S` is where the value of each step is read."""
+Form = Callable[..., Reading]
+"""A question and the bodies of its steps as ids; `ends_S` is where the value of each step is read.
+
+That of a family that reads conversations takes `context` and `tools` too, as they are in an `Episode`.
+"""
 Values = Callable[[Sequence[Reading]], Sequence[FloatArray]]
 """Values of the steps of a few solutions."""
 Inputs = tuple[dict[str, Any], Tensor]
@@ -70,6 +74,7 @@ class StepReader:
         room: most tokens that the model takes; None for any number.
         micro_batch_size: solutions per forward pass.
         tokens_per_pass: most tokens in one, padding included; None: any number.
+        conversations: whether the form takes `context` and `tools`; without, a conversation is refused.
 
     Raises:
         ConfigError: `micro_batch_size` is below 1.
@@ -85,10 +90,11 @@ class StepReader:
         room: int | None,
         micro_batch_size: int,
         tokens_per_pass: int | None = None,
+        conversations: bool = False,
     ) -> None:
         if micro_batch_size < 1:
             raise ConfigError(f"micro_batch_size must be at least 1, got {micro_batch_size}")
-        self.form, self.tokenizer, self.room = form, tokenizer, room
+        self.form, self.tokenizer, self.room, self._conversations = form, tokenizer, room, conversations
         self._name, self._read, self._micro, self._tokens = name, read, micro_batch_size, tokens_per_pass
         added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
         self._control = (*sorted({*added, *tokenizer.all_special_tokens}), MARK)  # become tokens of the model's own
@@ -123,34 +129,35 @@ class StepReader:
         if not episode.texts:
             return Failure("no_step", "the solution has no step")
         try:
-            return self.tokenize(episode.task, episode.texts)
-        except UnreadableSolutionError as error:
-            return Failure(error.reason, str(error))
+            return self.tokenize(episode.task, episode.texts, context=episode.context, tools=episode.tools)
         except DataError as error:
-            return Failure("unknown_character", str(error))
+            return unread(error)
 
-    def tokenize(self, question: str, steps: Sequence[str]) -> Reading:
+    def tokenize(
+        self, question: str, steps: Sequence[str], *, context: Sequence[Message] = (), tools: Sequence[Tool] = ()
+    ) -> Reading:
         """A solution as the model reads it.
 
         Raises:
             UnreadableSolutionError: it cannot be read, and why.
+            ChatError: the family reads no such conversation.
             DataError: a character that the tokenizer lacks.
         """
-        for where, text in (("the question", question), *((f"step {k + 1}", s) for k, s in enumerate(steps))):
+        if not self._conversations:
+            refuse_conversation(self._name, context, tools)
+        texts = [("the question", question), *((f"step {k + 1}", s) for k, s in enumerate(steps))]
+        texts += [(f"message {k + 1}", json.dumps(m, ensure_ascii=False)) for k, m in enumerate((*context, *tools))]
+        for where, text in texts:
             for control in self._control:
                 if control in text:
                     raise UnreadableSolutionError("control_token", f"{where} has the control token {control!r}")
-        reading = self.form(question, [step.strip() for step in steps])
+        bodies = [step.strip() for step in steps]
+        more = {"context": context, "tools": tools} if self._conversations and (context or tools) else {}
+        reading = self.form(question, bodies, **more)
         assert len(reading.ends_S) == len(steps)
         if self.room is not None and len(reading) > self.room:
             raise UnreadableSolutionError("too_long", f"{len(reading)} tokens, the model has room for {self.room}")
         return reading
-
-
-def chat_text(tokenizer: Any, messages: Sequence[tuple[str, str]]) -> str:
-    """A finished chat of roles and texts, by the tokenizer's own template."""
-    chat = [{"role": role, "content": text} for role, text in messages]
-    return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=False))
 
 
 def marked_reading(tokenizer: Any, text: str, marker: str, token: int, *, special: bool, shift: int = 0) -> Reading:
@@ -170,19 +177,36 @@ def marked_reading(tokenizer: Any, text: str, marker: str, token: int, *, specia
     """
     pieces = text.split(MARK)
     ends = np.cumsum([len(p) + len(marker) for p in pieces[:-1]])
-    encoded = tokenizer(marker.join(pieces), add_special_tokens=special, return_offsets_mapping=True)
-    ids, unknown = np.asarray(encoded["input_ids"], dtype=np.int64), tokenizer.unk_token_id
-    known = (None, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
-    if unknown not in known and (ids == unknown).any():
-        raise DataError(f"the tokenizer lacks characters of {marker.join(pieces)[:80]!r}")
-    covers: dict[int, int] = {}
-    for index, (first, last) in enumerate(encoded["offset_mapping"]):
-        covers.update(dict.fromkeys(range(first, last), index))
-    places = np.array([covers.get(end - 1, -1) for end in ends], dtype=np.int64)
+    ids, places = located(tokenizer, marker.join(pieces), ends, special=special)
     for k, place in enumerate(places):
         if place < 0 or ids[place] != token:
             raise UnreadableSolutionError("no_marker", f"the mark behind step {k + 1} did not become the token {token}")
     return Reading(ids, 0, places + shift)
+
+
+def located(
+    tokenizer: Any, text: str, ends: Sequence[int] | IntArray, *, special: bool = False
+) -> tuple[IntArray, IntArray]:
+    """The ids of a text, and the token in which each of its beginnings ends (-1: none).
+
+    Args:
+        tokenizer: one with offsets (a fast tokenizer).
+        text: a text.
+        ends: lengths of its beginnings in characters.
+        special: whether the tokenizer adds its own beginning and end.
+
+    Raises:
+        DataError: a character that the tokenizer lacks.
+    """
+    encoded = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
+    ids, unknown = np.asarray(encoded["input_ids"], dtype=np.int64), tokenizer.unk_token_id
+    known = (None, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    if unknown not in known and (ids == unknown).any():
+        raise DataError(f"the tokenizer lacks characters of {text[:80]!r}")
+    covers: dict[int, int] = {}
+    for index, (first, last) in enumerate(encoded["offset_mapping"]):
+        covers.update(dict.fromkeys(range(first, last), index))
+    return ids, np.array([covers.get(int(end) - 1, -1) for end in ends], dtype=np.int64)
 
 
 def single_token(tokenizer: Any, text: str, path: str, *, count: int = 1) -> list[int]:

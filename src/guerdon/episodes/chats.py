@@ -1,0 +1,209 @@
+"""Chat messages and tools as data sets and requests hold them, in one form for every chat template.
+
+A message has a `role` (system, user, assistant, tool) and text as its `content`; an assistant's may have `tool_calls`,
+whose arguments are a map, as chat templates expect them. What is not text (pictures, sound, calls in an older form)
+is refused, because nothing here could read it. Tools are JSON schemas of functions.
+
+    messages = chat_messages([{"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
+                              {"role": "user", "content": "3+5=?"}])
+    question_of(messages), context_of(messages)     # "3+5=?", both messages: the first is a system turn
+    split_answer([*messages, {"role": "assistant", "content": "8"}])[1]      # "8"
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from guerdon.errors import DataError
+from guerdon.types import Failure, Message, Tool
+
+ROLES = ("system", "user", "assistant", "tool")
+_ALIASES = {"developer": "system", "model": "assistant", "ipython": "tool"}  # other names of these roles
+_KEPT = ("name", "tool_call_id", "reasoning_content", "reasoning", "thinking")  # texts that chat templates know
+_REASONING = _KEPT[2:]
+_UNREADABLE = ("function_call", "refusal", "audio", "images", "image", "videos", "video")  # said, but not as text
+
+
+class ChatError(DataError):
+    """A conversation that cannot be read, or that a model cannot be given in full.
+
+    Attributes:
+        reason: of the `Failure` that it is for one item.
+    """
+
+    reason = "unreadable_chat"
+
+    @property
+    def failure(self) -> Failure:
+        """Why the item has no value."""
+        return Failure(self.reason, str(self))
+
+
+def chat_messages(given: Any) -> tuple[Message, ...]:
+    """Chat messages with a role, text, and what else chat templates know; keys without a value are left out.
+
+    Args:
+        given: a list of maps with `role` and `content` (text, or parts of type `text`).
+
+    Raises:
+        ChatError: it is none, a role is unknown, or a message holds something else than text.
+    """
+    if not isinstance(given, list | tuple) or not given:
+        raise ChatError(f"a chat is a list of messages with role and content, this is {str(given)[:80]!r}")
+    return tuple(_message(message, f"message {k + 1}") for k, message in enumerate(given))
+
+
+def _message(given: Any, where: str) -> Message:
+    named = given.get("role") if isinstance(given, Mapping) else None
+    if not isinstance(named, str):
+        raise ChatError(f"{where}: a chat message needs role and content, this is {str(given)[:80]!r}")
+    role = _ALIASES.get(named, named)
+    if role not in ROLES:
+        raise ChatError(f"{where}: a chat message has one of the roles {', '.join(ROLES)}, this has {role[:40]!r}")
+    unread = next((key for key in _UNREADABLE if given.get(key)), None)
+    if unread is not None:
+        raise ChatError(f"{where} has {unread}, which cannot be read as text")
+    calls = given.get("tool_calls")
+    if calls and role != "assistant":
+        raise ChatError(f"{where} has tool_calls, and its role is {role}; only the assistant calls tools")
+    content = given.get("content")
+    if content is None and not calls:
+        raise ChatError(f"{where}: a chat message needs role and content, this is {str(given)[:80]!r}")
+    text = "" if content is None else text_of(content, where)
+    more: dict[str, Any] = {key: given[key] for key in _KEPT if isinstance(given.get(key), str) and given[key]}
+    return {"role": role, "content": text, **more, **({"tool_calls": _calls(calls, where)} if calls else {})}
+
+
+def text_of(content: Any, where: str = "a message") -> str:
+    """The text of a message's content: a string, or parts of type `text`.
+
+    Raises:
+        ChatError: something else.
+    """
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list | tuple) else []
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
+    if not texts or len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
+        raise ChatError(f"{where}: content must be a string, or parts of type text")
+    return "".join(map(str, texts))
+
+
+def _calls(given: Any, where: str) -> list[dict[str, Any]]:
+    """Calls of tools; arguments in JSON, as OpenAI's API has them, become maps."""
+    found = []
+    for call in given if isinstance(given, list | tuple) else [None]:
+        function = _function(call, f"{where}: a call of a tool")
+        arguments = function.get("arguments")
+        arguments = {} if arguments is None else _decoded(arguments)
+        if not isinstance(arguments, Mapping):
+            raise ChatError(f"{where}: the arguments of {function['name'][:40]!r} are no map: {str(arguments)[:80]!r}")
+        name = call.get("id") if isinstance(call, Mapping) else None
+        own = {"id": name} if isinstance(name, str) and name else {}
+        found.append({"type": "function", **own, "function": {"name": function["name"], "arguments": dict(arguments)}})
+    return found
+
+
+def tool_schemas(given: Any) -> tuple[Tool, ...]:
+    """Tools as `{"type": "function", "function": {"name": ..., ...}}`; none where there are none.
+
+    Args:
+        given: a list of such maps, or of the functions themselves, or either in JSON (as data sets hold them).
+
+    Raises:
+        ChatError: it is none, or a tool has no name.
+    """
+    given = _decoded(given)
+    if given is None or (isinstance(given, str | list | tuple) and not given):
+        return ()
+    if not isinstance(given, list | tuple):
+        raise ChatError(f"tools are a list of functions, this is {str(given)[:80]!r}")
+    found = []
+    for tool in map(_decoded, given):
+        function = _function(tool, "a tool")
+        described = {key: value for key, value in function.items() if value is not None and key != "type"}
+        found.append({"type": "function", "function": described})
+    return tuple(found)
+
+
+def _function(given: Any, what: str) -> Mapping[str, Any]:
+    """The function of a tool or of a call."""
+    function = given.get("function", given) if isinstance(given, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise ChatError(f"{what} needs a function with a name, this is {str(given)[:80]!r}")
+    return function
+
+
+def _decoded(value: Any) -> Any:
+    """The value of a JSON text; anything else, and other text, as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def question_of(messages: Sequence[Message]) -> str:
+    """The last user's turn: what an episode calls its task.
+
+    Raises:
+        ChatError: there is none, or the conversation does not end with a turn that an answer can follow.
+    """
+    if messages and messages[-1]["role"] not in ("user", "tool"):
+        last = messages[-1]["role"]
+        raise ChatError(f"the messages of a question end with the user's turn or a tool's, these with the {last}'s")
+    for message in reversed(messages):
+        if message["role"] == "user":
+            return str(message["content"])
+    raise ChatError("there is no turn of a user")
+
+
+def context_of(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """What `Episode.context` is of this conversation: nothing for one user's turn, which the task says already."""
+    alone = [{"role": "user", "content": messages[0]["content"]}] if messages else []
+    return () if list(messages) == alone else tuple(messages)
+
+
+def asked_key(question: str, context: Sequence[Message] = (), tools: Sequence[Tool] = ()) -> str:
+    """A text that is equal for equal conversations only: a lone question itself, else all that there is as JSON."""
+    if not context and not tools:
+        return question
+    return json.dumps([question, list(context), list(tools)], sort_keys=True)
+
+
+def split_answer(messages: Sequence[Message]) -> tuple[tuple[Message, ...], str]:
+    """A conversation, and the assistant's answer that ends it.
+
+    Raises:
+        ChatError: it does not end with an answer, the answer is not text alone, or there is no turn of a user.
+    """
+    if len(messages) < 2 or messages[-1]["role"] != "assistant":
+        raise ChatError("messages must end with a question and the assistant's answer to it")
+    question_of(messages[:-1])
+    return tuple(messages[:-1]), answer_text(messages[-1])
+
+
+def answer_text(message: Message) -> str:
+    """The text of an answer.
+
+    Raises:
+        ChatError: it has more than text: calls of tools, or reasoning in a field of its own.
+    """
+    if message["role"] != "assistant":
+        raise ChatError(f"a response is a message of the assistant, this one's role is {message['role']}")
+    more = next((key for key in ("tool_calls", *_REASONING) if message.get(key)), None)
+    if more is not None:
+        raise ChatError(f"the response has {more}, and a response is scored as text: leave it out, or put it there")
+    return str(message["content"])
+
+
+def beyond_question(context: Sequence[Message], tools: Sequence[Tool]) -> str:
+    """What there is besides one user's turn, in words; empty where there is nothing."""
+    kinds = [m["role"] for m in context if m["role"] != "system" or m["content"].strip()]
+    counts = {
+        "system turn": kinds.count("system"), "other turn": len(kinds) - kinds.count("system") - 1, "tool": len(tools),
+    }  # fmt: skip
+    return " and ".join(f"{n} {what}{'s' * (n > 1)}" for what, n in counts.items() if n > 0)
