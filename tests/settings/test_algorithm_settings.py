@@ -9,7 +9,9 @@ from pydantic import ValidationError
 
 from guerdon.config import to_plain, validate
 from guerdon.errors import ConfigError
+from guerdon.rl.run import run
 from guerdon.settings.algorithm import ControlAlgorithmSettings, TextAlgorithmSettings
+from guerdon.settings.estimate import estimate
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 
@@ -253,6 +255,19 @@ def test_gamma_is_the_discount_of_what_has_none_of_its_own():
         Study.model_validate({**TEXT, **given})
 
 
+def test_only_a_run_of_a_language_model_needs_prompts(tmp_path):
+    train = {"prm": {"type": "stepwise", "save_dir": "prm"}}
+    study = Study.model_validate({"policy": TEXT["policy"], "train": train, "work_dir": str(tmp_path / "work")})
+    assert study.data is None
+    for command in ("train", "evaluate"):
+        assert estimate(study, command)
+    with pytest.raises(ConfigError, match="add a data section"):
+        estimate(study, "run")
+    with pytest.raises(ConfigError, match="add a data section"):
+        run(study)
+    assert not (tmp_path / "work").exists()
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -269,7 +284,6 @@ def test_gamma_is_the_discount_of_what_has_none_of_its_own():
         ({"runner": {"film_frames": 3}}, "film_frames would do nothing"),
         ({"reward": {"combine_mode": "add"}}, "combine_mode would do nothing"),
         ({"env": {"task": "door-close"}}, "env would do nothing with policy.type text"),
-        ({"data": None}, "needs a data section"),
         ({"data": {"n_samples": 1, "filter_accuracy": False}}, "n_samples must be at least 2"),
         ({"policy": {"type": "mlp"}}, "data would do nothing with policy.type mlp"),
     ],

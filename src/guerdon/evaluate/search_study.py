@@ -137,7 +137,8 @@ def questions_of(settings: SearchSettings, data: DataSettings) -> tuple[Prompt, 
     """
     if settings.questions is None:
         return load_prompts(data)[1][: settings.limit]
-    prompts = read_prompts(settings.questions, answered=False)[: settings.limit]
+    readable = None if data.type == "generated" else data
+    prompts = read_prompts(settings.questions, answered=False, data=readable)[: settings.limit]
     return tuple(prompted(prompt, data) for prompt in prompts)
 
 

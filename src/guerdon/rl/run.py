@@ -18,6 +18,7 @@ from guerdon.folder_lock import held
 from guerdon.rl.checkpoint import latest_checkpoint
 from guerdon.rl.loop import Loop
 from guerdon.rl.reward_warnings import reward_warnings
+from guerdon.settings.data import run_prompts
 from guerdon.settings.study import Study
 
 
@@ -36,9 +37,11 @@ def run(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any]]:
         The run's folder and its summary.
 
     Raises:
-        ConfigError: the folder is taken by another run, or holds another configuration.
+        ConfigError: the folder is taken, or holds another configuration; or a language model has no prompts.
         GuerdonError: whatever stopped the run; it is also written to `FAILED.json`.
     """
+    if study.text:
+        run_prompts(study.data)
     folder = run_folder(study)
     if resume and (folder / "COMPLETE").is_file() and (folder / "config.yaml").is_file():
         return _run(study, folder, resume=True)  # there is nothing to write

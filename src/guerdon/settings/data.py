@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from guerdon.errors import ConfigError
 from guerdon.registry import Registry
 from guerdon.settings.base import PARAMS, ByName, Named, Settings, refuse
 
@@ -272,3 +273,16 @@ DataSettings = Annotated[
     GeneratedDataSettings | FilesDataSettings | GSM8KDataSettings | HubDataSettings, ByName("type", "generated")
 ]
 """`data`: prompts with known answers, generated or read, and what happens to them before the update."""
+
+
+def run_prompts(data: DataSettings | None) -> DataSettings:
+    """The `data` section of a run with a language model.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if data is None:
+        raise ConfigError(
+            "a language model runs on prompts: add a data section (what they are, how answers are verified)"
+        )
+    return data

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.durations import duration
-from guerdon.settings.data import ChainSettings, DataSettings, FilesDataSettings
+from guerdon.settings.data import ChainSettings, DataSettings, FilesDataSettings, run_prompts
 from guerdon.settings.estimate_text import estimate_text_run, estimate_text_train
 from guerdon.settings.estimate_vla import estimate_vla, vla_bytes
 from guerdon.settings.evaluate import EvaluateTextSettings, GeneratedBenchSettings, judged_names
@@ -260,7 +260,7 @@ def estimate_run(study: Study) -> dict[str, Any]:
             "responses": runner.total_steps,
             "evaluation responses": evaluations,
             "parameters": str(size),
-            **estimate_text_run(study, written=solution_tokens(study.data)),
+            **estimate_text_run(study, written=solution_tokens(run_prompts(study.data))),
             "seconds": START + text_seconds(size, study.data) * responses,
             "bytes": int(text_bytes(size, runner.keep_checkpoints)),
         }

@@ -370,8 +370,6 @@ class Study(Settings):
             raise ValueError(f"{wrong[0]} does not go with {kind}")
         if not self.reward.use_reward_model and not self.text and self.env.vectorization == "sync":
             refuse(set(LIMITS) & self.reward.model_fields_set, "use_reward_model: false", "reward")
-        if self.text and self.data is None and not (self.label is not None and self.label.data_paths):
-            raise ValueError("a language model needs a data section: its prompts and their verifier")
         return self
 
     @model_validator(mode="after")

@@ -1,6 +1,7 @@
-"""Prompts from files and data sets: PRIME's and verl's schema, plain questions and answers, GSM8K, `datasets`.
+"""Prompts from files and data sets: PRIME's and verl's schema, questions and answers, multiple choice, GSM8K.
 
-A row that cannot be understood is an error with its file and line; nothing is skipped in silence.
+A row that cannot be understood is an error with its file and line. A row whose true answer is missing or cannot be read
+is skipped, and a line says how many were; a file where these are more than 5 % is refused.
 
     train, validation = load_prompts(GSM8KDataSettings(path="data/gsm8k"))
     prompts = read_prompts("train.parquet")
@@ -8,6 +9,9 @@ A row that cannot be understood is an error with its file and line; nothing is s
 
 from __future__ import annotations
 
+import functools
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,19 +21,17 @@ from guerdon.episodes.chats import ChatError, chat_messages, question_of, tool_s
 from guerdon.episodes.row_files import good_rows
 from guerdon.errors import DataError, MissingDependencyError, boundary
 from guerdon.hub import check_data_set
-from guerdon.settings.data import (
-    VERIFIERS,
-    DataSettings,
-    FilesDataSettings,
-    GSM8KDataSettings,
-    HubDataSettings,
-)
+from guerdon.progress import log_line
+from guerdon.settings.data import VERIFIERS, DataSettings
 from guerdon.types import Message, Tool
 from guerdon.worlds.answers import final_answer, last_boxed
+from guerdon.worlds.choices import is_blank, read_choices
 from guerdon.worlds.code_forms import tests_of_row
-from guerdon.worlds.code_tests import check_isolation, is_code, read_tests
+from guerdon.worlds.code_tests import check_isolation, is_code
+from guerdon.worlds.golds import ReadDataSettings, unreadable_golds
 from guerdon.worlds.prompts import (
     Prompt,
+    UnreadableGoldError,
     check_contamination,
     hold_out,
     insert_examples,
@@ -44,6 +46,7 @@ _QUESTIONS = ("question", "problem", "query", "prompt")
 _TASKS = {"test_list": "text", "public_test_cases": "question_content"}  # of MBPP and LiveCodeBench, by their tests
 _ANSWERS = ("ground_truth", "answer", "final_answer", "expected_answer", "target")
 _SOLUTIONS = ("solution", "rationale", "generated_solution")
+MOST_SKIPPED = 0.05  # of a file's rows
 
 
 def load_prompts(settings: DataSettings) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
@@ -64,7 +67,6 @@ def load_prompts(settings: DataSettings) -> tuple[tuple[Prompt, ...], tuple[Prom
         else:
             validation = separate
     check_contamination(train, validation)
-    _check_code_rows(settings, (*train, *validation))
     examples = [prompt for prompt in train if prompt.solution][: settings.shots]
     if len(examples) < settings.shots or len(train) <= settings.shots:
         raise DataError(
@@ -86,66 +88,60 @@ def prompted(prompt: Prompt, settings: DataSettings, examples: Sequence[Prompt] 
     return replace(prompt, messages=messages, given=() if messages == own else own)
 
 
-def _check_code_rows(settings: DataSettings, prompts: tuple[Prompt, ...]) -> None:
+def _check_code_rows(settings: ReadDataSettings, prompts: Iterable[Prompt]) -> None:
     """Refuse programming tasks that would not be judged by their tests.
 
     Raises:
-        DataError: the settings name another verifier, or the tests of a row cannot be read.
+        DataError: the settings name another verifier.
         MissingDependencyError: programs cannot be run in isolation on this machine.
     """
-    rows = [prompt for prompt in prompts if is_code(prompt.ability, prompt.ground_truth)]
-    if settings.verifier == "code":
-        rows = list(prompts)
-    elif VERIFIERS.is_own(settings.verifier):
+    if VERIFIERS.is_own(settings.verifier):
         return
-    elif rows and settings.verifier != "auto":
+    rows = [prompt for prompt in prompts if is_code(prompt.ability, prompt.ground_truth)]
+    if rows and settings.verifier not in ("auto", "code"):
         raise DataError(
             f"{len(rows)} rows are programming tasks, the first is {rows[0].id}: {rows[0].question[:80]!r}; "
             f"data.verifier {settings.verifier} cannot judge them: remove it, or leave them out"
         )
-    for prompt in rows:
-        try:
-            read_tests(prompt.ground_truth)
-        except DataError as error:
-            raise DataError(f"row {prompt.id} is a programming task, but {error}; leave it out") from error
-    if rows:
+    if rows or settings.verifier == "code":
         check_isolation()
 
 
-def _sources(
-    settings: FilesDataSettings | GSM8KDataSettings | HubDataSettings,
-) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...] | None]:
+def _sources(settings: ReadDataSettings) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...] | None]:
     """Training prompts, and validation prompts where the settings name a place for them."""
     if settings.type == "files":
         train, validation = (
-            with_unique_ids(prompt for name in names for prompt in read_prompts(name))
+            with_unique_ids(prompt for name in names for prompt in read_prompts(name, data=settings))
             for names in (settings.train_files, settings.val_files)
         )
         return train, validation if settings.val_files else None
 
     def split(name: str) -> tuple[Prompt, ...]:
         if settings.type == "datasets":
-            return read_dataset(settings.path, name, settings.name)
-        return read_gsm8k(settings.path, name)
+            return read_dataset(settings.path, name, settings.name, data=settings)
+        return read_gsm8k(settings.path, name, data=settings)
 
     return split(settings.train_split), split(settings.val_split) if settings.val_split else None
 
 
-def read_prompts(path: Path | str, *, answered: bool = True) -> tuple[Prompt, ...]:
+def read_prompts(
+    path: Path | str, *, answered: bool = True, data: ReadDataSettings | None = None
+) -> tuple[Prompt, ...]:
     """The prompts of a JSONL, JSON (a list of rows) or Parquet file.
 
     Args:
         path: the file.
         answered: every row must have a true answer; otherwise those without one get an empty `ground_truth`.
+        data: names the verifier; rows whose true answer it cannot read are skipped too.
 
     Raises:
-        DataError: the file is missing or of another kind, or a row cannot be understood.
+        DataError: the file is missing or of another kind, a row cannot be understood, or more than 5 % are skipped.
     """
     path = Path(path)
-    return _prompts(good_rows(path), path.stem, path, answered=answered)
+    return _prompts(good_rows(path), path.stem, path, answered=answered, data=data)
 
 
-def read_gsm8k(folder: Path | str, split: str = "train") -> tuple[Prompt, ...]:
+def read_gsm8k(folder: Path | str, split: str = "train", *, data: ReadDataSettings | None = None) -> tuple[Prompt, ...]:
     """The problems of GSM8K's own files (Cobbe et al. 2021, 2110.14168): `train.jsonl` and `test.jsonl`.
 
     Raises:
@@ -157,21 +153,24 @@ def read_gsm8k(folder: Path | str, split: str = "train") -> tuple[Prompt, ...]:
         raise DataError(f"{path}: there is no such file; the folder of GSM8K has {there}")
     rows = list(good_rows(path))
     for where, row in rows:
-        if "####" not in str(row.get("answer")):
+        if isinstance(row, Mapping) and not is_blank(row.get("answer")) and "####" not in str(row.get("answer")):
             raise DataError(f"{where}: a row of GSM8K has an answer that ends in '#### <number>'; this one has none")
-    return _prompts(rows, "openai/gsm8k", path, ability="math")
+    return _prompts(rows, "openai/gsm8k", path, ability="math", data=data)
 
 
-def read_dataset(path: str, split: str, name: str | None = None) -> tuple[Prompt, ...]:
+def read_dataset(
+    path: str, split: str, name: str | None = None, *, data: ReadDataSettings | None = None
+) -> tuple[Prompt, ...]:
     """The prompts of a folder of the `datasets` library, or of a data set on the hub.
 
     Args:
         path: a folder that `save_to_disk` wrote, a folder of data files, or a hub id.
         split: which split.
         name: the configuration, where there are several.
+        data: as for `read_prompts`.
 
     Raises:
-        DataError: it cannot be loaded, has no such split, or a row cannot be understood.
+        DataError: it cannot be loaded, has no such split, or its rows cannot be understood (see `read_prompts`).
         MissingDependencyError: `datasets` is not installed.
     """
     try:
@@ -194,16 +193,54 @@ def read_dataset(path: str, split: str, name: str | None = None) -> tuple[Prompt
         else:
             loaded = datasets.load_dataset(path, name, split=split, trust_remote_code=False)
         rows = [(f"{path}[{split}] row {i}", row) for i, row in enumerate(loaded)]
-    return _prompts(rows, path if "/" in path and not folder.exists() else folder.name, f"{path}[{split}]")
+    return _prompts(rows, path if "/" in path and not folder.exists() else folder.name, f"{path}[{split}]", data=data)
 
 
 def _prompts(
-    rows: Iterable[tuple[str, Any]], source: str, read: Path | str, ability: str = "", *, answered: bool = True
+    rows: Iterable[tuple[str, Any]],
+    source: str,
+    read: Path | str,
+    ability: str = "",
+    *,
+    answered: bool = True,
+    data: ReadDataSettings | None = None,
 ) -> tuple[Prompt, ...]:
-    prompts = with_unique_ids(prompt_from_row(row, where, source, ability, answered=answered) for where, row in rows)
+    """The prompts of one file or split, without those whose true answer cannot be read."""
+    prompts: list[Prompt] = []
+    places: list[str] = []
+    skipped: list[tuple[str, str]] = []  # place and reason
+    for where, row in rows:
+        try:
+            prompts.append(prompt_from_row(row, where, source, ability, answered=answered))
+            places.append(where)
+        except UnreadableGoldError as error:
+            skipped.append((where, str(error)))
+    total = len(prompts) + len(skipped)
+    share = len(skipped) / max(total, 1)
+    if data is not None:
+        _check_code_rows(data, prompts)
+        found = unreadable_golds(prompts, data)
+        skipped += [(places[i], f"{places[i]}: {reason}") for i, reason in found.reasons.items()]
+        share += found.share * len(prompts) / max(total, 1)
+        prompts = [prompt for i, prompt in enumerate(prompts) if i not in found.reasons]
+    if share > MOST_SKIPPED:
+        raise DataError(
+            f"{skipped[0][1]}; {len(skipped)} of {total} rows have no true answer that can be read, and more than "
+            f"{MOST_SKIPPED:.0%} of a file are not skipped: correct each or leave it out"
+        )
+    if skipped:
+        numbers = ", ".join(re.findall(r"\d+$", where)[-1] for where, _ in skipped[:5])
+        more = ", ..." if len(skipped) > 5 else ""
+        _log_once(
+            f"{read}: skipped {len(skipped)} of {total} rows whose true answer cannot be read (rows {numbers}{more}); "
+            f"the first: {skipped[0][1]}"
+        )
     if not prompts:
         raise DataError(f"{read}: there is no prompt in it; give a file with a row per question")
-    return prompts
+    return with_unique_ids(prompts)
+
+
+_log_once = functools.cache(log_line)  # a command may read a file several times
 
 
 def prompt_from_row(row: Any, where: str, data_source: str, ability: str = "", *, answered: bool = True) -> Prompt:
@@ -215,22 +252,31 @@ def prompt_from_row(row: Any, where: str, data_source: str, ability: str = "", *
     have any of the forms of `code_forms`. Another true answer is
     `reward_model.ground_truth`, or one of `ground_truth`, `answer`, `final_answer`, `expected_answer`, `target`; of
     an `answer` with `####` or `\boxed{}` the part these mark, and the whole is the worked solution. With a
-    `solution` alone, the answer is what it marks.
+    `solution` alone, the answer is what it marks. Of a multiple-choice question (see `choices.py`) the options follow
+    the question as lettered lines, and the answer is the letter.
 
     Args:
         row: a mapping.
         where: file and line, for errors.
         data_source: where the row names none.
         ability: where the row names none.
-        answered: refuse a row without a true answer.
+        answered: a row must have a true answer.
 
     Raises:
+        UnreadableGoldError: with `where`; its true answer is missing.
         DataError: with `where` and what is missing.
     """
     if not isinstance(row, Mapping):
         raise DataError(f"{where}: a row must be a map of keys, this is {type(row).__name__}")
-    messages, tools = _messages(row, where), _tools(row, where)
-    gold, solution = _gold(row, where, answered=answered)
+    row = {key: None if isinstance(value, float) and is_blank(value) else value for key, value in row.items()}  # NaN
+    choices, tools = read_choices(row, where, answered=answered), _tools(row, where)
+    if choices is None:
+        messages = _messages(row, where)
+        gold, solution = _gold(row, where, answered=answered)
+    else:
+        messages = _messages(row if choices.question is None else {"question": choices.question}, where)
+        messages = (*messages[:-1], {"role": "user", "content": choices.asked(messages[-1]["content"])})
+        gold, solution = choices.answer, None if choices.shuffled else _solution(row)
     info = row.get("extra_info") or {}
     if not isinstance(info, Mapping):
         raise DataError(f"{where}: extra_info must be a map of keys, this is {type(info).__name__}")
@@ -271,30 +317,48 @@ def _tools(row: Mapping[str, Any], where: str) -> tuple[Tool, ...]:
         raise DataError(f"{where}: tools: {error}") from error
 
 
+def _solution(row: Mapping[str, Any]) -> str | None:
+    """The worked solution of a row: a column of its own, or an answer that marks its result."""
+    solution = next((row[key] for key in _SOLUTIONS if isinstance(row.get(key), str) and row[key].strip()), None)
+    answer = next((row[key] for key in _ANSWERS if not is_blank(row.get(key))), None)
+    return solution or (answer if isinstance(answer, str) and _marks(answer) else None)
+
+
+def _marks(text: str) -> bool:
+    return "####" in text or last_boxed(text) is not None
+
+
 def _gold(row: Mapping[str, Any], where: str, *, answered: bool) -> tuple[str, str | None]:
     """True answer and worked solution of a row."""
-    solution = next((row[key] for key in _SOLUTIONS if isinstance(row.get(key), str)), None)
+    solution = _solution(row)
     tests = tests_of_row(row)
     if tests is not None:
         return tests, solution
     model = row.get("reward_model")
-    if isinstance(model, Mapping):
-        return _as_text(model.get("ground_truth"), f"{where}: reward_model.ground_truth"), solution
-    key = next((key for key in _ANSWERS if row.get(key) is not None), None)
-    if key is not None:
-        text = _as_text(row[key], f"{where}: {key}")
-        marked = final_answer(text) if "####" in text or last_boxed(text) else None
-        return (text, solution) if marked is None else (marked, solution or text)
-    stated = final_answer(solution) if solution else None
-    if stated is None and not answered:
+    try:
+        if isinstance(model, Mapping):
+            return _as_text(model.get("ground_truth"), f"{where}: reward_model.ground_truth"), solution
+        key = next((key for key in _ANSWERS if not is_blank(row.get(key))), None)
+        if key is not None:
+            text = _as_text(row[key], f"{where}: {key}")
+            gold = final_answer(text) if _marks(text) else text
+            if gold is None or is_blank(gold):
+                raise UnreadableGoldError(f"{where}: {key} marks no answer: {text[-80:]!r}")
+            return gold, solution
+        stated = final_answer(solution) if solution else None
+        if stated is None:
+            wanted = f"reward_model.ground_truth, one of {', '.join(_ANSWERS)}, or a solution that marks its answer"
+            raise UnreadableGoldError(f"{where}: no true answer; expected {wanted}; found {', '.join(map(str, row))}")
+        return stated, solution
+    except UnreadableGoldError:
+        if answered:
+            raise
         return "", solution
-    if stated is None:
-        wanted = f"reward_model.ground_truth, one of {', '.join(_ANSWERS)}, or a solution that marks its answer"
-        raise DataError(f"{where}: no true answer; expected {wanted}; found {', '.join(map(str, row))}")
-    return stated, solution
 
 
 def _as_text(value: Any, where: str) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
-        raise DataError(f"{where} must be text or a number, this is {str(value)[:80]!r}")
+    missing = is_blank(value) or (isinstance(value, float) and not math.isfinite(value))
+    if missing or isinstance(value, bool) or not isinstance(value, str | int | float):
+        kind = UnreadableGoldError if missing else DataError
+        raise kind(f"{where} must be text or a number, this is {str(value)[:80]!r}")
     return str(value).strip()

@@ -21,6 +21,10 @@ from guerdon.errors import CheckpointError, DataError
 from guerdon.types import Message, Tool
 
 
+class UnreadableGoldError(DataError):
+    """A row whose true answer is missing or cannot be read: it is skipped and counted."""
+
+
 @dataclass(frozen=True)
 class Prompt:
     """A question, its true answer, and where it comes from.
