@@ -58,8 +58,16 @@ def compare_words(gold: str, answer: str) -> tuple[Word, str] | None:
 
 
 def _separated(text: str, number: str) -> tuple[Word, str] | None:
-    """No verdict where commas or points separate thousands or decimals in some reading that is the number."""
+    """No verdict where commas or points separate thousands or decimals in some reading that is the number.
+
+    A comma separates no thousands behind a single 0, and behind more than three digits where other than three follow:
+    `1000,99` is 1000.99.
+    """
     *whole, last = re.split("[.,'\u2019]", text)
+    digits = whole[0].lstrip("+-")
+    decimal = len(whole) == 1 and "," in text and (digits == "0" or (len(digits) > 3 and len(last) != 3))
+    if decimal and same_number(number, text.replace(",", ".")):
+        return "equal", ""
     if any(same_number(number, reading) for reading in ("".join((*whole, last)), f"{''.join(whole)}.{last}")):
         return "answer_unparsable", "commas or points that may separate thousands, decimals or a list"
     return "different", ""
