@@ -9,6 +9,7 @@ progress.close()
 from __future__ import annotations
 
 import sys
+from functools import cache
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -28,6 +29,12 @@ def log_line(line: str) -> None:
         return
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
+
+
+@cache
+def log_once(line: str) -> None:
+    """`log_line`, of a line that this process has not written yet."""
+    log_line(line)
 
 
 class ProgressBar:

@@ -30,11 +30,14 @@ SHAPE = {
 CAUSAL = {
     "qwen2": (Qwen2ForTokenClassification, Qwen2Config, {"num_key_value_heads": 2}),
     "window": (MistralForTokenClassification, MistralConfig, {"num_key_value_heads": 2, "sliding_window": 5}),
-}
+    "caps_its_scores": (
+        Gemma2ForTokenClassification, Gemma2Config,
+        {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 5, "attn_logit_softcapping": 0.5},
+    ),
+}  # fmt: skip
 OTHERS = {
     "looks_both_ways": (BertForTokenClassification, BertConfig, {}),
     "hands_nothing_on": (NemotronForTokenClassification, NemotronConfig, {"num_key_value_heads": 2}),
-    "caps_its_logits": (Gemma2ForTokenClassification, Gemma2Config, {"num_key_value_heads": 2, "head_dim": 8}),
 }
 TOKENIZER = byte_tokenizer()
 

@@ -195,7 +195,7 @@ class GroupSampler:
         tokenizer, n = self.policy.tokenizer, group.n
         begun = [response_ids(tokenizer, request.prefix)[:-1] for request in group.requests]
         starts = [sequence(request.prompt, ids) for request, ids in zip(group.requests, begun, strict=True)]
-        room = getattr(self.policy.base.model.config, "max_position_embeddings", None)
+        room = self.policy.base.positions
         most = max(1, group.limit - min(len(ids) for ids in begun))
         if room is not None and any(len(ids) for ids in begun):
             most = max(1, min(most, room - max(map(len, starts))))

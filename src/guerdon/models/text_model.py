@@ -120,9 +120,6 @@ class TextRewardModel:
         policy: the language model; its adapter or all of its weights are what is trained.
         card: what it is.
         micro_batch_size: solutions per forward pass when scoring.
-
-    Raises:
-        ConfigError: a head on a model whose logits are not a linear layer of its hidden states.
     """
 
     has_head = True
@@ -137,13 +134,7 @@ class TextRewardModel:
         self.policy, self.card, self.micro_batch_size = policy, card, micro_batch_size
         self.head: nn.Linear | None = None
         if self.has_head:
-            if not policy.base.plain_head:
-                raise ConfigError(
-                    f"{type(policy.base.model).__name__} gives no hidden states that a head could read; take another "
-                    "architecture, or type: verdict"
-                )
-            width = int(policy.base.model.get_input_embeddings().weight.shape[1])
-            self.head = new_head(width, int(card.learning.get("seed", 0))).to(policy.device)
+            self.head = new_head(policy.base.width, int(card.learning.get("seed", 0))).to(policy.device)
 
     @classmethod
     def start(cls, policy: TextPolicy, card: TextModelCard, fresh: Callable[[], TextPolicy]) -> TextRewardModel:
@@ -252,8 +243,7 @@ class TextRewardModel:
     @property
     def room(self) -> int | None:
         """Tokens that it can read: its limit, or the positions it has."""
-        positions = getattr(self.policy.base.model.config, "max_position_embeddings", None)
-        limits = [n for n in (self.card.max_length, positions) if n is not None]
+        limits = [n for n in (self.card.max_length, self.policy.base.positions) if n is not None]
         return min(limits, default=None)
 
     def score(self, episodes: Sequence[Episode]) -> list[Score]:

@@ -39,7 +39,7 @@ class VerdictModel(TextRewardModel):
     """A probability of CORRECT per step.
 
     Raises:
-        ConfigError: both verdicts begin with the same token.
+        ConfigError: both verdicts begin with the same token, or the architecture has no attention that a mask decides.
         DataError: the tokenizer lacks their characters.
     """
 
@@ -48,6 +48,11 @@ class VerdictModel(TextRewardModel):
 
     def __init__(self, policy: TextPolicy, card: TextModelCard, *, micro_batch_size: int = 16) -> None:
         super().__init__(policy, card, micro_batch_size=micro_batch_size)
+        if not policy.base.reads_masks:
+            raise ConfigError(
+                f"type: verdict does not work with {type(policy.base.model).__name__}, whose attention takes no mask: "
+                "take type: stepwise"
+            )
         self.tail, right, wrong = piece_ids(self.tokenizer, [EVALUATE, TARGETS[True], TARGETS[False]])
         self.verdicts = (int(right[0]), int(wrong[0]))
         if self.verdicts[0] == self.verdicts[1]:

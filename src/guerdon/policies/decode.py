@@ -311,10 +311,9 @@ class HFDecoder:
     def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         base = self._base
         base.model.eval()
-        eager = "eager" if base.settings.attention == "eager" else "sdpa"
         with (
             base.adapter(self._policy.adapter),
-            base.attention(eager),
+            base.attention("eager" if base.settings.attention == "eager" else base.fused),
             torch.autocast(base.device.type, torch.bfloat16, enabled=base.bf16),
         ):
             out = base.model(

@@ -182,7 +182,7 @@ class LocalEngine:
         return tokens_N_T, log_probs_N_T
 
     def _check(self, prompts: Sequence[IntArray], max_new_tokens: int) -> None:
-        room = getattr(self.policy.base.model.config, "max_position_embeddings", None)
+        room = self.policy.base.positions
         longest = max((len(p) for p in prompts), default=0)
         if any(len(p) == 0 for p in prompts):
             raise DataError("a prompt has no tokens; a chat template gives at least one")

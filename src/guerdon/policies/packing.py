@@ -10,7 +10,7 @@ back from, so no mask is needed either way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,33 +134,83 @@ def packs(model: Any, *, bf16: bool = False) -> bool:
         bool(getattr(model, "_supports_attention_backend", False))
         and not getattr(model, "_is_stateful", False)
         and set(kinds) <= {"full_attention", "sliding_attention"}
-        and getattr(model.config, "attn_logit_softcapping", None) is None  # which our attention does not do
         and not any(name.endswith(".sinks") for name, _ in model.named_parameters())
         and bool(looks_back)
         and all(looks_back)
-        and _reads_alike(model, bf16 or model.dtype != torch.float32)
+        and _packs_alike(model, bf16 or model.dtype != torch.float32)
     )
 
 
-@torch.no_grad()
-def _reads_alike(model: Any, half: bool) -> bool:
-    """The last hidden states of two sequences, packed and each alone."""
-    body, training, before = model.base_model, model.training, model.config._attn_implementation
-    vocabulary = int(model.get_input_embeddings().weight.shape[0])
-    device = model.get_input_embeddings().weight.device
+def reads_masks(
+    model: Any, body: Any, in_layers: Callable[[Layout], Tensor | dict[str, Tensor]], *, attention: str, bf16: bool = False
+) -> bool:
+    """Whether a network reads a text with two endings, kept apart by a mask, as it reads each whole; tried with one.
+
+    Args:
+        model: the network.
+        body: the part that gives last hidden states.
+        in_layers: a layout's mask as the network takes it.
+        attention: the implementation that takes it.
+        bf16: as of `packs`.
+    """
+    ids, device = _some_ids(model, 7)
+    text, endings, end = 4, (2, 3), 2  # the endings follow the second token
+    positions = torch.cat([torch.arange(text), *(end + torch.arange(n) for n in endings)])[None].to(device)
+    mask = torch.eye(positions.shape[1], dtype=torch.bool)
+    mask[:text, :text] = torch.ones(text, text).tril()
+    starts = (text, text + endings[0])
+    for start, n in zip(starts, endings, strict=True):
+        mask[start : start + n, :end] = True
+        mask[start : start + n, start : start + n] = torch.ones(n, n).tril()
+    none = torch.zeros(0, dtype=torch.int64)
+    rows = [torch.cat([ids[:end], ids[text:][:n]]) for n in endings]
+    whole = torch.cat([ids[:text], *(row[end:] for row in rows)])[None]
+    layout = Layout(whole, positions, none, none, None, mask[None, None].to(device))
+    places = torch.cat([torch.cat([torch.arange(end), start + torch.arange(n)])
+                        for start, n in zip(starts, endings, strict=True)])  # fmt: skip
+
+    def masked() -> Tensor:
+        found: Tensor = body(
+            input_ids=whole, position_ids=positions, use_cache=False, attention_mask=in_layers(layout)
+        ).last_hidden_state[0, places]
+        return found
+
+    return _reads_alike(model, rows, masked, attention, bf16 or model.dtype != torch.float32)
+
+
+def _packs_alike(model: Any, half: bool) -> bool:
+    """Whether two sequences are read alike packed and each alone."""
     lengths = (3, 7)
-    ids = [torch.arange(n, device=device) * 7919 % vocabulary for n in lengths]
-    positions = torch.cat([torch.arange(n, device=device) for n in lengths])
+    rows, device = [_some_ids(model, n)[0] for n in lengths], _some_ids(model, 1)[1]
     places = torch.cat([torch.arange(n, device=device) + row * max(lengths) for row, n in enumerate(lengths)])
+    positions = torch.cat([torch.arange(n, device=device) for n in lengths])[None]
     register()
+
+    def packed() -> Tensor:
+        found: Tensor = model.base_model(
+            input_ids=torch.cat(rows)[None], position_ids=positions, use_cache=False,
+            packing=Packing(places, len(lengths), max(lengths), eager=False),
+        ).last_hidden_state[0]  # fmt: skip
+        return found
+
+    return _reads_alike(model, rows, packed, PACKED_ATTENTION, half)
+
+
+def _some_ids(model: Any, count: int) -> tuple[Tensor, torch.device]:
+    """(count,) ids of a network, and its device."""
+    table = model.get_input_embeddings().weight
+    return torch.arange(count, device=table.device) * 7919 % int(table.shape[0]), table.device
+
+
+@torch.no_grad()
+def _reads_alike(model: Any, rows: list[Tensor], together: Callable[[], Tensor], attention: str, half: bool) -> bool:
+    """Whether the last hidden states of sequences read together, by some attention, are those of each alone."""
+    training, before = model.training, model.config._attn_implementation
     model.eval()
     try:
-        alone = torch.cat([body(input_ids=x[None], use_cache=False).last_hidden_state[0] for x in ids]).float()
-        model.set_attn_implementation(PACKED_ATTENTION)
-        packed = body(
-            input_ids=torch.cat(ids)[None], position_ids=positions[None], use_cache=False,
-            packing=Packing(places, len(lengths), max(lengths), eager=False),
-        ).last_hidden_state[0].float()  # fmt: skip
+        alone = torch.cat([model.base_model(input_ids=x[None], use_cache=False).last_hidden_state[0] for x in rows])
+        model.set_attn_implementation(attention)
+        found, alone = together().float(), alone.float()
     except torch.OutOfMemoryError:
         raise
     except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError):
@@ -169,7 +219,7 @@ def _reads_alike(model: Any, half: bool) -> bool:
         model.set_attn_implementation(before)
         model.train(training)
     allowed = 0.1 if half else 1e-3
-    return bool((packed - alone).abs().max() <= allowed * alone.abs().max())
+    return bool((found - alone).abs().max() <= allowed * alone.abs().max())
 
 
 def packed_attention(
@@ -183,6 +233,7 @@ def packed_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each of the packed sequences, in the form transformers calls.
@@ -197,6 +248,7 @@ def packed_attention(
         scaling: of the scores; None for D ** -0.5.
         dropout: of the attention weights.
         sliding_window: how far back a token sees; None for to the start.
+        softcap: of the scores, which torch's fused attention cannot do; None for none.
 
     Returns:
         (1, N, H, D), and None for the weights.
@@ -206,10 +258,12 @@ def packed_attention(
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
     n = packing.longest
     window = sliding_window if sliding_window is not None and sliding_window < n else None
-    if packing.eager or window is not None:
+    eager = packing.eager or softcap is not None
+    if eager or window is not None:
         bias = causal_bias(n, window, q)
-        if packing.eager:
-            weights = ((q * scale) @ k.transpose(-1, -2) + bias).softmax(-1)  # float32 within, whatever the dtype
+        if eager:
+            scores = capped((q * scale) @ k.transpose(-1, -2), softcap)
+            weights = (scores + bias).softmax(-1)  # float32 within, whatever the dtype
             out = F.dropout(weights, dropout) @ v
         else:
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
@@ -232,6 +286,11 @@ def spread_rows(x: Tensor, places_N: Tensor, rows: int, longest: int) -> Tensor:
     spread = x.new_zeros(rows * longest, h * d)
     spread = spread.index_copy(0, places_N, x[0].transpose(0, 1).reshape(n, h * d))
     return spread.view(rows, longest, h, d).transpose(1, 2)
+
+
+def capped(scores: Tensor, softcap: float | None) -> Tensor:
+    """Scores of attention kept below a size: softcap * tanh(scores / softcap) (Gemma 2, 2408.00118, section 2)."""
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
 def grouped_heads(query: Tensor, key: Tensor) -> Tensor:

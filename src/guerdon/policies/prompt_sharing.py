@@ -12,6 +12,7 @@ on what follows it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from guerdon.policies.packing import Layout, causal_bias, check_prompts, grouped_heads, spread_rows
+from guerdon.policies.packing import Layout, capped, causal_bias, check_prompts, grouped_heads, spread_rows
 from guerdon.policies.tokens import TokenBatch
 from guerdon.types import IntArray
 
@@ -161,6 +162,7 @@ def shared_attention(
     packing: Sharing,
     scaling: float | None = None,
     dropout: float = 0.0,
+    softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within prompts, and of responses to their prompt and themselves, in the form transformers calls.
@@ -174,6 +176,7 @@ def shared_attention(
         packing: where the tokens belong.
         scaling: of the scores; None for D ** -0.5.
         dropout: of the attention weights.
+        softcap: of the scores, which torch's fused attention cannot do; None for none.
 
     Returns:
         (1, N, H, D), and None for the weights.
@@ -186,16 +189,16 @@ def shared_attention(
         spread_rows(x[:, :, count:], packing.response_places_R, rows, longest_r) for x in (query, key, value)
     )
     if packing.slots:
-        among_prompts, among_responses = _eager_attention((q, k, v), (own_q, own_k, own_v), packing, scale, dropout)
+        among_prompts, among_responses = _eager_attention(
+            (q, k, v), (own_q, own_k, own_v), packing, scale=scale, dropout=dropout, softcap=softcap
+        )
     else:
         k, v = grouped_heads(q, k), grouped_heads(q, v)
-        lower = _lower(longest_p, q.device)
-        among_prompts = F.scaled_dot_product_attention(q, k, v, attn_mask=lower, dropout_p=dropout, scale=scale)
+        attend = partial(_masked_attention, scale=scale, dropout=dropout, softcap=softcap)
+        among_prompts = attend(q, k, v, _lower(longest_p, q.device))
         k = torch.cat([k[packing.group_B], grouped_heads(own_q, own_k)], dim=2)
         v = torch.cat([v[packing.group_B], grouped_heads(own_q, own_v)], dim=2)
-        among_responses = F.scaled_dot_product_attention(
-            own_q, k, v, attn_mask=packing.seen, dropout_p=dropout, scale=scale
-        )
+        among_responses = attend(own_q, k, v, packing.seen)
     gathered = [
         x.transpose(1, 2).flatten(0, 1)[places]
         for x, places in ((among_prompts, packing.prompt_places_P), (among_responses, packing.response_places_R))
@@ -203,12 +206,24 @@ def shared_attention(
     return torch.cat(gathered)[None], None
 
 
+def _masked_attention(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, *, scale: float, dropout: float, softcap: float | None
+) -> Tensor:
+    """Attention (B, H, L, D) of tokens to those that a mask (..., L, S) lets them see; fused where nothing is capped."""
+    if softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout, scale=scale)
+    scores = capped((q * scale) @ k.mT, softcap).masked_fill(~seen, -torch.inf)
+    return F.dropout(scores.softmax(-1), dropout) @ v
+
+
 def _eager_attention(
     of_prompts: tuple[Tensor, Tensor, Tensor],
     of_responses: tuple[Tensor, Tensor, Tensor],
     packing: Sharing,
+    *,
     scale: float,
     dropout: float,
+    softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Attention by matrix products; all responses to a prompt, and the heads that share a key, are rows of one product.
 
@@ -218,6 +233,7 @@ def _eager_attention(
         packing: where the tokens belong.
         scale: of the scores.
         dropout: of the attention weights.
+        softcap: of the scores; None for none.
 
     Returns:
         (G, H, Lp, D) and (G * S, H, Lr, D).
@@ -236,13 +252,14 @@ def _eager_attention(
 
     k, v = k.flatten(0, 1), v.flatten(0, 1)  # (G * K, Lp, D)
     prompt_q = (q * scale).reshape(groups * kv_heads, heads * longest_p, width)
-    scores = (prompt_q @ k.mT).view(-1, heads, longest_p, longest_p) + causal_bias(longest_p, None, q)
-    among_prompts = weights(scores).flatten(1, 2) @ v
+    scores = capped(prompt_q @ k.mT, softcap).view(-1, heads, longest_p, longest_p)
+    among_prompts = weights(scores + causal_bias(longest_p, None, q)).flatten(1, 2) @ v
 
     own_q = by_head(own_q * scale, heads)
     own_k, own_v = by_head(own_k, 1).flatten(0, 2), by_head(own_v, 1).flatten(0, 2)  # (G * K * S, Lr, D)
-    to_own = (own_q.flatten(0, 2) @ own_k.mT).view(-1, heads, longest_r, longest_r) + causal_bias(longest_r, None, q)
-    to_prompt = own_q.reshape(groups * kv_heads, rows, width) @ k.mT
+    to_own = capped(own_q.flatten(0, 2) @ own_k.mT, softcap).view(-1, heads, longest_r, longest_r)
+    to_own = to_own + causal_bias(longest_r, None, q)
+    to_prompt = capped(own_q.reshape(groups * kv_heads, rows, width) @ k.mT, softcap)
     to_prompt = to_prompt.masked_fill((~packing.seen).repeat_interleave(kv_heads, 0), -torch.inf)
     both = weights(torch.cat([to_prompt, to_own.view(groups * kv_heads, rows, longest_r)], -1))
     of_own = both[..., longest_p:].reshape(-1, heads * longest_r, longest_r) @ own_v

@@ -15,7 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
@@ -23,12 +23,13 @@ from torch import Tensor, nn
 
 from guerdon import distributed
 from guerdon.devices import seeded
-from guerdon.errors import ConfigError, MissingDependencyError
+from guerdon.errors import ConfigError, MissingDependencyError, boundary
 from guerdon.policies import packing, prompt_sharing
 from guerdon.policies.packing import Layout
 from guerdon.policies.passes import token_limit
 from guerdon.policies.precision import halve_linear, product_of_cast, uses_bf16
 from guerdon.policies.tokens import TokenBatch
+from guerdon.progress import log_once
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
 
 # Measured on one core of a CPU with AVX-512 bfloat16, forward and backward. In bfloat16, 9 heads of 64: eager took 0.6
@@ -52,10 +53,14 @@ class SharedBase:
         bf16: compute in bfloat16; the weights stay float32, but for frozen ones on a GPU (`freeze`).
         halved: whether linear layers are kept in bfloat16.
         peft: the `PeftModel` around the model once it has an adapter.
+        fused: the attention for long sequences: `sdpa`, or `eager` where the model has no other (soft-capped scores).
+        width: of the last hidden states.
+        plain_head: whether logits are the output embedding of the last hidden state, with nothing after it.
         shards: where the weights are spread over several processes (`guerdon.distributed`); None: they are all here.
 
     Raises:
-        ConfigError: the tokenizer has ids the model has no embedding for, or an option does not fit the model.
+        ConfigError: the tokenizer has ids the model has no embedding for, an option does not fit the model, or its
+            logits depend on later tokens, or on more than its last hidden states.
     """
 
     def __init__(self, model: Any, tokenizer: Any, settings: TextPolicySettings) -> None:
@@ -68,6 +73,7 @@ class SharedBase:
         self.halved = False
         self._active: str | None = None
         self._layers: list[Any] = []
+        self._decoded: Any = None  # what the decoder returns: a class of transformers
         if len(tokenizer) > self.vocabulary:
             raise ConfigError(f"the tokenizer has {len(tokenizer)} tokens, the model only {self.vocabulary}")
         packing.register()
@@ -81,7 +87,11 @@ class SharedBase:
             enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
             enable({"use_reentrant": False, "context_fn": self._as_on_the_way_there})
         self.model.eval()
-        self.plain_head = self.run(self._has_plain_head)
+        what = f"{type(model).__name__} cannot be read as a causal language model"
+        with nullcontext() if self.shards else boundary(ConfigError, what):  # among several, a lost one is an error too
+            self.fused, self.width, self.plain_head = self.run(self._probed)
+        if self.fused == "eager":
+            log_once(f"{type(model).__name__} has no sdpa attention: attention is computed by plain matrix products")
 
     def run(self, call: Callable[[], T]) -> T:
         """What `call` computes with the weights, which must be one call from the first use of them to the last."""
@@ -93,6 +103,24 @@ class SharedBase:
         Where they are sharded, every process of the group holds all of them meanwhile.
         """
         return nullcontext() if self.shards is None else self.shards.whole()
+
+    @property
+    def decoder(self) -> Any:
+        """The part of the model that gives last hidden states."""
+        found = self.model.get_decoder()  # of some families it is the model itself, or its head
+        return found if found is not self.model and hasattr(found, "config") else self.model.base_model
+
+    @property
+    def positions(self) -> int | None:
+        """Most tokens that the model has positions for; None: no limit."""
+        room = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        return None if room is None else int(room)
+
+    @property
+    def window(self) -> int | None:
+        """How many tokens a local layer sees; None: there is no such layer."""
+        window = getattr(self.model.config.get_text_config(), "sliding_window", None)
+        return None if window is None else int(window)
 
     @property
     def tokens_per_pass(self) -> int | None:
@@ -126,6 +154,12 @@ class SharedBase:
         if not self.packs:
             raise ConfigError(f"use_remove_padding does not work with {type(self.model).__name__}; set it to false")
 
+    @cached_property
+    def reads_masks(self) -> bool:
+        """Whether a mask decides which token sees which; tested when first needed."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.halved):
+            return packing.reads_masks(self.model, self.decoder, self._in_layers, attention=self.fused, bf16=self.halved)
+
     def shares_prompts(self, batch: TokenBatch, longest: int) -> bool:
         """Whether reading each prompt of a batch once is possible, wanted, and worth it.
 
@@ -133,8 +167,7 @@ class SharedBase:
             batch: the responses.
             longest: tokens of the longest sequence.
         """
-        window = getattr(self.model.config, "sliding_window", None)
-        if not self.settings.share_prompts or (window is not None and window < longest):
+        if not self.settings.share_prompts or (self.window is not None and self.window < longest):
             return False
         return prompt_sharing.worth_sharing(batch, self.device) and self.packs
 
@@ -176,28 +209,24 @@ class SharedBase:
         return {n: p for n, p in self.model.named_parameters() if ".lora_" in n and mark in n}
 
     def hidden(self, layout: Layout) -> Tensor:
-        """Last hidden states (N, H) of all places of a layout, flattened; logits (N, V) where `plain_head` is False."""
+        """Last hidden states (N, H) of all places of a layout, flattened."""
         options: dict[str, Any] = {"input_ids": layout.ids, "use_cache": False}
         if layout.packing is not None:
             options |= {"position_ids": layout.positions, "packing": layout.packing}
         elif layout.mask is not None:
-            options |= {"position_ids": layout.positions, "attention_mask": layout.mask}
+            options |= {"position_ids": layout.positions, "attention_mask": self._in_layers(layout)}
         self._train(torch.is_grad_enabled())
         attention = layout.attention or self._padded_attention(layout.ids.shape[1])
-        attention = attention if layout.mask is None else "sdpa"  # which takes a mask of booleans
+        attention = attention if layout.mask is None else self.fused
         with self.attention(attention), torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            if self.plain_head:
-                out: Tensor = self.model.get_decoder()(**options).last_hidden_state
-            else:
-                out = self.model(**options).logits
+            out: Tensor = self.decoder(**options).last_hidden_state
         return out.flatten(0, 1)
 
     def logits(self, hidden_N_H: Tensor) -> Tensor:
         """Logits (N, V) of what `hidden` returned."""
-        if not self.plain_head:
-            return hidden_N_H
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            return self.model.get_output_embeddings()(hidden_N_H)  # type: ignore[no-any-return]
+            head = self.model.get_output_embeddings() if self.plain_head else self._behind_decoder
+            return head(hidden_N_H)  # type: ignore[no-any-return]
 
     def head_cast_once(self) -> Callable[[Tensor], Tensor]:
         """`logits` for the pieces of one pass: their matrix is cast to bfloat16 once, not in each of them."""
@@ -227,7 +256,7 @@ class SharedBase:
             self.model.set_attn_implementation(before)
 
     def _padded_attention(self, longest: int) -> str:
-        return "eager" if self.eager_for(longest) else "sdpa"
+        return "eager" if self.eager_for(longest) else self.fused
 
     def _train(self, on: bool) -> None:
         """Dropout and checkpointing work in training mode only, and only gradients need them."""
@@ -256,16 +285,66 @@ class SharedBase:
         with self.adapter(adapter), self.attention(attention):
             yield
 
+    def _in_layers(self, layout: Layout) -> Tensor | dict[str, Tensor]:
+        """The mask of a layout as the layers take it: cut to the window of local ones, as numbers where they add it."""
+        assert layout.mask is not None and layout.positions is not None
+        masks, window = {"full_attention": layout.mask}, self.window
+        kinds = set(getattr(self.model.config.get_text_config(), "layer_types", None) or ())
+        if window is not None:
+            near = layout.positions[:, None, :, None] - layout.positions[:, None, None, :] < window
+            masks["sliding_attention"] = layout.mask & near
+        if self.fused == "eager":
+            masks = {name: torch.zeros_like(mask, dtype=torch.float32).masked_fill_(~mask, -torch.inf)
+                     for name, mask in masks.items()}  # fmt: skip
+        if kinds == masks.keys():
+            return masks
+        return masks["sliding_attention" if window is not None and kinds != {"full_attention"} else "full_attention"]
+
+    def _behind_decoder(self, hidden_N_H: Tensor) -> Tensor:
+        """What the model makes of hidden states, in its own words: a forward pass whose decoder gives these.
+
+        So whatever a family does there (soft-capped or scaled logits) is what is computed here.
+        """
+        decoder = self.decoder
+        none = torch.zeros(1, len(hidden_N_H), dtype=torch.int64, device=hidden_N_H.device)
+        before = vars(decoder).get("forward")  # of accelerate, where it placed the model
+        decoder.forward = lambda *_, **__: self._decoded(last_hidden_state=hidden_N_H[None])
+        try:
+            return self.model(input_ids=none, use_cache=False).logits[0]  # type: ignore[no-any-return]
+        finally:
+            del decoder.forward
+            if before is not None:
+                decoder.forward = before
+
     @torch.no_grad()
-    def _has_plain_head(self) -> bool:
-        """Whether logits are the output embedding of the last hidden state, with nothing after it."""
+    def _probed(self) -> tuple[str, int, bool]:
+        """`fused`, `width` and `plain_head`, found by forward passes of a few tokens."""
         ids = torch.arange(min(4, self.vocabulary), device=self.device)[None]
-        logits = self.model(input_ids=ids, use_cache=False).logits
+        close = partial(torch.allclose, rtol=1e-4, atol=1e-5)  # two passes may differ in the last bits
+        fused = "sdpa"
+        try:
+            with self.attention(fused):
+                logits = self.model(input_ids=ids, use_cache=False).logits[0]
+        except (ValueError, ImportError):  # of transformers, where a family has no sdpa or needs what sdpa cannot do
+            fused = "eager"
+            with self.attention(fused):
+                logits = self.model(input_ids=ids, use_cache=False).logits[0]
+        with self.attention(fused):
+            decoded = self.decoder(input_ids=ids, use_cache=False)
+            self._decoded, hidden = type(decoded), decoded.last_hidden_state[0]
+            before = self.model(input_ids=ids[:, :-1], use_cache=False).logits[0]
+        if not close(before, logits[:-1]):
+            raise ConfigError(f"{type(self.model).__name__}: its logits depend on later tokens, so it is not causal")
+        if not close(self._behind_decoder(hidden), logits):
+            raise ConfigError(
+                f"{type(self.model).__name__}: its logits are no function of its last hidden states alone; guerdon "
+                "cannot train it, choose another architecture"
+            )
         head = self.model.get_output_embeddings()
-        if head is None:
-            return False
-        hidden = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-        return torch.allclose(head(hidden), logits, rtol=1e-4, atol=1e-5)  # two passes may differ in the last bits
+        if getattr(head, "in_features", None) != hidden.shape[-1]:
+            return fused, hidden.shape[-1], False
+        far = hidden * (100 / head(hidden).abs().max().clamp_min(1e-6))  # soft-capping shows at large logits only
+        return fused, hidden.shape[-1], close(head(far), self._behind_decoder(far))
 
 
 @contextmanager

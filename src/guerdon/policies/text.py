@@ -57,8 +57,7 @@ class TextPolicy:
         temperature: that it samples with.
 
     Raises:
-        ConfigError: a value head on a model whose logits are not a linear layer of its hidden state, or weights that
-            are frozen under adapters.
+        ConfigError: the weights are frozen under adapters, or cannot be read without padding.
     """
 
     def __init__(
@@ -79,11 +78,8 @@ class TextPolicy:
             base.check_packs()
         self.value_head: nn.Linear | None = None
         if value_heads:
-            if not base.plain_head:
-                raise ConfigError(f"{type(base.model).__name__} cannot have a value head, which gae needs")
-            width = base.model.get_input_embeddings().weight.shape[1]
             with torch.random.fork_rng(devices=[]):
-                self.value_head = nn.Linear(width, value_heads)
+                self.value_head = nn.Linear(base.width, value_heads)
             nn.init.zeros_(self.value_head.weight)
             nn.init.zeros_(self.value_head.bias)
             self.value_head.to(base.device)

@@ -61,8 +61,24 @@ def load_base(settings: TextPolicySettings, *, seed: int, device: torch.device |
     else:
         assert settings.path is not None
         model, tokenizer = read_model(settings.path)
+    give_template(tokenizer, settings)
     # several processes shard it block by block, so that no GPU has to hold all of it
     return SharedBase(model if distributed.peers() > 1 else model.to(device), tokenizer, settings)
+
+
+def give_template(tokenizer: Any, settings: TextPolicySettings) -> None:
+    """Let a tokenizer write chats as `policy.chat_template` says, where it says something.
+
+    Raises:
+        ConfigError: there is no such file, or it cannot be read.
+    """
+    given = settings.chat_template
+    if given is None:
+        return
+    if "{" not in given:
+        with boundary(ConfigError, f"policy.chat_template {given!r}: neither a template nor a file that can be read"):
+            given = Path(given).read_text(encoding="utf-8")
+    tokenizer.chat_template = given
 
 
 def load_policy(

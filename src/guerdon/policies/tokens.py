@@ -339,7 +339,7 @@ def chat_text(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool]
     """
     if not tokenizer.chat_template:
         raise ConfigError(
-            "the tokenizer has no chat template: save one with it (tokenizer.chat_template), or use an instruct model"
+            "the tokenizer has no chat template: name one (policy.chat_template), or use an instruct model"
         )
 
     def written(chat: Sequence[Message], functions: Sequence[Tool]) -> str:

@@ -26,6 +26,13 @@ MAX_TOKENS_PER_PASS: Any = Field(
     "share one, a longer one has its own; the loss stays the same. null: 8192 on a GPU, no limit on a CPU",
 )
 
+CHAT_TEMPLATE: Any = Field(
+    None,
+    min_length=1,
+    description="how a chat becomes text, for a model whose tokenizer does not say: a Jinja template, or the path of a "
+    "file with one; stored with what is trained. null: the tokenizer's own",
+)
+
 
 class TinyModelSettings(Settings):
     """A model made in code with random weights, and a tokenizer for it: runs with no download."""
@@ -76,6 +83,7 @@ class TextPolicySettings(Settings):
         None, description="folder, hub id or package:<name> of a causal language model; an adapter is merged"
     )
     tiny: TinyModelSettings | None = Field(None, description="make a small model in code instead of reading one")
+    chat_template: str | None = CHAT_TEMPLATE
     lora: LoraSettings | None = Field(None, description="train adapters on frozen weights; null: train all weights")
     device: Device = DEVICE
     bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: where the hardware has it")

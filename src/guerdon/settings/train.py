@@ -12,7 +12,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from guerdon.settings.base import DEVICE, Bf16, Device, Schedule, Settings, as_tuple, check_multiple, refuse
-from guerdon.settings.text_policy import MAX_TOKENS_PER_PASS, LoraSettings, TextPolicySettings, TinyModelSettings
+from guerdon.settings.text_policy import (
+    CHAT_TEMPLATE,
+    MAX_TOKENS_PER_PASS,
+    LoraSettings,
+    TextPolicySettings,
+    TinyModelSettings,
+)
 from guerdon.settings.vlm import MAX_PIXELS, NFRAMES, TinyVLMSettings, VLMSettings
 
 Arch = Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "efficientnet_lite0", "mlp"]
@@ -288,6 +294,7 @@ class _TextTrainSettings(_TextFitSettings):
         "data came from `guerdon label`"
     )
     path: str | None = Field(None, description="folder or hub id to start from; null: that of the study's policy")
+    chat_template: str | None = CHAT_TEMPLATE
     tiny: TinyModelSettings | None = Field(None, description="make a small model in code instead of reading one")
     lora: LoraSettings | None = Field(
         None,
@@ -353,6 +360,7 @@ class _TextTrainSettings(_TextFitSettings):
         return TextPolicySettings(
             path=self.path if named else policy.path,
             tiny=self.tiny if named else policy.tiny,
+            chat_template=self.chat_template or (None if named else policy.chat_template),
             lora=self.lora,
             device=self.device,
             bf16=self.bf16,

@@ -98,8 +98,8 @@ def train_sft(
     """
     started = time.perf_counter()
     policy = load_policy(policy_settings, seed=settings.seed)
-    positions = getattr(policy.base.model.config, "max_position_embeddings", None)
-    tokens = tokenize_pairs(policy.tokenizer, pairs[: settings.examples], settings.max_length or positions)
+    longest = settings.max_length or policy.base.positions
+    tokens = tokenize_pairs(policy.tokenizer, pairs[: settings.examples], longest)
     train, val = split_by_prompt(tokens, settings.val_split, settings.seed)
     record = {
         "settings": settings.model_dump(mode="json", exclude=_FREE),

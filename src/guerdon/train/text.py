@@ -39,7 +39,7 @@ from guerdon.models.text_model import TextModelCard, TextRewardModel
 from guerdon.packaged import local_model
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy
-from guerdon.policies.text_files import load_policy, read_tokenizer, reading
+from guerdon.policies.text_files import give_template, load_policy, read_tokenizer, reading
 from guerdon.progress import log_line
 from guerdon.schedules import scheduled
 from guerdon.settings.study import Study
@@ -261,7 +261,9 @@ def _in_4_bits(start: TextPolicySettings, settings: TextTrainSettings) -> TextPo
             use_safetensors=True,
         )  # fmt: skip
     refuse_to_read(model.named_parameters(), f"the language model {start.path!r}")
-    base = SharedBase(model, read_tokenizer(start.path), start)
+    tokenizer = read_tokenizer(start.path)
+    give_template(tokenizer, start)
+    base = SharedBase(model, tokenizer, start)
     return add_policy(base, "policy", start.lora, seed=settings.seed)
 
 
