@@ -33,12 +33,14 @@ def policy_and_batch(
     hidden: Any = (6, 5),
     masked: bool = False,
     known_old: bool = True,
+    auxiliary: tuple[str, ...] = (),
+    **more: Any,
 ) -> tuple[Any, Any]:
     """A policy that has moved since it acted, and what it learns from; `known_old`: also what it acted with."""
     rng = np.random.default_rng(seed)
-    form = MLPPolicySettings(type="mlp", hidden=hidden, activation=activation, device="cpu")
+    form = MLPPolicySettings(type="mlp", hidden=hidden, activation=activation, device="cpu", **more)
     names = [f"source {k}" for k in range(heads)]
-    policy = build_policy(form, (S,), ACTIONS, sources=names, seed=seed)
+    policy = build_policy(form, (S,), ACTIONS, sources=names, auxiliary=auxiliary, seed=seed)
     inputs = ControlInputs(
         rng.standard_normal((B * T, S)).astype(np.float32), rng.standard_normal((B * T, 2)).astype(np.float32)
     )
@@ -57,8 +59,9 @@ def policy_and_batch(
     advantages = np.where(mask, numbers(), np.float32(0))
     found = Advantages(advantages, advantages, targets, known, targets)
     batch = make_batch(
-        prepared, mask, found, old=old if known_old else None, values={name: numbers() for name in names} or None
-    )
+        prepared, mask, found, old=old if known_old else None, values={name: numbers() for name in names} or None,
+        auxiliary={name: (numbers(), mask) for name in auxiliary} or None,
+    )  # fmt: skip
     return policy, batch
 
 
@@ -95,14 +98,111 @@ def test_closed_form_is_autograd(seed, activation, heads, hidden, masked, known_
     if not heads:
         keys = {"adv_estimator": "reinforce_pp", **keys}
         keys.pop("normalize_advantages", None)  # a critic's
-    closed, gradient = updated(policy, batch, keys)
+    assert compared(policy, batch, keys)
+
+
+def compared(policy: Any, batch: Any, keys: dict[str, Any]) -> bool:
+    """Make sure that an update gives what the general path gives; returns whether the closed form was used."""
     with pytest.MonkeyPatch.context() as patch:
+        seen, add = [], closed_form.add_gradients
+        patch.setattr(closed_form, "add_gradients", lambda *given: seen.append(1) or add(*given))
+        found, gradient = updated(policy, batch, keys)
         patch.setattr(closed_form, "applies", lambda *_: False)
-        auto, wanted = updated(policy, batch, keys)
-    assert list(closed) == list(auto)
-    for name, value in auto.items():
-        assert closed[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
-    torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-6)
+        wanted, expected = updated(policy, batch, keys)
+    assert list(found) == list(wanted)
+    for name, value in wanted.items():
+        assert found[name] == (value if value is None else pytest.approx(value, rel=1e-4, abs=1e-6)), name
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
+    return bool(seen)
+
+
+def own_estimator(*_: Any, scale: float) -> None:
+    """An estimator of one's own; these tests never call it."""
+
+
+GROUPS = {"adv_estimator": "grpo", "minibatch_size": B * T}
+ALGORITHM = {  # each key with another value than its default, and what else that needs
+    "type": {},  # it has one value
+    "adv_estimator": {"adv_estimator": "reinforce_pp"},
+    "estimator_params": {"adv_estimator": "test_closed_form:own_estimator", "estimator_params": {"scale": 2.0}},
+    "clip_range": {"clip_range": 0.01},
+    "clip_range_high": {"clip_range_high": 0.01},
+    "clip_ratio_c": {"clip_ratio_c": 1.001},
+    "entropy_coef": {"entropy_coef": 0.3},
+    "lr_schedule": {"lr_schedule": "linear"},
+    "rollout_steps": {"rollout_steps": 3},
+    "num_epochs": {"num_epochs": 2},
+    "minibatch_size": {"minibatch_size": 4},
+    "micro_batch_size": {"micro_batch_size": 5},
+    "learning_rate": {"learning_rate": 0.1},
+    "gamma": {"gamma": 0.5},
+    "gae_lambda": {"gae_lambda": 0.5},
+    "clip_range_value": {"clip_range_value": 0.01},
+    "value_coef": {"value_coef": 0.3},
+    "max_grad_norm": {"max_grad_norm": 0.01},
+    "target_kl": {"target_kl": 1e-6},
+    "normalize_advantages": {"normalize_advantages": False},
+    "normalize_rewards": {"normalize_rewards": True},
+    "group_size": {**GROUPS, "group_size": 4},
+    "grpo_std": {**GROUPS, "grpo_std": False},
+    "filter_rewards": {**GROUPS, "filter_rewards": True, "rewards_lower_bound": 0.1},
+    "rewards_lower_bound": {**GROUPS, "filter_rewards": True, "rewards_lower_bound": 0.2},
+    "rewards_upper_bound": {**GROUPS, "filter_rewards": True, "rewards_upper_bound": 0.2},
+    "value_init_steps": {"value_init_steps": 2},
+    "logprob_type": {"logprob_type": "token_level"},
+    "reward_type": {"reward_type": "chunk_level"},
+    "auxiliary_losses": {"auxiliary_losses": {"progress": 0.5}},
+}
+POLICY = {
+    "type": {},
+    "hidden": {"hidden": (7,)},
+    "activation": {"activation": "relu"},
+    "log_std_init": {"log_std_init": -0.7},
+    "normalize_observations": {"normalize_observations": False},
+    "device": {},
+    "checkpoint": {},  # weights, as any others
+}
+OF_AUTOGRAD = {"clip_ratio_c", "clip_range_value", "logprob_type", "auxiliary_losses"}
+
+
+def test_every_key_is_tried():
+    assert ALGORITHM.keys() == ControlAlgorithmSettings.model_fields.keys(), "add the new key, with another value"
+    assert POLICY.keys() == MLPPolicySettings.model_fields.keys(), "add the new key, with another value"
+
+
+@pytest.mark.parametrize("key", ALGORITHM)
+def test_no_key_of_the_algorithm_is_ignored(key):
+    keys = ALGORITHM[key]
+    form = ControlAlgorithmSettings.model_validate(keys)
+    default = ControlAlgorithmSettings.model_fields[key].get_default(call_default_factory=True)
+    assert (getattr(form, key) == default) == (not keys)
+    auxiliary = ("progress",) if key == "auxiliary_losses" else ()
+    policy, batch = policy_and_batch(3, heads=int(form.needs.critic), auxiliary=auxiliary)
+    assert compared(policy, batch, keys) == (key not in OF_AUTOGRAD)
+
+
+@pytest.mark.parametrize("key", POLICY)
+def test_no_key_of_the_policy_is_ignored(key):
+    assert compared(*policy_and_batch(3, **POLICY[key]), {})
+
+
+def test_a_key_or_a_layer_that_nobody_has_looked_at_is_left_to_autograd():
+    class Longer(ControlAlgorithmSettings):
+        clip_norm: float = 0.0
+
+    policy, batch = policy_and_batch(0)
+    FlatAdam(policy, 1e-3)
+    assert not closed_form.applies(policy, batch.columns(), Longer(clip_norm=1.0))
+
+    class Wider(MLPPolicySettings):
+        layer_norm: bool = False
+
+    policy.settings, plain = Wider(layer_norm=True, device="cpu"), policy.settings
+    assert not closed_form.applies(policy, batch.columns(), ControlAlgorithmSettings())
+    policy.settings = plain
+    assert closed_form.applies(policy, batch.columns(), ControlAlgorithmSettings())
+    policy.pi[1] = torch.nn.GELU()
+    assert not closed_form.applies(policy, batch.columns(), ControlAlgorithmSettings())
 
 
 def test_where_it_applies():
@@ -114,8 +214,6 @@ def test_where_it_applies():
         return closed_form.applies(policy, columns, ControlAlgorithmSettings.model_validate(keys))
 
     assert applies()
-    assert not applies(clip_range_value=0.2)
-    assert not applies(clip_ratio_c=3.0)
     assert not applies(columns | {"ref_log_probs": columns["mask"]})
     assert not applies({name: column for name, column in columns.items() if name != "returns"})
     next(policy.parameters()).requires_grad_(False)  # the critic alone learns

@@ -18,10 +18,21 @@ import torch
 from torch import Tensor, nn
 
 from guerdon.policies.control import GaussianPolicy, StateInputs
-from guerdon.settings.algorithm import AlgorithmSettings
+from guerdon.settings.algorithm import AlgorithmSettings, ControlAlgorithmSettings
+from guerdon.settings.base import Settings
 from guerdon.settings.policy import MLPPolicySettings
 
 _COLUMNS = {"mask", "advantages", "old_log_probs", "values", "returns", "value_mask"}
+# Keys of the settings that may have any value: those of the loss that are computed here, and those that decide what a
+# gradient step is made of, or what follows from its gradient. Every other one must have its default value.
+_COMPUTED = {"clip_range", "clip_range_high", "entropy_coef", "value_coef"}
+_OUTSIDE = {
+    "type", "adv_estimator", "estimator_params", "rollout_steps", "gamma", "gae_lambda", "normalize_advantages",
+    "normalize_rewards", "group_size", "grpo_std", "filter_rewards", "rewards_lower_bound", "rewards_upper_bound",
+    "value_init_steps", "reward_type", "num_epochs", "minibatch_size", "micro_batch_size", "learning_rate",
+    "lr_schedule", "max_grad_norm", "target_kl",
+}  # fmt: skip
+_OF_POLICY = {"type", "hidden", "activation", "log_std_init", "normalize_observations", "device", "checkpoint"}
 _ONE = torch.ones(())
 
 
@@ -30,12 +41,32 @@ def applies(policy: Any, columns: Mapping[str, Tensor], settings: AlgorithmSetti
 
     Its parameters must have gradients to add to, as those of `FlatAdam` do.
     """
-    if type(policy) is not GaussianPolicy or not isinstance(policy.settings, MLPPolicySettings):
+    if type(policy) is not GaussianPolicy or type(policy.settings) is not MLPPolicySettings:
         return False
-    plain = settings.loss == "ppo" and settings.clip_ratio_c is None and settings.clip_range_value is None
-    known = columns.keys() <= _COLUMNS and ("returns" in columns) == (policy.vf is not None)
-    cpu = policy.device.type == "cpu"
-    return plain and known and cpu and all(p.requires_grad and p.grad is not None for p in policy.parameters())
+    return (
+        type(settings) is ControlAlgorithmSettings
+        and _changed(settings) <= _COMPUTED | _OUTSIDE
+        and _changed(policy.settings) <= _OF_POLICY
+        and columns.keys() <= _COLUMNS
+        and ("returns" in columns) == (policy.vf is not None)
+        and all(_known(network) for network in (policy.pi, policy.vf) if network is not None)
+        and policy.aux is None
+        and policy.device.type == "cpu"
+        and all(p.requires_grad and p.grad is not None for p in policy.parameters())
+    )
+
+
+def _changed(settings: Settings) -> set[str]:
+    """Keys that have another value than by default."""
+    fields = type(settings).model_fields.items()
+    return {k for k, one in fields if getattr(settings, k) != one.get_default(call_default_factory=True)}
+
+
+def _known(network: nn.Module) -> bool:
+    """Whether `_forward` and `_backward` know every layer: linear ones, with an activation between each two."""
+    if not isinstance(network, nn.Sequential):
+        return False
+    return all(type(layer) in ((nn.Tanh, nn.ReLU) if k % 2 else (nn.Linear,)) for k, layer in enumerate(network))
 
 
 @torch.no_grad()
