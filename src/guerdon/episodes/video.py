@@ -24,7 +24,9 @@ from guerdon.episodes.layout import pixel_format
 from guerdon.errors import DataError, MissingDependencyError, boundary
 from guerdon.types import ByteArray
 
-_ENCODER = {"crf": "18", "g": "2", "bf": "0", "preset": "veryfast"}
+# Without mbtree, which looks ahead for what later frames copy: between key frames of two it finds nothing, and with
+# AVX-512 it adds memory that nobody wrote, so that equal frames gave other bytes now and then.
+_ENCODER = {"crf": "18", "g": "2", "bf": "0", "preset": "veryfast", "mbtree": "0"}
 
 
 class VideoWriter:

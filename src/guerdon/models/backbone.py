@@ -32,6 +32,7 @@ from guerdon.hub import check_model
 from guerdon.models import vlm_frames
 from guerdon.packaged import local_model
 from guerdon.policies.efficientnet import EfficientNetLite0, read_efficientnet
+from guerdon.policies.precision import PaddedConv2d
 from guerdon.types import ByteArray
 
 _DEPTHS: dict[str, tuple[str, list[int]]] = {
@@ -92,6 +93,9 @@ class ImageScorer(nn.Module):
                 ResNetModel(_config(arch)) if pretrained_path is None else _load_backbone(arch, pretrained_path)
             )
             width = self.backbone.config.hidden_sizes[-1]
+            for layer in self.backbone.modules():
+                if type(layer) is nn.Conv2d:
+                    layer.__class__ = PaddedConv2d
         self.backbone.requires_grad_(not freeze_backbone)
         if hidden_dim is None:
             self.head: nn.Module = nn.Linear(width, 1)
