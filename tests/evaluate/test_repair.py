@@ -53,7 +53,7 @@ train:
 evaluate:
   reps: 100
   repair:
-    {{lead: none, rounds: 1, starts: 4, steps: 8, hold: 1, score_every: 1, population: 8, generations: 2, elites: 2,
+    {{lead: none, rounds: 1, starts: 4, steps: 8, hold: 1, score_every: 1, population: 12, generations: 3, elites: 2,
      recall: 1.0}}
 """
 
@@ -189,7 +189,7 @@ def test_states_are_those_after_each_action_to_the_end_of_an_episode(study, lead
     rng = np.random.default_rng(0)
     with closing(exploits.Attacker(study)) as attacker:
         leading = -np.ones((lead, 1), np.float32)
-        moves = rng.uniform(-1, 0.2, (8, 10 - lead, 1)).astype(np.float32)  # the world ends episodes after 10 steps
+        moves = rng.uniform(-1, 0.2, (12, 10 - lead, 1)).astype(np.float32)  # the world ends episodes after 10 steps
         played = exploits.play(attacker._many, 0, leading, moves, every=1, states=True)
     episodes = [(episode, mine) for episode, mine in zip(played, moves, strict=True) if episode is not None]
     assert episodes
