@@ -4,7 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guerdon.models.backbone import IMAGENET_MEAN, IMAGENET_STD, random_shift, to_input, to_pixels
+from guerdon.models.backbone import IMAGENET_MEAN, IMAGENET_STD, ImageScorer, random_shift, to_input, to_pixels
+from guerdon.policies.precision import PaddedConv2d
 
 
 def picture(height=20, width=24, n=2, seed=0):
@@ -95,3 +96,49 @@ def test_low_pictures_are_read_where_the_channels_are_known_to_be_last(height):
     frames = picture(height, 16)
     np.testing.assert_array_equal(to_pixels(frames, (3, height, 16), channels_last=True), frames)
     assert (to_pixels(np.full_like(frames, 9), (3, 6, 8), channels_last=True) == 9).all()
+
+
+def dirtied(value):
+    """Memory that torch gets next holds this value."""
+    del_soon = [torch.full((n,), value) for n in (100, 1000, 10_000, 100_000, 1_000_000, 3_000_000) for _ in range(4)]
+    del del_soon
+
+
+@pytest.mark.parametrize("groups", [1, 32])
+@pytest.mark.parametrize("size", [(1, 1), (4, 1), (1, 4), (2, 2), (3, 5)])
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 2, 1), (7, 2, 3), (3, 3, 1), (1, 2, 0), (3, 1, 1)])
+def test_a_convolution_in_bfloat16_has_the_gradient_of_its_formula(size, kernel, stride, padding, groups):
+    torch.manual_seed(0)
+    layer = PaddedConv2d(32, 64, kernel, stride, padding, groups=groups).to(memory_format=torch.channels_last)
+    x = torch.randn(4, 32, *size)
+    exact = torch.nn.Conv2d(32, 64, kernel, stride, padding, groups=groups).double()
+    exact.load_state_dict(layer.state_dict())
+    wanted = exact(x.double())
+    along = torch.randn(wanted.shape)
+    wanted.backward(along.double())
+    for value in (0.0, 1e20, -3.0):
+        dirtied(value)
+        layer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            found = layer(x.contiguous(memory_format=torch.channels_last))
+        found.backward(along.to(found.dtype))
+        torch.testing.assert_close(found.double(), wanted, rtol=0.05, atol=0.05)
+        torch.testing.assert_close(layer.weight.grad.double(), exact.weight.grad, rtol=0.05, atol=0.2)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (16, 16), (64, 16), (16, 40)])
+def test_small_pictures_give_equal_and_bounded_gradients(size):
+    pixels, labels = torch.from_numpy(picture(*size, n=8)), torch.arange(8) % 2
+
+    def gradients(value):
+        torch.manual_seed(0)
+        scorer = ImageScorer("resnet18", hidden_dim=8, dropout=0.0)
+        dirtied(value)
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = scorer(to_input(pixels, "none"))
+        torch.nn.functional.binary_cross_entropy_with_logits(logits, labels.float()).backward()
+        return {name: p.grad for name, p in scorer.named_parameters()}
+
+    first, again = gradients(0.0), gradients(1e20)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert max(float(g.abs().max()) for g in first.values()) < 100

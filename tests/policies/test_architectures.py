@@ -178,6 +178,7 @@ def test_adapters_and_value_heads_learn(family):
     found = policy.evaluate(APART, entropy=True)
     (found.log_probs.sum() + found.values.sum()).backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in policy.parameters())
+    base.model.eval()  # gradients switch dropout on, which GPT-2 has by default
     with torch.no_grad(), base.adapter("policy"):
         adapted = oracle(base.model, APART)[0]
     with torch.no_grad():

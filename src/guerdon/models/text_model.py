@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from guerdon import distributed
 from guerdon.atomic import sealed_folder, verify_folder
-from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
+from guerdon.errors import CheckpointError, DataError, boundary
 from guerdon.finite import load_weights, refuse_to_write, save_weights
 from guerdon.models import checkpoint
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions

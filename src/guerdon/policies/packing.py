@@ -142,7 +142,12 @@ def packs(model: Any, *, bf16: bool = False) -> bool:
 
 
 def reads_masks(
-    model: Any, body: Any, in_layers: Callable[[Layout], Tensor | dict[str, Tensor]], *, attention: str, bf16: bool = False
+    model: Any,
+    body: Any,
+    in_layers: Callable[[Layout], Tensor | dict[str, Tensor]],
+    *,
+    attention: str,
+    bf16: bool = False,
 ) -> bool:
     """Whether a network reads a text with two endings, kept apart by a mask, as it reads each whole; tried with one.
 

@@ -209,7 +209,7 @@ def shared_attention(
 def _masked_attention(
     q: Tensor, k: Tensor, v: Tensor, seen: Tensor, *, scale: float, dropout: float, softcap: float | None
 ) -> Tensor:
-    """Attention (B, H, L, D) of tokens to those that a mask (..., L, S) lets them see; fused where nothing is capped."""
+    """Attention (B, H, L, D) of tokens to those that a mask (..., L, S) lets them see; fused where none is capped."""
     if softcap is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout, scale=scale)
     scores = capped((q * scale) @ k.mT, softcap).masked_fill(~seen, -torch.inf)

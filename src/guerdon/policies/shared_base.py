@@ -158,7 +158,9 @@ class SharedBase:
     def reads_masks(self) -> bool:
         """Whether a mask decides which token sees which; tested when first needed."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.halved):
-            return packing.reads_masks(self.model, self.decoder, self._in_layers, attention=self.fused, bf16=self.halved)
+            return packing.reads_masks(
+                self.model, self.decoder, self._in_layers, attention=self.fused, bf16=self.halved
+            )
 
     def shares_prompts(self, batch: TokenBatch, longest: int) -> bool:
         """Whether reading each prompt of a batch once is possible, wanted, and worth it.
@@ -226,7 +228,7 @@ class SharedBase:
         """Logits (N, V) of what `hidden` returned."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             head = self.model.get_output_embeddings() if self.plain_head else self._behind_decoder
-            return head(hidden_N_H)  # type: ignore[no-any-return]
+            return head(hidden_N_H)
 
     def head_cast_once(self) -> Callable[[Tensor], Tensor]:
         """`logits` for the pieces of one pass: their matrix is cast to bfloat16 once, not in each of them."""
@@ -287,7 +289,8 @@ class SharedBase:
 
     def _in_layers(self, layout: Layout) -> Tensor | dict[str, Tensor]:
         """The mask of a layout as the layers take it: cut to the window of local ones, as numbers where they add it."""
-        assert layout.mask is not None and layout.positions is not None
+        assert layout.mask is not None
+        assert layout.positions is not None
         masks, window = {"full_attention": layout.mask}, self.window
         kinds = set(getattr(self.model.config.get_text_config(), "layer_types", None) or ())
         if window is not None:
