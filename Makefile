@@ -41,7 +41,7 @@ demo-text: env  ## the same question for a language model: what does a process r
 	$(BIN)/guerdon compare configs/prime_math.yaml
 
 demo-prm: env  ## a process reward model from nothing: solve, label, train, judge
-	$(BIN)/guerdon train configs/prm_demo.yaml policy=sft
+	$(BIN)/guerdon train configs/prm_demo.yaml policy=sft --resume
 	@$(MAKE) --no-print-directory -j2 prm-exact prm-continued
 
 demo-smollm: env  ## a pretrained language model (93 MB from a package) on word problems, two rewards
@@ -52,7 +52,7 @@ demo-smollm: env  ## a pretrained language model (93 MB from a package) on word 
 
 demo-vla: env  ## a small vision-language-action model under five rewards, one of them from a server (45 minutes)
 	$(BIN)/guerdon collect studies/vla.yaml
-	$(BIN)/guerdon train studies/vla.yaml policy=bc
+	$(BIN)/guerdon train studies/vla.yaml policy=bc --resume
 	$(BIN)/guerdon collect studies/vla_rewards.yaml
 	$(BIN)/guerdon train studies/vla_rewards.yaml --resume
 	$(BIN)/guerdon serve --model-path runs/vla_rewards/judge --port 18080 --threads 1 & server=$$!; \
@@ -60,12 +60,12 @@ demo-vla: env  ## a small vision-language-action model under five rewards, one o
 
 prm-exact: env  # ... with labels from the truth of each step
 	$(BIN)/guerdon label configs/prm_demo.yaml
-	$(BIN)/guerdon train configs/prm_demo.yaml --only exact
+	$(BIN)/guerdon train configs/prm_demo.yaml --only exact --resume
 	$(BIN)/guerdon evaluate configs/prm_demo.yaml --only exact
 
 prm-continued: env  # ... and from what continuations reach
 	$(BIN)/guerdon label configs/prm_demo.yaml label.save_dir=runs/prm_demo/continued label.labeler=monte_carlo
-	$(BIN)/guerdon train configs/prm_demo.yaml --only continued
+	$(BIN)/guerdon train configs/prm_demo.yaml --only continued --resume
 	$(BIN)/guerdon evaluate configs/prm_demo.yaml --only continued
 
 quickstart: env  ## the same chain at the smallest scale, in under a minute
@@ -85,10 +85,12 @@ SUITES = policies rl models train labels evaluate serve
 test-device: env  ## the suites that use tensors, as on a GPU that this machine need not have: finds misplaced tensors
 	GUERDON_FUZZ_SCALE=0.1 PYTHONPATH=tests $(BIN)/python -m pytest $(PARALLEL) -p pretend_cuda --pretend-cuda -m "not slow" $(addprefix tests/,$(SUITES))
 
-soak: env  ## kill nodes and processes of a simulated Ray cluster at random for 20 minutes
+MINUTES ?= 20
+SEED ?= 0
+soak: env  ## kill nodes and processes of a simulated Ray cluster at random: make soak MINUTES=20 SEED=0
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[ray]"
 	rm -rf runs/soak
-	PYTHONPATH=tests $(BIN)/python tests/engines/soak.py runs/soak --minutes 20 --kills 30
+	PYTHONPATH=tests $(BIN)/python tests/engines/soak.py runs/soak --minutes $(MINUTES) --seed $(SEED)
 
 # An environment of its own: LIBERO needs hydra's antlr, which math-verify cannot use, and brings a torchvision that does
 # not load next to a CPU build of torch (nothing of LIBERO loads it).

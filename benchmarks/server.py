@@ -118,15 +118,10 @@ def guerdon(models: dict[str, Any], **settings: Any) -> Iterator[Server]:
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])},
         )
         assert process.stderr is not None
-        port, ready = 0, False
-        for line in process.stderr:
-            if " at http://" in line:
-                port = int(line.rsplit(":", 1)[1])
-            if line.startswith("ready"):
-                ready = True
-                break
-        if not ready:
+        serves = next((line for line in process.stderr if line.startswith("guerdon serves")), None)
+        if serves is None:
             sys.exit("the server did not start")
+        port = int(serves.rsplit(":", 1)[1])
         try:
             yield Server(process, port)
         finally:

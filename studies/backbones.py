@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -102,6 +103,7 @@ def trained(task: str, arm: str, share: float, seed: int, data: Data, overrides:
     for name in names:
         settings = study.image_models[name]
         settings = settings.model_copy(update={"save_dir": str(folder / name), "seed": seed, "tensorboard": False})
+        shutil.rmtree(settings.save_dir, ignore_errors=True)  # of a study that was cut off
         result = train_image_model(settings, episodes, data_hash=f"{data.hash} {share:g} {seed}")
         scores[settings.type] = (settings.type, result.save_dir)
     found["seconds"] = time.process_time() - start

@@ -172,7 +172,9 @@ def clone(study: Callable[..., Study]) -> dict[str, float]:
             "env.frame_size=[16, 16]",
         )
         assert case.collect is not None
-        shutil.rmtree(Path(case.collect.save_dir), ignore_errors=True)
+        assert case.bc is not None
+        for folder in (case.collect.save_dir, case.bc.save_dir):
+            shutil.rmtree(folder, ignore_errors=True)
         collect(case)
         return float(train_bc(case)[1]["success"])
 

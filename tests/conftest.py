@@ -49,6 +49,12 @@ for name in ("DEBUG_IMAGE_SAVE_DIR", "NO_COLOR", "FORCE_COLOR"):
     os.environ.pop(name, None)
 
 
+@pytest.fixture(autouse=True)
+def _no_heartbeat(monkeypatch):
+    """Commands in this process write no line because they take long: no test may depend on how busy the machine is."""
+    monkeypatch.setattr("guerdon.progress.QUIET_S", 3600.0)
+
+
 @pytest.fixture
 def no_gpu(monkeypatch):
     """The test computes by hand on the CPU what a policy computes: that has to be there, too."""

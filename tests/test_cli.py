@@ -414,3 +414,32 @@ def test_image_models_are_trained_with_the_threads_of_the_configuration(call, mo
     finally:
         torch.set_num_threads(before)
     assert seen == [2, 1]
+
+
+SEARCH = """\
+name: s
+work_dir: work
+policy: {type: text, tiny: {}}
+data: {type: generated, train_size: 10}
+search: {model: {model_type: text, checkpoint_path: x}, aggregation: min}
+"""
+
+
+@pytest.mark.parametrize("word", ["best-of-n", "bon", "BoN", "best_of_N", "bestofn", "best of n", "Best-of-N"])
+def test_best_of_n_is_understood_however_it_is_written(call, word):
+    files = {"s.yaml": SEARCH}
+    refused(call("search", "s.yaml", f"search.method={word}", files=files), "did you mean 'best_of_n'?")
+    refused(call(word, "s.yaml"), "Did you mean 'search' with search.method: best_of_n?")
+    key = word.replace(" ", "-")
+    refused(call("search", "s.yaml", f"evaluate.{key}.n=4"), "did you mean evaluate.best_of_n?")
+    refused(call("search", "s.yaml", f"{key}.n=4"), "did you mean evaluate.best_of_n?")
+    refused(call("search", "s.yaml", f"search.{key}=4"), "did you mean search.method: best_of_n or evaluate.best_of_n?")
+
+
+def test_other_words_are_not_taken_for_a_method(call):
+    files = {"s.yaml": SEARCH}
+    for word in ("majority", "b", "bn", "greedy"):
+        assert "did you mean" not in call("search", "s.yaml", f"search.method={word}", files=files)[2]
+        assert "search.method" not in call(word, "s.yaml")[2]
+    assert call("search", "s.yaml", "search.method=best_of_n", "--dry-run")[0] in (0, 2)
+    assert "'evaluate'" in call("evalute", "s.yaml")[2]

@@ -290,3 +290,11 @@ def test_commands_are_found_in_pages(text, wanted, tmp_path, monkeypatch):
     (tmp_path / "page.md").write_text(text)
     found = [(command, block.marked) for block in blocks(tmp_path / "page.md") for command in block.commands]
     assert found == wanted
+
+
+def test_make_soak_takes_time_and_seed():
+    for words, expected in ((["MINUTES=2.5", "SEED=7"], "--minutes 2.5 --seed 7"), ([], "--minutes 20 --seed 0")):
+        said = subprocess.run(
+            ["make", "--dry-run", "soak", *words], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        assert f"tests/engines/soak.py runs/soak {expected}\n" in said.stdout

@@ -18,13 +18,14 @@ from contextlib import closing, nullcontext
 from functools import wraps
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from guerdon import __version__
 from guerdon.errors import ConfigError, GuerdonError
+from guerdon.progress import heartbeat
 from guerdon.serve.cli import serve
 from guerdon.subprocess_worker import end_with_parent
 
@@ -57,11 +58,26 @@ class _PartsInHelp:
 
 
 class _Verb(_PartsInHelp, TyperCommand):
-    pass
+    def invoke(self, ctx: Any) -> Any:
+        """Call the command; a log of one that takes long is never silent for 20 s."""
+        with nullcontext() if ctx.info_name == "serve" else heartbeat(str(ctx.info_name)):
+            return super().invoke(ctx)
 
 
 class _Verbs(_PartsInHelp, TyperGroup):
-    pass
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command; the name of a method of search, such as best-of-n, is none."""
+        try:
+            return super().resolve_command(ctx, args)
+        except UsageError:
+            from guerdon.config_problems import nearest
+            from guerdon.settings.search import Method
+
+            method = nearest(args[0], get_args(Method), bar=0.8)
+            if method is None:
+                raise
+            hint = f"No such command {args[0]!r}. Did you mean 'search' with search.method: {method}?"
+            raise UsageError(hint, ctx) from None
 
 
 app = typer.Typer(
@@ -145,7 +161,7 @@ def train(
     dry_run: DryRun = False,
     resume: Annotated[
         bool,
-        typer.Option("--resume", "--skip_generation", "--skip-generation", help="Continue from the newest checkpoint."),
+        typer.Option("--resume", "--skip_generation", "--skip-generation", help="Continue; keep what is finished."),
     ] = False,
     only: Only = None,
     method: Annotated[int | None, typer.Option("--method", help="Train on the labels of this label.method.")] = None,
@@ -216,14 +232,14 @@ def _train_policy(
     if getattr(config, kind) is None:
         wanted = "bc.data_path and bc.save_dir" if kind == "bc" else "sft.save_dir"
         raise ConfigError(f"{study} has no {kind} section: it needs at least {wanted}")
-    if only or (resume and kind == "bc"):
-        raise ConfigError(f"{'--only' if only else '--resume'} would do nothing with policy={kind}; remove it")
+    if only:
+        raise ConfigError(f"--only would do nothing with policy={kind}; remove it")
     if dry_run:
         return _dry_run(config, {"policy": "behaviour cloning"} if kind == "bc" else "sft")
     if kind == "bc":
         from guerdon.train.bc import train_bc
 
-        folder, metrics = train_bc(config)
+        folder, metrics = train_bc(config, resume=resume)
     else:
         from guerdon import distributed
         from guerdon.train.sft import train_sft_study

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from guerdon.config_schema import Spot, child, field_of, keys_of, leaves, mark, models_in, tagged, tags
+from guerdon.config_schema import Spot, child, field_of, keys_of, leaves, literals, mark, models_in, tagged, tags
 from guerdon.config_tree import Tree, describe
 
 _MOST_LISTED = 20
@@ -198,14 +198,26 @@ def _suggestion(model: type[BaseModel], one: _Unknown) -> str:
         whole = [name for name in here if len(key) > 3 and key.strip("_") in name]
         near = max(whole or here, key=lambda name: _likeness(key, name), default="")
         close, bar = bool(whole) or _likeness(key, near) >= 0.75, max(0.8, _likeness(key, near))
-    guesses = [f"{prefix}{near}"] if close else []
+    guesses = [f"{prefix}{near}"] if close else _values_like(prefix, one)
     elsewhere = {path: _likeness(key, path.rpartition(".")[2]) for path in _everywhere(model)}
     best = max(elsewhere, key=lambda path: (elsewhere[path], -path.count(".")))
-    if elsewhere[best] >= bar:
+    if elsewhere[best] >= bar and best not in guesses:
         guesses.append(best)
     if guesses:
         return f"did you mean {' or '.join(guesses)}?"
     return f"known keys here: {', '.join(here[:_MOST_LISTED])}{', ...' if len(here) > _MOST_LISTED else ''}"
+
+
+def _values_like(prefix: str, one: _Unknown) -> list[str]:
+    """Keys of the section with the value that the unknown key names, such as `search.method: best_of_n`."""
+    word = one.path.rpartition(".")[2]
+    return [
+        f"{prefix}{name}: {choice}"
+        for form in one.forms
+        for name, choices in literals(form)
+        for choice in choices
+        if _likeness(word, str(choice)) == 1.0
+    ]
 
 
 @cache
@@ -232,14 +244,39 @@ def _distance(key: str, name: str) -> tuple[int, float]:
     return row[-1], -_likeness(key, name)
 
 
-def _likeness(a: str, b: str) -> float:
-    """How alike two keys are, 0 to 1."""
-    return difflib.SequenceMatcher(None, a.lower(), b.lower()).ratio()
+def _likeness(given: str, name: str) -> float:
+    """How alike what was written and a name are, 0 to 1; 1 also for its initials, and whatever joins its words."""
+    plain, initials = _spellings(name)
+    if _spellings(given)[0] in (plain, initials):
+        return 1.0
+    return difflib.SequenceMatcher(None, given.lower(), name.lower()).ratio()
+
+
+@cache
+def _spellings(name: str) -> tuple[str, str | None]:
+    """A name without what joins its words, and its initials if these are three or more."""
+    words = re.findall(r"[^\W_]+", name.lower())
+    return "".join(words), "".join(word[0] for word in words) if len(words) > 2 else None
+
+
+def nearest(word: str, choices: Sequence[str], *, bar: float = 0.6) -> str | None:
+    """The name that a user most likely meant; None where none is near.
+
+    Args:
+        word: what was written.
+        choices: names.
+        bar: how alike they must be, 0 to 1, unless the word begins with the name.
+    """
+    best = max(choices, key=lambda name: _likeness(word, name), default="")
+    if _likeness(word, best) >= bar:
+        return best
+    begun = [name for name in choices if len(name) > 3 and word.lower().startswith(name.lower())]
+    return begun[0] if begun else None
 
 
 def _close(word: str, choices: list[str]) -> str:
-    near = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
-    return f"did you mean {near[0]!r}?" if near else ""
+    near = nearest(word, choices)
+    return f"did you mean {near!r}?" if near else ""
 
 
 def _one_of(choices: list[str]) -> str:

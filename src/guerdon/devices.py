@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from guerdon.errors import ConfigError
-from guerdon.progress import log_line
+from guerdon.progress import doing, log_line
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _PAUSE = 30.0  # seconds between queries of the GPUs
@@ -138,6 +138,7 @@ def free_gpu_memory() -> dict[str, float]:
     return chosen
 
 
+@doing("waiting for a GPU")
 def wait_for_gpu(
     gib: float, *, free: Callable[[], Mapping[str, float]] = free_gpu_memory,
     pause: Callable[[float], None] = time.sleep,

@@ -4,17 +4,26 @@ progress = ProgressBar(200, what="episodes", lines=10)
 progress.advance(20, "expert")      # a terminal: the bar moves; a log file: `episodes 20/200: expert`
 progress.write_line("wrote data")
 progress.close()
+
+Inside `heartbeat` a log file gets a line at least every 20 s: `collect, 75 s: loading runs/policy, episodes 20/200`.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+QUIET_S = 15.0  # seconds without a line after which `heartbeat` writes one
 _silent = False
+_written = 0.0  # when the last line was written
+_under_way: list[object] = []  # what is being done now, the oldest first; its text says what
 
 
 def fall_silent() -> None:
@@ -25,6 +34,8 @@ def fall_silent() -> None:
 
 def log_line(line: str) -> None:
     """Write one line to the standard error stream, so that output can be piped."""
+    global _written
+    _written = time.monotonic()
     if _silent:
         return
     sys.stderr.write(line + "\n")
@@ -37,6 +48,46 @@ def log_once(line: str) -> None:
     log_line(line)
 
 
+@contextmanager
+def doing(what: str) -> Iterator[None]:
+    """Name what may take long and shows no progress of its own, such as `loading runs/policy`."""
+    _under_way.append(what)
+    try:
+        yield
+    finally:
+        _under_way.remove(what)
+
+
+@contextmanager
+def heartbeat(command: str) -> Iterator[None]:
+    """Where there is no terminal, write what is being done whenever no line was written for `QUIET_S`.
+
+    Args:
+        command: begins each line.
+    """
+    global _written
+    start = _written = time.monotonic()
+    ended = threading.Event()
+
+    def write() -> None:
+        while not ended.wait(max(_written + QUIET_S - time.monotonic(), 0.01)):
+            if (now := time.monotonic()) >= _written + QUIET_S:
+                log_line(f"{command}, {now - start:.0f} s: {', '.join(map(str, tuple(_under_way))) or 'working'}")
+
+    if not _animated():
+        threading.Thread(target=write, name="guerdon-heartbeat", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _animated() -> bool:
+    """Whether a bar can move: the standard error stream is a terminal."""
+    console = Console(stderr=True)
+    return sys.stderr.isatty() and console.is_terminal and not console.is_dumb_terminal
+
+
 class ProgressBar:
     """A progress bar on a terminal, plain lines elsewhere.
 
@@ -47,27 +98,32 @@ class ProgressBar:
     """
 
     def __init__(self, total: int, *, what: str = "steps", lines: int = 0) -> None:
-        console = Console(stderr=True)
         self._bar: Progress | None = None
         self._total, self._what, self._lines = total, what, lines
         self._written = 0
-        if console.is_terminal:
+        self._line = f"{what} 0/{total}"
+        _under_way.append(self)
+        if _animated():
             self._bar = Progress(
                 TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-                console=console,
+                console=Console(stderr=True),
             )  # fmt: skip
             self._bar.start()
             self._task = self._bar.add_task(what, total=total)
+
+    def __str__(self) -> str:
+        return self._line
 
     def advance(self, done: int, text: str) -> None:
         """Move the bar to `done`; without a terminal, write a line each time another share of the total is done."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, description=text)
             return
+        self._line = f"{self._what} {done}/{self._total}" + (f": {text}" if text else "")
         share = done * self._lines // max(self._total, 1)
         if share > self._written:
             self._written = share
-            log_line(f"{self._what} {done}/{self._total}" + (f": {text}" if text else ""))
+            log_line(self._line)
 
     def write_line(self, line: str) -> None:
         """Write one line above the bar."""
@@ -78,5 +134,7 @@ class ProgressBar:
 
     def close(self) -> None:
         """Remove the bar."""
+        if self in _under_way:
+            _under_way.remove(self)
         if self._bar is not None:
             self._bar.stop()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import json
+import logging
 import math
 import random
 import time
@@ -36,6 +37,10 @@ OPEN_PER_SLOT = 4  # open calls per slot: some wait for their next try while oth
 _TRANSIENT = frozenset({408, 425, 429})  # of the 4xx; every 5xx is too
 _JITTER = 1.1  # clients that a server asked to wait come back spread over a tenth of that time
 _MIN_SHARE = 0.75  # of the longest that a pause may be
+
+_http = logging.getLogger("httpx2")
+if _http.level == logging.NOTSET:  # else a program that logs at INFO gets a line per request
+    _http.setLevel(logging.WARNING)
 
 K = TypeVar("K")
 T = TypeVar("T")

@@ -4,7 +4,7 @@ Collectors and reward workers are killed (SIGKILL) or made to hang (SIGSTOP), no
 time and kills are enough, the run goes on to its end undisturbed. It is compared with a run of the same study in one
 process: metrics, episodes, failed measurements, weights of the policy and counts must be the same bytes.
 
-    PYTHONPATH=tests python tests/engines/soak.py runs/soak --minutes 20 --kills 30
+    PYTHONPATH=tests python tests/engines/soak.py runs/soak --minutes 20 --seed 0
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import random
 import subprocess
 import sys
@@ -193,6 +194,7 @@ def soak(folder, *, minutes, kills, iterations, seed, staleness=0):
     report = {
         "minutes": round((time.monotonic() - started) / 60, 1),
         "minutes of kills": minutes,
+        "seed": seed,
         "kills": len(killer.done),
         "by kind": by_kind,
         "replaced": {name: said.count(f"a {name} was lost") for name in NAMES.values()},
@@ -211,18 +213,25 @@ def soak(folder, *, minutes, kills, iterations, seed, staleness=0):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="must not exist yet")
-    parser.add_argument("--minutes", type=float, default=20)
-    parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--iterations", type=int, default=150)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=_positive, default=20, help="for which it is disturbed")
+    parser.add_argument("--kills", type=int, help="the least; 1.5 a minute")
+    parser.add_argument("--iterations", type=int, help="of the run; as many as the minutes need")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of kills")
     parser.add_argument("--staleness", type=int, default=0)
     given = parser.parse_args()
+    kills = math.ceil(1.5 * given.minutes) if given.kills is None else given.kills
     report = soak(
-        given.folder.absolute(), minutes=given.minutes, kills=given.kills, iterations=given.iterations,
-        seed=given.seed, staleness=given.staleness,
+        given.folder.absolute(), minutes=given.minutes, kills=kills, seed=given.seed, staleness=given.staleness,
+        iterations=given.iterations or max(150, math.ceil(7.5 * given.minutes)),
     )  # fmt: skip
     print(json.dumps(report, indent=1))
-    return 0 if report["same"] and report["kills"] >= given.kills else 1
+    return 0 if report["same"] and report["kills"] >= kills else 1
+
+
+def _positive(text):
+    if not 0 < (minutes := float(text)) < math.inf:
+        raise ValueError
+    return minutes
 
 
 if __name__ == "__main__":

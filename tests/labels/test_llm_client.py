@@ -31,7 +31,7 @@ class World:
         url = server.url + ("/v1" if api == "openai" else "")
         prices = {"usd_per_million_in": 10.0, "usd_per_million_out": 100.0}
         form = {"openai": OpenAIJudgeSettings, "anthropic": AnthropicJudgeSettings}[api]
-        settings = form(model="m", base_url=url, **{"concurrency": 1, "timeout": 20, **prices, **given})
+        settings = form(model="m", **{"base_url": url, "concurrency": 1, "timeout": 20, **prices, **given})
         self.cache = Cache(folder / "replies.jsonl")
         self.ledger = Ledger(folder / "calls.jsonl", prices=settings.prices, max_usd=max_usd)
         clock = Clock(self.clock.now, self.clock.sleep, lambda: 0.0)
@@ -90,11 +90,35 @@ def test_keys_come_from_the_environment_or_dot_env(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="ANTHROPIC_API_KEY is not set"):
         api_key("ANTHROPIC_API_KEY")
     with judge_server() as server, pytest.raises(ConfigError, match="ANTHROPIC_API_KEY is not set"):
-        World(tmp_path, server, api="anthropic")
+        World(tmp_path, server, api="anthropic", api_key_env="ANTHROPIC_API_KEY")
     (tmp_path / ".env").write_text("# keys\nexport ANTHROPIC_API_KEY='from file'\n")
     with judge_server() as server, World(tmp_path, server, api="anthropic") as world:
         world.ask("x")
         assert {k.lower(): v for k, v in server.headers[0].items()}["x-api-key"] == "from file"
+
+
+@pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
+def test_an_endpoint_of_ones_own_needs_no_key(tmp_path, monkeypatch, api, end):
+    monkeypatch.delenv("ANTHROPIC_API_KEY")
+    if api == "openai" and "v1" not in end:
+        end = "/v1" + end
+    with judge_server() as server, World(tmp_path, server, api=api, base_url=server.url + end) as world:
+        world.ask("x")
+        assert not {"x-api-key", "authorization"} & {name.lower() for name in server.headers[0]}
+
+
+@pytest.mark.parametrize(
+    ("api", "url"),
+    [
+        ("anthropic", None), ("anthropic", "https://api.anthropic.com"), ("anthropic", "https://api.anthropic.com/v1/"),
+        ("openai", None), ("openai", "https://api.openai.com/v1"),
+    ],
+)  # fmt: skip
+def test_the_real_ones_need_a_key_and_say_so(tmp_path, monkeypatch, api, url):
+    monkeypatch.delenv("ANTHROPIC_API_KEY")
+    with judge_server() as server, pytest.raises(ConfigError, match=f"{api.upper()}_API_KEY is not set"):
+        World(tmp_path, server, api=api, base_url=url)
 
 
 @pytest.mark.parametrize("api", ["openai", "anthropic"])

@@ -1,10 +1,11 @@
 """Runs of vision-language-action policies: PPO and GRPO in chunks, killed and resumed; cloned, and learning."""
 
-from dataclasses import replace
+from dataclasses import shutil
 from itertools import product
 
 import numpy as np
 import pytest
+import replace
 import torch
 from rl_clock import lines, result, start
 from test_loop import interrupted
@@ -161,10 +162,11 @@ def test_a_clone_does_what_was_shown_and_starts_a_run(family, tmp_path):
     assert metrics["pairs"] == 80
     assert metrics["val_mae"] < 0.15, "of actions that are 0.5 and 1"
     first = (folder / "policy.safetensors").read_bytes()
-    train_bc(study)
-    assert (folder / "policy.safetensors").read_bytes() == first
+    shutil.rmtree(folder)
     with pytest.raises(ConfigError, match=r"env\.frame_size"):
         train_bc(Study.model_validate({**study.model_dump(exclude_unset=True), "env": {**DOT, "frame_size": [20, 20]}}))
+    train_bc(study)
+    assert (folder / "policy.safetensors").read_bytes() == first
     started = start(vla_study(tmp_path, name="from", policy={**policy, "checkpoint": str(folder)}))
     clone = load_policy(folder)
     assert torch.equal(started.learner.policy.action_scale, clone.action_scale)

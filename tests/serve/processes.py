@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ from child import environment
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
+SERVES = r"^guerdon serves .* at (http://\S+)$"
 TOY = {"toy": {"custom_backend": "toys:make"}}
 
 
@@ -103,12 +105,16 @@ def start_server(
         arguments: more words of the command line.
         wait: until its models are loaded.
         env: more environment variables.
-        seconds: limit until it says its address.
+        seconds: limit until it says that it serves, or loads.
         **settings: further keys of the file.
     """
     file = folder / f"serve_{time.monotonic_ns()}.yaml"
     models = TOY if models is None else models
-    file.write_text(yaml.safe_dump({"port": 0, **({"models": models} if models else {}), **settings}))
+    port = 0
+    if not wait:  # the address is printed when the models are loaded
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+    file.write_text(yaml.safe_dump({"port": port, **({"models": models} if models else {}), **settings}))
     process = subprocess.Popen(
         [sys.executable, "-m", "guerdon", "serve", str(file), *arguments],
         cwd=folder,
@@ -118,9 +124,11 @@ def start_server(
     )
     running = Running(process, token=settings.get("token"))
     try:
-        running.url = running.wait_for(r"guerdon serves .* at (http://\S+)", seconds).group(1)
         if wait:
-            running.wait_for(r"^ready: ")
+            running.url = running.wait_for(SERVES, seconds).group(1)
+        else:
+            running.url = f"http://127.0.0.1:{port}"
+            running.wait_for(r"^loading ", seconds)
     except AssertionError:
         process.kill()
         process.wait()

@@ -97,8 +97,9 @@ def test_while_a_model_loads(server, tmp_path):
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
     assert refused.headers["retry-after"] == "1"
     assert running.post("/v1/rewards", rewards(aggregation="last")).status_code == 200
+    assert not [line for line in running.lines if "serves" in line or running.url in line]
     gate.unlink()
-    running.wait_for("^ready: fast, toy")
+    assert running.wait_for("^guerdon serves fast, toy at (.*)").group(1) == running.url
     assert running.get("/ready").json()["ready"] is True
     assert running.post("/v1/rewards", rewards(model="toy")).status_code == 200
     assert running.stop() == 0
@@ -168,7 +169,8 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_in_one_line(tmp_path):
     )  # fmt: skip
     assert done.returncode == 2
     first, *_, last = done.stderr.strip().splitlines()
-    assert first.startswith("guerdon serves")
+    assert first == "loading nothing"
+    assert "serves" not in done.stderr
     assert last.startswith("guerdon: the custom_backend nothing:here: there is no module nothing")
 
 

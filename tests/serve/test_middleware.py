@@ -105,6 +105,42 @@ def test_with_the_token(guarded):
         assert metric in guarded.get("/metrics").text
 
 
+@pytest.mark.parametrize(
+    "path", ["/health", "/ready", "/metrics", "/v1/models", "/v1/rewards", "/openapi.json", "/docs"]
+)
+def test_head_is_get_without_a_body(guarded, path):
+    full, head = guarded.get(path), guarded.client.head(guarded.url + path)
+    assert (full.status_code, head.status_code) == (200, 200)
+    assert head.content == b""
+    if path not in ("/metrics", "/ready"):
+        assert head.headers["content-length"] == str(len(full.content))
+
+
+def test_head_of_what_only_takes_posts_or_is_not_there(guarded):
+    assert guarded.client.head(f"{guarded.url}/classify").status_code == 405
+    assert guarded.client.head(f"{guarded.url}/nothing").status_code == 404
+    assert guarded.get("/health").status_code == 200  # the connection is still in order
+
+
+@pytest.mark.parametrize("path", ["/ready", "/v1/rewards", "/score", "/nothing"])
+@pytest.mark.parametrize("second", [f"Bearer {TOKEN}", "Bearer other", ""])
+def test_several_authorization_headers_are_refused(guarded, stranger, path, second):
+    headers = [("Authorization", f"Bearer {TOKEN}"), ("authorization", second)]
+    for method in ("GET", "POST"):
+        for given in (headers, headers[::-1]):
+            answer = stranger.request(method, guarded.url + path, headers=given)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+            assert "Authorization" in answer.json()["error"]["message"]
+            assert TOKEN not in answer.text
+
+
+def test_without_a_token_they_are_refused_too(server):
+    running = server()
+    assert running.get("/ready", headers=[("Authorization", "Bearer a")]).status_code == 200
+    assert running.get("/ready", headers=[("Authorization", "Bearer a")] * 2).status_code == 400
+    assert running.get("/health", headers=[("Authorization", "Bearer a")] * 2).status_code == 200
+
+
 def answer_of(connection):
     """The status, head and body of the answer on a raw connection."""
     data = b""

@@ -26,6 +26,13 @@ def step_value(text: str) -> float:
     return int(64 * text.count("a") / max(len(text), 1)) / 64
 
 
+def pass_turnstile(folder, tasks):
+    """Say who is there, and wait to be let go."""
+    if folder is not None:
+        Path(folder, "enter").write_text(json.dumps(tasks))
+        Path(folder, "leave").read_text()
+
+
 class Toy:
     """Judges texts by their share of the letter a, frames by their brightness.
 
@@ -36,13 +43,16 @@ class Toy:
         modality: what it says of itself.
         gate: a file; calls wait while it exists.
         journal: a file; each call appends a line with its episodes' ids.
+        turnstile: a folder with the pipes `enter` and `leave`; each call writes its episodes' tasks into the first, and
+            waits until something was written into the second.
     """
 
     def __init__(
-        self, delay_ms=0.0, per_item_ms=0.0, granularity="step", modality="text", gate=None, journal=None, name="toy"
-    ):
+        self, delay_ms=0.0, per_item_ms=0.0, granularity="step", modality="text", gate=None, journal=None, name="toy",
+        turnstile=None,
+    ):  # fmt: skip
         self.delay, self.per_item = delay_ms / 1000, per_item_ms / 1000
-        self.gate, self.journal = gate, journal
+        self.gate, self.journal, self.turnstile = gate, journal, turnstile
         self.calls: list[int] = []
         self.options: list[JudgeOptions] = []
         self.threads: set[int] = set()
@@ -61,6 +71,7 @@ class Toy:
         if self.journal:
             with Path(self.journal).open("a") as file:
                 file.write(json.dumps([e.id for e in episodes]) + "\n")
+        pass_turnstile(self.turnstile, [e.task for e in episodes])
         while self.gate and Path(self.gate).exists():
             time.sleep(0.002)
         if self.delay or self.per_item:
@@ -97,6 +108,7 @@ class Learner(Toy):
 
     def learn(self, episodes):
         time.sleep(self.learn_s)
+        pass_turnstile(self.turnstile, ["learn", *(e.task for e in episodes)])
         for episode in episodes:
             if "explode" in "".join(episode.texts or ()):
                 self.weight = 99.0  # half done

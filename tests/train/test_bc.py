@@ -93,10 +93,28 @@ def test_a_clone_of_a_clear_teacher_is_exact_and_reproducible(tmp_path):
     assert np.allclose(policy.normalizer.mean, 5, atol=0.5)
     assert np.allclose(policy.normalizer.std, 2, atol=0.5)
     first = (folder / "policy.safetensors").read_bytes()
-    train_bc(study(tmp_path))
-    assert (folder / "policy.safetensors").read_bytes() == first
-    train_bc(study(tmp_path, seed=1))
-    assert (folder / "policy.safetensors").read_bytes() != first
+    again, _ = train_bc(study(tmp_path, save_dir=str(tmp_path / "again")))
+    assert (again / "policy.safetensors").read_bytes() == first
+    other, _ = train_bc(study(tmp_path, seed=1, save_dir=str(tmp_path / "other")))
+    assert (other / "policy.safetensors").read_bytes() != first
+
+
+def test_a_clone_is_never_replaced_in_silence(tmp_path):
+    written(tmp_path / "data", linear_episodes())
+    folder, metrics = train_bc(study(tmp_path, epochs=2))
+    made = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(ConfigError, match="already holds a training; go on with it by --resume"):
+        train_bc(study(tmp_path, epochs=2))
+    kept, same = train_bc(study(tmp_path, epochs=2), resume=True)
+    assert (kept, {name: same[name] for name in metrics}) == (folder, metrics)
+    for changed in (study(tmp_path, epochs=3), study(tmp_path, epochs=2, seed=5)):
+        with pytest.raises(ConfigError, match=r"started with other (seed|settings\.epochs)"):
+            train_bc(changed, resume=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == made
+    record = json.loads(made["training.json"])
+    (folder / "training.json").write_text(json.dumps({**record, "finished": False}))
+    train_bc(study(tmp_path, epochs=2))  # one that was cut off has nothing to lose
+    assert (folder / "policy.safetensors").read_bytes() == made["policy.safetensors"]
 
 
 def test_a_run_can_start_from_the_clone(tmp_path):
@@ -173,7 +191,7 @@ def test_frames_are_cloned_by_a_cnn(tmp_path):
     assert metrics["val_mae"] < 0.2, "guessing the mean gives 0.5"
     assert load_policy(folder).observation_shape == (16, 16, 3)
     with pytest.raises(ConfigError, match=r"env\.frame_size"):
-        train_bc(study(tmp_path, policy=policy, env={"frame_size": 24}))
+        train_bc(study(tmp_path, policy=policy, env={"frame_size": 24}, save_dir=str(tmp_path / "other")))
 
 
 def test_a_few_expert_episodes_are_enough_for_metaworld(tmp_path):

@@ -78,11 +78,15 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_training(tmp_path):
     write_json(folder.parent / "training.json", record)
     (folder / "checkpoint-9999").mkdir()  # half-written: no mark
     assert newest_checkpoint(folder).name == "checkpoint-4"
+    with pytest.raises(ConfigError, match="already holds a training; go on with it by --resume"):
+        train_image_model(part, episodes)  # it would lose a checkpoint
     resumed = train_image_model(part, episodes, resume=True)
     first, second = (load_checkpoint(r.save_dir)[0].state_dict() for r in (whole, resumed))
     assert all(torch.equal(first[k], second[k]) for k in first)
     finished = train_image_model(part, episodes, resume=True)
     assert finished.metrics == resumed.metrics
+    with pytest.raises(ConfigError, match="already holds a training; go on with it by --resume"):
+        train_image_model(part, episodes)
     with pytest.raises(ConfigError, match=r"learning_rate 0\.001 -> 0\.5"):
         train_image_model(part.model_copy(update={"learning_rate": 0.5}), episodes, resume=True)
 

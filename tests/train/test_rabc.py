@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -338,8 +339,10 @@ def test_a_clone_follows_what_made_progress(tmp_path):
     assert (load_policy(folder).actor().mean(states) > 0.7).all()
     assert metrics["weight_zero"] > 0.5
     first = (folder / "policy.safetensors").read_bytes()
+    shutil.rmtree(folder)
     train_bc(weighted)
     assert (folder / "policy.safetensors").read_bytes() == first
+    shutil.rmtree(folder)
     folder, _ = train_bc(plain)
     assert load_policy(folder).actor().mean(states).mean() < 0
 

@@ -164,6 +164,9 @@ def test_killed_and_resumed_it_gives_the_same_weights(tmp_path, monkeypatch, lor
     assert again["val_loss"] == metrics["val_loss"]
     monkeypatch.setattr(ResponseTrainer, "training_step", lambda *_, **__: pytest.fail("trained again"))
     assert train_sft(SUMS, settings, policy) == (resumed, again)  # finished: nothing to do
+    with pytest.raises(ConfigError, match="already holds a training; go on with it by --resume"):
+        train_sft(SUMS, settings.model_copy(update={"resume": False}), policy)
+    assert_same_weights(whole, resumed)
     with pytest.raises(ConfigError, match="other data"):
         train_sft(SUMS[:20], settings, policy)
     with pytest.raises(ConfigError, match="other settings"):

@@ -68,6 +68,14 @@ def test_the_guides_flag_goes_on_from_a_checkpoint(call, tmp_path):
     status, said = call("--only", "prm", "--resume", "train.prm.seed=1")
     assert status != 0
     assert "settings.seed" in said
+    assert "or choose another save_dir" in said
+    for words in ((), ("train.prm.seed=1",), ("train.prm.resume=false",)):  # never replaced in silence
+        status, said = call("--only", "prm", *words)
+        assert status != 0
+        assert f"{folder.parent} already holds a training; go on with it by --resume" in said
+    assert folder.stat().st_mtime_ns == made
+    assert call("--only", "prm", "train.prm.resume=true")[0] == 0
+    assert call("--only", "prm", f"train.prm.save_dir={tmp_path / 'second'}")[0] == 0
 
 
 def test_a_flag_that_would_do_nothing_is_refused(call):
@@ -96,7 +104,8 @@ def test_prm800k_and_a_folder_of_parquet_are_trained_on(call, tmp_path):
     (tmp_path / "prm800k.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [bad, *rows[:20], bad]))
     write_solutions(tmp_path / "parquet" / "train.parquet", sums(), "trl")
     for name, dropped in (("prm800k.jsonl", {"bad_problem": 2}), ("parquet", {})):
-        status, said = call("--only", "prm", f"train.prm.data_path={tmp_path / name}")
+        more = [f"train.prm.data_path={tmp_path / name}", f"train.prm.save_dir={tmp_path / name}_prm"]
+        status, said = call("--only", "prm", *more)
         assert status == 0, said
-        assert json.loads((tmp_path / "prm" / "metrics.json").read_text())["rows_left_out"] == dropped
+        assert json.loads((tmp_path / f"{name}_prm" / "metrics.json").read_text())["rows_left_out"] == dropped
         assert ("left out rows without a rated step: 2 bad_problem" in said) == bool(dropped)

@@ -154,6 +154,8 @@ def test_a_training_that_was_cut_off_goes_on_to_the_same_bytes(tmp_path):
     assert {k: v for k, v in first.metrics.items() if k != "seconds"} == {
         k: v for k, v in second.metrics.items() if k != "seconds"
     }
+    with pytest.raises(ConfigError, match="already holds a training; go on with it by --resume"):
+        train_vlm(settings(cut), iter(()))
     again = train_vlm(settings(cut), iter(()), resume=True)  # finished: nothing is read
     assert again.metrics == second.metrics
     with pytest.raises(ConfigError, match=r"learning_rate 0\.005 -> 0\.1"):

@@ -36,6 +36,7 @@ from guerdon.compare.report_terms import terms_of
 from guerdon.errors import DataError
 from guerdon.evaluate.charts import clip, legend_mark
 from guerdon.evaluate.intervals import Interval, wilson_interval
+from guerdon.progress import doing
 
 MAX_BYTES = 2_900_000
 PICTURE_BYTES = 700_000
@@ -45,6 +46,7 @@ SMALL = (470.0, 270.0)
 TEMPLATES = Path(__file__).parent / "templates"
 
 
+@doing("writing the report")
 def write_report(study_dir: Path, *, out: Path | None = None) -> Path:
     """Write the report of a study, and next to it `gate.jsonl` where its reward models have outcomes.
 
@@ -66,6 +68,7 @@ def write_report(study_dir: Path, *, out: Path | None = None) -> Path:
     return _write("report.html.j2", context, films, out or study_dir / "report.html")
 
 
+@doing("writing the report")
 def write_single_report(run_dir: Path, *, out: Path | None = None) -> Path:
     """Write the report of one run: the pieces of a study's report without any comparison.
 

@@ -25,9 +25,10 @@ from fastapi import FastAPI
 from guerdon.config import to_plain, validate
 from guerdon.engines.ray_cluster import connected
 from guerdon.errors import ConfigError, MissingDependencyError
+from guerdon.progress import doing, heartbeat
 from guerdon.serve.app import build_app
 from guerdon.serve.backends import model_source, refuse_early
-from guerdon.serve.lifecycle import say
+from guerdon.serve.lifecycle import address, say_served
 from guerdon.serve.model_queue import ServedModels
 from guerdon.settings.serve import RayServeSettings, ServeSettings
 
@@ -116,11 +117,11 @@ def _serve_until_signal(serve: Any, settings: ServeSettings, port: int) -> None:
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         try:
-            serve.run(_application(serve, settings), name=NAME, route_prefix="/")
+            with heartbeat("serve"), doing(f"loading {', '.join(settings.models)} on the cluster"):
+                serve.run(_application(serve, settings), name=NAME, route_prefix="/")
         except RuntimeError as error:
             raise ConfigError(f"the server cannot be deployed on the cluster: {error}") from error
-        say(f"guerdon serves {', '.join(settings.models)} at http://{settings.host}:{port}")
-        say("ready: " + ", ".join(settings.models))
+        say_served(settings.models, address(settings.host, port))
         ended.wait()
         serve.delete(NAME)
     finally:

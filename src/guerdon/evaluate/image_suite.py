@@ -29,6 +29,7 @@ from guerdon.evaluate.metrics import Table, aligned, figure_table, number
 from guerdon.evaluate.probe_checks import ProbeResult, run_probes, separating_value
 from guerdon.evaluate.scores import Kind, failure_counts, info_record, score_episodes, write_record
 from guerdon.models.load import load_reward_model
+from guerdon.progress import doing
 from guerdon.settings.evaluate import GateSettings, judged_names
 from guerdon.settings.study import Study
 from guerdon.settings.train import ImageTrainSettings, VLMTrainSettings
@@ -257,16 +258,17 @@ def evaluate_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple
                 episodes = [known for episode in episodes if (known := within_labels(episode, within)) is not None]
             folder = Path(settings.save_dir)
         kind: Kind = "progress" if progress else "success"
-        evaluation = evaluate_model(
-            model,
-            episodes,
-            kind=kind,
-            threshold=None,
-            seed=how.seed,
-            reps=how.reps,
-            data_hash=digest,
-            gate=how.gate,
-        )
+        with doing(f"evaluating {name}"):
+            evaluation = evaluate_model(
+                model,
+                episodes,
+                kind=kind,
+                threshold=None,
+                seed=how.seed,
+                reps=how.reps,
+                data_hash=digest,
+                gate=how.gate,
+            )
         results[name] = (evaluation, write_evaluation(evaluation, folder))
     return results
 

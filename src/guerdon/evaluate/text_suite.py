@@ -42,7 +42,7 @@ from guerdon.evaluate.step_benchmarks import (
     true_first_error,
 )
 from guerdon.models.text_load import FINAL, find_text_model, load_text_model
-from guerdon.progress import log_line
+from guerdon.progress import doing, log_line
 from guerdon.settings.data import DataSettings
 from guerdon.settings.evaluate import EvaluateTextSettings, GeneratedBenchSettings, ThirdPartySettings, judged_names
 from guerdon.settings.label import LabelSettings
@@ -323,9 +323,10 @@ def evaluate_text_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, 
             samples = sampled_solutions(
                 study, questions=b.questions, n=b.n, folder=one.folder / "samples", temperature=b.temperature
             )
-        record = evaluate_text(
-            model, settings, one.folder, exclude=one.exclude, training_hashes=one.training_hashes, samples=samples
-        )
+        with doing(f"evaluating {one.name}"):
+            record = evaluate_text(
+                model, settings, one.folder, exclude=one.exclude, training_hashes=one.training_hashes, samples=samples
+            )
         results[one.name] = (record, one.folder)
     return results
 

@@ -175,7 +175,7 @@ class HttpLLMClient:
         self.name = settings.model_name
         self.only_cached = False
         self.reserve_later: dict[str, float] = {}
-        own = settings.api == "openai" and settings.base_url is not None and settings.api_key_env is None
+        own = settings.url != settings.default_url and settings.api_key_env is None
         self._key = api_key(settings.api_key_env or settings.key_variable, required=not own)
         self._settings, self._cache, self._ledger = settings, cache, ledger
         self._clock = clock or Clock()
@@ -365,7 +365,7 @@ def _encode(
         system = "\n\n".join(m["content"] for m in request.messages if m["role"] == "system")
         body |= {"max_tokens": request.max_tokens, **({"system": system} if system else {})}
         body["messages"] = [dict(m) for m in request.messages if m["role"] != "system"]
-        return "/v1/messages", {"x-api-key": key or "", "anthropic-version": "2023-06-01"}, body
+        return "/v1/messages", {**({"x-api-key": key} if key else {}), "anthropic-version": "2023-06-01"}, body
     if form is not None:
         schema = {"json_schema": {"name": "judgement", "strict": True, "schema": request.schema}}
         body["response_format"] = {"type": form, **(schema if form == "json_schema" else {})}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from guerdon.config import validate
 from guerdon.errors import ConfigError
+from guerdon.progress import doing
 from guerdon.settings.reward_models import (
     MODEL_FORMS,
     REWARD_MODELS,
@@ -77,6 +78,7 @@ def options_of(model_type: str) -> list[str]:
     return [name for name in form.model_fields if name not in _OF_RUNS | {"model_type", "checkpoint_path"}]
 
 
+@doing("loading a reward model")
 def _built(settings: RewardModelSettings, *, modality: str | None) -> RewardModel:
     """The model. `modality` is what a configuration says that a user's own looks at; None where it says nothing."""
     name = settings.model_type

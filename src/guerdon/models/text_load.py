@@ -18,6 +18,7 @@ from guerdon.models.adapters import ADAPTERS, adapter_of, load_adapter, recognis
 from guerdon.models.load import load_reward_model
 from guerdon.models.text_model import TextRewardModel, is_own, read_card
 from guerdon.packaged import local_model
+from guerdon.progress import doing
 from guerdon.settings.remote import remote_at
 from guerdon.settings.train import TEXT_MODELS
 from guerdon.types import RewardModel
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 FINAL = "final_checkpoint"
 
 
+@doing("loading a reward model")
 def load_text_model(
     path: str, *, adapter: str = "auto", micro_batch_size: int = 16, device: str | torch.device = "auto"
 ) -> RewardModel:

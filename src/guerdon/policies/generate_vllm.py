@@ -25,10 +25,12 @@ from guerdon.errors import GuerdonError, MissingDependencyError, boundary
 from guerdon.policies.generate import Engine, Generation, LocalEngine
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.tokens import pad_id, stop_ids, token_batch
+from guerdon.progress import doing
 from guerdon.settings.text_policy import GenerationSettings, VLLMGenerationSettings
 from guerdon.types import IntArray
 
 
+@doing("starting vLLM")
 def build_engine(policy: TextPolicy, settings: GenerationSettings, *, max_length: int | None = None) -> Engine:
     """The engine that the settings name.
 

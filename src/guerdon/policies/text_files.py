@@ -31,6 +31,7 @@ from guerdon.policies.chat_template import check_templates, templates_of
 from guerdon.policies.shared_base import SharedBase, import_peft
 from guerdon.policies.text import TextPolicy, add_policy
 from guerdon.policies.tiny_text import build_model, build_tokenizer
+from guerdon.progress import doing
 from guerdon.settings.text_policy import TextPolicySettings
 
 ADAPTER, ADAPTER_WEIGHTS, BASE = "adapter_config.json", "adapter_model.safetensors", "base"
@@ -100,6 +101,7 @@ def load_policy(
     return TextPolicy(base, value_heads=value_heads)
 
 
+@doing("loading the language model")
 def read_model(path: str) -> tuple[Any, Any]:
     """A causal language model in float32 and its tokenizer, from a folder, a package or the hub; adapters are merged.
 

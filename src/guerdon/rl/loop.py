@@ -23,7 +23,7 @@ from guerdon.atomic import write_json
 from guerdon.collect.timing import timed
 from guerdon.errors import GuerdonError, NonFiniteError, TooManyFailuresError
 from guerdon.finite import first_non_finite
-from guerdon.progress import ProgressBar
+from guerdon.progress import ProgressBar, doing
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.failures import EVALUATION, FailureCounter, failure_rows, refuse_failures
 from guerdon.rl.log import RunLog, true_success
@@ -210,6 +210,7 @@ class Loop:
         unknown = "success unknown" if summary["episodes"] else "collecting"
         self.progress.advance(self.step, unknown if success is None else f"success {success:.2f}")
 
+    @doing("evaluating the policy")
     def _true_success(self) -> Mapping[str, float]:
         """What the policy achieves now by ground truth; evaluated once per step of the run.
 

@@ -153,6 +153,19 @@ class Batcher:
         self._shared = any(waiter is not first for waiter in waiters)
         return batch, expired
 
+    def withdraw(self, ticket: Ticket) -> list[Item]:
+        """The items that only this request waited for; they leave the queue. Others lose it as a waiter."""
+        left: list[Item] = []
+        for item in self._items:
+            if any(waiter is ticket for waiter, _ in item.waiters):
+                item.waiters = [waiting for waiting in item.waiters if waiting[0] is not ticket]
+                if not item.waiters:
+                    left.append(item)
+        if left:
+            gone = set(left)
+            self._items = [item for item in self._items if item not in gone]
+        return left
+
     def drain(self) -> list[Item]:
         """All items; the queue is empty afterwards."""
         items, self._items = self._items, []

@@ -8,7 +8,6 @@ The visible GPUs are chosen before anything that could look for them is imported
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from guerdon.config import Tree, apply_overrides, merge, read_yaml, resolve_refs
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.serve.backends import PRIMO, QWEN, QWEN_PATH, backend_name, known_backends, model_source, refuse_early
 from guerdon.serve.copies import choose_copies, machine
+from guerdon.serve.logs import log_to_stderr
 from guerdon.settings.serve import ServedModelSettings, ServeSettings
 
 SOURCES = ("backend", "model_path", "custom_backend")
@@ -93,7 +93,7 @@ def launch(settings: ServeSettings) -> None:
         from guerdon.serve.model_queue import ServedModels
     except ModuleNotFoundError as error:
         raise MissingDependencyError(f"the server needs {error.name}: pip install 'guerdon[serve]'") from error
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    log_to_stderr()
     models = ServedModels(sources, default=settings.default, batch=settings.batch, limits=settings.limits)
     serve(models, build_app(models, settings), settings, chosen)
 

@@ -1,6 +1,7 @@
 """The server process: listen, load the models, serve, and on SIGTERM finish the accepted requests.
 
 Requests are answered as soon as the process listens: `/health` with 200, others with 503 until their model is loaded.
+The line with the address is printed when all models are loaded.
 After a first signal the server is not ready and accepts no new requests, accepted ones are answered, then the process
 ends. After `drain_s`, or a second signal, open requests are answered with 503.
 
@@ -19,14 +20,16 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from guerdon.errors import ConfigError, GuerdonError
+from guerdon.progress import doing, heartbeat
 from guerdon.serve.errors import error_body
 from guerdon.serve.middleware import LINGER_S
 from guerdon.serve.model_queue import ServedModels
@@ -55,13 +58,9 @@ class GracefulServer(uvicorn.Server):
         """Listen, and start loading."""
         self.models.start()
         await super().startup(sockets)
-        for listener in sockets or ():
-            host, port = listener.getsockname()[:2]
-            shown = f"[{host}]" if ":" in host else host
-            say(f"guerdon serves {', '.join(self.models.queues)} at http://{shown}:{port}")
-        for note in self._notes:
+        for note in (f"loading {', '.join(self.models.queues)}", *self._notes):
             say(note)
-        self._loading = asyncio.create_task(self._load())
+        self._loading = asyncio.create_task(self._load(sockets or ()))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal: the first starts the shutdown, the second does not wait for models, the third for nothing."""
@@ -90,16 +89,19 @@ class GracefulServer(uvicorn.Server):
                 "paths, start with --media-root FOLDER, the folder that they write their videos to"
             )
 
-    async def _load(self) -> None:
+    async def _load(self, listeners: Sequence[socket.socket]) -> None:
+        addresses = [address(*listener.getsockname()[:2]) for listener in listeners]  # closed if it ends meanwhile
         try:
-            await self.models.loaded()
+            with heartbeat("serve"), doing(f"loading {', '.join(self.models.queues)}"):
+                await self.models.loaded()
         except GuerdonError as error:
             self.failed, self.should_exit = error, True
         else:
             gc.collect()
             gc.freeze()  # objects that live on are not scanned again by the garbage collector
             self._warn_no_media_root()
-            say("ready: " + ", ".join(self.models.queues))
+            if not self.models.draining:
+                say_served(self.models.queues, *addresses)
 
 
 def serve(models: ServedModels, app: FastAPI, settings: ServeSettings, notes: Sequence[str] = ()) -> None:
@@ -109,17 +111,23 @@ def serve(models: ServedModels, app: FastAPI, settings: ServeSettings, notes: Se
         models: what is served.
         app: answers requests.
         settings: of the server.
-        notes: lines for the operator, after the one with the address.
+        notes: lines for the operator.
 
     Raises:
         ConfigError: the address cannot be used.
         GuerdonError: a model could not be loaded.
     """
+    protocol = limited_protocol(
+        seconds=settings.limits.read_timeout_s,
+        most_bytes=settings.limits.max_header_bytes,
+        count=lambda status: models.metrics.answered("other", status, 0.0),
+    )
     config = uvicorn.Config(
         app,
-        log_level="warning",
+        log_config=None,  # as `logs.py` has it
+        log_level="error",  # its warnings are a line per connection that sends something else than HTTP
         access_log=False,
-        http=limited_protocol(seconds=settings.limits.read_timeout_s, most_bytes=settings.limits.max_header_bytes),
+        http=protocol,
         ws="none",
         server_header=False,
         proxy_headers=False,
@@ -135,9 +143,19 @@ def serve(models: ServedModels, app: FastAPI, settings: ServeSettings, notes: Se
 
 
 def say(line: str) -> None:
-    """Print one line for the operator; the first has the address."""
+    """Print one line for the operator."""
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
+
+
+def say_served(models: Iterable[str], *addresses: str) -> None:
+    """Print the line that says that requests for these models are answered now, and where."""
+    say(f"guerdon serves {', '.join(models)} at {', '.join(addresses)}")
+
+
+def address(host: str, port: int) -> str:
+    """The URL of a server."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _listen(settings: ServeSettings) -> socket.socket:
@@ -162,6 +180,8 @@ class LimitedProtocol(HttpToolsProtocol):
     """Answers a head that is too large, has too many fields or is not HTTP, and closes the connection."""
 
     seconds, most_bytes = 30.0, 65_536
+    count: Callable[[int], None]
+    running: RequestResponseCycle | None = None
     in_head, head_bytes, refused = True, 0, False
     timer: asyncio.TimerHandle | None = None
 
@@ -171,9 +191,12 @@ class LimitedProtocol(HttpToolsProtocol):
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client disconnected."""
+        """The client disconnected; uvicorn tells it to the newest request only, even if that waits for another."""
         self._stop_timer()
         super().connection_lost(exc)
+        if self.running is not None and not self.running.response_complete:
+            self.running.disconnected = True
+            self.running.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         """Parse the data in parts, so that no unfinished head exceeds its limit."""
@@ -203,6 +226,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head is complete."""
         super().on_headers_complete()
+        if 0 < len(self.pipeline) <= MOST_WAITING // 2:
+            self.flow.resume_reading()  # else it would not be noticed that the client disconnects
         self.in_head, self.head_bytes = False, 0
         self._stop_timer()
 
@@ -227,6 +252,10 @@ class LimitedProtocol(HttpToolsProtocol):
         else:
             self._refuse(400, "invalid_request", "this is not an HTTP request")
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self.running = cycle
+        super()._start_asgi_task(cycle, app)
+
     @property
     def _answering(self) -> bool:
         """Whether a request is being answered, or waits for that."""
@@ -234,6 +263,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         """Stop reading. Complete requests are answered, then the connection is closed."""
+        self.count(status)
         self.refused = True
         self._stop_timer()
         if self._answering:
@@ -257,11 +287,13 @@ class LimitedProtocol(HttpToolsProtocol):
             self.timer = None
 
 
-def limited_protocol(*, seconds: float, most_bytes: int) -> type[LimitedProtocol]:
+def limited_protocol(*, seconds: float, most_bytes: int, count: Callable[[int], None]) -> type[LimitedProtocol]:
     """Uvicorn's protocol with limits.
 
     Args:
         seconds: from a connection, or from the first byte after an answer, to a complete head.
         most_bytes: of an unfinished head; one that begins in the middle of a packet may have twice as much.
+        count: called with the status of each request that is refused here.
     """
-    return type("LimitedProtocol", (LimitedProtocol,), {"seconds": seconds, "most_bytes": most_bytes})
+    limits = {"seconds": seconds, "most_bytes": most_bytes, "count": staticmethod(count)}
+    return type("LimitedProtocol", (LimitedProtocol,), limits)

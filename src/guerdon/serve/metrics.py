@@ -13,8 +13,12 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-RESULTS = ("scored", "failed", "cached", "shared", "expired", "refused")
-"""Results of items; shared: with an equal item that was waiting or being scored."""
+RESULTS = ("scored", "failed", "cached", "shared", "expired", "cancelled", "refused")
+"""Results of items.
+
+shared: with an equal item that was waiting or being scored; expired, cancelled: removed unscored, as their
+time was over, or as the requests that waited for them ended otherwise (their clients disconnected).
+"""
 _REASONS = 100
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -32,7 +36,7 @@ class Metrics:
         queue: items that wait, by model.
         batch_items: items per call of a model.
         batch_seconds: of a call of a model.
-        updates: by model and result: learnt, failed, repeated, refused.
+        updates: by model and result: learnt, failed, repeated, refused, cancelled.
         ready: 1 while a model is loaded.
     """
 

@@ -2,7 +2,10 @@
 
 An ASGI middleware around the whole application, so that no route can bypass it. Only `GET /health` is exempt. Bodies
 are counted as they arrive, whatever their headers claim, and a body that is too large or too slow is refused before it
-is parsed.
+is parsed. `HEAD` is answered wherever `GET` is.
+
+When the client of a request with a body disconnects, the application's work on it is cancelled, whatever its route, and
+the queue gives up what nobody waits for (`model_queue.py`).
 
     app.add_middleware(RequestMiddleware, settings=settings, models=models)
 """
@@ -13,6 +16,7 @@ import asyncio
 import binascii
 import hmac
 import json
+import math
 import time
 from contextlib import suppress
 from typing import Any
@@ -29,7 +33,8 @@ from guerdon.settings.serve import ServeSettings
 OPEN = "/health"
 MISSING = "the token is missing: send the header Authorization: Bearer <token>"
 WRONG = "the token is wrong: it is not the one that this server was started with"
-GONE = 499  # status in the metrics if the client disconnected before its request was complete
+GONE = 499  # status in the metrics if the client disconnected before its answer
+WATCH_S = 0.1  # seconds after which a client is watched: to do so costs a twentieth of a short request
 LINGER_S = 1.0  # how long a refused client may go on sending, so that it can read the answer
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
 
@@ -55,45 +60,43 @@ class RequestMiddleware:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # the server's own scope keeps HEAD, and leaves the body out
         start = time.perf_counter()
-        status, refused = 500, None
-
-        async def counting_send(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
+        exchange, refused = _Exchange(self, receive, send), None
         self.models.metrics.in_flight.inc()
         try:
             try:
-                await self._pass(scope, receive, counting_send)
+                await self._pass(scope, exchange)
             except _Refused as error:
                 refused = error.answer  # not the error itself: its traceback holds the body
             if refused is not None:
-                await _refuse(counting_send, receive, *refused)
+                await _refuse(exchange.send, receive, *refused)
         except ClientDisconnect:
-            status = GONE
+            exchange.status = GONE
         finally:
             self.models.metrics.in_flight.dec()
             route = getattr(scope.get("route"), "path", "other")
-            self.models.metrics.answered(route, status, time.perf_counter() - start)
+            self.models.metrics.answered(route, exchange.status, time.perf_counter() - start)
 
-    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _pass(self, scope: Scope, exchange: _Exchange) -> None:
         """Let the application answer.
 
         Raises:
             _Refused: the request fails a check.
+            ClientDisconnect: the client disconnected before the answer.
         """
-        headers, limits, reads = Headers(scope=scope), self.limits, scope["method"] in ("GET", "HEAD")
+        headers, limits, reads = Headers(scope=scope), self.limits, scope["method"] == "GET"
         if scope["path"] == OPEN and reads:
-            return await self.app(scope, receive, send)
+            return await self.app(scope, exchange.plain_receive, exchange.send)
+        if [name for name, _ in scope["headers"]].count(b"authorization") > 1:
+            raise _Refused(400, "invalid_request", "there are several Authorization headers: send one")
         if (problem := self._token_problem(headers)) is not None:
             raise _Refused(401, "unauthorized", problem)
         if self._token is None and _cross_site(headers):
             raise _Refused(403, "forbidden", "requests from web pages of other sites are refused")
         if reads:
-            return await self.app(scope, receive, send)
+            return await self.app(scope, exchange.plain_receive, exchange.send)
         if self.models.draining:
             raise _Refused(503, "not_ready", "the server is shutting down")
         claimed = headers.get("content-length", "0")
@@ -101,25 +104,25 @@ class RequestMiddleware:
             raise _Refused(413, "too_large", f"a request may have at most {limits.max_body_bytes} bytes")
         if self._working >= limits.concurrency or self.bytes + int(claimed) > limits.max_bytes_in_flight:
             raise _Refused(429, "busy", "too many requests at a time")
-        body = _Body(self, receive)
         self._working += 1
         try:
-            wait = self.models.overload()
-            if wait is None:
-                await self.app(scope, body.receive, send)
-            else:
-                await self._shed(body, send, wait)
+            async with exchange:
+                wait = self.models.overload()
+                if wait is None:
+                    await self.app(scope, exchange.receive, exchange.send)
+                else:
+                    await self._shed(exchange, wait)
         finally:
             self._working -= 1
-            self.bytes -= body.size
+            self.bytes -= exchange.size
 
-    async def _shed(self, body: _Body, send: Send, wait: float) -> None:
+    async def _shed(self, exchange: _Exchange, wait: float) -> None:
         """Refuse before parsing: to parse requests only to refuse them would slow the others down."""
-        while not body.complete:
-            if (await body.receive())["type"] == "http.disconnect":
-                return
-        what = "too many items wait; try again later"
-        await _answer(send, 429, error_body(what, 429, "busy"), [(b"retry-after", str(max(1, round(wait))).encode())])
+        while not exchange.complete:
+            if (await exchange.receive())["type"] == "http.disconnect":
+                raise ClientDisconnect
+        answer, again = error_body("too many items wait; try again later", 429, "busy"), str(max(1, round(wait)))
+        await _answer(exchange.send, 429, answer, [(b"retry-after", again.encode())])
 
     def _token_problem(self, headers: Headers) -> str | None:
         """The problem with the token of a request; the message depends on the request, never on the right token."""
@@ -147,26 +150,53 @@ class _Refused(Exception):
         self.answer = answer
 
 
-class _Body:
-    """The body of one request, counted and timed as it arrives."""
+class _Exchange:
+    """One request and its answer: the body is counted and timed as it arrives, and the client is watched behind it.
 
-    def __init__(self, middleware: RequestMiddleware, receive: Receive) -> None:
-        self._middleware, self._receive, self._limits = middleware, receive, middleware.limits
+    `async with exchange:` is the application's work on a request with a body; it ends when the client disconnects, with
+    `ClientDisconnect`.
+
+    Attributes:
+        status: of the answer; 500 before there is one.
+        complete: the whole body has arrived.
+        size: bytes of the body so far.
+    """
+
+    def __init__(self, middleware: RequestMiddleware, receive: Receive, send: Send) -> None:
+        self._middleware, self.plain_receive, self._send, self._limits = middleware, receive, send, middleware.limits
+        self._until = math.inf
+        self._task: asyncio.Task[Any] | None = None
+        self._watcher: asyncio.TimerHandle | asyncio.Task[None] | None = None
+        self._gone = False
+        self.status, self.complete, self.size = 500, False, 0
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.current_task()
         self._until = asyncio.get_running_loop().time() + self._limits.read_timeout_s
-        self.complete = False
-        self.size = 0
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._stop_watching()
+        if self._gone and self._task is not None and not self._task.uncancel() and kind is asyncio.CancelledError:
+            raise ClientDisconnect from None
+
+    async def send(self, message: Message) -> None:
+        """Part of the answer."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self._stop_watching()  # behind the answer, the server reports every connection as disconnected
+        await self._send(message)
 
     async def receive(self) -> Message:
-        """The next part; after the last one, the next message of the server.
+        """The next part of the body; behind the last one, the end of the connection.
 
         Raises:
             _Refused: it is too large, or too late.
         """
         if self.complete:
-            return await self._receive()
+            return await self.plain_receive()
         try:
             async with asyncio.timeout_at(self._until):
-                message = await self._receive()
+                message = await self.plain_receive()
         except TimeoutError:
             raise _Refused(408, "timeout", "the request did not arrive in time") from None
         if message["type"] == "http.request":
@@ -178,8 +208,25 @@ class _Body:
                 raise _Refused(413, "too_large", f"a request may have at most {most} bytes")
             if self._middleware.bytes > self._limits.max_bytes_in_flight:
                 raise _Refused(429, "busy", "too many requests at a time")
+            if not message.get("more_body", False):
+                self._watcher = asyncio.get_running_loop().call_later(WATCH_S, self._begin_to_watch)
         self.complete = not message.get("more_body", False)
         return message
+
+    def _begin_to_watch(self) -> None:
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        """Cancel the work when the client disconnects."""
+        while (await self.plain_receive())["type"] != "http.disconnect":
+            pass
+        if self._task is not None:
+            self._gone = self._task.cancel()
+
+    def _stop_watching(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+            self._watcher = None
 
 
 def _password(given: bytes) -> bytes:

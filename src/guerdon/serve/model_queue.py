@@ -32,6 +32,7 @@ from guerdon.settings.serve import BatchSettings, LimitSettings
 from guerdon.types import Episode, Learnable, RewardInfo, RewardModel
 
 WAITING_UPDATES = 4
+TIMER_S = 0.001  # by which a timer may be early
 HASH_HERE = 1 << 18  # bytes that may be hashed on the event loop, in about a quarter of a millisecond
 log = logging.getLogger("guerdon.serve")
 T = TypeVar("T")
@@ -156,7 +157,8 @@ class ModelQueue:
         self._scoring: set[Item] = set()
         self._busy = 0  # lanes that have a batch
         self._jobs: deque[tuple[Callable[[], Awaitable[None]], asyncio.Future[Any]]] = deque()
-        self._job_was_last = self._reloading = False
+        self._job_was_last = False
+        self._reloading: asyncio.Task[None] | None = None
         self._seconds_per_item = 0.01
         self._refused = 0
         self._queue = metrics.queue.labels(name)
@@ -262,7 +264,11 @@ class ModelQueue:
             now = loop.time()
             ticket = Ticket(now + left(), loop.create_future(), [None] * len(episodes))
             self._submit(ticket, [Item(*one, options, now) for one in zip(keys, episodes, sizes, strict=True)])
-            await ticket.done
+            try:
+                await ticket.done
+            finally:  # it is cancelled if the time is over or the client has disconnected
+                if ticket.left:
+                    self._withdraw(ticket, "expired" if left() <= TIMER_S else "cancelled")
         return [explained for explained in ticket.results if explained is not None]
 
     async def learn(
@@ -291,10 +297,24 @@ class ModelQueue:
         if len(self._jobs) >= WAITING_UPDATES:
             self._metrics.updates.labels(self.name, "refused").inc()
             raise Busy(f"{WAITING_UPDATES} updates of {self.name!r} wait already", 1.0)
-        return await self._between_batches(lambda: self._learn(store, episodes, when, update), self.limits.deadline_s)
+        begun = False
+
+        async def work() -> UpdateResult:
+            nonlocal begun
+            begun = True
+            return await self._learn(store, episodes, when, update)
+
+        try:
+            return await self._between_batches(work, self.limits.deadline_s)
+        except asyncio.CancelledError:
+            if not begun:
+                self._metrics.updates.labels(self.name, "cancelled").inc()
+            raise
 
     async def reload(self) -> None:
         """Load the model again next to the old one, then exchange them between two batches; no request is lost.
+
+        What has begun goes on when the client disconnects.
 
         Raises:
             Busy: it is being loaded again already (429).
@@ -303,9 +323,12 @@ class ModelQueue:
         """
         if self.loading is None or not self.loading.done():
             raise self._not_ready()
-        if self._reloading:
+        if self._reloading is not None and not self._reloading.done():
             raise Busy(f"the model {self.name!r} is being loaded again already", 1.0)
-        self._reloading = True
+        self._reloading = asyncio.create_task(self._reload())
+        await asyncio.shield(self._reloading)
+
+    async def _reload(self) -> None:
         loader = Worker(f"{self.name}-reload")
         try:
             fresh = await loader.run(self.source.load)
@@ -317,7 +340,6 @@ class ModelQueue:
             log.error("reload of %s failed", self.name, exc_info=error)
             raise ReloadFailed(f"the model {self.name!r} could not be loaded again; the old one stays") from error
         finally:
-            self._reloading = False
             loader.stop()
 
     def overload(self) -> float | None:
@@ -363,6 +385,14 @@ class ModelQueue:
             self._wake.set()
             if len(self.batcher) >= self.batcher.max_items:
                 self._hurry.set()
+
+    def _withdraw(self, ticket: Ticket, result: str) -> None:
+        """Nobody waits for a request any more: what has not begun, and nobody else waits for, is never scored."""
+        items = self.batcher.withdraw(ticket)
+        for item in items:
+            self._forget(item)
+        self._count(result, len(items))
+        self._queue.set(len(self.batcher))
 
     async def _load(self) -> None:
         """Load the model and restore its newest state, both in the worker, which keeps its thread's state."""
@@ -505,7 +535,13 @@ class ModelQueue:
         self._jobs.append((job, future))
         self._wake.set()
         self._hurry.set()
-        return await future
+        try:
+            return await future
+        finally:  # if it was cancelled or is too late, it makes room for others
+            if timer is not None:
+                timer.cancel()
+            if (job, future) in self._jobs:
+                self._jobs.remove((job, future))
 
     def _break(self, problem: str, error: BaseException) -> None:
         """Answer nothing more: no score is better than one of a model in an unknown state."""

@@ -30,6 +30,7 @@ from guerdon.devices import visible_gpus
 from guerdon.errors import GuerdonError, boundary
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, judge
 from guerdon.serve.errors import ModelFailed, NotReady
+from guerdon.serve.logs import log_to_stderr
 from guerdon.subprocess_worker import end_with_parent
 from guerdon.types import Episode, RewardInfo, RewardModel, Score
 
@@ -202,7 +203,7 @@ def _work(pipe: Connection, life: Connection, build: Callable[[], RewardModel], 
     threading.Thread(target=_end_with, args=(life,), daemon=True).start()
     for name in (signal.SIGINT, signal.SIGTERM):  # the server handles a signal to the group
         signal.signal(name, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    log_to_stderr()
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the other cores are for the other copies
     if gpu is not None:

@@ -82,7 +82,7 @@ class HttpJudgeSettings(_JudgeSettings):
     api_key_env: str | None = Field(
         None,
         description="environment variable (or line of ./.env) with the key; null: ANTHROPIC_API_KEY or OPENAI_API_KEY. "
-        "An openai endpoint at a base_url of your own needs none",
+        "An endpoint at a base_url of your own needs none",
     )
     concurrency: int = Field(8, ge=1, description="requests under way at a time")
     requests_per_minute: float | None = Field(None, gt=0, description="start no more than these; null: no limit")
@@ -111,8 +111,9 @@ class HttpJudgeSettings(_JudgeSettings):
 
     @property
     def url(self) -> str:
-        """Where the API is, the default filled in."""
-        return (self.base_url or self.default_url).rstrip("/")
+        """Where the API is, the default filled in; paths of requests begin with what `default_url` ends with."""
+        given = (self.base_url or self.default_url).rstrip("/")
+        return given if self.default_url.endswith("/v1") else given.removesuffix("/v1")
 
     @property
     def prices(self) -> tuple[float, float]:

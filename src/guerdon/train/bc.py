@@ -37,7 +37,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from guerdon.atomic import write_json
 from guerdon.collect.control import ControlCollector
 from guerdon.devices import seeded
 from guerdon.episodes.read import dataset_hash, read_episodes
@@ -51,6 +50,7 @@ from guerdon.settings.policy import BCSettings, OwnPolicySettings
 from guerdon.settings.study import Study
 from guerdon.settings.vla_policy import VLAPolicySettings
 from guerdon.train.rabc import SampleWeights, sample_weights
+from guerdon.train.trainer import TrainingFolder
 from guerdon.types import BoolArray, Episode, FloatArray, IntArray
 from guerdon.worlds.build import build_world
 from guerdon.worlds.eye import resized
@@ -84,17 +84,18 @@ class Pairs(NamedTuple):
         return Pairs(self.observations[chosen_N], self.actions[chosen_N], self.episode[chosen_N], mask, weights)
 
 
-def train_bc(study: Study) -> tuple[Path, dict[str, Any]]:
+def train_bc(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any]]:
     """Clone the episodes of `bc.data_path` into a policy of the architecture of the `policy` section.
 
     Args:
         study: its `bc`, `policy`, `env` and `runner` (seed, threads) sections.
+        resume: keep a policy that is finished; one that was cut off is cloned from the start.
 
     Returns:
         The policy's folder, to be named as `policy.checkpoint`, and numbers about the training.
 
     Raises:
-        ConfigError: no `bc` section, or a policy that does not fit the data.
+        ConfigError: no `bc` section, a policy that does not fit the data, or a policy that is there already.
         DataError: the data cannot be read or cannot be cloned.
     """
     settings = study.bc
@@ -106,6 +107,15 @@ def train_bc(study: Study) -> tuple[Path, dict[str, Any]]:
         )
     started = time.perf_counter()
     torch.set_num_threads(study.runner.threads)
+    record: dict[str, Any] = {
+        "settings": settings.model_dump(mode="json", exclude={"save_dir"}),
+        "policy": study.control_policy.model_dump(mode="json", exclude={"device"}),
+        "seed": study.runner.seed,
+        "data_hash": dataset_hash(settings.data_path),
+    }
+    run = TrainingFolder(settings.save_dir, record, resume=resume)
+    if run.metrics is not None:
+        return run.save_dir, {k: v for k, v in run.metrics.items() if k not in ("data_hash", "action_std_A")}
     whole = isinstance(study.policy, VLAPolicySettings) or (
         isinstance(study.policy, OwnPolicySettings) and study.policy.whole
     )
@@ -118,6 +128,7 @@ def train_bc(study: Study) -> tuple[Path, dict[str, Any]]:
                 f"every moment of the {name} episodes has weight 0, since progress never rises there: clone more "
                 "episodes, or change bc.val_split"
             )
+    run.begin()
     std = None
     with seeded(study.runner.seed, next(policy.parameters()).device):
         if isinstance(policy, GaussianPolicy):
@@ -132,14 +143,13 @@ def train_bc(study: Study) -> tuple[Path, dict[str, Any]]:
             history = _fit(policy, policy, train, val, settings, study.runner.seed, epsilon)
     errors, counts = _errors(policy, val, settings.batch_size)
     mae = _mean(np.abs(errors), counts)
-    folder = Path(settings.save_dir)
-    save_policy(policy, folder)
+    save_policy(policy, run.save_dir)
     metrics = _metrics(history, mae, std, pairs, val) | (dict(weights.metrics) if weights is not None else {})
     metrics |= _true_success(study, policy) | {"seconds": round(time.perf_counter() - started, 3)}
-    record: dict[str, Any] = {"data_hash": dataset_hash(settings.data_path), "history": history}
-    record |= {} if std is None else {"action_std_A": std.tolist()}
-    write_json(folder / "metrics.json", metrics | record)
-    return folder, metrics
+    more: dict[str, Any] = {"data_hash": record["data_hash"], "history": history}
+    more |= {} if std is None else {"action_std_A": std.tolist()}
+    run.finish(metrics | more)
+    return run.save_dir, metrics
 
 
 def _true_success(study: Study, policy: RobotPolicy) -> dict[str, float]:

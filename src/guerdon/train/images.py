@@ -36,6 +36,7 @@ from guerdon.models.image import ImageModelConfig, save_checkpoint
 from guerdon.models.quality import frame_quality
 from guerdon.packaged import local_model
 from guerdon.policies.precision import uses_bf16
+from guerdon.progress import doing
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings, VLMTrainSettings
 from guerdon.train.calibration import calibrate
 from guerdon.train.frame_networks import BATCH, FrameNetwork, HeadNetwork, feature_batch, frame_features
@@ -308,6 +309,7 @@ class LabelledFrames(LabelledRows):
         return {"pixels": torch.from_numpy(self.pixels[index]), "labels": torch.from_numpy(self.targets[index])}
 
 
+@doing("reading the data")
 def labelled_frames(
     episodes: Iterable[Episode], settings: Settings, *, held_ids: Collection[str] | None = None
 ) -> LabelledFrames:

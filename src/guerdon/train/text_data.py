@@ -36,6 +36,7 @@ from guerdon.labels.data_set import CARD
 from guerdon.labels.step_rewards import target as target_of_reward
 from guerdon.models.text_inputs import Reading, unread
 from guerdon.models.text_model import TextRewardModel
+from guerdon.progress import doing
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.train import StepwiseTrainSettings, TextTrainSettings, VerdictTrainSettings
 from guerdon.types import Failure, FloatArray, IntArray
@@ -126,6 +127,7 @@ def data_paths(settings: TextTrainSettings, label: LabelSettings | None) -> tupl
     return (str(Path(label.save_dir) / label.dataset),)
 
 
+@doing("reading the data")
 def read_data(settings: TextTrainSettings, label: LabelSettings | None) -> TextData:
     """The solutions that the settings name: files or folders in any format that is read, and hub ids.
 
@@ -165,6 +167,7 @@ def split_questions(solutions: Sequence[Solution], val_split: float, seed: int) 
     return np.flatnonzero(~inside), np.flatnonzero(inside)
 
 
+@doing("preparing the data")
 def make_lessons(model: TextRewardModel, solutions: Sequence[Solution], settings: TextTrainSettings) -> Lessons:
     """Solutions as the model reads them, with targets; what cannot be used is counted.
 

@@ -368,17 +368,18 @@ class TrainingFolder:
         metrics: those of a training that is finished already, else None.
 
     Raises:
-        ConfigError: the training in the folder was started with another record.
+        ConfigError: the folder holds a training, and `resume` is False; or that was started with another record.
         DataError: `training.json` or `metrics.json` cannot be read.
     """
 
     def __init__(self, save_dir: str | Path, record: dict[str, Any], *, resume: bool, keep: bool = False) -> None:
         self.save_dir, self.record, self._keep = Path(save_dir), record, keep
         self.checkpoints = self.save_dir if keep else self.save_dir / "trainer"
-        self.resume_from = newest_checkpoint(self.checkpoints) if resume else None
-        self.metrics = self._finished() if resume else None
+        newest = newest_checkpoint(self.checkpoints)
+        self.resume_from = newest if resume else None
+        self.metrics = self._finished(newest, resume)
 
-    def _finished(self) -> dict[str, Any] | None:
+    def _finished(self, newest: Path | None, resume: bool) -> dict[str, Any] | None:
         path = self.save_dir / "training.json"
         if not path.is_file():
             return None
@@ -388,8 +389,13 @@ class TrainingFolder:
             metrics: dict[str, Any] | None = None
             if finished:
                 metrics = json.loads((self.save_dir / "metrics.json").read_text(encoding="utf-8"))
-        if metrics is None and self.resume_from is None:
+        if metrics is None and newest is None:
             return None  # it ended before its first checkpoint
+        if not resume:
+            raise ConfigError(
+                f"{self.save_dir} already holds a training; go on with it by --resume (a finished one stays as it is), "
+                "or choose another save_dir"
+            )
         old, new = _flat(before), _flat(self.record)
         changed = [
             name if name.startswith("data") else f"{name} {old.get(name)!r} -> {new.get(name)!r}"
@@ -398,7 +404,7 @@ class TrainingFolder:
         if changed:
             raise ConfigError(
                 f"cannot resume the training in {self.save_dir}: it was started with other {', '.join(changed)}; "
-                "restore them, or train without resume"
+                "restore them, or choose another save_dir"
             )
         return None if metrics is None else {name: value for name, value in metrics.items() if name != "history"}
 

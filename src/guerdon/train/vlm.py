@@ -37,6 +37,7 @@ from guerdon.models.vlm_transformers import TransformersBackend, read_vlm
 from guerdon.policies.precision import halve_linear
 from guerdon.policies.shared_base import fresh_lora, import_peft
 from guerdon.policies.text_files import quietly
+from guerdon.progress import doing
 from guerdon.settings.train import VLMTrainSettings
 from guerdon.train.images import LabelledRows, TrainResult, is_classifier, label_meaning, label_rows, read_data
 from guerdon.train.trainer import BalancedSampler, BaseTrainer, TrainingFolder
@@ -187,6 +188,7 @@ class VLMExamples(LabelledRows):
         return str(round(100 * target))
 
 
+@doing("reading the data")
 def vlm_examples(episodes: Iterable[Episode], settings: VLMTrainSettings) -> VLMExamples:
     """Questions and answers about all episodes.
 

@@ -10,6 +10,7 @@ import gymnasium
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from guerdon.errors import ConfigError
+from guerdon.progress import doing
 from guerdon.settings.world import (
     WORLDS,
     GymnasiumSettings,
@@ -51,6 +52,7 @@ def check_success_reported(settings: WorldSettings, success_readers: Sequence[st
         raise ConfigError(unreported(f"env.task {settings.task}", readers, SUCCESS_KEYS))
 
 
+@doing("building the world")
 def build_world(
     settings: WorldSettings,
     *,
