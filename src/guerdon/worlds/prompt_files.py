@@ -9,7 +9,6 @@ is skipped, and a line says how many were; a file where these are more than 5 % 
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +20,7 @@ from guerdon.episodes.chats import ChatError, chat_messages, question_of, tool_s
 from guerdon.episodes.row_files import good_rows
 from guerdon.errors import DataError, MissingDependencyError, boundary
 from guerdon.hub import check_data_set
-from guerdon.progress import log_line
+from guerdon.progress import log_once
 from guerdon.settings.data import VERIFIERS, DataSettings
 from guerdon.types import Message, Tool
 from guerdon.worlds.answers import final_answer, last_boxed
@@ -231,16 +230,13 @@ def _prompts(
     if skipped:
         numbers = ", ".join(re.findall(r"\d+$", where)[-1] for where, _ in skipped[:5])
         more = ", ..." if len(skipped) > 5 else ""
-        _log_once(
+        log_once(
             f"{read}: skipped {len(skipped)} of {total} rows whose true answer cannot be read (rows {numbers}{more}); "
             f"the first: {skipped[0][1]}"
         )
     if not prompts:
         raise DataError(f"{read}: there is no prompt in it; give a file with a row per question")
     return with_unique_ids(prompts)
-
-
-_log_once = functools.cache(log_line)  # a command may read a file several times
 
 
 def prompt_from_row(row: Any, where: str, data_source: str, ability: str = "", *, answered: bool = True) -> Prompt:
