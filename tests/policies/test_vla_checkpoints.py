@@ -576,7 +576,7 @@ def test_smolvla_that_does_not_fit_is_refused(tmp_path):
         read(folder, **{**keys, "num_action_chunks": 7, "vlm_path": vlm})
     with pytest.raises(ConfigError, match=r"set policy\.family to flow"):
         read(folder)
-    with pytest.raises(ConfigError, match=r"observation.state are .*the environment has \(4,\)"):
+    with pytest.raises(ConfigError, match=r"have 3 observation\.state numbers, the environment has 4"):
         read(folder, **{**keys, "measured": 4, "vlm_path": vlm})
     without = {k: t for k, t in tensors.items() if "action_out_proj.bias" not in k}
     with pytest.raises(CheckpointError, match=r"lacks 1 weights, such as action_out_proj\.bias"):

@@ -219,6 +219,27 @@ def test_a_policy_may_observe_two_cameras():
         world.show(ObservationSpec(frames=(2, 2), cameras=3))
 
 
+class WideEye(TwoCameras):
+    """Draws light pictures that are twice as wide as high."""
+
+    size = (4, 8)
+
+    def render(self, looks, camera=None):
+        return np.full((len(looks), 4, 8, 3), 90, np.uint8)
+
+
+def test_pictures_that_are_not_square_are_padded_where_the_policy_says_so():
+    world = corridor_world()
+    world.eye = WideEye()
+    world.reset()
+    world.show(ObservationSpec(frames=(6, 6), padded=True))
+    seen = world.observations["frames"]
+    assert (seen[:, :3] == 0).all()
+    assert (seen[:, 3:] == 90).all()
+    world.show(ObservationSpec(frames=(6, 6)))
+    assert (world.observations["frames"] == 90).all(), "stretched"
+
+
 class PositionEye:
     """Pictures of one colour, a copy's place in the corridor; it counts what it draws."""
 

@@ -117,6 +117,12 @@ class VLAPolicySettings(Settings):
         description="cameras that the model sees, the first of env.cameras: 2 adds the wrist's to the scene's",
     )
     use_proprio: bool = Field(False, description="the model also sees what the robot measures of itself")
+    ignored_inputs: tuple[str, ...] = Field(
+        (),
+        description="names of inputs of the checkpoint that the study does not give (such as "
+        "observation.images.wrist, or proprio of OpenVLA-OFT) and that the policy is to go without; others that are "
+        "missing are refused",
+    )
     center_crop: bool | None = Field(
         None,
         description="the middle 90 % of a picture's area, resized to the whole; while cloning, as large a part at a "
@@ -158,7 +164,7 @@ class VLAPolicySettings(Settings):
             raise ValueError("say exactly one of policy.vla_path (a model to read) and policy.tiny (a model to make)")
         if self.vla_path is None:
             refuse(_changed(self, "unnorm_key"), "policy.tiny, whose statistics are those of the cloned data")
-            refuse(_changed(self, "load_adapter_checkpoint", "use_quantization"), "policy.tiny")
+            refuse(_changed(self, "load_adapter_checkpoint", "use_quantization", "ignored_inputs"), "policy.tiny")
         if self.vla_path is None or self.decoding.family == "token":
             refuse(_changed(self, "vlm_path"), "policy.tiny" if self.vla_path is None else "family token")
         elif self.unnorm_key is not None:

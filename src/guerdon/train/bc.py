@@ -316,7 +316,7 @@ def _observed(
     if spec.frames is not None:
         frames = columns["frames"]
         pictures = frames.reshape(-1, *frames.shape[-3:])
-        pictures = np.stack([resized(picture, spec.frames) for picture in pictures])
+        pictures = np.stack([resized(picture, spec.frames, padded=spec.padded) for picture in pictures])
         parts["frames"] = pictures.reshape(*frames.shape[:-3], *pictures.shape[1:])
     return columns_as_rows(parts)
 

@@ -58,13 +58,33 @@ def pictures_of(eye: Eye, looks: Sequence[Any], camera: str | None = None) -> By
     return np.stack([one.picture if isinstance(one, Drawn) else next(new) for one in looks])
 
 
-def resized(picture: ByteArray, size: tuple[int, int]) -> ByteArray:
-    """A picture of height and width `size`, by bilinear interpolation where it has another."""
+def resized(picture: ByteArray, size: tuple[int, int], *, padded: bool = False) -> ByteArray:
+    """A picture of height and width `size`, by bilinear interpolation where it has another; `padded`: `letterboxed`."""
     if picture.shape[:2] == size:
         return picture
+    if padded:
+        return letterboxed(picture, size)
     from PIL import Image
 
     return np.asarray(Image.fromarray(picture).resize(size[::-1], Image.Resampling.BILINEAR))
+
+
+def letterboxed(picture: ByteArray, size: tuple[int, int]) -> ByteArray:
+    """A picture of height and width `size` that keeps its ratio, with black above and left of it.
+
+    Bilinear interpolation between the nearest pixels, as `resize_with_pad` of LeRobot's SmolVLA and pi0 does it; the
+    result is rounded to whole grey levels.
+    """
+    import torch
+    from torch.nn import functional
+
+    ratio = max(have / want for have, want in zip(picture.shape, size, strict=False))
+    height, width = (max(1, int(have / ratio)) for have in picture.shape[:2])
+    pixels = torch.from_numpy(np.ascontiguousarray(picture)).permute(2, 0, 1)[None].contiguous().float()
+    small = functional.interpolate(pixels, size=(height, width), mode="bilinear", align_corners=False)
+    found = np.zeros((*size, picture.shape[2]), dtype=np.uint8)
+    found[size[0] - height :, size[1] - width :] = small[0].round_().byte().permute(1, 2, 0).numpy()
+    return found
 
 
 def stacked(pictures: Sequence[ByteArray], size: tuple[int, int]) -> ByteArray:

@@ -1,10 +1,9 @@
 """A world: a vectorised Gymnasium environment with a task in words, a camera and true success.
 
-`World` hides the three autoreset conventions of Gymnasium behind one: `step` always returns the observation
-*after* the action (the terminal one where the episode ended) and the observation to act on next, and offers
-each requested picture exactly once, that of the terminal moment included. It seeds every episode
-from the run's seed, so that an episode can be replayed from its seed and its actions; that is how a killed run
-finds its simulators again (`state_dict`).
+`World` hides the three autoreset conventions of Gymnasium behind one: `step` always returns the observation *after* the
+action (the terminal one where the episode ended) and the observation to act on next, and offers each requested picture
+exactly once, that of the terminal moment included. It seeds every episode from the run's seed, so that an episode can be
+replayed from its seed and its actions; that is how a killed run finds its simulators again (`state_dict`).
 
     world = World(env, tasks=["close the window"] * 8, seed=0)
     observations = world.reset()
@@ -38,7 +37,7 @@ class ObservationSpec:
 
     Attributes:
         states: `states`, the environment's own observation as float32.
-        frames: height and width of `frames`, (H, W, 3) uint8.
+        frames: height and width of `frames`, (H, W, 3) uint8; `padded`: pictures keep their ratio, else are stretched.
         cameras: how many; with several, `frames` are (cameras, H, W, 3) by the first of the world's.
         proprioception: `proprioception`, (P,) float32, the part of the state that the robot measures of itself.
         task: `task`, the instruction, as text.
@@ -49,6 +48,7 @@ class ObservationSpec:
     cameras: int = 1
     proprioception: bool = False
     task: bool = False
+    padded: bool = False
 
     def with_states(self) -> ObservationSpec:
         """The same and the states, which belong into recorded episodes."""
@@ -533,7 +533,7 @@ class World:
             frames = np.zeros((self.num_envs, spec.cameras, *spec.frames, 3), dtype=np.uint8)
             for camera, pictures in enumerate(self._see(which, spec.cameras)):
                 for i, picture in zip(which, pictures, strict=True):
-                    frames[i, camera] = resized(picture, spec.frames)
+                    frames[i, camera] = resized(picture, spec.frames, padded=spec.padded)
             columns["frames"] = frames if spec.cameras > 1 else frames[:, 0]
         return columns_as_rows(columns)
 

@@ -69,6 +69,7 @@ class FlowVLA(VLAPolicy):
 
     model: SmolVLANetwork
     decoding: FlowDecodingSettings
+    normalization = "MEAN_STD"
 
     def __init__(self, settings: VLAPolicySettings, network: SmolVLANetwork, *rest: Any) -> None:
         super().__init__(settings, network, *rest)
@@ -140,10 +141,6 @@ class FlowVLA(VLAPolicy):
         errors = (velocity - (noise - actions)) ** 2
         mask = torch.from_numpy(mask_N_C).to(self.device)
         return (errors[..., : self.action_size].mean(-1) * mask).sum(1) / mask.sum(1).clamp_min(1)
-
-    def statistics_of(self, data_N_X: FloatArray) -> tuple[np.ndarray, np.ndarray]:
-        """Normalised numbers have mean 0 and standard deviation 1."""
-        return data_N_X.mean(axis=0), data_N_X.std(axis=0)
 
     def _velocity(self, prefix: Prefix, x: Tensor, pad: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Velocity of the numbers that are executed, and hidden states, at the start of a step."""

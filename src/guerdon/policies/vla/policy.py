@@ -12,17 +12,18 @@ environment's units.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Literal, Protocol
 
 import gymnasium
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from guerdon.errors import ConfigError, MissingDependencyError
+from guerdon.errors import ConfigError, DataError, MissingDependencyError
 from guerdon.policies.precision import uses_bf16
 from guerdon.policies.robot import ControlInputs, RobotPolicy
 from guerdon.policies.shared_base import fresh_lora, import_peft
@@ -34,7 +35,18 @@ from guerdon.worlds.eye import resized
 from guerdon.worlds.world import ObservationSpec
 
 PAD, BOS, STOP = 0, 1, 2  # ids that a hashed word never has; BOS and STOP are those of Llama 2, too
+Normalization = Literal["IDENTITY", "MEAN_STD", "MIN_MAX", "QUANTILES", "QUANTILE10"]
+NORMALIZATIONS: dict[Normalization, tuple[str, ...]] = {
+    "IDENTITY": (), "MEAN_STD": ("mean", "std"), "MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99"),
+    "QUANTILE10": ("q10", "q90"),
+}  # fmt: skip
+"""What data are normalised by, under LeRobot's names, and the statistics that it takes."""
 _SMALLEST_SCALE = 1e-3  # of an action or a measurement that hardly changes in the data
+_MEASURED: dict[str, Callable[..., Any]] = {
+    "mean": partial(np.mean, axis=0), "std": partial(np.std, axis=0),
+    "min": partial(np.min, axis=0), "max": partial(np.max, axis=0),
+    **{f"q{percent:02}": partial(np.quantile, q=percent / 100, axis=0) for percent in (1, 10, 90, 99)},
+}  # fmt: skip
 _MICRO = 64  # rows that a model from a checkpoint evaluates together without gradients
 
 
@@ -92,6 +104,7 @@ class VLANetwork(Protocol):
     width: int
     image_size: int
     proprio_size: int
+    padded: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,11 +113,35 @@ class Statistics:
 
     Attributes:
         action: shift and scale, (A,) float32 each.
-        proprio: shift and scale, (P,) float32 each; None: as measured.
+        proprio: shift and scale, (P,) each; None: as measured.
+        modes: how actions and measurements of cloned data are normalised; None: as the family does.
     """
 
     action: tuple[np.ndarray, np.ndarray]
     proprio: tuple[np.ndarray, np.ndarray] | None = None
+    modes: tuple[Normalization, Normalization] | None = None
+
+
+def affine(
+    mode: Normalization, numbers: Mapping[str, np.ndarray], size: int, *, eps: float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Shift and scale of `Statistics`, (X,) each, from the statistics of `NORMALIZATIONS`.
+
+    `MEAN_STD` makes the mean 0 and the standard deviation 1, the others make a lower and an upper bound -1 and 1.
+
+    Args:
+        mode: the kind of normalization.
+        numbers: (X,) by name.
+        size: X.
+        eps: added to a standard deviation, and in the place of a distance of 0 between bounds.
+    """
+    if mode == "IDENTITY":
+        return np.zeros(size), np.ones(size)
+    first, second = (numbers[name] for name in NORMALIZATIONS[mode])
+    if mode == "MEAN_STD":
+        return first, second + eps
+    half = np.where(second == first, eps, second - first) / 2
+    return first + half, half
 
 
 def bounds_as_statistics(space: gymnasium.Space) -> Statistics:
@@ -130,6 +167,7 @@ class VLAPolicy(RobotPolicy):
         chunk: actions per decision, C.
         tokens_per_action: log-probabilities per action, D.
         clip_proprio: normalised measurements are cut off at -1 and 1.
+        normalization: of actions and measurements, where the statistics do not say another.
     """
 
     decoding: DecodingSettings
@@ -140,6 +178,7 @@ class VLAPolicy(RobotPolicy):
     chunk: int = 1
     tokens_per_action: int = 1
     clip_proprio = False
+    normalization: Normalization
     heads_left_alone: tuple[str, ...] = ()  # linear layers of the network that no adapter is put on
 
     def __init__(
@@ -158,15 +197,18 @@ class VLAPolicy(RobotPolicy):
         self.image_size = (facts.image_size, facts.image_size)
         self.observation_spec = ObservationSpec(
             frames=self.image_size, cameras=settings.num_images_in_input, proprioception=facts.proprio_size > 0,
-            task=True,
+            task=True, padded=facts.padded,
         )  # fmt: skip
+        self.modes = statistics.modes or (self.normalization, self.normalization)
         self.model: nn.Module = self._adapted(network) if settings.use_lora else network
         self.vf: nn.Module | None = value_head(facts.width, settings.value_hidden, len(heads)) if heads else None
         self.aux: nn.Module | None = nn.Linear(facts.width, len(auxiliary)) if auxiliary else None
         none = (np.zeros(facts.proprio_size), np.ones(facts.proprio_size))
-        for name, pair in (("action", statistics.action), ("proprio", statistics.proprio or none)):
+        # a measurement that is constant in the data has a scale of 5e-9, which float32 loses beside the shift
+        kinds = (("action", statistics.action, np.float32), ("proprio", statistics.proprio or none, np.float64))
+        for name, pair, kind in kinds:
             for part, numbers in zip(("shift", "scale"), pair, strict=True):
-                self.register_buffer(f"{name}_{part}", torch.from_numpy(np.array(numbers, dtype=np.float32)))
+                self.register_buffer(f"{name}_{part}", torch.from_numpy(np.array(numbers, dtype=kind)))
 
     @property
     def device(self) -> torch.device:
@@ -185,11 +227,17 @@ class VLAPolicy(RobotPolicy):
         return self.inputs(inputs.observations, inputs.actions)
 
     def inputs(self, observations: np.ndarray, record: np.ndarray | None = None) -> VLAInputs:
-        """Observations (N,) of `observation_spec` as the network takes them."""
+        """Observations (N,) of `observation_spec` as the network takes them.
+
+        Raises:
+            DataError: a measurement is not finite.
+        """
+        assert self.observation_spec is not None
         frames = observations["frames"]
         frames = frames[:, None] if frames.ndim == 4 else frames
         if frames.shape[2:4] != self.image_size:
-            small = [resized(picture, self.image_size) for picture in frames.reshape(-1, *frames.shape[2:])]
+            padded = self.observation_spec.padded
+            small = [resized(x, self.image_size, padded=padded) for x in frames.reshape(-1, *frames.shape[2:])]
             frames = np.stack(small).reshape(*frames.shape[:2], *self.image_size, 3)
         tasks, which_N = np.unique(observations["task"], return_inverse=True)
         texts = [self.encode(str(task)) for task in tasks]
@@ -197,9 +245,16 @@ class VLAPolicy(RobotPolicy):
         ids = torch.tensor([[PAD] * (longest - len(text)) + text for text in texts], dtype=torch.int64)
         mask = torch.tensor([[False] * (longest - len(text)) + [True] * len(text) for text in texts], dtype=torch.bool)
         proprio = torch.zeros(len(frames), 0)
-        if self.observation_spec is not None and self.observation_spec.proprioception:
-            measured = torch.from_numpy(np.ascontiguousarray(observations["proprioception"], dtype=np.float32))
-            proprio = (measured - self.proprio_shift.cpu()) / self.proprio_scale.cpu()
+        if self.observation_spec.proprioception:
+            measured = np.ascontiguousarray(observations["proprioception"], dtype=np.float64)
+            if not (known := np.isfinite(measured)).all():
+                row, place = np.argwhere(~known)[0]
+                raise DataError(
+                    f"proprioception {place} of observation {row} is {measured[row, place]}: a policy cannot act on "
+                    "it; correct the environment or leave out the data"
+                )
+            shifted = torch.from_numpy(measured) - self.proprio_shift.cpu()
+            proprio = (shifted / self.proprio_scale.cpu()).float()
             proprio = proprio.clamp(-1, 1) if self.clip_proprio else proprio
         which = torch.from_numpy(which_N.reshape(-1))
         pictures = torch.from_numpy(np.ascontiguousarray(frames))
@@ -223,17 +278,14 @@ class VLAPolicy(RobotPolicy):
 
     def fit_statistics(self, actions_N_A: FloatArray, proprio_N_P: FloatArray | None) -> None:
         """Take what normalised actions are from data that are to be cloned."""
-        pairs = {"action": self.statistics_of(actions_N_A)}
-        if proprio_N_P is not None and proprio_N_P.shape[1]:
-            pairs["proprio"] = self.statistics_of(proprio_N_P)
-        for name, (shift, scale) in pairs.items():
+        for name, mode, data_N_X in zip(("action", "proprio"), self.modes, (actions_N_A, proprio_N_P), strict=True):
+            if data_N_X is None or not data_N_X.shape[1]:
+                continue
+            numbers = {statistic: _MEASURED[statistic](data_N_X) for statistic in NORMALIZATIONS[mode]}
+            shift, scale = affine(mode, numbers, data_N_X.shape[1])
             getattr(self, f"{name}_shift").copy_(torch.from_numpy(np.asarray(shift, dtype=np.float32)))
             wide = np.maximum(np.asarray(scale, dtype=np.float32), _SMALLEST_SCALE)
             getattr(self, f"{name}_scale").copy_(torch.from_numpy(wide))
-
-    def statistics_of(self, data_N_X: FloatArray) -> tuple[np.ndarray, np.ndarray]:
-        """Shift and scale (X,) that the family normalises actions and measurements by."""
-        raise NotImplementedError
 
     # For the families.
 

@@ -36,7 +36,10 @@ class PrismaticNetwork(nn.Module):
 
     Attributes:
         width: of the hidden states.
+        padded: pictures keep their ratio; they are resized to a square here.
     """
+
+    padded = False
 
     def __init__(
         self, tower: nn.Module, config: Any, *, vocabulary: int, bins: int, image_size: int, proprio_size: int = 0,

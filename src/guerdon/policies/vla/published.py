@@ -9,23 +9,31 @@ output embedding) are checked by name and left out. Nothing is fetched from a hu
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from torch import Tensor, nn
 
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.finite import refuse_to_read
 from guerdon.hub import check_folder
 from guerdon.policies.text_files import read_tokenizer, reading
+from guerdon.policies.vla.checkpoint_config import (
+    PROPRIO,
+    STATE,
+    OpenVLAConfig,
+    SmolVLAConfig,
+    check_inputs,
+    checked,
+    json_object,
+)
 from guerdon.policies.vla.policy import BOS, Statistics
 from guerdon.policies.vla.prismatic import PrismaticNetwork
 from guerdon.policies.vla.smolvla import ExpertSize, SmolVLANetwork
+from guerdon.policies.vla.statistics import instruction_length, openvla_statistics, smolvla_statistics
 from guerdon.policies.vla.vision import DinoSiglipTowers, ViTSize
 from guerdon.settings.vla_policy import VLAPolicySettings
 
@@ -72,7 +80,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise CheckpointError(f"policy.vla_path: {folder} has no config.json; name the folder of a checkpoint")
-    return _json(file)
+    return json_object(file)
 
 
 def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int) -> Published:
@@ -90,7 +98,8 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
     from transformers import LlamaConfig
 
     folder = Path(str(settings.vla_path))
-    config = read_config(folder)
+    file = folder / "config.json"
+    config = checked(OpenVLAConfig, read_config(folder), file)
     for kind, why in (
         (
             "action_head",
@@ -100,23 +109,36 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
     ):
         if any(folder.glob(f"{kind}--*_checkpoint.pt")):
             raise CheckpointError(f"{folder} {why}; take one that was trained with discrete action tokens")
-    names = config.get("timm_model_ids") or []
+    names = config.timm_model_ids
     if not names or any(name not in TOWERS for name in names):
         raise CheckpointError(f"{folder}: vision towers {names} are not supported; known are {', '.join(TOWERS)}")
-    sizes = [replace(TOWERS[name], image=size) for name, size in zip(names, config["image_sizes"], strict=True)]
+    config.refuse_others(file)
+    has = [PROPRIO] if any(folder.glob("proprio_projector*")) else []
+    check_inputs(
+        folder, (), has, given=[PROPRIO] if proprio_size else [], images=settings.num_images_in_input,
+        ignored=settings.ignored_inputs,
+    )  # fmt: skip
+    statistics = openvla_statistics(
+        _folders(settings), config.norm_stats, settings.unnorm_key, actions=actions, proprio_size=proprio_size
+    )
+    sizes = [replace(TOWERS[name], image=size) for name, size in zip(names, config.image_sizes, strict=True)]
     stored = _weights(settings)
     if proprio_size:
         stored |= _proprio_tensors(folder)
-    vocabulary = int(config["text_config"]["vocab_size"]) - int(config["pad_to_multiple_of"])
-    bins = int(config["n_action_bins"])
+    rows, bins = config.text_config.vocab_size, config.n_action_bins
+    vocabulary = rows - config.pad_to_multiple_of
+    if bins > vocabulary:
+        raise CheckpointError(
+            f"{file}: n_action_bins is {bins}, the vocabulary has {vocabulary} tokens without padding"
+        )
     with _without_weights():
         network = PrismaticNetwork(
-            DinoSiglipTowers(sizes), LlamaConfig(**config["text_config"]), vocabulary=vocabulary, bins=bins,
-            image_size=sizes[0].image, proprio_size=proprio_size, fused=bool(config["use_fused_vision_backbone"]),
+            DinoSiglipTowers(sizes), LlamaConfig(**config.text_config.model_dump()), vocabulary=vocabulary, bins=bins,
+            image_size=sizes[0].image, proprio_size=proprio_size, fused=config.use_fused_vision_backbone,
         )  # fmt: skip
     renamed = {name.replace("language_model.model.", "language_model.", 1): t for name, t in stored.items()}
     head = renamed.pop("language_model.lm_head.weight", None)
-    if head is not None and len(head) == config["text_config"]["vocab_size"]:
+    if head is not None and len(head) == rows:
         renamed["action_head.weight"] = head[vocabulary - bins : vocabulary].flip(0)
     _load(network, renamed, openvla_unused(network), folder)
     tokenizer = read_tokenizer(str(folder))
@@ -131,7 +153,7 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
         ids = ids[1:] if ids[0] == BOS else ids
         return ids if ids[-1] == empty else [*ids, int(empty)]
 
-    return Published(network, encode, _openvla_statistics(settings, config, actions, proprio_size))
+    return Published(network, encode, statistics)
 
 
 def openvla_unused(network: PrismaticNetwork) -> dict[str, tuple[int, ...]]:
@@ -160,46 +182,50 @@ def read_smolvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
     from transformers.models.smolvlm.modeling_smolvlm import SmolVLMConnector, SmolVLMVisionTransformer
 
     folder = Path(str(settings.vla_path))
-    config = read_config(folder)
+    file = folder / "config.json"
+    config = checked(SmolVLAConfig, read_config(folder), file)
+    config.refuse_others(file)
     if not settings.use_proprio:
         raise ConfigError("SmolVLA reads the state of the robot: set policy.use_proprio to true")
-    if settings.num_action_chunks > config["chunk_size"]:
-        raise ConfigError(f"policy.num_action_chunks: {folder} was trained on chunks of {config['chunk_size']}")
-    for key, size in (("max_action_dim", actions), ("max_state_dim", proprio_size)):
-        if size > config[key]:
-            raise ConfigError(f"{folder} has {key} {config[key]}, the environment has {size}")
-    if "cross" not in config["attention_mode"]:
-        config["self_attn_every_n_layers"] = 1
-    if config.get("add_image_special_tokens") or config.get("prefix_length", -1) > 0:
-        raise CheckpointError(f"{folder}: add_image_special_tokens and prefix_length are not supported")
-    height, width = config["resize_imgs_with_padding"]
-    if height != width:
-        raise CheckpointError(f"{folder}: pictures of {height} by {width}, which are not square, are not supported")
-    name = settings.vlm_path or str(config["vlm_model_name"])
+    if settings.num_action_chunks > config.chunk_size:
+        raise ConfigError(f"policy.num_action_chunks: {folder} was trained on chunks of {config.chunk_size}")
+    cameras, others = config.inputs()
+    check_inputs(
+        file, cameras, others, given=[STATE], images=settings.num_images_in_input, ignored=settings.ignored_inputs
+    )
+    config.check_numbers(file, actions=actions, proprio_size=proprio_size)
+    name = settings.vlm_path or config.vlm_model_name
     vlm = _vlm_config(name)
-    if config["num_vlm_layers"] > 0:
-        vlm.text_config.num_hidden_layers = min(config["num_vlm_layers"], vlm.text_config.num_hidden_layers)
-    known = {field.name for field in fields(ExpertSize)}
-    expert = ExpertSize(**{key: value for key, value in config.items() if key in known})
+    if config.num_vlm_layers > 0:
+        vlm.text_config.num_hidden_layers = min(config.num_vlm_layers, vlm.text_config.num_hidden_layers)
+    expert = ExpertSize(**{field.name: getattr(config, field.name) for field in fields(ExpertSize)})
     expert = replace(
         expert,
         num_expert_layers=max(expert.num_expert_layers, 0),
-        self_attn_every_n_layers=max(expert.self_attn_every_n_layers, 0),
+        self_attn_every_n_layers=max(expert.self_attn_every_n_layers, 0) if "cross" in config.attention_mode else 1,
     )
+    assert config.resize_imgs_with_padding is not None
+    size = config.resize_imgs_with_padding[0]
     with _without_weights():
         see = _SmolVLMEyes(SmolVLMVisionTransformer(vlm.vision_config), SmolVLMConnector(vlm))
-        network = SmolVLANetwork(see, vlm.text_config, expert, image_size=height, proprio_size=proprio_size)
+        network = SmolVLANetwork(see, vlm.text_config, expert, image_size=size, proprio_size=proprio_size, padded=True)
     renamed = {_smolvla_name(key): tensor for key, tensor in _weights(settings).items()}
     unused = {_SMOLVLA_UNUSED: (vlm.text_config.vocab_size, vlm.text_config.hidden_size)}
-    statistics = _smolvla_statistics(settings, renamed, actions, proprio_size)
+    statistics = smolvla_statistics(_folders(settings), config, renamed, actions=actions, proprio_size=proprio_size)
     _load(network, renamed, unused, folder)
-    if config["train_expert_only"]:
+    if config.train_expert_only:
         network.see.requires_grad_(False)
         network.text.requires_grad_(False)
-    elif config["freeze_vision_encoder"]:
+    elif config.freeze_vision_encoder:
         network.see.requires_grad_(False)
     tokenizer = read_tokenizer(name)
-    return Published(network, lambda task: [int(i) for i in tokenizer(f"{task}\n").input_ids], statistics)
+    longest = instruction_length(folder, config)
+
+    def encode(task: str) -> list[int]:
+        line = task if task.endswith("\n") else f"{task}\n"
+        return [int(i) for i in tokenizer(line, truncation=longest is not None, max_length=longest).input_ids]
+
+    return Published(network, encode, statistics)
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -211,7 +237,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     index = folder / "model.safetensors.index.json"
-    names = sorted(set(_json(index)["weight_map"].values())) if index.is_file() else ["model.safetensors"]
+    names = sorted(set(json_object(index)["weight_map"].values())) if index.is_file() else ["model.safetensors"]
     tensors: dict[str, Tensor] = {}
     for name in names:
         if not (folder / name).is_file():
@@ -237,7 +263,7 @@ def add_adapter(weights: dict[str, Tensor], folder: Path) -> None:
     files = [folder / name for name in ("adapter_config.json", "adapter_model.safetensors")]
     if lost := [file.name for file in files if not file.is_file()]:
         raise CheckpointError(f"policy.load_adapter_checkpoint: {folder} has no {lost[0]}")
-    config = _json(files[0])
+    config = json_object(files[0])
     strange = [key for key, plain in _PLAIN.items() if config.get(key, plain) != plain]
     if strange := [*strange, *(key for key in _OTHER if config.get(key))]:
         raise CheckpointError(f"{folder} is not a plain LoRA adapter: its {strange[0]} is {config[strange[0]]}")
@@ -318,12 +344,6 @@ def _without_weights() -> Iterator[None]:
         yield
 
 
-def _json(file: Path) -> dict[str, Any]:
-    with boundary(CheckpointError, f"{file} cannot be read"):
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return found
-
-
 def _vlm_config(name: str) -> Any:
     from transformers import AutoConfig
 
@@ -357,64 +377,3 @@ def _proprio_tensors(folder: Path) -> dict[str, Tensor]:
     with boundary(CheckpointError, f"{file} cannot be read"):
         tensors = load_file(file)
     return {f"proprio_projector.{name.removeprefix('module.')}": tensor for name, tensor in tensors.items()}
-
-
-def _openvla_statistics(
-    settings: VLAPolicySettings, config: Mapping[str, Any], actions: int, proprio_size: int
-) -> Statistics:
-    """Quantiles of the data set of `unnorm_key`; those of fine-tuning before those of the base model."""
-    known, folder = dict(config.get("norm_stats") or {}), settings.vla_path
-    for tuned in (one / "dataset_statistics.json" for one in _folders(settings)):
-        known |= _json(tuned) if tuned.is_file() else {}
-    key = settings.unnorm_key or (next(iter(known)) if len(known) == 1 else None)
-    if key is not None and key not in known and f"{key}_no_noops" in known:
-        key = f"{key}_no_noops"
-    if key is None or key not in known:
-        raise ConfigError(
-            f"policy.unnorm_key: {'there are several' if key is None else f'{key!r} is none of the'} data sets in the "
-            f"statistics of {folder}: name one of {', '.join(known) or 'none'}"
-        )
-    pairs = []
-    for part, size in (("action", actions), ("proprio", proprio_size)):
-        if not size:
-            continue
-        numbers = known[key].get(part)
-        if numbers is None or len(numbers["q01"]) != size:
-            have = "none" if numbers is None else str(len(numbers["q01"]))
-            raise ConfigError(
-                f"{folder}: the statistics of {key} have {have} {part} numbers, the environment has {size}"
-            )
-        low, high = (np.array(numbers[name], dtype=np.float64) for name in ("q01", "q99"))
-        moved = np.array(numbers.get("mask", np.ones(size, dtype=np.bool_)))
-        pairs.append((np.where(moved, (low + high) / 2, 0.0), np.where(moved, (high - low + 1e-8) / 2, 1.0)))
-    return Statistics(*pairs)
-
-
-def _smolvla_statistics(
-    settings: VLAPolicySettings, stored: dict[str, Tensor], actions: int, proprio_size: int
-) -> Statistics:
-    """Mean and standard deviation: in files of LeRobot's processors, or of older checkpoints among the weights."""
-    from safetensors.torch import load_file
-
-    found: dict[str, Tensor] = {}
-    pattern = "policy_p*processor_step_*normalizer_processor.safetensors"
-    for file in [file for folder in _folders(settings) for file in sorted(folder.glob(pattern))]:
-        with boundary(CheckpointError, f"{file} cannot be read"):
-            found |= load_file(file)
-    for name in [key for key in stored if key.startswith(("normalize_", "unnormalize_"))]:
-        group, _, rest = name.partition(".buffer_")
-        if group in ("normalize_inputs", "normalize_targets", "unnormalize_outputs"):
-            feature, _, number = rest.rpartition(".")
-            found.setdefault(f"{feature.replace('observation_state', 'observation.state')}.{number}", stored.pop(name))
-    pairs = []
-    for feature, size in (("action", actions), ("observation.state", proprio_size)):
-        pair = [found.get(f"{feature}.{number}") for number in ("mean", "std")]
-        if any(tensor is None or tuple(tensor.shape) != (size,) for tensor in pair):
-            have = ["none" if tensor is None else tuple(tensor.shape) for tensor in pair]
-            raise ConfigError(
-                f"{settings.vla_path}: mean and standard deviation of {feature} are {have}, the environment has "
-                f"({size},)"
-            )
-        mean, std = (tensor.float().numpy() for tensor in pair if tensor is not None)
-        pairs.append((mean, std + np.float32(1e-8)))
-    return Statistics(*pairs)

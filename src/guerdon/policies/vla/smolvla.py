@@ -72,6 +72,7 @@ class SmolVLANetwork(nn.Module):
         size: of the expert.
         image_size: height and width of a picture, in pixels.
         proprio_size: measurements; 0: there is no token of the state.
+        padded: pictures keep their ratio, with black above and left of them.
 
     Attributes:
         width: of the hidden states of the prefix.
@@ -80,12 +81,13 @@ class SmolVLANetwork(nn.Module):
     """
 
     def __init__(
-        self, see: nn.Module, text_config: Any, size: ExpertSize, *, image_size: int, proprio_size: int = 0
-    ) -> None:
+        self, see: nn.Module, text_config: Any, size: ExpertSize, *, image_size: int, proprio_size: int = 0,
+        padded: bool = False,
+    ) -> None:  # fmt: skip
         from transformers import LlamaModel
 
         super().__init__()
-        self.size, self.image_size, self.proprio_size = size, image_size, proprio_size
+        self.size, self.image_size, self.proprio_size, self.padded = size, image_size, proprio_size, padded
         self.max_action_dim = size.max_action_dim
         self.see = see
         self.text = LlamaModel(text_config)

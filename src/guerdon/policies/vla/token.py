@@ -25,8 +25,6 @@ from guerdon.policies.vla.prismatic import PrismaticNetwork
 from guerdon.settings.vla_policy import TokenDecodingSettings, VLAPolicySettings
 from guerdon.types import BoolArray, Evaluated, FloatArray, IntArray
 
-QUANTILES = (0.01, 0.99)  # of the actions in the data: normalised -1 and 1
-
 
 def bins_of(normalised: np.ndarray, bins: int) -> IntArray:
     """The bin of each number, 0 to `bins` - 1, as OpenVLA's tokenizer counts them: token = vocabulary - 1 - bin.
@@ -53,6 +51,7 @@ class TokenVLA(VLAPolicy):
     model: PrismaticNetwork
     decoding: TokenDecodingSettings
     clip_proprio = True
+    normalization = "QUANTILES"  # `bounds_q99`
     heads_left_alone = ("action_head",)
 
     def __init__(self, settings: VLAPolicySettings, network: PrismaticNetwork, *rest: Any) -> None:
@@ -113,11 +112,6 @@ class TokenVLA(VLAPolicy):
             logits = self.model.logits(self._hidden(inputs, tokens, augment=torch.is_grad_enabled()))
         losses = functional.cross_entropy(logits.float().transpose(1, 2), tokens, reduction="none")
         return (losses * mask).sum(1) / mask.sum(1).clamp_min(1)
-
-    def statistics_of(self, data_N_X: FloatArray) -> tuple[np.ndarray, np.ndarray]:
-        """The 1st and 99th percentile become -1 and 1 (`bounds_q99`)."""
-        low, high = np.quantile(data_N_X, QUANTILES, axis=0)
-        return (low + high) / 2, (high - low) / 2
 
     @property
     def _tokens(self) -> int:

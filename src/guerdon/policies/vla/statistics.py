@@ -1,0 +1,285 @@
+"""Statistics that published checkpoints normalise actions and measurements by: of OpenVLA and of LeRobot's processors.
+
+A statistic that is used must be there, have a number for each number of the environment, be finite, and be in order
+(q01 <= q99, min <= max, std >= 0); otherwise the file, the key and what is wrong with it are named. A number that is
+constant in the data (q01 = q99) is allowed, a whole action that is constant is not.
+
+    shift, scale = affine("MIN_MAX", {"min": low_A, "max": high_A})       # x = shift + scale * normalised
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, Field, PositiveFloat
+from torch import Tensor
+
+from guerdon.errors import CheckpointError, ConfigError, boundary
+from guerdon.policies.vla.checkpoint_config import SmolVLAConfig, checked, json_object
+from guerdon.policies.vla.policy import NORMALIZATIONS, Normalization, Statistics, affine
+
+_EPS = 1e-8  # added by OpenVLA and LeRobot so that nothing is divided by zero
+_NEXT = "compute the statistics again, or take another checkpoint"
+_STEPS = {  # of LeRobot's processors for SmolVLA; the others change actions or observations in ways that are not known
+    "pre": (
+        "rename_observations_processor", "to_batch_processor", "smolvla_new_line_processor", "tokenizer_processor",
+        "device_processor", "normalizer_processor",
+    ),
+    "post": ("unnormalizer_processor", "device_processor"),
+}  # fmt: skip
+
+
+def openvla_statistics(
+    folders: Sequence[Path], config: Mapping[str, Any] | None, key: str | None, *, actions: int, proprio_size: int
+) -> Statistics:
+    """Quantiles of a data set; those of fine-tuning (`dataset_statistics.json`) before those of the base model.
+
+    Args:
+        folders: the checkpoint's, and its adapter's.
+        config: `norm_stats` of the checkpoint's `config.json`.
+        key: the name of the data set; None: the only one.
+        actions, proprio_size: numbers of the environment.
+
+    Raises:
+        ConfigError: the data set is not known, or has other numbers than the environment.
+        CheckpointError: statistics are missing, or no statistics.
+    """
+    known = {name: (folders[0] / "config.json", f"norm_stats.{name}", found) for name, found in (config or {}).items()}
+    for file in (folder / "dataset_statistics.json" for folder in folders):
+        known |= {name: (file, name, part) for name, part in (json_object(file) if file.is_file() else {}).items()}
+    key = key or (next(iter(known)) if len(known) == 1 else None)
+    if key is not None and key not in known and f"{key}_no_noops" in known:
+        key = f"{key}_no_noops"
+    if key is None or key not in known:
+        raise ConfigError(
+            f"policy.unnorm_key: {'there are several' if key is None else f'{key!r} is none of the'} data sets in the "
+            f"statistics of {folders[0]}: name one of {', '.join(known) or 'none'}"
+        )
+    file, place, parts = known[key]
+    pairs = []
+    for part, size in (("action", actions), ("proprio", proprio_size)):
+        if not size:
+            continue
+        numbers = parts.get(part) if isinstance(parts, dict) else None
+        if not isinstance(numbers, dict):
+            raise CheckpointError(f"{file}: {place} has no statistics of {part}; {_NEXT}")
+        where = f"{place}.{part}"
+        moved = _mask(numbers.get("mask"), size, file, f"{where}.mask")
+        low, high = (
+            _numbers(numbers.get(name), size, file, f"{where}.{name}", f"the statistics of {key}", part, moved)
+            for name in ("q01", "q99")
+        )
+        _check_order((f"{where}.q01", low), (f"{where}.q99", high), moved, file, action=part == "action")
+        half = (high - low + _EPS) / 2
+        pairs.append((np.where(moved, low + half, 0.0), np.where(moved, half, 1.0)))
+    return Statistics(pairs[0], pairs[1] if proprio_size else None)
+
+
+def smolvla_statistics(
+    folders: Sequence[Path], config: SmolVLAConfig, stored: dict[str, Tensor], *, actions: int, proprio_size: int
+) -> Statistics:
+    """What LeRobot normalises by: in files of its processors, or in older checkpoints among the weights.
+
+    How is said by `norm_map` of `policy_preprocessor.json` (the state) and `policy_postprocessor.json` (actions), and
+    by `normalization_mapping` of `config.json` where those are not there.
+
+    Args:
+        folders: the checkpoint's, and its adapter's, whose processors replace those of the checkpoint.
+        config: of the checkpoint.
+        stored: the weights; statistics among them are taken out.
+        actions, proprio_size: numbers of the environment.
+
+    Raises:
+        ConfigError: the statistics have other numbers than the environment.
+        CheckpointError: statistics are missing, or no statistics; a step or a mode of the processors is not supported.
+    """
+    own = config.normalization_mapping
+    old = _among_weights(stored, folders[0], own)
+    found: dict[str, Normaliser] = {
+        side: next((one for folder in reversed(folders) if (one := _normaliser(folder, side, own)) is not None), old)
+        for side in ("pre", "post")
+    }
+    pre, post = found["pre"], found["post"]
+    if not old.numbers:  # one file without a processor's may hold all
+        pre, post = post if pre is old else pre, pre if post is old else post
+    for one in (pre, post):
+        if (visual := one.modes.get("VISUAL", "IDENTITY")) != "IDENTITY":
+            raise CheckpointError(
+                f"{one.file}: VISUAL is normalised by {visual}, which is not supported; SmolVLA takes pictures as they "
+                "are (IDENTITY)"
+            )
+    pairs, modes = [], []
+    for one, kind, feature, size in (
+        (post, "ACTION", "action", actions), (pre, "STATE", "observation.state", proprio_size)
+    ):  # fmt: skip
+        named = kind == "ACTION" or one.only is None or feature in one.only
+        mode = one.modes.get(kind, "IDENTITY") if named else "IDENTITY"
+        numbers = {}
+        for name in NORMALIZATIONS[mode]:
+            value = one.numbers.get(f"{feature}.{name}")
+            numbers[name] = _numbers(value, size, one.file, f"{feature}.{name}", "the statistics", feature)
+        if mode != "IDENTITY":
+            low, high = ((f"{feature}.{name}", value) for name, value in numbers.items())
+            low = ("zero", np.zeros(size)) if mode == "MEAN_STD" else low
+            _check_order(low, high, np.ones(size, np.bool_), one.file, action=kind == "ACTION")
+        pairs.append(affine(mode, numbers, size, eps=_EPS if kind == "ACTION" else one.eps))
+        modes.append(mode)
+    return Statistics(pairs[0], pairs[1], (modes[0], modes[1]))
+
+
+def instruction_length(folder: Path, config: SmolVLAConfig) -> int | None:
+    """Ids that an instruction is cut off after, as the processor of the checkpoint says; None: never."""
+    steps = _steps(folder / "policy_preprocessor.json", "pre")
+    given = next((step.config for step in steps if step.registry_name == "tokenizer_processor"), {})
+    if not given.get("truncation", True):
+        return None
+    length = given.get("max_length", config.tokenizer_max_length)
+    if not isinstance(length, int) or length < 1:
+        raise CheckpointError(
+            f"{folder / 'policy_preprocessor.json'}: max_length of tokenizer_processor is {length!r}; it must be a "
+            "whole number from 1 on"
+        )
+    return length
+
+
+class Normaliser(NamedTuple):
+    """A (un)normalising step of LeRobot.
+
+    Attributes:
+        file: that says so.
+        modes: by kind of feature.
+        numbers: statistics by `feature.name`.
+        eps: that stands for a difference of 0.
+        only: observations that are normalised; None: all.
+    """
+
+    file: Path
+    modes: Mapping[str, Normalization]
+    numbers: Mapping[str, Tensor]
+    eps: float = _EPS
+    only: Sequence[str] | None = None
+
+
+class _Step(BaseModel):
+    registry_name: str | None = None
+    name: str | None = Field(None, alias="class")
+    config: dict[str, Any] = {}
+    state_file: str | None = None
+
+
+class _Pipeline(BaseModel):
+    steps: list[_Step]
+
+
+class _NormaliserConfig(BaseModel):
+    eps: PositiveFloat = _EPS
+    norm_map: dict[str, Normalization]
+    normalize_observation_keys: list[str] | None = None
+
+
+def _steps(file: Path, side: Literal["pre", "post"] | str) -> list[_Step]:
+    """The steps of a processor's file, all of which are known; none without the file."""
+    if not file.is_file():
+        return []
+    steps = checked(_Pipeline, json_object(file), file).steps
+    for step in steps:
+        off = step.config.get("enabled") is False
+        if step.registry_name not in _STEPS[side] and not off:
+            raise CheckpointError(
+                f"{file}: the step {step.registry_name or step.name} is not supported; known are "
+                f"{', '.join(_STEPS[side])}"
+            )
+    return steps
+
+
+def _normaliser(folder: Path, side: str, own: Mapping[str, Normalization]) -> Normaliser | None:
+    """The normalising step of a side of the processors in a folder; None where the folder has none."""
+    file, name = folder / f"policy_{side}processor.json", {"pre": "normalizer_processor"}.get(side, _STEPS["post"][0])
+    if not file.is_file():
+        # nothing says which file it is but its name
+        files = sorted(folder.glob(f"policy_{side}processor_step_*_{name}.safetensors"))
+        return Normaliser(files[-1], own, _tensors(files[-1])) if files else None
+    step = next((step for step in _steps(file, side) if step.registry_name == name), None)
+    if step is None:
+        raise CheckpointError(f"{file} has no step {name}; take a checkpoint with the processors that LeRobot writes")
+    config = checked(_NormaliserConfig, step.config, file, f"{name}.config.")
+    if step.state_file is None:
+        return Normaliser(file, config.norm_map, {}, config.eps, config.normalize_observation_keys)
+    state = folder / Path(step.state_file).name
+    if not state.is_file():
+        raise CheckpointError(f"{file} names {step.state_file}, which is not there: copy it into {folder}")
+    return Normaliser(state, config.norm_map, _tensors(state), config.eps, config.normalize_observation_keys)
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    with boundary(CheckpointError, f"{file} cannot be read"):
+        found: dict[str, Tensor] = load_file(file)
+    return found
+
+
+def _among_weights(stored: dict[str, Tensor], folder: Path, own: Mapping[str, Normalization]) -> Normaliser:
+    """The statistics of older checkpoints, taken out of the weights; names may hold that of a robot, too."""
+    found: dict[str, Tensor] = {}
+    for name in [key for key in stored if key.startswith(("normalize_", "unnormalize_")) and ".buffer_" in key]:
+        group, _, rest = name.partition(".buffer_")
+        if group.partition(".")[0] not in ("normalize_inputs", "normalize_targets", "unnormalize_outputs"):
+            continue
+        feature, _, number = rest.rpartition(".")
+        key, value = f"{feature.replace('observation_state', 'observation.state')}.{number}", stored.pop(name)
+        if key in found and not found[key].equal(value):
+            raise CheckpointError(
+                f"{folder}: the weights have several statistics {key} that differ, one of them {name}; take a "
+                "checkpoint that was fine-tuned on one data set"
+            )
+        found[key] = value
+    return Normaliser(folder / "model.safetensors", own, found)
+
+
+def _numbers(
+    value: Any, size: int, file: Path, key: str, whose: str, part: str, used: np.ndarray | None = None
+) -> np.ndarray:
+    """(size,) float64 numbers of a statistic, finite where they are used."""
+    if value is None:
+        raise CheckpointError(f"{file} has no {key}; {_NEXT}")
+    if isinstance(value, Tensor):
+        found = value.double().numpy()
+    else:
+        plain = isinstance(value, list) and all(type(x) in (int, float, type(None)) for x in value)
+        if not plain:
+            raise CheckpointError(f"{file}: {key} is no list of numbers; {_NEXT}")
+        found = np.array([np.nan if x is None else float(x) for x in value])
+    if found.shape != (size,):
+        have = len(found) if found.ndim == 1 else found.shape
+        raise ConfigError(f"{file}: {whose} have {have} {part} numbers, the environment has {size} ({key})")
+    with np.errstate(over="ignore"):
+        wrong = ~np.isfinite(found.astype(np.float32)) & (True if used is None else used)
+    if wrong.any():
+        place = int(np.flatnonzero(wrong)[0])
+        raise CheckpointError(f"{file}: {key}[{place}] is {found[place]}, which is not finite; {_NEXT}")
+    return np.asarray(found)
+
+
+def _mask(value: Any, size: int, file: Path, key: str) -> np.ndarray:
+    """(size,) bool: numbers that are normalised; without a mask all are."""
+    if value is None:
+        return np.ones(size, dtype=np.bool_)
+    if not isinstance(value, list) or any(x not in (0, 1) for x in value) or len(value) != size:
+        raise CheckpointError(f"{file}: {key} must be {size} times true or false, it is {value}; {_NEXT}")
+    return np.array(value, dtype=np.bool_)
+
+
+def _check_order(
+    low: tuple[str, np.ndarray], high: tuple[str, np.ndarray], used: np.ndarray, file: Path, *, action: bool
+) -> None:
+    """Refuse bounds, each with its key, in the wrong order where they are used, and actions that are all equal."""
+    (below, lowest), (above, highest) = low, high
+    if (wrong := used & (lowest > highest)).any():
+        place = int(np.flatnonzero(wrong)[0])
+        raise CheckpointError(f"{file}: {above}[{place}] is {highest[place]}, below {below} ({lowest[place]}); {_NEXT}")
+    if action and used.any() and (lowest == highest)[used].all():
+        raise CheckpointError(f"{file}: {above} equals {below} in every number, so all actions would be equal; {_NEXT}")
