@@ -105,6 +105,8 @@ def collect(study: Study) -> CollectResult:
     ) as writer:
         parts = _parts(settings, writer)
         progress = ProgressBar(settings.episodes, what="episodes", lines=10)
+        for note in study.env.notes:
+            progress.write_line(note)
         try:
             for part in parts:
                 if part.have < part.wanted:

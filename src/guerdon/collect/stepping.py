@@ -17,11 +17,13 @@ import numpy as np
 from guerdon.collect.episode_capture import Recorder
 from guerdon.errors import ConfigError, SimulatorError
 from guerdon.policies.robot import Action
+from guerdon.progress import log_line
 from guerdon.types import BoolArray, FloatArray, IntArray, Segment
 from guerdon.worlds.transition import FramesDue, Transition, state_of
 from guerdon.worlds.world import World
 
 FILM_LIMIT = 10_000  # steps after which a film of an episode that does not end is cut
+FILM_SECONDS = 20.0  # of drawing, after which only the end of the episode is added to a film
 
 
 class Step(NamedTuple):
@@ -239,6 +241,9 @@ def evaluate(
 def film(world: World, act: Callable[[np.ndarray], np.ndarray], *, frames: int) -> tuple[Segment, FloatArray]:
     """One episode in copy 0: about `frames` evenly spaced moments, with the first success among them.
 
+    The length of the episode is not known before its end, so every k-th moment is looked at, with k doubled whenever
+    twice as many as wanted are kept. After `FILM_SECONDS` of looking only the first success and the end are added.
+
     Returns:
         The moments, and (F,) the environment's own reward for the step to each (0 at the start).
     """
@@ -248,34 +253,50 @@ def film(world: World, act: Callable[[np.ndarray], np.ndarray], *, frames: int) 
         act.resting, act.once = ~only, only
     start = world.reset(capture=only)
     task = world.tasks[0]
-    looks, success, rewards = [start.first_looks[0]], [False], [0.0]
+    looks, success, rewards = {0: start.first_looks[0]}, [False], [0.0]
     states = [state_of(start.observations, 0)]
     known: list[bool | None] = [False]
-    for step in steps(world, act, start.observations, capture=lambda rows: only, capture_ends=False):
+    every, seconds, first = 1, {"look": 0.0}, 0
+    for row, step in enumerate(steps(world, act, start.observations, capture=lambda rows: only & False), start=1):
         transition = step.transition
         if 0 in transition.failures:
             raise SimulatorError(f"the simulator broke during the episode of a film ({transition.failures[0]})")
-        looks.append(transition.looks[0])
         states.append(state_of(transition.final_observations, 0))
         success.append(bool(transition.success[0]))
         known.append(transition.success_of(0))
         rewards.append(float(transition.rewards[0]))
-        if transition.done[0] or len(looks) > FILM_LIMIT:
+        first = row if success[-1] and not first else first
+        if transition.done[0]:
+            looks[row] = transition.looks[0]
             break
-    end = len(looks) - 1
-    spaced = np.linspace(0, end, min(frames, end + 1)).round().astype(int)
-    pick = np.unique([*spaced, *([success.index(True)] if True in success else [])])
+        due = row % every == 0 and seconds["look"] < FILM_SECONDS
+        if (due or first == row or row == FILM_LIMIT) and world.eye is not None:
+            with timed(seconds, "look"):
+                looks[row] = world.eye.look(0)
+        if len(looks) > 2 * frames:
+            every *= 2
+            looks = {r: look for r, look in looks.items() if r % every == 0 or r == first}
+        if row == FILM_LIMIT:
+            log_line(f"film: the episode did not end within {row} steps, and the film ends there")
+            break
+    if seconds["look"] >= FILM_SECONDS:
+        last = max(r for r in looks if r < row)
+        log_line(f"film: drawing took {FILM_SECONDS:g} s up to step {last} of {row}; of the rest only the end is shown")
+    kept = np.array(sorted(looks))
+    spaced = np.linspace(0, row, min(frames, row + 1)).round()
+    nearest = kept[np.abs(kept[:, None] - spaced).argmin(axis=0)]
+    pick = np.unique([*nearest, *([first] if first else [])])
     moments = Segment(
         stream=0,
         number=0,
         task=task,
         start=0,
-        end=end - 1,
+        end=row - 1,
         terminated=bool(transition.terminated[0]),
         finished=bool(transition.done[0]),
         steps_F=pick - 1,
         rows_F=pick,
-        last_F=(pick == end) & transition.done[0],
+        last_F=(pick == row) & transition.done[0],
         success_F=tuple(known[i] for i in pick),
         frames_F=world.render([looks[i] for i in pick]),
         states_F=np.stack(states)[pick],

@@ -95,6 +95,7 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     policy: Any = learner.policy
     if algorithm.filter_rewards:
         check_bounds(algorithm, return_range(study, models))
+    notes += study.env.notes
     notes += [f"WARNING: {line}" for line in reward_warnings(study)]
     notes += [
         f"[{study.reward.group_name}] {name}: {one.settings.model.model_type} from {one.settings.model.origin}, "

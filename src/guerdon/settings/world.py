@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
+from guerdon.errors import ConfigError, boundary
 from guerdon.registry import Registry
 from guerdon.settings.base import PARAMS, ByName, Named, Settings, refuse
 
@@ -19,6 +23,9 @@ WORLDS = Registry(
     },
     ("task", "num_envs", "seed", "max_episode_steps", "frame_size"),
 )  # fmt: skip
+
+UNLIMITED = 200
+"""Steps of an episode where neither the configuration nor the environment limits it."""
 
 
 class DataCollectionSettings(Settings):
@@ -51,7 +58,7 @@ class EnvSettings(Settings):
     task_text: str | None = Field(None, description="the task in words; Meta-World tasks have one")
     num_envs: int = Field(8, ge=1, description="copies stepped together")
     max_episode_steps: int | None = Field(
-        200, ge=1, description="time limit of an episode; null: the environment's own"
+        UNLIMITED, ge=1, description="time limit of an episode; null: the environment's own"
     )
     native_reward: Literal["sparse", "dense"] = Field(
         "sparse",
@@ -150,6 +157,11 @@ class EnvSettings(Settings):
         }
         refuse(given & idle[over], f"curriculum_over: {over}")
         return self
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines for the start of a log: what the environment does that the configuration does not say."""
+        return []
 
     @property
     def camera_name(self) -> str:
@@ -435,10 +447,7 @@ class ManiSkillSettings(EnvSettings):
 
     @model_validator(mode="after")
     def _kwargs_are_free(self) -> Self:
-        taken = sorted(_MANISKILL_KEYS.keys() & self.kwargs.keys())
-        if taken:
-            hints = "; ".join(f"{key}: {_MANISKILL_KEYS[key]}" for key in taken)
-            raise ValueError(f"kwargs cannot have {', '.join(taken)} ({hints})")
+        _refuse_taken(_MANISKILL_KEYS, self.kwargs)
         return self
 
 
@@ -457,6 +466,13 @@ _MANISKILL_KEYS = {
 """Arguments of a ManiSkill task that have a key of their own, or one value."""
 
 
+def _refuse_taken(keys: Mapping[str, str], kwargs: Mapping[str, Any]) -> None:
+    """Refuse arguments of an environment that `env` gives it by a key of its own."""
+    if taken := sorted(keys.keys() & kwargs.keys()):
+        hints = "; ".join(f"{key}: {keys[key]}" for key in taken)
+        raise ValueError(f"kwargs cannot have {', '.join(taken)} ({hints})")
+
+
 class _ReportsSuccess(EnvSettings):
     """Worlds whose `info` reports success under a key that may be named."""
 
@@ -467,14 +483,82 @@ class _ReportsSuccess(EnvSettings):
     )
 
 
+def time_limit(env_id: str) -> int | None:
+    """Steps after which an environment of Gymnasium ends an episode, by its registration; None: it has no limit.
+
+    Makes nothing; an id of the form `module:id` imports the module, which may register it.
+
+    Raises:
+        LookupError: the id is not registered.
+    """
+    import gymnasium
+    from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
+
+    module, _, name = env_id.rpartition(":")
+    with suppress(ConfigError), boundary(ConfigError, module):  # making the environment says what is wrong with it
+        if module:
+            importlib.import_module(module)
+    try:
+        namespace, base, version = parse_env_id(name)
+    except gymnasium.error.Error as error:
+        raise LookupError(env_id) from error
+    newest = find_highest_version(namespace, base) if version is None else version
+    limit = gymnasium.registry[get_env_id(namespace, base, newest)].max_episode_steps
+    return limit if limit is not None and limit > 0 else None
+
+
+_GYMNASIUM_KEYS = {"max_episode_steps": "set env.max_episode_steps", "render_mode": "only rgb_array"}
+"""Arguments of `gymnasium.make` that have a key of their own, or one value."""
+
+
 class GymnasiumSettings(_ReportsSuccess):
     """Any Gymnasium id."""
 
     type: Literal["gymnasium"] = Field("gymnasium", description="any Gymnasium id")
+    max_episode_steps: int | None = Field(
+        None,
+        ge=1,
+        description="time limit of an episode; null: the one that the environment is registered with, 200 where it "
+        "has none",
+    )
     autoreset_mode: Literal["disabled", "next_step", "same_step"] = Field(
         "disabled", description="Gymnasium's convention; only disabled resumes bit-exactly"
     )
     kwargs: dict[str, Any] = Field(default_factory=dict, description="passed to gymnasium.make")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _registered_limit(cls, given: Any) -> Any:
+        """The registered limit, where all tasks have the same one; of tasks that differ, each keeps its own."""
+        if not isinstance(given, dict) or given.get("max_episode_steps") is not None:
+            return given
+        tasks = given.get("task_ids") or [given.get("task")]
+        if not isinstance(tasks, list | tuple) or not all(isinstance(task, str) for task in tasks):
+            return given
+        try:
+            limits = {time_limit(task) or UNLIMITED for task in tasks}
+        except LookupError:  # making the environment says which ids there are
+            return given
+        return {**given, "max_episode_steps": limits.pop()} if len(limits) == 1 else given
+
+    @property
+    def notes(self) -> list[str]:
+        """A line where the time limit is neither the environment's nor given."""
+        try:
+            unlimited = [task for task in self.task_names if time_limit(task) is None]
+        except LookupError:
+            return []
+        if not unlimited or self.max_episode_steps not in (None, UNLIMITED):
+            return []
+        return [
+            f"[env] {', '.join(unlimited)}: registered without a time limit, so episodes end after {UNLIMITED} steps "
+            "(env.max_episode_steps)"
+        ]
+
+    @model_validator(mode="after")
+    def _kwargs_are_free(self) -> Self:
+        _refuse_taken(_GYMNASIUM_KEYS, self.kwargs)
+        return self
 
     @model_validator(mode="after")
     def _ends(self) -> Self:

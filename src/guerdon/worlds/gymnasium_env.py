@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from guerdon.episodes.images import rgb_picture
 from guerdon.errors import ConfigError, DataError, MissingDependencyError, boundary
+from guerdon.settings.world import UNLIMITED
 from guerdon.types import ByteArray
 from guerdon.worlds.camera import choose_headless_backend, close_at_exit
 from guerdon.worlds.eye import stacked
@@ -42,7 +43,7 @@ def make_gymnasium_env(
         env_id: a Gymnasium id such as `Pendulum-v1`.
         num_envs: N.
         autoreset: `disabled`, `next_step` or `same_step`, Gymnasium's three conventions.
-        max_episode_steps: replaces the registered time limit.
+        max_episode_steps: replaces the registered time limit; None: that one, `UNLIMITED` steps where it has none.
         kwargs: passed to the environment.
 
     Raises:
@@ -53,6 +54,8 @@ def make_gymnasium_env(
     def one() -> gymnasium.Env:
         extra = {} if max_episode_steps is None else {"max_episode_steps": max_episode_steps}
         env = gymnasium.make(env_id, render_mode="rgb_array", **extra, **(kwargs or {}))
+        if (env.spec.max_episode_steps or 0) < 1:
+            env = gymnasium.wrappers.TimeLimit(env, UNLIMITED)
         return KeepTerminalFrame(env) if autoreset == "same_step" else env
 
     mode = AutoresetMode[autoreset.upper()]
