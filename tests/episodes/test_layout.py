@@ -165,8 +165,8 @@ def test_path_templates_cannot_leave_the_root(tmp_path, template):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"codebase_version": "v2.1"}, "converter to v3.0"),
-        ({"codebase_version": None}, "need v3"),
+        ({"codebase_version": None}, "version is not known"),
+        ({"codebase_version": "v4.0"}, "version is not known"),
         ({"fps": 0}, "fps must be a positive number"),
         ({"fps": "20"}, "fps must be a positive number"),
         ({"features": {"action": {}}}, "needs a dtype and a shape"),
@@ -181,6 +181,62 @@ def test_a_wrong_info_is_refused(root, tmp_path, change, message):
         layout.load_info(tmp_path)
 
 
+CHAIN = (
+    "lerobot.datasets.v2.convert_dataset_v1_to_v2",
+    "lerobot.datasets.v21.convert_dataset_v20_to_v21",
+    "lerobot.datasets.v30.convert_dataset_v21_to_v30",
+)
+
+
+@pytest.mark.parametrize(("version", "steps"), [("v1.6", 3), ("v2.0", 2), ("v2.1", 1)])
+def test_an_old_version_names_every_converter_on_the_way(root, tmp_path, version, steps):
+    info = json.loads((root / "meta/info.json").read_text()) | {"codebase_version": version}
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta/info.json").write_text(json.dumps(info))
+    with pytest.raises(DataError) as error:
+        layout.load_info(tmp_path)
+    said = str(error.value)
+    assert "\n" not in said
+    places = [said.find(module) for module in CHAIN]
+    assert places[: 3 - steps] == [-1] * (3 - steps)
+    assert all(place > 0 for place in places[3 - steps :])
+    assert places == sorted(places), "in the order in which they are run"
+
+
+@pytest.mark.parametrize(
+    ("file", "what"),
+    [
+        ("low_dim_v15.hdf5", "HDF5"),
+        ("task/demo_0/episode_0.h5", "HDF5"),
+        ("bridge/1.0.0/bridge-train.tfrecord-00000-of-00002", "RLDS"),
+        ("1.0.0/features.json", "RLDS"),
+        ("pusht.zarr/data/.zgroup", "Zarr"),
+        ("day1.mcap", "ROS"),
+    ],
+)
+def test_other_formats_are_named_with_the_way_to_v3(tmp_path, file, what):
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_bytes(b"x")
+    given = [tmp_path, tmp_path / file] if what == "HDF5" else [tmp_path]
+    for path in given:  # the folder, or the file itself
+        with pytest.raises(DataError, match=rf"is no LeRobot data set.*{what}.*EpisodeWriter"):
+            layout.load_info(path)
+
+
+def test_a_path_without_data_is_not_called_another_format(tmp_path):
+    with pytest.raises(DataError, match="does not exist"):
+        layout.load_info(tmp_path / "none")
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(DataError, match="info.json is missing"):
+        layout.load_info(tmp_path)
+    with pytest.raises(DataError, match="info.json is missing"):
+        layout.load_info(tmp_path / "notes.txt")
+    (tmp_path / "meta_data").mkdir()
+    (tmp_path / "meta_data/info.json").write_text("{}")
+    with pytest.raises(DataError, match="LeRobot v1.*v1_to_v2.*v20_to_v21.*v21_to_v30"):
+        layout.load_info(tmp_path)
+
+
 def test_a_missing_or_broken_info_is_refused(tmp_path):
     with pytest.raises(DataError, match="is no LeRobot data set"):
         layout.load_info(tmp_path)
@@ -189,7 +245,7 @@ def test_a_missing_or_broken_info_is_refused(tmp_path):
     with pytest.raises(DataError, match="cannot be read"):
         layout.load_info(tmp_path)
     (tmp_path / "meta/info.json").write_text("[]")
-    with pytest.raises(DataError, match="need v3"):
+    with pytest.raises(DataError, match="v3.0 is read"):
         layout.load_info(tmp_path)
 
 

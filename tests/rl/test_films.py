@@ -1,8 +1,10 @@
 """Films of a run: what each source paid, the environment too where it pays."""
 
+import gymnasium
 import numpy as np
 import pytest
 
+from guerdon.collect import stepping
 from guerdon.collect.stepping import film as film_episode
 from guerdon.compare.read_runs import RunRecord
 from guerdon.compare.report_films import choose_films, fit_films
@@ -53,3 +55,85 @@ def test_the_native_reward_is_shown_where_it_is_paid(world, tmp_path):
 def test_a_native_reward_that_nobody_is_paid_is_not_shown(world, tmp_path):
     with np.load(film(world, tmp_path, native=False)) as content:
         assert "reward/env" not in content.files
+
+
+class Counted(gymnasium.Env):
+    """A walk of `length` steps, successful from `goal` on, whose pictures show the step and are counted."""
+
+    metadata = {"render_modes": ["rgb_array"]}
+
+    drawn = 0
+
+    def __init__(self, length, goal, render_mode=None):
+        self.length, self.goal, self.render_mode = length, goal, render_mode
+        self.observation_space = self.action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        info = {} if self.goal is None else {"success": self.steps >= self.goal}
+        return np.zeros(1, np.float32), 0.5, self.steps == self.length, False, info
+
+    def render(self):
+        Counted.drawn += 1
+        return np.full((8, 8, 3), (self.steps // 256, self.steps % 256, 0), np.uint8)
+
+
+gymnasium.register("guerdon-tests/Counted-v0", Counted, max_episode_steps=50_000)
+
+
+def counted_film(length, goal, frames, **more):
+    kwargs = {"length": length, "goal": goal}
+    settings = {"task": "guerdon-tests/Counted-v0", "num_envs": 1, "frame_size": 8, "native_reward": "dense", **more}
+    world = build_world(GymnasiumSettings(kwargs=kwargs, **settings), seed=1)
+    Counted.drawn = 0
+    moments, rewards = film_episode(world, lambda seen: np.zeros((len(seen), 1), np.float32), frames=frames)
+    world.close()
+    assert len(rewards) == len(moments)
+    shown = moments.frames_F[:, 0, 0].astype(int)
+    assert (shown[:, 0] * 256 + shown[:, 1]).tolist() == moments.rows_F.tolist(), "every picture is of its row"
+    return moments, Counted.drawn
+
+
+@pytest.mark.parametrize("mode", ["disabled", "next_step", "same_step"])
+@pytest.mark.parametrize("length", [1, 7, 47, 48, 49, 333, 1000])
+def test_a_film_draws_few_moments_and_always_the_first_success_and_the_end(length, mode):
+    goal = max(1, length * 2 // 3)
+    moments, drawn = counted_film(length, goal, 24, autoreset_mode=mode)
+    rows = moments.rows_F.tolist()
+    assert {0, goal, length} <= set(rows)
+    assert min(length + 1, 24) <= len(rows) <= 25
+    assert moments.finished
+    assert drawn <= 48 + 24 * np.ceil(np.log2(max(2, length / 48))) + 4  # a thousand steps: 150 pictures
+    gaps = np.diff([row for row in rows if row != goal or row == length])
+    assert gaps.max() <= 2.5 * length / 23 + 2, "spread over the whole episode"
+    known = [s is True for s in moments.success_F]
+    assert known == [row >= goal for row in rows]
+
+
+def test_an_episode_with_fewer_steps_than_pictures_is_shown_whole():
+    moments, drawn = counted_film(9, None, 24)
+    assert moments.rows_F.tolist() == list(range(10))
+    assert drawn <= 11  # and the start of the next one
+    assert set(moments.success_F[1:]) == {None}
+
+
+def test_drawing_stops_in_time_and_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(stepping, "FILM_SECONDS", 0.0)
+    moments, drawn = counted_film(300, 200, 24)
+    assert moments.rows_F.tolist() == [0, 200, 300]
+    assert drawn <= 4
+    assert "up to step 200 of 300" in capsys.readouterr().err
+
+
+def test_an_episode_without_end_is_cut_and_said_to_be(monkeypatch, capsys):
+    monkeypatch.setattr(stepping, "FILM_LIMIT", 90)
+    moments, _ = counted_film(300, None, 10)
+    assert moments.rows_F[-1] == 90
+    assert not moments.finished
+    assert not moments.last_F.any()
+    assert "did not end within 90 steps" in capsys.readouterr().err

@@ -9,12 +9,13 @@ that decides on several actions at once acts through an `ActionQueue`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from guerdon.collect.episode_capture import Recorder
+from guerdon.collect.timing import timed
 from guerdon.errors import ConfigError, SimulatorError
 from guerdon.policies.robot import Action
 from guerdon.progress import log_line
@@ -281,11 +282,8 @@ def film(world: World, act: Callable[[np.ndarray], np.ndarray], *, frames: int) 
             break
     if seconds["look"] >= FILM_SECONDS:
         last = max(r for r in looks if r < row)
-        log_line(f"film: drawing took {FILM_SECONDS:g} s up to step {last} of {row}; of the rest only the end is shown")
-    kept = np.array(sorted(looks))
-    spaced = np.linspace(0, row, min(frames, row + 1)).round()
-    nearest = kept[np.abs(kept[:, None] - spaced).argmin(axis=0)]
-    pick = np.unique([*nearest, *([first] if first else [])])
+        log_line(f"film: drawing took {FILM_SECONDS:g} s up to step {last} of {row}; the rest is left out, but its end")
+    pick = _spread(sorted(looks), frames, first)
     moments = Segment(
         stream=0,
         number=0,
@@ -302,3 +300,16 @@ def film(world: World, act: Callable[[np.ndarray], np.ndarray], *, frames: int) 
         states_F=np.stack(states)[pick],
     )
     return moments, np.array(rewards, dtype=np.float32)[pick]
+
+
+def _spread(kept: Sequence[int], frames: int, first: int) -> IntArray:
+    """About `frames` of the rows that were looked at, evenly spaced, with the last one, and `first` where it is not 0.
+
+    Args:
+        kept: rows in ascending order, from 0 to the last.
+        frames: how many.
+        first: the row of the first success.
+    """
+    spaced = np.linspace(0, kept[-1], min(frames, kept[-1] + 1)).round()
+    nearest = np.abs(np.array(kept)[:, None] - spaced).argmin(axis=0)
+    return np.unique([*np.array(kept)[nearest], *([first] if first else [])])

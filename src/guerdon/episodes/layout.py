@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -240,15 +241,13 @@ def load_info(root: Path) -> Info:
     path = root / INFO_PATH
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(
-            f"{root} is no LeRobot data set: {INFO_PATH} is missing; collect episodes or check the path"
-        ) from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(f"{root} is no LeRobot data set: {_other_format(root)}") from None
     except (OSError, ValueError) as exc:
         raise DataError(f"{path} cannot be read ({exc}); restore it from a copy of the data set") from exc
     version = str(raw.get("codebase_version")) if isinstance(raw, dict) else "None"
     if not version.startswith("v3."):
-        raise DataError(f"{path} is of version {version}, need v3: use lerobot's converter to v3.0 first")
+        raise DataError(f"{path} is of version {version}, and v3.0 is read: {_conversion(version)}")
     try:
         info = Info(
             fps=raw["fps"],
@@ -266,6 +265,47 @@ def load_info(root: Path) -> Info:
     if not isinstance(info.fps, int | float) or not info.fps > 0:
         raise DataError(f"{path}: fps must be a positive number, got {info.fps!r}")
     return info
+
+
+_CONVERTERS = {
+    "v1.": "lerobot.datasets.v2.convert_dataset_v1_to_v2 of LeRobot 0.3",
+    "v2.0": "lerobot.datasets.v21.convert_dataset_v20_to_v21 of LeRobot 0.3",
+    "v2.1": "lerobot.datasets.v30.convert_dataset_v21_to_v30 of LeRobot 0.4 and 0.5 "
+    "(lerobot.scripts.convert_dataset_v21_to_v30 from 0.6 on)",
+}
+"""The modules that bring a data set to the next version, in order; each is run by `python -m`."""
+_FOREIGN = {
+    "HDF5 files, as robomimic and ALOHA write": ("*.hdf5", "*.h5"),
+    "an RLDS data set": ("*.tfrecord*", "features.json"),
+    "a Zarr archive": ("*.zarr", "*.zgroup", "zarr.json"),
+    "recordings of ROS": ("*.bag", "*.mcap", "*.db3"),
+}
+"""Other formats of robot episodes, and the names of files by which they are known."""
+
+
+def _conversion(version: str) -> str:
+    """The converters from a version of LeRobot's format to v3.0, in words."""
+    names = list(_CONVERTERS)
+    first = next((k for k, name in enumerate(names) if version.startswith(name)), None)
+    if first is None:
+        return "its version is not known; write it again with a version of LeRobot that guerdon reads"
+    return "convert it with python -m " + ", then with ".join(list(_CONVERTERS.values())[first:])
+
+
+def _other_format(path: Path) -> str:
+    """What a path without `INFO_PATH` holds, and how to bring it to LeRobot v3."""
+    if not path.exists():
+        return f"{path} does not exist; collect episodes or check the path"
+    if (path / "meta_data" / "info.json").is_file():
+        return f"it is of LeRobot v1; {_conversion('v1.')}"
+    files = [path, *islice(path.rglob("*"), 10_000)]
+    for what, patterns in _FOREIGN.items():
+        if found := next((file for file in files if any(file.match(pattern) for pattern in patterns)), None):
+            return (
+                f"{found} belongs to {what}, and LeRobot v3 is read: write its episodes as such with "
+                "guerdon.episodes.write.EpisodeWriter (docs/data.md) or LeRobotDataset.create of LeRobot"
+            )
+    return f"{INFO_PATH} is missing; collect episodes or check the path"
 
 
 def _is_camera(key: str, feature: Feature) -> bool:

@@ -98,7 +98,7 @@ def decode_video(path: Path, times_T: NDArray[Any], *, fps: float) -> ByteArray:
         for picture in _from_time(container, stream, float(times[0]) + 0.05 / fps):
             budget -= 1
             if picture.is_corrupt:
-                raise DataError(f"{path}: the frame at {picture.time:.3f} s is corrupt")
+                raise DataError(f"{path}: the frame at {picture.time:.3f} s is corrupt; restore or download the file again")
             if (picture.height, picture.width) != frames.shape[1:3] or budget < 0:
                 raise DataError(f"{path}: frames change their size or come too densely")
             while done < len(times) and picture.time >= times[done]:
@@ -172,7 +172,7 @@ def _nearest(path: Path, time: float, fps: float, *candidates: Any) -> ByteArray
 def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
     av = require_av()
     with (
-        boundary(DataError, f"{path} cannot be decoded"),
+        boundary(DataError, f"{path} cannot be decoded; restore or download the file again"),
         path.open("rb") as handle,
         av.open(handle, mode="r", format="mp4") as container,
     ):

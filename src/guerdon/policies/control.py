@@ -360,9 +360,16 @@ def build_policy(
     """
     wanted = 3 if isinstance(settings, CNNPolicySettings) else 1
     if len(observation_shape) != wanted and not isinstance(settings, OwnPolicySettings | VLAPolicySettings):
+        hint = "set env.observation to pixels"
+        if wanted == 1:
+            hint = (
+                "to see pictures, set policy.type to cnn and env.observation to pixels; to act on states, set "
+                "env.observation to state, of an environment whose own observations are vectors "
+                "(gymnasium.wrappers.FlattenObservation makes them such)"
+            )
         raise ConfigError(
-            f"policy.type {settings.type} takes observations with {wanted} dimension(s), the environment gives "
-            f"{observation_shape}; set env.observation to {'pixels' if wanted == 3 else 'state'}"
+            f"policy.type {settings.type} takes {'pictures' if wanted == 3 else 'vectors'}, and the environment gives "
+            f"observations of shape {observation_shape}: {hint}"
         )
     size = int(np.prod(action_space.shape or ()))
     with seeded(seed):

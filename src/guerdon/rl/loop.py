@@ -242,7 +242,7 @@ class Loop:
         )
 
     def _film(self) -> None:
-        self.progress.write_line(f"step {self.step}: filming an episode for the report")
+        self.progress.write_line(f"step {self.step}: writing a film for the report")
         try:  # a picture for the report: where nothing can be drawn, the run goes on
             self.parts.film(self.folder / "films", self.step)
         except GuerdonError as error:
