@@ -13,9 +13,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
-from functools import wraps
+from functools import partial, wraps
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
@@ -24,7 +24,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from guerdon import __version__
-from guerdon.errors import ConfigError, GuerdonError
+from guerdon.errors import ConfigError, GuerdonError, MissingDependencyError
 from guerdon.progress import heartbeat
 from guerdon.serve.cli import serve
 from guerdon.subprocess_worker import end_with_parent
@@ -106,10 +106,9 @@ def collect(study: File, overrides: Overrides = None, dry_run: DryRun = False) -
     if config.collect is None:
         raise ConfigError(f"{study} has no collect section: it needs at least collect.save_dir")
     if dry_run:
-        from guerdon.worlds.build import check_success_reported
+        from guerdon.collect.collect import check_collect
 
-        check_success_reported(config.env, config.collect.success_readers())
-        return _dry_run(config, "collect")
+        return _dry_run(config, "collect", check=check_collect)
     from guerdon.collect.collect import collect as work
 
     done = work(config)
@@ -186,7 +185,9 @@ def train(
                 f"train.{fixed[0]}.data_path already names the data: --method and --reward would do nothing"
             )
     if dry_run:
-        return _dry_run(config, "train", only)
+        from guerdon.train.images import check_data
+
+        return _dry_run(config, "train", only, check=None if config.text else partial(check_data, only=only or ()))
     if config.text:
         from guerdon import distributed
         from guerdon.train.text import train_text_model
@@ -333,11 +334,9 @@ def run(study: File, overrides: Overrides = None, dry_run: DryRun = False, resum
     """Train a policy with the rewards of the reward section."""
     config = _load(study, overrides)
     if dry_run:
-        from guerdon.worlds.build import check_success_reported
+        from guerdon.rl.build_control import check_control
 
-        if not config.text:
-            check_success_reported(config.env, config.success_readers())
-        return _dry_run(config, "run")
+        return _dry_run(config, "run", check=None if config.text else check_control)
     from guerdon import distributed
     from guerdon.compare.report import write_single_report
     from guerdon.rl.log import true_success
@@ -366,7 +365,7 @@ def compare(
 
     plan = plan_study(study, overrides or [], parallel=parallel)
     if dry_run:
-        return _dry_run(plan.study, plan.estimate())
+        return _dry_run(plan.study, plan.estimate(), check=lambda _: plan.check())
     report, table = run_study(plan)
     sys.stdout.write(table + "\n")
     _say(f"report: {report}")
@@ -547,13 +546,34 @@ def _check_only(path: Path, models: Sequence[str], only: list[str] | None) -> No
         raise ConfigError(f"--only {unknown[0]}: {path} has the reward models {', '.join(models)}")
 
 
-def _dry_run(config: Study, cost: dict[str, Any] | str, only: list[str] | None = None) -> None:
-    """Show a configuration and the cost, or that of a command of `estimate`."""
+def _dry_run(
+    config: Study,
+    cost: dict[str, Any] | str,
+    only: list[str] | None = None,
+    *,
+    check: Callable[[Study], None] | None = None,
+) -> None:
+    """Show a configuration and the cost, or that of a command of `estimate`.
+
+    Args:
+        config: the resolved configuration.
+        cost: in numbers, or the command.
+        only: names of models.
+        check: refuses what the start of the command refuses.
+    """
     from guerdon.config import to_yaml
     from guerdon.settings.estimate import estimate, readable
 
+    left = ""
+    try:
+        if check is not None:
+            check(config)
+    except MissingDependencyError as error:  # of the machine that the plan is made on
+        left = f"not checked: {error}"
     sys.stdout.write(to_yaml(config) + "\n")
     for line in readable(estimate(config, cost, only or ()) if isinstance(cost, str) else cost):
+        _say(line)
+    for line in [*([] if config.text else config.env.notes), *filter(None, [left])]:
         _say(line)
 
 

@@ -11,6 +11,7 @@ same configuration gives the same data set, also where the process was killed an
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +32,7 @@ from guerdon.progress import ProgressBar
 from guerdon.settings.study import ActorShare, CollectSettings, Study
 from guerdon.settings.world import WorldSettings
 from guerdon.types import BoolArray, IntArray
-from guerdon.worlds.build import build_world
+from guerdon.worlds.build import build_world, first_world
 from guerdon.worlds.libero import LiberoVectorEnv
 from guerdon.worlds.maniskill import ManiSkillVectorEnv
 from guerdon.worlds.transition import Transition
@@ -115,6 +116,23 @@ def collect(study: Study) -> CollectResult:
         finally:
             progress.close()
         return CollectResult(Path(settings.save_dir), writer.num_episodes, writer.num_frames, tried)
+
+
+def check_collect(study: Study) -> None:
+    """Refuse what `collect` refuses at its start; checkpoints, which may not be there yet, are left to it.
+
+    Raises:
+        ConfigError: an unknown task, camera or environment, or an actor that does not fit it.
+        MissingDependencyError: the simulator is not installed.
+    """
+    settings = study.collect
+    assert settings is not None, "the caller looked"
+    world = first_world(study.env.model_copy(update={"observation": "state"}), settings.success_readers())
+    if world is not None:
+        with closing(world):
+            for share in settings.mixture:
+                if share.type != "checkpoint":
+                    actor_maker(share, world, study, None)
 
 
 def _parts(settings: CollectSettings, writer: EpisodeWriter) -> list[_Part]:

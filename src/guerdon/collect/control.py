@@ -59,6 +59,11 @@ class PolicyShape(NamedTuple):
     action_space: gymnasium.Space
     proprioception_size: int
 
+    @classmethod
+    def of(cls, world: World) -> PolicyShape:
+        """What a policy of a world must fit."""
+        return cls(world.observation_shape, world.action_space, len(world.proprioception))
+
 
 class ControlCollector:
     """A control policy in an environment.
@@ -158,8 +163,7 @@ class ControlCollector:
 
     def policy_shape(self) -> PolicyShape:
         """What a policy of this environment must fit."""
-        world = self.world
-        return PolicyShape(world.observation_shape, world.action_space, len(world.proprioception))
+        return PolicyShape.of(self.world)
 
     def collect(
         self,

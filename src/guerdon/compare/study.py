@@ -62,6 +62,28 @@ class StudyPlan:
         """The study's `work_dir`."""
         return Path(self.study.work_dir)
 
+    def check(self) -> None:
+        """Refuse what the jobs refuse at their start, as far as that needs no trained model.
+
+        Raises:
+            ConfigError: with the reason.
+        """
+        from guerdon.collect.collect import check_collect
+        from guerdon.rl.build_control import check_control
+
+        runs: dict[str, Study] = {}  # one of those that differ in nothing that is checked
+        for job in self.jobs:
+            config = self.configs[job.name]
+            if config.text:
+                continue
+            if job.arguments[0] == "collect":
+                check_collect(config)
+            elif job.arguments[0] == "run":
+                parts = (config.env, config.policy, config.algorithm, config.reward.weights())
+                runs.setdefault(repr(parts), config)
+        for config in runs.values():
+            check_control(config)
+
     def estimate(self) -> dict[str, Any]:
         """Counts, time and disk of the whole study."""
         kinds = [job.arguments[0] for job in self.jobs]

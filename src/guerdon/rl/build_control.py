@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from guerdon import distributed
-from guerdon.collect.control import ControlCollector, policy_of_shape
+from guerdon.collect.control import ControlCollector, PolicyShape, policy_of_shape
 from guerdon.collect.episode_capture import EpisodeBuffer, run_writer
 from guerdon.collect.shards import join_control, share_results
 from guerdon.engines.collectors import run_collector, run_reward_models
@@ -38,7 +38,9 @@ from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import VLMModelSettings
 from guerdon.settings.study import Study
+from guerdon.settings.vla_policy import VLAPolicySettings
 from guerdon.types import RewardModel
+from guerdon.worlds.build import first_world
 
 
 def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
@@ -135,6 +137,28 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         else None,
         loaded,
     )
+
+
+def check_control(study: Study) -> None:
+    """Refuse what the start of a run refuses of its environment and policy; what needs trained weights is left to it.
+
+    Raises:
+        ConfigError: with the reason.
+        MissingDependencyError: the simulator is not installed.
+    """
+    algorithm = study.control_algorithm
+    world = first_world(study.env, study.success_readers())
+    if world is None:
+        return
+    with closing(world):
+        if not isinstance(study.control_policy, VLAPolicySettings):
+            on_cpu = study.control_policy.model_copy(update={"device": "cpu"})  # the run may be on another machine
+            heads = tuple(study.reward.weights()) if algorithm.needs.critic else ()
+            auxiliary = list(algorithm.auxiliary_losses)
+            policy = policy_of_shape(on_cpu, PolicyShape.of(world), heads=heads, auxiliary=auxiliary, seed=0)
+            check_decisions(policy, algorithm)
+    if algorithm.filter_rewards and not study.reward.sources:
+        check_bounds(algorithm, return_range(study, {}))
 
 
 def build_learner(

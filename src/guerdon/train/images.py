@@ -29,6 +29,7 @@ from torch import Tensor
 from transformers import EarlyStoppingCallback, EvalPrediction, Trainer
 
 from guerdon.devices import resolve_device, seeded
+from guerdon.episodes.layout import load_info
 from guerdon.episodes.targets import frame_targets, no_labels
 from guerdon.errors import ConfigError, DataError
 from guerdon.models.backbone import MLP, ImageScorer, batch_normalizations, calibrating, to_pixels
@@ -37,6 +38,7 @@ from guerdon.models.quality import frame_quality
 from guerdon.packaged import local_model
 from guerdon.policies.precision import uses_bf16
 from guerdon.progress import doing
+from guerdon.settings.study import Study
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings, VLMTrainSettings
 from guerdon.train.calibration import calibrate
 from guerdon.train.frame_networks import BATCH, FrameNetwork, HeadNetwork, feature_batch, frame_features
@@ -138,9 +140,7 @@ class LabelledRows:
             DataError: it does.
         """
         if val_split > 0 and not self.held.any():
-            raise DataError(
-                f"{len(self.episode_ids)} episodes are too few to hold some out: collect more, or set val_split: 0"
-            )
+            raise DataError(too_few(len(self.episode_ids)))
         if not self.positive[~self.held].any():
             raise DataError("no row of success is left for training after the split: collect more successful episodes")
 
@@ -225,6 +225,30 @@ def label_rows(
     return LabelledRows(
         np.concatenate(targets), positive_N, held[owner], owner, np.concatenate(rows), tuple(ids), skipped
     )
+
+
+def check_data(study: Study, only: Sequence[str] = ()) -> None:
+    """Refuse data of the `train` section that cannot be read or split; data that are not there yet are left out.
+
+    Raises:
+        DataError: a path holds something else than a LeRobot data set, or too few episodes to hold some out.
+    """
+    for name in only or study.train:
+        settings: Settings | VLMTrainSettings = {**study.image_models, **study.vlm_models}[name]
+        paths = [Path(path) for path in settings.data_paths]
+        if all(path.exists() for path in paths):
+            episodes = sum(load_info(path).total_episodes for path in paths)
+        elif study.collect is not None and paths == [Path(study.collect.save_dir)]:
+            episodes = study.collect.episodes
+        else:
+            continue
+        if episodes < 2 and settings.val_split > 0:
+            raise DataError(f"train.{name}: {too_few(episodes)}")
+
+
+def too_few(episodes: int) -> str:
+    """The message for a data set of which none can be held out."""
+    return f"{episodes} episode(s) are too few to hold some out: collect more, or set val_split: 0"
 
 
 def held_out_episodes(episodes: Sequence[Episode], settings: Settings | VLMTrainSettings) -> set[str]:

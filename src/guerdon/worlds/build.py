@@ -121,6 +121,26 @@ def build_world(
     )
 
 
+HEAVY = (LiberoSettings, ManiSkillSettings)  # simulators whose scenes take many seconds to load
+
+
+def first_world(settings: WorldSettings, success_readers: Sequence[str] = ()) -> World | None:
+    """As few copies of the world of a configuration as show what its start would refuse; the caller closes them.
+
+    Of LIBERO only the names of tasks are looked up, of ManiSkill nothing is: None.
+
+    Raises:
+        ConfigError, MissingDependencyError: as `build_world` does.
+    """
+    if not isinstance(settings, HEAVY):
+        copies = settings.num_envs if isinstance(settings, OwnWorldSettings) else len(settings.task_names)
+        return build_world(settings, seed=0, num_envs=copies, success_readers=success_readers)
+    if isinstance(settings, LiberoSettings):
+        for task in settings.task_names:
+            libero_task(settings.task_suite_name, task)
+    return None
+
+
 def _starts(
     settings: WorldSettings,
     text: str | Sequence[str],
