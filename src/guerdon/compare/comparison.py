@@ -17,7 +17,16 @@ from typing import Literal
 import numpy as np
 
 from guerdon.compare import report_format as fmt
-from guerdon.compare.read_runs import RunRecord, StudyRecord, number, success_curve, success_unknown
+from guerdon.compare.read_runs import (
+    RETURN,
+    SUCCESS,
+    RunRecord,
+    StudyRecord,
+    number,
+    outcome_curve,
+    success_curve,
+    success_unknown,
+)
 from guerdon.evaluate.intervals import Float64, Interval, verdict
 from guerdon.evaluate.learning_curves import (
     UNDEFINED,
@@ -48,6 +57,9 @@ _SEED = 0
 class ArmRow:
     """The numbers of one arm over some tasks.
 
+    Where true success is unknown in a whole study, `final`, `area` and `difference` are of the environment's own return
+    of a task, not clipped and not over several tasks, whose returns have no unit in common; steps are not compared.
+
     Attributes:
         final: success at the last evaluation, averaged over tasks, with a t interval inside [0, 1].
         final_iqm: interquartile mean of the same over all runs, with a bootstrap interval.
@@ -59,7 +71,8 @@ class ArmRow:
         speed: the baseline's steps to its own final success over the arm's; None for the baseline.
         speed_sentence: that ratio in plain words where its interval excludes 1, else empty.
         failure_rate: mean share of failed measurements of the source that fails most, over all runs that logged one.
-        n_runs: complete runs; `n_planned` is how many the study has.
+        n_runs: complete runs; `n_planned` is how many the study has, `n_stopped` how many of the complete ones have
+            fewer steps than their configuration plans.
         wall_seconds: mean over complete runs.
     """
 
@@ -82,6 +95,7 @@ class ArmRow:
     failure_rate: float | None
     n_runs: int
     n_planned: int
+    n_stopped: int
     wall_seconds: float | None
 
 
@@ -91,15 +105,15 @@ def arm_styles(study: StudyRecord) -> dict[str, int]:
     return {study.baseline: 0} | {arm: i + 1 for i, arm in enumerate(others)}
 
 
-def final_success(run: RunRecord) -> float | None:
-    """True success at the last evaluation of a complete run, else None."""
-    values = success_curve(run)[1]
+def final_success(run: RunRecord, outcome: str = SUCCESS) -> float | None:
+    """True success (or the return) at the last evaluation of a complete run, else None."""
+    values = outcome_curve(run, outcome)[1]
     return values[-1] if values and run.status == "complete" else None
 
 
-def mean_area(run: RunRecord) -> float | None:
-    """Mean height of the success curve of a complete run; None with fewer than two evaluations."""
-    steps, values = success_curve(run)
+def mean_area(run: RunRecord, outcome: str = SUCCESS) -> float | None:
+    """Mean height of the curve of a complete run; None with fewer than two evaluations."""
+    steps, values = outcome_curve(run, outcome)
     if run.status != "complete" or len(steps) < 2:
         return None
     return float(area_under_curve(steps, values))
@@ -131,10 +145,11 @@ def _failure_rate(study: StudyRecord, arm: str, tasks: Sequence[str]) -> float |
     return _mean([failure_rate(run) for run in study.select(arm=arm) if run.task in tasks])
 
 
-def scores(study: StudyRecord, arm: str, tasks: Sequence[str], of: Callable[[RunRecord], float | None]) -> Float64:
-    """(tasks, seeds) of a number per run, NaN where the run has none."""
-    values = {(run.task, run.seed): of(run) for run in study.select(arm=arm)}
-    table = [[values.get((task, seed)) for seed in study.seeds] for task in tasks]
+def scores(study: StudyRecord, arm: str, tasks: Sequence[str], of: Callable[[RunRecord, str], float | None]) -> Float64:
+    """(tasks, seeds) of a number per run, NaN where the run has none; of returns of several tasks all are NaN."""
+    values = {(run.task, run.seed): of(run, study.outcome) for run in study.select(arm=arm)}
+    mixed = study.outcome == RETURN and len(tasks) > 1
+    table = [[None if mixed else values.get((task, seed)) for seed in study.seeds] for task in tasks]
     return np.array(table, dtype=np.float64).reshape(len(tasks), len(study.seeds))
 
 
@@ -151,18 +166,20 @@ def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str], pai
     p_above = difference = speed = None
     outcome: Outcome = "baseline" if arm == study.baseline else "not comparable"
     sentence = detail = ""
+    success = study.outcome == SUCCESS
     if paired is not None and not paired.interval.n:
         outcome = "no data"
     elif paired is not None:
         outcome = verdict(paired.interval)
         baseline = scores(study, study.baseline, tasks, final_success)
-        difference = replace(paired, interval=_clipped(paired.interval, -1.0))
+        difference = replace(paired, interval=_clipped(paired.interval, -1.0)) if success else paired
         if (np.isfinite(final - baseline).sum(axis=1) > 1).any():  # some task has pairs of several seeds
             p_above = probability_of_improvement(final, baseline, seed=_SEED)
         else:  # tests and chances are about other seeds, and there is none
             difference = replace(difference, p_value=None, smallest_p=None)
-        speed = speed_against(study, arm, tasks)
+        speed = speed_against(study, arm, tasks) if success else None
         detail = _detail(arm, study.baseline, final, baseline, difference, p_above)
+    area = stratified_t_interval(scores(study, arm, tasks, mean_area))
     if arm != study.baseline:
         sentence = _sentence(study, arm, tasks, outcome, difference)
     return ArmRow(
@@ -173,9 +190,9 @@ def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str], pai
         outcome=outcome,
         sentence=sentence,
         detail=detail,
-        final=_clipped(stratified_t_interval(final)),
+        final=_clipped(stratified_t_interval(final)) if success else stratified_t_interval(final),
         final_iqm=stratified_bootstrap(final, average="iqm", seed=_SEED),
-        area=_clipped(stratified_t_interval(scores(study, arm, tasks, mean_area))),
+        area=_clipped(area) if success else area,
         to_half=_reach(complete, 0.5),
         to_most=_reach(complete, 0.8),
         p_above=p_above,
@@ -185,6 +202,7 @@ def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str], pai
         failure_rate=_failure_rate(study, arm, tasks),
         n_runs=len(complete),
         n_planned=len(runs),
+        n_stopped=sum(run.stopped_early for run in complete),
         wall_seconds=_mean([run.wall_seconds for run in complete]),
     )
 
@@ -198,13 +216,17 @@ def _sentence(
         own, other = (fmt.percent(_failure_rate(study, name, tasks) or 0.0) for name in (arm, baseline))
         rates = f"{own} of measurements failed in {arm}, {other} in {baseline}"
         return f"{arm} and {baseline} are not comparable: failure rates differ ({rates})"
-    runs = [run for run in study.runs if run.task in tasks and success_unknown(run)]
+    if study.outcome == RETURN and len(tasks) > 1:
+        return f"{arm} against {baseline}: no verdict over all tasks, whose returns have no unit in common"
+    silent = study.outcome == SUCCESS
+    runs = [run for run in study.runs if run.task in tasks and success_unknown(run) and silent]
     unknown = [name for name in (arm, baseline) if any(run.arm == name for run in runs)]
     if outcome == "no data" and unknown:
         return f"{arm} against {baseline}: no verdict, true success is unknown in runs of {' and '.join(unknown)}"
     if difference is None:
         return f"{arm} against {baseline}: no verdict, no task and seed has a complete run of both"
-    amount = f"final success {fmt.signed_interval(difference.interval)}"
+    what = "final success" if silent else "final return of the environment (true success is unknown)"
+    amount = f"{what} {fmt.signed_interval(difference.interval)}"
     if outcome in ("better", "worse"):
         return f"{arm} {'beats' if outcome == 'better' else 'is worse than'} {baseline}: {amount}"
     without = " without an interval" if difference.interval.low is None else ""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,8 @@ Status = Literal["complete", "unfinished", "failed", "missing"]
 Row = Mapping[str, Any]
 
 CONTROL, TEXT = "environment steps", "responses"
+SUCCESS, RETURN = "success", "return/env"  # what results can be about: true success, the environment's own reward
+OUTCOMES = {SUCCESS: "true success", RETURN: "return of the environment"}
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class RunRecord:
         n_failures: rows of `failures.jsonl`.
         config_text: the resolved configuration as written, empty when there is none.
         unit: what its steps count, "environment steps" or "responses" (every one written, filtered ones too).
+        planned_steps: `runner.total_steps` of its configuration; None: not known.
     """
 
     task: str
@@ -57,6 +61,17 @@ class RunRecord:
     config_text: str = ""
     unit: str = CONTROL
     info: Row = field(default_factory=dict)
+    planned_steps: int | None = None
+
+    @property
+    def last_step(self) -> float:
+        """The last step with a line of metrics."""
+        return max((number(row, "step") or 0.0 for row in (*self.evals[-1:], *self.trains[-1:])), default=0.0)
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the run is marked complete and has fewer steps than its configuration plans."""
+        return self.status == "complete" and self.last_step < (self.planned_steps or 0)
 
     @property
     def name(self) -> str:
@@ -113,6 +128,11 @@ class StudyRecord:
         """What the steps of its runs count; a study compares arms of one kind."""
         return next((run.unit for run in self.runs if run.status != "missing"), CONTROL)
 
+    @property
+    def outcome(self) -> str:
+        """What its results are about: `SUCCESS`, or `RETURN`."""
+        return outcome_of_runs(self.runs)
+
     def select(self, *, arm: str, task: str | None = None, status: Status | None = None) -> list[RunRecord]:
         """The runs of an arm, of one task or of all, with one status or with any."""
         return [
@@ -144,6 +164,21 @@ def points(rows: Iterable[Row], x: str, y: str) -> list[tuple[float, float]]:
 def success_curve(run: RunRecord) -> tuple[list[float], list[float]]:
     """Steps and true success of a run's evaluations; those without a number from 0 to 1 are left out."""
     pairs = [(step, value) for step, value in points(run.evals, "step", "success") if 0 <= value <= 1]
+    return [step for step, _ in pairs], [value for _, value in pairs]
+
+
+def outcome_of_runs(runs: Iterable[RunRecord]) -> str:
+    """`SUCCESS`; `RETURN` where true success is unknown in every run that was evaluated, and its return is not."""
+    evaluated = [run for run in runs if run.evals]
+    silent = bool(evaluated) and all(success_unknown(run) for run in evaluated)
+    return RETURN if silent and any(points(run.evals, "step", RETURN) for run in evaluated) else SUCCESS
+
+
+def outcome_curve(run: RunRecord, outcome: str) -> tuple[list[float], list[float]]:
+    """Steps and `SUCCESS` or `RETURN` of a run's evaluations."""
+    if outcome == SUCCESS:
+        return success_curve(run)
+    pairs = points(run.evals, "step", outcome)
     return [step for step, _ in pairs], [value for _, value in pairs]
 
 
@@ -201,6 +236,7 @@ def read_run(path: Path, *, task: str, arm: str, seed: int | None) -> RunRecord:
         config_text=config_text,
         unit=_unit(path, config_text),
         info=read_json(path / "run.json") or {},
+        planned_steps=_planned_steps(config_text),
     )
 
 
@@ -267,6 +303,12 @@ def _unit(path: Path, config_text: str) -> str:
     except yaml.YAMLError:
         return CONTROL
     return TEXT if mapping(config.get("policy")).get("type") == "text" else CONTROL
+
+
+def _planned_steps(config_text: str) -> int | None:
+    """`runner.total_steps` of a resolved configuration, without reading all of it."""
+    found = re.search(r"^runner:\n(?:[ #].*\n|\n)*? +total_steps: *(\d+) *$", config_text, re.MULTILINE)
+    return None if found is None else int(found[1])
 
 
 def _by_step(rows: Sequence[Row], kind: str) -> tuple[Row, ...]:

@@ -27,7 +27,17 @@ from guerdon.compare import report_charts as pictures
 from guerdon.compare import report_format as fmt
 from guerdon.compare.comparison import FAILURE_GAP, ArmRow, arm_styles, comparison_rows, failure_rate
 from guerdon.compare.gate_rows import FILE, gate_rows
-from guerdon.compare.read_runs import TEXT, RunRecord, StudyRecord, number, success_curve, success_unknown
+from guerdon.compare.read_runs import (
+    OUTCOMES,
+    RETURN,
+    TEXT,
+    RunRecord,
+    StudyRecord,
+    number,
+    outcome_curve,
+    outcome_of_runs,
+    success_unknown,
+)
 from guerdon.compare.report_answers import answer_panels
 from guerdon.compare.report_cards import card_views
 from guerdon.compare.report_films import FilmFile, ShownFilm, choose_films, fit_films
@@ -109,7 +119,7 @@ def _study_context(study: StudyRecord) -> dict[str, Any]:
         "by_task": rows[len(pooled) :],
         "columns": [column for column in shown if not column.folded],
         "more_columns": [column for column in shown if column.folded],
-        "forest": pictures.verdict_picture(pooled, study.baseline),
+        "forest": pictures.verdict_picture(pooled, study.baseline, study.outcome),
         "panels": pictures.curve_panels(study, study.tasks) if study.tasks else [],
         "small_panels": pictures.curve_panels(study, study.tasks, SMALL) if study.tasks else [],
         "task_panels": list(small.items()) if len(small) > 1 else [],
@@ -133,6 +143,7 @@ def _shared_context(
     answered = dict.fromkeys(panel.run.task for panel in panels)
     return {
         "unit": unit,
+        "outcome": OUTCOMES[outcome_of_runs(runs)],
         "steps_name": fmt.short_unit(unit),
         "text": unit == TEXT,
         "quality": pictures.quality_panels(arms),
@@ -151,6 +162,7 @@ def _run_context(run: RunRecord) -> dict[str, Any]:
         "title": run.task,
         "run": run,
         "final": _last_success(run),
+        "final_return": (outcome_curve(run, RETURN)[1] or [None])[-1],
         "panels": pictures.single_run_panels(run),
         "small_panels": pictures.single_run_panels(run, SMALL),
         "legend": {"evaluation": legend_mark(1), "training": legend_mark(0)},
@@ -220,10 +232,15 @@ class Note:
     severe: bool = False
 
 
-def run_notes(run: RunRecord, *, warned: bool = True) -> list[Note]:
-    """Warnings about one run; with `warned` also those that it wrote about its rewards."""
-    steps = success_curve(run)[0]
+def run_notes(run: RunRecord, *, warned: bool = True, outcome: str | None = None) -> list[Note]:
+    """Warnings about one run; with `warned` also those that it wrote about its rewards.
+
+    Results are about `outcome`; None: about that of the run alone.
+    """
+    outcome = outcome_of_runs([run]) if outcome is None else outcome
+    steps = outcome_curve(run, outcome)[0]
     when = fmt.at((steps or [0.0])[-1], run.unit)
+    early: list[Note] = []
     severe = {
         "failed": f" failed {when}: {run.error}",
         "missing": " is missing: it has not been started, or its directory is gone",
@@ -231,8 +248,13 @@ def run_notes(run: RunRecord, *, warned: bool = True) -> list[Note]:
         "complete": "" if steps else " is complete but has no evaluation, so it is in no result",
     }[run.status]
     if run.status == "complete" and success_unknown(run):
-        severe = ": true success is unknown: its environment does not report it, so the run is in no result"
-    notes = [Note(f"{run.name}{severe}", severe=True)] if severe else []
+        so = "results are about its return" if outcome == RETURN else "so the run is in no result"
+        severe = f": true success is unknown: its environment does not report it, {so}"
+    if run.stopped_early:
+        of = f"{fmt.steps(run.last_step)} of {fmt.steps(run.planned_steps)} {run.unit}"
+        said = f"{run.name} is marked complete after {of}, and enters the means as it is: its last evaluation is early"
+        early = [Note(said, severe=True)]
+    notes = [*([Note(f"{run.name}{severe}", severe=True)] if severe else []), *early]
     row = run.evals[-1] if run.evals else {}
     known, episodes = number(row, "success_known"), number(row, "episodes")
     if known and episodes is not None and known != episodes:
@@ -283,7 +305,7 @@ def study_notes(study: StudyRecord, rows: Sequence[ArmRow]) -> list[Note]:
             "variation of policy training, not that of reward model training."
         )
     notes = [*(Note(text, severe=True) for text in severe), *(Note(text) for text in others)]
-    notes += [note for run in study.runs for note in run_notes(run, warned=False)]
+    notes += [note for run in study.runs for note in run_notes(run, warned=False, outcome=study.outcome)]
     notes += [Note(text) for text in study.notes]
     return sorted(notes, key=lambda note: not note.severe)
 

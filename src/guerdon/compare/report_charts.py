@@ -19,7 +19,18 @@ import numpy as np
 from markupsafe import Markup
 
 from guerdon.compare.comparison import ArmRow, arm_styles
-from guerdon.compare.read_runs import Row, RunRecord, StudyRecord, number, points, success_curve
+from guerdon.compare.read_runs import (
+    OUTCOMES,
+    RETURN,
+    SUCCESS,
+    Row,
+    RunRecord,
+    StudyRecord,
+    number,
+    outcome_curve,
+    outcome_of_runs,
+    points,
+)
 from guerdon.compare.report_tables import ONLINE_METRICS
 from guerdon.evaluate.charts import Box, Line, Point, forest, line_chart, scatter, spread
 from guerdon.evaluate.intervals import Float64
@@ -67,26 +78,36 @@ class ScatterPanel:
 
 
 def curve_panels(study: StudyRecord, tasks: Sequence[str], size: tuple[float, float] = LARGE) -> list[CurvePanel]:
-    """Learning curves of true success over these tasks: mean and IQM, against steps and wall-clock."""
+    """Learning curves over these tasks: mean and IQM, against steps and wall-clock.
+
+    They show true success; its return where a study knows none, and then of one task only.
+    """
     panels: list[CurvePanel] = []
+    if study.outcome == RETURN and len(tasks) > 1:
+        return panels
+    what = OUTCOMES[study.outcome]
     where = "all tasks" if len(tasks) > 1 else tasks[0]
     for axis in KEYS:
         box, scale, unit, label = _time_box(
-            [_curve(run, axis) for run in study.runs if run.task in tasks], axis, size, study.unit
+            [_curve(run, axis, study.outcome) for run in study.runs if run.task in tasks],
+            axis,
+            size,
+            study.unit,
+            study.outcome,
         )
         for stat, name in STATS.items():
             lines = [
                 _arm_line(study, arm, style, tasks, axis=axis, stat=stat, scale=scale)
                 for arm, style in arm_styles(study).items()
             ]
-            title = f"true success, {name} and 95% band, against {label}, {where}"
-            picture = line_chart(box, lines, title=title, x_label=label, y_label="true success")
+            title = f"{what}, {name} and 95% band, against {label}, {where}"
+            picture = line_chart(box, lines, title=title, x_label=label, y_label=what)
             panels.append(CurvePanel(stat, axis, unit, picture))
     return panels
 
 
 def _time_box(
-    curves: Sequence[Sequence[Point]], axis: Axis, size: tuple[float, float], steps: str
+    curves: Sequence[Sequence[Point]], axis: Axis, size: tuple[float, float], steps: str, outcome: str
 ) -> tuple[Box, float, str, str]:
     """The drawing area of curves over time, seconds in a unit of time, its name, and the name of the axis."""
     longest = max([x for curve in curves for x, _ in curve], default=1.0) or 1.0
@@ -94,10 +115,15 @@ def _time_box(
     if axis == "time":
         scale, unit = (1.0, "s") if longest < 180 else (60.0, "min") if longest < 3 * 3600 else (3600.0, "h")
         label = f"wall-clock ({unit})"
-    return Box(*size, x=(0.0, longest / scale), y=(0.0, 1.0)), scale, unit, label
+    low, high = 0.0, 1.0
+    if outcome == RETURN:
+        heights = [y for curve in curves for _, y in curve] or [0.0]
+        pad = 0.05 * (max(heights) - min(heights)) or 0.5
+        low, high = min(heights) - pad, max(heights) + pad
+    return Box(*size, x=(0.0, longest / scale), y=(low, high)), scale, unit, label
 
 
-def verdict_picture(rows: Sequence[ArmRow], baseline: str) -> Markup | None:
+def verdict_picture(rows: Sequence[ArmRow], baseline: str, outcome: str = SUCCESS) -> Markup | None:
     """The paired differences with their intervals against zero, or None where no arm has an interval."""
     drawn = [
         (row.arm, row.style, interval.estimate, interval.low, interval.high)
@@ -109,7 +135,7 @@ def verdict_picture(rows: Sequence[ArmRow], baseline: str) -> Markup | None:
     ]
     if not drawn:
         return None
-    label = f"difference in final success from {baseline}"
+    label = f"difference in final {'success' if outcome == SUCCESS else 'return'} from {baseline}"
     return forest(drawn, title=f"{label}, 95% intervals", x_label=label)
 
 
@@ -164,16 +190,18 @@ def alarms(runs: Sequence[RunRecord]) -> list[tuple[RunRecord, list[float]]]:
 
 
 def single_run_panels(run: RunRecord, size: tuple[float, float] = (LARGE[0], 340.0)) -> list[CurvePanel]:
-    """True success of one run, in evaluation and in training, against steps and against wall-clock."""
+    """True success of one run, in evaluation and in training, against steps and wall-clock; else its return."""
     panels: list[CurvePanel] = []
+    outcome = outcome_of_runs([run])
     for axis, key in KEYS.items():
-        reach = points([*run.evals, *run.trains], key, key)
-        box, scale, unit, label = _time_box([reach], axis, size, run.unit)
+        reach = points([*run.evals, *run.trains], key, key if outcome == SUCCESS else outcome)
+        box, scale, unit, label = _time_box([reach], axis, size, run.unit, outcome)
         lines = [
-            Line(name, style, _thinned([(x / scale, y) for x, y in points(rows, key, "success")]))
+            Line(name, style, _thinned([(x / scale, y) for x, y in points(rows, key, outcome)]))
             for style, (name, rows) in enumerate((("training", run.trains), ("evaluation", run.evals)))
         ]
-        svg = line_chart(box, lines, title=f"true success against {label}", x_label=label, y_label="true success")
+        what = OUTCOMES[outcome]
+        svg = line_chart(box, lines, title=f"{what} against {label}", x_label=label, y_label=what)
         panels.append(CurvePanel("mean", axis, unit, svg))
     return panels
 
@@ -182,8 +210,9 @@ def _arm_line(
     study: StudyRecord, arm: str, style: int, tasks: Sequence[str], *, axis: Axis, stat: Stat, scale: float
 ) -> Line:
     runs = [run for run in study.select(arm=arm) if run.task in tasks]
-    curves = {(run.task, run.seed): xy for run in runs if run.status == "complete" and (xy := _curve(run, axis))}
-    thin = tuple(_thinned([(x / scale, y) for x, y in _curve(run, axis)]) for run in runs if run.status != "complete")
+    curves = {(run.task, run.seed): xy for run in runs if run.status == "complete" and (xy := _curve(run, axis, study.outcome))}
+    others = [_curve(run, axis, study.outcome) for run in runs if run.status != "complete"]
+    thin = tuple(_thinned([(x / scale, y) for x, y in curve]) for curve in others)
     if not curves:
         return Line(arm, style, (), thin=thin)
     grid = _grid([[x for x, _ in xy] for xy in curves.values()], axis)
@@ -214,10 +243,10 @@ def _grid(xs_by_run: Sequence[Sequence[float]], axis: Axis) -> list[float]:
     return [union[i] for i in spread(len(union), MAX_POINTS)]
 
 
-def _curve(run: RunRecord, axis: Axis) -> list[tuple[float, float]]:
+def _curve(run: RunRecord, axis: Axis, outcome: str) -> list[tuple[float, float]]:
     if axis == "steps":
-        return list(zip(*success_curve(run), strict=True))
-    return points(run.evals, KEYS[axis], "success")
+        return list(zip(*outcome_curve(run, outcome), strict=True))
+    return points(run.evals, KEYS[axis], outcome)
 
 
 def _alarmed(row: Row) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from guerdon.compare import report_format as fmt
 from guerdon.compare.comparison import ArmRow, comparison_rows, speed_text
-from guerdon.compare.read_runs import StudyRecord, read_study
+from guerdon.compare.read_runs import SUCCESS, StudyRecord, read_study
 from guerdon.evaluate.intervals import Interval
 from guerdon.evaluate.learning_curves import StepsRatio, StepsToThreshold
 
@@ -39,7 +39,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A metric of an arm; `{steps}`, `{Steps}`, `{baseline}` and `{corrected}` in its words are filled in.
+    """A metric of an arm; `{steps}`, `{Steps}`, `{outcome}`, `{baseline}` and `{corrected}` in its words are filled in.
 
     Attributes:
         title: its heading.
@@ -48,6 +48,7 @@ class Column:
         folded: in the second table of the report, which is folded.
         repeated: in the report only of studies with several seeds.
         terminal: whether the table on the terminal has it.
+        success: only where results are about true success.
     """
 
     title: str
@@ -56,6 +57,7 @@ class Column:
     folded: bool = False
     repeated: bool = False
     terminal: bool = True
+    success: bool = False
 
 
 def _estimate(interval: Interval | None, *, sign: bool = False) -> Cell:
@@ -94,18 +96,21 @@ def _verdict(row: ArmRow) -> Cell:
 
 def _runs(row: ArmRow) -> Cell:
     small = (f"of {row.n_planned}",) if row.n_runs < row.n_planned else ()
-    return Cell(str(row.n_runs), small, plain=f"{row.n_runs}/{row.n_planned}")
+    early = f"{row.n_stopped} stopped early" if row.n_stopped else ""
+    plain = f"{row.n_runs}/{row.n_planned}" + (f", {early}" if early else "")
+    return Cell(str(row.n_runs), (*small, *filter(None, [early])), plain=plain)
 
 
 COLUMNS = (
-    Column("Final success", lambda row: _estimate(row.final), "Final success: at the last evaluation."),
-    Column("IQM of final success", lambda row: _estimate(row.final_iqm),
+    Column("Final {outcome}", lambda row: _estimate(row.final), "Final {outcome}: at the last evaluation."),
+    Column("IQM of final {outcome}", lambda row: _estimate(row.final_iqm),
            "IQM: mean over the middle half of all runs, bootstrap interval.",
            folded=True, repeated=True, terminal=False),
     Column("Area under curve", lambda row: _estimate(row.area), "Area: mean height of the learning curve.",
            folded=True),
-    Column("{Steps} to 50%", lambda row: _reach(row.to_half), "{Steps} to a level: median over runs.", folded=True),
-    Column("{Steps} to 80%", lambda row: _reach(row.to_most), folded=True),
+    Column("{Steps} to 50%", lambda row: _reach(row.to_half), "{Steps} to a level: median over runs.", folded=True,
+           success=True),
+    Column("{Steps} to 80%", lambda row: _reach(row.to_most), folded=True, success=True),
     Column("P(arm\u00a0>\u00a0{baseline})", lambda row: _estimate(row.p_above),
            "P: chance that a run of the arm ends above one of {baseline}, bootstrap interval.",
            folded=True, repeated=True),
@@ -116,7 +121,7 @@ COLUMNS = (
     Column("Verdict", _verdict),
     Column("{Steps} to match {baseline}", lambda row: _speed(row.speed),
            "{Steps} to match {baseline}: what it takes to its own final success over what the arm takes to that level, "
-           "geometric mean over pairs of runs of one task and seed."),
+           "geometric mean over pairs of runs of one task and seed.", success=True),
     Column("Failed scores", lambda row: Cell(fmt.percent(row.failure_rate))),
     Column("Runs", _runs),
     Column("Wall time", lambda row: Cell(fmt.duration(row.wall_seconds)), folded=True),
@@ -128,7 +133,9 @@ def columns(study: StudyRecord, baseline: str) -> list[Column]:
     steps = fmt.short_unit(study.unit)
     given = {"steps": steps, "Steps": steps.capitalize(), "baseline": baseline}
     given["corrected"] = ", Holm-corrected" if study.correction == "holm" else ""
-    return [replace(c, title=c.title.format(**given), explanation=c.explanation.format(**given)) for c in COLUMNS]
+    given["outcome"] = "success" if study.outcome == SUCCESS else "return"
+    shown = [c for c in COLUMNS if study.outcome == SUCCESS or not c.success]
+    return [replace(c, title=c.title.format(**given), explanation=c.explanation.format(**given)) for c in shown]
 
 
 def markdown_table(study_dir: Path) -> str:

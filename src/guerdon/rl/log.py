@@ -73,11 +73,12 @@ class RunLog:
 
 
 def true_success(result: Mapping[str, float]) -> str:
-    """An evaluation in words: `true success 0.40 over 20 evaluation episodes`."""
+    """An evaluation in words: `true success 0.40 over 20 evaluation episodes`; where it is unknown, the return first."""
     episodes = int(result["episodes"])
     known = int(result.get("success_known", episodes))
     if "success" not in result:
-        return f"true success unknown over {episodes} evaluation episodes"
+        known_return = f"return {result['return/env']:.4g}, " if "return/env" in result else ""
+        return f"{known_return}true success unknown over {episodes} evaluation episodes"
     over = f"{episodes} evaluation episodes" if known == episodes else f"{known} of {episodes} evaluation episodes"
     return f"true success {result['success']:.2f} over {over}" + ("" if known == episodes else ", unknown in the rest")
 
