@@ -227,13 +227,13 @@ def test_a_path_without_data_is_not_called_another_format(tmp_path):
     with pytest.raises(DataError, match="does not exist"):
         layout.load_info(tmp_path / "none")
     (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(DataError, match="info.json is missing"):
+    with pytest.raises(DataError, match=r"info\.json is missing"):
         layout.load_info(tmp_path)
-    with pytest.raises(DataError, match="info.json is missing"):
+    with pytest.raises(DataError, match=r"info\.json is missing"):
         layout.load_info(tmp_path / "notes.txt")
     (tmp_path / "meta_data").mkdir()
     (tmp_path / "meta_data/info.json").write_text("{}")
-    with pytest.raises(DataError, match="LeRobot v1.*v1_to_v2.*v20_to_v21.*v21_to_v30"):
+    with pytest.raises(DataError, match=r"LeRobot v1.*v1_to_v2.*v20_to_v21.*v21_to_v30"):
         layout.load_info(tmp_path)
 
 
@@ -245,7 +245,7 @@ def test_a_missing_or_broken_info_is_refused(tmp_path):
     with pytest.raises(DataError, match="cannot be read"):
         layout.load_info(tmp_path)
     (tmp_path / "meta/info.json").write_text("[]")
-    with pytest.raises(DataError, match="v3.0 is read"):
+    with pytest.raises(DataError, match=r"v3\.0 is read"):
         layout.load_info(tmp_path)
 
 

@@ -74,6 +74,13 @@ def test_what_some_episodes_say_is_a_share_of_those(tmp_path):
     assert "known for 2 of 4 episodes" in write_single_report(run_folder(study)).read_text()
 
 
+def test_where_success_is_unknown_an_evaluation_leads_with_the_return():
+    unknown = {"success_known": 0.0, "episodes": 8.0, "return/env": -1203.42}
+    assert true_success(unknown) == "return -1203, true success unknown over 8 evaluation episodes"
+    known = {"success": 0.25, "episodes": 8.0, "return/env": 3.0}
+    assert true_success(known) == "true success 0.25 over 8 evaluation episodes"
+
+
 def test_an_evaluation_in_words_never_says_0_for_unknown():
     assert true_success({"success": 0.25, "episodes": 8.0}) == "true success 0.25 over 8 evaluation episodes"
     assert true_success({"success_known": 0.0, "episodes": 8.0}) == "true success unknown over 8 evaluation episodes"
@@ -185,7 +192,7 @@ def test_the_environment_of_the_readme_runs_with_the_setting_it_names(tmp_path, 
          "{total_steps: 9}}}}}", "collect.stop_after_success"),
     ],
 )  # fmt: skip
-def test_a_dry_run_refuses_what_the_start_refuses(verb, section, reader, tmp_path, monkeypatch, capsys):
+def test_a_dry_run_and_the_start_refuse_alike_without_success(verb, section, reader, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("study.yaml").write_text(f"work_dir: work\n{section}\n")
 

@@ -115,12 +115,13 @@ def _time_box(
     if axis == "time":
         scale, unit = (1.0, "s") if longest < 180 else (60.0, "min") if longest < 3 * 3600 else (3600.0, "h")
         label = f"wall-clock ({unit})"
-    low, high = 0.0, 1.0
+    low, high, room = 0.0, 1.0, Box.margin
     if outcome == RETURN:
+        room = (*room[:3], 66)  # its ticks are wider
         heights = [y for curve in curves for _, y in curve] or [0.0]
         pad = 0.05 * (max(heights) - min(heights)) or 0.5
         low, high = min(heights) - pad, max(heights) + pad
-    return Box(*size, x=(0.0, longest / scale), y=(low, high)), scale, unit, label
+    return Box(*size, x=(0.0, longest / scale), y=(low, high), margin=room), scale, unit, label
 
 
 def verdict_picture(rows: Sequence[ArmRow], baseline: str, outcome: str = SUCCESS) -> Markup | None:
@@ -210,7 +211,11 @@ def _arm_line(
     study: StudyRecord, arm: str, style: int, tasks: Sequence[str], *, axis: Axis, stat: Stat, scale: float
 ) -> Line:
     runs = [run for run in study.select(arm=arm) if run.task in tasks]
-    curves = {(run.task, run.seed): xy for run in runs if run.status == "complete" and (xy := _curve(run, axis, study.outcome))}
+    curves = {
+        (run.task, run.seed): xy
+        for run in runs
+        if run.status == "complete" and (xy := _curve(run, axis, study.outcome))
+    }
     others = [_curve(run, axis, study.outcome) for run in runs if run.status != "complete"]
     thin = tuple(_thinned([(x / scale, y) for x, y in curve]) for curve in others)
     if not curves:

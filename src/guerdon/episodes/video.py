@@ -98,7 +98,9 @@ def decode_video(path: Path, times_T: NDArray[Any], *, fps: float) -> ByteArray:
         for picture in _from_time(container, stream, float(times[0]) + 0.05 / fps):
             budget -= 1
             if picture.is_corrupt:
-                raise DataError(f"{path}: the frame at {picture.time:.3f} s is corrupt; restore or download the file again")
+                raise DataError(
+                    f"{path}: the frame at {picture.time:.3f} s is corrupt; restore or download the file again"
+                )
             if (picture.height, picture.width) != frames.shape[1:3] or budget < 0:
                 raise DataError(f"{path}: frames change their size or come too densely")
             while done < len(times) and picture.time >= times[done]:

@@ -73,7 +73,7 @@ class RunLog:
 
 
 def true_success(result: Mapping[str, float]) -> str:
-    """An evaluation in words: `true success 0.40 over 20 evaluation episodes`; where it is unknown, the return first."""
+    """An evaluation in words: `true success 0.40 over 20 evaluation episodes`; the return where that is unknown."""
     episodes = int(result["episodes"])
     known = int(result.get("success_known", episodes))
     if "success" not in result:

@@ -208,7 +208,9 @@ class Loop:
         self.log.write("timings.jsonl", {"step": self.step, "wall_time": wall, "steps_per_second": rate, **timings})
         success = summary.get("success")
         paid = summary.get("return/env")
-        unknown = "collecting" if not summary["episodes"] else "success unknown" if paid is None else f"return {paid:.4g}"
+        unknown = (
+            "collecting" if not summary["episodes"] else "success unknown" if paid is None else f"return {paid:.4g}"
+        )
         self.progress.advance(self.step, unknown if success is None else f"success {success:.2f}")
 
     @doing("evaluating the policy")

@@ -1,0 +1,111 @@
+"""The time limit of a Gymnasium environment: its own, unless the configuration says another."""
+
+import gymnasium
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from guerdon.settings.estimate import estimate
+from guerdon.settings.study import Study
+from guerdon.settings.world import GymnasiumSettings, MetaWorldSettings
+from guerdon.worlds.build import build_world
+
+
+class Still(gymnasium.Env):
+    metadata = {"render_modes": ["rgb_array"]}
+    observation_space = action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 1.0, False, False, {}
+
+    def render(self):
+        return np.zeros((8, 8, 3), np.uint8)
+
+
+gymnasium.register("guerdon-tests/Endless-v0", Still)
+gymnasium.register("guerdon-tests/Short-v1", Still, max_episode_steps=7)
+gymnasium.register("guerdon-tests/Short-v3", Still, max_episode_steps=9)
+
+
+def length(settings):
+    """Steps of an episode that only the time limit ends."""
+    world = build_world(settings, seed=0)
+    world.reset(capture=np.zeros(world.num_envs, bool))
+    steps = 0
+    while steps < 2000:
+        steps += 1
+        if world.step(np.zeros((world.num_envs, *world.action_space.shape))).done[0]:
+            break
+    world.close()
+    return steps
+
+
+def settings(task, **given):
+    return GymnasiumSettings(**{"num_envs": 1, "native_reward": "dense", "frame_size": 8, "task": task, **given})
+
+
+@pytest.mark.parametrize(
+    ("task", "given", "limit"),
+    [
+        ("Pendulum-v1", {}, 200),
+        ("MountainCarContinuous-v0", {}, 999),
+        ("HalfCheetah-v5", {}, 1000),
+        ("guerdon-tests/Short-v1", {}, 7),
+        ("guerdon-tests/Short", {}, 9),  # the newest version, as gymnasium.make takes it
+        ("tiny_world:Dot-v1", {}, 10),  # an id with the module that registers it
+        ("guerdon-tests/Endless-v0", {}, 200),
+        ("guerdon-tests/Short-v1", {"max_episode_steps": None}, 7),
+        ("guerdon-tests/Short-v1", {"max_episode_steps": 31}, 31),
+        ("guerdon-tests/Endless-v0", {"max_episode_steps": 5}, 5),
+    ],
+)
+def test_an_environment_keeps_its_own_limit_and_a_key_replaces_it(task, given, limit):
+    found = settings(task, **given)
+    assert found.max_episode_steps == limit
+    if task != "HalfCheetah-v5":  # a thousand steps of MuJoCo add nothing
+        assert length(found) == limit
+
+
+def test_the_limit_is_said_where_an_environment_has_none():
+    (line,) = settings("guerdon-tests/Endless-v0").notes
+    assert "200 steps" in line
+    assert "env.max_episode_steps" in line
+    assert settings("guerdon-tests/Endless-v0", max_episode_steps=50).notes == []
+    assert settings("Pendulum-v1").notes == [], "200 is its own limit"
+    assert MetaWorldSettings().notes == []
+
+
+def test_tasks_with_several_limits_keep_each_its_own():
+    ids = ["guerdon-tests/Short-v1", "guerdon-tests/Short-v3"]
+    both = settings(ids[0], task_ids=ids)
+    assert both.max_episode_steps is None
+    world = build_world(both, seed=0)
+    world.reset(capture=np.zeros(world.num_envs, bool))
+    ends = [t for t in range(1, 17) if world.step(np.zeros((1, 1))).done[0]]
+    world.close()
+    assert ends == [7, 16]
+    assert settings(ids[0], task_ids=ids, max_episode_steps=4).max_episode_steps == 4
+
+
+def test_an_unknown_id_and_a_second_name_of_the_limit_are_refused():
+    with pytest.raises(Exception, match="Nothing"):
+        build_world(settings("Nothing-v3"), seed=0)
+    with pytest.raises(Exception, match="no_such_module"):
+        build_world(settings("no_such_module:Thing-v0"), seed=0)
+    with pytest.raises(ValidationError, match=r"set env\.max_episode_steps"):
+        settings("Pendulum-v1", kwargs={"max_episode_steps": 3})
+
+
+def test_other_worlds_and_the_estimate():
+    assert MetaWorldSettings().max_episode_steps == 200
+    study = {"env": {"type": "gymnasium", "task": "HalfCheetah-v5", "native_reward": "dense"}}
+    runner = {"total_steps": 1000, "eval_every": 500, "eval_episodes": 3}
+    found = estimate(Study.model_validate(study | {"runner": runner}), "run")
+    assert found["evaluation steps"] == 2 * 3 * 1000

@@ -1,0 +1,102 @@
+"""`--dry-run` refuses what the start of a command refuses, in the same words, and writes nothing."""
+
+import os
+import sys
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+
+from guerdon import cli
+
+
+class Pictures(gymnasium.Env):
+    metadata = {"render_modes": ["rgb_array"]}
+    observation_space = gymnasium.spaces.Box(0, 255, (16, 16, 3), np.uint8)
+    action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+
+class Unbounded(Pictures):
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+
+gymnasium.register("guerdon-tests/Pictures-v0", Pictures, max_episode_steps=5)
+gymnasium.register("guerdon-tests/Unbounded-v0", Unbounded, max_episode_steps=5)
+
+GYM = ["env.type=gymnasium", "env.native_reward=dense"]
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("study.yaml").write_text(
+        "work_dir: work\npolicy: {type: mlp, hidden: [4]}\nenv: {num_envs: 2, frame_size: 16}\n"
+        "algorithm: {rollout_steps: 10, minibatch_size: 10, num_epochs: 1}\n"
+        "runner: {total_steps: 20, eval_every: 20, eval_episodes: 1}\n"
+    )
+
+    def run(verb, *words):
+        monkeypatch.setattr(sys, "argv", ["guerdon", verb, "study.yaml", *words])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        found = capsys.readouterr()
+        return left.value.code, found.err, found.out
+
+    return run
+
+
+REFUSED = [
+    ("run", [*GYM, "env.task=CartPole-v1"], "control policies need a Box"),
+    ("run", [*GYM, "env.task=Nothing-v3"], "Nothing"),
+    ("run", [*GYM, "env.task=guerdon-tests/Pictures-v0"], "policy.type mlp takes vectors"),
+    ("run", ["env.type=metaworld", "env.task=no-such-task"], "Meta-World has no task"),
+    ("run", ["env.type=metaworld", "env.task=reach", "env.camera=topp"], "env.camera"),
+    ("collect", ["collect.save_dir=data", *GYM, "env.task=Pendulum-v1", "collect.mixture=[{type: expert}]"],
+     "no scripted expert"),
+    ("collect", ["collect.save_dir=data", *GYM, "env.task=guerdon-tests/Unbounded-v0",
+                 "collect.mixture=[{type: random}]"], "no bounds to draw random ones from"),
+    ("collect", ["collect.save_dir=data", *GYM, "env.task=CartPole-v1", "collect.mixture=[{type: random}]"],
+     "need a Box"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("verb", "words", "message"), REFUSED)
+def test_a_dry_run_refuses_what_the_start_refuses(call, verb, words, message):
+    code, said, _ = call(verb, *words, "--dry-run")
+    assert code == 2
+    assert message in said
+    assert said.count("\n") == 1
+    started = call(verb, *words)
+    assert started[0] == 2
+    assert message in started[1]
+
+
+@pytest.mark.parametrize("task", ["Pendulum-v1", "MountainCarContinuous-v0"])
+def test_a_dry_run_of_what_runs_shows_the_limit_and_writes_nothing(call, task):
+    code, said, out = call("run", *GYM, f"env.task={task}", "--dry-run")
+    assert (code, said) == (0, "")
+    assert f"max_episode_steps: {gymnasium.spec(task).max_episode_steps}" in out
+    collected = ("collect.save_dir=data", "collect.mixture=[{type: random}]")
+    assert call("collect", *GYM, f"env.task={task}", *collected, "--dry-run")[0] == 0
+    assert os.listdir() == ["study.yaml"]
+
+
+def test_data_that_cannot_be_read_or_split_are_refused_and_data_to_come_are_not(call):
+    model = ("train={rm: {type: resnet, data_path: data, save_dir: rm}}",)
+    assert call("train", *model, "--dry-run")[0] == 0, "they may be collected later"
+    Path("data").mkdir()
+    Path("data/demo.hdf5").write_bytes(b"x")
+    code, said, _ = call("train", *model, "--dry-run")
+    assert code == 2
+    assert "HDF5" in said
+    one = ("collect.save_dir=later", "collect.episodes=1", "train={rm: {type: resnet, data_path: later, save_dir: rm}}")
+    code, said, _ = call("train", *one, "--dry-run")
+    assert code == 2
+    assert "1 episode(s) are too few to hold some out" in said
+    none = "train={rm: {type: resnet, data_path: later, save_dir: rm, val_split: 0, early_stopping_patience: null, "
+    assert call("train", *one[:2], none + "calibrate: false}}", "--dry-run")[0] == 0
