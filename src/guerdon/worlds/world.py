@@ -2,8 +2,8 @@
 
 `World` hides the three autoreset conventions of Gymnasium behind one: `step` always returns the observation *after* the
 action (the terminal one where the episode ended) and the observation to act on next, and offers each requested picture
-exactly once, that of the terminal moment included. It seeds every episode from the run's seed, so that an episode can be
-replayed from its seed and its actions; that is how a killed run finds its simulators again (`state_dict`).
+exactly once, that of the terminal moment included. It seeds every episode from the run's seed, so that an episode can
+be replayed from its seed and its actions; that is how a killed run finds its simulators again (`state_dict`).
 
     world = World(env, tasks=["close the window"] * 8, seed=0)
     observations = world.reset()
