@@ -12,17 +12,18 @@ class Corridor(gymnasium.Env):
     """Position and age; reward is the position; success at `GOAL`, which ends the episode if `stops`.
 
     `reports` is when `info` says whether this is a success: `always`, at `even` ages and at success, at the `end`,
-    `won` (at success only), `never`, or in `every other` episode; `key` is where.
+    `won` (at success only), `never`, or in `every other` episode; `key` is where. Actions are taken as they are:
+    `bound` is what the action space says, infinite for policies that were trained without bounds.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
 
-    def __init__(self, render_mode=None, stops=True, reports="always", key="success"):
+    def __init__(self, render_mode=None, stops=True, reports="always", key="success", bound=1.0):
         self.render_mode = render_mode
         self.stops, self.reports, self.key = stops, reports, key
         self.episodes = 0
         self.observation_space = gymnasium.spaces.Box(-100, 100, (2,), np.float32)
-        self.action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+        self.action_space = gymnasium.spaces.Box(-bound, bound, (1,), np.float32)
         self.drawn = 0
 
     def _see(self):

@@ -37,7 +37,7 @@ class Fragile(gymnasium.Env):
 
     Args:
         breaks: seed of an episode to the way in which it breaks at age `age`: one of `WAYS`, with `once` only where
-            the file that the word after it names is not there yet.
+            the file that the word after it names is not there yet; or `reset raises`, `reset nan`.
         age: of the breaking step.
         length: of the others.
     """
@@ -54,7 +54,9 @@ class Fragile(gymnasium.Env):
         super().reset(seed=seed)
         self.age, self.first = 0, float(self.np_random.integers(250))
         self.way = self.breaks.get(seed, self.breaks.get(str(seed), ""))
-        return self._see(), {}
+        if self.way == "reset raises":
+            raise RuntimeError("the drawer is missing")
+        return np.full(2, np.nan, np.float32) if self.way == "reset nan" else self._see(), {}
 
     def step(self, action):
         self.age += 1
@@ -73,6 +75,9 @@ class Fragile(gymnasium.Env):
                     raise RuntimeError("the gripper fell off")
                 case "refuses":
                     raise Refused("the gripper is not licensed")
+                case "nan reward" | "inf reward" | "huge reward":
+                    reward = {"nan": np.nan, "inf": -np.inf, "huge": 1e300}[way.split()[0]]
+                    return self._see(), reward, False, self.age == self.length, {"success": False}
                 case "nan":
                     return np.full(2, np.nan, np.float32), 0.0, False, False, {"success": False}
         over = self.age == self.length

@@ -1,4 +1,7 @@
-"""A world that costs nothing: a dot that should reach the right edge. `env.task: tiny_world:Dot-v1`."""
+"""A world that costs nothing: a dot that should reach the right edge. `env.task: tiny_world:Dot-v1`.
+
+Actions are taken as they are; `bound` is what the action space says.
+"""
 
 import gymnasium
 import numpy as np
@@ -7,10 +10,10 @@ import numpy as np
 class Dot(gymnasium.Env):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}
 
-    def __init__(self, render_mode=None):
+    def __init__(self, render_mode=None, bound=1.0):
         self.render_mode = render_mode
         self.observation_space = gymnasium.spaces.Box(-2, 2, (2,), np.float32)
-        self.action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+        self.action_space = gymnasium.spaces.Box(-bound, bound, (1,), np.float32)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)

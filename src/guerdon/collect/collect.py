@@ -10,6 +10,7 @@ same configuration gives the same data set, also where the process was killed an
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -243,7 +244,7 @@ def _play_round(
         actions = decide(observations)
         if wander is not None:
             actions = np.where((world.steps_in_episode < first)[:, None], wander.act(observations, rng), actions)
-        return np.asarray(np.clip(actions, space.low, space.high))
+        return actions
 
     def capture(rows: IntArray) -> BoolArray:
         rows = rows - first
@@ -256,6 +257,7 @@ def _play_round(
             recorder.begin(i, transition.observations[i], looks[i], turn=turn)
 
     begin(start)
+    _tell(start)
     frames = None if queue is None else queue.frames_due
     for step in steps(world, act, start.observations, capture=capture, frames=frames):
         transition, rows = step.transition, step.rows - first
@@ -266,7 +268,14 @@ def _play_round(
         if not playing.any():
             break
         begin(transition)
+        _tell(transition)
     return copies - skip
+
+
+def _tell(transition: Transition) -> None:
+    """Say which episodes did not begin with their seed."""
+    for index, why in transition.failed_resets:
+        sys.stderr.write(f"copy {index} begins its episode with the next seed: {why}\n")
 
 
 def _calibration_errors(share: ActorShare, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:

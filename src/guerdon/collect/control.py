@@ -33,9 +33,10 @@ from guerdon.settings.policy import ControlPolicySettings
 from guerdon.settings.world import WorldSettings
 from guerdon.types import BoolArray, Chunks, Episode, Failure, FloatArray, IntArray, Observes, Rollout, Segment
 from guerdon.worlds.build import build_world
+from guerdon.worlds.observation import ObservationSpec
 from guerdon.worlds.starts import Result
 from guerdon.worlds.transition import Transition
-from guerdon.worlds.world import ObservationSpec, World
+from guerdon.worlds.world import World
 
 EVAL_SEED = 10_000_019  # decides the starts of evaluation episodes: the same for every arm and seed
 EVAL_TRIES = 1  # how often an evaluation episode that a broken simulator cut off begins again
@@ -145,10 +146,10 @@ class ControlCollector:
         if film_share:
             shots = [Observes(every=film_step, first=True)]
             self._filmed = ObservedFrames(self.world, shots, share=film_share, seed=own_seed)
+        self._failed_resets: list[Failure] = []  # before the first step of the next rollout
         self._begun = False  # whether there are episodes under way
         self._fresh = True
         self._rollouts = 0
-        self._isolated = env.vectorization == "async"  # a simulator can fail without stopping the run
 
     @cached_property
     def eval_world(self) -> World:
@@ -226,11 +227,11 @@ class ControlCollector:
             **{name: flag & ~lost for name, flag in flags.items()},
             rewards=np.where(alive & ~lost, rewards, 0.0).astype(np.float32, copy=False),
             failed=lost,
-            failures=tuple(acted.failures),
+            failures=(*acted.failures, *((-1, t, why) for t, why in acted.failed_resets)),
             group_ids=None if self.group_size is None else copies // self.group_size,
             segments=segments,
             steps=int(mask.sum()) + len(acted.failures),
-            measured=int(done.sum()) + len(acted.failures) if self._isolated else 0,
+            measured=int(done.sum()) + len(acted.failures) + len(acted.failed_resets),
             values=values,
             next_values=next_values,
             fresh=fresh,
@@ -354,6 +355,7 @@ class ControlCollector:
         """Start new episodes in every copy; nothing of those under way may reach them."""
         looking = bool(self.observes) or self._recorder is not None or self._filmed is not None
         start = self.world.reset(capture=np.full(self.world.num_envs, looking))
+        self._failed_resets += [why for _, why in start.failed_resets]
         self._begun, self._fresh = True, True
         self._observed.observes = self.observes
         self._observed.begin(start)
@@ -366,6 +368,8 @@ class ControlCollector:
     def _act(self, policy: RobotPolicy, seconds: dict[str, float], *, watched: bool) -> _Acted:
         """Step all copies; of a group, until the one episode of each is over."""
         actor, recorder, acted = policy.actor(), self._recorder, _Acted()
+        acted.failed_resets = [(0, why) for why in self._failed_resets]
+        self._failed_resets = []
         over = np.zeros(self.world.num_envs, dtype=np.bool_)
         everywhere, first = ~over, np.zeros(self.world.num_envs, dtype=np.int64)
         queue = self._queue(policy, actor) if policy.in_parts else None
@@ -401,6 +405,8 @@ class ControlCollector:
                     recorder.begin_all(step.transition)
             acted.add(step.transition, ~over)
             acted.failures += [(i, t, why) for i, why in step.transition.failures.items() if not over[i]]
+            if self.group_size is None:  # what follows the one episode of a group's copy is not part of the run
+                acted.failed_resets += [(t, why) for _, why in step.transition.failed_resets]
             if queue is None:
                 acted.decided(step.observations, everywhere, first)
             else:
@@ -469,6 +475,7 @@ class _Acted:
         actions: T times (B, ...), where videos show them.
         due, slots: T times (B,), see `ActionQueue`.
         failures: copy, step and reason of the episodes that were lost.
+        failed_resets: step and reason of the resets that failed, with the next seed.
     """
 
     columns: dict[str, list[np.ndarray]] = field(default_factory=lambda: {name: [] for name in (*FLAGS, "rewards")})
@@ -481,6 +488,7 @@ class _Acted:
     due: list[BoolArray] = field(default_factory=list)
     slots: list[IntArray] = field(default_factory=list)
     failures: list[tuple[int, int, Failure]] = field(default_factory=list)
+    failed_resets: list[tuple[int, Failure]] = field(default_factory=list)
 
     def add(self, transition: Transition, alive_B: BoolArray) -> None:
         """One step of all copies."""

@@ -32,7 +32,7 @@ class Step(NamedTuple):
 
     Attributes:
         observations: (B, ...) what was acted on.
-        actions: (B, A).
+        actions: (B, A) that were executed: what the policy gave, within the bounds of the action space.
         rows: (B,) number of the action within its episode, from 1.
         numbers: (B,) of the episode within its copy, before the step.
         tasks: of the copies, in words, before the step.
@@ -153,7 +153,7 @@ def steps(
         frames = act.frames_due
     while True:
         rows, numbers, tasks = world.steps_in_episode + 1, world.episode_ids, world.tasks
-        actions = act(observations_B)
+        actions = act(observations_B)  # before `capture`, which may depend on what it decided
         wanted = None if capture is None else capture(rows)
         transition = world.step(
             actions,
@@ -161,7 +161,7 @@ def steps(
             capture_ends=capture_ends and capture is not None,
             frames=None if frames is None else frames(),
         )
-        yield Step(observations_B, actions, rows, numbers, tasks, transition)
+        yield Step(observations_B, transition.actions, rows, numbers, tasks, transition)
         observations_B = transition.observations
 
 
@@ -188,7 +188,8 @@ def evaluate(
         `success` (share of episodes with success at any step), `success_at_end`, `return/env` (mean), `length`
         (mean), `episodes` and `success_known`: of how many of them the environment reported success, and over which
         the shares are taken. A share of none is absent. `episodes_failed`, where there were any: episodes that a broken
-        simulator cut off; they begin again as often as the world tries, and are left out after that.
+        simulator cut off; they begin again as often as the world tries, and are left out after that. Resets that failed
+        count as such, and the episode begins with the next seed.
     """
     per_copy = -(-episodes // world.num_envs)
     finished = np.zeros(world.num_envs, dtype=np.int64)
@@ -196,9 +197,9 @@ def evaluate(
     total = np.zeros(world.num_envs)
     length = np.zeros(world.num_envs, dtype=np.int64)
     results: list[tuple[bool | None, bool | None, float, int]] = []
-    lost = 0
     world.rewind()
     start = world.reset(capture=np.full(world.num_envs, recorder is not None))
+    lost = len(start.failed_resets)
     if recorder is not None:
         recorder.begin_all(start)
     capture = None if recorder is None else recorder.wants
@@ -211,6 +212,7 @@ def evaluate(
         once |= transition.success
         total += transition.rewards
         length += transition.mask
+        lost += sum(bool(finished[copy] + transition.done[copy] < per_copy) for copy, _ in transition.failed_resets)
         for copy in transition.failures:
             once[copy], total[copy], length[copy] = False, 0.0, 0
             lost += bool(finished[copy] < per_copy)

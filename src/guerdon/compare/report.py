@@ -162,7 +162,7 @@ def _run_context(run: RunRecord) -> dict[str, Any]:
         "title": run.task,
         "run": run,
         "final": _last_success(run),
-        "final_return": (outcome_curve(run, RETURN)[1] or [None])[-1],
+        "final_return": next(reversed(outcome_curve(run, RETURN)[1]), None),
         "panels": pictures.single_run_panels(run),
         "small_panels": pictures.single_run_panels(run, SMALL),
         "legend": {"evaluation": legend_mark(1), "training": legend_mark(0)},

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -35,9 +35,10 @@ from guerdon.settings.policy import (
     OwnPolicySettings,
 )
 from guerdon.settings.vla_policy import VLAPolicySettings
-from guerdon.types import BoolArray, Evaluated, IntArray
+from guerdon.types import BoolArray, Evaluated, FloatArray, IntArray
 
 _ACTIVATION, _ACTIVATIONS = "activation", ("tanh", "relu")
+_UNITS = "units."  # names of tensors that hold those of the actions
 _CLIP = 10.0  # normalised observations beyond ten standard deviations are cut off
 
 
@@ -87,6 +88,38 @@ class RunningMeanStd:
         self.count = float(np.asarray(state["count"]))
 
 
+class ActionUnits(NamedTuple):
+    """The units of actions whose bounds are finite: -1 is the lower bound, 1 the upper one.
+
+    Attributes:
+        centre_A: float32, the middle of the bounds; 0 where there are none.
+        half_A: float32, half their distance; 1 where there are none, or where they leave no room.
+    """
+
+    centre_A: FloatArray
+    half_A: FloatArray
+
+    def executed(self, actions_B_A: np.ndarray) -> FloatArray:
+        """Actions of the environment, of those in these units."""
+        return np.asarray(self.centre_A + self.half_A * actions_B_A)
+
+    def within(self, actions_B_A: np.ndarray) -> FloatArray:
+        """In these units, actions of the environment."""
+        return np.asarray((actions_B_A - self.centre_A) / self.half_A, dtype=np.float32)
+
+
+def action_units(space: gymnasium.Space) -> ActionUnits | None:
+    """The units of a Box; None where they are those of the environment: bounds of -1 and 1, or none at all.
+
+    A bound at the end of float32 is none.
+    """
+    low, high = (np.asarray(getattr(space, name), np.float64).reshape(-1) for name in ("low", "high"))
+    finite = (np.maximum(abs(low), abs(high)) < np.finfo(np.float32).max) & (low < high)
+    low, high = np.where(finite, low, -1.0), np.where(finite, high, 1.0)
+    units = ActionUnits(((low + high) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32))
+    return None if (units.centre_A == 0).all() and (units.half_A == 1).all() else units
+
+
 class Actor:
     """A frozen copy of a policy, for acting.
 
@@ -95,6 +128,7 @@ class Actor:
         activation: between the layers.
         log_std_A: logarithm of the standard deviation of each action.
         shift_S, factor_S: observation normalisation: subtract one, multiply by the other.
+        units: of the actions; None: those of the environment.
     """
 
     def __init__(
@@ -104,7 +138,9 @@ class Actor:
         log_std_A: np.ndarray,
         shift_S: np.ndarray,
         factor_S: np.ndarray,
+        units: ActionUnits | None = None,
     ) -> None:
+        self._units = units
         self._layers = [(np.ascontiguousarray(w.T), b) for w, b in layers]
         self._act = np.tanh if activation == "tanh" else _relu
         self._std = np.exp(log_std_A).astype(np.float32)
@@ -112,7 +148,7 @@ class Actor:
         self._factor = factor_S.astype(np.float32)
 
     def mean(self, observations_B_S: np.ndarray) -> np.ndarray:
-        """(B, A) most likely actions."""
+        """(B, A) most likely actions, in the policy's units."""
         x = (observations_B_S.astype(np.float32) - self._shift) * self._factor
         x = np.clip(x, -_CLIP, _CLIP)
         for weight, bias in self._layers[:-1]:
@@ -121,8 +157,8 @@ class Actor:
         return np.asarray(x @ weight + bias)
 
     def act(self, observations_B_S: np.ndarray, rng: np.random.Generator, *, greedy: bool = False) -> Action:
-        """Sampled or most likely actions."""
-        return _gaussian(self.mean(observations_B_S), self._std, rng, greedy)
+        """Sampled or most likely actions; the record has them in the policy's units."""
+        return _gaussian(self.mean(observations_B_S), self._std, rng, greedy, self._units)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +167,7 @@ class StateInputs:
 
     Attributes:
         observations: as the networks take them (`GaussianPolicy.prepare`).
-        actions: (N, A).
+        actions: (N, A) in the policy's units.
     """
 
     observations: Tensor
@@ -149,7 +185,12 @@ class StateInputs:
 class GaussianPolicy(RobotPolicy):
     """Actor and critic.
 
+    Where the bounds of an action are finite, networks and standard deviations work in units of the bounds: a sample of
+    -1 is executed as the lower bound, 1 as the upper one, what lies beyond as the bound. Log-probabilities are those of
+    the sample. The units are stored with the weights, and a policy that takes over weights takes over their units.
+
     Attributes:
+        units: of the actions; None: those of the environment.
         sources: names of the value heads, in order; empty means no critic is built.
         auxiliary: names of the auxiliary heads, which look at the last hidden layer of the actor, in order.
         normalizer: running statistics of state observations, or None.
@@ -162,9 +203,10 @@ class GaussianPolicy(RobotPolicy):
         action_size: int,
         sources: Sequence[str],
         auxiliary: Sequence[str] = (),
+        units: ActionUnits | None = None,
     ) -> None:
         super().__init__()
-        self.settings = settings
+        self.settings, self.units = settings, units
         self.observation_shape = observation_shape
         self.action_size = action_size
         self.sources, self.auxiliary = tuple(sources), tuple(auxiliary)
@@ -206,21 +248,21 @@ class GaussianPolicy(RobotPolicy):
             self._factor = torch.from_numpy(factor).to(self.device)
 
     def action_mean(self, x: Tensor) -> Tensor:
-        """(N, A) means for prepared observations."""
+        """(N, A) means for prepared observations, in the policy's units."""
         mean: Tensor = self.pi(x)
         return mean
 
     @torch.inference_mode()
     def mean(self, observations: np.ndarray) -> np.ndarray:
-        """(B, A) most likely actions."""
+        """(B, A) most likely actions, in the policy's units."""
         return np.asarray(self.action_mean(self.prepare(observations)).cpu().numpy())
 
     def act(self, observations: np.ndarray, rng: np.random.Generator, *, greedy: bool = False) -> Action:
-        """Sampled or most likely actions."""
-        return _gaussian(self.mean(observations), self.log_std.detach().exp().cpu().numpy(), rng, greedy)
+        """Sampled or most likely actions; the record has them in the policy's units."""
+        return _gaussian(self.mean(observations), self.log_std.detach().exp().cpu().numpy(), rng, greedy, self.units)
 
     def log_prob(self, x: Tensor, actions_N_A: Tensor) -> Tensor:
-        """(N,) log-density of actions at prepared observations."""
+        """(N,) log-density of actions in the policy's units at prepared observations."""
         return self._log_density(self.action_mean(x), actions_N_A)
 
     def _log_density(self, mean_N_A: Tensor, actions_N_A: Tensor) -> Tensor:
@@ -290,11 +332,14 @@ class GaussianPolicy(RobotPolicy):
             self.log_std.detach().cpu().numpy().copy(),
             self._shift.cpu().numpy().copy(),
             self._factor.cpu().numpy().copy(),
+            self.units,
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything to store: weights, statistics, and which activation the weights were made for."""
+        """Everything to store: weights, statistics, units, and which activation the weights were made for."""
         state = super().tensors()
+        if self.units is not None:
+            state |= {f"{_UNITS}{name}": torch.from_numpy(array.copy()) for name, array in self.units._asdict().items()}
         state[_ACTIVATION] = torch.tensor([_ACTIVATIONS.index(self.settings.activation)], dtype=torch.uint8)
         if self.normalizer is not None:
             state |= {f"normalizer.{k}": torch.from_numpy(np.array(v)) for k, v in self.normalizer.state_dict().items()}
@@ -312,6 +357,8 @@ class GaussianPolicy(RobotPolicy):
         """
         self._check_kind(state)
         super().load_tensors(state, critic=critic)
+        units = {k.removeprefix(_UNITS): v.cpu().numpy() for k, v in state.items() if k.startswith(_UNITS)}
+        self.units = ActionUnits(**units) if units else None
         if self.normalizer is not None:
             prefix = "normalizer."
             self.normalizer.load_state_dict(
@@ -390,7 +437,8 @@ def build_policy(
                 if not isinstance(count := getattr(policy, name), int) or count < 1:
                     raise ConfigError(f"{settings.type}: {name} must be a whole number from 1 on, it is {count!r}")
         else:
-            policy = GaussianPolicy(settings, observation_shape, size, sources, auxiliary)
+            units = action_units(action_space)
+            policy = GaussianPolicy(settings, observation_shape, size, sources, auxiliary, units)
     policy.card = {
         "settings": settings.model_dump(mode="json", exclude={"device"}),  # it may be read on another machine
         "observation_shape": list(observation_shape),
@@ -399,9 +447,8 @@ def build_policy(
         **({"auxiliary": list(auxiliary)} if auxiliary else {}),
         "proprioception_size": proprioception_size,
     }
-    if not isinstance(policy, GaussianPolicy):
-        bounds = {"low": action_space.low, "high": action_space.high}
-        policy.card |= {k: [float(x) if np.isfinite(x) else None for x in v] for k, v in bounds.items()}
+    bounds = {"low": action_space.low, "high": action_space.high}
+    policy.card |= {k: [float(x) if np.isfinite(x) else None for x in v] for k, v in bounds.items()}
     return policy
 
 
@@ -470,10 +517,13 @@ def load_policy(folder: Path) -> RobotPolicy:
     return policy
 
 
-def _gaussian(mean_B_A: np.ndarray, std_A: np.ndarray, rng: np.random.Generator, greedy: bool) -> Action:
-    if greedy:
-        return Action(mean_B_A)
-    return Action(np.asarray(mean_B_A + std_A * rng.standard_normal(mean_B_A.shape, dtype=np.float32)))
+def _gaussian(
+    mean_B_A: np.ndarray, std_A: np.ndarray, rng: np.random.Generator, greedy: bool, units: ActionUnits | None
+) -> Action:
+    sample = mean_B_A
+    if not greedy:
+        sample = np.asarray(mean_B_A + std_A * rng.standard_normal(mean_B_A.shape, dtype=np.float32))
+    return Action(sample) if units is None else Action(units.executed(sample), sample)
 
 
 def _relu(x: np.ndarray) -> np.ndarray:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.policies.passes import slices
 from guerdon.types import BoolArray, Evaluated, FloatArray, IntArray
-from guerdon.worlds.world import ObservationSpec
+from guerdon.worlds.observation import ObservationSpec
 
 
 @dataclass(frozen=True, eq=False)

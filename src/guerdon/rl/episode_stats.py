@@ -29,11 +29,11 @@ class EpisodeStats:
         sources: names, ground truth first.
         learned: those that are reward models.
         num_streams: streams whose episodes go on from rollout to rollout; None: every row of a rollout is an episode.
-        counted: count episodes, of a world whose simulators can fail.
+        counted: report how many episodes there are from the start, not from the first that fails.
 
     Attributes:
         counts: episodes `begun` (they took a step), `finished`, and `failed` because their simulator broke; empty where
-            they are not counted. The others are under way, or were when a run was resumed that cannot replay them.
+            rows are episodes. The others are under way, or were when a run was resumed that cannot replay them.
         finished: one plain row per finished episode: success, success_at_end, length, return/<source>,
             return/combined; a return is None where one of its measurements failed, success where it is unknown.
     """
@@ -49,7 +49,8 @@ class EpisodeStats:
         self._sources, self._learned = [*sources, "combined"], tuple(learned)
         self._streams = num_streams
         self.finished: list[Row] = []
-        self.counts = dict.fromkeys(("begun", "finished", "failed"), 0) if counted else {}
+        self._counted = counted
+        self.counts = {} if num_streams is None else dict.fromkeys(("begun", "finished", "failed"), 0)
         self.reset_streams()
 
     def reset_streams(self) -> None:
@@ -59,6 +60,11 @@ class EpisodeStats:
         self._holes = {name: np.zeros(streams, dtype=np.bool_) for name in self._sources}
         self._once = np.zeros(streams, dtype=np.bool_)
         self._length = np.zeros(streams, dtype=np.int64)
+
+    @property
+    def reported(self) -> dict[str, int]:
+        """`counts`; empty where no episode has failed and none is expected to."""
+        return self.counts if self._counted or self.counts.get("failed") else {}
 
     @property
     def unfinished(self) -> int:
@@ -141,7 +147,7 @@ class EpisodeStats:
         Success is a share of the `success_known` episodes, None where there is none; so is the alarm.
         """
         result: dict[str, Any] = {"episodes": len(rows)}
-        result |= {f"episodes_{name}": count for name, count in self.counts.items()}
+        result |= {f"episodes_{name}": count for name, count in self.reported.items()}
         if rows:
             result["success_known"] = sum(r["success"] is not None for r in rows)
             for key in ("success", "success_at_end", "length", *(f"return/{n}" for n in self._sources)):

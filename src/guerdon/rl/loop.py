@@ -175,11 +175,16 @@ class Loop:
     def _count_failures(self, rewards: Mapping[str, Rewards], step: int) -> None:
         """Write every failed measurement down; refuse to go on where a source says so."""
         for name, found in rewards.items():
-            if found.measured or not isinstance(self.sources[name], GroundTruth):  # an environment may never fail
+            if found.failures or name in self.failures.recent or not self._rarely_fails(name, found):
                 self.failures.add(name, found.measured, found.failures)
         for row in failure_rows(rewards, step):
             self.log.write("failures.jsonl", row)
         refuse_failures({name: source.terms.on_failure for name, source in self.sources.items()}, rewards)
+
+    def _rarely_fails(self, name: str, found: Rewards) -> bool:
+        """Whether episodes are counted only from the first one that fails: of environments in this process."""
+        here = not self.study.text and self.study.env.vectorization == "sync"
+        return isinstance(self.sources[name], GroundTruth) and (here or not found.measured)
 
     def _stop_if_failing(self) -> None:
         """Stop with a checkpoint when measurements fail too often."""
@@ -333,8 +338,8 @@ class Loop:
             "failures": dict(self.failures.reasons),
             "scored": self.failures.scored,
         }
-        if self.stats.counts:
-            summary["episodes"] = {**self.stats.counts, "unfinished": self.stats.unfinished}
+        if self.stats.reported:
+            summary["episodes"] = {**self.stats.reported, "unfinished": self.stats.unfinished}
         write_json(self.folder / "COMPLETE", summary)
         if self.study.runner.keep_checkpoints == 0:
             shutil.rmtree(self.folder / "checkpoints")

@@ -16,6 +16,9 @@ from guerdon.settings.vla_policy import VLAPolicySettings
 SMALL: Any = Field(
     "cpu", description="where it computes: auto (a GPU where there is one), cpu, cuda or cuda:1; it acts on the CPU"
 )
+LOG_STD: Any = Field(
+    0.0, description="log standard deviation of the actions at the start, in half widths of the Box where it is finite"
+)
 
 
 class MLPPolicySettings(Settings):
@@ -24,7 +27,7 @@ class MLPPolicySettings(Settings):
     type: Literal["mlp"] = Field("mlp", description="a network on the state vector")
     hidden: tuple[int, ...] = Field((128, 128), description="widths of the hidden layers")
     activation: Literal["tanh", "relu"] = Field("tanh", description="between layers")
-    log_std_init: float = Field(0.0, description="log standard deviation of the actions at the start")
+    log_std_init: float = LOG_STD
     normalize_observations: bool = Field(True, description="by running mean and standard deviation")
     device: Device = SMALL
     checkpoint: str | None = Field(None, description="start from this policy (behaviour cloning, an earlier run)")
@@ -37,7 +40,7 @@ class CNNPolicySettings(Settings):
     channels: tuple[int, ...] = Field((32, 64, 64), description="of the convolutions")
     hidden: tuple[int, ...] = Field((256,), description="widths of the hidden layers after the convolutions")
     activation: Literal["tanh", "relu"] = Field("relu", description="between layers")
-    log_std_init: float = Field(0.0, description="log standard deviation of the actions at the start")
+    log_std_init: float = LOG_STD
     device: Device = Field(
         "cpu", description="where it computes and acts: auto (a GPU where there is one), cpu, cuda or cuda:1"
     )
@@ -50,7 +53,7 @@ class OwnPolicySettings(Settings):
     activation: ClassVar[Literal["tanh"]] = "tanh"  # of stored weights; that of the networks is their own
     type: str = Field(description="a factory of your own")
     params: dict[str, Any] = PARAMS
-    log_std_init: float = Field(0.0, description="log standard deviation of the actions at the start")
+    log_std_init: float = LOG_STD
     normalize_observations: bool = Field(True, description="of states: by running mean and standard deviation")
     device: Device = Field(
         "cpu",

@@ -29,7 +29,7 @@ from guerdon.settings.policy import (
     OwnPolicySettings,
     PolicySettings,
 )
-from guerdon.settings.reward import LIMITS, RewardModelSection, RewardSettings, SourceSettings
+from guerdon.settings.reward import RewardModelSection, RewardSettings, SourceSettings
 from guerdon.settings.reward_models import ExactModelSettings, PrimeModelSettings, TabularModelSettings
 from guerdon.settings.search import SearchSettings
 from guerdon.settings.text_policy import GenerationSettings, LocalGenerationSettings, TextPolicySettings
@@ -368,8 +368,6 @@ class Study(Settings):
         wrong += [f"reward.sources.{k}: model_type {s.model.model_type}" for k, s in sources if s.text != self.text]
         if wrong:
             raise ValueError(f"{wrong[0]} does not go with {kind}")
-        if not self.reward.use_reward_model and not self.text and self.env.vectorization == "sync":
-            refuse(set(LIMITS) & self.reward.model_fields_set, "use_reward_model: false", "reward")
         return self
 
     @model_validator(mode="after")

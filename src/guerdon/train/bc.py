@@ -4,7 +4,9 @@ Supervised regression of actions on observations, as in ALVINN (Pomerleau 1988):
 policy's most likely action, on normalised states or on frames, with whole episodes held out. The weights of the epoch
 with the smallest held-out loss are kept, and the standard deviation of its held-out errors becomes that of the
 policy's actions (the maximum-likelihood estimate for a Gaussian around the predicted mean). So a policy-gradient run
-that starts from here with `policy.checkpoint` explores as widely as the clone is uncertain.
+that starts from here with `policy.checkpoint` explores as widely as the clone is uncertain. Where the study has an
+environment whose actions have finite bounds, losses, errors and deviations are in units of these bounds, as those of
+the policy of a run are: -1 is the lower bound and 1 the upper one.
 
 A policy with an `imitation_loss` of its own, such as a vision-language-action model (`policy: {type: vla}`), is cloned
 through that: each moment with the next C actions, those beyond the end of the episode left out. That loss is also
@@ -27,6 +29,7 @@ frames of 10 episodes (840 pairs, 40 epochs, 7 s) closed the window in 9 of 10.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -40,7 +43,7 @@ from torch import Tensor, nn
 from guerdon.collect.control import ControlCollector
 from guerdon.devices import seeded
 from guerdon.episodes.read import dataset_hash, read_episodes
-from guerdon.errors import ConfigError, DataError, NonFiniteError
+from guerdon.errors import ConfigError, DataError, MissingDependencyError, NonFiniteError
 from guerdon.policies.control import GaussianPolicy, build_policy, save_policy
 from guerdon.policies.robot import RobotPolicy
 from guerdon.policies.vla.policy import VLAPolicy
@@ -54,7 +57,7 @@ from guerdon.train.trainer import TrainingFolder
 from guerdon.types import BoolArray, Episode, FloatArray, IntArray
 from guerdon.worlds.build import build_world
 from guerdon.worlds.eye import resized
-from guerdon.worlds.world import ObservationSpec, columns_as_rows
+from guerdon.worlds.observation import ObservationSpec, columns_as_rows
 
 PATIENCE = 20  # epochs without a smaller held-out loss before stopping
 MAX_GRAD_NORM = 1.0  # of a policy with an imitation loss of its own
@@ -172,15 +175,30 @@ def _gaussian(study: Study, settings: BCSettings) -> tuple[RobotPolicy, Pairs, S
     weights = sample_weights(study, chunk=1)
     episodes = _episodes(study, settings, with_frames=pixels)
     pairs = gather_pairs(episodes, pixels=pixels, weights=None if weights is None else weights.rows)
-    size = pairs.actions.shape[1]
     policy = build_policy(
         study.control_policy,
         pairs.observations.shape[1:],
-        gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32),
+        _bounds(study, pairs.actions.shape[1]),
         sources=(),
         seed=study.runner.seed,
     )
+    if isinstance(policy, GaussianPolicy) and policy.units is not None:
+        pairs = pairs._replace(actions=policy.units.within(pairs.actions))
     return policy, pairs, weights
+
+
+def _bounds(study: Study, size: int) -> gymnasium.Space:
+    """The action space of the study's environment; without bounds where it has none, or cannot be made here."""
+    if "env" in study.model_fields_set:
+        try:
+            world = build_world(study.env.of_copies(range(1)), seed=study.runner.seed)
+        except (ConfigError, MissingDependencyError) as error:
+            sys.stderr.write(f"actions are cloned as they are, since their bounds are not known: {error}\n")
+        else:
+            world.close()
+            if world.action_space.shape == (size,):
+                return world.action_space
+    return gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)
 
 
 def _whole(study: Study, settings: BCSettings) -> tuple[RobotPolicy, Pairs, SampleWeights | None]:
@@ -499,7 +517,10 @@ def _errors(policy: RobotPolicy, pairs: Pairs, size: int) -> tuple[np.ndarray, F
     parts = []
     for start in range(0, len(pairs.actions), size):
         part = pairs.take(np.arange(start, min(start + size, len(pairs.actions))))
-        likely = policy.act(part.observations, rng, greedy=True).values
+        if isinstance(policy, GaussianPolicy):
+            likely = policy.mean(part.observations)
+        else:
+            likely = policy.act(part.observations, rng, greedy=True).values
         apart = likely.reshape(part.actions.shape) - part.actions
         parts.append(apart if part.mask is None else apart[part.mask])
     weights = pairs.weights

@@ -22,7 +22,14 @@ from guerdon.settings.world import (
 )
 from guerdon.worlds.camera import CameraPool, MuJoCoCamera
 from guerdon.worlds.eye import Eye
-from guerdon.worlds.gymnasium_env import RenderEye, SceneEye, check_spaces, make_gymnasium_env, never_reports_success
+from guerdon.worlds.gymnasium_env import (
+    RenderEye,
+    SceneEye,
+    check_spaces,
+    make_gymnasium_env,
+    named_copy,
+    never_reports_success,
+)
 from guerdon.worlds.libero import LiberoEye, LiberoVectorEnv, Settling
 from guerdon.worlds.libero_files import libero_task
 from guerdon.worlds.maniskill import ManiSkillEye, ManiSkillVectorEnv, task_text
@@ -267,7 +274,8 @@ def own_world(settings: OwnWorldSettings, copies: int, seed: int) -> EnvParts:
     if isinstance(env, gymnasium.Env):
         made = [env, *(make() for _ in range(copies - 1))]
         proprioception = getattr(env.unwrapped, "proprioception", None)
-        env = SyncVectorEnv([partial(made.pop, 0)] * copies, autoreset_mode=AutoresetMode.DISABLED)
+        named = [named_copy(one, i, copies, settings.task or settings.type) for i, one in enumerate(made)]
+        env = SyncVectorEnv([partial(named.pop, 0)] * copies, autoreset_mode=AutoresetMode.DISABLED)
         env.proprioception = proprioception
     check_spaces(env, f"env.type {settings.type}")
     if env.num_envs != copies:

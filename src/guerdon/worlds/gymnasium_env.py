@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -16,6 +17,7 @@ from guerdon.settings.world import UNLIMITED
 from guerdon.types import ByteArray
 from guerdon.worlds.camera import choose_headless_backend, close_at_exit
 from guerdon.worlds.eye import stacked
+from guerdon.worlds.resets import CopyEnv
 
 
 class KeepTerminalFrame(gymnasium.Wrapper):  # type: ignore[misc]
@@ -51,18 +53,23 @@ def make_gymnasium_env(
     """
     choose_headless_backend()
 
-    def one() -> gymnasium.Env:
+    def one(index: int) -> gymnasium.Env:
         extra = {} if max_episode_steps is None else {"max_episode_steps": max_episode_steps}
         env = gymnasium.make(env_id, render_mode="rgb_array", **extra, **(kwargs or {}))
         if (env.spec.max_episode_steps or 0) < 1:
             env = gymnasium.wrappers.TimeLimit(env, UNLIMITED)
-        return KeepTerminalFrame(env) if autoreset == "same_step" else env
+        return named_copy(KeepTerminalFrame(env) if autoreset == "same_step" else env, index, num_envs, env_id)
 
     mode = AutoresetMode[autoreset.upper()]
     with boundary(ConfigError, f"env.task {env_id!r} could not be made"):
-        env = SyncVectorEnv([one] * num_envs, autoreset_mode=mode)
+        env = SyncVectorEnv([partial(one, i) for i in range(num_envs)], autoreset_mode=mode)
     check_spaces(env, f"env.task {env_id!r}")
     return env
+
+
+def named_copy(env: gymnasium.Env, index: int, copies: int, name: str) -> CopyEnv:
+    """A copy of an environment whose errors name it, and its number where there are several."""
+    return CopyEnv(env, index, name if copies == 1 else f"copy {index} of {name}")
 
 
 def check_spaces(env: gymnasium.vector.VectorEnv, what: str) -> None:

@@ -38,6 +38,7 @@ from guerdon.types import BoolArray, ByteArray, Failure
 from guerdon.worlds.camera import choose_headless_backend
 from guerdon.worlds.eye import stacked
 from guerdon.worlds.gymnasium_env import merged_infos
+from guerdon.worlds.resets import NON_FINITE, BrokenCopyError, finite_rows
 from guerdon.worlds.step_memory import StepMemory, new_memory
 
 ATTEMPTS = 3  # of a process to start, to begin an episode or to draw, one after the other
@@ -252,6 +253,7 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
             (N, ...) observations and an empty info.
 
         Raises:
+            BrokenCopyError: a world raised, or showed numbers that are not finite: other seeds may do.
             SimulatorError: a process breaks again and again.
         """
         wanted: BoolArray = (options or {}).get("reset_mask", np.ones(self.num_envs, dtype=np.bool_))
@@ -262,16 +264,21 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         waiting = sorted({self._process_of[i] for i in np.flatnonzero(wanted).tolist()})
         for _ in range(ATTEMPTS):
             self._make_ready(waiting)
-            requests = {}
+            requests, failed = {}, dict[int, Failure]()
             for k in waiting:
                 copies = self._processes[k].copies
                 mask = np.ones(len(copies), np.bool_) if k in self._replaced else wanted[copies.start : copies.stop]
                 tasks = None if self._tasks is None else [self._tasks[i] for i in copies]
                 requests[k] = ("reset", [self._seeds[i] for i in copies], mask, tasks)
             answers = self._ask(requests, self._reset_seconds)
+            for k in [k for k in requests if k not in answers and self._broke[k][0].reason == "simulator_raised"]:
+                why = self._broke[k][0]
+                said = f"reset {why.detail}" if why.detail.startswith("raised ") else why.detail
+                failed |= {i: Failure(why.reason, said) for i in self._processes[k].copies if wanted[i]}
             for k, observations in answers.items():
-                if np.isfinite(observations).all():
-                    copies, mask = self._processes[k].copies, requests[k][2]
+                copies, mask = self._processes[k].copies, requests[k][2]
+                finite = finite_rows(observations)
+                if finite.all():
                     shown = self._observations[copies.start : copies.stop, ..., : observations.shape[-1]]
                     begun = mask & wanted[copies.start : copies.stop]  # the others' episodes are lost, see `step`
                     shown[begun] = observations[begun]
@@ -282,7 +289,11 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
                         if wanted[i]:
                             self._lost.pop(i, None)
                 else:
-                    self._lose(k, Failure("simulator_non_finite", "an observation after a reset"))
+                    why = Failure(NON_FINITE.reason, "an observation after a reset")
+                    self._lose(k, why)
+                    failed |= {i: why for i in copies if wanted[i] and not finite[i - copies.start]}
+            if failed:
+                raise BrokenCopyError(failed)
             if not waiting:
                 return self._observations.copy(), {}
         raise self._given_up("cannot begin an episode", waiting[0])
@@ -308,11 +319,12 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
             share, memory = processes[k].share, processes[k].memory
             seen[share, ..., : memory.observations.shape[-1]], rewards[share] = memory.observations, memory.rewards
             terminated[share], truncated[share] = memory.terminated, memory.truncated
-        if not (np.isfinite(seen).all() and np.isfinite(rewards).all()):
+        finite = finite_rows(seen) & finite_rows(rewards)
+        if not finite.all():
             for k in list(answers):
                 share = processes[k].share
-                if not (np.isfinite(seen[share]).all() and np.isfinite(rewards[share]).all()):
-                    self._lose(k, Failure("simulator_non_finite", "an observation or a reward"))
+                if not finite[share].all():
+                    self._lose(k, NON_FINITE)
                     seen[share], rewards[share] = self._observations[share], 0.0
                     terminated[share], truncated[share] = False, False
                     del answers[k]

@@ -24,12 +24,13 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from guerdon.errors import ConfigError, GuerdonError, SimulatorError, boundary, said_by
+from guerdon.errors import ConfigError, GuerdonError, SimulatorError, boundary
 from guerdon.settings.world import WorldSettings
 from guerdon.subprocess_worker import end_with_parent
 from guerdon.types import BoolArray, ByteArray
 from guerdon.worlds.build import make_parts
 from guerdon.worlds.gymnasium_env import RenderEye
+from guerdon.worlds.resets import BrokenCopyError, raised_by
 from guerdon.worlds.step_memory import StepMemory
 
 
@@ -104,12 +105,13 @@ def _plain(value: Any) -> bool:
 
 def _answer(work: Callable[[], Any]) -> tuple[str, Any]:
     try:
-        with boundary(SimulatorError, "the simulator raised"):
+        with boundary(SimulatorError, "the simulator"):
             return "done", work()
     except GuerdonError as error:
-        cause = error.__cause__
-        if type(error) is SimulatorError and cause is not None:
-            return "raised", said_by(cause)
+        if isinstance(error, BrokenCopyError):
+            return "raised", str(error)
+        if type(error) is SimulatorError and (said := raised_by(error)):
+            return "raised", said
         return "refused", (type(error).__name__, str(error))
 
 

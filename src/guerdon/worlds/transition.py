@@ -31,10 +31,12 @@ class Transition:
         success: (B,) bool, ground truth after the action; False where it is not known.
         success_known: (B,) bool, where the environment reported whether this is a success.
         mask: (B,) bool, False where no action was taken because the copy was resetting.
+        actions: (B, A) that were executed, within the bounds of the action space; empty after a reset.
         looks: copy index to look, taken after the action (of the terminal moment where an episode ended).
         first_looks: copy index to look at the start of a new episode.
         failures: copy index to why its simulator broke. Its episode is over without an end: the copy has mask False
             and no look, and has begun another one.
+        failed_resets: copy and reason of each reset that failed before an episode began, with the next seed.
     """
 
     observations: np.ndarray
@@ -46,9 +48,11 @@ class Transition:
     success: BoolArray
     success_known: BoolArray
     mask: BoolArray
+    actions: np.ndarray
     looks: dict[int, Any] = field(default_factory=dict)
     first_looks: dict[int, Any] = field(default_factory=dict)
     failures: Mapping[int, Failure] = field(default_factory=dict)
+    failed_resets: tuple[tuple[int, Failure], ...] = ()
 
     @property
     def done(self) -> BoolArray:

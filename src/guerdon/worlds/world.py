@@ -12,8 +12,7 @@ be replayed from its seed and its actions; that is how a killed run finds its si
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -24,44 +23,13 @@ from guerdon.errors import CheckpointError, ConfigError, NonFiniteError
 from guerdon.types import BoolArray, ByteArray, Failure, IntArray
 from guerdon.worlds.action_history import ActionHistory
 from guerdon.worlds.eye import Drawn, Eye, looks_at, pictures_of, resized
+from guerdon.worlds.observation import ObservationSpec, columns_as_rows
+from guerdon.worlds.resets import NON_FINITE, Resets, finite_rows, in_step, step_all
 from guerdon.worlds.starts import Curriculum, Playing
 from guerdon.worlds.success import SUCCESS_KEYS, own_readers, success_from_info, unreported
-from guerdon.worlds.transition import FramesDue, Transition, among
+from guerdon.worlds.transition import NO_STATE, FramesDue, Transition, among
 
 REPLAYS = 3  # attempts to replay the episodes of a checkpoint, where simulators break
-
-
-@dataclass(frozen=True)
-class ObservationSpec:
-    """The columns of what a policy observes: a structured array with a row per copy and a field for each of them.
-
-    Attributes:
-        states: `states`, the environment's own observation as float32.
-        frames: height and width of `frames`, (H, W, 3) uint8; `padded`: pictures keep their ratio, else are stretched.
-        cameras: how many; with several, `frames` are (cameras, H, W, 3) by the first of the world's.
-        proprioception: `proprioception`, (P,) float32, the part of the state that the robot measures of itself.
-        task: `task`, the instruction, as text.
-    """
-
-    states: bool = False
-    frames: tuple[int, int] | None = None
-    cameras: int = 1
-    proprioception: bool = False
-    task: bool = False
-    padded: bool = False
-
-    def with_states(self) -> ObservationSpec:
-        """The same and the states, which belong into recorded episodes."""
-        return replace(self, states=True)
-
-
-def columns_as_rows(columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    """(N,) structured rows of columns (N, ...) by name: what a policy with an `ObservationSpec` observes."""
-    dtype = np.dtype([(name, c.dtype, c.shape[1:]) for name, c in columns.items()])
-    rows = np.zeros(len(next(iter(columns.values()))), dtype)
-    for name, column in columns.items():
-        rows[name] = column
-    return rows
 
 
 class World:
@@ -131,7 +99,6 @@ class World:
                 "env.end_on_success and a time limit of guerdon's own need an environment whose autoreset is "
                 f"disabled; this one uses {self.mode.value}. Set the limit where the environment is made."
             )
-        self._seed = seed
         self._limit = max_episode_steps
         self._end_on_success = end_on_success
         self._sparse = native_reward == "sparse"
@@ -148,14 +115,12 @@ class World:
         self._past = ActionHistory(self.num_envs)
         self._observations: np.ndarray = np.empty(0)
         self._shown: np.ndarray = self._observations
-        self._group_size = group_size
         if any(task != tasks[i - i % group_size] for i, task in enumerate(tasks)):
             raise ConfigError(
                 f"a group of {group_size} copies would play different tasks: change env.num_envs or task_ids"
             )
-        self._ordered = ordered
         self._playing = playing
-        self._several = playing is not None and len(playing.starts.texts) > 1
+        self._resets = Resets(env, seed=seed, group_size=group_size, ordered=ordered, playing=playing)
         if playing is not None and not self.exact_resume:
             raise ConfigError("a curriculum, or a task for every episode, needs env.autoreset_mode: disabled")
         words = np.array(self.tasks if playing is None else playing.starts.texts)
@@ -165,6 +130,8 @@ class World:
         self._spec: ObservationSpec | None = None
         if pixels and eye is None:
             raise ConfigError("env.observation pixels needs a camera")
+        space = env.single_action_space
+        self._bounds = getattr(space, "low", -np.inf), getattr(space, "high", np.inf), np.dtype(space.dtype)
 
     @property
     def curriculum(self) -> Curriculum | None:
@@ -211,20 +178,13 @@ class World:
 
     def episode_seed(self, index: int) -> int:
         """The seed that copy `index` was last reset with. Copies of one group share it."""
-        group = index // self._group_size
-        number = None if self._playing is None else self._playing.number(index)
-        if number is not None:
-            return number
-        if self._ordered is not None and self._playing is None:
-            first, each = self._ordered
-            return (first + index) % each // self._group_size + each // self._group_size * int(self._episode[index])
-        entropy = np.random.SeedSequence([self._seed, group, int(self._episode[index])])
-        return int(entropy.generate_state(1, dtype=np.uint32)[0] >> 1)
+        return self._resets.episode_seed(index, int(self._episode[index]))
 
     def reset(self, capture: BoolArray | None = None) -> Transition:
         """Start a new episode in every copy; the transition holds only observations and first looks."""
         if self._playing is not None:
             self._playing.begin_all(self._episode)
+        self._resets.skipped[:] = 0
         self._reset_all()
         nothing = np.zeros(self.num_envs, dtype=np.bool_)
         self._shown = self._view(self._observations)
@@ -238,7 +198,9 @@ class World:
             success=nothing,
             success_known=nothing,
             mask=nothing,
+            actions=NO_STATE,
             first_looks=self._look(np.ones(self.num_envs, np.bool_) if capture is None else capture),
+            failed_resets=self._resets.take_failures(),
         )
 
     def show(self, spec: ObservationSpec | None) -> None:
@@ -282,7 +244,7 @@ class World:
         """Take one action in every copy.
 
         Args:
-            actions: (B, A).
+            actions: (B, A); those beyond the bounds of the action space are clipped to them.
             capture: (B,) bool, copies to take a look at after the action.
             capture_ends: also look at terminal moments and at the first moments of new episodes.
             frames: which observations have the frames of `ObservationSpec`; None: all.
@@ -292,22 +254,24 @@ class World:
 
         Raises:
             NonFiniteError: an action is not finite; no simulator answers that with anything but nonsense.
+            SimulatorError: the environment raised, or cannot begin an episode.
             ConfigError: an episode ended without a report of success that something needs.
         """
-        actions = np.array(actions, dtype=self.action_space.dtype)  # kept, and the policy's may change
-        if not np.isfinite(actions).all():
-            copy = int(np.argwhere(~np.isfinite(actions))[0, 0])
+        given, actions = actions, self._executable(actions)
+        if not np.isfinite(given).all():
+            copy = int(np.argwhere(~np.isfinite(given))[0, 0])
             raise NonFiniteError(
                 f"the policy gave an action that is not finite in copy {copy}: "
                 "its weights have diverged (lower algorithm.learning_rate) or an observation is not finite"
             )
-        observations, rewards, terminated, truncated, info = self.env.step(actions)
+        observations, rewards, terminated, truncated, info = step_all(self.env, actions, self._steps, self.tasks)
         self._drawn.clear()
-        failures = self._failures()
+        observations, rewards = np.asarray(observations), np.asarray(rewards)
+        terminated, truncated = np.asarray(terminated, dtype=np.bool_), np.asarray(truncated, dtype=np.bool_)
+        arrived = self._final_observations(observations, info, (terminated | truncated) & ~self._resetting)
+        failures = self._failures(arrived, rewards, actions)
         mask = ~(self._resetting | among(failures, self.num_envs)) if failures else ~self._resetting
-        observations = np.asarray(observations)
-        terminated = np.asarray(terminated, dtype=np.bool_) & mask
-        truncated = np.asarray(truncated, dtype=np.bool_) & mask
+        terminated, truncated = terminated & mask, truncated & mask
         ended_inside = terminated | truncated
         success, known = self._successes(info, mask, ended_inside)
         self._steps += mask
@@ -322,12 +286,12 @@ class World:
         self._check_reported(done & ~self._episode_reported)
         self._episode_reported &= ~done
         drawn = None if frames is None else (frames.going_on & mask & ~done) | (truncated & frames.ends)
-        final = self._view(self._final_observations(observations, info, ended_inside), drawn)
+        final = self._view(arrived, drawn)
         wanted = (np.zeros(self.num_envs, np.bool_) if capture is None else capture) & mask
         if capture_ends:
             wanted = wanted | done
         looks = self._look_after(wanted, ended_inside, info)
-        late = self._failures()  # of copies that broke while they were looked at
+        late = self._lost()  # of copies that broke while they were looked at
         failed = among(failures := failures | late, self.num_envs)
         if late:
             mask, success, known = mask & ~failed, success & ~failed, known & ~failed
@@ -352,9 +316,11 @@ class World:
             success=success,
             success_known=known,
             mask=mask,
+            actions=actions,
             looks={i: look for i, look in looks.items() if i not in failures} if failures else looks,
             first_looks=self._look(fresh) if capture_ends else {},
             failures=failures,
+            failed_resets=self._resets.take_failures(),
         )
 
     def save_state(self, index: int) -> Any:
@@ -390,7 +356,8 @@ class World:
         playing = {} if self._playing is None else self._playing.state_dict()
         return {
             **playing,
-            "seed": self._seed,
+            "seed": self._resets.seed,
+            "skipped": self._resets.skipped.copy(),
             "episode": self._episode.copy(),
             "steps": self._steps.copy(),
             "observations": self._observations.copy(),
@@ -403,7 +370,7 @@ class World:
         Raises:
             CheckpointError: the replay does not arrive at the saved observations, or simulators break again and again.
         """
-        self._seed = int(state["seed"])
+        self._resets.seed = int(state["seed"])
         self._episode = np.asarray(state["episode"], dtype=np.int64).copy()
         if not self.exact_resume:
             self._episode += 1
@@ -411,6 +378,7 @@ class World:
             return
         if self._playing is not None:
             self._playing.load_state_dict(state)
+        self._resets.skipped[:] = state.get("skipped", 0)
         pasts = [np.asarray(a) for a in state["actions"]]
         for _ in range(REPLAYS):
             broken = self._replay(pasts)
@@ -433,6 +401,14 @@ class World:
 
     # Private parts of step() and of resuming.
 
+    def _executable(self, actions: np.ndarray) -> np.ndarray:
+        """(B, A) the nearest actions of the action space, in an array of their own."""
+        low, high, dtype = self._bounds
+        whole = dtype.kind in "iu"
+        found = np.array(actions, dtype=np.float64 if whole else dtype)
+        np.minimum(np.maximum(found, low, out=found), high, out=found)
+        return np.rint(found).astype(dtype) if whole else found
+
     def _replay(self, pasts: list[np.ndarray]) -> dict[int, Failure]:
         """Replay each copy's actions so that all arrive together: a copy with a short past starts late.
 
@@ -448,12 +424,14 @@ class World:
             if starting.any():
                 self._reset_again(starting)
             actions = np.stack([p[b] if b >= 0 else np.zeros(width) for p, b in zip(pasts, begun, strict=True)])
-            observations, _, terminated, truncated, _ = self.env.step(actions.astype(self.action_space.dtype))
+            idle = np.array([b < 0 for b in begun])
+            actions = np.where(idle[:, None], self._executable(actions), actions).astype(self.action_space.dtype)
+            observations, _, terminated, truncated, _ = self.env.step(actions)
             self._drawn.clear()
             self._observations = np.asarray(observations)
-            if broken := self._failures():
+            if broken := self._lost():
                 return broken
-            idle_end = (np.asarray(terminated) | np.asarray(truncated)) & np.array([b < 0 for b in begun])
+            idle_end = (np.asarray(terminated) | np.asarray(truncated)) & idle
             if idle_end.any():
                 self._reset_again(idle_end)
         late = np.array([len(p) == 0 for p in pasts]) & (longest > 0)
@@ -470,12 +448,9 @@ class World:
 
     def _reset_again(self, mask: BoolArray | None) -> None:
         """Copies begin their episodes; None: all of them."""
-        seeds = [self.episode_seed(i) if mask is None or mask[i] else None for i in range(self.num_envs)]
-        options: dict[str, Any] = {} if mask is None else {"reset_mask": mask}
         if self._playing is not None:
             self.tasks = self._playing.texts
-            options |= {"tasks": self._playing.tasks} if self._several else {}
-        self._observations = np.asarray(self.env.reset(seed=seeds, options=options or None)[0])
+        self._observations = self._resets.begin(mask, self._episode)
         self._drawn = {} if mask is None else {i: one for i, one in self._drawn.items() if not mask[i]}
 
     def _successes(self, info: dict[str, Any], mask: BoolArray, ended: BoolArray) -> tuple[BoolArray, BoolArray]:
@@ -556,8 +531,21 @@ class World:
         new = dict(zip(left, looks_at(self.eye, left), strict=True)) if self.eye is not None and left else {}
         return {i: new[i] if i in new else self._drawn[i] for i in copies}
 
-    def _failures(self) -> dict[int, Failure]:
-        """Copies whose simulator broke since this was asked last."""
+    def _failures(self, arrived: np.ndarray, rewards: np.ndarray, actions: np.ndarray) -> dict[int, Failure]:
+        """Copies whose simulator broke in a step; in this process, those with numbers that are not finite.
+
+        Such a copy keeps its last observation.
+        """
+        if hasattr(self.env, "lost_episodes"):
+            found = self._lost()
+        else:
+            bad = np.flatnonzero(~(self._resetting | (finite_rows(arrived) & finite_rows(rewards)))).tolist()
+            arrived[bad] = self._observations[bad]
+            found = dict.fromkeys(bad, NON_FINITE)
+        return {i: in_step(why, self._steps[i], self.tasks[i], actions[i]) for i, why in found.items()}
+
+    def _lost(self) -> dict[int, Failure]:
+        """Copies whose process broke since this was asked last."""
         found: dict[int, Failure] = self.env.lost_episodes() if hasattr(self.env, "lost_episodes") else {}
         return found
 
@@ -589,12 +577,17 @@ class World:
             self._episode += done & ~again
             if self._playing is not None:
                 self._playing.begin(done & ~again, self._episode)
+            self._resets.skipped[done & ~again] = 0
             self._steps[done] = 0
             self._past.forget(done)
+        begun, renewed = done, done
         if self.mode is AutoresetMode.NEXT_STEP:
-            fresh = self._resetting
-            self._resetting = done
-            return fresh
-        if self.mode is AutoresetMode.DISABLED and done.any():
-            self._reset_again(done)
-        return done
+            begun, self._resetting = self._resetting | failed, done & ~failed
+        if self.mode is not AutoresetMode.DISABLED:  # but for those that broke, or began with numbers not finite
+            bad = begun & ~failed & ~finite_rows(seen)
+            for i in np.flatnonzero(bad).tolist():
+                self._resets.failed(i, Failure(NON_FINITE.reason, "an observation after a reset of its own"))
+            renewed = failed | bad
+        if renewed.any():
+            self._reset_again(renewed)
+        return begun

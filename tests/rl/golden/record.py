@@ -63,7 +63,7 @@ Make = Callable[[Path], Study]  # from a folder that holds what the runs share: 
 
 DOT = {
     "type": "gymnasium", "task": "tiny_world:Dot-v1", "num_envs": 2, "frame_size": 24, "max_episode_steps": 10,
-    "native_reward": "dense",
+    "native_reward": "dense", "kwargs": {"bound": float("inf")},
 }  # fmt: skip
 CORRIDOR = {**DOT, "task": "corridor:guerdon-tests/Corridor-v0", "max_episode_steps": 8}
 PPO = {"rollout_steps": 12, "minibatch_size": 8, "num_epochs": 2}

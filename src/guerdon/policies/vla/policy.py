@@ -32,7 +32,7 @@ from guerdon.settings.text_policy import LoraSettings
 from guerdon.settings.vla_policy import DecodingSettings, VLAPolicySettings
 from guerdon.types import Evaluated, FloatArray, IntArray
 from guerdon.worlds.eye import resized
-from guerdon.worlds.world import ObservationSpec
+from guerdon.worlds.observation import ObservationSpec
 
 PAD, BOS, STOP = 0, 1, 2  # ids that a hashed word never has; BOS and STOP are those of Llama 2, too
 Normalization = Literal["IDENTITY", "MEAN_STD", "MIN_MAX", "QUANTILES", "QUANTILE10"]
