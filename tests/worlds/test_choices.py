@@ -63,6 +63,10 @@ SAME = {  # layouts of one question: all of them show the same text, and the ans
     "a list in JSON": {"question": Q, "choices": json.dumps(OPTIONS), "answer": "B"},
     "numbered columns": {"question": Q, **{f"option_{k}": t for k, t in enumerate(OPTIONS, 1)}, "answer": "B"},
     "verl": {"prompt": [{"role": "user", "content": Q}], "choices": OPTIONS, "reward_model": {"ground_truth": "B"}},
+    "a list of options": {"question": Q, "option_list": OPTIONS, "correct_index": 1},
+    "answer options": {"question": Q, "answer_options": OPTIONS, "answer_letter": "B", "correctAnswer": "a trout"},
+    "right answer as text": {"question": Q, "choices": OPTIONS, "correct_answer": "a trout"},
+    "gold": {"question": Q, "choices": OPTIONS, "gold": 1},
     "marked": {"question": Q, "choices": OPTIONS, "answer": "Trouts are fish.\n#### B"},
 }  # fmt: skip
 
@@ -155,6 +159,9 @@ def test_the_letters_of_shuffled_answers_are_even_and_change_with_the_seed():
         ({"question": Q, "choices": [{"message": "m"}], "answer": "A"}, "f:1: choices: options in a layout"),
         ({"question": Q, "options": {"low": 1, "high": 3}, "answer": "2"}, "options: options in a layout"),
         ({"question": Q, "choice": ["a", "b"], "answer": "a"}, "choice: options in a layout"),
+        ({"question": Q, "answerChoices": ["a", "b"], "answer": "B"}, "answerChoices: options in a layout"),
+        ({"question": Q, "mcq_options": ["a", "b"], "answer": 1}, "mcq_options: options in a layout"),
+        ({"question": Q, "possible_answers": ["a", "b"], "answer": 1}, "possible_answers: options in a layout"),
         ({"question": Q, "choices": "a or b", "answer": "a"}, "found question, choices, answer; write question"),
         ({"question": Q, "mc2_targets": {"choices": ["a", "b"], "labels": [1, 1]}}, "mc2_targets: options in a layout"),
         ({"question": Q, "mc1_targets": {"choices": ["a", "b"], "labels": [1, 1]}}, "has 2 right answers"),
@@ -206,6 +213,7 @@ def test_a_search_asks_questions_with_options_and_without_an_answer():
         {"question": "x?", "choices": None, "options": [], "answer": "8"},
         {"question": "x?", "choices": {"text": [], "label": []}, "answer": "8"},
         {"question": "x?", "answer": "8", "incorrect_answers": ["7"]},
+        {"question": "x?", "answer": "8", "tool_choice": "auto", "num_options": 4, "options_seen": []},
         {"question": "x?", "answer": "8", "label": "easy", "text": "y"},
     ],
 )

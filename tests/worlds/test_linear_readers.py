@@ -12,6 +12,7 @@ PIECES = (
     "**",
     "#", "####", "<answer>", "</answer>", "is and ", "if ", "(A) ", "(A) (B) ", "1h ", "m ", "per ", "\u00b2", "\u2212",
     "\u00bd", "^\\circ", "no solutions ", "there is no ", "doubt ", "x=1,", "$x$ ", "So ", "wait ", "\\approx ",
+    "</think>", "<think>", "A is wrong ", "isn't ", "9:00 ", "{1 \\over ", "\\color{", "all real ", "Tom's ", "? ",
     "answer\n", "```python\n", "1e9", "=<<",
 )  # fmt: skip
 WHOLE = {  # these read a response or a question as it is

@@ -57,6 +57,8 @@ TABLE = [
     ("5000", "5 thousand dollars", "?"), ("$9$ dollars", "9", "="), ("9", "$9$ dollars", "="),
     ("1,000 kg", "1 tonne", "="), ("1 ton", "2000 pounds", "?"), ("60^\\circ", "60", "="),
     ("1 nautical mile", "1852 m", "="), ("30 fluid ounces", "30 ounces", "="), ("3 \\text{ people}", "3", "="),
+    ("3 \\text{ m/s}", "3\\,\\mathrm{m\\,s^{-1}}", "="), ("3 \\text{ units}", "3 \\text{ units}^2", "?"),
+    ("2.5 hours", "2:30", "?"),
     ("7 km", "7 miles", "?"), ("3 cm, 4 cm", "3, 4", "="), ("3 cm, 4 cm", "4, 5", "!"),
     ("1 inch", "2.54 cm", "="), ("1 mile", "1.6 km", "?"), ("5 kg", "6000 g", "!"), ("2 m", "2 s", "?"),
     ("90 km/h", "25 m/s", "="), ("90 km/h", "26 m/s", "!"), ("3\\sqrt{2} \\text{ cm}", "30\\sqrt{2} \\text{ mm}", "="),

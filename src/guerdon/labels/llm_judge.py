@@ -21,7 +21,7 @@ from guerdon.episodes.chats import asked_key
 from guerdon.episodes.solutions import Solution
 from guerdon.labels.labelers import PromptedSolution, StepLabels
 from guerdon.labels.llm_client import LLMClient, LLMReply, LLMRequest, valid_unicode
-from guerdon.labels.replies import last_json
+from guerdon.replies import last_json
 from guerdon.settings.data import DataSettings
 from guerdon.settings.label import HttpJudgeSettings, JudgeSettings
 from guerdon.types import Failure, Message, Tool

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, Protocol
 
-from guerdon.labels.replies import final_part
+from guerdon.replies import final_part
 from guerdon.types import Failure
 
 LONGEST = 20_000  # characters of an answer without its reasoning

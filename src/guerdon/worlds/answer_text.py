@@ -76,6 +76,11 @@ def typographic(text: str) -> str:
     return _DASH.sub(r"\1\2-", "".join(found) + ("}" if open_mark else ""))
 
 
+def as_read(text: str) -> str:
+    """The same text in plain characters, without what sets parts of it as text."""
+    return " ".join(TEXT.sub(r"\1", typographic(undecorated(text))).split())
+
+
 def normalized(text: str) -> str:
     r"""A string to compare by: plain characters, no case, single spaces, no `\text{}`, quotes or final stop."""
     text = unicodedata.normalize("NFKC", typographic(undecorated(text)))

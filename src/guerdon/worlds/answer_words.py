@@ -12,14 +12,14 @@ from typing import Literal
 
 from guerdon.worlds.answer_text import normalized, prose, typographic
 from guerdon.worlds.quantities import numbers_of, same_number
-from guerdon.worlds.units import TEXT
+from guerdon.worlds.units import CHANGING, TEXT
 
 Word = Literal["equal", "different", "answer_unparsable"]
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _SCALED = re.compile(r"[0-9.]\s*(?:\\text\s*\{\s*)?[kKmMbB]\b[.}\s]*")
-_VAGUE = re.compile(r"\\(?:[lchd]?dots[bcim]?|[hv]?phantom|approx)(?![A-Za-z])|\?|\u2026|\u2248")
+_VAGUE = re.compile(r"\bor so\b|\\(?:[lchd]?dots[bcim]?|[hv]?phantom|approx)(?![A-Za-z])|\?|\u2026|\u2248")
 _DECIMAL_COMMA = re.compile(r"[-+]?[0-9]+(?:[.,'\u2019][0-9]+)+")
-_MARK = re.compile(r"_|(?<=[0-9)}])['\"]")  # of a base, a derivative, feet: dropped by the parser of LaTeX
+_MARK = re.compile(r"[0-9)}]\s*_|(?<=[0-9)}])['\"]")  # of a base, a derivative, feet: dropped by the parser of LaTeX
 
 
 def compare_words(gold: str, answer: str) -> tuple[Word, str] | None:
@@ -32,19 +32,24 @@ def compare_words(gold: str, answer: str) -> tuple[Word, str] | None:
     if empty is not None and none is not None:
         same = not empty or not none or empty == none
         return ("equal", "") if same else ("answer_unparsable", f"{none!r} and {empty!r} are not the same")
+    clocks = _clock(gold), _clock(answer)
+    if clocks[0] and clocks[1] and (clocks[0][1] or clocks[1][1]):
+        return _same_time(*clocks[0], *clocks[1])
     true, stated = prose(gold), prose(answer)
     if none is not None and not true:
         return "different", ""
     if true:
         if normalized(gold) == normalized(answer):
             return "equal", ""
-        if stated and sorted(true.lower()) == sorted(stated.lower()):
+        digits = [re.findall("[0-9]+", text) for text in (gold, answer)]
+        same_words = true.lower() == stated.lower() and digits[0] != digits[1]
+        if stated and not same_words and sorted(true.lower()) == sorted(stated.lower()):
             return "answer_unparsable", "the same letters in another order: words, or products"
-        return "different", ""
+        return _counted(gold, answer) or ("different", "")
     if stated:
         return "answer_unparsable", f"not mathematics: {stated[:80]!r}"
     plain = typographic(answer)
-    if _MARK.search(plain) and not _MARK.search(typographic(gold)):
+    if _MARK.search(plain.rpartition("=")[2]) and not _MARK.search(typographic(gold)):
         return "answer_unparsable", "a base, a derivative or feet, which the true answer does not have"
     vague = _VAGUE.search(plain)
     if vague and not _VAGUE.search(typographic(gold)):
@@ -52,9 +57,47 @@ def compare_words(gold: str, answer: str) -> tuple[Word, str] | None:
     for number, other in ((answer, gold), (gold, answer)):
         if _DECIMAL_COMMA.fullmatch(typographic(number).strip("$ ")) and numbers_of(other) and not numbers_of(number):
             return _separated(typographic(number).strip("$ "), other)
+    if numbers_of(gold) and clocks[1]:
+        return "answer_unparsable", "a time of day, a duration or a ratio"
     if numbers_of(gold) and _SCALED.search(plain):
         return "answer_unparsable", "a letter behind a number: thousands, millions or a unit"
     return None
+
+
+_COUNT = re.compile(r"(\\?\$? ?[-+]?[0-9][0-9.,]*) ((?:[A-Za-z]+ ?)+)")
+
+
+def _counted(gold: str, answer: str) -> tuple[Word, str] | None:
+    """The verdict on a number where the true answer is one with words behind it (`7 zebras`, `5 million`)."""
+    found = _COUNT.fullmatch(" ".join(TEXT.sub(r" \1 ", typographic(gold)).split()))
+    if found is None or not numbers_of(answer):
+        return None
+    if set(found[2].lower().split()) & CHANGING:
+        return "answer_unparsable", f"the true answer is a number in words: {gold[:80]!r}"
+    return ("equal" if same_number(found[1], answer) else "different"), ""
+
+
+_CLOCK = re.compile(r"([01]?[0-9]|2[0-4]) ?(?::|\{:\}) ?([0-5][0-9]) ?(?:([ap])\.? ?m\.?)?", re.IGNORECASE)
+
+
+def _clock(text: str) -> tuple[int, str] | None:
+    """Minutes and `a` or `p` of a time of day, "" without either; None where the text is none."""
+    found = _CLOCK.fullmatch(
+        " ".join(re.sub(r"\\[,;: ]|~", " ", TEXT.sub(r" \1 ", typographic(text))).strip("$ ").split())
+    )
+    return None if found is None else (60 * int(found[1]) + int(found[2]), (found[3] or "").lower())
+
+
+def _same_time(gold: int, half: str, answer: int, other: str) -> tuple[Word, str]:
+    """The verdict on two times of day, of which one may be without its half of the day, or count to 24."""
+    if (gold - answer) % 720:
+        return "different", ""
+    if half and other:
+        return ("equal" if half == other else "different"), ""
+    named, plain, mark = (gold, answer, half) if half else (answer, gold, other)
+    if plain == named or plain == named % 720 + (720 if mark == "p" else 0):
+        return "equal", ""
+    return ("different", "") if plain >= 780 else ("answer_unparsable", "a time without its half of the day")
 
 
 def _separated(text: str, number: str) -> tuple[Word, str] | None:
@@ -233,13 +276,45 @@ _RATIO = re.compile(
 )
 
 
+_SCIENTIFIC = re.compile(r"\s*([-+]?[0-9]+(?:\.[0-9]*)?)[eE](-[0-9]{1,3})\s*")
+_TURNED = re.compile(rf"\s*([-+]?[0-9][0-9.,/]*|-?\\[dt]?frac\{{[0-9]+\}}\{{[0-9]+\}})\s*=\s*({_ONE})\s*")
+
+
+def without_e(text: str, other: str) -> str:
+    r"""`1e-5` as `1 \times 10^{-5}`, where the other answer has no letter e (the base of logarithms)."""
+    found = _SCIENTIFIC.fullmatch(text)
+    if found is None or re.search(r"(?<![A-Za-z\\])e(?![A-Za-z])", other):
+        return text
+    return rf"{found[1]} \times 10^{{{found[2]}}}"
+
+
+_SET = r"\\(?:text|mathrm|textrm)\s?"
+_FORMATS = (  # (pattern, what it becomes), for what only changes how something looks, or says it in words
+    (re.compile(r"(?<!\\)\\\s*\Z"), ""),
+    (re.compile(r"\\(?:text)?color\s?\{[A-Za-z]{1,20}\}"), " "),
+    (re.compile(r"\\(?:underline|uline)\s?\{([^{}]*)\}"), r" \1 "),
+    (re.compile(r"\\(?:bf|it|rm|bfseries)(?![A-Za-z])"), " "),
+    (re.compile(r"\{([^{}]{1,99})\\over(?![A-Za-z])([^{}]{1,99})\}"), r"\\frac{\1}{\2}"),
+    (re.compile(r"\{([^{}]{1,99})\\choose(?![A-Za-z])([^{}]{1,99})\}"), r"\\binom{\1}{\2}"),
+    (re.compile(rf"(?<=[0-9])(?:\s?\^\s?\{{?\s?{_SET}\{{\s?(?:st|nd|rd|th)\s?\}}\s?\}}?|(?:st|nd|rd|th)\b)"), ""),
+    (re.compile(r"\\pounds(?![A-Za-z])"), "\u00a3"),
+    (re.compile(r"(?<![A-Za-z\\])oo(?![A-Za-z])"), r"\\infty"),
+    (re.compile(rf"(?i)\A[\s$]*(?:{_SET}\{{\s*)?(?:x (?:is|can be) )?(?:all|any|every|the set of(?: all)?)"
+                r" real(?:s| numbers?| values?)?(?: x)?[\s$}.]*\Z"), r"\\mathbb{R}"),
+    (re.compile(rf"(?i)\A[\s$]*(-?)(?:{_SET}\{{\s*)?(?:positive )?infinity[\s$}}.]*\Z"), r"\1\\infty"),
+)  # fmt: skip
+
+
 def plain_maths(text: str) -> str:
     r"""The same mathematics without doubled backslashes and names of ratios and tuples, `e` and `i` as letters."""
     if "&" not in text and "\\begin" not in text:
         text = _ESCAPED.sub(lambda _: "\\", text)
+    for pattern, new in _FORMATS if re.search(r"\\|oo|[0-9][snrt][tdh]|(?i:real|infin)", text) else ():
+        text = pattern.sub(new, text)
     if _TRIGONOMETRY.search(text):
         text = _ANGLE.sub(r"\\left(\\frac{\1 \\pi}{180}\\right)", text)
     text = _ROOT.sub(r"\\sqrt{\1}", text)
+    text = _TURNED.sub(r"\2 = \1", text) if _TURNED.fullmatch(text) else text
     return _RATIO.sub("", _TUPLE.sub("", _LETTER.sub(r" \1", text)), count=1)
 
 

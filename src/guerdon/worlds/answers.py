@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 
+from guerdon.replies import final_part
 from guerdon.worlds.answer_text import normalized, prose, undecorated
+from guerdon.worlds.answer_words import choice_of
 from guerdon.worlds.quantities import same_number
 from guerdon.worlds.units import CHANGING
 
@@ -19,6 +21,7 @@ _BRACES = re.compile(
     r"|(?P<open>\{)|(?P<close>\})|\\.",
     re.DOTALL,
 )
+_REASONED = re.compile(r"[<\[\uff1c\u25c1]\s?/|<\||\u25c1|assistantfinal")
 _TAGS = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _HASHES = re.compile(r"####[ \t]*")
 _ANSWER_IS = re.compile(
@@ -30,21 +33,32 @@ _HEADING = re.compile(  # "**Final Answer**", alone on its line or in front of m
     r"(?im)^[ \t>#*_]*(?:the )?(?:final |my |correct )?answer[ \t*_.:]*+(?:\n\s*|(?=\\\[|\\\(|\$))"
 )
 _OPEN = re.compile(  # "I doubt that the answer is"
-    r"(?i)(?:\b(?:doubt|whether|if|unlikely|unsure|unclear|suppose|assume|assuming|imagine|maybe|perhaps|possibly|unless"
+    r"(?i)(?:\b(?:doubt|whether|if|(?:un)?likely|unsure|unclear|suppose|assume|assuming|imagine|maybe|perhaps|possibly|unless"
+    r"|probably|presumably|supposedly|(?:wrong|incorrect|false|mistake|error) to (?:say|think|claim|conclude|believe)"
+    r"|(?:nobody|no one|none|never) (?:says?|said|thinks?|claims?|claimed)"
     r"|wonder|hope|check|verify)"
     r"|\b(?:might|may|could|would) (?:think|say|believe|guess|expect|suspect)"
     r"|\b(?:false|wrong|untrue|incorrect)(?= that)"
     r"|(?:\bnot|n['\u2019]t) (?:sure|certain|think|believe|know|say|claim|mean|true|correct|right|the case))"
-    r"(?: that| if| whether)?(?: the| my| our)?(?: final| correct)?\s*\Z"
+    r"(?: that| if| whether)?,?(?: the| my| our)?(?: final| correct)?\s*\Z"
 )
-_NOT_MINE = re.compile(r"(?i)\b(?:wrong|incorrect|false|common|naive|tempting|mistaken|their|his|her)\s*\Z")
+_NOT_MINE = re.compile(
+    r"(?i)\b(?:wrong|incorrect|false|common|naive|tempting|mistaken|their|his|her|previous|earlier|initial|first|original"
+    r"|old|claimed|suggested|proposed|(?!(?:problem|question|puzzle|equation|exercise|task|system)['\u2019])\w+['\u2019]s)\s*\Z"
+)
 _CONDITION = re.compile(r"(?i)^\W*(?:if|suppose|assume|assuming|imagine|unless|were|had)\b")
 _RETRACTED = re.compile(
     r"(?i)\b(?:(?:that|this|it|which|above|answer|result|i)(?:['\u2019]s| is| was| am|['\u2019]m| seems| looks)? "
-    r"(?:wrong|incorrect|mistaken|not right|not correct|a mistake|an error)"
+    r"(?:wrong|incorrect|mistaken|not right|not correct|a mistake|an error)|(?:is|was|can)(?: not|n['\u2019]t)(?: be)? "
+    r"(?:the|my|our|a) (?:final |correct |right |true )?(?:answer|solution)|correction(?=:)"
     r"|(?:is|isn['\u2019]t|wasn['\u2019]t) (?:wrong|incorrect|right|correct)(?<!is right)(?<!is correct)"
     r"|i made (?:a mistake|an error)|scratch that|ignore that|disregard (?:that|this))\b"
 )
+_OTHER = re.compile(r"(?<![A-Za-z0-9.])\(?([A-J]|[0-9]{1,20}(?:\.[0-9]{1,20})?)\)?\s\Z")
+_DENIED = re.compile(  # in front of a box
+    r"(?i)(?:\bnot|\bnever|\bcannot be|n['\u2019]t(?: be)?)(?: equal(?: to)?)?[\s$*=(\[\\]*\Z"
+)
+_ASKED = re.compile(r"[\s$*)\]\\]*\?")  # behind a box
 _WAIT = re.compile(r"(?i)\b(?:wait|hold on|hmm+|on second thought|actually)\b|(?:^|[.!?]\s+)no[,.]")
 _JOINER = re.compile(
     r"(?:\s|[,;&$*\u2022:-]|\\\\|\\q?quad(?![A-Za-z])|\\[\[\](),;! ]|\\(?:text|mathrm)\s?\{\s?(?:and|or|,)\s?\}"
@@ -81,6 +95,14 @@ def _boxes(text: str) -> list[tuple[int, int, str]]:
                 found.append((box[0], mark.end(), contents.replace("\\\\", "\\") if doubled else contents))
                 inner = box[0]
     return found
+
+
+def answered(response: str) -> str:
+    """A response without its reasoning (`<think>...</think>`), where something follows that: a draft is no answer."""
+    if not _REASONED.search(response):
+        return response
+    final = final_part(response)
+    return final if isinstance(final, str) and final.strip() else response
 
 
 def is_list(text: str) -> bool:
@@ -123,7 +145,7 @@ def final_answers(text: str, *, every: bool = False) -> list[str]:
         stated = _unboxed(text) or (None if tagged is None else _short(text))
         return [] if stated is None else [stated]
     behind = _behind_boxes(text, boxes[-1][1])
-    if behind is not None or _RETRACTED.search(text[boxes[-1][1] : boxes[-1][1] + 200]):
+    if behind is not None or _withdrawn(text, *boxes[-1]):
         return [behind] if behind else []
     last = [boxes[-1]]
     for box in reversed(boxes[:-1]):
@@ -161,12 +183,35 @@ def final_answer(text: str) -> str | None:
         return final_answer(tagged) or _short(tagged)
     boxes = _boxes(text)
     if boxes:
-        _, end, contents = boxes[-1]
-        behind = _behind_boxes(text, end)
+        behind = _behind_boxes(text, boxes[-1][1])
         if behind is not None:
             return behind
-        return None if _RETRACTED.search(text[end : end + 200]) else contents or None
+        return None if _withdrawn(text, *boxes[-1]) else boxes[-1][2] or None
     return _unboxed(text)
+
+
+def _withdrawn(text: str, start: int, end: int, contents: str) -> bool:
+    """Whether a box is denied, asked, supposed or taken back."""
+    before = text[max(start - 120, 0) : start]
+    return (
+        _DENIED.search(before) is not None
+        or _ASKED.match(text, end) is not None
+        or _is_retracted(text[end : end + 200], contents)
+        or any(
+            _OPEN.search(before[: mark.start()])
+            for mark in _ANSWER_IS.finditer(before)
+            if not before[mark.end() :].strip("$ *")
+        )
+    )
+
+
+def _is_retracted(after: str, stated: str) -> bool:
+    """Whether what follows an answer takes it back; `A is wrong` says nothing about B."""
+    for found in _RETRACTED.finditer(after):
+        other = _OTHER.search(after[: found.start()])
+        if other is None or other[1] in re.findall(r"[A-J]|[0-9]+(?:\.[0-9]+)?", stated):
+            return True
+    return False
 
 
 def _unboxed(text: str) -> str | None:
@@ -225,9 +270,10 @@ def _marked(text: str, end: int, start: int) -> str | None:
     line = rest.partition("\n")[0]
     sentence = re.split(r"([.?])(?:[\s*]|$)", line, maxsplit=1)
     after = rest[len(sentence[0]) : len(sentence[0]) + 200]
-    if sentence[1:2] == ["?"] or _RETRACTED.search(after) or _WAIT.search(after[:60]):
-        return None
     stated = undecorated(sentence[0])
+    doubted = sentence[1:2] == ["?"] or sentence[0].endswith("..")
+    if doubted or _is_retracted(after, stated) or _WAIT.search(after[:60]):
+        return None
     if not prose(stated) or not re.match(r"[A-Z].* ", stated) or _DOUBT.search(re.sub(r"\$[^$]*\$", "$", stated)):
         return stated or None
     return _of_sentence(stated) or _only_number(stated) or stated
@@ -271,6 +317,8 @@ def concluded(text: str, gold: str = "") -> str | None:
     if found is not None or _boxes(text) or _HASHES.search(text) or _ANSWER_IS.search(text) or _HEADING.search(text):
         return found
     if gold and len(text) <= _LONGEST and normalized(text) == normalized(gold):
+        return undecorated(text)
+    if gold and choice_of(gold) and len(text) <= 300 and choice_of(undecorated(text)):
         return undecorated(text)
     text = re.split(r"<\|(?:im_|end|eot|start)|</s>", text[-4 * _LONGEST :])[0].strip()
     text = _ENDING.sub("", text[-_LONGEST:]).strip() if len(text) > 20 else text
@@ -351,7 +399,7 @@ def _of_sentence(sentence: str) -> str | None:
         and (stated.count("$") % 2 == 0 or re.match(r"\\?\$", stated))
         and not prose(_without_percent(stated))
         and not _words(stated)
-        and re.search(r"[0-9\\=<>]|^[A-Za-z]$", stated)
+        and re.search(r"[0-9\\=<>]|^\(?[A-Za-z]\)?$", stated)
     ):
         return stated
     there = _THERE.search(plain)

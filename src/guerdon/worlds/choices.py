@@ -30,11 +30,14 @@ from guerdon.errors import DataError
 from guerdon.worlds.answers import final_answer
 from guerdon.worlds.prompts import UnreadableGoldError
 
-_LISTS = ("choices", "options", "answer_choices", "endings", "answers")
+_LISTS = ("choices", "options", "answer_choices", "answer_options", "option_list", "alternatives", "endings", "answers")
 _PASSAGES = ("passage", "article", "context", "paragraph", "story", "text", "hint")
 _QUESTIONS = ("query", "problem", "question", "question_stem", "goal", "startphrase")
-_AGREEING = ("answerkey", "answer", "answer_index", "answer_idx", "correct", "correct_option")
-_OTHERS = ("label", "ground_truth", "final_answer", "expected_answer", "target", "cop")
+_AGREEING = (
+    "answerkey", "answer", "answer_index", "answer_idx", "answer_letter", "correct", "correct_option", "correct_choice",
+    "correct_answer", "correctanswer", "correct_index", "correct_answer_index", "gold_index",
+)  # fmt: skip
+_OTHERS = ("label", "gold", "ground_truth", "final_answer", "expected_answer", "target", "cop")
 _FAMILIES = {  # columns with one option each, and the number of the first option where the answer is a number
     "option{1}": 1, "choice{1}": 0, "sol{1}": 0, "ending{0}": 0, "answer{0}": 0, "ans{0}": 0, "answer{a}": 1,
     "op{a}": 0, "option{a}": None, "option_{a}": None, "option_{1}": None, "choice{a}": None, "choice_{a}": None,
@@ -44,6 +47,7 @@ _LIKE_OPTIONS = re.compile(
     r"choices?|options?|endings?|answer_choices|mc[12]_targets|multiple_choice\w*|distractors?_?\d*"
     r"|(?:choice|option|ending|ans)_?[a-f0-9]|op[a-d]|answer[a-f0]"
 )
+_ANY_OPTIONS = re.compile(_LIKE_OPTIONS.pattern + r"|\w*(?:options?|choices?|alternatives)(?:_\w+)?|possible_answers")
 _LETTERED = re.compile(r"\(?\s*([A-Za-z])\s*[).:]\s*(.*)", re.DOTALL)
 _IN_ONE_LINE = re.compile(r"(?:^|,)\s*([a-z]) \)\s*")  # MathQA: "a ) 38 , b ) 27.675 , ..."
 
@@ -120,7 +124,12 @@ def read_choices(row: Mapping[str, Any], where: str, *, answered: bool = True, s
         )
     options = _options(row, cells)
     if options is None:
-        columns = [key for key, value in row.items() if _LIKE_OPTIONS.fullmatch(_name(key)) and not _is_empty(value)]
+        columns = [
+            key
+            for key, value in row.items()
+            if not _is_empty(value)
+            and (_LIKE_OPTIONS if isinstance(value, str | int | float) else _ANY_OPTIONS).fullmatch(_name(key))
+        ]
         if columns:
             raise DataError(
                 f"{where}: {', '.join(columns)}: options in a layout that is not known, found "

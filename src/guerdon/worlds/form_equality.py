@@ -129,6 +129,9 @@ def _same_based(gold: Form, answer: Form) -> bool:
 
 def _same_group(gold: Form, answer: Form, allowance: Allowance) -> bool:
     left, right = (form if isinstance(form, Group) else Group("{}", (form,)) for form in (gold, answer))
+    for one, other in ((left, right), (right, left)):  # {(1, 2)} is (1, 2)
+        if one.brackets == "{}" and len(one.parts) == 1 and isinstance(one.parts[0], Group) and other.brackets != "{}":
+            return same(one.parts[0], other, allowance) if one is left else same(other, one.parts[0], allowance)
     ordered = [group.brackets not in ("", "{}") for group in (left, right)]
     if all(ordered) and {left.brackets, right.brackets} not in ({"()", "<>"}, {left.brackets}):
         return False
@@ -138,7 +141,11 @@ def _same_group(gold: Form, answer: Form, allowance: Allowance) -> bool:
     if any(ordered) or any(named):
         if len(left.parts) != len(right.parts):
             return False
-        if all(same(g, a, allowance) for g, a in zip(left.parts, right.parts, strict=True)):
+        agree = all(same(g, a, allowance) for g, a in zip(left.parts, right.parts, strict=True))
+        a_set = any(ordered) and "{}" in (left.brackets, right.brackets)
+        if a_set and (agree or (not ordered[0] and _matched(left.parts, right.parts, allowance))):
+            raise UnreadableError("a tuple or an interval for a set, or a set for one of these")
+        if agree:
             return True
         if any(named) and not any(ordered) and _matched(left.parts, right.parts, allowance):
             raise UnreadableError("the values of the true answer in another order, without their names")
@@ -165,11 +172,16 @@ def _same_matrix(gold: Form, answer: Form, allowance: Allowance) -> bool:
                 rows.append([[Scalar(cell) for cell in row] for row in form.value.doit().tolist()])
         elif isinstance(form, Matrix):
             rows.append([list(row) for row in form.rows])
+        elif isinstance(form, Group) and all(isinstance(part, Group) and part.brackets == "[]" for part in form.parts):
+            groups = [part.parts for part in form.parts if isinstance(part, Group)]  # [[1, 2], [3, 4]]
+            if len({len(parts) for parts in groups}) > 1:
+                return False
+            rows.append([[part for part in parts if isinstance(part, Scalar)] for parts in groups])
         elif isinstance(form, Group) and form.brackets in ("()", "<>", "[]"):
             rows.append([[part for part in form.parts if isinstance(part, Scalar)]])
         else:
             return False
-    vectors = [isinstance(form, Group) for form in (gold, answer)]
+    vectors = [isinstance(form, Group) and not isinstance(form.parts[0], Group) for form in (gold, answer)]
     if any(vectors):
         rows = [[[cell for row in matrix for cell in row]] for matrix in rows if 1 in (len(matrix), len(matrix[0]))]
         if len(rows) < 2:
@@ -204,6 +216,8 @@ def _same_region(gold: Form, answer: Form, allowance: Allowance) -> bool:
         return False
     if left.name and right.name and left.name.lower() != right.name.lower():
         return False
+    if right.doubtful and not left.doubtful:
+        raise UnreadableError("no number fulfils both parts")
     if left.points == right.points:
         return True
     ours, theirs = _pieces(left.points), _pieces(right.points)

@@ -42,10 +42,14 @@ class Matrix(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A set of real numbers, and the name of the variable in it, "" where it has none."""
+    """A set of real numbers, and the name of the variable in it, "" where it has none.
+
+    `doubtful` where it was written with `and`, and no number fulfils both parts: their union, or nothing.
+    """
 
     points: sympy.Set
     name: str = ""
+    doubtful: bool = False
 
 
 class NamedValue(NamedTuple):
@@ -309,7 +313,7 @@ def _list(parts: list[str], marks: list[str], depth: int) -> Form:
     if len(forms) == 1:
         return forms[0]
     if all(isinstance(form, Region) for form in forms):
-        return _joined([form for form in forms if isinstance(form, Region)], "or" in marks)
+        return _joined([form for form in forms if isinstance(form, Region)], marks)
     if isinstance(forms[0], NamedValue) and not any(isinstance(form, NamedValue) for form in forms[1:]):
         return NamedValue(forms[0].name, _as_list((forms[0].value, *forms[1:])))
     names = {form.name if isinstance(form, NamedValue) else "" for form in forms}
@@ -327,14 +331,16 @@ def _as_list(forms: Sequence[Form]) -> Group:
     )
 
 
-def _joined(regions: list[Region], either: bool) -> Region:
+def _joined(regions: list[Region], marks: Sequence[str]) -> Region:
     """Relations of a list: all hold, but where no number fulfils them all, one does."""
     name = regions[0].name if all(region.name == regions[0].name for region in regions) else "?"
     if name == "?":
         raise UnreadableError("relations of several variables")
     sets = [region.points for region in regions]
     both = sympy.Intersection(*sets)
-    return Region(sympy.Union(*sets) if either or both is S.EmptySet else both, name)
+    if "or" not in marks and both is not S.EmptySet:
+        return Region(both, name)
+    return Region(sympy.Union(*sets), name, doubtful="or" not in marks and "and" in marks)
 
 
 def _combined(regions: list[Region], marks: list[str]) -> Region:

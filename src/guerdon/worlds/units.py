@@ -146,6 +146,7 @@ TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox|textit|textrm|textnormal
 _TOKEN = re.compile(rf"[A-Za-z]+{_BARE}?|\^[-+]?[0-9]+|\s+|\\[A-Za-z]+|.", re.DOTALL)
 _SPACES = re.compile(r"\\[,;: ]|~(?=[A-Za-z\\])|(?<=[0-9A-Za-z}])~|\\q?quad(?![A-Za-z])")
 _DEGREES = re.compile(r"\^\s?(?:\\circ(?![A-Za-z])|\{\s?\\circ\s?\})|\\degree(?![A-Za-z])|\\deg(?![A-Za-z])|\u00b0")
+_POWER = re.compile(r" ?\^ ?(?:\{ ?([-+]?[0-9]{1,2}) ?\}|([-+]?[0-9]{1,2}))")
 _FRACTION = re.compile(rf"\\[dt]?frac ?\{{ ?([A-Za-z]+{_BARE}?) ?\}} ?\{{ ?([A-Za-z]+{_BARE}?(?: ?\^[23])?) ?\}}\Z")
 _CONNECTORS = {"/": -1, "per": -1, "a": -1, "an": -1, "each": -1, "-": 1, "*": 1, "\u00b7": 1}
 
@@ -162,9 +163,10 @@ def flat(text: str) -> str:
         .replace(_SIGN, "$")
         .replace("\\%", "%")
     )
+    text = _POWER.sub(r"^\1\2", text)
     text = TEXT.sub(lambda found: f" {re.sub('[A-Za-z]+', lambda w: w[0] + _BARE, found[1])} ", text)
     text = _DEGREES.sub(" degrees ", " ".join(_SPACES.sub(" ", text).split())).replace("\u00a2", " cents ")
-    text = re.sub(r" ?\^ ?(?:\{ ?([-+]?[0-9]{1,2}) ?\}|([-+]?[0-9]{1,2}))", r"^\1\2", text)
+    text = _POWER.sub(r"^\1\2", text)
     return " ".join(text.split())
 
 
@@ -222,7 +224,7 @@ def _unit(words: list[str], asked: frozenset[str]) -> Unit | None:
         small = name.lower()
         if name[0] == "^" or (small in _POWERS and factors):
             power = int(name[1:]) if name[0] == "^" else _POWERS[small]
-            if pending or not factors or not 0 < abs(power) <= 4 or factors[-1][0] not in _UNITS:
+            if pending or not factors or not 0 < abs(power) <= 4 or factors[-1][0] not in _UNITS | _THINGS:
                 return None
             factors[-1] = (factors[-1][0], factors[-1][1] * power)
         elif small in _CONNECTORS and (factors or small == "per") and not pending:

@@ -25,9 +25,16 @@ from guerdon.errors import ConfigError, DataError, MissingDependencyError, bound
 from guerdon.settings.data import VERIFIERS, DataSettings
 from guerdon.subprocess_worker import SubprocessPool, WorkerDiedError, WorkerTimeoutError
 from guerdon.types import Failure
-from guerdon.worlds.answer_text import normalized, prose, typographic, undecorated
-from guerdon.worlds.answer_words import by_name, compare_choices, compare_words, plain_maths, without_approximation
-from guerdon.worlds.answers import concluded, final_answer, final_answers, is_list
+from guerdon.worlds.answer_text import as_read, normalized, prose, typographic, undecorated
+from guerdon.worlds.answer_words import (
+    by_name,
+    compare_choices,
+    compare_words,
+    plain_maths,
+    without_approximation,
+    without_e,
+)
+from guerdon.worlds.answers import answered, concluded, final_answer, final_answers, is_list
 from guerdon.worlds.code_tests import Sandbox, check_isolation, is_code, program_of, read_tests, run_tests
 from guerdon.worlds.prompts import Prompt
 from guerdon.worlds.quantities import in_unit, pair
@@ -215,6 +222,7 @@ class Verifier:
         return "numeric" if "gsm8k" in prompt.data_source.lower() else "math"
 
     def _check_math(self, response: str, prompt: Prompt) -> VerifierResult:
+        response = answered(response)
         golds = final_answers(prompt.ground_truth) or [undecorated(prompt.ground_truth)]
         gold, answers = ", ".join(golds), final_answers(response)
         if not answers:
@@ -244,7 +252,8 @@ class Verifier:
         parts = by_name(gold, stated)
         if parts is not None:
             return self._compare_parts(*parts, question)
-        both = pair(plain_maths(gold), without_approximation(plain_maths(stated), gold), question)
+        gold, stated = plain_maths(gold), plain_maths(stated)
+        both = pair(gold, without_approximation(stated, gold), question)
         if both.conflict:
             return "answer_unparsable", both.conflict
         same = both.same_number(self.tolerance)
@@ -254,6 +263,8 @@ class Verifier:
         if same is None and both.gold.number is not None and both.answer.number is not None:
             return "answer_unparsable", "a number whose unit the true answer does not name, or a rounded conversion"
         gold, stated = both.gold.text, both.answer.text
+        if both.ratio == 1 and as_read(gold) == as_read(stated):
+            return "equal", ""
         words = compare_words(gold, stated)
         if words is not None:
             return words
@@ -267,6 +278,7 @@ class Verifier:
         scaled = in_unit(stated, both.ratio)
         if scaled is None:
             return "answer_unparsable", "a unit that is not the true answer's, behind an equation or a list"
+        gold, scaled = without_e(gold, scaled), without_e(scaled, gold)
         verdict, detail = self._pool.compare(typographic(gold), typographic(scaled), rounding)
         if verdict == "different" and is_rounded(both.ratio):
             return "answer_unparsable", "not exactly equal in the unit of the true answer"
@@ -295,7 +307,7 @@ class Verifier:
 
 def check_exact(response: str, ground_truth: str) -> VerifierResult:
     """Compare as normalised strings; a response that marks no answer is the answer as a whole."""
-    gold = normalized(final_answer(ground_truth) or ground_truth)
+    gold, response = normalized(final_answer(ground_truth) or ground_truth), answered(response)
     answer = final_answer(response) or response.strip()
     stated = normalized(answer)
     if not gold:
@@ -314,7 +326,7 @@ def check_numeric(response: str, ground_truth: str, tolerance: float = 0.0, ques
         tolerance: relative difference at which two numbers count as equal.
         question: whose words count as units.
     """
-    gold = final_answer(ground_truth) or ground_truth.strip()
+    gold, response = final_answer(ground_truth) or ground_truth.strip(), answered(response)
     answers = final_answers(response)
     answer = answers[-1] if answers else concluded(response, gold)
     both = pair(gold, answer or "", question)

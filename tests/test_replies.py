@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guerdon.labels.llm_judge import parse_judgement
-from guerdon.labels.replies import final_part, last_json
 from guerdon.models.verdict_parser import Numbers, parse_answer
+from guerdon.replies import final_part, last_json
 from guerdon.types import Failure
 
 DRAFT = '{"steps": [{"step_number": 1, "reasoning": "hm", "score": -1}]}'
@@ -227,7 +227,7 @@ names = st.from_regex(r"[a-z]{3,12}(?:_[a-z]{3,8})?", fullmatch=True).filter(lam
 
 @given(names, st.sampled_from(["<{}>", "<|{}|>", "◁{}▷"]))
 def test_a_draft_behind_a_tag_that_is_not_closed_is_never_read_unless_the_tag_is_of_an_answer(name, form):
-    from guerdon.labels.replies import _ANSWER, _PLAIN_NAME
+    from guerdon.replies import _ANSWER, _PLAIN_NAME
 
     found = first_score(f"{form.format(name)}\nso {DRAFT}")
     words = set(name.split("_"))
