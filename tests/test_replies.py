@@ -41,6 +41,16 @@ PAIRS = {
     "another": ("<pre_work.v2>", "</pre_work.v2>"),
     "unknown bars": ("<|muse|>", "<|/muse|>"),
     "unknown square": ("[WORKINGS]", "[/WORKINGS]"),
+    "Hunyuan": (f"<think_never_used_{'51bc' * 8}>", f"</think_never_used_{'51bc' * 8}>"),
+    "MedGemma": ("<unused94>thought\n", "<unused95>"),
+    "s1": ("<|im_start|>think\n", "<|im_start|>answer\n"),
+    "a turn of thinking": (
+        "<|start_header_id|>thinking<|end_header_id|>", "<|eot_id|><|start_header_id|>assistant<|end_header_id|>",
+    ),
+    "double": ("<<think>>", "<</think>>"),
+    "blanks": ("< think >", "< /think >"),
+    "Chinese brackets": ("【思考】", "【/思考】"),
+    "a byte order mark": ("\ufeff<think>", "</think>"),
     "gpt-oss": (
         "<|channel|>analysis<|message|>",
         "<|end|><|start|>assistant<|channel|>final<|message|>",
@@ -108,7 +118,7 @@ def test_a_mark_on_a_line_of_its_own_begins_reasoning_too(name):
     assert first_score(f"{lead}{begin}\n{DRAFT}\n{end}\n{FINAL}") == 1.0
 
 
-@pytest.mark.parametrize("name", [name for name in PAIRS if not name.startswith("gpt-oss")])
+@pytest.mark.parametrize("name", [name for name in PAIRS if not name.startswith(("gpt-oss", "s1", "a turn"))])
 def test_a_template_may_have_begun_the_reasoning(name):
     end = PAIRS[name][1]
     assert first_score(f"maybe {DRAFT}?\n{end}\n{FINAL}") == 1.0
@@ -169,6 +179,9 @@ HONEST = {
     "maths on a line": "<x>\nis the mean.\n{}",
     "generics": "vector<int> v; map<string, double> m;\n{}",
     "an address": "<https://example.org/a> and <a.b@example.org>\n{}",
+    "a ruled heading": "--- Analysis ---\nFine.\n--- Verdict ---\n{}",
+    "Command's turns": "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{}<|END_OF_TURN_TOKEN|>",
+    "shifts": "a << think >> b\n{}",
     "an answer in tags": "<answer>{}</answer>",
     "an answer in unclosed tags": "<answer>\n{}",
     "an output": "<output>\n{}\n</output>",
@@ -254,3 +267,8 @@ def test_long_replies_take_linear_time(piece):
     """A quadratic scan of these would take minutes."""
     final_part(piece * (150_000 // len(piece)))
     parse_judgement(piece * (150_000 // len(piece)), 1)
+
+
+def test_a_ruled_line_that_says_that_reasoning_begins():
+    assert isinstance(first_score(f"--- BEGIN THINKING ---\n{DRAFT}\n"), Failure)
+    assert first_score(f"--- BEGIN THINKING ---\n{DRAFT}\n--- END THINKING ---\n{FINAL}") == 1.0

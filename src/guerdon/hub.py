@@ -70,6 +70,7 @@ def check_folder(error: type[GuerdonError], what: str, folder: Path) -> None:
     """
     check_links(error, what, folder)
     _check_weights(error, what, folder)
+    _check_kernels(error, what, folder)
 
 
 def check_links(error: type[GuerdonError], what: str, folder: Path) -> None:
@@ -117,6 +118,21 @@ def _check_weights(error: type[GuerdonError], what: str, folder: Path) -> None:
                 raise error(
                     f"{what} {str(folder)!r} cannot be read: {index.name} names {name[:200]!r}, which is no "
                     "safetensors file inside the folder; save the model again"
+                )
+
+
+def _check_kernels(error: type[GuerdonError], what: str, folder: Path) -> None:
+    """Refuse a configuration that names code on the hub for its attention, which transformers would fetch and run."""
+    if not (folder / CONFIG).is_file():
+        return
+    with boundary(error, f"{folder / CONFIG} cannot be read"):
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    for part in [config, *config.values()] if isinstance(config, dict) else []:
+        for key in ("attn_implementation", "_attn_implementation"):
+            if isinstance(part, dict) and "/" in str(part.get(key)):
+                raise error(
+                    f"{what} {str(folder)!r} cannot be read: {key} in {CONFIG} names code on the hub, "
+                    f"{str(part[key])[:80]!r}; remove the key"
                 )
 
 

@@ -29,12 +29,15 @@ _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.S)  # one that does not en
 _TOKEN = re.compile(_STRING.pattern + r"|[{}\[\]]", re.S)
 _ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')  # one that JSON knows, or a backslash that escapes nothing
 
-_SAME = str.maketrans("＜＞／｜▁［］◁▷⟨⟩", "<>/|_[]<><>")  # other notations of the same marks, letter for letter
+_SAME = str.maketrans("＜＞／｜▁［］【】◁▷⟨⟩⟪⟫\ufeff\u200b", "<>/|_[][]<><><>  ")  # other notations of a mark
 _MARK = re.compile(
-    r"<\|(?P<pipe>/?[^\W\d_][\w:. -]{0,40}?)\|?>(?P<channel>(?<=channel\|>)\s*\w+)?"
+    r"<\|(?:im_start|start_header_id|start_of_role)\|>\s{0,9}"
+    r"(?P<role>[^\W\d_]\w{1,40})(?:<\|end_(?:header_id|of_role)\|>)?"
+    r"|<\|(?P<pipe>/?[^\W\d_][\w:. -]{0,40}?)\|?>(?P<channel>(?<=channel\|>)\s*\w+)?"
     r"|<(?P<half>[^\W\d_]\w{1,40})\|>"
-    r"|<(?P<tag>/?[^\W\d_][\w:.-]{1,40})(?:\s[^<>\n]{0,200})?(?<!/)>"
-    r"|(?<!\[)\[(?P<square>/?[^\W\d_][\w -]{2,40})\](?![\](])"
+    r"|< ?(?P<tag>/? ?[^\W\d_][\w:.-]{1,80})(?:\s[^<>\n]{0,200})?(?<!/)>{1,3}"
+    r"|(?<!\[)\[(?P<square>/?[^\W\d_][\w -]{1,40})\](?![\](])"
+    r"|(?m:^[-=*~#<{ ]{1,12}(?P<line>(?i:begin|start|end|stop)(?i: of)?[ _][^\W\d_]\w{1,40})[-=*~#>} ]{1,12}$)"
 )
 _BARE = re.compile(r"\s*(?:analysis|commentary)(?=[A-Z\"'{])")  # as a server writes channels without control tokens
 _BARE_FINAL = "assistantfinal"
@@ -42,6 +45,7 @@ _MESSAGE = re.compile(r"(?:\s*<\|constrain\|>\s*\w+)?\s*(?:<\|message\|>)?")
 _MESSAGE_ENDS = re.compile(r"<\|(?:end|return|call|start|channel)\|>")
 _ROLE = re.compile(r"(?:\s|<\|\w+\|>|assistant)*\Z")  # nothing but control tokens and the name of the writer
 _INLINE_CODE = re.compile(r"`[^`\n{]+`")
+_WRITTEN = {"assistant": "answer", "model": "answer", "unused94": "think", "unused95": "/think"}  # the last of MedGemma
 _PLACES = frozenset(("begin", "start", "open", "of", "prefix"))
 _CLOSES = frozenset(("end", "stop", "close", "suffix"))
 _REASONING = re.compile(
@@ -56,7 +60,7 @@ _ANSWER = re.compile(
 _PLAIN_NAME = re.compile(  # HTML, and control tokens of chat templates
     "blockquote|body|br|code|col|dd|del|details|div|dl|dt|em|font|h[1-6]|head|hr|html|img|ins|kbd|li|main|mark|math|ol"
     "|pre|samp|section|small|span|strike|strong|su[bp]|summary|svg|table|tbody|td|tfoot|th|thead|title|tr|ul|var|xml"
-    "|im|im_sep|sep|text|turn|sentence|header|header_id|eot|eot_id|eom|eom_id|eos|bos|pad|unk|message|constrain|return"
+    "|im|im_sep|sep|text|turn|(?:turn|chatbot|user|system)_token|python_tag|sentence|header|header_id|eot|eot_id|eom|eom_id|eos|bos|pad|unk|message|constrain|return"
     "|call|endoftext|assistant|user|system|model|human|bot|inst|image|video|vision"
 )
 _MENTIONED = re.compile(r"(?:\b(?:an?|the|closing|opening|literal|stray|of|with|without|no|by)\s|[\"'“‘«(`])\Z")
@@ -194,17 +198,18 @@ def _marks(plain: str, objects: list[tuple[int, int]]) -> Iterator[_Mark]:
         start, end = found.span()
         if _within(start, objects) or _MENTIONED.search(plain, max(start - 12, 0), start) or _NAMED.match(plain, end):
             continue
-        written = found["pipe"] or found["half"] or found["tag"] or found["square"]
+        written = next(name for name in found.group("role", "pipe", "half", "tag", "square", "line") if name)
+        written = _WRITTEN.get(written, written)
         words = [word for word in re.split(r"[\W_]+", written.casefold()) if word]
         name = "_".join(word for word in words if word not in _PLACES | _CLOSES)
         closes = bool("/" in written or found["half"] or _CLOSES.intersection(words))
-        kind = "tag" if found["tag"] or found["half"] else "pipe" if found["pipe"] else "square"
-        before = plain[max(plain.rfind("\n", 0, start) + 1, start - 200) : start].strip(" \t*_#")
+        kind = "square" if found["square"] else "pipe" if found["pipe"] or found["role"] else "tag"
+        before = plain[max(plain.rfind("\n", 0, start) + 1, start - 200) : start].strip(" \t*_#<")
         line = plain.find("\n", end, end + 200)
-        after = plain[end : line if line >= 0 else end + 200].strip(" \t*_")
+        after = plain[end : line if line >= 0 else end + 200].strip(" \t*_>")
         if before and (not before.strip("> ") or _SAID.match(plain, end)):
             continue  # quoted, or in a sentence about it
-        led = not before or before[-1] in ">]}.!?:;…。！？："
+        led = not before or found["role"] is not None or before[-1] in ">]}.!?:;…。！？："
         channel = (found["channel"] or "").strip().casefold()
         if channel and not (led or before.endswith("assistant") or re.match(r"\s*(?:<\||\n)", plain[end : end + 20])):
             continue

@@ -159,3 +159,42 @@ def test_long_texts_made_to_be_slow_are_not(piece):
                 text_episode(attempt(), separator="\n\n")
         task_of(given_text)
         trend_of_text(given_text)
+
+
+COMMAND = "<|START_OF_TURN_TOKEN|><|{}_TOKEN|>{}<|END_OF_TURN_TOKEN|>"
+TEMPLATED = {  # each a system turn, a question and an answer
+    "DeepSeek": "<｜begin▁of▁sentence｜>Be brief.<｜User｜>4*2?<｜Assistant｜>8<｜end▁of▁sentence｜>",
+    "Mistral": "<s>[SYSTEM_PROMPT]Be brief.[/SYSTEM_PROMPT][INST]4*2?[/INST]8</s>",
+    "OLMo": "<|endoftext|><|system|>\nBe brief.\n<|user|>\n4*2?\n<|assistant|>\n8<|endoftext|>",
+    "Granite": "".join(
+        f"<|start_of_role|>{role}<|end_of_role|>{said}<|end_of_text|>\n"
+        for role, said in (("system", "Be brief."), ("user", "4*2?"), ("assistant", "8"))
+    ),
+    "Command": "<BOS_TOKEN>" + "".join(
+        COMMAND.format(*turn) for turn in (("SYSTEM", "Be brief."), ("USER", "4*2?"), ("CHATBOT", "8"))
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", TEMPLATED)
+def test_a_system_turn_is_kept_with_and_without_the_prompt(family):
+    text = TEMPLATED[family]
+    for pair in (cut(text), cut(text, text[: text.rfind("8")])):
+        assert [(m["role"], m["content"]) for m in pair.messages] == [("system", "Be brief."), ("user", "4*2?")]
+        assert pair.response == "8"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|start|>user<|message|>4*2?<|end|><|start|>assistant<|message|>8",
+        "<s>[AVAILABLE_TOOLS][{}][/AVAILABLE_TOOLS][INST] 4*2? [/INST] 8</s>",
+        "Be brief. <|im_start|>user\n4*2?<|im_end|>\n<|im_start|>assistant\n8<|im_end|>\n",
+    ],
+)
+def test_a_prompt_of_which_a_part_is_not_known_is_no_question(text):
+    with pytest.raises(CutError, match="send messages"):
+        cut(text, text[: text.rfind("8")])
+    with pytest.raises(CutError, match="send messages"):
+        as_conversation(text[: text.rfind("8")])
+    assert cut("a <|b|> 8", "a <|b|> ").task == "a <|b|> "  # a question may mention one

@@ -3,7 +3,10 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from guerdon.settings.estimate import estimate_train
+from guerdon.config import to_plain
+from guerdon.errors import ConfigError
+from guerdon.policies.text_files import load_policy
+from guerdon.settings.estimate import estimate, estimate_train
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings, TinyModelSettings
 from guerdon.settings.train import (
@@ -84,9 +87,41 @@ def test_text_models_go_with_language_policies_and_images_with_the_others():
     assert list(study.text_models) == ["prm"]
     assert not study.image_models
     assert list(Study.model_validate({"train": {"rm": image}}).image_models) == ["rm"]
-    for given in ({**TEXT, "train": {"rm": image}}, {"train": {"prm": text}}):
+    for given in ({**TEXT, "train": {"rm": image}}, {"policy": {"type": "mlp"}, "train": {"prm": text}}):
         with pytest.raises(ValidationError, match="does not go with policy"):
             Study.model_validate(given)
+    with pytest.raises(ValidationError, match="does not go with policy"):
+        Study.model_validate({"train": {"rm": image, "prm": text}})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"train": {"prm": {"type": "stepwise", "path": "p", "data_path": "d", "save_dir": "s"}}},
+        {"evaluate": {"models": {"published": "p"}, "aggregation": "last", "pairs": "f"}},
+        {"evaluate": {"type": "text", "aggregation": "min", "prm_bench": "f", "models": {"a": "b"}}, "policy": None},
+    ],
+)
+def test_reward_models_of_text_need_no_policy_and_what_needs_one_asks_for_it(given):
+    study = Study.model_validate(given)
+    assert study.text
+    assert Study.model_validate(to_plain(study)) == study
+    assert estimate(study, "train" if study.train else "evaluate")["seconds"] > 0
+    with pytest.raises(ConfigError, match=r"needs a policy: set policy.path"):
+        estimate(study, "run")
+    with pytest.raises(ConfigError, match=r"no language model is named: set policy.path"):
+        load_policy(study.text_default, seed=0)
+
+
+def test_a_reward_model_without_a_language_model_is_refused():
+    study = Study.model_validate({"train": {"prm": {"type": "outcome", "data_path": "d", "save_dir": "runs/rm"}}})
+    with pytest.raises(ConfigError, match="'runs/rm' of the train section names no language model"):
+        study.text_models["prm"].start(study.text_default)
+
+
+def test_null_removes_evaluate_of_a_robot_study():
+    given = {"train": {"rm": {"type": "resnet", "save_dir": "s", "data_path": "d"}}}
+    assert Study.model_validate({**given, "evaluate": None}).evaluate == Study.model_validate(given).evaluate
 
 
 def test_a_dry_run_counts_gradient_steps():

@@ -314,7 +314,7 @@ def _preparation(task: str, study: Study, for_label: Study) -> list[_Planned]:
     evaluations = {model: {"seconds": each, "bytes": EVALUATION} for model, each in seconds.items()}
     for model, settings in study.train.items():
         if study.text:
-            needs = _makers(task, study, [study.text_policy, settings])
+            needs = _makers(task, study, [study.text_default, settings])
             needs += (f"{task}.label",) if study.label is not None and not settings.data_path else ()
         else:
             needs = (f"{task}.collect",) if study.collect is not None else ()

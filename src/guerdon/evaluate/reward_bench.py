@@ -110,7 +110,7 @@ class RewardBenchResult:
     failures: Mapping[str, int]
 
 
-def choices_from_rows(rows: Iterable[Mapping[str, Any]]) -> list[PreferenceChoice]:
+def choices_from_rows(rows: Iterable[Mapping[str, Any]], path: str = "") -> list[PreferenceChoice]:
     """Rows of RewardBench (`chosen` and `rejected` are texts) or RewardBench 2 (lists of texts), or with chat messages.
 
     A prompt may be a list of chat messages, with `tools` next to it. A response may be one, too: the assistant's
@@ -118,6 +118,7 @@ def choices_from_rows(rows: Iterable[Mapping[str, Any]]) -> list[PreferenceChoic
 
     Args:
         rows: with prompt, chosen, rejected, subset and id. A response is one step.
+        path: they are from, for messages.
 
     Returns:
         A choice per row; what cannot be read as text is a `Failure` in place of a response.
@@ -127,7 +128,7 @@ def choices_from_rows(rows: Iterable[Mapping[str, Any]]) -> list[PreferenceChoic
     """
     choices = []
     for number, row in enumerate(rows):
-        where = f"row {number + 1}"
+        where = f"{path}{': ' * bool(path)}row {number + 1}"
         missing = [key for key in ("chosen", "rejected", "subset") if row.get(key) is None]
         if row.get("prompt") is None and not missing and not _are_conversations(row):
             missing = ["prompt"]

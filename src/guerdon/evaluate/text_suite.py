@@ -177,7 +177,8 @@ class _Suite:
         if self.settings.pairs is None:
             return
         splits = rows_by_split(self.settings.pairs)
-        choices = choices_from_rows(splits.get("filtered") or [row for part in splits.values() for row in part])
+        rows = splits.get("filtered") or [row for part in splits.values() for row in part]
+        choices = choices_from_rows(rows, self.settings.pairs)
         given = [response for choice in choices for response in choice.responses]
         responses = [response for response in given if isinstance(response, Solution)]
         found_values = iter(self.values(self.score(responses, "responses")))

@@ -32,7 +32,7 @@ from guerdon.policies.shared_base import SharedBase, import_peft
 from guerdon.policies.text import TextPolicy, add_policy
 from guerdon.policies.tiny_text import build_model, build_tokenizer
 from guerdon.progress import doing
-from guerdon.settings.text_policy import TextPolicySettings
+from guerdon.settings.text_policy import NAME_A_MODEL, TextPolicySettings
 
 ADAPTER, ADAPTER_WEIGHTS, BASE = "adapter_config.json", "adapter_model.safetensors", "base"
 VALUE_HEAD = "value_head.safetensors"
@@ -49,7 +49,7 @@ def load_base(settings: TextPolicySettings, *, seed: int, device: torch.device |
 
     Raises:
         CheckpointError: it cannot be read, or weights are missing.
-        ConfigError: the device is not there.
+        ConfigError: the device is not there, or no model is named.
     """
     device = resolve_device(settings.device if device is None else device)
     if distributed.peers() > 1 and device.type == "cpu" and torch.cuda.is_available():
@@ -59,8 +59,9 @@ def load_base(settings: TextPolicySettings, *, seed: int, device: torch.device |
     if settings.tiny is not None:
         tokenizer = build_tokenizer(settings.tiny)
         model = build_model(settings.tiny, tokenizer, seed=seed)
+    elif settings.path is None:
+        raise ConfigError(f"no language model is named: {NAME_A_MODEL}")
     else:
-        assert settings.path is not None
         model, tokenizer = read_model(settings.path)
     give_template(tokenizer, settings)
     # several processes shard it block by block, so that no GPU has to hold all of it

@@ -30,17 +30,23 @@ _HEADERS = tuple(
         r"<\|start_header_id\|>(system|user|assistant|ipython|tool)<\|end_header_id\|>\n\n",  # Llama 3
         r"<start_of_turn>(system|user|model)\n",  # Gemma
         r"<｜(User|Assistant)｜>",  # DeepSeek
-        r"<\|(system|user|assistant)\|>\n?",  # Zephyr, Phi
+        r"<\|(system|user|assistant)\|>\n?",  # Zephyr, Phi, OLMo
+        r"<\|start_of_role\|>(system|user|assistant|tool)<\|end_of_role\|>",  # Granite
+        r"<\|START_OF_TURN_TOKEN\|><\|(SYSTEM|USER|CHATBOT)_TOKEN\|>",  # Command
     )
 )
 _SYSTEM = re.compile(r"\s*<<SYS>>(.*?)<</SYS>>\s*", re.S)
+_SYSTEM_BEFORE = re.compile(r"\[SYSTEM_PROMPT\](.*?)\[/SYSTEM_PROMPT\]", re.S)  # Mistral
+_UNKNOWN = re.compile(r"\s*<[|｜]\w")  # a control token, where no template is known
 _ENDS = (
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|end|>", "<|return|>", "</s>",
-    "<eos>", "<end_of_turn>", "<｜end▁of▁sentence｜>",
+    "<eos>", "<end_of_turn>", "<｜end▁of▁sentence｜>", "<|END_OF_TURN_TOKEN|>",
 )  # fmt: skip
-_OPENING = re.compile(r"(?:<s>|<bos>|<\|begin_of_text\|>|<\|endoftext\|>|<｜begin▁of▁sentence｜>|\s)*\Z")
+_OPENING = re.compile(
+    r"(?:<s>|<bos>|<BOS_TOKEN>|<\|begin_of_text\|>|<\|endoftext\|>|<\|end_of_text\|>|<｜begin▁of▁sentence｜>|\s)*"
+)
 _MARKS = re.compile(r"<extra_0>|[ \n]ки(?![^\W\d_])")  # Qwen2.5-Math-PRM, Math-Shepherd
-_ROLES = {"model": "assistant", "ipython": "tool"}
+_ROLES = {"model": "assistant", "chatbot": "assistant", "ipython": "tool"}
 
 
 class CutError(ChatError):
@@ -86,10 +92,10 @@ def cut(text: str, prompt: str | None = None) -> PromptResponse:
     """
     if prompt is not None:
         at = text.find(prompt)
-        if at < 0 or not _OPENING.match(text[:at]):
+        if at < 0 or not _OPENING.fullmatch(text[:at]):
             raise CutError("the text does not begin with its prompt")
         head, response = prompt, text[at + len(prompt) :]
-        turns = read_template(head)
+        turns = read_prompt(head)
         if turns is None:
             return PromptResponse(head, without_end(response))
         if turns[-1][0] == "assistant":  # the template opened the answer, perhaps with a first word such as <think>
@@ -139,7 +145,7 @@ def as_conversation(prompt: str | Sequence[Mapping[str, Any]]) -> tuple[Message,
         CutError: it has no turn of a user, or something else than text.
     """
     if isinstance(prompt, str):
-        messages = turns_as_messages(read_template(prompt) or [("user", prompt)])
+        messages = turns_as_messages(read_prompt(prompt) or [("user", prompt)])
         if messages[-1]["role"] == "assistant":  # opened by the template for the response
             messages = messages[:-1]
     else:
@@ -168,8 +174,25 @@ def cutting() -> Iterator[None]:
         raise CutError(str(error)) from error
 
 
+def read_prompt(text: str) -> list[Turn] | None:
+    """As `read_template`; None: it is a question as it was written.
+
+    Raises:
+        CutError: it begins with a control token of a template that is not known here.
+    """
+    turns = read_template(text)
+    if turns is None and (token := _UNKNOWN.match(text, _OPENING.match(text).end())):  # type: ignore[union-attr]
+        said = text[token.start() : token.start() + 40].strip()
+        raise CutError(f"the prompt begins with {said!r}, and the chat template is not known here; send messages")
+    return turns
+
+
 def read_template(text: str) -> list[Turn] | None:
-    """Turns (role and content) of a text made by a chat template; None: no template is recognised."""
+    """Turns (role and content) of a text made by a chat template; None: no template is recognised.
+
+    Raises:
+        CutError: there is text before the first turn that is not its system turn.
+    """
     for pattern in _HEADERS:
         found = list(pattern.finditer(text))
         if found:
@@ -177,10 +200,33 @@ def read_template(text: str) -> list[Turn] | None:
             roles = [_ROLES.get(match[1].lower(), match[1].lower()) for match in found]
             last = len(found) - 1
             return [
-                (role, text[match.end() : end] if k == last else without_end(text[match.end() : end]))
-                for k, (role, match, end) in enumerate(zip(roles, found, ends, strict=True))
+                *_system_before(text[: found[0].start()], unmarked="｜" in found[0][0]),
+                *(
+                    (role, text[match.end() : end] if k == last else without_end(text[match.end() : end], "\n"))
+                    for k, (role, match, end) in enumerate(zip(roles, found, ends, strict=True))
+                ),
             ]
     return _read_inst(text)
+
+
+def _system_before(text: str, *, unmarked: bool) -> list[Turn]:
+    """The system turn in front of the first other one, if there is one.
+
+    Args:
+        text: before the first mark of a turn.
+        unmarked: the template puts no mark around a system turn (DeepSeek).
+
+    Raises:
+        CutError: the text is no system turn.
+    """
+    said = text[_OPENING.match(text).end() :]  # type: ignore[union-attr]
+    if system := _SYSTEM_BEFORE.fullmatch(said.strip()):
+        return [("system", system[1])]
+    if said.strip() and not unmarked:
+        raise CutError(
+            f"there is text before the first turn, {said.strip()[:40]!r}, which is of no turn; send messages"
+        )
+    return [("system", said)] if said.strip() else []
 
 
 def _read_inst(text: str) -> list[Turn] | None:
@@ -188,8 +234,10 @@ def _read_inst(text: str) -> list[Turn] | None:
     turns: list[Turn] = []
     at = 0
     while (start := text.find("[INST]", at)) >= 0 and (end := text.find("[/INST]", start)) >= 0:
-        if turns:
+        if at:
             turns.append(("assistant", without_end(text[at:start]).strip()))
+        else:
+            turns += _system_before(text[:start], unmarked=False)
         said = text[start + len("[INST]") : end]
         if system := _SYSTEM.match(said):
             turns.append(("system", system[1].strip()))
@@ -199,15 +247,15 @@ def _read_inst(text: str) -> list[Turn] | None:
     return [*turns, ("assistant", text[at:].removeprefix(" "))] if turns else None
 
 
-def without_end(text: str) -> str:
-    """The text without the tokens that end a turn and the white space after them."""
+def without_end(text: str, otherwise: str = "") -> str:
+    """The text without the tokens that end a turn and the white space after them; without such, without `otherwise`."""
     end = kept = len(text)
     while True:
         while end and text[end - 1].isspace():
             end -= 1
         token = next((token for token in _ENDS if text.endswith(token, 0, end)), None)
         if token is None:
-            return text[:kept]
+            return text[:kept] if kept < len(text) else text.removesuffix(otherwise)
         end = kept = end - len(token)
 
 

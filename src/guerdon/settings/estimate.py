@@ -149,8 +149,8 @@ def _estimate_train_text(study: Study, only: Sequence[str]) -> dict[str, Any]:
             at_most |= model.max_steps is None
         passes = model.epochs + getattr(model, "head_epochs", 0.0)
         steps.append(model.max_steps or int(passes * solutions * (1 - model.val_split) / model.batch_size) + 1)
-        start = model.start(study.text_policy)
-        own = study.sft.policy if study.sft is not None and start.path == study.text_policy.path else None
+        start = model.start(study.text_default)
+        own = study.sft.policy if study.sft is not None and start.path == study.text_default.path else None
         size = size_of_start(start if own is None else own.model_copy(update={"lora": start.lora}))
         seconds += START + steps[-1] * model.batch_size * text_seconds(size, study.data)
         bytes_ += text_bytes(size, 1 + model.keep_checkpoints)
@@ -210,7 +210,8 @@ def estimate_evaluate(study: Study, only: Sequence[str] = ()) -> dict[str, Any]:
         solutions += 0 if settings.attacks is None else 10 * settings.attacks.questions
     files = [*settings.process_bench, settings.prm_bench, settings.pairs]
     files += [] if settings.best_of_n is None else [settings.best_of_n.samples]
-    seconds = START + solutions * text_seconds(size_of(study), study.data) / 3  # read once, nothing learnt
+    size = size_of(study) if study.text_default.named else _size_of_first(study, names, settings)
+    seconds = START + solutions * text_seconds(size, study.data) / 3  # read once, nothing learnt
     return {
         "models": ", ".join(names),
         "generated solutions": solutions,
@@ -218,6 +219,13 @@ def estimate_evaluate(study: Study, only: Sequence[str] = ()) -> dict[str, Any]:
         "seconds": seconds * max(len(names), 1),
         "bytes": 200_000 * max(len(names), 1),
     }
+
+
+def _size_of_first(study: Study, names: Sequence[str], settings: EvaluateTextSettings) -> Size:
+    """The size of the first model that is judged, in a study without a policy."""
+    third = settings.models.get(names[0])
+    own = study.text_models[names[0]].start(study.text_default) if third is None else None
+    return size_of_start(own or TextPolicySettings(path=third.path if third else None))
 
 
 def estimate_sft(study: Study) -> dict[str, Any]:

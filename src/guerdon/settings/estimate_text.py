@@ -262,7 +262,7 @@ def _trained_at(study: Study, path: str) -> TextPolicySettings | None:
     """What a reward model of this study that is trained at a path starts from."""
     for model in study.text_models.values():
         if path.startswith(model.save_dir):
-            return model.start(study.text_policy)
+            return model.start(study.text_default)
     return None
 
 

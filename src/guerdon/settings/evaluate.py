@@ -7,7 +7,7 @@ For example:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -16,6 +16,7 @@ from guerdon.errors import ConfigError
 from guerdon.settings.base import DEVICE, Device, Settings, refuse
 from guerdon.settings.data import TaskSettings
 from guerdon.settings.remote import RemoteSettings
+from guerdon.settings.train import TEXT_MODELS
 
 Aggregation = Literal["min", "prod", "last", "mean", "pure_min"]
 
@@ -239,3 +240,16 @@ def judged_names(
         if name not in (*own, *others):
             raise ConfigError(f"--only {name}: this study has {', '.join([*own, *others])}")
     return list(only) or [*own, *others]
+
+
+def judges_text(given: Mapping[str, Any]) -> bool:
+    """Whether the reward models that a study trains, or that it evaluates, are models of text."""
+
+    def value(section: Any, key: str) -> Any:
+        return section.get(key) if isinstance(section, Mapping) else getattr(section, key, None)
+
+    train, evaluate = given.get("train"), given.get("evaluate")
+    if isinstance(train, Mapping) and train:
+        return all(value(one, "type") in TEXT_MODELS for one in train.values())
+    keys = EvaluateTextSettings.model_fields.keys() - EvaluateSettings.model_fields.keys()
+    return value(evaluate, "type") == "text" or (isinstance(evaluate, Mapping) and bool(keys & evaluate.keys()))

@@ -13,12 +13,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from guerdon.config_tree import Tree
+from guerdon.errors import ConfigError
 from guerdon.settings.algorithm import AlgorithmSettings, ControlAlgorithmSettings, TextAlgorithmSettings
 from guerdon.settings.aliases import guide_names
 from guerdon.settings.base import Settings, refuse
 from guerdon.settings.cluster import ClusterSettings
+from guerdon.settings.compare import CompareSettings
 from guerdon.settings.data import DataSettings, GeneratedDataSettings
-from guerdon.settings.evaluate import EvaluateSettings, EvaluateTextSettings, on_own_family
+from guerdon.settings.evaluate import EvaluateSettings, EvaluateTextSettings, judges_text, on_own_family
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.logger import LoggerSettings
 from guerdon.settings.policy import (
@@ -32,7 +34,12 @@ from guerdon.settings.policy import (
 from guerdon.settings.reward import RewardModelSection, RewardSettings, SourceSettings
 from guerdon.settings.reward_models import ExactModelSettings, PrimeModelSettings, TabularModelSettings
 from guerdon.settings.search import SearchSettings
-from guerdon.settings.text_policy import GenerationSettings, LocalGenerationSettings, TextPolicySettings
+from guerdon.settings.text_policy import (
+    NAME_A_MODEL,
+    GenerationSettings,
+    LocalGenerationSettings,
+    TextPolicySettings,
+)
 from guerdon.settings.train import (
     ImageTrainSettings,
     ProgressTrainSettings,
@@ -149,45 +156,6 @@ class CollectSettings(Settings):
         return [f"collect.{key}" for key, reads in given.items() if reads]
 
 
-class ArmSettings(Settings):
-    """One arm of a study: a label and what differs from the rest of the file."""
-
-    label: str = Field(description="how the report calls the arm")
-    config: dict[str, Any] = Field(default_factory=dict, description="what differs from the rest of the file")
-
-
-class CompareSettings(Settings):
-    """`compare`: arms x seeds x tasks."""
-
-    arms: dict[str, ArmSettings] = Field(description="by name; the override compare.arms=[a, b] chooses some of them")
-    baseline: str = Field(description="the arm that others are compared with")
-    seeds: tuple[int, ...] = Field((0, 1, 2), description="one run per arm, task and seed")
-    tasks: tuple[str, ...] | dict[str, dict[str, Any]] = Field(
-        (),
-        description="names that replace env.task, or names with what differs from the rest of the file; empty: the "
-        "file's own task alone. The override compare.tasks=[a] chooses some of the names with what differs",
-    )
-    parallel: int = Field(0, ge=0, description="jobs at a time; 0: one per GPU where they may use one, else per core")
-    correction: Literal["none", "holm"] = Field(
-        "none",
-        description="of intervals, verdicts and p-values for the number of arms that are compared with the baseline: "
-        "none, or Holm's step-down method",
-    )
-
-    def at_task(self, name: str) -> dict[str, Any]:
-        """What the study changes for a task."""
-        return self.tasks[name] if isinstance(self.tasks, dict) else {"env": {"task": name}}
-
-    @model_validator(mode="after")
-    def _fits(self) -> CompareSettings:
-        if self.baseline not in self.arms:
-            raise ValueError(f"compare.baseline {self.baseline!r} is not an arm; arms are {', '.join(self.arms)}")
-        for name, values in (("seeds", self.seeds), ("tasks", tuple(self.tasks))):
-            if len(set(values)) != len(values):
-                raise ValueError(f"compare.{name} repeats an entry")
-        return self
-
-
 class Study(Settings):
     """A whole configuration file."""
 
@@ -233,13 +201,19 @@ class Study(Settings):
 
     @classmethod
     def implied(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """`algorithm` and `evaluate` belong to the kind of policy that the file names, runs lie in `work_dir`."""
+        """`algorithm` and `evaluate` belong to the kind of policy that the file names, runs lie in `work_dir`.
+
+        A file without a policy whose reward models are for text is a language study.
+        """
+        if given.get("policy") is None and judges_text(given):
+            given = {**given, "policy": {"type": "text"}}
         policy = given.get("policy")
         kind = policy.get("type") if isinstance(policy, dict) else getattr(policy, "type", None)
         mark = {"type": "text" if kind == "text" else "control"}
         sections = {"algorithm": given.get("algorithm", {}), "evaluate": given.get("evaluate")}
-        if kind != "text" and "evaluate" not in given:
+        if kind != "text" and sections["evaluate"] is None:
             del sections["evaluate"]
+            given = {key: section for key, section in given.items() if key != "evaluate"}
         elif kind == "text" and isinstance(sections["evaluate"], dict):
             sections["evaluate"] = on_own_family(sections["evaluate"], given.get("data"))
         filled = {**given, **{k: {**mark, **v} if isinstance(v, dict) else v for k, v in sections.items()}}
@@ -279,7 +253,18 @@ class Study(Settings):
 
     @property
     def text_policy(self) -> TextPolicySettings:
-        """The policy of a language study."""
+        """The policy of a language study.
+
+        Raises:
+            ConfigError: the study names no language model.
+        """
+        if not self.text_default.named:
+            raise ConfigError(f"this command needs a policy: {NAME_A_MODEL}")
+        return self.text_default
+
+    @property
+    def text_default(self) -> TextPolicySettings:
+        """`policy` of a language study, for keys of other sections that it stands for; it may name no model."""
         assert isinstance(self.policy, TextPolicySettings)
         return self.policy
 
@@ -361,8 +346,6 @@ class Study(Settings):
         refuse(present if not wrong else set(), kind)
         models, sources = self.train.items(), self.reward.sources.items()
         wrong += [f"train.{k}: type {m.type}" for k, m in models if isinstance(m, TextTrainSettings) != self.text]
-        if self.evaluate is None and not self.text:
-            raise ValueError("evaluate null is for language models; leave it out")
         if self.evaluate is not None and self.evaluate.type != side:
             wrong.append(f"evaluate.type {self.evaluate.type}")
         wrong += [f"reward.sources.{k}: model_type {s.model.model_type}" for k, s in sources if s.text != self.text]

@@ -19,6 +19,7 @@ from guerdon.settings.gpus import GPUS_FIELD, known_gpus
 PRINTABLE = string.ascii_letters + string.digits + string.punctuation + " \n"
 
 
+NAME_A_MODEL = "set policy.path to the folder or hub id of a language model, or policy.tiny to make a small one"
 MAX_TOKENS_PER_PASS: Any = Field(
     None,
     ge=1,
@@ -80,7 +81,9 @@ class TextPolicySettings(Settings):
 
     type: Literal["text"] = Field("text", description="a causal language model")
     path: str | None = Field(
-        None, description="folder, hub id or package:<name> of a causal language model; an adapter is merged"
+        None,
+        description="folder, hub id or package:<name> of a causal language model; an adapter is merged. A "
+        "command that needs a policy needs this key or tiny",
     )
     tiny: TinyModelSettings | None = Field(None, description="make a small model in code instead of reading one")
     chat_template: str | None = CHAT_TEMPLATE
@@ -121,9 +124,14 @@ class TextPolicySettings(Settings):
 
     @model_validator(mode="after")
     def _one_origin(self) -> TextPolicySettings:
-        if (self.path is None) == (self.tiny is None):
-            raise ValueError("say exactly one of policy.path (a model to read) and policy.tiny (a model to make)")
+        if self.path is not None and self.tiny is not None:
+            raise ValueError("path (a model to read) and tiny (a model to make) are both given; remove one of them")
         return self
+
+    @property
+    def named(self) -> bool:
+        """Whether they name a language model; training and evaluation of reward models often need none."""
+        return self.path is not None or self.tiny is not None
 
 
 class _GenerationSettings(Settings):

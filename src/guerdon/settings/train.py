@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from guerdon.errors import ConfigError
 from guerdon.settings.base import DEVICE, Bf16, Device, Schedule, Settings, as_tuple, check_multiple, refuse
 from guerdon.settings.text_policy import (
     CHAT_TEMPLATE,
@@ -355,8 +356,16 @@ class _TextTrainSettings(_TextFitSettings):
 
         Args:
             policy: the study's, which says what these settings leave open.
+
+        Raises:
+            ConfigError: neither names one.
         """
         named = self.path is not None or self.tiny is not None
+        if not named and not policy.named:
+            raise ConfigError(
+                f"the model {self.save_dir!r} of the train section names no language model to start from: set its path "
+                "to a folder or hub id, or set policy.path"
+            )
         return TextPolicySettings(
             path=self.path if named else policy.path,
             tiny=self.tiny if named else policy.tiny,

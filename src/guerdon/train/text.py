@@ -117,13 +117,13 @@ def train_text_model(
     rows, held = split_questions(data.solutions, settings.val_split, settings.seed)
     _check_rewards(settings, data)
     with seeded(None, resolve_device(settings.device)):
-        model = start_model(settings, study.text_policy, separator=data.separator)
+        model = start_model(settings, study.text_default, separator=data.separator)
         train = make_lessons(model, [data.solutions[i] for i in rows], settings)
         val = make_lessons(model, [data.solutions[i] for i in held], settings)
         digests = {"train": train.digest(), "val": val.digest()}
         record = {
             "settings": settings.model_dump(mode="json", exclude=_FREE),
-            "policy": settings.start(study.text_policy).model_dump(mode="json", exclude={"device"}),
+            "policy": settings.start(study.text_default).model_dump(mode="json", exclude={"device"}),
             "data": digests,
         }
         folder = Path(settings.save_dir) / (data.folder or "")
