@@ -371,6 +371,20 @@ HOSTILE = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_attention_code_on_the_hub_is_refused_by_name(model, key, nested):
+    named = {key: "somebody/kernels@main:flash"}
+    edited(model / "config.json", **({"text_config": named} if nested else named))
+    with pytest.raises(CheckpointError, match=rf"{key} in config\.json names code on the hub, 'somebody/kernels@main"):
+        read_model(str(model))
+
+
+def test_an_attention_of_transformers_own_is_read(model):
+    edited(model / "config.json", attn_implementation="eager")
+    assert read_model(str(model))[0] is not None
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_templates_are_refused_in_one_line(name, monkeypatch):
     monkeypatch.setattr(chat_template, "SECONDS", 1.5)
