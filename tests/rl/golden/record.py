@@ -132,7 +132,9 @@ CONTROL: dict[str, Make] = {
     "ppo_native_corridor": control(**CORRIDOR),
     "ppo_native_next_step": control(**{**CORRIDOR, "autoreset_mode": "next_step"}),
     "ppo_native_same_step": control(**{**CORRIDOR, "autoreset_mode": "same_step"}),
-    "ppo_native_success_reported_at_times": control(**{**CORRIDOR, "kwargs": {**DOT["kwargs"], "reports": "every other"}}),
+    "ppo_native_success_reported_at_times": control(
+        **{**CORRIDOR, "kwargs": {**DOT["kwargs"], "reports": "every other"}}
+    ),
     "ppo_knobs": control(
         algorithm={
             **PPO, "normalize_rewards": True, "clip_range_high": 0.28, "clip_range_value": 0.2, "target_kl": 0.02,
