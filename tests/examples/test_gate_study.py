@@ -115,10 +115,12 @@ def test_a_clone_is_the_first_that_succeeds_often_enough(script, tmp_path, monke
     def study(*overrides):
         given = dict(one.partition("=")[::2] for one in overrides)
         tried.append((int(given["collect.episodes"]), int(given["collect.seed"])))
-        return SimpleNamespace(collect=SimpleNamespace(save_dir=tmp_path / "demonstrations"))
+        places = {"collect": tmp_path / "demonstrations", "bc": tmp_path / "policy"}
+        return SimpleNamespace(**{name: SimpleNamespace(save_dir=folder) for name, folder in places.items()})
 
     def collected(case):
         case.collect.save_dir.mkdir()  # fails where the last one's are still there
+        case.bc.save_dir.mkdir()
 
     monkeypatch.setattr(script, "collect", collected)
     monkeypatch.setattr(

@@ -1,11 +1,11 @@
 """Runs of vision-language-action policies: PPO and GRPO in chunks, killed and resumed; cloned, and learning."""
 
-from dataclasses import shutil
+import shutil
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
-import replace
 import torch
 from rl_clock import lines, result, start
 from test_loop import interrupted
