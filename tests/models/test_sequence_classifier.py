@@ -1,6 +1,7 @@
 """A sequence classifier as a judge: a number per response, the same in any company; the unreadable is a failure."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -76,10 +77,11 @@ def test_it_is_a_reward_model_of_text_by_name(tmp_path):
 
 def test_a_chat_before_the_question_is_read_too(tmp_path):
     judge = SequenceClassifier(written(tmp_path))
-    chat = [{"role": "user", "content": c} for c in ("bb", "ab")]
-    alone, whole = judge.score([episode("a"), episode("a", messages=chat)])
+    chat = tuple({"role": "user", "content": c} for c in ("bb", "ab"))
+    alone, whole = judge.score([episode("a"), replace(episode("a"), context=chat)])
     assert alone.total != whole.total
-    assert judge.score([episode("a", messages=chat[1:])])[0].total == pytest.approx(alone.total, rel=1e-5)
+    shorter = replace(episode("a"), context=chat[1:])
+    assert judge.score([shorter])[0].total == pytest.approx(alone.total, rel=1e-5)
 
 
 def test_what_it_cannot_read_is_a_failure_and_nothing_else_is(tmp_path):
