@@ -319,7 +319,7 @@ def test_a_run_with_the_native_reward_needs_no_picture(call, monkeypatch):
 
 @pytest.mark.parametrize("verb", ["run", "collect", "train", "evaluate", "compare"])
 def test_a_dry_run_writes_nothing(call, verb):
-    text = TINY + TRAIN + STUDY + "collect: {save_dir: data}\n"
+    text = TINY + TRAIN + STUDY + "collect: {save_dir: data, mixture: [{type: random}]}\n"
     status, out, err = call(verb, "tiny.yaml", "--dry-run", "runner.seed=3", files={"tiny.yaml": text})
     assert status == 0, err
     assert "seed: 3" in out

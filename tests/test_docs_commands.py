@@ -55,6 +55,7 @@ RUN_BY = {  # what tests run as it is
     "python examples/trl_grpo.py": "tests/integrations/test_trl.py",
     "python examples/verifiers_rewards.py": "tests/integrations/test_text_examples.py",
 }
+FILLED_IN = {"$task": "door-close", "[...]": "[door-close]", "my_package:MyRobot-v0": "Pendulum-v1"}  # by a reader
 README = {  # the page is kept short: why these are not run
     "python3 -m venv .venv": "make env, with which the checks begin, does the same",
     '.venv/bin/pip install -c constraints.txt -e ".[metaworld,video,text,serve,dev]"': "as above",
@@ -155,6 +156,8 @@ def words_of(command):
 def dry_run(page, verb, words):
     """The command with `--dry-run`; a file that the page does not show is replaced by one of the same kind."""
     words = [SHOWN.get((page, verb), word) if word == "study.yaml" else word for word in words]
+    for name, given in FILLED_IN.items():
+        words = [word.replace(name, given) for word in words]
     done = CliRunner().invoke(app, [verb, *words, *([] if "--dry-run" in words else ["--dry-run"])])
     missing = re.search(r"the package (\S+) is not installed: pip install", f"{done.output} {done.exception}")
     if missing:

@@ -243,12 +243,9 @@ def test_groups_start_alike_and_every_copy_plays_one_episode(tmp_path):
     assert "value_loss" not in lines(study)[0]
 
 
-@pytest.mark.parametrize(
-    ("env", "message"), [({"num_envs": 3}, "multiple of"), ({"max_episode_steps": None}, "max_episode_steps")]
-)
-def test_groups_that_cannot_be_are_refused(env, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        clock_study(tmp_path, env=env, algorithm=GRPO)
+def test_groups_that_cannot_be_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="multiple of"):
+        clock_study(tmp_path, env={"num_envs": 3}, algorithm=GRPO)
 
 
 # Stages and data.
