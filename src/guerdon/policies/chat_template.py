@@ -1,6 +1,6 @@
 """Chat templates of tokenizers, rendered once in a process of their own before they are used.
 
-A template is a program of whoever published the model. transformers runs it in a sandbox that has no files and no
+A template is a program written by the publisher of the model. transformers runs it in a sandbox without files and
 network, but no limit on time or memory either. Here every template of a tokenizer is rendered with a few short
 conversations in a process that is killed when it takes too long; one that passed is not rendered again.
 

@@ -1,7 +1,7 @@
 """What the two processes of a test do: one holds a program, the other judges it.
 
-Each runs alone in a sandbox of its own (`code_sandbox.py`), is told what to do in `/tmp/calls.json`, and shares nothing
-but a socket with the other (`code_link.py`). A test imports the module `solution`, whose names are proxies of the
+Each runs alone in a sandbox of its own (`code_sandbox.py`), reads its requests from `/tmp/calls.json`, and shares only
+a socket with the other (`code_link.py`). A test imports the module `solution`, whose names are proxies of the
 program's. Its process never holds the program, so a verdict is never the program's to write; and the program's process
 never holds a test or a right value. A program that ends, hangs or writes nonsense fails the test at once.
 
