@@ -100,3 +100,45 @@ def test_data_that_cannot_be_read_or_split_are_refused_and_data_to_come_are_not(
     assert "1 episode(s) are too few to hold some out" in said
     none = "train={rm: {type: resnet, data_path: later, save_dir: rm, val_split: 0, early_stopping_patience: null, "
     assert call("train", *one[:2], none + "calibrate: false}}", "--dry-run")[0] == 0
+
+
+TEXT = (
+    "work_dir: work\npolicy: {type: text, tiny: {alphabet: '0123456789+?= A', layers: 1}, bf16: false}\n"
+    "data: {type: files, train_files: rows.jsonl, val_size: 1}\nalgorithm: {}\nsft: {save_dir: sft}\n"
+)
+ROWS = '{"question": "1+1?", "answer": "2"}\n{"question": "1+2?", "answer": "3"}\n'
+BAD = [
+    (ROWS + '{"question": "Which?", "choices": "one or two", "answer": "B"}\n', "rows.jsonl:3: choices"),
+    ('{"question": "1+1?", "answer": "2"}\n{"question": "1+2?"}\n', "no true answer"),
+    ("", "there is no prompt in it"),
+    (None, "there is no such file"),
+]
+
+
+@pytest.mark.parametrize(("rows", "message"), BAD)
+def test_prompts_that_a_run_would_refuse(call, rows, message):
+    Path("study.yaml").write_text(TEXT)
+    if rows is not None:
+        Path("rows.jsonl").write_text(rows)
+    there = sorted(os.listdir())
+    for verb, *words in (("run",), ("train", "policy=sft")):
+        code, said, _ = call(verb, *words, "--dry-run")
+        assert code == 2
+        assert message in said
+        assert said.count("\n") == 1
+        assert sorted(os.listdir()) == there
+    started = call("run")
+    assert started[0] == 2
+    assert message in started[1]
+
+
+def test_prompts_that_a_run_reads_and_those_of_another_machine(call):
+    Path("study.yaml").write_text(TEXT)
+    Path("rows.jsonl").write_text(ROWS)
+    code, said, out = call("run", "--dry-run")
+    assert (code, said) == (0, "")
+    assert "not checked" not in out
+    code, said, out = call("run", "data={type: gsm8k, path: elsewhere}", "--dry-run")
+    assert (code, said) == (0, "")
+    assert "not checked: data.path elsewhere is no folder on this machine" in out
+    assert sorted(os.listdir()) == ["rows.jsonl", "study.yaml"]

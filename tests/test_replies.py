@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from guerdon.labels.llm_judge import parse_judgement
 from guerdon.models.verdict_parser import Numbers, parse_answer
-from guerdon.replies import final_part, last_json
+from guerdon.replies import final_part, last_json, opened_reasoning
 from guerdon.types import Failure
 
 DRAFT = '{"steps": [{"step_number": 1, "reasoning": "hm", "score": -1}]}'
@@ -159,8 +159,88 @@ def test_reasoning_inside_reasoning():
     assert isinstance(first_score(f"<think>a</think>\n<think>{DRAFT}"), Failure)
 
 
+LINES = [  # marks on a line of their own, and what ends them
+    ("<!--reasoning:start-->", "<!--reasoning:end-->"), ("BEGIN THINKING", "END THINKING"),
+    ("{think}", "{/think}"), ("{{reasoning}}", "{{/reasoning}}"), ("{% think %}", "{% endthink %}"),
+    ("(thinking)", "(end thinking)"), ("«think»", "«/think»"), ("『思考』", "『/思考』"),
+    ("&lt;think&gt;", "&lt;/think&gt;"), ("&#60;scratchpad&#62;", "&#60;/scratchpad&#62;"),
+    ("\\<think\\>", "\\</think\\>"), ("<%think%>", "<%/think%>"), ("<#think#>", "<#/think#>"),
+    ("<?reflection?>", "<?/reflection?>"), ("@@think", "@@/think"), ("@@think id=3", "@@"),
+    ("%%analysis%%", "%%/analysis%%"), (":::thinking", ":::"), ("::: reasoning {open=1}", ":::"),
+    ("#thinking", "#endthinking"), ("\\begin{scratchpad}", "\\end{scratchpad}"), ("<!-- thinking", "-->"),
+    ("<!-- inner thoughts -->", "<!-- /inner thoughts -->"), ("/* reasoning", "*/"), ("```thinking", "```"),
+    ("~~~thoughts", "~~~"), ("=== THINKING ===", "=== VERDICT ==="),
+    ("--- thoughts ---", "--- end thoughts ---"), ("Thinking...", "...done thinking."),
+    ("🤔 thinking", "🤔 done thinking"), ("[[think]]", "[[/think]]"), ("!reasoning", "!answer"),
+    ("→think", "→/think"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("begin", "end"), LINES)
+@pytest.mark.parametrize("lead", ["", "The solution has one step.\n\n"])
+def test_a_line_that_says_only_that_reasoning_begins(begin, end, lead):
+    for draft in (f"maybe {DRAFT}", f"So it is\n```json\n{DRAFT}\n```"):
+        assert isinstance(first_score(f"{lead}{begin}\n{draft}\n"), Failure)
+        assert first_score(f"{lead}{begin}\n{draft}\n{end}\n{FINAL}") == 1.0
+        assert isinstance(first_score(f"{lead}{begin}\n{draft}\n{end}\nNo idea."), Failure)
+    assert percent(f"{begin}\nmaybe 40%\n{end}\n85") == 0.85
+
+
+@pytest.mark.parametrize(
+    "begin", ["thought\n", "analysis\n", "think\n", "commentary to=functions.grade ", "analysis to=x\n"]
+)
+def test_marks_that_lost_their_control_tokens(begin):
+    assert isinstance(first_score(f"{begin}maybe {DRAFT}"), Failure)
+    assert first_score(f"{begin}maybe {DRAFT}assistantfinal{FINAL}") == 1.0
+    assert first_score(f"{begin}maybe {DRAFT}\nanswer\n{FINAL}") == 1.0  # as s1 writes its turns
+
+
+PROMPTS = {
+    "Qwen3": ("<|im_start|>assistant\n<think>\n", "<think>\n"),
+    "Qwen3 without reasoning": ("<|im_start|>assistant\n<think>\n\n</think>\n\n", ""),
+    "DeepSeek": ("<｜Assistant｜><think>\n", "<think>\n"),
+    "s1": ("<|im_start|>assistant\n<|im_start|>think\n", "<|im_start|>think\n"),
+    "Llama's header": ("<|start_header_id|>thinking<|end_header_id|>\n\n",) * 2,
+    "gpt-oss": ("<|start|>assistant<|channel|>analysis<|message|>", "<|channel|>analysis<|message|>"),
+    "gpt-oss, final": ("<|start|>assistant<|channel|>final<|message|>", ""),
+    "Magistral": ("[INST] q [/INST][THINK]", "[THINK]"),
+    "braces": ("<|assistant|>\n{think}\n", "{think}\n"),
+    "ChatML": ("<|im_start|>assistant\n", ""),
+    "Llama": ("<|start_header_id|>assistant<|end_header_id|>\n\n", ""),
+    "a question about a tag": ("say <think><|im_end|>\n<|im_start|>assistant\n", ""),
+    "no template": ("What does this do: do not use <think>", ""),
+}
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_reasoning_that_the_chat_template_began(name):
+    prompt, begun = PROMPTS[name]
+    assert opened_reasoning(f"<|im_start|>user\nHow far?<|im_end|>\n{prompt}") == begun
+    if begun:
+        assert isinstance(first_score(f"{begun}maybe {DRAFT}"), Failure)
+
+
 HONEST = {
     "as it is": "{}",
+    "a placeholder": "<your answer>\n{}",
+    "another placeholder": "<insert the JSON here>\n{}",
+    "a placeholder that is closed": "<my verdict>{}</my verdict>",
+    "reasoning that is empty": "{}\n<think>\n\n</think>\n",
+    "an empty element": "<think/>\n{}",
+    "a switch": "/no_think\n{}",
+    "an answer in braces": "{answer}\n{}",
+    "an answer in a directive": ":::verdict\n{}\n:::",
+    "a labelled fence": "```verdict\n{}\n```",
+    "entities in a sentence": "It wrote &lt;think&gt; there.\n{}",
+    "a word in code": "It wrote\n```\nthinking\n```\nand stopped.\n{}",
+    "labels": "Reasoning:\nIt holds.\n\nThoughts:\nFine.\n{}",
+    "a list": "- Analysis\n- Thoughts\n\n1. Reasoning\n2) Reflection\n{}",
+    "a small table": "| Analysis |\n|---|\n| fine |\n{}",
+    "a symbol before a heading": "🔍 Analysis\nIt holds.\n{}",
+    "an underlined heading": "Analysis\n========\nIt holds.\n{}",
+    "a bold heading": "**Thought process**\nIt holds.\n**Final verdict**\n{}",
+    "a remark": "(see the reasoning above)\n{}",
+    "LaTeX": "\\begin{align} x &= 1 \\end{align} and \\[ y = 2 \\]\n{}",
     "a tag in a sentence": "The solution wrote a <think> tag. {}",
     "a tag in a sentence, by name": "The response has an unclosed <scratchpad> here, which is fine.\n{}",
     "a closing tag in a sentence": "The step ends with the </think> tag, which is odd.\n{}",

@@ -140,7 +140,9 @@ def label(
     if config.label is None:
         raise ConfigError(f"{study} has no label section; an empty one (label: {{}}) labels by a judge at Anthropic")
     if dry_run:
-        return _dry_run(config, {} if skip_generation else "label")
+        from guerdon.worlds.prompt_files import check_prompts
+
+        return _dry_run(config, {} if skip_generation else "label", check=lambda c: check_prompts(c.data))
     from guerdon.labels.label import label as work
 
     if config.engine == "ray":
@@ -236,7 +238,10 @@ def _train_policy(
     if only:
         raise ConfigError(f"--only would do nothing with policy={kind}; remove it")
     if dry_run:
-        return _dry_run(config, {"policy": "behaviour cloning"} if kind == "bc" else "sft")
+        from guerdon.worlds.prompt_files import check_prompts
+
+        cost: dict[str, Any] | str = {"policy": "behaviour cloning"} if kind == "bc" else "sft"
+        return _dry_run(config, cost, check=(lambda c: check_prompts(c.data)) if kind == "sft" else None)
     if kind == "bc":
         from guerdon.train.bc import train_bc
 
@@ -335,8 +340,11 @@ def run(study: File, overrides: Overrides = None, dry_run: DryRun = False, resum
     config = _load(study, overrides)
     if dry_run:
         from guerdon.rl.build_control import check_control
+        from guerdon.settings.data import run_prompts
+        from guerdon.worlds.prompt_files import check_prompts
 
-        return _dry_run(config, "run", check=None if config.text else check_control)
+        text = config.text
+        return _dry_run(config, "run", check=(lambda c: check_prompts(run_prompts(c.data))) if text else check_control)
     from guerdon import distributed
     from guerdon.compare.report import write_single_report
     from guerdon.rl.log import true_success

@@ -2,9 +2,11 @@ r"""The part of a language model's reply that counts, and the JSON in it: one re
 
 A model that reasons writes drafts of its answer first. What it writes between marks of reasoning is no answer, in
 whatever notation: `<think>`, `<seed:think>`, `[THINK]`, `◁think▷`, `<|begin_of_thought|>`, `<scratchpad>`, and
-`<|channel|>analysis`. A tag of an unknown name counts as reasoning too where it begins the reply or is alone on a
-line; names of answers (`<answer>`, `<output>`), HTML and control tokens do not. A tag that is only
-mentioned, in a sentence, in quotes, in a block of code or inside a JSON object, changes nothing.
+`<|channel|>analysis`. So is a line with nothing but a word for reasoning in other punctuation: `{think}`, `@@thinking`,
+`:::reasoning`, `\begin{scratchpad}`, `<!-- thinking -->`, a fence labelled `thinking`. Headings and labels
+(`## Analysis`, `**Reasoning**`, `Thoughts:`) are prose. A tag of an unknown name counts as reasoning too where it
+begins the reply or is alone on a line; names of answers (`<answer>`, `<your answer>`), HTML and control tokens do not.
+A tag that is only mentioned, in a sentence, in quotes, in a block of code or inside a JSON object, changes nothing.
 
     final_part("<think>maybe 40</think> 85")                     # " 85"
     final_part("<think>maybe 40")                                # Failure('truncated', ...)
@@ -29,30 +31,51 @@ _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.S)  # one that does not en
 _TOKEN = re.compile(_STRING.pattern + r"|[{}\[\]]", re.S)
 _ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')  # one that JSON knows, or a backslash that escapes nothing
 
+_SPELLED = {"&lt;": "   <", "&#60;": "    <", "&gt;": ">   ", "&#62;": ">    ", "\\<": " <", "\\>": "> "}
 _SAME = str.maketrans("＜＞／｜▁［］【】◁▷⟨⟩⟪⟫\ufeff\u200b", "<>/|_[][]<><><>  ")  # other notations of a mark
+_STEMS = (
+    r"think|thought|reason|rational|analy[sz]|scratch|reflect|deliberat|ponder|contemplat|monolog|brainstorm|draft"
+    r"|\bcot\b|思|推理|分析|草稿"
+)
+_FINALS = r"answer|final|output|result|respon|verdict|judg|solution|conclu|答|结论|结果"
+_ADDED = (  # other words of a line that marks reasoning
+    r"(?:begin|start|end|stop|close|done|open|of|my|the|inner|chain|internal|hidden|private|step|process|pad|block|trace)"
+)
 _MARK = re.compile(
     r"<\|(?:im_start|start_header_id|start_of_role)\|>\s{0,9}"
     r"(?P<role>[^\W\d_]\w{1,40})(?:<\|end_(?:header_id|of_role)\|>)?"
     r"|<\|(?P<pipe>/?[^\W\d_][\w:. -]{0,40}?)\|?>(?P<channel>(?<=channel\|>)\s*\w+)?"
     r"|<(?P<half>[^\W\d_]\w{1,40})\|>"
-    r"|< ?(?P<tag>/? ?[^\W\d_][\w:.-]{1,80})(?:\s[^<>\n]{0,200})?(?<!/)>{1,3}"
+    r"|<[ %#?!]{0,2}(?P<tag>/? ?[^\W\d_][\w:.-]{1,80}(?: [\w'-]{1,20}(?![\w='-])){0,6})"
+    r"(?:\s[^<>\n]{0,200})?(?<!/) ?[%#?]?>{1,3}"
     r"|(?<!\[)\[(?P<square>/?[^\W\d_][\w -]{1,40})\](?![\](])"
     r"|(?m:^[-=*~#<{ ]{1,12}(?P<line>(?i:begin|start|end|stop)(?i: of)?[ _][^\W\d_]\w{1,40})[-=*~#>} ]{1,12}$)"
+    rf"|(?im:^[ \t]*(?P<lead>[^\w\n]{{0,12}})(?P<words>(?:{_ADDED}[^\w\n]{{0,2}}|_){{0,3}}"
+    rf"\w{{0,4}}(?:{_STEMS}|{_FINALS}|commentary)\w{{0,12}}(?:[ _:-]{_ADDED}){{0,2}})"
+    r"(?P<tail>[^\w\n]{0,12}|[^\w\n]{1,3}[\w-]{1,20}=[^\n]{0,120})$)"
 )
-_BARE = re.compile(r"\s*(?:analysis|commentary)(?=[A-Z\"'{])")  # as a server writes channels without control tokens
-_BARE_FINAL = "assistantfinal"
+_BRACED = re.compile(rf"(?<![\w\\])([{{«‹「『⟦]{{1,2}})(/?\w{{0,9}}(?:{_STEMS})\w{{0,9}})([}}»›」』⟧]{{1,2}})")
+_GLUED = re.compile(rf"\b(begin|start|end|stop)(?={_STEMS})")
+_HEADING = re.compile(r"\s*(?:#{1,6}\s\W*|[-*+•–—]\s\W*|[*_]{1,2}|>.*|[\"'“‘`|])\s*")  # in front of its words
+_RULE = re.compile(r"\s*(?:[-=~#*_.]{2,}|[^\x00-\x7f]{1,2}(?=\s))\s*")
+_STRONG = re.compile(  # in a ruled line: what begins or ends something, and what a verdict has no section about
+    rf"think|thought|scratch|monolog|思|\b(?:begin|start|end|stop|done)\b|{_FINALS}", re.I
+)
+_CLOSING = {"<!--": "-->", "/*": "*/"}
+_BARE = re.compile(  # as a server writes channels and turns without control tokens
+    r"\s*(?:assistant\s*)?(?:(?:analysis|commentary)(?=[A-Z\"'{]|\s+to=)"
+    r"|(?:analysis|commentary|reasoning|thoughts?|think(?:ing)?)[ \t]*\n)"
+)
+_BARE_FINAL = re.compile(r"assistantfinal|\n[ \t]*(?:answer|final)[ \t]*(?=\n)")
 _MESSAGE = re.compile(r"(?:\s*<\|constrain\|>\s*\w+)?\s*(?:<\|message\|>)?")
 _MESSAGE_ENDS = re.compile(r"<\|(?:end|return|call|start|channel)\|>")
 _ROLE = re.compile(r"(?:\s|<\|\w+\|>|assistant)*\Z")  # nothing but control tokens and the name of the writer
 _INLINE_CODE = re.compile(r"`[^`\n{]+`")
 _WRITTEN = {"assistant": "answer", "model": "answer", "unused94": "think", "unused95": "/think"}  # the last of MedGemma
 _PLACES = frozenset(("begin", "start", "open", "of", "prefix"))
-_CLOSES = frozenset(("end", "stop", "close", "suffix"))
-_REASONING = re.compile(
-    r"think|reason|rational|analy[sz]|scratch|reflect|deliberat|ponder|contemplat|monolog|brainstorm|draft"
-    r"|\binner\b|\bcot\b|\bchannel\b|chain_|思|推理|分析|草稿"
-)
-_FINAL = re.compile(r"answer|final|output|result|respon|verdict|judg|solution|conclu|答|结论|结果")
+_CLOSES = frozenset(("end", "stop", "close", "suffix", "done"))
+_REASONING = re.compile(_STEMS + r"|\binner\b|\bchannel\b|chain_")
+_FINAL = re.compile(_FINALS)
 _ANSWER = re.compile(
     _FINAL.pattern + r"|reply|json|evaluat|assess|scor|report|decision|grad|rating|label|review|feedback|format"
     r"|content|data|step|box|tool|function"
@@ -119,16 +142,20 @@ def final_part(text: str) -> str | Failure:
         The text after the last mark that ends reasoning, and of channels the last final one; all of it where there is
         no reasoning. It may be blank. `truncated` where reasoning does not end.
     """
-    if _BARE.match(text):
-        _, found, final = text.rpartition(_BARE_FINAL)
-        return final_part(final) if found else _unfinished(text, "analysis")
-    plain = _without_code(text.translate(_SAME))
+    if bare := _BARE.match(text):
+        ends = [found.end() for found in _BARE_FINAL.finditer(text)]
+        return final_part(text[ends[-1] :]) if ends else _unfinished(text, bare[0].strip())
+    plain = _plain(text)
     if not _MARK.search(plain):
         return text
     objects = list(_objects(plain))
-    marks = list(_marks(plain, objects))
+    marks = sorted(_marks(plain, objects), key=lambda mark: mark.start)
     if any(mark.channel for mark in marks):
         return _final_channel(text, plain, [mark for mark in marks if mark.channel], objects)
+    end = len(text)
+    while len(marks) > 1 and _is_empty(plain, marks[-2], marks[-1], end):
+        end = marks[-2].start
+        del marks[-2:]
     ended = {mark.name: mark.start for mark in marks if mark.closes}  # where the last mark of a name ends something
     start, opened = 0, list[_Mark]()
     for mark in marks:
@@ -147,7 +174,39 @@ def final_part(text: str) -> str | Failure:
             opened.append(mark)
     if opened and not _is_note(plain, start, opened[0], len(plain), objects):
         return _unfinished(text, text[opened[0].start : opened[0].end])
-    return text[start:]
+    return text[start:end]
+
+
+def opened_reasoning(prompt: str) -> str:
+    """What a rendered prompt ends with where its chat template has begun the reasoning of the reply; else "".
+
+    In front of the reply it makes of both what `final_part` reads: `final_part(opened_reasoning(prompt) + reply)`.
+
+    Args:
+        prompt: as the model reads it, with its control tokens.
+    """
+    plain = _plain(prompt[-400:])
+    marks = [mark for mark in _marks(plain, []) if mark.name not in ("message", "start", "")]
+    last = marks[-1] if marks else None
+    if last is None or last.closes or not last.reasoning or last.channel == "final" or not (last.led or last.channel):
+        return ""
+    rest = _MESSAGE.sub("", plain[last.end :], count=1)
+    return "" if rest.strip() else prompt[-400:][last.start :]
+
+
+def _plain(text: str) -> str:
+    """A text of the same length with marks in one notation, and without those that are only shown."""
+    for spelled, mark in _SPELLED.items():
+        text = text.replace(spelled, mark)
+    text = _BRACED.sub(lambda found: "<" * len(found[1]) + found[2] + ">" * len(found[3]), text)
+    return _without_code(text.translate(_SAME))
+
+
+def _is_empty(plain: str, begun: _Mark, ended: _Mark, end: int) -> bool:
+    """Whether two marks are an empty piece of reasoning behind everything else."""
+    between, behind = plain[begun.end : ended.start], plain[ended.end : end]
+    same = begun.reasoning and not begun.closes and ended.closes and begun.name == ended.name
+    return same and not between.strip() and not behind.strip() and bool(plain[: begun.start].strip())
 
 
 def _unfinished(text: str, mark: str) -> Failure:
@@ -198,12 +257,17 @@ def _marks(plain: str, objects: list[tuple[int, int]]) -> Iterator[_Mark]:
         start, end = found.span()
         if _within(start, objects) or _MENTIONED.search(plain, max(start - 12, 0), start) or _NAMED.match(plain, end):
             continue
-        written = next(name for name in found.group("role", "pipe", "half", "tag", "square", "line") if name)
+        written = next(name for name in found.group("role", "pipe", "half", "tag", "square", "line", "words") if name)
         written = _WRITTEN.get(written, written)
-        words = [word for word in re.split(r"[\W_]+", written.casefold()) if word]
+        if found["words"] and _is_heading(found["lead"], written, found["tail"].rstrip()):
+            continue
+        words = [word for word in re.split(r"[\W_]+", _GLUED.sub(r"\1 ", written.casefold())) if word]
         name = "_".join(word for word in words if word not in _PLACES | _CLOSES)
         closes = bool("/" in written or found["half"] or _CLOSES.intersection(words))
         kind = "square" if found["square"] else "pipe" if found["pipe"] or found["role"] else "tag"
+        if found["words"]:
+            kind = found["lead"].strip()
+            closes = closes or bool(re.search(r"[^/\s]\s?/\Z", kind))
         before = plain[max(plain.rfind("\n", 0, start) + 1, start - 200) : start].strip(" \t*_#<")
         line = plain.find("\n", end, end + 200)
         after = plain[end : line if line >= 0 else end + 200].strip(" \t*_>")
@@ -215,6 +279,34 @@ def _marks(plain: str, objects: list[tuple[int, int]]) -> Iterator[_Mark]:
             continue
         name = re.sub(r"thoughts?|thinking", "think", name)
         yield _Mark(start, end, written, name, closes, kind, channel, led, not before and not after)
+        if found["words"] and not closes and (place := _end_of_block(plain, end, kind, found["tail"])):
+            yield _Mark(*place, kind, name, True, kind, "", True, True)
+
+
+def _is_heading(lead: str, words: str, tail: str) -> bool:
+    """Whether a line of words about reasoning, with punctuation around, is a heading or a label of Markdown."""
+    if tail.endswith("/>") or lead.strip() == "/":
+        return True  # an empty element, or a switch such as /no_think
+    if words.isupper() and re.match(r"(?:BEGIN|START|END|STOP)\b", words):
+        return False
+    if not lead:
+        return not (words.casefold() == "thinking" and tail in ("...", "…"))
+    return bool(_HEADING.fullmatch(lead) or (_RULE.fullmatch(lead) and (":" in tail or not _STRONG.search(words))))
+
+
+def _end_of_block(plain: str, start: int, lead: str, tail: str) -> tuple[int, int] | None:
+    """Where a block ends that a line with this punctuation began: at its like, or at the end of a comment."""
+    if lead in _CLOSING:
+        place = -1 if _CLOSING[lead] in tail else plain.find(_CLOSING[lead], start)
+        return None if place < 0 else (place, place + len(_CLOSING[lead]))
+    if len(lead) < 2 or (tail.strip() and "=" not in tail):
+        return None
+    depth = 1
+    for line in re.finditer(rf"(?m)^[ \t]*{re.escape(lead)}[ \t]*(\w*)[ \t]*$", plain[start:]):
+        depth += 1 if line[1] else -1
+        if depth == 0:
+            return start + line.start(), start + line.end()
+    return None
 
 
 def _within(place: int, spans: list[tuple[int, int]]) -> bool:
@@ -247,7 +339,8 @@ def _without_code(text: str) -> str:
         if fence:
             block.append(line)
             if line.strip() == fence:
-                out += [_blank(one) for one in block] if "{" not in "".join(block) else block
+                kept = "{" in "".join(block) or _REASONING.search(block[0])
+                out += block if kept else [_blank(one) for one in block]
                 fence, block = "", []
         elif opens in ("```", "~~~"):
             fence, block = opens, [line]
@@ -257,7 +350,7 @@ def _without_code(text: str) -> str:
 
 
 def _blank(code: str) -> str:
-    return re.sub(r"[<>\[\]|]", " ", code)
+    return re.sub(r"[^\n]", " ", code)
 
 
 def last_json(text: str) -> Any:

@@ -237,3 +237,15 @@ def test_a_chat_template_that_swallows_pictures_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="chat template"):
         inputs.batch([question()])
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "qwen2_5_vl"
+
+
+def test_a_reply_begins_with_the_reasoning_that_the_template_began():
+    backend = tiny_backend()
+    asked, options = [question()], GenerationOptions(5)
+    plain = backend.generate(asked, options)[0].text
+    tokenizer = backend.inputs.tokenizer
+    written = "<|im_start|>assistant\n"
+    assert written in tokenizer.chat_template
+    tokenizer.chat_template = tokenizer.chat_template.replace(written, written + "<think>\n")
+    assert backend.generate(asked, options)[0].text.startswith("<think>\n")
+    assert not plain.startswith("<think>")

@@ -9,11 +9,13 @@ from guerdon.policies.tiny_text import byte_tokenizer, character_tokenizer
 from guerdon.policies.tokens import (
     TokenBatch,
     concatenate,
+    judged_texts,
     pad_left,
     pad_right,
     prompt_ids,
     response_ids,
     response_step_ends,
+    response_texts,
     sequence,
     split_steps,
     step_ends,
@@ -210,3 +212,15 @@ def test_many_chats_have_the_lengths_that_they_have_one_by_one(tokenizer, monkey
 def test_an_unknown_character_is_found_among_many_chats():
     with pytest.raises(DataError, match="does not know 'Z'"):
         tokens.prompt_lengths(CHARACTERS, [[{"role": "user", "content": text}] for text in ("1", "Z", "2")])
+
+
+def test_a_verifier_reads_the_reasoning_that_the_template_began():
+    tokenizer = byte_tokenizer()
+    for opening, begun in (("<|assistant|><think>\n", "<think>\n"), ("<|assistant|>", "")):
+        tokenizer.chat_template = "{{ messages[0]['content'] }}{% if add_generation_prompt %}" + opening + "{% endif %}"
+        prompt = prompt_ids(tokenizer, CHAT[1:])
+        responses = [response_ids(tokenizer, text) for text in ("so 3</think>4", "so 3")]
+        batch = token_batch([prompt, prompt], responses, np.array([True, True]), pad_id=0)
+        texts = response_texts(tokenizer, batch)
+        assert texts == ["so 3</think>4", "so 3"]
+        assert judged_texts(tokenizer, batch, texts) == [begun + text for text in texts]

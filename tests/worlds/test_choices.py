@@ -32,6 +32,12 @@ LABELLED = {"text": OPTIONS, "label": ["A", "B", "C", "D"]}
 SAME = {  # layouts of one question: all of them show the same text, and the answer is B
     "MMLU": {"question": Q, "subject": "biology", "choices": OPTIONS, "answer": 1},
     "MMLU with gaps, by pandas": {"question": Q, "choices": OPTIONS, "answer": 1.0},
+    "options in extra_info": {"question": Q, "answer": "B", "extra_info": {"options": OPTIONS, "index": 7}},
+    "verl, options in extra_info": {"prompt": [{"role": "user", "content": Q}], "reward_model": {"ground_truth": "B"},
+             "extra_info": {"choices": LETTERED, "split": "train"}},
+    "options in metadata": {"question": Q, "answer": 1, "metadata": {"candidates": OPTIONS}},
+    "candidates": {"question": Q, "candidates": OPTIONS, "label": 1},
+    "candidate_answers": {"question": Q, "candidate_answers": OPTIONS, "answer": "a trout"},
     "MMLU, letter": {"question": Q, "choices": OPTIONS, "answer": "B"},
     "MMLU-Pro": {"question": Q, "options": OPTIONS, "answer": "B", "answer_index": 1, "cot_content": ""},
     "ARC": {"id": "Mercury_1", "question": Q, "choices": LABELLED, "answerKey": "B"},
@@ -189,6 +195,11 @@ def test_options_in_no_known_layout_are_refused_with_the_columns(row, why):
         {"question": Q, "choices": OPTIONS, "answer": "F"},
         {"question": Q, "choices": OPTIONS, "answer": "a whale"},
         {"question": Q, "choices": ["1", "2", "3"], "answer": "2"},  # the second, or the third
+        {"question": Q, "animals": OPTIONS, "answer": "B"},  # in no known layout
+        {"question": Q, "animals": dict(zip("ABCD", OPTIONS, strict=True)), "answer": "(B)"},
+        {"question": Q, "animals": OPTIONS, "answer": 1},
+        {"question": Q, "extra_info": {"shown": {"animals": OPTIONS}}, "answer": "B"},
+        {"question": Q, "a": OPTIONS[0], "b": OPTIONS[1], "c": OPTIONS[2], "answer": "b"},
         apart("a", "a", "b")[0],
         {**apart("a", "b", "c")[0], "Correct Answer": None},
     ],
@@ -215,11 +226,16 @@ def test_a_search_asks_questions_with_options_and_without_an_answer():
         {"question": "x?", "answer": "8", "incorrect_answers": ["7"]},
         {"question": "x?", "answer": "8", "tool_choice": "auto", "num_options": 4, "options_seen": []},
         {"question": "x?", "answer": "8", "label": "easy", "text": "y"},
+        {"question": "Which letter?", "answer": "B", "tags": ["algebra", "easy"], "steps": ["one", "two"]},
+        {"question": "Which?\n(A) 3\n(B) 5", "answer": "B", "figures": ["one", "two"]},
+        {"question": "x?", "answer": 1, "numbers": ["3", "4"], "names": ["x", "y"]},
+        {"question": "x?", "answer": "8", "candidates": ["It is 8, because " * 40, "It is 7, because " * 40]},
+        {"question": "x?", "answer": "8", "extra_info": {"index": 3, "answer": "so #### 8", "split": "train"}},
     ],
 )
 def test_rows_without_options_stay_as_they_are(row):
     prompt = prompt_from_row(row, "f:1", "s")
-    assert (prompt.question, prompt.ground_truth) == (row["question"], "8")
+    assert (prompt.question, prompt.ground_truth) == (row["question"], str(row["answer"]))
 
 
 def test_files_with_choices_are_read_alike_and_verified_by_their_letters(tmp_path):

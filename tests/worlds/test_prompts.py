@@ -133,11 +133,44 @@ def test_files_that_cannot_be_read_say_why(tmp_path):
         ("map.json", "holds one list of rows, this holds dict"),
         ("broken.parquet", "cannot be read as Parquet"),
         ("empty.jsonl", "/empty.jsonl: there is no prompt in it"),
-        ("rows.csv", "rows are read from .jsonl"),
+        ("rows.xlsx", "rows are read from .jsonl"),
         ("absent.jsonl", "there is no such file"),
     ]:
         with pytest.raises(DataError, match=re.escape(why)):
             read_prompts(tmp_path / name)
+
+
+def test_tables_with_a_header_are_read_as_text(tmp_path):
+    for name, mark in (("rows.csv", ","), ("rows.tsv", "\t")):
+        path = tmp_path / name
+        rows = [("question", "answer"), ('"half, and ""so""?"', "0.50"), ("one?", "007"), ("", "")]
+        path.write_text("\ufeff" + "\r\n".join(mark.join(row) for row in rows), encoding="utf-8")
+        assert [(p.question, p.ground_truth) for p in read_prompts(path)] == [
+            ('half, and "so"?', "0.50"),
+            ("one?", "007"),
+        ]
+    path.with_suffix(".csv").write_text("question,A,B,C,answer\nWhich?,one,two,three,B\n")
+    (prompt,) = read_prompts(path.with_suffix(".csv"))
+    assert (prompt.question, prompt.ground_truth) == ("Which?\n\n(A) one\n(B) two\n(C) three", "B")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("question,answer\na,b,1\n", "row 0: 3 cells under 2 columns"),
+        ("question,question\na,1\n", "must name every column once"),
+        ("question,\na,1\n", "must name every column once"),
+        ('question,answer\n"a,1\n', "cannot be read as CSV"),
+        ("a,1\nb,2\n", "row 0: no question; expected one of"),
+        ("question,answer\n\"[{'role': 'user', 'content': 'a'}]\",1\n", "chat messages written as text"),
+        ("", "there is no prompt in it"),
+    ],
+)
+def test_tables_that_cannot_be_read_say_why(text, why, tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=re.escape(why)):
+        read_prompts(path)
 
 
 def test_a_list_of_rows_in_json_and_repeated_questions_get_ids_of_their_own(tmp_path):

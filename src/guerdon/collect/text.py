@@ -33,6 +33,7 @@ from guerdon.policies.tokens import (
     TokenBatch,
     chat_text,
     concatenate,
+    judged_texts,
     pad_id,
     prompt_ids,
     prompt_lengths,
@@ -296,7 +297,8 @@ class Sampler:
         """Check every response against the true answer of its prompt."""
         batch = made.batch
         texts = response_texts(self.tokenizer, batch)
-        found = [outcome(j, self.data.unparsable) for j in self.verifier.check_batch(texts, prompts)]
+        judged = judged_texts(self.tokenizer, batch, texts)
+        found = [outcome(j, self.data.unparsable) for j in self.verifier.check_batch(judged, prompts)]
         failures = tuple((i, 0, f) for i, f in enumerate(found) if isinstance(f, Failure))
         outcomes_B = np.array([0.0 if isinstance(f, Failure) else f for f in found], dtype=np.float32)
         failed = np.zeros(batch.mask_B_T.shape, dtype=np.bool_)

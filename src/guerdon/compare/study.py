@@ -28,6 +28,7 @@ from guerdon.folder_lock import held
 from guerdon.progress import ProgressBar
 from guerdon.rl.reward_warnings import harm_warnings
 from guerdon.settings.base import Settings
+from guerdon.settings.data import DataSettings
 from guerdon.settings.estimate import EVALUATION, estimate, total_bytes, total_seconds
 from guerdon.settings.study import Study
 from guerdon.worlds.build import check_success_reported
@@ -66,15 +67,19 @@ class StudyPlan:
         """Refuse what the jobs refuse at their start, as far as that needs no trained model.
 
         Raises:
-            ConfigError: with the reason.
+            GuerdonError: with the reason.
         """
         from guerdon.collect.collect import check_collect
         from guerdon.rl.build_control import check_control
+        from guerdon.worlds.prompt_files import check_prompts
 
+        prompts: dict[str, DataSettings] = {}
         runs: dict[str, Study] = {}  # one of those that differ in nothing that is checked
         for job in self.jobs:
             config = self.configs[job.name]
             if config.text:
+                if job.arguments[0] in ("run", "label") and config.data is not None:
+                    prompts.setdefault(repr(config.data), config.data)
                 continue
             if job.arguments[0] == "collect":
                 check_collect(config)
@@ -83,6 +88,8 @@ class StudyPlan:
                 runs.setdefault(repr(parts), config)
         for config in runs.values():
             check_control(config)
+        for data in prompts.values():
+            check_prompts(data)
 
     def estimate(self) -> dict[str, Any]:
         """Counts, time and disk of the whole study."""

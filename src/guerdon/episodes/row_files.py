@@ -1,4 +1,4 @@
-"""Rows of data files and data sets: JSON lines, a JSON list, Parquet, folders of them, hub data sets.
+"""Rows of data files and data sets: JSON lines, a JSON list, Parquet, CSV, TSV, folders of them, hub data sets.
 
 Files are read here; folders that the `datasets` library saved, and names that are no local path, with that library.
 Every row of a file comes with its place (`file:line`) for error messages.
@@ -10,6 +10,7 @@ Every row of a file comes with its place (`file:line`) for error messages.
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import re
@@ -27,7 +28,8 @@ from guerdon.types import Message, Tool
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ENDINGS = (".jsonl", ".ndjson", ".json", ".parquet")
+_TABLES = {".csv": ",", ".tsv": "\t"}
+ENDINGS = (".jsonl", ".ndjson", ".json", ".parquet", *_TABLES)
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -46,6 +48,9 @@ def file_rows(path: Path) -> Iterator[tuple[str, Any]]:
         raise DataError(f"{path}: there is no such file")
     if ending in (".jsonl", ".ndjson"):
         yield from _lines(path)
+        return
+    if ending in _TABLES:
+        yield from _table(path, _TABLES[ending])
         return
     if ending == ".parquet":
         import pyarrow.parquet as pq
@@ -85,7 +90,8 @@ def rows_by_split(source: str) -> dict[str, list[dict[str, Any]]]:
         MissingDependencyError: a folder of `datasets` or a hub id without that package.
     """
     path = Path(source)
-    files = sorted(p for p in path.iterdir() if p.suffix in ENDINGS and p.name[0] != ".") if path.is_dir() else [path]
+    typed = set(ENDINGS) - _TABLES.keys()  # a folder of tables is read by `datasets`, which finds numbers in them
+    files = sorted(p for p in path.iterdir() if p.suffix in typed and p.name[0] != ".") if path.is_dir() else [path]
     if _saved(path) or (path.is_dir() and not files) or not path.exists():
         found = _datasets(source)
     else:
@@ -212,6 +218,22 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
                     yield where, _json(line, f"{where}: not JSON")
                 except DataError as error:
                     yield where, error
+
+
+def _table(path: Path, delimiter: str) -> Iterator[tuple[str, Any]]:
+    """The rows of a file of columns with a header; all cells are text, and an empty one is None."""
+    trouble = f"{path}: cannot be read as {path.suffix[1:].upper()} in UTF-8"
+    with boundary(DataError, trouble), path.open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.reader(file, delimiter=delimiter, strict=True))
+    names = rows[0] if rows else []
+    if len(set(names)) < len(names) or not all(names):
+        raise DataError(f"{path}: the first line must name every column once, it has {', '.join(names)[:200]!r}")
+    for number, cells in enumerate(rows[1:]):
+        where = f"{path}: row {number}"
+        if len(cells) > len(names):
+            yield where, DataError(f"{where}: {len(cells)} cells under {len(names)} columns; put quotes around commas")
+        elif any(cells):
+            yield where, {name: cell or None for name, cell in zip(names, cells, strict=False)}
 
 
 def _json(data: bytes, trouble: str) -> Any:

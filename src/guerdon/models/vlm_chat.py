@@ -37,6 +37,7 @@ from guerdon.models.vlm_prompts import (
     WordLogProbs,
     matches_word,
 )
+from guerdon.replies import opened_reasoning
 from guerdon.retry import Attempt, Calls, Clock, HttpFailure, RequestPool, Retry
 from guerdon.settings.vlm import EndpointSettings, VLLMSettings
 from guerdon.types import ByteArray, Failure
@@ -240,7 +241,11 @@ class VLLMBackend:
     def generate(self, questions: Sequence[Question], options: GenerationOptions) -> list[VLMReply | Failure]:
         """An answer to each question, in order."""
         return [
-            VLMReply(found.outputs[0].text, _tokens_read(found), whole=found.outputs[0].finish_reason in ENDED)
+            VLMReply(
+                opened_reasoning(found.prompt or "") + found.outputs[0].text,
+                _tokens_read(found),
+                whole=found.outputs[0].finish_reason in ENDED,
+            )
             for found in self._chat(questions, {**options.request(), "skip_special_tokens": False})
         ]
 

@@ -29,6 +29,7 @@ from guerdon.policies.chat_template import check_templates, templates_of
 from guerdon.policies.precision import uses_bf16
 from guerdon.policies.text_files import quietly, read_adapter, read_pretrained, read_tokenizer, reading
 from guerdon.policies.tokens import pad_left
+from guerdon.replies import opened_reasoning
 from guerdon.types import ByteArray, Failure, IntArray
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -267,9 +268,11 @@ class TransformersBackend:
             start = tensors["input_ids"].shape[1]
             with seeded(options.seed, self.device), torch.inference_mode(), self._precision(), quietly():
                 written = self.model.generate(**tensors, **sampling)
-            for row, read in zip(written[:, start:].tolist(), tensors["attention_mask"].sum(1).tolist(), strict=True):
+            reads = tensors["attention_mask"].sum(1).tolist()
+            for given, row, read in zip(tensors["input_ids"], written[:, start:].tolist(), reads, strict=True):
+                begun = opened_reasoning(self.inputs.tokenizer.decode(given[-40:]))
                 stop = next((n for n, i in enumerate(row) if i in self._ends), None)
-                text = self.inputs.tokenizer.decode(row[:stop])  # marks of reasoning may be special tokens
+                text = begun + self.inputs.tokenizer.decode(row[:stop])  # marks of reasoning may be special tokens
                 out.append(VLMReply(text, int(read), whole=stop is not None))
         return out
 

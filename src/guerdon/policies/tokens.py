@@ -25,6 +25,7 @@ import numpy as np
 
 from guerdon.episodes.chats import ChatError
 from guerdon.errors import ConfigError, DataError, boundary
+from guerdon.replies import opened_reasoning
 from guerdon.types import BoolArray, IntArray, Message, Tool
 
 AT_ONCE = 1024  # chats that are tokenised together
@@ -233,6 +234,21 @@ def pad_left(rows: Sequence[IntArray], value: int) -> tuple[IntArray, BoolArray]
 def response_texts(tokenizer: Any, batch: TokenBatch) -> list[str]:
     """The text of each response, without special tokens."""
     return [decode(tokenizer, r) for r in batch.responses()]
+
+
+def judged_texts(tokenizer: Any, batch: TokenBatch, texts: Sequence[str]) -> list[str]:
+    """The text of each response for a verifier: behind the reasoning that the chat template began, if it began any.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        batch: prompts and responses.
+        texts: `response_texts` of it.
+    """
+    tails = (p[-40:].tolist() for p in batch.prompts)
+    begun = [opened_reasoning(tokenizer.decode(tail, clean_up_tokenization_spaces=False)) for tail in tails]
+    rows = zip(begun, batch.responses(), texts, strict=True)
+    end = tokenizer.eos_token or "\0"  # marks of reasoning may be special tokens
+    return [start + tokenizer.decode(ids.tolist()).removesuffix(end) if start else text for start, ids, text in rows]
 
 
 def token_ends(tokenizer: Any, ids_T: IntArray, text: str | None = None) -> IntArray:

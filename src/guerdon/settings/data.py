@@ -236,7 +236,7 @@ class FilesDataSettings(_ReadDataSettings):
 
     validation_key = "val_files"
 
-    type: Literal["files"] = Field("files", description="JSONL or Parquet")
+    type: Literal["files"] = Field("files", description="JSONL, Parquet, CSV or TSV")
     train_files: tuple[str, ...] = Field(min_length=1, description="one or several to train on")
     val_files: tuple[str, ...] = Field((), description="one or several to validate on")
 

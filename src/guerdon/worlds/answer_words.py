@@ -211,6 +211,11 @@ def compare_choices(gold: str, answer: str, question: str) -> tuple[Word, str] |
 
     A letter with its text is both; where the question has the options, its text has to be that option's.
     """
+    several, listed = _letters(gold), _letters(answer)
+    if several and listed and several[1] != listed[1]:  # `AC` and `A, C`
+        if several[0] == listed[0] or set(several[0]) != set(listed[0]):
+            return ("equal" if several[0] == listed[0] else "different"), ""
+        return "answer_unparsable", "the same letters in another order"
     true, stated = choice_of(gold), choice_of(answer)
     if true is None and stated is None:
         return None, answer
@@ -230,6 +235,13 @@ def compare_choices(gold: str, answer: str, question: str) -> tuple[Word, str] |
     if true is None:
         return None, answer
     return _against(true, stated, answer, options)
+
+
+def _letters(text: str) -> tuple[str, bool] | None:
+    """Several letters of choices (`AC`, `A, C`, `(A) and (C)`), and whether something is between them."""
+    plain = re.sub(r"[$\s()]|\\[ ,;:&]", "", re.sub(rf"{_BOLD}\{{([^{{}}]*)\}}", r"\1", typographic(text)))
+    found = re.sub(r"and|[,;&]", "", plain)
+    return (found, found != plain) if re.fullmatch(r"[A-J]{2,10}", found) and len(set(found)) == len(found) else None
 
 
 def _against(
@@ -277,13 +289,35 @@ _RATIO = re.compile(
 
 
 _SCIENTIFIC = re.compile(r"\s*([-+]?[0-9]+(?:\.[0-9]*)?)[eE](-[0-9]{1,3})\s*")
+_EULER = re.compile(r"(?<![A-Za-z\\])e(?![A-Za-z])")
 _TURNED = re.compile(rf"\s*([-+]?[0-9][0-9.,/]*|-?\\[dt]?frac\{{[0-9]+\}}\{{[0-9]+\}})\s*=\s*({_ONE})\s*")
+
+
+_DERIVATIVE = re.compile(
+    r"\\[dt]?frac\s?\{\s?d\s?(?:\^\s?\{?\s?[0-9]\s?\}?)?\s?\}\s?\{\s?d\s?[A-Za-z]|(?<![A-Za-z])d/d[a-z](?![A-Za-z])"
+)
+
+
+def ambiguous(gold: str, answer: str) -> tuple[Word, str] | None:
+    """No verdict where a side is an operation that is not carried out, or `1e-3` may be a number or `e - 3`."""
+    if normalized(gold) == normalized(answer):
+        return None
+    for side, other in ((gold, answer), (answer, gold)):
+        if re.search(r"[0-9]\s?(?:\.{3}|\u2026|\\[lc]?dots)\s*\Z", side) and re.fullmatch(
+            r"[-+]?[0-9]*\.[0-9]+\D*", side
+        ):
+            return "answer_unparsable", "a decimal that goes on without a period"
+        if _DERIVATIVE.search(side):
+            return "answer_unparsable", "a derivative that is not computed"
+        if _SCIENTIFIC.fullmatch(side) and _EULER.search(other):
+            return "answer_unparsable", f"{side[:40]!r} may be a number or a multiple of e"
+    return None
 
 
 def without_e(text: str, other: str) -> str:
     r"""`1e-5` as `1 \times 10^{-5}`, where the other answer has no letter e (the base of logarithms)."""
     found = _SCIENTIFIC.fullmatch(text)
-    if found is None or re.search(r"(?<![A-Za-z\\])e(?![A-Za-z])", other):
+    if found is None or _EULER.search(other):
         return text
     return rf"{found[1]} \times 10^{{{found[2]}}}"
 
@@ -292,6 +326,8 @@ _SET = r"\\(?:text|mathrm|textrm)\s?"
 _FORMATS = (  # (pattern, what it becomes), for what only changes how something looks, or says it in words
     (re.compile(r"(?<!\\)\\\s*\Z"), ""),
     (re.compile(r"\\(?:text)?color\s?\{[A-Za-z]{1,20}\}"), " "),
+    (re.compile(r"(?<![0-9.])([0-9]{0,20}\.[0-9]{0,12}?)(?:([0-9])\2{2,20}|([0-9]{2,6})\3{1,9})\s?(?:\.{3}|\u2026|\\[lc]?dots)\s*\Z"),
+     r"\1\\overline{\2\3}"),
     (re.compile(r"\\(?:underline|uline)\s?\{([^{}]*)\}"), r" \1 "),
     (re.compile(r"\\(?:bf|it|rm|bfseries)(?![A-Za-z])"), " "),
     (re.compile(r"\{([^{}]{1,99})\\over(?![A-Za-z])([^{}]{1,99})\}"), r"\\frac{\1}{\2}"),
@@ -309,7 +345,7 @@ def plain_maths(text: str) -> str:
     r"""The same mathematics without doubled backslashes and names of ratios and tuples, `e` and `i` as letters."""
     if "&" not in text and "\\begin" not in text:
         text = _ESCAPED.sub(lambda _: "\\", text)
-    for pattern, new in _FORMATS if re.search(r"\\|oo|[0-9][snrt][tdh]|(?i:real|infin)", text) else ():
+    for pattern, new in _FORMATS if re.search(r"\\|oo|\.{3}|\u2026|[0-9][snrt][tdh]|(?i:real|infin)", text) else ():
         text = pattern.sub(new, text)
     if _TRIGONOMETRY.search(text):
         text = _ANGLE.sub(r"\\left(\\frac{\1 \\pi}{180}\\right)", text)

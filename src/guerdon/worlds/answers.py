@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 
 from guerdon.replies import final_part
+from guerdon.types import Failure
 from guerdon.worlds.answer_text import normalized, prose, undecorated
 from guerdon.worlds.answer_words import choice_of
 from guerdon.worlds.quantities import same_number
-from guerdon.worlds.units import CHANGING
+from guerdon.worlds.units import CHANGING, UNIT_WORDS
 
 _LONGEST = 2000  # characters of an answer worth reading
 _BRACES = re.compile(
@@ -22,6 +23,11 @@ _BRACES = re.compile(
     re.DOTALL,
 )
 _REASONED = re.compile(r"[<\[\uff1c\u25c1]\s?/|<\||\u25c1|assistantfinal")
+_THINKS = re.compile(
+    r"(?i)[<\uff1c\u25c1]\W{0,2}[\w:]{0,16}(?:think|thought|reason|scratch|analy|reflect)|\[\W?[\w ]{0,8}think"
+    r"|channel\|>\s*analysis"
+)
+_HTML = re.compile(r"(?i)<(b|i|u|em|strong|p|span|div|h[1-6])(?: [^<>]{0,80})?>([^<>]{0,2000})</\1>")
 _TAGS = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _HASHES = re.compile(r"####[ \t]*")
 _ANSWER_IS = re.compile(
@@ -98,11 +104,27 @@ def _boxes(text: str) -> list[tuple[int, int, str]]:
 
 
 def answered(response: str) -> str:
-    """A response without its reasoning (`<think>...</think>`), where something follows that: a draft is no answer."""
-    if not _REASONED.search(response):
+    """A response without its reasoning (`<think>...</think>`), where something follows that: a draft is no answer.
+
+    Reasoning that does not end has no answer; of reasoning that ends with nothing behind it, what it concludes counts.
+    """
+    thinks = _THINKS.search(response)
+    if not thinks and not _REASONED.search(response):
         return response
     final = final_part(response)
-    return final if isinstance(final, str) and final.strip() else response
+    if isinstance(final, Failure):
+        return "" if thinks else response
+    return final if final.strip() else response
+
+
+def without_html(text: str) -> str:
+    """A response without HTML that only sets its looks (`<b>Answer:</b> 7`)."""
+    while "</" in text:
+        shorter = _HTML.sub(r"\2", text)
+        if shorter == text:
+            break
+        text = shorter
+    return text
 
 
 def is_list(text: str) -> bool:
@@ -293,6 +315,14 @@ _LEAD = re.compile(
 )
 _PRONOUN = re.compile(r"(?i)^\W*(?:it|this|that|which|he|she|they|i)\b")
 _SUBJECT = re.compile(r"(?i)\b(?:answer|solutions?|results?|roots?)\b")
+_HOLDS = re.compile(  # "She has 9 eggs left", "The trip costs $40"
+    r"(?i)^\W*(?:he|she|they|it|we|you|(?:the |each |his |her |their |all )?[a-z]{2,15}(?: [a-z]{2,15})?) "
+    r"(?:now |still |then |only |will )?"
+    r"(?:has|have|gets?|got|earns?|earned|makes?|made|needs?|costs?|pays?|paid|spends?|spent|takes?|took|saves?|saved|sells?"
+    r"|sold|weighs?|travels?|drives?|walks?|reads?|owns?|owes?|uses?|used|eats?|ate|receives?|received)"
+    r" (?:a total of |exactly |only |in total )?(?=\$?[0-9])(?!.*\b(?:first|start|begin\w*|initial\w*|original\w*"
+    r"|before|yesterday|already|earlier|each|every|per|for|to|of|if|when|than|after|so far|until|by)\b)"
+)
 _LINK = re.compile(
     r"(?i)\b(?:(?:find|conclude|get|see|obtain|know|follows|means|have) that|is|are|equals?|equal to|given by|be"
     r"|(?:in|de)creas(?:es?|ed) by|get|have|obtain|find|therefore|thus|so|hence)\b|(?<=[A-Za-z*)]):(?=\s)"
@@ -328,6 +358,9 @@ def concluded(text: str, gold: str = "") -> str | None:
     if not sentences:
         return None
     last = sentences[-1]
+    holds = _HOLDS.match(last)
+    if holds and not _DOUBT.search(last):
+        return _counted(last[holds.end() :])
     if len(sentences) > 1 and not (_LEAD.search(last) or _SUBJECT.search(re.sub(r"\$[^$]*\$", "", last))):
         return None
     return _of_sentence(last)
@@ -402,11 +435,23 @@ def _of_sentence(sentence: str) -> str | None:
         and re.search(r"[0-9\\=<>]|^\(?[A-Za-z]\)?$", stated)
     ):
         return stated
+    if re.fullmatch(r"\$?[0-9][0-9,.]*(?: (?!times|per|each|of|out|to|parts?)[a-z]{2,15}){1,3}", stated):  # 9 eggs
+        return _counted(stated)
     there = _THERE.search(plain)
     return there[1].rstrip(".,") if there and _only_number(plain) == there[1].rstrip(".,") else None
 
 
 _COUNTED = {"and", "the", "to", "with", "ago", "another"} | {"one", "two", "three", "four", "five", "six", "ten"}
+
+
+def _counted(text: str) -> str | None:
+    """The number that a text begins with, where it is the only one; with its unit, without a thing that is counted."""
+    text = re.sub(r" (?:left|in total|in all|altogether|total|overall|now|remaining)\Z", "", text.strip(" .!*"))
+    number = _only_number(text.replace("$", ""))
+    if number is None:
+        return None
+    named = UNIT_WORDS.intersection(re.findall("[a-z]+", text.lower()))
+    return text if named else text[:1].strip("0123456789") + number
 
 
 def _only_number(sentence: str) -> str | None:

@@ -30,7 +30,16 @@ from guerdon.errors import DataError
 from guerdon.worlds.answers import final_answer
 from guerdon.worlds.prompts import UnreadableGoldError
 
-_LISTS = ("choices", "options", "answer_choices", "answer_options", "option_list", "alternatives", "endings", "answers")
+_LISTS = (
+    "choices", "options", "answer_choices", "answer_options", "option_list", "alternatives", "endings", "answers",
+    "multiple_choice", "candidate_answers", "answer_candidates", "candidates",
+)  # fmt: skip
+_INNER = ("extra_info", "metadata", "meta", "info", "extra")  # maps in which options may stand
+_WRONG = ("incorrect_answers", "distractors", "wrong_answers", "false_answers", "incorrect_choices", "wrong_choices")
+_NO_OPTIONS = re.compile(  # lists of a row that are none
+    r"\w*(?:tag|topic|keyword|step|categor|subject|skill|concept|domain|source|response|solution|message|hint|fact|author"
+    r"|reference|generation|completion|rationale)\w*"
+)
 _PASSAGES = ("passage", "article", "context", "paragraph", "story", "text", "hint")
 _QUESTIONS = ("query", "problem", "question", "question_stem", "goal", "startphrase")
 _AGREEING = (
@@ -45,9 +54,10 @@ _FAMILIES = {  # columns with one option each, and the number of the first optio
 }  # fmt: skip
 _LIKE_OPTIONS = re.compile(
     r"choices?|options?|endings?|answer_choices|mc[12]_targets|multiple_choice\w*|distractors?_?\d*"
-    r"|(?:choice|option|ending|ans)_?[a-f0-9]|op[a-d]|answer[a-f0]"
+    r"|candidate_answers|answer_candidates|(?:choice|option|ending|ans)_?[a-f0-9]|op[a-d]|answer[a-f0]"
 )
 _ANY_OPTIONS = re.compile(_LIKE_OPTIONS.pattern + r"|\w*(?:options?|choices?|alternatives)(?:_\w+)?|possible_answers")
+_LONGEST = 300  # characters of an option of a column that may hold something else
 _LETTERED = re.compile(r"\(?\s*([A-Za-z])\s*[).:]\s*(.*)", re.DOTALL)
 _IN_ONE_LINE = re.compile(r"(?:^|,)\s*([a-z]) \)\s*")  # MathQA: "a ) 38 , b ) 27.675 , ..."
 
@@ -108,8 +118,9 @@ def read_choices(row: Mapping[str, Any], where: str, *, answered: bool = True, s
     """
     cells = _cells(row)
     question = _question(cells)
-    if isinstance(cells.get("answer"), bool) and "passage" in cells and question is not None:  # BoolQ
-        return MultipleChoice(question, ("yes", "no"), "A" if cells["answer"] else "B", shuffled=False)
+    truth = str(cells.get("answer")).lower()
+    if truth in ("true", "false") and "passage" in cells and question is not None:  # BoolQ
+        return MultipleChoice(question, ("yes", "no"), "A" if truth == "true" else "B", shuffled=False)
     ordered = _right_first(cells, where)
     if ordered is not None:
         right, wrong = ordered
@@ -136,6 +147,7 @@ def read_choices(row: Mapping[str, Any], where: str, *, answered: bool = True, s
                 f"{', '.join(map(str, row))}; write question, choices (a list of texts) and answer (a letter), or "
                 "remove these columns if the question is complete without them"
             )
+        _check_open(row, cells, where)
         return None
     _check(options.texts, where)
     place = _answer(cells, options, where)
@@ -165,6 +177,10 @@ def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
     for part in parts:
         for key, value in part.items() if isinstance(part, Mapping) else ():
             if not _is_empty(value):
+                cells.setdefault(_name(key), value)
+    for part in map(row.get, _INNER):
+        for key, value in part.items() if isinstance(part, Mapping) else ():
+            if not _is_empty(value) and (_name(key) in _LISTS or _LIKE_OPTIONS.fullmatch(_name(key))):
                 cells.setdefault(_name(key), value)
     if isinstance(inner, Mapping):  # ARC's and CommonsenseQA's own files
         cells["question"] = cells.get("stem")
@@ -202,11 +218,11 @@ def _right_first(cells: Mapping[str, Any], where: str) -> tuple[str, list[str]] 
     wrong = [
         value for key, value in sorted(cells.items()) if re.fullmatch(r"(?:incorrect_answer|distractor)_?\d+", key)
     ]
-    apart = any("distractor" in key for key in cells)
-    for key in ("incorrect_answers", "distractors"):
+    apart = any("distractor" in key or key in _WRONG[1:] for key in cells)
+    for key in _WRONG:
         if not wrong and isinstance(cells.get(key), list | tuple):
             wrong = list(cells[key])
-    names = ("correct_answer", "best_answer", *(("answer",) if apart else ()))
+    names = ("correct_answer", "best_answer", *(("correct", "answer") if apart else ()))
     if not wrong or not (any(name in cells for name in names) or apart or "incorrect_answer_1" in cells):
         return None
     right_one = next((cells[name] for name in names if name in cells), "")
@@ -217,15 +233,15 @@ def _options(row: Mapping[str, Any], cells: Mapping[str, Any]) -> _Options | Non
     for name in _LISTS:
         if name in cells and (name != "answers" or "label" in cells):
             found = _listed(cells[name])
-            if found is not None:
+            if found is not None and not ("candidates" in name and len(max(found.texts, key=len)) > _LONGEST):
                 return found
     for pattern, first in _FAMILIES.items():
         prefix, start = pattern[:-1].split("{")
-        source: Mapping[str, Any] = row if start == "A" else cells
+        source: Mapping[str, Any] = cells if prefix else row
         texts = []
         for k in range(len(ascii_uppercase)):
             value = source.get(prefix + chr(ord(start) + k))
-            number = isinstance(value, int | float) and not isinstance(value, bool) and start != "A"
+            number = isinstance(value, int | float) and not isinstance(value, bool) and prefix
             if not (isinstance(value, str) or number) or is_blank(value):
                 break
             texts.append(str(value).strip())
@@ -233,6 +249,40 @@ def _options(row: Mapping[str, Any], cells: Mapping[str, Any]) -> _Options | Non
         if len(texts) >= fewest.get(prefix or start, 2):
             return _Options(texts, [], first)
     return None
+
+
+def _check_open(row: Mapping[str, Any], cells: Mapping[str, Any], where: str) -> None:
+    """Refuse a letter or an index as the true answer of a question whose options stand where no layout has them.
+
+    Raises:
+        UnreadableGoldError: so it is.
+    """
+    gold = next((cells[key] for key in ("ground_truth", *_AGREEING, *_OTHERS) if key in cells), None)
+    index = gold if isinstance(gold, int) and not isinstance(gold, bool) else None
+    letter = re.fullmatch(r"\(?([A-Ja-j])\)?\.?", str(gold).strip()) if index is None else None
+    if index is None and letter is None:
+        return
+    asked = str(cells.get("question") or cells.get("prompt"))
+    if letter is not None and re.search(rf"(?<![A-Za-z]){letter[1]}\s*[).:]", asked):
+        return
+    place = ord(letter[1].upper()) - ord("A") if letter is not None else index
+    columns = {key: value for key, value in row.items() if re.fullmatch("[A-Ja-j]", str(key))}
+    inner = [part for part in row.values() if isinstance(part, Mapping)]
+    deep = [part for one in inner for part in one.values() if isinstance(part, Mapping)]
+    lists = [(key, value) for part in (row, *inner, *deep) for key, value in part.items()]
+    for key, value in [(", ".join(columns), columns), *lists]:
+        if _is_unknown_list(key, value, place, words=letter is None):
+            raise UnreadableGoldError(
+                f"{where}: the true answer {gold!r} may name one of the texts in {key}; write the options as choices "
+                "(a list of texts), or the answer in full"
+            )
+
+
+def _is_unknown_list(key: Any, value: Any, place: int | None, *, words: bool) -> bool:
+    found = None if isinstance(value, str) or _NO_OPTIONS.fullmatch(_name(key)) else _listed(value)
+    if found is None or place is None or not 0 <= place < len(found.texts) <= 10:
+        return False
+    return all(len(text) <= _LONGEST and (not words or re.search("[A-Za-z]{2}", text)) for text in found.texts)
 
 
 def _listed(value: Any) -> _Options | None:

@@ -80,6 +80,22 @@ def load_prompts(settings: DataSettings) -> tuple[tuple[Prompt, ...], tuple[Prom
     return train, validation
 
 
+def check_prompts(data: DataSettings | None) -> None:
+    """Refuse prompts of files that the start of a command refuses, before any model is loaded.
+
+    Raises:
+        DataError: as `load_prompts`.
+        MissingDependencyError: they are not on this machine, which may not be the one of the run.
+    """
+    if data is None or data.type == "generated":
+        return
+    if data.type != "files" and not Path(data.path).exists():
+        raise MissingDependencyError(
+            f"data.path {data.path} is no folder on this machine; its rows are read by the run"
+        )
+    load_prompts(data)
+
+
 def prompted(prompt: Prompt, settings: DataSettings, examples: Sequence[Prompt] = ()) -> Prompt:
     """A prompt with the system prompt and the worked examples, which are for the policy alone."""
     own = prompt.messages if settings.system_prompt is None else without_system(prompt.messages)
@@ -126,7 +142,7 @@ def _sources(settings: ReadDataSettings) -> tuple[tuple[Prompt, ...], tuple[Prom
 def read_prompts(
     path: Path | str, *, answered: bool = True, data: ReadDataSettings | None = None
 ) -> tuple[Prompt, ...]:
-    """The prompts of a JSONL, JSON (a list of rows) or Parquet file.
+    """The prompts of a JSONL, JSON (a list of rows), Parquet, CSV or TSV file.
 
     Args:
         path: the file.
@@ -292,6 +308,8 @@ def _messages(row: Mapping[str, Any], where: str) -> tuple[Message, ...]:
     keys = [key for key in _QUESTIONS if key != "prompt" or not (row.get("entry_point") and row.get("query"))]
     keys = [*(key for name, key in _TASKS.items() if name in row), *keys]
     given = next((row[key] for key in reversed(keys) if row.get(key)), None)
+    if isinstance(given, str) and re.match(r"\s*\[\s*\{.{0,40}['\"](?:role|content)['\"]\s*:", given, re.DOTALL):
+        raise DataError(f"{where}: the question is chat messages written as text; write rows of JSON lines or Parquet")
     if isinstance(given, str) and given.strip():
         return ({"role": "user", "content": given},)
     if not isinstance(given, list | tuple):

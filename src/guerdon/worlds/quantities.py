@@ -118,6 +118,11 @@ def pair(gold: str, answer: str, question: str = "") -> Pair:
     ):
         stated = quantity(answer, question, letters=False)
     conflict, ratio = "", Fraction(1)
+    one = true.unit if stated.unit is None else stated.unit if true.unit is None else None
+    if one is not None and one.name in units.VARIABLES and one.letters:  # `3t` against `3`
+        if true.number is not None and true.number == stated.number:
+            conflict = f"{one.name!r} is a unit or a variable"
+        true, stated = quantity(gold, question, letters=False), quantity(answer, question, letters=False)
     if true.unit and stated.unit:
         found = units.ratio(true.unit, stated.unit)
         conflict = "" if found else f"{stated.unit.name!r} is not the true answer's {true.unit.name!r}"
@@ -126,6 +131,8 @@ def pair(gold: str, answer: str, question: str = "") -> Pair:
         conflict = "degrees and radians"
     elif (true.percent and stated.unit) or (stated.percent and true.unit):
         conflict = "a percentage and a unit"
+    elif _is_clock(true, stated) or _is_clock(stated, true):
+        conflict = "a time of day or a ratio, and a duration"
     elif true.unit is None or stated.unit is None:
         named, other = (units.named(typographic(text)) for text in (gold, answer))
         if named and other and named != other and (true.number is None or stated.number is None):
@@ -146,6 +153,12 @@ def _angles(one: Quantity, other: Quantity) -> bool:
     """Whether one is in degrees and the other a multiple of pi without a unit."""
     in_degrees = one.unit is not None and units.has_base(one.unit, "degree")
     return in_degrees and other.unit is None and re.search(r"\\pi(?![A-Za-z])|\u03c0|\bpi\b", other.text) is not None
+
+
+def _is_clock(one: Quantity, other: Quantity) -> bool:
+    """Whether one is a time without a unit and the other has a unit of time."""
+    timed = other.unit is not None and units.has_base(other.unit, "s")
+    return timed and one.unit is None and re.fullmatch(r"[0-9]{1,3}(?::[0-5][0-9]){1,2}", one.text) is not None
 
 
 def same_number(gold: str, answer: str, tolerance: float = 0.0, question: str = "") -> bool | None:

@@ -53,7 +53,7 @@ _TABLE = """
        0.00001 centiliter centiliters centilitre centilitres cl; 0.0001 deciliter deciliters decilitre decilitres dl;
        1 kiloliter kiloliters kilolitre kilolitres kl
     kg: 1 kilogram kilograms kilogramme kilogrammes kg kgs; 0.001 gram grams gramme grammes g; 0.000001 milligram
-       milligrams mg; 1000 tonne tonnes metric_ton metric_tons; 0.45359237 pound pounds lb lbs;
+       milligrams mg; 1000 tonne tonnes metric_ton metric_tons t; 0.45359237 pound pounds lb lbs;
        0.028349523125 ounce ounces oz
     s: 1 second seconds sec secs s; 60 minute minutes min mins; 3600 hour hours hr hrs h; 86400 day days;
        604800 week weeks wk wks; 0.001 millisecond milliseconds ms; 0.000001 microsecond microseconds
@@ -65,8 +65,8 @@ _TABLE = """
     m s^-1: 0.44704 mph; 5/18 kph kmh kmph; 463/900 knot knots
     s^-1: 1 hertz hz; 1000 kilohertz khz; 1000000 megahertz mhz; 1000000000 gigahertz ghz
     m kg s^-2: 1 newton newtons N; 1000 kilonewton kilonewtons kn
-    m^2 kg s^-2: 1 joule joules J; 1000 kilojoule kilojoules kj; 1000000 megajoule megajoules; 3600000 kwh
-    m^2 kg s^-3: 1 watt watts W; 1000 kilowatt kilowatts kw; 1000000 megawatt megawatts
+    m^2 kg s^-2: 1 joule joules J; 1000 kilojoule kilojoules kj; 1000000 megajoule megajoules MJ; 3600000 kwh
+    m^2 kg s^-3: 1 watt watts W; 1000 kilowatt kilowatts kw; 1000000 megawatt megawatts MW
     m^-1 kg s^-2: 1 pascal pascals pa; 1000 kilopascal kilopascals kpa
     ampere: 1 ampere amperes amp amps; 0.001 milliampere milliamperes ma
     volt: 1 volt volts V; 1000 kilovolt kilovolts kv
@@ -77,8 +77,8 @@ _TABLE = """
     kilocalorie: 1 kilocalorie kilocalories kcal
     degree: 1 degree degrees deg degs
     radian: 1 radian radians rad rads
-    celsius: 1 celsius degree_celsius degrees_celsius degree_C degrees_C
-    fahrenheit: 1 fahrenheit degree_fahrenheit degrees_fahrenheit degree_F degrees_F
+    celsius: 1 celsius C degree_celsius degrees_celsius degree_C degrees_C
+    fahrenheit: 1 fahrenheit F degree_fahrenheit degrees_fahrenheit degree_F degrees_F
     kelvin: 1 kelvin kelvins
     bit: 1 bit bits
     byte: 1 byte bytes
@@ -121,6 +121,7 @@ def _table() -> dict[str, tuple[_Measure, ...]]:
 _UNITS = _table()
 UNIT_WORDS = frozenset(word.lower() for name in _UNITS for word in name.split()) | _THINGS.keys()
 _PHRASES = frozenset(name for name in _UNITS if " " in name)
+VARIABLES = frozenset("tCF")  # units only against another unit
 _LETTERS = frozenset(name for name in _UNITS if len(name) == 1) | {"in"}
 _SQUARES = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _POWERS = {"squared": 2, "cubed": 3}

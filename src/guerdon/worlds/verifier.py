@@ -27,6 +27,7 @@ from guerdon.subprocess_worker import SubprocessPool, WorkerDiedError, WorkerTim
 from guerdon.types import Failure
 from guerdon.worlds.answer_text import as_read, normalized, prose, typographic, undecorated
 from guerdon.worlds.answer_words import (
+    ambiguous,
     by_name,
     compare_choices,
     compare_words,
@@ -34,7 +35,7 @@ from guerdon.worlds.answer_words import (
     without_approximation,
     without_e,
 )
-from guerdon.worlds.answers import answered, concluded, final_answer, final_answers, is_list
+from guerdon.worlds.answers import answered, concluded, final_answer, final_answers, is_list, without_html
 from guerdon.worlds.code_tests import Sandbox, check_isolation, is_code, program_of, read_tests, run_tests
 from guerdon.worlds.prompts import Prompt
 from guerdon.worlds.quantities import in_unit, pair
@@ -222,13 +223,15 @@ class Verifier:
         return "numeric" if "gsm8k" in prompt.data_source.lower() else "math"
 
     def _check_math(self, response: str, prompt: Prompt) -> VerifierResult:
-        response = answered(response)
+        response = without_html(answered(response))
         golds = final_answers(prompt.ground_truth) or [undecorated(prompt.ground_truth)]
         gold, answers = ", ".join(golds), final_answers(response)
         if not answers:
             answers = [stated] if (stated := concluded(response, gold)) else []
         many = len(golds) > 1 or is_list(gold)
         answer = ", ".join(answers) if many else answers[-1] if answers else None
+        if _NO_GOLD.fullmatch(gold):
+            return VerifierResult("gold_unparsable", answer, f"the true answer is {gold!r}")
         if not gold or len(gold) > (_MAX_CHARACTERS if final_answer(gold) or not prose(gold) else _MAX_WORDS):
             return VerifierResult("gold_unparsable", answer, f"the true answer is {'too long' if gold else 'empty'}")
         if not answer:
@@ -253,6 +256,8 @@ class Verifier:
         if parts is not None:
             return self._compare_parts(*parts, question)
         gold, stated = plain_maths(gold), plain_maths(stated)
+        if (unread := ambiguous(gold, stated)) is not None:
+            return unread
         both = pair(gold, without_approximation(stated, gold), question)
         if both.conflict:
             return "answer_unparsable", both.conflict
@@ -326,7 +331,7 @@ def check_numeric(response: str, ground_truth: str, tolerance: float = 0.0, ques
         tolerance: relative difference at which two numbers count as equal.
         question: whose words count as units.
     """
-    gold, response = final_answer(ground_truth) or ground_truth.strip(), answered(response)
+    gold, response = final_answer(ground_truth) or ground_truth.strip(), without_html(answered(response))
     answers = final_answers(response)
     answer = answers[-1] if answers else concluded(response, gold)
     both = pair(gold, answer or "", question)
@@ -372,6 +377,11 @@ def check_code(response: str, ground_truth: str, cpu_seconds: float = 10.0) -> V
 
 
 _COMMAND = re.compile(r"\\[A-Za-z]+")
+_NO_GOLD = re.compile(  # what stands where a true answer is missing
+    r"(?i)\W*(?:n/?a|tbd|not available|omitted|proof"
+    r"|see (?:the )?(?:solution|explanation|above|below|attached|figure)s?)"
+    r"\W*"
+)
 _EQUALS = re.compile(r"(?<![<>!=])=(?!=)")
 _NAME = re.compile(  # x, AB, area, \theta, |AB|
     r"\\?[A-Za-z]|[A-Z]+|(?!log|ln|sin|cos|tan|sqrt|exp|abs|floor|ceil)[A-Za-z]{3,}|\\[A-Za-z]+|\|[A-Z]{2}\|"
