@@ -17,9 +17,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from guerdon.errors import GuerdonError, boundary
+from guerdon.errors import GuerdonError, boundary, said_by
 
-CONFIG = "config.json"
+CONFIG, ADAPTER = "config.json", "adapter_config.json"
+CONFIGS = (CONFIG, ADAPTER, "generation_config.json", "tokenizer_config.json")  # of a folder, where it has them
+AGAIN = "download the folder again (by git: git lfs pull), or save it again with save_pretrained"
 PICKLED = {"pytorch_model": "model", "adapter_model": "adapter_model"}  # names of weights: pickled, as safetensors
 
 
@@ -32,8 +34,8 @@ def check_model(error: type[GuerdonError], what: str, name: str) -> None:
         name: a folder or a hub id.
 
     Raises:
-        GuerdonError: of the kind `error`: there is neither a folder of that name nor such a model on the hub; or a
-            link or an index leads out of the folder, or its weights are pickled.
+        GuerdonError: of the kind `error`: there is neither a folder of that name nor such a model on the hub; it holds
+            an adapter or no model; or as `check_folder`.
     """
 
     def there() -> bool:
@@ -43,8 +45,16 @@ def check_model(error: type[GuerdonError], what: str, name: str) -> None:
 
     _check(error, f"{what} {name!r} cannot be read: there is no such folder", name, "model", there)
     folder = model_folder(name)
-    if folder is not None:
-        check_folder(error, what, folder)
+    if folder is None:
+        return
+    check_folder(error, what, folder)
+    if (folder / ADAPTER).is_file():  # transformers would read the model that it names, wherever that is
+        raise error(
+            f"{what} {name!r} cannot be read: it is an adapter ({ADAPTER}); merge it into its model "
+            "(merge_and_unload of peft) and name the folder of that"
+        )
+    if not (folder / CONFIG).is_file():
+        raise error(f"{what} {name!r} cannot be read: the folder has no {CONFIG}; name the folder of a model")
 
 
 def model_folder(name: str) -> Path | None:
@@ -66,11 +76,12 @@ def check_folder(error: type[GuerdonError], what: str, folder: Path) -> None:
         folder: may be a link itself.
 
     Raises:
-        GuerdonError: of the kind `error`: a link or an index leads out of the folder, or its weights are pickled.
+        GuerdonError: of the kind `error`: a link or an index leads out of the folder, its weights are pickled, or a
+            configuration is no JSON.
     """
     check_links(error, what, folder)
     _check_weights(error, what, folder)
-    _check_kernels(error, what, folder)
+    check_configs(error, what, folder)
 
 
 def check_links(error: type[GuerdonError], what: str, folder: Path) -> None:
@@ -110,8 +121,10 @@ def _check_weights(error: type[GuerdonError], what: str, folder: Path) -> None:
                 f"folder with safetensors: guerdon import {folder} NEW_FOLDER"
             )
     for index in sorted(folder.glob("*.safetensors.index.json")):
-        with boundary(error, f"{index} cannot be read"):
+        try:
             names = set(map(str, json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, OSError, RecursionError, LookupError, TypeError, AttributeError) as cause:
+            raise error(f"{what} {str(folder)!r} cannot be read: {index.name}: {said_by(cause)}; {AGAIN}") from None
         for name in names:
             path = PurePosixPath(name)
             if path.is_absolute() or ".." in path.parts or "\\" in name or path.suffix != ".safetensors":
@@ -121,19 +134,33 @@ def _check_weights(error: type[GuerdonError], what: str, folder: Path) -> None:
                 )
 
 
-def _check_kernels(error: type[GuerdonError], what: str, folder: Path) -> None:
-    """Refuse a configuration that names code on the hub for its attention, which transformers would fetch and run."""
-    if not (folder / CONFIG).is_file():
-        return
-    with boundary(error, f"{folder / CONFIG} cannot be read"):
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    for part in [config, *config.values()] if isinstance(config, dict) else []:
-        for key in ("attn_implementation", "_attn_implementation"):
-            if isinstance(part, dict) and "/" in str(part.get(key)):
-                raise error(
-                    f"{what} {str(folder)!r} cannot be read: {key} in {CONFIG} names code on the hub, "
-                    f"{str(part[key])[:80]!r}; remove the key"
-                )
+def check_configs(error: type[GuerdonError], what: str, folder: Path) -> None:
+    """Refuse configurations that are no maps, and one that names code on the hub, which transformers would fetch.
+
+    Args:
+        error: is raised.
+        what: is in the folder, for the message.
+        folder: of a model, an adapter or a tokenizer.
+
+    Raises:
+        GuerdonError: of the kind `error`.
+    """
+    for file in (folder / name for name in CONFIGS):
+        if not file.is_file():
+            continue
+        try:
+            config = json.loads(file.read_text(encoding="utf-8"))
+        except (ValueError, OSError, RecursionError) as cause:
+            raise error(f"{what} {str(folder)!r} cannot be read: {file.name}: {said_by(cause)}; {AGAIN}") from None
+        if not isinstance(config, dict):
+            raise error(f"{what} {str(folder)!r} cannot be read: {file.name} is no map of keys; {AGAIN}")
+        for part in [config, *config.values()]:
+            for key in ("attn_implementation", "_attn_implementation"):
+                if isinstance(part, dict) and "/" in str(part.get(key)):
+                    raise error(
+                        f"{what} {str(folder)!r} cannot be read: {key} in {file.name} names code on the hub, "
+                        f"{str(part[key])[:80]!r}; remove the key"
+                    )
 
 
 def check_data_set(error: type[GuerdonError], what: str, name: str) -> None:

@@ -2,7 +2,9 @@
 
 import json
 import os
+import pickle
 import shutil
+import struct
 import sys
 from io import StringIO
 from pathlib import Path
@@ -16,6 +18,7 @@ from tiny_models import tiny_policy
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClassification
 
 from guerdon import cli, hub
+from guerdon.episodes.chats import ChatError
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.finite import load_weights, save_weights
 from guerdon.models.sequence_classifier import SequenceClassifier
@@ -23,6 +26,7 @@ from guerdon.policies import chat_template
 from guerdon.policies.chat_template import check_templates
 from guerdon.policies.pickled import import_model
 from guerdon.policies.text_files import read_model, read_pretrained, read_tokenizer, save_policy
+from guerdon.policies.tokens import prompt_ids
 from guerdon.settings.text_policy import LoraSettings
 from guerdon.types import Episode
 
@@ -126,7 +130,9 @@ def test_no_command_runs_the_code_of_a_model(model, tmp_path, monkeypatch, capsy
         study["work_dir"] = str(tmp_path / "out")
         words = ["run", "study.yaml"]
     elif verb == "search":
-        study["search"] = {"model": str(model), "aggregation": "min", "save_dir": str(tmp_path / "out")}
+        judge = {"model_type": "text", "checkpoint_path": str(model)}
+        study["policy"] = {"type": "text", "tiny": {}, "bf16": False}
+        study["search"] = {"model": judge, "aggregation": "last", "save_dir": str(tmp_path / "out")}
         words = ["search", "study.yaml"]
     elif verb == "evaluate":
         study["policy"] = {"type": "text", "tiny": {}, "bf16": False}
@@ -142,7 +148,7 @@ def test_no_command_runs_the_code_of_a_model(model, tmp_path, monkeypatch, capsy
     assert left.value.code == 2, said
     *before, last = said.strip().splitlines()
     assert len(before) == (verb == "serve")  # its address
-    assert str(model) in last
+    assert f"{str(model)!r} cannot be read" in last
     assert not marker.exists()
 
 
@@ -402,12 +408,57 @@ def test_usual_templates_pass_and_are_rendered_once(monkeypatch):
         "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
         "control": "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m | tojson }}{% endfor %}",
         "date": "{{ strftime_now('%Y') }}" + "x" * 50_000,
-        "broken": "{% for %}",
+        "rag": "{{ raise_exception('no documents') }}",
     }
     check_templates(good, "here")
     monkeypatch.setattr(chat_template, "SubprocessPool", None)
     check_templates(dict(good), "there")
     check_templates({}, "nowhere")
+
+
+UNUSABLE = {
+    "no end": ("{% for m in messages %}{{ m.content }}", "is no valid Jinja, line 1"),
+    "no expression": ("{{ messages }}\n{% for %}", "is no valid Jinja, line 2: Expected"),
+    "an unknown filter": ("{{ messages | shorten }}", "is no valid Jinja, line 1: No filter named 'shorten'"),
+    "a refusal": ("{{ raise_exception('not today') }}", "raises for a single message of a user: .*not today"),
+    "a second turn": ("{{ messages[0].content }}{{ messages[1].content }}", "raises for a single message of a user"),
+    "nothing of the user": ("{% for m in messages %}<{{ m.role }}>{% endfor %}", "leaves out a user's message"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_templates_that_cannot_write_a_question_are_refused_at_load(name, model):
+    template, words = UNUSABLE[name]
+    (model / "chat_template.jinja").write_text(template)
+    for read in (read_model, read_tokenizer):
+        with pytest.raises(CheckpointError, match=words) as error:
+            read(str(model))
+        assert "correct chat_template.jinja" in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_a_named_template_is_checked_as_those_of_folders():
+    with pytest.raises(CheckpointError, match=r"is no valid Jinja, line 1: .*correct policy\.chat_template"):
+        tiny_policy(chat_template="{{ messages[0].content }")
+
+
+@pytest.mark.parametrize("template", [
+    "{% for m in messages %}{% for part in m.content %}{{ part.text | upper }}{% endfor %}{% endfor %}",
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{{ raise_exception('no') }}{% endif %}"
+    "{% endfor %}",
+    "{{ messages | tojson }}",
+])  # fmt: skip
+def test_templates_for_texts_or_for_parts_pass(template):
+    check_templates({"default": template}, "here")
+
+
+def test_a_template_that_drops_a_text_is_refused_with_the_conversation():
+    tokenizer = tiny_policy().tokenizer
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+    )
+    with pytest.raises(ChatError, match=r"leaves out message 1 \(role user\)"):
+        prompt_ids(tokenizer, [{"role": "user", "content": "1 + 1"}])
 
 
 @pytest.mark.parametrize("where", ["tokenizer_config.json", "chat_template.jinja", "additional"])
@@ -443,6 +494,97 @@ def test_a_classifier_reads_its_tokenizer_as_every_other_model(model, tmp_path):
     again = SequenceClassifier(str(folder)).score([Episode(id="1", task="1+1=?", texts=("2",))])
     assert again[0].total == found.score([Episode(id="1", task="1+1=?", texts=("2",))])[0].total
     assert not (tmp_path / "marker").exists()
+
+
+# damaged and incomplete folders
+
+
+def _cut(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-40])
+
+
+def _header(length):
+    return lambda folder: (folder / "model.safetensors").write_bytes(struct.pack("<Q", length) + b"{}")
+
+
+def _without_tokenizer(folder):
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+
+
+DAMAGES = {
+    "truncated weights": (_cut, r"not fully covered; download the folder again"),
+    "a header of 2^63 bytes": (_header(2**63), r"header too large; download the folder again"),
+    "a negative header": (_header(2**64 - 1), r"header too large; download the folder again"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), r"no file named .*; download the folder again"),
+    "no tokenizer": (_without_tokenizer, r"there is no tokenizer\.json in the folder; copy the files of the tokenizer"),
+    "a cut tokenizer": (lambda f: (f / "tokenizer.json").write_text("{"), r"; download the folder again"),
+    "no configuration": (lambda f: (f / "config.json").unlink(), r"no config\.json; name the folder of a model"),
+    "a cut configuration": (lambda f: (f / "config.json").write_text("{"), r"config\.json: JSONDecode.*; download"),
+    "a list": (lambda f: (f / "generation_config.json").write_text("[1]"), r"generation_config\.json is no map"),
+    "other shapes": (lambda f: edited(f / "config.json", hidden_size=64), r"other shapes than config\.json says; down"),
+    "an end that is no id": (
+        lambda f: edited(f / "generation_config.json", eos_token_id=[2, 10**12]),
+        r"eos_token_id in generation_config\.json is .*below \d+; correct it",
+    ),
+    "an end that is no number": (
+        lambda f: edited(f / "generation_config.json", eos_token_id="</s>"), r"eos_token_id in generation_config\.json",
+    ),
+    "a template that is no text": (
+        lambda f: (edited(f / "tokenizer_config.json", chat_template=5), (f / "chat_template.jinja").unlink()),
+        r"chat_template is '5', which is no text",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_folder_is_refused_with_what_to_do_next(name, model):
+    damage, words = DAMAGES[name]
+    damage(model)
+    with pytest.raises(CheckpointError, match=words) as error:
+        read_model(str(model))
+    assert str(model) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_adapter_is_no_model_and_reads_none_by_itself(model, tmp_path):
+    adapter = adapter_of(tmp_path, model)
+    shutil.copyfile(adapter / "adapter_config.json", model / "adapter_config.json")
+    for folder in (adapter, model):
+        with pytest.raises(CheckpointError, match=r"it is an adapter \(adapter_config\.json\); merge it"):
+            SequenceClassifier(str(folder))
+
+
+def test_the_model_of_an_adapter_is_named_with_the_adapter(model, tmp_path):
+    adapter = adapter_of(tmp_path, model)
+    config = adapter / "adapter_config.json"
+    for origin in ("/nowhere/at-all", "https://example.org/model", "~/model"):
+        edited(config, base_model_name_or_path=origin)
+        with pytest.raises(CheckpointError, match=rf"{origin}.*base_model_name_or_path of {config}"):
+            read_model(str(adapter))
+    second = tmp_path / "second"
+    shutil.copytree(adapter, second)
+    edited(second / "adapter_config.json", base_model_name_or_path=str(adapter))
+    for origin in (".", str(adapter), str(second)):
+        edited(config, base_model_name_or_path=origin)
+        with pytest.raises(CheckpointError, match="leads back to an adapter itself"):
+            read_model(str(adapter))
+
+
+def test_a_refused_pickle_is_no_advice_to_run_it(model, tmp_path, recwarn):
+    (model / "model.safetensors").unlink()
+    file = model / "pytorch_model.bin"
+    torch.save({"a": Evil(str(tmp_path / "marker"))}, file)
+    file_of_pickle = pickle.dumps(Evil(str(tmp_path / "marker")))
+    for content in (file.read_bytes(), file_of_pickle, b"", b"<html>"):
+        file.write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"as weights alone: .*download the model again") as error:
+            import_model(model, tmp_path / "new")
+        assert "weights_only" not in str(error.value)
+        assert len(str(error.value)) < 400
+    assert not (tmp_path / "marker").exists()
+    assert not recwarn.list
 
 
 def test_the_check_of_links_looks_at_names_not_at_contents(tmp_path):

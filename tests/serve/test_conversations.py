@@ -105,6 +105,17 @@ def test_a_lone_question_is_what_it_always_was(served):
     assert client.post("/classify", json={"input": text, "tools": [TOOL]}).status_code == 422
 
 
+def test_the_system_turn_of_a_policys_own_template_is_no_conversation(served):
+    client, models = served
+    own = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+    text = "<|im_start|>system\n{}<|im_end|>\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\nx{}<|im_end|>\n"
+    assert client.post("/get_reward", json={"query": [text.format(own, 1)]}).json()["rewards"] != [None]
+    assert last_seen(models) == ("q", [], "x1", [])
+    client.post("/get_reward", json={"query": [text.format("Be brief.", 2)]})
+    brief = {"role": "system", "content": "Be brief."}
+    assert last_seen(models) == ("q", [brief, {"role": "user", "content": "q"}], "x2", [])
+
+
 def test_results_are_not_shared_between_conversations():
     options = JudgeOptions()
     episodes = [

@@ -9,6 +9,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +21,7 @@ import pytest
 from PIL import Image
 from processes import start_server
 
+from child import environment
 from guerdon.serve.client import AsyncRewardClient
 from guerdon.settings.remote import RemoteSettings
 from guerdon.types import Episode
@@ -387,3 +390,43 @@ def test_a_cancelled_call_of_the_client_is_cancelled_on_the_server(turnstile):
     asyncio.run(call())
     turnstile.let_go()
     assert first.result().status_code == 200
+
+
+INTERRUPTED = """
+import sys
+from guerdon.serve.client import RewardClient
+from guerdon.settings.remote import RemoteSettings
+from guerdon.types import Episode
+
+client = RewardClient(RemoteSettings(endpoint=sys.argv[1], max_batch_items=2))
+try:
+    client.judge([Episode(id=str(n), task=f"gone {n}", texts=("a",)) for n in range(4)])
+except KeyboardInterrupt:
+    if sys.argv[2] == "ends":
+        raise
+    print("interrupted", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("then", ["lives on", "ends"])
+def test_an_interrupt_of_a_blocking_call_is_cancelled_on_the_server(turnstile, then):
+    """Ctrl-C in a program, which may catch it (a notebook) or end."""
+    cancelled, scored = turnstile.count("cancelled"), turnstile.count("scored")
+    first = turnstile.ask(f"first of {then}")
+    assert turnstile.entered() == [f"first of {then}"]
+    program = [sys.executable, "-c", INTERRUPTED, f"{turnstile.server.url}/v1/rewards", then]
+    with subprocess.Popen(program, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE) as client:  # fmt: skip
+        turnstile.queued(4)
+        client.send_signal(signal.SIGINT)
+        turnstile.wait_for("cancelled", cancelled + 4)
+        turnstile.queued(0)
+        if then == "lives on":
+            assert client.stdout.readline() == b"interrupted\n"
+            assert client.poll() is None
+        _, said = client.communicate(timeout=60)
+    assert client.returncode == (0 if then == "lives on" else -signal.SIGINT), said
+    turnstile.let_go()
+    assert first.result().status_code == 200
+    turnstile.wait_for("scored", scored + 1)

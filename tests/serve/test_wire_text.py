@@ -198,3 +198,41 @@ def test_a_prompt_of_which_a_part_is_not_known_is_no_question(text):
     with pytest.raises(CutError, match="send messages"):
         as_conversation(text[: text.rfind("8")])
     assert cut("a <|b|> 8", "a <|b|> ").task == "a <|b|> "  # a question may mention one
+
+
+QWEN = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+DATES = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"
+QWEN_TURN = "<|im_start|>{}\n{}<|im_end|>\n".format
+LLAMA_TURN = "<|start_header_id|>{}<|end_header_id|>\n\n{}<|eot_id|>".format
+
+
+@pytest.mark.parametrize(
+    ("turn", "system", "kept"),
+    [
+        (QWEN_TURN, QWEN, None),
+        (QWEN_TURN, "You are a helpful AI assistant named SmolLM, trained by Hugging Face", None),
+        (QWEN_TURN, "", None),
+        (QWEN_TURN, f"{QWEN} Answer in French.", f"{QWEN} Answer in French."),
+        (QWEN_TURN, f"{QWEN}\n\n# Tools\n", f"{QWEN}\n\n# Tools\n"),
+        (QWEN_TURN, "You are a helpful assistant.", "You are a helpful assistant."),
+        (QWEN_TURN, "Be brief.", "Be brief."),
+        (LLAMA_TURN, DATES, None),
+        (LLAMA_TURN, f"{DATES}Be brief.", "Be brief."),
+        (LLAMA_TURN, f"Environment: ipython\n{DATES}", f"Environment: ipython\n{DATES}".strip()),
+    ],
+)
+def test_system_turns_that_templates_insert_are_no_part_of_the_conversation(turn, system, kept):
+    prompt = turn("system", system) + turn("user", "3+5=?") + turn("assistant", "").split("<|im_end|>")[0]
+    prompt = prompt.removesuffix("<|eot_id|>")
+    for pair in (cut(prompt + "8"), cut(prompt + "8", prompt)):
+        assert (pair.task, pair.response) == ("3+5=?", "8")
+        assert [m["content"].strip() for m in pair.messages] == ([] if kept is None else [kept.strip()]) + ["3+5=?"]
+
+
+def test_only_the_first_turn_is_one_that_a_template_inserts():
+    text = (
+        QWEN_TURN("user", "3+5=?") + QWEN_TURN("assistant", "8") + QWEN_TURN("system", QWEN) + QWEN_TURN("user", "4?")
+    )
+    assert len(cut(text + QWEN_TURN("assistant", "4")).messages) == 4
+    written = [{"role": "system", "content": QWEN}, {"role": "user", "content": "3+5=?"}]
+    assert from_messages([*written, {"role": "assistant", "content": "8"}]).messages == tuple(written)

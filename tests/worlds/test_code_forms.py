@@ -246,3 +246,14 @@ def test_earlier_assertions_leave_their_marks_on_an_object(sandbox):
     assert run_tests(read_tests(gold), STACK, sandbox, cpu_seconds=5) == 1
     first = STACK.replace("self.items.pop()", "self.items.pop(0)")
     assert run_tests(read_tests(gold), first, sandbox, cpu_seconds=5) == pytest.approx(1 / 3)
+
+
+@needs_isolation
+def test_what_tests_import_is_not_the_programs_although_it_imports_it_too(sandbox):
+    code = "import math\ndef area(r): return math.pi * r * r"
+    row = {"test_list": ["assert math.isclose(area(1), math.pi)"], "code": code}
+    for beside in ({"test_imports": ["import math"]}, {"test_setup_code": "import math"}, {}):
+        tests = read_tests(columns(row | beside))
+        assert run_tests(tests, code, sandbox, cpu_seconds=5) == 1
+        assert run_tests(tests, "import math\nmath.isclose = lambda *a: True\ndef area(r): return 9", sandbox,
+                         cpu_seconds=5) == 0  # fmt: skip

@@ -8,6 +8,7 @@ from test_code_tests import isolated
 
 from guerdon.errors import DataError
 from guerdon.worlds.code_calls import same_output
+from guerdon.worlds.code_forms import tests_of_row as columns
 from guerdon.worlds.code_tests import Sandbox, program_of, read_tests, run_tests
 
 pytestmark = pytest.mark.skipif(not isolated(), reason="this machine has no namespaces for isolation")
@@ -154,8 +155,87 @@ def test_a_function_with_the_name_of_a_class_is_no_class(check, sandbox):
 def test_equality_that_only_the_program_could_tell_is_no_verdict(sandbox):
     always = "class V:\n    def __init__(self, x): pass\n    def __eq__(self, other): return True\n"
     gold = "from solution import V\ndef test_v():\n    assert V(1) == V(1)"
-    with pytest.raises(DataError, match="compares objects of the program's own class V"):
+    with pytest.raises(DataError, match=r"not judged: it compares objects of the program's own class V with =="):
         run_tests(read_tests(gold), always, sandbox, cpu_seconds=5)
+
+
+VECTOR = (
+    "class V:\n    def __init__(self, x): self.x = x\n    def __add__(self, o): return V(self.x + o.x)\n"
+    "    def __iadd__(self, o): self.x += 10 * o.x; return self\n    def __sub__(self, o): return V(self.x - o.x)\n"
+    "    def __eq__(self, o): return self.x == o.x\ndef made(x): return V(x)\n"
+)
+
+
+@pytest.mark.parametrize(
+    "test",
+    ["assert V(1) + V(2) == V(3)", "assert made(2) == V(2)", "v = V(1) - V(2)\n    w = V(3)\n    assert v == w",
+     "assert [V(1)] == [V(1)]", "assert V(1) != made(1)", "class W(V): pass\n    assert W(1).x == 1"],
+)  # fmt: skip
+def test_objects_of_the_programs_class_on_both_sides_are_no_verdict(test, sandbox):
+    gold = f"from solution import V, made\ndef test_v():\n    {test}"
+    with pytest.raises(DataError, match=r"not judged: it (compares objects of|derives a class from) the prog"):
+        run_tests(read_tests(gold), VECTOR, sandbox, cpu_seconds=5)
+
+
+def test_what_the_attributes_of_such_objects_say_is_judged(sandbox):
+    gold = (
+        "from solution import V\ndef test_v():\n    v = V(1) + V(2)\n    w = v\n    v += V(2)\n"
+        "    assert v.x == 23 and w is v and w.x == 23 and (V(5) - V(3)).x == 2 and V(1) != None"
+    )
+    assert run_tests(read_tests(gold), VECTOR, sandbox, cpu_seconds=5) == 1
+    assert run_tests(read_tests(gold), VECTOR.replace("10 *", ""), sandbox, cpu_seconds=5) == 0
+    added = VECTOR.replace("__iadd__", "nothing")  # then `+=` is `+`
+    assert run_tests(read_tests(gold), added, sandbox, cpu_seconds=5) == 0
+
+
+@pytest.mark.parametrize("check", ["assert abs(Mean([1]) - 7.5) < 1e-6", "assert 7.5 - Mean([1]) == 0",
+                                   "x = Mean([1])\nassert x == 7.5"])  # fmt: skip
+def test_a_class_in_place_of_a_function_is_not_asked(check, sandbox):
+    near = (
+        "class Mean:\n    def __init__(self, x): pass\n    def __sub__(self, o): return 0.0\n"
+        "    __rsub__ = __sub__\n    def __eq__(self, o): return True\n"
+    )
+    row = {"test_list": [check], "code": "def Mean(x): return 7.5"}
+    tests = read_tests(columns(row))
+    assert run_tests(tests, near, sandbox, cpu_seconds=5) == 0
+    assert run_tests(tests, row["code"], sandbox, cpu_seconds=5) == 1
+
+
+@pytest.mark.parametrize("lookup", ["f, V", "V, f", "V\nfrom solution import f"])
+@pytest.mark.parametrize("alias", ["f = V", "W = V\ndef f(x): return W(x)", "def f(x): return V(x)"])
+def test_a_function_by_another_name_of_a_class_is_no_class(lookup, alias, sandbox):
+    near = "class V:\n    def __init__(self, x): self.x = x\n    def __sub__(self, o): return 0.0\n"
+    gold = (
+        f"from solution import {lookup}\ndef test_f():\n    assert abs(f(1) - 7) < 1e-6\n"
+        "def test_v():\n    assert V(1).x == 1"
+    )
+    assert run_tests(read_tests(gold), f"{near}{alias}\n", sandbox, cpu_seconds=5) == 0.5
+    assert run_tests(read_tests(gold), f"{near}def f(x): return 7\n", sandbox, cpu_seconds=5) == 1
+
+
+def test_an_object_is_the_same_one_each_time(sandbox):
+    program = (
+        "class One:\n    _one = None\n    def __new__(cls):\n        cls._one = cls._one or object.__new__(cls)\n"
+        "        return cls._one\nclass Node:\n    def __init__(self, v): self.v, self.next = v, None\n"
+    )
+    gold = (
+        "from solution import One, Node\ndef test_one():\n    assert One() is One() and len({One(), One()}) == 1\n"
+        "def test_nodes():\n    a, b = Node(1), Node(2)\n    a.next = b\n    b.next = a\n"
+        "    assert a.next is b and a.next.next is a and a is not b and a.next.v == 2\n"
+    )
+    assert run_tests(read_tests(gold), program, sandbox, cpu_seconds=5) == 1
+    assert run_tests(read_tests(gold), program.replace("cls._one or ", ""), sandbox, cpu_seconds=5) == 0.5
+
+
+def test_decimals_of_functions_are_compared_as_those_of_outputs(sandbox):
+    gold = json.dumps({"inputs": [[1], [2], [3]], "outputs": [0.3, [1.0, [2.5]], {"a": 1e300}], "fn_name": "f"})
+    program = "def f(x): return [0.1 + 0.2, [1.0000001, (2.5,)], {'a': 1.00000001e300}][x - 1]"
+    assert run_tests(read_tests(gold), program, sandbox, cpu_seconds=5) == 1
+    for wrong in ("0.1 + 0.21", "True", "'0.3'", "None", "[0.3, 0.3]", "10**400", "float('nan')"):
+        lines = program.replace("0.1 + 0.2,", f"{wrong},")
+        assert run_tests(read_tests(gold), lines, sandbox, cpu_seconds=5) == pytest.approx(2 / 3), wrong
+    whole = json.dumps({"inputs": [[1]], "outputs": [3], "fn_name": "f"})
+    assert run_tests(read_tests(whole), "def f(x): return 3.0000001", sandbox, cpu_seconds=5) == 0
 
 
 SEND = "import json, os\ndef send(*m): os.write(3, json.dumps(m).encode() + b'\\n')\n"

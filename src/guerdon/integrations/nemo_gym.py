@@ -8,7 +8,7 @@ A reward that could not be measured is a 422 with the reason, never a number.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -49,7 +49,7 @@ def build_app(scorer: TextScorer) -> FastAPI:
 
     @app.post("/verify", response_model=None)
     async def verify(body: VerifyRequest) -> dict[str, Any] | JSONResponse:
-        prompt, answer = _exchange(body.responses_create_params, body.response.get("output") or ())
+        prompt, answer = _exchange(body.responses_create_params, body.response.get("output"))
         tools = body.responses_create_params.get("tools")
         try:
             (reward,) = await asyncio.to_thread(lambda: numbers(scorer.rewards([prompt], [answer], [tools])))
@@ -61,13 +61,17 @@ def build_app(scorer: TextScorer) -> FastAPI:
     return app
 
 
-def _exchange(params: Mapping[str, Any], output: Sequence[Any]) -> tuple[str | list[dict[str, Any]], list[Any]]:
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list | tuple) else [] if given is None else [given]
+
+
+def _exchange(params: Mapping[str, Any], output: Any) -> tuple[str | list[dict[str, Any]], list[Any]]:
     """The conversation up to the last message of the assistant, and that message; calls of tools precede it."""
     given, system = params.get("input"), params.get("instructions")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else list(given or ())
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else _listed(given)
     asked = [{"role": "system", "content": system}] if system else []
     asked += [message for item in items for message in _messages(item)]
-    written = [message for item in output for message in _messages(item, "assistant")]
+    written = [message for item in _listed(output) for message in _messages(item, "assistant")]
     last = written[-1:] if written and written[-1]["role"] == "assistant" and "tool_calls" not in written[-1] else []
     calls = written[: len(written) - len(last)]
     if isinstance(given, str) and not system and not calls:
@@ -78,7 +82,7 @@ def _exchange(params: Mapping[str, Any], output: Sequence[Any]) -> tuple[str | l
 def _messages(item: Any, role: str | None = None) -> list[dict[str, Any]]:
     """An item of the Responses API as a chat message; none where it is reasoning, which is no part of an answer."""
     if not isinstance(item, Mapping):
-        return []
+        return [{"role": str(item), "content": ""}]  # is refused by its name
     match item.get("type", "message"):
         case "message":
             return [{"role": role or item.get("role"), "content": _content(item.get("content"))}]
@@ -98,5 +102,6 @@ def _content(content: Any) -> Any:
     """Parts of type `input_text` and `output_text` as parts of type `text`."""
     if not isinstance(content, list):
         return content
-    kinds = {"input_text": "text", "output_text": "text"}
-    return [{**part, "type": kinds.get(part.get("type"), part.get("type"))} for part in content]
+    texts = ("input_text", "output_text")
+    known = [isinstance(part, Mapping) and part.get("type") in texts for part in content]
+    return [{**part, "type": "text"} if own else part for part, own in zip(content, known, strict=True)]

@@ -29,14 +29,14 @@ from guerdon.devices import resolve_device, seeded
 from guerdon.episodes.chats import asked_key
 from guerdon.errors import CheckpointError, ConfigError, NonFiniteError, boundary
 from guerdon.finite import load_weights
-from guerdon.hub import check_folder
+from guerdon.hub import ADAPTER, check_folder
 from guerdon.models.checkpoint import adam_tensors, load_adam, load_state, save_state
 from guerdon.models.text_inputs import Reading, as_batch, buckets, read_steps
 from guerdon.models.text_losses import bce_terms, implicit_rewards, pair_terms, pairs
 from guerdon.models.text_model import TextModelCard, TextRewardModel, read_policy
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, reference
-from guerdon.policies.text_files import ADAPTER, ADAPTER_WEIGHTS, base_of, read_model, read_tokenizer
+from guerdon.policies.text_files import ADAPTER_WEIGHTS, base_of, read_model, read_tokenizer
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
 from guerdon.types import Episode, Failure, Metrics, RewardInfo
 

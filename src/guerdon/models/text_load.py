@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from guerdon.errors import CheckpointError, ConfigError, boundary
+from guerdon.hub import check_folder, model_folder
 from guerdon.models.adapters import ADAPTERS, adapter_of, load_adapter, recognise
 from guerdon.models.load import load_reward_model
 from guerdon.models.text_model import TextRewardModel, is_own, read_card
@@ -120,6 +121,9 @@ def _adapter_of(path: str, adapter: str) -> str:
     if name is None:
         from transformers import PreTrainedConfig
 
+        folder = model_folder(path)
+        if folder is not None:
+            check_folder(CheckpointError, "the reward model", folder)
         hint = "" if Path(path).is_dir() else " (there is no such folder here, so it was looked for on the hub)"
         with boundary(CheckpointError, f"no reward model can be read at {path!r}{hint}"):
             config, _ = PreTrainedConfig.get_config_dict(path)

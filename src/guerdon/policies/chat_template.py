@@ -2,7 +2,8 @@
 
 A template is a program written by the publisher of the model. transformers runs it in a sandbox without files and
 network, but no limit on time or memory either. Here every template of a tokenizer is rendered with a few short
-conversations in a process that is killed when it takes too long; one that passed is not rendered again.
+conversations in a process that is killed when it takes too long; one that passed is not rendered again. A template
+that cannot write a single question is refused as well, before every item fails for it.
 
     check_templates({"default": "{{ messages[0].content }}"}, "runs/model")
 """
@@ -22,35 +23,49 @@ MEMORY = 512 << 20  # bytes, beyond those of the process itself
 LONGEST = 1_000_000  # characters of a short conversation
 
 _USER = {"role": "user", "content": "1 + 1?"}
+_PARTS = {"role": "user", "content": [{"type": "text", "text": _USER["content"]}]}
 _PICTURE = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]}
 _TURNS = [{"role": "system", "content": "Be brief."}, _USER, {"role": "assistant", "content": "2"}]
-CONVERSATIONS: tuple[list[dict[str, Any]], ...] = ([_USER], [*_TURNS, _USER], _TURNS, [_PICTURE])
+CONVERSATIONS: tuple[list[dict[str, Any]], ...] = ([_USER], [_PARTS], [*_TURNS, _USER], _TURNS, [_PICTURE])
+_SHORT = "for a conversation of three short messages at most"
 
 
 def templates_of(tokenizer: Any) -> dict[str, str]:
-    """The chat templates of a tokenizer by name, none where it has none."""
+    """The chat templates of a tokenizer by name, none where it has none.
+
+    Raises:
+        TypeError: it has something else in their place.
+    """
     found = getattr(tokenizer, "chat_template", None) or {}
-    return {"default": found} if isinstance(found, str) else dict(found)
+    found = {"default": found} if isinstance(found, str) else found
+    if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
+        raise TypeError(f"chat_template is {str(found)[:80]!r}, which is no text and no map of texts")
+    return dict(found)
 
 
-def check_templates(templates: Mapping[str, str], where: str) -> None:
+def check_templates(
+    templates: Mapping[str, str],
+    where: str,
+    *,
+    files: str = "chat_template.jinja, or chat_template in tokenizer_config.json",
+) -> None:
     """Render templates with short conversations, within limits of time, memory and output.
 
     A template that raises for a conversation, as some do for a system message, passes: it raises for its user as well.
+    But the default one must write a user's single message, as text or as a part of type text.
 
     Args:
         templates: by name.
         where: they are from, for the message.
+        files: where to correct them, for the message.
 
     Raises:
-        CheckpointError: a template needs more than `SECONDS`, `MEMORY`, or writes more than `LONGEST` characters.
+        CheckpointError: a template is no valid Jinja, needs more than `SECONDS`, `MEMORY`, or writes more than
+            `LONGEST` characters; or the default one cannot write a user's message.
         MissingDependencyError: the process does not start.
     """
     for name, why in _problems(tuple(templates.items())):
-        raise CheckpointError(
-            f"the chat template {name!r} of {where!r} {why} for a conversation of three short messages at most; "
-            "correct chat_template.jinja, or chat_template in tokenizer_config.json"
-        )
+        raise CheckpointError(f"the chat template {name!r} of {where!r} {why}; correct {files}")
 
 
 @cache
@@ -62,11 +77,12 @@ def _problems(templates: tuple[tuple[str, str], ...]) -> Sequence[tuple[str, str
     with SubprocessPool(command, workers=1, start_seconds=120, description="process for chat templates") as pool:
         for name, template in templates:
             try:
-                problem = str(pool.request({"template": template}, SECONDS).get("problem", ""))
+                asked = {"template": template, "needed": name == "default"}
+                problem = str(pool.request(asked, SECONDS).get("problem", ""))
             except WorkerTimeoutError:
-                problem = f"takes more than {SECONDS:g} s"
+                problem = f"takes more than {SECONDS:g} s {_SHORT}"
             except WorkerDiedError:
-                problem = "ends the process that renders it"
+                problem = f"ends the process that renders it {_SHORT}"
             if problem:
                 return ((name, problem),)
     return ()
@@ -74,21 +90,30 @@ def _problems(templates: tuple[tuple[str, str], ...]) -> Sequence[tuple[str, str
 
 def _render(request: dict[str, Any]) -> dict[str, Any]:
     """What is wrong with a template, in the process."""
+    from jinja2 import TemplateSyntaxError
     from transformers.utils.chat_template_utils import render_jinja_template
 
     tokens = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    texts, why = [], ""
     for messages in CONVERSATIONS:
         try:
-            with boundary(GuerdonError, "it raises"):
+            with boundary(GuerdonError, "raises for a single message of a user"):
                 found, _ = render_jinja_template(
                     [messages], chat_template=request["template"], add_generation_prompt=True, **tokens
                 )
         except GuerdonError as error:
             if isinstance(error.__cause__, MemoryError):
-                return {"problem": f"needs more than {MEMORY >> 20} MiB of memory"}
-            continue
+                return {"problem": f"needs more than {MEMORY >> 20} MiB of memory {_SHORT}"}
+            if isinstance(cause := error.__cause__, TemplateSyntaxError):
+                said = " ".join(str(cause.message).split())[:200].rstrip(".")
+                return {"problem": f"is no valid Jinja, line {cause.lineno}: {said}"}
+            why = why or str(error)[:300]  # of the conversation before all others
+            found = [""]
         if len(found[0]) > LONGEST:
-            return {"problem": f"writes more than {LONGEST:,} characters"}
+            return {"problem": f"writes more than {LONGEST:,} characters {_SHORT}"}
+        texts.append(found[0])
+    if request["needed"] and not any(_USER["content"] in text for text in texts[:2]):
+        return {"problem": why if not texts[0] and why else "leaves out a user's message"}
     return {}
 
 
@@ -96,7 +121,7 @@ def _limit_memory() -> None:
     """Import what rendering needs, then allow so much more address space."""
     import resource
 
-    _render({"template": "{{ messages }}"})
+    _render({"template": "{{ messages }}", "needed": True})
     if sys.platform == "linux":  # elsewhere the limit on address space is not kept
         with open("/proc/self/statm", encoding="ascii") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()

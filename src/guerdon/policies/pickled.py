@@ -8,7 +8,9 @@ Only numbers are read from it: torch refuses a pickle that names any function bu
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import warnings
 from pathlib import Path
 
 from guerdon.atomic import sealed_folder, write_json
@@ -72,8 +74,19 @@ def _convert(file: Path, target: Path) -> None:
     import torch
     from transformers.modeling_utils import load_state_dict
 
-    with boundary(CheckpointError, f"{file} cannot be read as weights alone"):
-        found = load_state_dict(file, map_location="cpu", weights_only=True)
+    try:
+        with warnings.catch_warnings(), boundary(CheckpointError, f"{file} cannot be read as weights alone"):
+            warnings.simplefilter("ignore", UserWarning)  # of torch, about the protocol of a pickle
+            found = load_state_dict(file, map_location="cpu", weights_only=True)
+    except CheckpointError as error:  # torch says how to run its code
+        named = re.findall(r"GLOBAL ([\w.]{1,80})", str(error))
+        why = f"it names {named[0]}, which is no part of a tensor" if named else "it is damaged, or no file of weights"
+        raise CheckpointError(
+            f"{file} cannot be read as weights alone: {why}; download the model again, or one with safetensors"
+        ) from error
     if not isinstance(found, dict) or not all(isinstance(one, torch.Tensor) for one in found.values()):
-        raise CheckpointError(f"{file} holds other things than weights by name; it cannot be imported")
+        raise CheckpointError(
+            f"{file} holds other things than weights by name, so it cannot be imported; take the file of "
+            "the model's weights alone"
+        )
     save_weights({name: tensor.clone() for name, tensor in found.items()}, target)

@@ -25,7 +25,7 @@ from guerdon.atomic import COMPLETE, sealed_folder, verify_folder
 from guerdon.devices import resolve_device
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.finite import load_weights, refuse_to_read, refuse_to_write, save_weights
-from guerdon.hub import check_folder, check_links, check_model, model_folder
+from guerdon.hub import ADAPTER, AGAIN, CONFIG, check_configs, check_folder, check_links, check_model, model_folder
 from guerdon.packaged import local_model
 from guerdon.policies.chat_template import check_templates, templates_of
 from guerdon.policies.shared_base import SharedBase, import_peft
@@ -34,8 +34,10 @@ from guerdon.policies.tiny_text import build_model, build_tokenizer
 from guerdon.progress import doing
 from guerdon.settings.text_policy import NAME_A_MODEL, TextPolicySettings
 
-ADAPTER, ADAPTER_WEIGHTS, BASE = "adapter_config.json", "adapter_model.safetensors", "base"
+ADAPTER_WEIGHTS, BASE = "adapter_model.safetensors", "base"
 VALUE_HEAD = "value_head.safetensors"
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model",
+                "sentencepiece.bpe.model", "spm.model", "vocab.bpe")  # fmt: skip
 _UNREAD = ("XLORA", "PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT")
 
 
@@ -73,6 +75,7 @@ def give_template(tokenizer: Any, settings: TextPolicySettings) -> None:
 
     Raises:
         ConfigError: there is no such file, or it cannot be read.
+        CheckpointError: as `check_templates`.
     """
     given = settings.chat_template
     if given is None:
@@ -80,6 +83,7 @@ def give_template(tokenizer: Any, settings: TextPolicySettings) -> None:
     if "{" not in given:
         with boundary(ConfigError, f"policy.chat_template {given!r}: neither a template nor a file that can be read"):
             given = Path(given).read_text(encoding="utf-8")
+    check_templates({"default": given}, str(settings.path or "policy.tiny"), files="policy.chat_template")
     tokenizer.chat_template = given
 
 
@@ -149,7 +153,20 @@ def read_pretrained(kind: Any, path: str, what: str, *, dtype: torch.dtype = tor
             f"{type(model).__name__}, or incomplete"
         )
     refuse_to_read(model.named_parameters(), f"{what} {path!r}")
+    _check_stops(model, f"{what} {path!r}")
     return model
+
+
+def _check_stops(model: Any, where: str) -> None:
+    """Refuse a generation configuration whose ends of sequence are no token ids."""
+    given = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    size = model.config.get_text_config().vocab_size
+    for one in given if isinstance(given, list | tuple) else [given]:
+        if one is not None and not (isinstance(one, int) and 0 <= one < size):
+            raise CheckpointError(
+                f"{where} cannot be used: eos_token_id in generation_config.json is {str(given)[:80]!r}, and token ids "
+                f"are whole numbers below {size}; correct it"
+            )
 
 
 def read_adapter(model: Any, folder: Path) -> Any:
@@ -171,13 +188,16 @@ def read_adapter(model: Any, folder: Path) -> Any:
             f"the adapter {folder} is of the kind {named}, which loads files or modules of other folders; merge it "
             "into its model, or train a LoRA adapter"
         )
-    with quietly(), boundary(CheckpointError, f"the adapter {folder} does not fit its model"):
+    with reading("the adapter", str(folder)):
         stored = set(load_weights(folder / ADAPTER_WEIGHTS))
         adapted = peft.PeftModel.from_pretrained(model, str(folder))
         wanted = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
     if stored != wanted:
         wrong = sorted(stored ^ wanted)
-        raise CheckpointError(f"the adapter {folder} does not fit its model: {len(wrong)} weights, such as {wrong[0]}")
+        raise CheckpointError(
+            f"the adapter {folder} does not fit its model: {len(wrong)} weights, such as {wrong[0]}; name the model "
+            f"that it was trained on in {ADAPTER}"
+        )
     return adapted
 
 
@@ -199,11 +219,18 @@ def read_tokenizer(path: str) -> Any:
     with reading(what, path):
         if (folder := model_folder(path)) is not None:
             check_links(CheckpointError, what, folder)
+            check_configs(CheckpointError, what, folder)
+            if not any((folder / name).is_file() for name in VOCABULARIES):
+                raise CheckpointError(
+                    f"{what} {path!r} cannot be read: there is no {VOCABULARIES[0]} in the folder; copy the files of "
+                    "the tokenizer from the model that it was trained from, or save it there (save_pretrained)"
+                )
         config = get_tokenizer_config(path)
         literal = config.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
         tokenizer_class = PreTrainedTokenizerFast if literal else AutoTokenizer
         tokenizer = tokenizer_class.from_pretrained(path, trust_remote_code=False)
-    check_templates(templates_of(tokenizer), path)
+        templates = templates_of(tokenizer)
+    check_templates(templates, path)
     return tokenizer
 
 
@@ -223,6 +250,21 @@ def base_of(folder: Path) -> str:
         )
     inside = folder / str(origin)
     return str(inside if inside.is_dir() else origin)
+
+
+def _origin(folder: Path) -> str:
+    """`base_of`, for an adapter whose models do not lead back to it."""
+    found, passed = base_of(folder), {folder.resolve()}
+    place = Path(found)
+    while (place / ADAPTER).is_file():
+        if place.resolve() in passed:
+            raise CheckpointError(
+                f"{folder / ADAPTER}: base_model_name_or_path {found[:200]!r} leads back to an adapter itself; write "
+                "the full path or the hub id of its model there"
+            )
+        passed.add(place.resolve())
+        place = Path(base_of(place))
+    return found
 
 
 def _adapter_config(folder: Path) -> dict[str, Any]:
@@ -291,8 +333,11 @@ def _write_adapter(policy: TextPolicy, folder: Path) -> None:
 def _read_merged(folder: Path) -> tuple[Any, Any]:
     """The model of an adapter's folder with the adapter merged into it, and its tokenizer."""
     check_folder(CheckpointError, "the adapter", folder)
-    origin = base_of(folder)
-    model, tokenizer = read_model(origin)
+    origin = _origin(folder)
+    try:
+        model, tokenizer = read_model(origin)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; it is base_model_name_or_path of {folder / ADAPTER}") from error
     adapted = read_adapter(model, folder)
     with quietly(), boundary(CheckpointError, f"the adapter {folder} does not fit its model {origin!r}"):
         merged = adapted.merge_and_unload(safe_merge=True)
@@ -314,13 +359,18 @@ def reading(what: str, path: str) -> Iterator[None]:
         with quietly(), boundary(CheckpointError, f"{what} {path!r} cannot be read"):
             yield
     except CheckpointError as error:
-        if "trust_remote_code" not in str(error):
+        if error.__cause__ is None:  # not of transformers
             raise
-        raise CheckpointError(
-            f"{what} {path!r} cannot be read: only code of its own can build it (auto_map in its configuration), and "
-            "guerdon runs no code of a model's folder; take a version of transformers that has this kind of model, or "
-            "serve it in a process of its own and name the address"
-        ) from error
+        said = str(error)
+        if "trust_remote_code" in said:
+            raise CheckpointError(
+                f"{what} {path!r} cannot be read: only code of its own can build it (auto_map in its configuration), "
+                "and guerdon runs no code of a model's folder; take a version of transformers that has this kind of "
+                "model, or serve it in a process of its own and name the address"
+            ) from error
+        if "ignore_mismatched_sizes" in said:
+            said = f"{what} {path!r} cannot be read: its weights have other shapes than {CONFIG} says"
+        raise CheckpointError(f"{said.rstrip('.')}; {AGAIN}") from error
 
 
 @contextmanager
@@ -334,6 +384,7 @@ def quietly() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # peft calls transformers by older names
+            warnings.filterwarnings("ignore", category=UserWarning, module="peft")
             yield
     finally:
         logging.set_verbosity(level)

@@ -368,7 +368,8 @@ def chat_text(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool]
             )  # fmt: skip
 
     text = written(messages, tools)
-    if tools or [m["role"] for m in messages] not in (["user"], ["user", "assistant"]):
+    usual = [m["role"] for m in messages] in (["user"], ["user", "assistant"])
+    if tools or not usual or any(m["content"].strip() not in text for m in messages):
         *marked, marks = _marked(messages, tools)
         again = written(*marked)
         lost = next((what for mark, what in marks.items() if mark not in again), None)

@@ -37,6 +37,11 @@ _HEADERS = tuple(
 )
 _SYSTEM = re.compile(r"\s*<<SYS>>(.*?)<</SYS>>\s*", re.S)
 _SYSTEM_BEFORE = re.compile(r"\[SYSTEM_PROMPT\](.*?)\[/SYSTEM_PROMPT\]", re.S)  # Mistral
+_INSERTED = (  # system turns that a template writes where a conversation has none
+    "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",  # Qwen2.5
+    "You are a helpful AI assistant named SmolLM, trained by Hugging Face",  # SmolLM2
+)
+_DATES = re.compile(r"Cutting Knowledge Date: [^\n]*\nToday Date: [^\n]*(?:\n\n|\Z)")  # Llama 3, before any system turn
 _UNKNOWN = re.compile(r"\s*<[|｜]\w")  # a control token, where no template is known
 _ENDS = (
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|end|>", "<|return|>", "</s>",
@@ -196,17 +201,28 @@ def read_template(text: str) -> list[Turn] | None:
     for pattern in _HEADERS:
         found = list(pattern.finditer(text))
         if found:
+            unmarked = "｜" in found[0][0]  # DeepSeek's puts nothing behind a user's turn
+            closing = "" if unmarked else "\n"
             ends = [match.start() for match in found[1:]] + [len(text)]
             roles = [_ROLES.get(match[1].lower(), match[1].lower()) for match in found]
             last = len(found) - 1
-            return [
-                *_system_before(text[: found[0].start()], unmarked="｜" in found[0][0]),
+            return _given([
+                *_system_before(text[: found[0].start()], unmarked=unmarked),
                 *(
-                    (role, text[match.end() : end] if k == last else without_end(text[match.end() : end], "\n"))
+                    (role, text[match.end() : end] if k == last else without_end(text[match.end() : end], closing))
                     for k, (role, match, end) in enumerate(zip(roles, found, ends, strict=True))
                 ),
-            ]
+            ])  # fmt: skip
     return _read_inst(text)
+
+
+def _given(turns: list[Turn]) -> list[Turn]:
+    """The turns of the conversation itself, without what a template is known to insert in front of it."""
+    role, said = turns[0]
+    if role != "system" or len(turns) == 1:
+        return turns
+    own = _DATES.sub("", said, count=1) if said.startswith("Cutting") else said
+    return turns[1:] if not own.strip() or own.strip() in _INSERTED else [(role, own), *turns[1:]]
 
 
 def _system_before(text: str, *, unmarked: bool) -> list[Turn]:

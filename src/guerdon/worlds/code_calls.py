@@ -5,24 +5,23 @@ a socket with the other (`code_link.py`). A test imports the module `solution`, 
 program's. Its process never holds the program, so a verdict is never the program's to write; and the program's process
 never holds a test or a right value. A program that ends, hangs or writes nonsense fails the test at once.
 
-Imports nothing but the standard library and `code_link.py`; a test may import packages that it needs.
+Imports nothing but the standard library and `code_link.py`, and little of it at the start, which every test waits for;
+a test may import packages that it needs.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.abc
-import importlib.util
 import io
 import json
 import math
 import os
 import re
+import site
 import sys
-import traceback
 import types
-import unittest
 from collections.abc import Callable, Mapping
+from importlib.machinery import SourceFileLoader
 from typing import Any
 
 from guerdon.worlds.code_link import Link, Raised, Remote
@@ -44,24 +43,29 @@ from typing import *
 """  # what the functions of such data sets expect to find, as at the sites that they come from
 
 
-class _Text(importlib.abc.InspectLoader):
-    """A module from its text."""
+class _Text(SourceFileLoader):
+    """A module from its text. The loaders for that in `importlib.abc` take longer to import than most tests run."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(name, "<string>")
         self._text = text
 
     def get_source(self, fullname: str) -> str:
         """The text."""
         return self._text
 
+    def get_code(self, fullname: str) -> types.CodeType:
+        """The text, compiled."""
+        return self.source_to_code(self._text, "<string>")  # type: ignore[arg-type,no-any-return,unused-ignore]
+
 
 def _loaded(name: str, text: str, names: Mapping[str, Any] | None = None) -> types.ModuleType:
-    spec = importlib.util.spec_from_loader(name, _Text(text))
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
+    module = types.ModuleType(name)
+    loader = _Text(name, text)
     vars(module).update({k: v for k, v in (names or {}).items() if not k.startswith("__")})
+    vars(module)["__loader__"] = loader
     sys.modules[name] = module
-    _Text(text).exec_module(module)
+    loader.exec_module(module)
     return module
 
 
@@ -69,6 +73,8 @@ def run_program(asked: Mapping[str, Any]) -> None:
     """Load a program and answer the calls of a test. What it prints is part of the answers."""
     written = io.BytesIO()
     output = io.TextIOWrapper(written, encoding="utf-8", errors="replace", write_through=True)
+    site.setquit()  # what a program finds that is started by itself
+    sys.path += site.getsitepackages()
     link = Link(LINK, lambda: os._exit(0), judges=False)
     sys.stdout = output
     sys.argv = ["solution.py"]
@@ -128,7 +134,9 @@ def run_test(asked: Mapping[str, Any], verdict: Callable[[str, str], Any]) -> No
             raise AttributeError(name)
         link.asked += 1
         value = names._ask("get", name)
-        link.asked -= isinstance(value, Remote)  # no more than a name so far
+        if isinstance(value, Remote):
+            link.asked -= 1  # no more than a name so far
+            vars(value)["_name"] = vars(value)["_name"] and name
         return value
 
     vars(solution)["__getattr__"] = find
@@ -138,10 +146,16 @@ def run_test(asked: Mapping[str, Any], verdict: Callable[[str, str], Any]) -> No
         if asked["context"]:
             _loaded("_context", asked["context"])
         passed = _run(asked, find)
-    detail = "" if raised.error is None else "".join(traceback.format_exception_only(raised.error)).strip()
+    detail = "" if raised.error is None else _said(raised.error)
     if link.not_judged:
-        verdict("not judged", f"a test compares objects of the program's own class {link.not_judged[:40]}")
+        verdict("not judged", link.not_judged)
     verdict("passed" if passed else "failed" if link.asked else "broken", detail)
+
+
+def _said(error: BaseException) -> str:
+    import traceback
+
+    return "".join(traceback.format_exception_only(error)).strip()
 
 
 def _run(asked: Mapping[str, Any], find: Callable[[str], Any]) -> bool:
@@ -154,7 +168,9 @@ def _run(asked: Mapping[str, Any], find: Callable[[str], Any]) -> bool:
         module.check(find(asked["entry"]))
     elif asked["name"]:
         test = getattr(module, asked["name"])
-        if isinstance(test, type) and issubclass(test, unittest.TestCase):
+        if isinstance(test, type):  # of unittest; others are run by pytest
+            import unittest
+
             result = unittest.TestResult()
             unittest.defaultTestLoader.loadTestsFromTestCase(test).run(result)
             return result.testsRun > 0 and result.wasSuccessful() and not result.skipped
@@ -181,9 +197,19 @@ def _with_pytest(text: str, name: str) -> bool:
 
 
 def same_value(wanted: Any, found: Any) -> bool:
-    """As in APPS: lists for tuples, and an expected list of one value may stand for the value."""
+    """As in APPS: lists for tuples, an expected list of one value may stand for the value; decimals as in outputs."""
     found = _listed(found)
-    return bool(found == wanted or (isinstance(wanted, list) and len(wanted) == 1 and found == wanted[0]))
+    return _near(wanted, found) or (isinstance(wanted, list) and len(wanted) == 1 and _near(wanted[0], found))
+
+
+def _near(wanted: Any, found: Any) -> bool:
+    if isinstance(wanted, float) and type(found) in (int, float) and abs(found) < 1 << 1023:
+        return math.isclose(wanted, found, rel_tol=DECIMALS, abs_tol=DECIMALS)
+    if isinstance(wanted, list) and isinstance(found, list):
+        return len(wanted) == len(found) and all(map(_near, wanted, found))
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        return wanted.keys() == found.keys() and all(_near(value, found[key]) for key, value in wanted.items())
+    return bool(found == wanted)
 
 
 def _listed(value: Any) -> Any:

@@ -78,7 +78,8 @@ def tests_of_row(row: Mapping[str, Any]) -> str | None:
         return None
     beside = {key: row[key] for key in _BESIDE if row.get(key)}
     solution = next((text for key in _SOLUTIONS if isinstance(text := row.get(key), str)), "")
-    return json.dumps({**found, **beside, "defines": sorted(_defined(solution))}, default=_listed)
+    said = {"defines": sorted(_defined(solution)), "classes": _classes(solution)} if _defined(solution) else {}
+    return json.dumps({**found, **beside, **said}, default=_listed)
 
 
 def _is_tests(given: Any) -> bool:
@@ -235,6 +236,11 @@ def _defined(text: str) -> set[str]:
     return {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
 
 
+def _classes(text: str) -> list[str]:
+    """Names of the classes that a text of Python defines."""
+    return [node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
+
+
 def _undefined(text: str) -> set[str]:
     """Names that a text uses and neither it nor Python defines."""
     table = symtable.symtable(text, "text", "exec")
@@ -271,13 +277,15 @@ def _from_text(text: str, beside: Mapping[str, Any]) -> list[CodeTest]:
     modules = {name for name in free - context if name in _MODULES and find_spec(name)}
     named = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
     known = {own} if own else set(beside.get("defines") or ())
-    ours = (free - context - modules) | (known & named)
+    ours = (free - context - modules) | ((known & named) - modules - (_defined(text) - {own}))
     imported = any(_imports_solution(s) for s in ast.walk(tree))
     if (own or imported) and (strange := sorted(n for n in ours - known if n[0].islower())) and not _has_star(tree):
         raise ValueError(f"{strange[0]} is used, which neither the tests nor the prompt define; the program could")
     header = [*(f"import {n}" for n in sorted(modules)), *(f"from _context import {n}" for n in sorted(context))]
     header += [f"from solution import {name}" for name in sorted(ours)] if not _has_star(tree) else []
-    called = {name for name in ours | _imported(tree) if name.lstrip("_")[:1].isupper()} - _compared(tree)
+    known_as = ours | _imported(tree)
+    called = {name for name in known_as if name.lstrip("_")[:1].isupper()} - _compared(tree, known_as)
+    called &= set(beside.get("classes", called))
     parts = _Parts("\n".join(header), ours, base | {"classes": sorted(called)})
     tests = [s for s in body if _is_test(s)]
     if tests:
@@ -415,13 +423,29 @@ def _imported(tree: ast.Module) -> set[str]:
     return {alias.name for node in froms for alias in node.names}
 
 
-def _compared(tree: ast.Module) -> set[str]:
-    """Names of functions whose value is compared with something that is no call of the same function."""
+def _compared(tree: ast.Module, ours: set[str]) -> set[str]:
+    """Names of functions whose value is compared with something that is not made by the program, such as `[7]`.
+
+    So that a class in place of such a function is never asked, by `==` or by the `-` of `abs(f(1) - 7) < 1e-6`.
+    """
+
+    def calls(node: ast.AST) -> bool:
+        inner = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
+        return any(n.id in made for n in inner) or (isinstance(node, ast.Constant) and node.value is None)
+
+    made = set(ours)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and calls(node.value):
+            made |= {n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
     found = set()
     for node in ast.walk(tree):
         sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
-        names = [s.func.id if isinstance(s, ast.Call) and isinstance(s.func, ast.Name) else "" for s in sides]
-        found |= {name for name in names if len(set(names)) > 1}
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+            sides = [node.left, node.right]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr[:6] == "assert":
+            sides = node.args[:2]
+        if not all(map(calls, sides)):
+            found |= {s.func.id for s in sides if isinstance(s, ast.Call) and isinstance(s.func, ast.Name)}
     return found
 
 

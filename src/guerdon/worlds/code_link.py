@@ -16,10 +16,11 @@ import contextlib
 import datetime
 import decimal
 import fractions
-import inspect
 import json
+import operator
 import os
 import sys
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -30,11 +31,12 @@ _TYPES = {t.__name__: t for t in vars(builtins).values() if isinstance(t, type)}
 _FACTORIES = {name: _TYPES[name] for name in ("int", "float", "str", "bool", "list", "dict", "set", "tuple")}
 _ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
 _REFLECTED = " ".join(f"r{name}" for name in _ARITHMETIC.split())
+_IN_PLACE = {f"__i{name}__" for name in _ARITHMETIC.split()}
 _OPERATORS = f"lt le gt ge neg pos abs invert int float index round contains {_ARITHMETIC} {_REFLECTED}".split()
 
 
 class NotJudgedError(Exception):
-    """The test compares objects of the program's own class, and only the program could say whether they are equal."""
+    """Only the program could say how the test ends: it compares objects of its own class, or derives one from it."""
 
 
 class Raised:
@@ -53,8 +55,8 @@ class Raised:
 class Remote:
     """An object of the other process."""
 
-    def __init__(self, link: Link, number: int, kind: str, *, own: bool = False) -> None:
-        vars(self).update(_link=link, _number=number, _kind=kind, _own=own)
+    def __init__(self, link: Link, number: int, kind: str) -> None:
+        vars(self).update(_link=link, _number=number, _kind=kind, _own=False, _name="")
 
     def _ask(self, action: str, *arguments: Any) -> Any:
         return self._link.ask(action, self._number, *arguments)
@@ -112,9 +114,19 @@ class Remote:
         if isinstance(other, Remote) and other._number == self._number:
             return True
         if other is not None and (self._own or (isinstance(other, Remote) and other._own)):
-            self._link.not_judged = self._kind
-            raise NotJudgedError(self._kind)
+            kind = self._kind if self._own else other._kind  # type: ignore[attr-defined]
+            self._not_judged(f"it compares objects of the program's own class {kind[:40]} with ==, and only the "
+                             "program could say whether they are equal: compare their attributes")  # fmt: skip
         return False
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        """A class of the test would run in the program's process."""
+        self._not_judged(f"it derives a class from the program's own class {str(vars(self)['_name'])[:40]}")
+        return ()
+
+    def _not_judged(self, why: str) -> None:
+        self._link.not_judged = why
+        raise NotJudgedError(why)
 
     def __hash__(self) -> int:
         return hash(self._number)
@@ -135,7 +147,7 @@ def _unsupported(value: Remote, name: str) -> None:
     raise TypeError(f"{name} of a {value._kind}")
 
 
-for _name in _OPERATORS:
+for _name in (*_OPERATORS, *(name.strip("_") for name in _IN_PLACE)):
     setattr(Remote, f"__{_name}__", _operator(_name))
 
 
@@ -153,11 +165,12 @@ class Link:
         self._lost, self._judges = lost, judges
         self._objects: list[Any] = []
         self._numbers: dict[int, int] = {}  # by the identity of an object, which is kept alive
+        self._remotes: dict[int, Remote] = {}
         self._errors: dict[str, type[BaseException]] = {}
         self._made: set[str] = set()
         self.classes: set[str] = set()  # names that the test calls as classes
         self.asked = 0  # actions on what the other process has, apart from looking up names
-        self.not_judged = ""  # the class whose objects the test compares
+        self.not_judged = ""  # why only the program could say how the test ends
         self.printed: Callable[[], str] = str
 
     def ask(self, action: str, *parts: Any) -> Any:
@@ -170,7 +183,7 @@ class Link:
         options = {name: self.pack(v) for name, v in named.items()}
         message = ["call", function._number, [self.pack(v) for v in arguments], options]
         value = self._exchange(message, "call", given)
-        title = vars(function).get("_name")
+        title = vars(function)["_name"]
         if title in self.classes and isinstance(value, Remote) and value._kind == title:
             vars(value)["_own"] = True
             self._made.add(value._kind)
@@ -306,7 +319,8 @@ class Link:
         number = self._numbers.setdefault(id(value), len(self._objects))
         if number == len(self._objects):
             self._objects.append(value)
-        kind = "generator" if inspect.isgenerator(value) else "coroutine" if inspect.iscoroutine(value) else ""
+        kinds = {types.GeneratorType: "generator", types.CoroutineType: "coroutine"}
+        kind = kinds.get(type(value), "")
         if isinstance(value, type):
             return ["mine", number, "class", value.__name__]
         return ["mine", number, kind or type(value).__name__, ""]
@@ -397,8 +411,12 @@ class Link:
         if kind != "mine":
             raise ValueError(kind)
         number, name, title = parts
-        remote = Remote(self, int(number), str(name), own=name in self._made)
-        vars(remote)["_name"] = title
+        remote = Remote(self, int(number), str(name))
+        if title:  # a class, which goes by the name that the test finds it by
+            vars(remote)["_name"] = "?"
+        else:  # an object is the same one each time
+            remote = self._remotes.setdefault(number, remote)
+        vars(remote)["_own"] |= name in self._made
         if name == "generator":
             return _generated(remote)
         return _awaited(remote) if name == "coroutine" else remote
@@ -424,6 +442,8 @@ def _awaits(target: Any) -> Any:
 
 
 def _operated(target: Any, name: str, *arguments: Any) -> Any:
+    if name in _IN_PLACE:
+        return getattr(operator, name)(target, *arguments)
     found = getattr(target, name, lambda *_: NotImplemented)(*arguments)
     if found is NotImplemented:
         raise TypeError(f"unsupported operand: {name}")

@@ -214,7 +214,8 @@ def _run(asked: dict[str, Any], user: int, link: int | None) -> dict[str, str]:
         Path("/tmp/calls.json").write_text(json.dumps(calls))
     pid = os.fork()
     if pid == 0:
-        _become(user, [given, written], int(asked["cpu"]), link)
+        options = ["-I", "-B", *(["-S"] if calls else [])]  # `site` takes as long as all that a test imports
+        _become(user, [given, written], int(asked["cpu"]), link, options)
     if link is not None:
         os.close(link)
     status = _wait(pid, 2.0 * asked["cpu"] + 1.0)
@@ -229,7 +230,7 @@ def _run(asked: dict[str, Any], user: int, link: int | None) -> dict[str, str]:
     return {"state": state, "output": output.decode("utf-8", "replace") if state == "done" else ""}
 
 
-def _become(user: int, streams: list[int], cpu: int, link: int | None) -> None:
+def _become(user: int, streams: list[int], cpu: int, link: int | None, options: Sequence[str]) -> None:
     """Turn into the process under test; never returns."""
     try:
         os.setsid()
@@ -253,7 +254,7 @@ def _become(user: int, streams: list[int], cpu: int, link: int | None) -> None:
             os.setgroups([])
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)
-        os.execve(_PYTHON, [_PYTHON, "-I", "-B", "/tmp/main.py"], {})  # noqa: S606 (what all this is for)
+        os.execve(_PYTHON, [_PYTHON, *options, "/tmp/main.py"], {})  # noqa: S606 (what all this is for)
     finally:
         os._exit(127)
 
