@@ -142,3 +142,76 @@ def test_prompts_that_a_run_reads_and_those_of_another_machine(call):
     assert (code, said) == (0, "")
     assert "not checked: data.path elsewhere is no folder on this machine" in out
     assert sorted(os.listdir()) == ["rows.jsonl", "study.yaml"]
+def episodes(outcomes, *, camera="front"):
+    from guerdon.episodes.write import EpisodeWriter
+    from guerdon.types import Episode
+
+    rng = np.random.default_rng(0)
+    with EpisodeWriter("data", camera=camera) as writer:
+        for k, outcome in enumerate(outcomes):
+            frames = rng.integers(0, 255, (6, 16, 16, 3), dtype=np.uint8)
+            actions = rng.normal(size=(6, 2)).astype(np.float32)
+            actions[0] = 0
+            success = None if outcome is None else np.array([False] * 5 + [outcome])
+            writer.add(
+                Episode(
+                    id=f"e{k}", task="press", frames=frames, states=rng.normal(size=(6, 3)).astype(np.float32),
+                    actions=actions, success=success, outcome=outcome,
+                )
+            )  # fmt: skip
+
+
+RESNET = "train={rm: {type: resnet, data_path: data, save_dir: rm, image_size: 16, max_epochs: 1%s}}"
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "more", "message"),
+    [
+        ([False] * 4, "", "no success frame in 4 episodes"),
+        ([None] * 4, "", "success labels"),
+        ([True, False], "", "too few to hold some out"),
+        ([True, False, True, False], ", camera: wrist", "no camera 'wrist'; it has front"),
+    ],
+)
+def test_labels_and_cameras_of_data_are_refused_as_by_the_training(call, outcomes, more, message):
+    episodes(outcomes)
+    for flag in (["--dry-run"], []):
+        code, said, _ = call("train", RESNET % more, *flag)
+        assert code == 2
+        assert message in said
+
+
+def test_data_that_can_be_learned_from_are_not_decoded(call, monkeypatch):
+    episodes([True, False, True, False])
+    monkeypatch.setattr("guerdon.episodes.read._frames", None)
+    assert call("train", RESNET % "", "--dry-run")[:2] == (0, "")
+    assert not Path("rm").exists()
+
+
+def test_cloning_is_checked(call):
+    bc = ["policy=bc", "bc.data_path=data", "bc.save_dir=bc", "bc.epochs=1"]
+    assert call("train", *bc, "--dry-run")[0] == 0, "data may come later"
+    episodes([True])
+    for words, message in [([], "1 episode"), (["policy.checkpoint=there"], "policy.checkpoint would do nothing")]:
+        for flag in (["--dry-run"], []):
+            code, said, _ = call("train", *bc, *words, *flag)
+            assert code == 2
+            assert message in said
+
+
+COMPARED = (
+    "work_dir: work\npolicy: {type: mlp, hidden: [4]}\nenv: {num_envs: 2, frame_size: 16}\n"
+    "algorithm: {rollout_steps: 10, minibatch_size: 10, num_epochs: 1}\n"
+    "runner: {total_steps: 20, eval_every: 20, eval_episodes: 1}\n"
+    "compare: {seeds: [0, 1], tasks: [reach, raech], baseline: plain, arms: {plain: {label: plain}}}\n"
+)
+
+
+@pytest.mark.parametrize("flag", [["--dry-run"], []])
+def test_a_study_names_a_task_that_is_not_there_once_and_starts_nothing(call, flag):
+    Path("study.yaml").write_text(COMPARED)
+    code, said, _ = call("compare", *flag)
+    assert code == 2
+    assert said.count("\n") == 1
+    assert "no task 'raech'; did you mean reach" in said
+    assert os.listdir() == ["study.yaml"]

@@ -187,7 +187,7 @@ def train(
                 f"train.{fixed[0]}.data_path already names the data: --method and --reward would do nothing"
             )
     if dry_run:
-        from guerdon.train.images import check_data
+        from guerdon.train.dry_run import check_data
 
         return _dry_run(config, "train", only, check=None if config.text else partial(check_data, only=only or ()))
     if config.text:
@@ -238,10 +238,13 @@ def _train_policy(
     if only:
         raise ConfigError(f"--only would do nothing with policy={kind}; remove it")
     if dry_run:
-        from guerdon.worlds.prompt_files import check_prompts
+        if kind == "sft":
+            from guerdon.worlds.prompt_files import check_prompts
 
-        cost: dict[str, Any] | str = {"policy": "behaviour cloning"} if kind == "bc" else "sft"
-        return _dry_run(config, cost, check=(lambda c: check_prompts(c.data)) if kind == "sft" else None)
+            return _dry_run(config, "sft", check=lambda c: check_prompts(c.data))
+        from guerdon.train.dry_run import check_bc
+
+        return _dry_run(config, {"policy": "behaviour cloning"}, check=check_bc)
     if kind == "bc":
         from guerdon.train.bc import train_bc
 

@@ -279,14 +279,16 @@ def change_index(root, **columns):
 TRAINED = {"next.success": vector(1, "bool"), "next.reward": vector(1)}
 
 
-@pytest.mark.parametrize("kind", ["bool", "float", "int"])
+UNKNOWN = {"bool": None, "float": None, "int": None, "nan": np.nan, "negative": -1, "lists": None, "list": [None]}
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
 def test_what_is_null_is_unknown(tmp_path, kind):
     """Episode 0 has no labels, episode 1 all of them, episode 2 only that of its last row."""
     values = [None, None, None, False, True, None, None, None, True]
-    column = (
-        values if kind == "bool" else [None if v is None else float(v) if kind == "float" else int(v) for v in values]
-    )
-    rewards = [1.0, None, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, None]
+    known = {"float": float, "int": int, "nan": float, "negative": int, "lists": lambda v: [v], "list": lambda v: [v]}
+    column = [UNKNOWN[kind] if v is None else known.get(kind, bool)(v) for v in values]
+    rewards = [1.0, np.nan if kind == "nan" else None, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, None]
     foreign(
         tmp_path, ACTIONS,
         {"next.success": (column, TRAINED["next.success"]), "next.reward": (rewards, TRAINED["next.reward"])},
@@ -300,6 +302,14 @@ def test_what_is_null_is_unknown(tmp_path, kind):
     assert third.rewards.tolist() == [0, 6, 7, 8]  # the last one is of no row
     assert [e.id for e in read_episodes(tmp_path, only_success=True)] == ["1", "2"]
     assert summarize(tmp_path).successes == 2
+
+
+def test_success_in_words_is_named(tmp_path):
+    foreign(tmp_path, ACTIONS, {"next.success": (["yes"] * 9, TRAINED["next.success"])})
+    skipped = []
+    with pytest.raises(DataError, match="nothing in"):
+        list(read_episodes(tmp_path, on_skip=lambda one: skipped.append(one.reason)))
+    assert "column next.success holds text, such as 'yes'" in skipped[0]
 
 
 def test_a_state_or_action_with_a_missing_value_is_absent_in_its_episode(tmp_path):
@@ -407,3 +417,18 @@ def test_the_hash_of_an_unused_column_is_that_of_its_values(tmp_path, column):
     foreign(tmp_path / "b", ACTIONS, SUCCESS, {"annotation": (changed, extra["annotation"][1])})
     assert dataset_hash(tmp_path / "b") != dataset_hash(tmp_path / "a")
     assert len(list(read_episodes(tmp_path / "a"))) == 3
+
+
+def test_rows_of_the_index_with_one_number_are_skipped(tmp_path):
+    foreign(tmp_path, ACTIONS, SUCCESS)
+    change_index(tmp_path, episode_index=[0, 1, 1])
+    skipped = []
+    assert [e.id for e in read_episodes(tmp_path, on_skip=skipped.append)] == ["0"]
+    assert any("another row of the index has the episode_index 1, too" in one.reason for one in skipped)
+
+
+def test_a_folder_above_or_below_a_data_set_names_it(tmp_path):
+    foreign(tmp_path / "sets" / "one", ACTIONS, SUCCESS)
+    for path in ("sets", "sets/one/meta", "sets/one/data/chunk-000"):
+        with pytest.raises(DataError, match=f"did you mean {tmp_path}/sets/one[?]"):
+            list(read_episodes(tmp_path / path))

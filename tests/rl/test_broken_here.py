@@ -197,6 +197,24 @@ def test_what_a_step_raises_names_environment_step_and_action(copies):
     world.close()
 
 
+def test_an_environment_that_raises_when_it_is_closed_is_named_and_the_others_are_closed(monkeypatch, caplog):
+    closed = []
+
+    def close(self):
+        closed.append(self)
+        if len(closed) == 1:
+            raise RuntimeError("the arm is still moving")
+
+    monkeypatch.setattr(fragile.Fragile, "close", close)
+    world = world_of({}, num_envs=2)
+    world.reset()
+    world.close()
+    assert len(closed) == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        f"close of copy 0 of {fragile.ID}: RuntimeError: the arm is still moving"
+    ]
+
+
 def test_what_a_step_raises_in_a_process_is_named_too():
     seed = seeds_of(2, 1)[1, 0]
     world = world_of({seed: "raises"}, vectorization="async")

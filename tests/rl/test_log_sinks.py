@@ -173,3 +173,20 @@ def test_a_sink_that_cannot_start_is_one_line(offline, monkeypatch):
     monkeypatch.setattr(wandb, "init", fails)
     with pytest.raises(ConfigError, match=r"runner\.logger\.wandb: wandb cannot start .*api_key not configured"):
         start(given(offline, "run", wandb=True))
+
+
+@pytest.mark.parametrize(("known", "shown"), [(True, "success"), (False, "return/env")])
+def test_tensorboard_shows_the_return_first_where_success_is_unknown(tmp_path, known, shown):
+    from tensorboard.plugins.custom_scalar import layout_pb2
+
+    sink = log_sinks.TensorBoardSink(tmp_path, None)
+    sink.log(5, {"train/return/env": 0.5})
+    for step in (10, 20):
+        sink.log(step, {"eval/return/env": 2.5, "eval/length": 7.0, **({"eval/success": 0.25} if known else {})})
+    sink.close()
+    events = EventAccumulator(str(tmp_path / "tb"))
+    events.Reload()
+    (tensor,) = events.Tensors("custom_scalars__config__")
+    found = layout_pb2.Layout.FromString(tensor.tensor_proto.string_val[0])
+    assert [chart.title for category in found.category for chart in category.chart] == [shown]
+    assert list(found.category[0].chart[0].multiline.tag) == [f"eval/{shown}$", f"train/{shown}$"]

@@ -63,6 +63,14 @@ def test_split_does_not_depend_on_the_order_of_episodes():
     assert names[0] == names[1]
 
 
+@pytest.mark.parametrize("kind", [ResNetTrainSettings, ProgressTrainSettings])
+def test_successes_of_which_no_row_is_marked_are_named(kind):
+    frames = np.zeros((4, 8, 8, 3), np.uint8)
+    episodes = [Episode(f"e{k}", "t", frames=frames, success=np.zeros(4, bool), outcome=k < 2) for k in range(3)]
+    with pytest.raises(DataError, match=r"2 of 3 episodes succeeded, but next.success marks none of their rows"):
+        frames_of(episodes, kind)
+
+
 def test_no_success_is_an_error_that_says_so():
     with pytest.raises(DataError, match="no success frame"):
         frames_of([square_episode(1, succeeds=False)])

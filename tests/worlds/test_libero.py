@@ -26,6 +26,7 @@ from guerdon.worlds import libero, libero_files
 from guerdon.worlds.build import build_world
 from guerdon.worlds.libero import LiberoEye, LiberoVectorEnv, Settling, axis_angle
 from guerdon.worlds.world import ObservationSpec
+from restored import check_restored
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 SETTLING = {
@@ -456,3 +457,17 @@ def test_a_task_without_a_demonstration_is_refused():
     with pytest.raises(ConfigError, match=r"open_the_middle_drawer.* has no scripted expert"):
         LiberoExpert(env)
     env.close()
+
+
+def test_a_state_in_a_new_process_goes_on_as_where_it_was_saved():
+    suites = {
+        "libero_object": 0,
+        "libero_goal": 7,
+        "libero_10": 3,
+    }  # the second one moves a stove's knob, the third a drawer
+    check_restored(
+        *(
+            LiberoSettings(task_suite_name=suite, task_ids=(task,), num_envs=1, frame_size=(48, 64), state="full")
+            for suite, task in suites.items()
+        )
+    )

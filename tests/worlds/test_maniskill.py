@@ -27,6 +27,7 @@ from guerdon.types import Observes
 from guerdon.worlds.build import build_world
 from guerdon.worlds.maniskill import TASK_TEXTS, ManiSkillEye, ManiSkillVectorEnv, import_maniskill
 from guerdon.worlds.world import ObservationSpec
+from restored import check_restored
 
 SIZE = (48, 64)
 
@@ -125,6 +126,11 @@ def test_a_world_resumes_to_the_same_bits():
     assert all(np.array_equal(a, b) for a, b in zip(went, played(again, actions[9:]), strict=True))
     assert went[2].any(), "an episode ended on the way"
     again.close()
+
+
+def test_a_run_resumed_in_a_new_process_goes_on_as_the_one_before():
+    tasks = ("PickCube-v1", "PushCube-v1", "StackCube-v1")
+    check_restored(*(ManiSkillSettings(task=task, num_envs=1, frame_size=SIZE, max_episode_steps=90) for task in tasks))
 
 
 def test_the_time_limit_is_the_registered_one_or_the_studys(picking):

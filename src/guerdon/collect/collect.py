@@ -128,12 +128,11 @@ def check_collect(study: Study) -> None:
     """
     settings = study.collect
     assert settings is not None, "the caller looked"
-    world = first_world(study.env.model_copy(update={"observation": "state"}), settings.success_readers())
-    if world is not None:
-        with closing(world):
-            for share in settings.mixture:
-                if share.type != "checkpoint":
-                    actor_maker(share, world, study, None)
+    states = study.env.model_copy(update={"observation": "state"})
+    with closing(first_world(states, settings.success_readers())) as world:
+        for share in settings.mixture:
+            if share.type != "checkpoint":
+                actor_maker(share, world, study, None)
 
 
 def _parts(settings: CollectSettings, writer: EpisodeWriter) -> list[_Part]:

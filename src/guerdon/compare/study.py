@@ -23,7 +23,7 @@ from guerdon.compare.report_tables import markdown_table
 from guerdon.config import Tree, apply_overrides, holds, merge, read_yaml, resolve_refs, to_yaml, validate
 from guerdon.devices import names_gpu, names_one_of_several, visible_gpus
 from guerdon.durations import duration
-from guerdon.errors import ConfigError, GuerdonError, JobError
+from guerdon.errors import ConfigError, GuerdonError, JobError, MissingDependencyError
 from guerdon.folder_lock import held
 from guerdon.progress import ProgressBar
 from guerdon.rl.reward_warnings import harm_warnings
@@ -31,7 +31,7 @@ from guerdon.settings.base import Settings
 from guerdon.settings.data import DataSettings
 from guerdon.settings.estimate import EVALUATION, estimate, total_bytes, total_seconds
 from guerdon.settings.study import Study
-from guerdon.worlds.build import check_success_reported
+from guerdon.worlds.build import check_success_reported, check_tasks
 
 _Planned = tuple[Job, Study, dict[str, Any]]  # a job, its configuration and what it takes
 
@@ -72,6 +72,7 @@ class StudyPlan:
         from guerdon.collect.collect import check_collect
         from guerdon.rl.build_control import check_control
         from guerdon.worlds.prompt_files import check_prompts
+        from guerdon.train.dry_run import check_data
 
         prompts: dict[str, DataSettings] = {}
         runs: dict[str, Study] = {}  # one of those that differ in nothing that is checked
@@ -83,6 +84,8 @@ class StudyPlan:
                 continue
             if job.arguments[0] == "collect":
                 check_collect(config)
+            elif job.arguments[0] == "train":
+                check_data(config)
             elif job.arguments[0] == "run":
                 parts = (config.env, config.policy, config.algorithm, config.reward.weights())
                 runs.setdefault(repr(parts), config)
@@ -90,6 +93,17 @@ class StudyPlan:
             check_control(config)
         for data in prompts.values():
             check_prompts(data)
+
+    def check_tasks(self) -> None:
+        """Refuse tasks that a simulator does not have, where it is installed.
+
+        Raises:
+            ConfigError: with the nearest names.
+        """
+        worlds = {repr(config.env): config.env for config in self.configs.values() if not config.text}
+        with suppress(MissingDependencyError):
+            for settings in worlds.values():
+                check_tasks(settings)
 
     def estimate(self) -> dict[str, Any]:
         """Counts, time and disk of the whole study."""
@@ -174,10 +188,11 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
         The report's path and the comparison as a table for a terminal.
 
     Raises:
-        ConfigError: the folder holds another study, or one that runs right now.
+        ConfigError: a task that there is not; or the folder holds another study, or one that runs right now.
         JobError: some jobs failed; the report of the others is written.
     """
     started = time.perf_counter()
+    plan.check_tasks()
     folder = plan.folder
     with held(folder, busy=f"another study runs in {folder}; wait for its end, or choose another work_dir"):
         _write_configs(plan)

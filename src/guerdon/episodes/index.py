@@ -99,7 +99,7 @@ def index_files(root: Path) -> list[Path]:
 
 def load_index(root: Path, info: Info) -> tuple[list[Entry], list[Skipped]]:
     """All episodes in order, and the index shards, and rows of them, that cannot be read."""
-    entries: list[Entry] = []
+    entries: dict[int, Entry] = {}
     skipped: list[Skipped] = []
     video_keys = [key for key, feature in info.features.items() if feature["dtype"] == "video"]
     for path in index_files(root):
@@ -114,11 +114,14 @@ def load_index(root: Path, info: Info) -> tuple[list[Entry], list[Skipped]]:
         for row in rows:
             try:
                 with boundary(DataError, "its row of the index cannot be read"):
-                    entries.append(_entry(row, video_keys))
+                    entry = _entry(row, video_keys)
+                    if entry.index in entries:
+                        raise DataError(f"another row of the index has the episode_index {entry.index}, too")
+                    entries[entry.index] = entry
             except DataError as exc:
                 index = row.get("episode_index")
                 skipped.append(Skipped(path, str(exc), index if isinstance(index, int) else None))
-    return sorted(entries, key=lambda entry: entry.index), skipped
+    return [entries[index] for index in sorted(entries)], skipped
 
 
 def _entry(row: Mapping[str, Any], video_keys: Iterable[str]) -> Entry:

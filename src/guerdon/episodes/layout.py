@@ -305,6 +305,9 @@ def _other_format(path: Path) -> str:
                 f"{found} belongs to {what}, and LeRobot v3 is read: write its episodes as such with "
                 "guerdon.episodes.write.EpisodeWriter (docs/data.md) or LeRobotDataset.create of LeRobot"
             )
+    above = [folder for folder in path.parents[:2] if (folder / INFO_PATH).is_file()]
+    if sets := [*above, *(info.parents[1] for info in sorted(path.glob(f"*/{INFO_PATH}"))[:3])]:
+        return f"{INFO_PATH} is missing; did you mean {' or '.join(map(str, sets))}?"
     return f"{INFO_PATH} is missing; collect episodes or check the path"
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -263,6 +264,15 @@ def cameras_of(root: Path, info: Info) -> dict[str, str]:
             and _is_depth(root, info.data_path, key)
         )
     }
+
+
+def camera_key(root: str | Path, camera: str | None = None) -> str | None:
+    """The feature key of a camera of a data set, by its name or key, or of the only one; None where there is none.
+
+    Raises:
+        DataError: no data set there, no such camera, or several and none was named.
+    """
+    return _camera(Path(root), layout.load_info(Path(root)), camera)
 
 
 def _camera(root: Path, info: Info, camera: str | None) -> str | None:
@@ -525,7 +535,7 @@ def _tables(
 def _row_columns(table: pa.Table, info: Info) -> Columns:
     """What `from_rows` reads, and the time stamps; columns with nulls are left out, but for that of success.
 
-    The last action and its reward may be null: what they led to is in no row.
+    A reward that is NaN is null. The last action and its reward may be null: what they led to is in no row.
     """
     columns: Columns = {}
     for name in (*_ROW_COLUMNS, "timestamp"):
@@ -538,6 +548,9 @@ def _row_columns(table: pa.Table, info: Info) -> Columns:
             columns[name] = (
                 np.concatenate([values, np.zeros_like(values, shape=(1, *values.shape[1:]))]) if free else values
             )
+    rewards = columns.get(layout.REWARD)
+    if rewards is not None and rewards.dtype.kind == "f" and np.isnan(rewards[:-1]).any():
+        del columns[layout.REWARD]
     return columns
 
 
@@ -568,6 +581,8 @@ def _columns(table: pa.Table, info: Info, names: Iterable[str]) -> Columns:
             shape = tuple(info.features[name]["shape"])
             with boundary(DataError, f"column {name} is not of the declared shape {shape}"):
                 flat = _flat(table[name])
+                if flat.dtype == object and any(isinstance(value, str) for value in flat):
+                    raise DataError(f"column {name} holds text, such as {flat[0]!r}: write numbers or booleans")
                 columns[name] = flat.reshape(len(table), *(() if shape in ((), (1,)) else shape))
     return columns
 
@@ -578,6 +593,7 @@ def _flat(column: Any) -> NDArray[Any]:
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     while pa.types.is_nested(array.type):
-        array = array.flatten()
+        one = array.null_count and all(size in (1, None) for size in pc.list_value_length(array).to_pylist())
+        array = pc.list_element(array, 0) if one else array.flatten()  # `flatten` leaves out what is null
     values: NDArray[Any] = array.to_numpy(zero_copy_only=False)
     return values

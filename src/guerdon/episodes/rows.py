@@ -96,10 +96,10 @@ def from_rows(
 
 
 def last_success(columns: Mapping[str, NDArray[Any]]) -> bool | None:
-    """The outcome by the rows: `next.success` of the last row, None where it was not recorded."""
+    """The outcome by the rows: `next.success` of the last row, None where it was not recorded (null, NaN, negative)."""
     column = columns.get(SUCCESS)
     last = None if column is None or len(column) == 0 else column.reshape(-1)[-1]
-    return None if last is None or last != last else bool(last)
+    return None if last is None or last != last or last < 0 else bool(last)
 
 
 def _earlier(column: FloatArray) -> FloatArray:
@@ -114,8 +114,8 @@ def _later(column: NDArray[Any]) -> FloatArray:
 
 
 def _success(column: NDArray[Any], at_reset: bool) -> BoolArray | None:
-    """Success of each row; None where it is missing (null, NaN) in one of them."""
-    if column.dtype != np.bool_ and np.isnan(column.astype(np.float64)).any():
+    """Success of each row; None where it is missing (null, NaN, negative) in one of them."""
+    if column.dtype != np.bool_ and not (column.astype(np.float64) >= 0).all():
         return None
     flat = column.reshape(-1).astype(np.bool_)
     shifted = np.roll(flat, 1)

@@ -147,10 +147,7 @@ def check_control(study: Study) -> None:
         MissingDependencyError: the simulator is not installed.
     """
     algorithm = study.control_algorithm
-    world = first_world(study.env, study.success_readers())
-    if world is None:
-        return
-    with closing(world):
+    with closing(first_world(study.env, study.success_readers())) as world:
         if not isinstance(study.control_policy, VLAPolicySettings):
             on_cpu = study.control_policy.model_copy(update={"device": "cpu"})  # the run may be on another machine
             heads = tuple(study.reward.weights()) if algorithm.needs.critic else ()

@@ -36,16 +36,26 @@ class LogSink(Protocol):
 
 
 class TensorBoardSink:
-    """Event files in `tb/` of the run directory."""
+    """Event files in `tb/` of the run directory.
+
+    TensorBoard's tab of custom scalars shows the result of the run: true success, or the return where that is unknown.
+    """
 
     def __init__(self, folder: Path, resumed_at: int | None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         purge = None if resumed_at is None else resumed_at + 1
         self._writer: Any = SummaryWriter(str(folder / "tb"), purge_step=purge)
+        self._shown: str | None = None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """See `LogSink.log`."""
+        result = next((name for name in ("success", "return/env") if f"eval/{name}" in metrics), None)
+        if result is not None and self._shown is None:
+            self._shown = result
+            self._writer.add_custom_scalars(
+                {"result": {result: ["Multiline", [f"eval/{result}$", f"train/{result}$"]]}}
+            )
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 

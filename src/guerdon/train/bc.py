@@ -104,10 +104,7 @@ def train_bc(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any
     settings = study.bc
     if settings is None:
         raise ConfigError("this configuration has no bc section: set at least bc.data_path and bc.save_dir")
-    if study.control_policy.checkpoint is not None:
-        raise ConfigError(
-            "policy.checkpoint would do nothing in behaviour cloning, which starts from random weights; remove it"
-        )
+    check_fresh(study)
     started = time.perf_counter()
     torch.set_num_threads(study.runner.threads)
     record: dict[str, Any] = {
@@ -119,10 +116,7 @@ def train_bc(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any
     run = TrainingFolder(settings.save_dir, record, resume=resume)
     if run.metrics is not None:
         return run.save_dir, {k: v for k, v in run.metrics.items() if k not in ("data_hash", "action_std_A")}
-    whole = isinstance(study.policy, VLAPolicySettings) or (
-        isinstance(study.policy, OwnPolicySettings) and study.policy.whole
-    )
-    policy, pairs, weights = _whole(study, settings) if whole else _gaussian(study, settings)
+    policy, pairs, weights = _whole(study, settings) if clones_whole(study) else _gaussian(study, settings)
     train, val = split_pairs(pairs, settings.val_split, study.runner.seed)
     epsilon = 0.0 if weights is None else weights.epsilon
     for part, name in ((train, "training"), (val, "held-out")):
@@ -155,6 +149,24 @@ def train_bc(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any
     return run.save_dir, metrics
 
 
+def check_fresh(study: Study) -> None:
+    """Refuse a policy that has weights already.
+
+    Raises:
+        ConfigError: it has.
+    """
+    if study.control_policy.checkpoint is not None:
+        raise ConfigError(
+            "policy.checkpoint would do nothing in behaviour cloning, which starts from random weights; remove it"
+        )
+
+
+def clones_whole(study: Study) -> bool:
+    """Whether the policy has an `imitation_loss` of its own, and is made for the study's environment."""
+    own = isinstance(study.policy, OwnPolicySettings) and study.policy.whole
+    return isinstance(study.policy, VLAPolicySettings) or own
+
+
 def _true_success(study: Study, policy: RobotPolicy) -> dict[str, float]:
     """What the clone achieves by ground truth, in the episodes in which a run evaluates its policy."""
     if study.bc is None or not study.bc.eval_episodes:
@@ -173,7 +185,7 @@ def _gaussian(study: Study, settings: BCSettings) -> tuple[RobotPolicy, Pairs, S
     """A fresh Gaussian policy, the pairs to clone, and their weights."""
     pixels = study.policy.type == "cnn"
     weights = sample_weights(study, chunk=1)
-    episodes = _episodes(study, settings, with_frames=pixels)
+    episodes = episodes_to_clone(study, settings, with_frames=pixels)
     pairs = gather_pairs(episodes, pixels=pixels, weights=None if weights is None else weights.rows)
     policy = build_policy(
         study.control_policy,
@@ -212,7 +224,7 @@ def _whole(study: Study, settings: BCSettings) -> tuple[RobotPolicy, Pairs, Samp
         study.control_policy, shape, space, sources=(), seed=study.runner.seed, proprioception_size=len(measured)
     )
     spec = policy.observation_spec or ObservationSpec(states=True)
-    episodes = _episodes(study, settings, with_frames=spec.frames is not None, cameras=spec.cameras)
+    episodes = episodes_to_clone(study, settings, with_frames=spec.frames is not None, cameras=spec.cameras)
     weights = sample_weights(study, chunk=policy.chunk)
     rows = None if weights is None else weights.rows
     chunks = gather_chunks(episodes, spec, chunk=policy.chunk, proprioception=measured, weights=rows)
@@ -224,7 +236,7 @@ def _whole(study: Study, settings: BCSettings) -> tuple[RobotPolicy, Pairs, Samp
     return policy, chunks, weights
 
 
-def _episodes(study: Study, settings: BCSettings, *, with_frames: bool, cameras: int = 1) -> Iterator[Episode]:
+def episodes_to_clone(study: Study, settings: BCSettings, *, with_frames: bool, cameras: int = 1) -> Iterator[Episode]:
     """The episodes to clone, as the first cameras saw them; frames must have the size of those in a run."""
     camera = study.env.camera_name if with_frames else None
     views = tuple(getattr(study.env, "cameras", ()))[1:cameras]

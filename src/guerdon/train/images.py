@@ -29,7 +29,6 @@ from torch import Tensor
 from transformers import EarlyStoppingCallback, EvalPrediction, Trainer
 
 from guerdon.devices import resolve_device, seeded
-from guerdon.episodes.layout import load_info
 from guerdon.episodes.targets import frame_targets, no_labels
 from guerdon.errors import ConfigError, DataError
 from guerdon.models.backbone import MLP, ImageScorer, batch_normalizations, calibrating, to_pixels
@@ -38,7 +37,6 @@ from guerdon.models.quality import frame_quality
 from guerdon.packaged import local_model
 from guerdon.policies.precision import uses_bf16
 from guerdon.progress import doing
-from guerdon.settings.study import Study
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings, VLMTrainSettings
 from guerdon.train.calibration import calibrate
 from guerdon.train.frame_networks import BATCH, FrameNetwork, HeadNetwork, feature_batch, frame_features
@@ -133,6 +131,20 @@ class LabelledRows:
             "skipped_episodes": self.skipped,
         }
 
+    def check_labels(self, settings: Settings | VLMTrainSettings) -> None:
+        """Refuse rows that show nothing but success, or none.
+
+        Raises:
+            DataError: they do.
+        """
+        if not self.positive.any():
+            raise DataError(
+                f"no success frame in {len(self.episode_ids)} episodes ({len(self)} frames): a reward model needs "
+                "examples of success; collect with an expert or a better policy"
+            )
+        if is_classifier(settings) and self.positive.all():
+            raise DataError(f"every one of {len(self)} frames is a success: a classifier needs failures too")
+
     def check_split(self, val_split: float) -> None:
         """Refuse a split that leaves nothing to learn from or to validate on.
 
@@ -196,9 +208,10 @@ def label_rows(
     Raises:
         DataError: no usable episode at all.
     """
-    targets, positive, rows, ids, succeeded, skipped = [], [], [], [], [], 0
+    targets, positive, rows, ids, succeeded, skipped, unmarked = [], [], [], [], [], 0, 0
     for episode in episodes:
         target_T = row_targets(episode, settings)
+        unmarked += bool(episode.outcome and episode.success is not None and not episode.success.any())
         if target_T is None or (needs_task and not episode.task.strip()):
             skipped += 1
             continue
@@ -216,6 +229,11 @@ def label_rows(
         raise DataError(
             no_labels(skipped, f"{'states' if sees_states(settings) else 'frames'}{asked} and success labels")
         )
+    if unmarked and not any(part.any() for part in positive):
+        raise DataError(
+            f"{unmarked} of {len(ids) + skipped} episodes succeeded, but next.success marks none of their rows: mark "
+            'them as "Outcomes for your own recordings" in docs/data.md shows'
+        )
     owner = np.repeat(np.arange(len(ids)), [len(drawn) for drawn in rows])
     positive_N = np.concatenate(positive)
     if held_ids is None:
@@ -225,25 +243,6 @@ def label_rows(
     return LabelledRows(
         np.concatenate(targets), positive_N, held[owner], owner, np.concatenate(rows), tuple(ids), skipped
     )
-
-
-def check_data(study: Study, only: Sequence[str] = ()) -> None:
-    """Refuse data of the `train` section that cannot be read or split; data that are not there yet are left out.
-
-    Raises:
-        DataError: a path holds something else than a LeRobot data set, or too few episodes to hold some out.
-    """
-    for name in only or study.train:
-        settings: Settings | VLMTrainSettings = {**study.image_models, **study.vlm_models}[name]
-        paths = [Path(path) for path in settings.data_paths]
-        if all(path.exists() for path in paths):
-            episodes = sum(load_info(path).total_episodes for path in paths)
-        elif study.collect is not None and paths == [Path(study.collect.save_dir)]:
-            episodes = study.collect.episodes
-        else:
-            continue
-        if episodes < 2 and settings.val_split > 0:
-            raise DataError(f"train.{name}: {too_few(episodes)}")
 
 
 def too_few(episodes: int) -> str:
@@ -359,13 +358,7 @@ def labelled_frames(
         pixels.append(to_pixels(episode.frames[rows], settings.image_size, channels_last=True))
 
     rows = label_rows(episodes, settings, keep, held_ids=held_ids)
-    if not rows.positive.any():
-        raise DataError(
-            f"no success frame in {len(rows.episode_ids)} episodes ({len(rows)} frames): a reward model needs examples "
-            "of success; collect with an expert or a better policy"
-        )
-    if settings.type == "resnet" and rows.positive.all():
-        raise DataError(f"every one of {len(rows)} frames is a success: a classifier needs failures too")
+    rows.check_labels(settings)
     if len(sizes := {part.shape[1:] for part in pixels}) > 1:
         raise DataError(f"the episodes have states of several sizes, {sorted(sizes)}: train on one kind of them")
     return LabelledFrames(**vars(rows), pixels=np.concatenate(pixels))

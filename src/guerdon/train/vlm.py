@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from guerdon import distributed
-from guerdon.errors import CheckpointError, DataError
+from guerdon.errors import CheckpointError
 from guerdon.finite import refuse_to_write
 from guerdon.models.quality import frame_quality
 from guerdon.models.tiny_vlm import write_tiny_vlm
@@ -207,10 +207,7 @@ def vlm_examples(episodes: Iterable[Episode], settings: VLMTrainSettings) -> VLM
         prompts.append(prompt.fill(episode.task))
 
     rows = label_rows(episodes, settings, keep, needs_task=True)
-    if not rows.positive.any() or (is_classifier(settings) and rows.positive.all()):
-        raise DataError(
-            f"{len(rows.episode_ids)} episodes show only one outcome: a reward model needs success and failure"
-        )
+    rows.check_labels(settings)
     return VLMExamples(**vars(rows), frames=tuple(frames), prompts=tuple(prompts), settings=settings)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from guerdon.errors import ConfigError
+from guerdon.errors import ConfigError, boundary
 from guerdon.progress import doing
 from guerdon.settings.world import (
     WORLDS,
@@ -32,8 +32,8 @@ from guerdon.worlds.gymnasium_env import (
 )
 from guerdon.worlds.libero import LiberoEye, LiberoVectorEnv, Settling
 from guerdon.worlds.libero_files import libero_task
-from guerdon.worlds.maniskill import ManiSkillEye, ManiSkillVectorEnv, task_text
-from guerdon.worlds.metaworld import MetaWorldVectorEnv
+from guerdon.worlds.maniskill import ManiSkillEye, ManiSkillVectorEnv, check_maniskill_task, task_text
+from guerdon.worlds.metaworld import MetaWorldVectorEnv, metaworld_task
 from guerdon.worlds.processes import ProcessVectorEnv
 from guerdon.worlds.starts import Curriculum, Playing, Rotation, Starts
 from guerdon.worlds.success import SUCCESS_KEYS, own_readers, unreported
@@ -128,24 +128,38 @@ def build_world(
     )
 
 
-HEAVY = (LiberoSettings, ManiSkillSettings)  # simulators whose scenes take many seconds to load
+def check_tasks(settings: WorldSettings) -> None:
+    """Refuse tasks that the simulator does not have; nothing is made.
+
+    Raises:
+        ConfigError: with the nearest names.
+        MissingDependencyError: the simulator is not installed.
+    """
+    for task in settings.task_names:
+        if isinstance(settings, LiberoSettings):
+            libero_task(settings.task_suite_name, task)
+        elif isinstance(settings, ManiSkillSettings):
+            check_maniskill_task(task)
+        elif isinstance(settings, MetaWorldSettings):
+            metaworld_task(task)
+        elif isinstance(settings, GymnasiumSettings) and ":" not in task:  # a module registers the others
+            with boundary(ConfigError, f"env.task {task!r} could not be found"):
+                gymnasium.spec(task)
 
 
-def first_world(settings: WorldSettings, success_readers: Sequence[str] = ()) -> World | None:
+def first_world(settings: WorldSettings, success_readers: Sequence[str] = ()) -> World:
     """As few copies of the world of a configuration as show what its start would refuse; the caller closes them.
 
-    Of LIBERO only the names of tasks are looked up, of ManiSkill nothing is: None.
+    Of LIBERO and ManiSkill, whose scenes take many seconds to load, that is the first task.
 
     Raises:
         ConfigError, MissingDependencyError: as `build_world` does.
     """
-    if not isinstance(settings, HEAVY):
-        copies = settings.num_envs if isinstance(settings, OwnWorldSettings) else len(settings.task_names)
-        return build_world(settings, seed=0, num_envs=copies, success_readers=success_readers)
-    if isinstance(settings, LiberoSettings):
-        for task in settings.task_names:
-            libero_task(settings.task_suite_name, task)
-    return None
+    check_tasks(settings)
+    if isinstance(settings, LiberoSettings | ManiSkillSettings):
+        settings = settings.of_task(0)
+    copies = settings.num_envs if isinstance(settings, OwnWorldSettings) else len(settings.task_names)
+    return build_world(settings, seed=0, num_envs=copies, success_readers=success_readers)
 
 
 def _starts(

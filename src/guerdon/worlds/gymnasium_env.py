@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,12 +14,25 @@ from gymnasium.envs.registration import find_highest_version, get_env_id, parse_
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from guerdon.episodes.images import rgb_picture
-from guerdon.errors import ConfigError, DataError, MissingDependencyError, boundary
+from guerdon.errors import ConfigError, DataError, GuerdonError, MissingDependencyError, boundary
 from guerdon.settings.world import UNLIMITED
 from guerdon.types import ByteArray
 from guerdon.worlds.camera import choose_headless_backend, close_at_exit
 from guerdon.worlds.eye import stacked
 from guerdon.worlds.resets import CopyEnv
+
+
+@contextmanager
+def _gymnasium(error: type[GuerdonError], what: str) -> Iterator[None]:
+    """`boundary`; the message names guerdon's extra where Gymnasium names its own that this extra brings."""
+    try:
+        with boundary(error, what):
+            yield
+    except GuerdonError as exc:
+        if not isinstance(exc.__cause__, gymnasium.error.DependencyNotInstalled):
+            raise
+        said = re.sub(r"gymnasium\[(classic[-_]control|mujoco)\]", "guerdon[gymnasium]", str(exc))
+        raise MissingDependencyError(said) from exc.__cause__
 
 
 class KeepTerminalFrame(gymnasium.Wrapper):  # type: ignore[misc]
@@ -61,14 +76,25 @@ def make_gymnasium_env(
         return named_copy(KeepTerminalFrame(env) if autoreset == "same_step" else env, index, num_envs, env_id)
 
     mode = AutoresetMode[autoreset.upper()]
-    with boundary(ConfigError, f"env.task {env_id!r} could not be made"):
+    with _gymnasium(ConfigError, f"env.task {env_id!r} could not be made"):
         env = SyncVectorEnv([partial(one, i) for i in range(num_envs)], autoreset_mode=mode)
     check_spaces(env, f"env.task {env_id!r}")
     return env
 
 
 def named_copy(env: gymnasium.Env, index: int, copies: int, name: str) -> CopyEnv:
-    """A copy of an environment whose errors name it, and its number where there are several."""
+    """A copy of an environment whose errors name it, and its number where there are several.
+
+    Gymnasium's MuJoCo environments point their free camera at the middle of the scene at the moment of the first
+    picture. Here it is the middle at rest, so that pictures do not depend on when drawing began, as after a resume.
+    """
+    renderer = getattr(env.unwrapped, "mujoco_renderer", None)
+    if renderer is not None:
+        import mujoco
+
+        mujoco.mj_forward(renderer.model, rest := mujoco.MjData(renderer.model))
+        middle = np.median(rest.geom_xpos, axis=0)
+        renderer.default_cam_config = {"lookat": middle, **(renderer.default_cam_config or {})}
     return CopyEnv(env, index, name if copies == 1 else f"copy {index} of {name}")
 
 
@@ -135,7 +161,7 @@ class RenderEye:
 
     def look(self, index: int) -> ByteArray:
         """The picture of copy `index` now, (H, W, 3) uint8."""
-        with boundary(MissingDependencyError, "the environment cannot draw itself"):
+        with _gymnasium(MissingDependencyError, "the environment cannot draw itself"):
             if isinstance(self._env, SyncVectorEnv):
                 picture = self._env.envs[index].render()
             else:

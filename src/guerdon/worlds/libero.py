@@ -29,16 +29,15 @@ from guerdon.worlds.camera import MuJoCoCamera, Snapshot, check_camera
 from guerdon.worlds.libero_files import INSTALL, LiberoTask, import_libero, init_states
 from guerdon.worlds.mujoco_state import (
     SimulatorState,
+    attributes_of,
     changed_fields,
     model_fields,
     physics_of,
     restore,
+    set_attributes,
     set_model_fields,
 )
 
-_GOALS = ("goal_pos", "goal_ori", "initial_joint", "initial_ee_pos", "initial_ee_ori_mat")
-_CLOCKS = ("timestep", "cur_time", "done")
-_MEASURED = ("_time_since_last_sample", "_current_delay", "_current_observed_value", "_sampled")
 _SCENE = "guerdon_scene"
 
 
@@ -118,14 +117,13 @@ class _SharedScene:
     model: Any
     sim: Any
     control_freq: int
-    pristine: dict[str, np.ndarray]
 
     def _initialize_sim(self, xml_string: str | None = None) -> None:
         from robosuite.utils.binding_utils import MjSim
 
         compiled = _compiled_model(xml_string or self.model.get_xml())
-        self.pristine = model_fields(compiled)
         self.sim = type("_Sim", (_NothingTwice, MjSim), {})(copy.copy(compiled))
+        self.sim.pristine = model_fields(compiled)
         self.sim.forward()
         self.initialize_time(self.control_freq)  # type: ignore[attr-defined]
 
@@ -196,7 +194,7 @@ class _Copy:
 
     def _reset_once(self, resets: int) -> None:
         """The `resets`-th reset of a LIBERO environment; each full one appends its openers of drawers once more."""
-        set_model_fields(self.model, self.env.pristine)
+        set_model_fields(self.model, self.env.sim.pristine)
         self.env.object_property_initializers = self._openers * (resets + 1)
         self.env.robots[0].gripper.current_action = np.zeros(self.env.robots[0].gripper.dof)
         self.control.reset()
@@ -219,37 +217,27 @@ class _Copy:
 
     def in_python(self) -> dict[str, Any]:
         """Copies of what robosuite and LIBERO keep in Python between steps."""
-        env, robot = self.env, self.env.robots[0]
-        return copy.deepcopy(
-            {
-                "goals": {name: getattr(robot.controller, name) for name in _GOALS},
-                "gripper": robot.gripper.current_action,
-                "clocks": {name: getattr(env, name) for name in _CLOCKS},
-                "measured": {
-                    name: {part: getattr(one, part) for part in _MEASURED} for name, one in env._observables.items()
-                },
-                "cache": env._obs_cache,
-                "lights": {name: self._lights(name) for name in env.visualization_sites_list},
-                "seen": self.seen,
-            }
-        )
+        return {
+            "parts": [attributes_of(part) for part in self._parts()],
+            "lights": {name: dict(self._lights(name)) for name in self.env.visualization_sites_list},
+            "seen": copy.deepcopy(self.seen),
+        }
 
     def set_python(self, values: dict[str, Any]) -> None:
         """Return to what `in_python` kept."""
-        values = copy.deepcopy(values)
-        env, robot = self.env, self.env.robots[0]
-        for name, value in values["goals"].items():
-            setattr(robot.controller, name, value)
-        robot.gripper.current_action = values["gripper"]
-        for name, value in values["clocks"].items():
-            setattr(env, name, value)
-        for name, parts in values["measured"].items():
-            for part, value in parts.items():
-                setattr(env._observables[name], part, value)
-        env._obs_cache = values["cache"]
+        for part, kept in zip(self._parts(), values["parts"], strict=True):
+            set_attributes(part, kept)
         for name, lit in values["lights"].items():
             self._lights(name).update(lit)
-        self.seen = values["seen"]
+        self.seen = copy.deepcopy(values["seen"])
+
+    def _parts(self) -> list[Any]:
+        """The objects of robosuite that steps change."""
+        from robosuite.utils.buffers import Buffer
+
+        env, robot = self.env, self.env.robots[0]
+        buffers = [value for value in vars(robot).values() if isinstance(value, Buffer)]
+        return [env, robot, robot.controller, robot.gripper, *buffers, *env._observables.values()]
 
     def _lights(self, name: str) -> dict[str, Any]:
         """Which sites of an object are shown, such as a burner that is on."""
@@ -389,14 +377,14 @@ class LiberoVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
     def save_state(self, index: int) -> SimulatorState:
         """The state of copy `index`, for `load_state`."""
         one = self._copies[index]
-        fields = changed_fields(one.model, one.env.pristine)
+        fields = changed_fields(one.model, one.env.sim.pristine)
         physics = physics_of(one.model, one.data)
         return SimulatorState(physics, fields, one.in_python(), self._observations[index].copy())
 
     def load_state(self, index: int, state: SimulatorState) -> None:
         """Bring copy `index` to a saved state, of this environment or of another one of the same task."""
         one = self._copies[index]
-        restore(one.model, one.data, state, one.env.pristine)
+        restore(one.model, one.data, state, one.env.sim.pristine)
         one.set_python(state.attributes)
         self._observations[index] = state.observation
 

@@ -99,6 +99,21 @@ def import_maniskill() -> Mapping[str, Any]:
     return dict(registration.REGISTERED_ENVS)
 
 
+def check_maniskill_task(task: str) -> Any:
+    """What ManiSkill registers of a task.
+
+    Raises:
+        ConfigError: there is none of this id.
+        MissingDependencyError: see `import_maniskill`.
+    """
+    tasks = import_maniskill()
+    if task not in tasks:
+        near = difflib.get_close_matches(task, tasks, n=3, cutoff=0.5)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise ConfigError(f"env.task: ManiSkill has no task {task!r}{hint}")
+    return tasks[task]
+
+
 class _RareCollection:
     """Takes the place of Python's `gc` in ManiSkill, which looks for garbage whenever a scene is built.
 
@@ -155,13 +170,9 @@ class ManiSkillVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         frame_size: tuple[int, int] = (128, 128),
         kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        tasks = import_maniskill()
-        if task not in tasks:
-            near = difflib.get_close_matches(task, tasks, n=3, cutoff=0.5)
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise ConfigError(f"env.task: ManiSkill has no task {task!r}{hint}")
+        spec = check_maniskill_task(task)
         self.task, self.num_envs = task, num_envs
-        self._limit = max_episode_steps or tasks[task].max_episode_steps or 2**31
+        self._limit = max_episode_steps or spec.max_episode_steps or 2**31
         self._arguments = {
             **(kwargs or {}),
             "obs_mode": "state",

@@ -13,6 +13,7 @@ fewer detours, to the same bits.
 from __future__ import annotations
 
 import copy
+import difflib
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -28,10 +29,12 @@ from guerdon.types import BoolArray
 from guerdon.worlds.camera import MuJoCoCamera, Snapshot, import_mujoco
 from guerdon.worlds.mujoco_state import (
     SimulatorState,
+    attributes_of,
     changed_fields,
     model_fields,
     physics_of,
     restore,
+    set_attributes,
     set_model_fields,
 )
 
@@ -91,11 +94,6 @@ TASK_TEXTS: Mapping[str, str] = MappingProxyType(
 )
 """Each task in words, by its name without the version: our own, since Meta-World ships none. No two are equal."""
 _DOWNWARDS = (1.0, 0.0, 1.0, 0.0)  # quaternion of the hand
-_FOREIGN = {
-    "model", "data", "mujoco_renderer", "observation_space", "action_space", "_random_reset_space",
-    "goal_space", "_np_random", "_np_random_seed", "_ezpickle_args", "_ezpickle_kwargs", "sawyer_observation_space",
-    "spec", "_placed",
-}  # fmt: skip
 
 
 @functools.lru_cache(maxsize=1)
@@ -113,6 +111,20 @@ def _benchmark(name: str, goals_seed: int) -> tuple[type[Any], list[Any]]:
 
     benchmark = metaworld.MT1(name, seed=goals_seed)
     return benchmark.train_classes[name], benchmark.train_tasks
+
+
+def metaworld_task(task: str) -> str:
+    """The name of a task, without the version.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    name = task.removesuffix("-v3")
+    if name not in TASK_TEXTS:
+        near = difflib.get_close_matches(name, TASK_TEXTS, n=3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise ConfigError(f"env.task: Meta-World has no task {task!r}{hint}")
+    return name
 
 
 class _FastSteps:
@@ -214,13 +226,7 @@ class MetaWorldVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
     proprioception = range(4)  # of an observation: the hand's position and the opening of the gripper
 
     def __init__(self, task: str, num_envs: int, *, goals_seed: int = 0) -> None:
-        name = task.removesuffix("-v3")
-        if name not in TASK_TEXTS:
-            import difflib
-
-            near = difflib.get_close_matches(name, TASK_TEXTS, n=3)
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise ConfigError(f"env.task: Meta-World has no task {task!r}{hint}")
+        name = metaworld_task(task)
         import_mujoco()
         try:
             cls, self._goals = _benchmark(f"{name}-v3", goals_seed)
@@ -309,14 +315,13 @@ class MetaWorldVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         env = self._envs[index]
         fields = self._memory[self._goal_of[index]].model_fields
         physics = physics_of(env.model, env.data)
-        return SimulatorState(physics, fields, _own_attributes(env), self._observations[index].copy())
+        return SimulatorState(physics, fields, attributes_of(env), self._observations[index].copy())
 
     def load_state(self, index: int, state: SimulatorState) -> None:
         """Bring copy `index` to a saved state, of this environment or of another one of the same task."""
         env = self._envs[index]
         restore(env.model, env.data, state, self._pristine)
-        for name, value in state.attributes.items():
-            setattr(env, name, copy.deepcopy(value))
+        set_attributes(env, state.attributes)
         self._observations[index] = state.observation
 
     def close_extras(self, **kwargs: Any) -> None:
@@ -334,29 +339,8 @@ class MetaWorldVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
             env._did_see_sim_exception = False
             changed = changed_fields(env.model, self._pristine)
             physics = physics_of(env.model, env.data)
-            after = SimulatorState(physics, changed, _own_attributes(env), observation.astype(np.float32))
+            after = SimulatorState(physics, changed, attributes_of(env), observation.astype(np.float32))
             self._memory[goal] = after
         self._goal_of[index] = goal
         self.load_state(index, after)
         return after.observation
-
-
-def _own_attributes(env: Any) -> dict[str, Any]:
-    """Deep copies of what a Meta-World environment keeps in Python between steps.
-
-    Arrays that are windows into the simulator's memory keep being windows, so they are left alone.
-    """
-    return {
-        name: copy.deepcopy(value)
-        for name, value in vars(env).items()
-        if name not in _FOREIGN and not (isinstance(value, np.ndarray) and _is_window(value))
-    }
-
-
-def _is_window(array: np.ndarray) -> bool:
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        if base.flags.owndata:
-            return False
-        base = base.base
-    return base is not None

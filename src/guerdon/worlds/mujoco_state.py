@@ -9,6 +9,7 @@ bits in everything that later steps read.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +66,39 @@ def set_model_fields(model: Any, values: dict[str, np.ndarray]) -> None:
     """Write fields into a model."""
     for name, value in values.items():
         getattr(model, name)[...] = value
+
+
+def attributes_of(owner: Any) -> dict[str, Any]:
+    """Copies of the numbers that an object keeps in Python, alone and in arrays, lists and dicts.
+
+    Left out are other objects, text, and arrays that are windows into the simulator's memory, which keep being that.
+    """
+    return {name: copy.deepcopy(value) for name, value in vars(owner).items() if _is_data(value)}
+
+
+def set_attributes(owner: Any, values: dict[str, Any]) -> None:
+    """Return an object to what `attributes_of` kept."""
+    for name, value in values.items():
+        setattr(owner, name, copy.deepcopy(value))
+
+
+def _is_data(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.dtype != object and not _is_window(value)
+    if isinstance(value, dict):
+        return all(map(_is_data, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_data, value))
+    return value is None or isinstance(value, bool | int | float | np.generic)
+
+
+def _is_window(array: np.ndarray) -> bool:
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        if base.flags.owndata:
+            return False
+        base = base.base
+    return base is not None
 
 
 def restore(model: Any, data: Any, state: SimulatorState, pristine: dict[str, np.ndarray]) -> None:

@@ -10,6 +10,7 @@ the one who counts; copies of one group, which begin alike, take the next seed t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from guerdon.types import BoolArray, Failure, IntArray
 from guerdon.worlds.starts import Playing
 
 NON_FINITE = Failure("simulator_non_finite", "an observation or a reward")
+_log = logging.getLogger(__name__)
 SEEDS = 10  # tried for one episode, before the world gives up
 _SHOWN = 32  # numbers of an action in a message
 _LARGEST = np.float64(np.finfo(np.float32).max)
@@ -77,6 +79,14 @@ class CopyEnv(gymnasium.Wrapper):  # type: ignore[misc]
         except SimulatorError as error:
             what = f"step {self._steps} of {self._name} with action {listed(action)}"
             raise self._broken(error, what) from error.__cause__
+
+    def close(self) -> None:
+        """Free it; an environment that raises here loses nothing of what was done in it."""
+        try:
+            with boundary(SimulatorError, f"close of {self._name}"):
+                self.env.close()
+        except SimulatorError as error:
+            _log.warning("%s", error)
 
     def _broken(self, error: SimulatorError, what: str) -> SimulatorError:
         said = raised_by(error)

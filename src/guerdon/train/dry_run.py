@@ -1,0 +1,81 @@
+"""What `guerdon train` refuses at its start, without the training: data that are there are read, but for their frames.
+
+check_data(study)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from guerdon.episodes.read import camera_key, read_episodes
+from guerdon.errors import DataError
+from guerdon.settings.study import Study
+from guerdon.settings.train import VLMTrainSettings
+from guerdon.train.bc import check_fresh, clones_whole, episodes_to_clone, gather_pairs, split_pairs
+from guerdon.train.images import Settings, label_rows, sees_states, too_few
+from guerdon.types import Episode
+from guerdon.worlds.build import first_world
+
+
+def check_data(study: Study, only: Sequence[str] = ()) -> None:
+    """Refuse data of the `train` section that cannot be read, learned from or split; those to come are left out.
+
+    Raises:
+        DataError: a path holds something else than a LeRobot data set, without the camera or the labels that are
+            needed, or too few episodes to hold some out.
+    """
+    for name in only or study.train:
+        settings: Settings | VLMTrainSettings = {**study.image_models, **study.vlm_models}[name]
+        paths = [Path(path) for path in settings.data_paths]
+        if all(path.exists() for path in paths):
+            needs_task = isinstance(settings, VLMTrainSettings)
+            rows = label_rows(_without_frames(settings), settings, lambda *_: None, needs_task=needs_task)
+            rows.check_labels(settings)
+            rows.check_split(settings.val_split)
+            continue
+        to_come = study.collect if study.collect and paths == [Path(study.collect.save_dir)] else None
+        if to_come is not None and to_come.episodes < 2 and settings.val_split > 0:
+            raise DataError(f"train.{name}: {too_few(to_come.episodes)}")
+
+
+def _without_frames(settings: Settings | VLMTrainSettings) -> Iterator[Episode]:
+    """Episodes with a black pixel for each frame that training would decode."""
+    for number, path in enumerate(settings.data_paths):
+        camera = None if sees_states(settings) else camera_key(path, settings.camera)
+        for episode in read_episodes(path, with_frames=False):
+            frames = None if camera is None else np.zeros((len(episode), 1, 1, 3), np.uint8)
+            yield replace(episode, id=f"{number}/{episode.id}", frames=frames)
+
+
+def check_bc(study: Study) -> None:
+    """Refuse what `guerdon train policy=bc` refuses at its start; frames are decoded of one episode.
+
+    Raises:
+        ConfigError: the policy or the frames do not fit the environment.
+        DataError: the data are there and cannot be cloned.
+        MissingDependencyError: the simulator is not installed.
+    """
+    settings = study.bc
+    assert settings is not None, "the caller looked"
+    check_fresh(study)
+    whole, pixels = clones_whole(study), study.policy.type == "cnn"
+    if Path(settings.data_path).exists():
+        if whole or pixels:
+            list(islice(episodes_to_clone(study, settings, with_frames=True), 1))
+        if not whole:
+            episodes = episodes_to_clone(study, settings, with_frames=False)
+            pairs = gather_pairs(map(_black, episodes) if pixels else episodes, pixels=pixels)
+            split_pairs(pairs, settings.val_split, study.runner.seed)
+    if whole:
+        with closing(first_world(study.env)):
+            pass
+
+
+def _black(episode: Episode) -> Episode:
+    return replace(episode, frames=np.zeros((len(episode), 1, 1, 3), np.uint8))
