@@ -142,6 +142,8 @@ def test_prompts_that_a_run_reads_and_those_of_another_machine(call):
     assert (code, said) == (0, "")
     assert "not checked: data.path elsewhere is no folder on this machine" in out
     assert sorted(os.listdir()) == ["rows.jsonl", "study.yaml"]
+
+
 def episodes(outcomes, *, camera="front"):
     from guerdon.episodes.write import EpisodeWriter
     from guerdon.types import Episode

@@ -32,6 +32,19 @@ FAMILIES = {
     "gpt_neox": ("GPTNeoXConfig", {k: v for k, v in _WIDE.items() if k != "num_key_value_heads"}),
     "smollm3": ("SmolLM3Config", {**_WIDE, "no_rope_layers": [1, 0]}),
 }  # fmt: skip
+_EXPERTS = {**_WIDE, "num_experts_per_tok": 2}
+OTHERS = {  # where adapters sit in other places: stacked experts, fused products, tied embeddings
+    "llama_tied": ("LlamaConfig", {**_WIDE, "tie_word_embeddings": True}),
+    "qwen3_moe": ("Qwen3MoeConfig", {**_EXPERTS, "head_dim": 8, "num_experts": 4, "moe_intermediate_size": 16}),
+    "mixtral": ("MixtralConfig", {**_EXPERTS, "num_local_experts": 4}),
+    "olmoe": ("OlmoeConfig", {**_EXPERTS, "num_experts": 4}),
+    "deepseek": ("DeepseekV3Config", {**_EXPERTS, "moe_intermediate_size": 16, "n_routed_experts": 4, "n_group": 1,
+                                      "num_key_value_heads": 4, "topk_group": 1, "first_k_dense_replace": 1,
+                                      "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4,
+                                      "qk_nope_head_dim": 4, "v_head_dim": 8, "n_shared_experts": 1}),
+    "gemma": ("GemmaConfig", {**_WIDE, "head_dim": 8}),
+    "phi3": ("Phi3Config", _WIDE),
+}  # fmt: skip
 WITHOUT_TEMPLATE = ("phi", "gpt2", "gpt_neox")  # as their published tokenizers are
 
 
@@ -40,7 +53,7 @@ def build(family: str, *, seed: int = 0, tokenizer=None, **changes):
     import transformers
 
     tokenizer = build_tokenizer(TinyModelSettings()) if tokenizer is None else tokenizer
-    name, options = FAMILIES[family]
+    name, options = {**FAMILIES, **OTHERS}[family]
     special = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
     config = getattr(transformers, name)(vocab_size=len(tokenizer), **special, **{**options, **changes})
     with torch.random.fork_rng(devices=[]):

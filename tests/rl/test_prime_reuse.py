@@ -6,18 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from text_rl import LORA, lines, prime, start, sum_study
+from text_rl import LORA, SUMS, lines, prime, start, sum_study
 
 from guerdon.models.text_load import load_text_model
 from guerdon.models.text_model import ADDED, read_card
-from guerdon.policies.text_files import save_policy
+from guerdon.policies.text_files import load_policy, save_policy
+from guerdon.policies.tiny_text import build_tokenizer
 from guerdon.policies.tokens import prompt_ids, response_ids, token_batch
 from guerdon.rl.prime import LabelledBatch
 from guerdon.rl.run import run_folder
+from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
 from guerdon.types import Episode
 from guerdon.worlds.prompts import Prompt, shared_system_prompt
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "serve"))
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("serve", "policies")]
+from architectures import build
 from processes import start_server
 
 torch.set_num_threads(1)
@@ -31,6 +34,11 @@ FORMS = {
     "system_prompt": {"data": {"system_prompt": "1+1=2"}, "generation": {"temperature": 0.7}},
     "by_policy": {"model": {"ref_type": "policy"}},
     "lora_by_policy": {"model": {"ref_type": "policy"}, "policy": {"lora": LORA}},
+    "lora_embeddings": {"policy": {"lora": {**LORA, "target_modules": ["lm_head", "embed_tokens", "q_proj"]}}},
+    "lora_embedding_by_policy": {
+        "model": {"ref_type": "policy"},
+        "policy": {"lora": {**LORA, "target_modules": ["embed_tokens"]}},
+    },
     "dpo": {"model": {"loss_type": "dpo"}},
 }
 
@@ -84,7 +92,26 @@ def test_it_scores_as_in_its_run(form, tmp_path):
     card = read_card(folder)
     assert card.length_limit == loop.study.data.max_response_length == LIMIT
     assert (card.threshold is None) == (form == "dpo")
-    assert (folder / "reference").exists() == (form != "lora")
+    assert (folder / "reference").exists() == (form not in ("lora", "lora_embeddings"))
+
+
+@pytest.mark.parametrize("ref_type", ["freeze", "policy"])
+def test_adapters_on_experts_score_as_in_their_run(ref_type, tmp_path):
+    tokenizer = build_tokenizer(TinyModelSettings(alphabet=SUMS))
+    for part in build("qwen3_moe", tokenizer=tokenizer):
+        part.save_pretrained(tmp_path / "start")
+    policy = {"tiny": None, "path": str(tmp_path / "start"), "lora": LORA}
+    loop = learnt(tmp_path, policy=policy, model={"ref_type": ref_type})
+    prompts, folder = prompts_of(loop), run_folder(loop.study)
+    scores = load_text_model(str(folder / "reward_models" / "prime")).score(episodes(prompts))
+    for score, values in zip(scores, expected_of(loop, prompts), strict=True):
+        np.testing.assert_allclose(score.steps, values, atol=2e-5)
+    batch = token_batch([np.array([3, 4])] * 2, [np.array([5, 6, 7])] * 2, np.ones(2, bool), pad_id=0)
+    written = load_policy(TextPolicySettings(path=str(folder / "policy"), bf16=False), seed=0)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            written.log_probs(batch), loop.learner.policy.log_probs(batch, temperature=1.0), atol=2e-5, rtol=0
+        )
 
 
 def test_with_a_reference_of_its_own_under_adapters(tmp_path):

@@ -1,7 +1,9 @@
 """Language models through the whole loop: every estimator with every reward, cut-off runs, failures, learning."""
 
 import json
+import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from text_rl import (
     sum_study,
 )
 
-from guerdon.errors import NonFiniteError, TooManyFailuresError
+from guerdon.errors import ConfigError, NonFiniteError, TooManyFailuresError
 from guerdon.policies.text_files import load_policy, save_policy
 from guerdon.policies.tiny_text import build_tokenizer
 from guerdon.rl.loop import Loop
@@ -279,7 +281,10 @@ def test_a_second_stage_takes_the_policy_over(tmp_path):
     loop.close()
 
 
-@pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapter"])
+@pytest.mark.parametrize(
+    "lora", [None, LORA, {**LORA, "target_modules": ["embed_tokens", "o_proj"]}],
+    ids=["all weights", "adapter", "adapter of the embedding"],
+)  # fmt: skip
 @pytest.mark.parametrize("kl_in", ["loss", "reward"])
 def test_the_kl_of_a_second_stage_is_measured_from_where_it_starts(tmp_path, lora, kl_in):
     given = {"policy": {"lora": lora}, "algorithm": {"kl_coef": 0.1, "kl_in": kl_in, "learning_rate": 3e-2}}
@@ -303,6 +308,17 @@ def test_the_kl_of_a_second_stage_is_measured_from_where_it_starts(tmp_path, lor
     assert all(torch.equal(v, kept[k]) for k, v in resumed.learner.reference.tensors().items())
     resumed.run()
     assert result(cut) == result(whole)
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_run_that_the_disk_has_no_room_for_does_not_start(tmp_path, monkeypatch, saved):
+    study = letter_study(tmp_path, reward_model=prime(), runner={"save_reward_models": saved})
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(ConfigError, match=r"policy: the model in float32 .*free some space") as refused:
+        start(study)
+    assert ("prime: its reference" in str(refused.value)) == saved
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**9))
+    start(study).close()
 
 
 # Failures.

@@ -1,6 +1,9 @@
 import json
 import math
 import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,11 +13,16 @@ from safetensors.torch import load_file, save_file
 from guerdon.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from guerdon.finite import first_non_finite
 from guerdon.policies.generate import LocalEngine
+from guerdon.policies.text import TextPolicy
 from guerdon.policies.text_files import load_policy, read_model
+from guerdon.policies.tiny_text import build_tokenizer
 from guerdon.policies.tokens import prompt_ids, response_texts
 from guerdon.settings.text_policy import LocalGenerationSettings, LoraSettings, TextPolicySettings, TinyModelSettings
 from guerdon.settings.train import SFTSettings
 from guerdon.train.sft import ResponseTrainer, split_by_prompt, tokenize_pairs, train_sft
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "policies"))
+from architectures import build
 
 torch.set_num_threads(1)
 
@@ -131,6 +139,43 @@ def test_long_pairs_are_left_out_and_counted():
         tokenize_pairs(tokenizer, pairs, 4)
     with pytest.raises(DataError, match="solutions"):
         tokenize_pairs(tokenizer, [], None)
+
+
+@pytest.mark.parametrize("family", ["llama_tied", "qwen3_moe", "gpt2"])
+@pytest.mark.parametrize("target", ["all-linear", ("lm_head",), ("embed_tokens", "wte", "lm_head")], ids="+".join)
+def test_the_folder_has_the_loss_that_was_reported(tmp_path, family, target):
+    tokenizer = build_tokenizer(TINY)
+    for part in build(family, tokenizer=tokenizer):
+        part.save_pretrained(tmp_path / "start")
+    policy = TextPolicySettings(
+        path=str(tmp_path / "start"), bf16=False, lora=LoraSettings(r=2, alpha=8, target_modules=target)
+    )
+    folder, metrics = train_sft(SUMS, settings_for(tmp_path / "sft", learning_rate=3e-2), policy)
+    _, val = split_by_prompt(tokenize_pairs(tokenizer, SUMS, None), 0.2, 0)
+    held = [SUMS[i] for i in val]
+    assert mean_loss(folder, held) == pytest.approx(metrics["val_loss"], abs=1e-5)
+    assert mean_loss(tmp_path / "start", held) > metrics["val_loss"] + 0.1
+
+
+def test_a_folder_that_cannot_be_read_leaves_the_checkpoint(tmp_path, monkeypatch):
+    policy = POLICY.model_copy(update={"lora": LoraSettings(r=2)})
+    whole, merged = train_sft(SUMS, settings_for(tmp_path / "whole"), policy)[0], TextPolicy.merged_weights
+    monkeypatch.setattr(TextPolicy, "merged_weights", lambda self: (w for w in merged(self) if "up_proj" not in w[0]))
+    with pytest.raises(CheckpointError, match=r"cannot be read back|not the model"):
+        train_sft(SUMS, settings_for(tmp_path / "cut"), policy)
+    assert sorted(p.name for p in (tmp_path / "cut").iterdir()) == ["trainer", "training.json"]
+    monkeypatch.setattr(TextPolicy, "merged_weights", merged)
+    monkeypatch.setattr(ResponseTrainer, "training_step", lambda *_, **__: pytest.fail("trained again"))
+    assert_same_weights(train_sft(SUMS, settings_for(tmp_path / "cut", resume=True), policy)[0], whole)
+
+
+@pytest.mark.parametrize("lora", [None, LoraSettings(r=2)])
+def test_a_full_disk_is_found_out_before_training(tmp_path, monkeypatch, lora):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    monkeypatch.setattr(ResponseTrainer, "training_step", lambda *_, **__: pytest.fail("trained"))
+    with pytest.raises(ConfigError, match=r"the model in float32 .*a checkpoint.*free some space"):
+        train_sft(SUMS, settings_for(tmp_path / "sft"), POLICY.model_copy(update={"lora": lora}))
+    assert not (tmp_path / "sft").exists()
 
 
 class Killed(BaseException):

@@ -71,8 +71,8 @@ class StudyPlan:
         """
         from guerdon.collect.collect import check_collect
         from guerdon.rl.build_control import check_control
-        from guerdon.worlds.prompt_files import check_prompts
         from guerdon.train.dry_run import check_data
+        from guerdon.worlds.prompt_files import check_prompts
 
         prompts: dict[str, DataSettings] = {}
         runs: dict[str, Study] = {}  # one of those that differ in nothing that is checked

@@ -28,19 +28,16 @@ from torch import Tensor, nn
 from guerdon.devices import resolve_device, seeded
 from guerdon.episodes.chats import asked_key
 from guerdon.errors import CheckpointError, ConfigError, NonFiniteError, boundary
-from guerdon.finite import load_weights
-from guerdon.hub import ADAPTER, check_folder
 from guerdon.models.checkpoint import adam_tensors, load_adam, load_state, save_state
 from guerdon.models.text_inputs import Reading, as_batch, buckets, read_steps
 from guerdon.models.text_losses import bce_terms, implicit_rewards, pair_terms, pairs
 from guerdon.models.text_model import TextModelCard, TextRewardModel, read_policy
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, reference
-from guerdon.policies.text_files import ADAPTER_WEIGHTS, base_of, read_model, read_tokenizer
-from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
+from guerdon.policies.text_files import ADAPTER, base_of, read_adapter, read_under
+from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Episode, Failure, Metrics, RewardInfo
 
-_PEFT = "base_model.model."  # before the names in an adapter's file
 _SAMPLE = 64  # values of each tensor in the hash that identifies a model
 LEARNING = {"learning_rate": 1e-6, "weight_decay": 0.0, "max_grad_norm": 10.0, "batch_size": 64, "seed": 0}
 
@@ -76,24 +73,12 @@ class ImplicitModel(TextRewardModel):
         if not (folder / ADAPTER).is_file():
             ref = TextPolicy(read_policy(folder / "reference", card, device).base, trainable=False)
             return cls(read_policy(folder, card, device), card, micro_batch_size=micro_batch_size, ref=ref)
-        check_folder(CheckpointError, "the adapter", folder)
-        with boundary(CheckpointError, f"the adapter {folder} cannot be read"):
-            config = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
-            stored = load_weights(folder / ADAPTER_WEIGHTS)
-            lora = LoraSettings(
-                r=config["r"],
-                alpha=config["lora_alpha"],
-                dropout=config["lora_dropout"],
-                target_modules=config["target_modules"],
-            )
-        origin = base_of(folder)
-        model = read_model(origin)[0].to(resolve_device(device))
-        settings = TextPolicySettings(path=origin, lora=lora, bf16=card.bf16)
-        base = SharedBase(model, read_tokenizer(str(folder)), settings)
-        base.add_adapter(card.kind, lora, seed=0)
+        model, tokenizer = read_under(folder)
+        base = SharedBase(
+            model.to(resolve_device(device)), tokenizer, TextPolicySettings(path=base_of(folder), bf16=card.bf16)
+        )
+        base.put_adapter(card.kind, lambda model: read_adapter(model, folder, name=card.kind, trainable=True))
         policy = TextPolicy(base, adapter=card.kind)
-        named = {name.replace(f".{card.kind}.", "."): name for name in policy.named_parameters()}
-        policy.load_tensors({named.get(k.removeprefix(_PEFT), k): tensor for k, tensor in stored.items()})
         return cls(policy, card, micro_batch_size=micro_batch_size)
 
     def __init__(

@@ -1,7 +1,8 @@
 """A sequence classifier as a reward model of text: one number for a conversation and the response to it.
 
-Any transformers `AutoModelForSequenceClassification` with one label (its logit), or two (the log-odds of the second).
-It is read strictly: a folder that lacks weights is refused. What it reads are the ids of `apply_chat_template`, with
+Any transformers `AutoModelForSequenceClassification` with one label (its logit), or two (the log-odds of the second),
+or a peft adapter of one with its head (`modules_to_save`), such as TRL's RewardTrainer writes; it is merged. It is read
+strictly: a folder that lacks weights is refused. What it reads are the ids of `apply_chat_template`, with
 all that the template writes behind the response, and its value is that of transformers' own forward pass of these ids
 alone, whatever else is in the batch: at the last token, or, where its configuration names a token for padding, at the
 last one that is not that token (as it was trained).
@@ -22,8 +23,8 @@ from guerdon.errors import CheckpointError, DataError
 from guerdon.models.text_inputs import asked_messages, unread
 from guerdon.policies.passes import passes, slices, token_limit
 from guerdon.policies.precision import halve_linear, uses_bf16
-from guerdon.policies.text_files import read_pretrained, read_tokenizer
-from guerdon.policies.tokens import conversation_ids, pad_right
+from guerdon.policies.text_files import read_classifier, read_tokenizer, tokenizer_home
+from guerdon.policies.tokens import check_vocabulary, conversation_ids, pad_right
 from guerdon.types import Episode, Failure, FloatArray, IntArray, RewardInfo, Score
 
 
@@ -40,6 +41,7 @@ class SequenceClassifier:
 
     Raises:
         CheckpointError: it cannot be read, lacks weights or a chat template, or has more than two labels.
+        ConfigError: its tokenizer has tokens that the model has no embedding for.
     """
 
     form = "conversation"
@@ -56,8 +58,9 @@ class SequenceClassifier:
         from transformers import AutoModelForSequenceClassification
 
         self.micro_batch_size = micro_batch_size
-        self.model = read_pretrained(AutoModelForSequenceClassification, path, "the sequence classifier")
-        self.tokenizer: Any = read_tokenizer(path)
+        self.model = read_classifier(AutoModelForSequenceClassification, path, "the sequence classifier")
+        self.tokenizer: Any = read_tokenizer(tokenizer_home(path))
+        check_vocabulary(self.tokenizer, len(self.model.get_input_embeddings().weight))
         saved_as = next(iter(self.model.config.architectures or ()), "")
         if saved_as.endswith("ForTokenClassification"):
             raise CheckpointError(f"{path!r} was saved as {saved_as}, which labels tokens, not responses")

@@ -9,6 +9,7 @@ its adapter.
 
 from __future__ import annotations
 
+import json
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -113,11 +114,21 @@ def model_class(kind: str) -> type[TextRewardModel]:
     return found
 
 
+def _of_task(path: str) -> str | None:
+    """The name for the folder of a peft adapter, which says what its model is for; None for other folders."""
+    file = Path(path) / "adapter_config.json"
+    if not file.is_file():
+        return None
+    with boundary(CheckpointError, f"{file} cannot be read"):
+        task = json.loads(file.read_text(encoding="utf-8")).get("task_type")
+    return {"SEQ_CLS": "classifier", "TOKEN_CLS": "trl"}.get(task)
+
+
 def _adapter_of(path: str, adapter: str) -> str:
     """The name of the adapter: as given, or by the folder or its `config.json`."""
     if adapter != "auto":
         return adapter
-    name = adapter_of(path)
+    name = adapter_of(path) or _of_task(path)
     if name is None:
         from transformers import PreTrainedConfig
 

@@ -43,7 +43,7 @@ from guerdon.models.text_inputs import (
     unread,
 )
 from guerdon.policies.text import TextPolicy
-from guerdon.policies.text_files import load_base, save_policy, write_policy
+from guerdon.policies.text_files import load_base, save_policy, write_policy, written_bytes
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Episode, Failure, IntArray, Message, RewardInfo, Score, Tool
 
@@ -301,6 +301,13 @@ class TextRewardModel:
             own = {name.removeprefix(_HEAD): t for name, t in state.items() if name.startswith(_HEAD)}
             with boundary(CheckpointError, "the stored head does not fit this reward model"):
                 self.head.load_state_dict(own, strict=True)
+
+    def written_bytes(self) -> dict[str, int]:
+        """Bytes that training and `write` take, by what they are."""
+        parts = written_bytes(self.policy)
+        if self.stored_reference is not None:
+            parts["the reference"] = sum(written_bytes(self.stored_reference, checkpoint=False).values())
+        return parts
 
     def write(self, folder: Path, **changes: Any) -> Path:
         """Write the model in one piece.

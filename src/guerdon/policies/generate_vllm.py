@@ -68,7 +68,8 @@ class VLLMEngine:
         model = policy.base.model
         self._tied = bool(model.config.tie_word_embeddings)
         head = model.get_output_embeddings()
-        self._head_name = next(name for name, layer in model.named_modules() if layer is head) + ".weight"
+        path = next(path for path, layer in model.named_modules() if layer is head)
+        self._head_name = f"{path}.weight"
         with tempfile.TemporaryDirectory() as folder, boundary(GuerdonError, "vLLM does not start with this model"):
             self._write(folder)
             self._llm: Any = self._vllm.LLM(
@@ -145,11 +146,20 @@ class VLLMEngine:
         return Generation(batch, log_probs)
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        """One weight after the other, by the names of files, which vLLM reads (each expert has its own there)."""
+        from transformers.core_model_loading import revert_weight_conversion
+
+        for name, weight in self._merged():
+            yield from revert_weight_conversion(self.policy.base.model, {name: weight}).items()
+
+    def _merged(self) -> Iterator[tuple[str, Tensor]]:
         """One weight after the other in the dtype that vLLM computes in, so that a merged one is there at a time."""
         dtype = torch.bfloat16 if self.policy.base.bf16 else torch.float32
+        sent = set()
         for name, weight in self.policy.merged_weights():
+            sent.add(name)
             yield name, weight.to(dtype)
-        if self._tied:
+        if self._tied and self._head_name not in sent:
             yield self._head_name, self.policy.merged(self.policy.base.model.get_output_embeddings()).to(dtype)
 
     def _write(self, folder: str) -> None:
@@ -157,7 +167,7 @@ class VLLMEngine:
         model = self.policy.base.model
         model.config.tie_word_embeddings = False
         try:
-            model.save_pretrained(folder, state_dict={name: w.cpu().clone() for name, w in self._weights()})
+            model.save_pretrained(folder, state_dict={name: w.cpu().clone() for name, w in self._merged()})
         finally:
             model.config.tie_word_embeddings = self._tied
         self.policy.tokenizer.save_pretrained(folder)

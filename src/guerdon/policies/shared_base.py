@@ -12,7 +12,6 @@ the way back (gradient checkpointing), the adapter of the way there is chosen ag
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
@@ -22,13 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from guerdon import distributed
-from guerdon.devices import seeded
-from guerdon.errors import ConfigError, MissingDependencyError, boundary
+from guerdon.errors import ConfigError, boundary
 from guerdon.policies import packing, prompt_sharing
+from guerdon.policies.adapters import adapter_layers, carries, fresh_lora, import_peft, merged, stored_weights, untie
 from guerdon.policies.packing import Layout
 from guerdon.policies.passes import token_limit
 from guerdon.policies.precision import halve_linear, product_of_cast, uses_bf16
-from guerdon.policies.tokens import TokenBatch
+from guerdon.policies.tokens import TokenBatch, check_vocabulary
 from guerdon.progress import log_once
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
 
@@ -53,6 +52,7 @@ class SharedBase:
         bf16: compute in bfloat16; the weights stay float32, but for frozen ones on a GPU (`freeze`).
         halved: whether linear layers are kept in bfloat16.
         peft: the `PeftModel` around the model once it has an adapter.
+        weights: the modules with weights of their own, and the names that these have in a folder without adapters.
         fused: the attention for long sequences: `sdpa`, or `eager` where the model has no other (soft-capped scores).
         width: of the last hidden states.
         plain_head: whether logits are the output embedding of the last hidden state, with nothing after it.
@@ -66,6 +66,9 @@ class SharedBase:
     def __init__(self, model: Any, tokenizer: Any, settings: TextPolicySettings) -> None:
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
         self.peft: Any = None
+        self.weights = stored_weights(model)
+        self._own: dict[str, list[nn.Parameter]] = {}  # the weights of each adapter
+        self._carriers: dict[nn.Module, list[Any]] = {}  # the layers of peft on each module
         self.shards = distributed.Shards(model) if distributed.peers() > 1 else None
         self.device: torch.device = next(model.parameters()).device
         self.bf16 = uses_bf16(settings.bf16, self.device)
@@ -74,8 +77,7 @@ class SharedBase:
         self._active: str | None = None
         self._layers: list[Any] = []
         self._decoded: Any = None  # what the decoder returns: a class of transformers
-        if len(tokenizer) > self.vocabulary:
-            raise ConfigError(f"the tokenizer has {len(tokenizer)} tokens, the model only {self.vocabulary}")
+        check_vocabulary(tokenizer, self.vocabulary)
         packing.register()
         prompt_sharing.register()
         if settings.use_remove_padding:
@@ -178,22 +180,76 @@ class SharedBase:
 
         Raises:
             MissingDependencyError: peft is not installed.
-            ConfigError: the name is taken, or no layer has the names of `target_modules`.
+            ConfigError: the name is taken, no layer has the names of `target_modules`, or they cannot be merged.
         """
-        lora = import_peft()
+
+        def fresh(model: Any) -> Any:
+            with fresh_lora(settings, seed=seed, device=self.device, task_type="CAUSAL_LM") as config:
+                if self.peft is None:
+                    return import_peft().get_peft_model(model, config, adapter_name=name)
+                self.peft.add_adapter(name, config)
+            return self.peft
+
+        self.put_adapter(name, fresh)
+
+    def put_adapter(self, name: str, put: Callable[[Any], Any]) -> None:
+        """Freeze the weights and put an adapter on them; every weight of it is trained, stored and merged.
+
+        Args:
+            name: of the adapter.
+            put: puts it on the model that it gets, and returns the `PeftModel` around it.
+
+        Raises:
+            MissingDependencyError: peft is not installed.
+            ConfigError: the name is taken, or the adapter has weights that cannot be merged.
+        """
         if name in self.adapters:
             raise ConfigError(f"there is an adapter {name!r} already")
         if self.peft is None:
             self.freeze()
-        with fresh_lora(settings, seed=seed, device=self.device, task_type="CAUSAL_LM") as config:
-            if self.peft is None:
-                self.peft = lora.get_peft_model(self.model, config, adapter_name=name)
-            else:
-                self.peft.add_adapter(name, config)
-        self._layers = [m for m in self.peft.modules() if isinstance(m, lora.tuners.tuners_utils.BaseTunerLayer)]
+        before = {id(p) for p in self.model.parameters()}
+        self.peft = put(self.model)
+        self._own[name] = [p for p in self.model.parameters() if id(p) not in before]
+        self._layers = adapter_layers(self.model)
+        self._carriers = {}
+        for layer in self._layers:
+            self._carriers.setdefault(layer.get_base_layer(), []).append(layer)
+        if (head := untie(self.model, self._layers)) is not None:
+            if self.shards is not None:
+                raise ConfigError(
+                    "lora.target_modules names the input or output embedding, which are one matrix: several processes "
+                    "cannot train that; leave it out, or train in one process"
+                )
+            path = next(path for path, module in self.model.named_modules() if module is head)
+            self.weights.setdefault(head, {})["weight"] = f"{path.removesuffix('.base_layer')}.weight"
+        self._check_trained()
         self._active = ""  # whatever peft left active, the next switch happens
         self._switch(None)
         self.model.eval()
+
+    def merged(self, owner: nn.Module, adapter: str | None) -> dict[str, Tensor]:
+        """The weights of a module with an adapter added in, by their names in the module.
+
+        They are new tensors in float32 where the adapter is on the module, else its own; without an adapter, too.
+        """
+        own = {leaf: getattr(owner, leaf).detach() for leaf in self.weights.get(owner, ())}
+        layers = [layer for layer in self._carriers.get(owner, ()) if adapter and carries(layer, adapter)]
+        return own if adapter is None or not layers else own | merged(owner, layers, adapter)
+
+    def _check_trained(self) -> None:
+        """Make sure that every weight with a gradient is of one adapter, on a module whose weights are stored."""
+        known = {id(p) for own in self._own.values() for p in own}
+        merging = {
+            id(p) for layer in self._layers for p in layer.parameters() if layer.get_base_layer() in self.weights
+        }
+        for name, parameter in self.model.named_parameters():
+            if (parameter.requires_grad and id(parameter) not in known) or (
+                id(parameter) in known and id(parameter) not in merging
+            ):
+                raise ConfigError(
+                    f"the adapter trains {name}, which guerdon cannot merge: leave it out of the adapter, or merge the "
+                    "adapter into its model (peft's merge_and_unload) and name that"
+                )
 
     @contextmanager
     def adapter(self, name: str | None) -> Iterator[None]:
@@ -207,8 +263,8 @@ class SharedBase:
 
     def adapter_parameters(self, name: str) -> dict[str, nn.Parameter]:
         """The weights of an adapter, by the name of the layer they sit on."""
-        mark = f".{name}."
-        return {n: p for n, p in self.model.named_parameters() if ".lora_" in n and mark in n}
+        own = {id(p) for p in self._own.get(name, ())}
+        return {n: p for n, p in self.model.named_parameters() if id(p) in own}
 
     def hidden(self, layout: Layout) -> Tensor:
         """Last hidden states (N, H) of all places of a layout, flattened."""
@@ -274,8 +330,8 @@ class SharedBase:
             if name is not None:
                 layer.set_adapter([name])
             layer.enable_adapters(name is not None)
-        for parameter_name, parameter in self.model.named_parameters() if self._layers else ():
-            if ".lora_" in parameter_name:
+        for own in self._own.values():
+            for parameter in own:
                 parameter.requires_grad_(True)  # peft freezes those it leaves; here all adapters stay trainable
         self._active = name
 
@@ -348,38 +404,3 @@ class SharedBase:
             return fused, hidden.shape[-1], False
         far = hidden * (100 / head(hidden).abs().max().clamp_min(1e-6))  # soft-capping shows at large logits only
         return fused, hidden.shape[-1], close(head(far), self._behind_decoder(far))
-
-
-@contextmanager
-def fresh_lora(
-    settings: LoraSettings, *, seed: int, device: torch.device | str = "cpu", task_type: str | None = None
-) -> Iterator[Any]:
-    """The `LoraConfig` of an adapter that is made inside the block, with weights drawn from the seed.
-
-    Raises:
-        MissingDependencyError: peft is not installed.
-        ConfigError: no layer has the names of `target_modules`.
-    """
-    target = settings.target_modules if isinstance(settings.target_modules, str) else list(settings.target_modules)
-    with seeded(seed, device):
-        try:
-            yield import_peft().LoraConfig(
-                r=settings.r, lora_alpha=settings.alpha, lora_dropout=settings.dropout, target_modules=target,
-                task_type=task_type,
-            )  # fmt: skip
-        except ValueError as error:
-            raise ConfigError(f"lora.target_modules {target!r}: {error}") from error
-
-
-def import_peft() -> Any:
-    """The peft package, without its repeated deprecation warnings.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
-    try:
-        import peft
-    except ImportError as error:
-        raise MissingDependencyError("adapters need peft: pip install guerdon[text]") from error
-    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-    return peft

@@ -247,27 +247,20 @@ class TextPolicy:
         for name, parameter in own.items():
             distributed.put(parameter, state[name])
 
-    @torch.no_grad()
     def merged(self, layer: Any) -> Tensor:
-        """The weight of a layer with this policy's adapter added in: a new tensor, or the layer's own without one."""
-        weight: Tensor = getattr(layer, "base_layer", layer).weight.detach()
-        if self.adapter is None or self.adapter not in getattr(layer, "lora_A", {}):
-            return weight
-        delta: Tensor = layer.get_delta_weight(self.adapter).detach()
-        return weight + delta
+        """The weight of a layer with this policy's adapter added in; the layer's own without one."""
+        owner = layer.get_base_layer() if hasattr(layer, "get_base_layer") else layer
+        found = self.base.merged(owner, self.adapter)
+        return found["weight"] if "weight" in found else owner.weight.detach()  # of an output layer that shares it
 
     def merged_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight under the name it has without adapters, this policy's adapter added in."""
-        layers = dict(self.base.model.named_modules())
-        for name, parameter in self.base.model.named_parameters():
-            if ".lora_" in name:
-                continue
-            path, _, leaf = name.rpartition(".")
-            if path.endswith(".base_layer"):
-                path = path.removesuffix(".base_layer")
-                yield f"{path}.{leaf}", self.merged(layers[path]) if leaf == "weight" else parameter.detach()
-            else:
-                yield name, parameter.detach()
+        """Every weight under the name it has without adapters, this policy's adapter added in.
+
+        This is what is written to folders, sent to other engines and hashed.
+        """
+        for owner, names in self.base.weights.items():
+            found = self.base.merged(owner, self.adapter)
+            yield from ((name, found[leaf]) for leaf, name in names.items())
 
 
 def add_policy(

@@ -11,9 +11,10 @@ read.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,17 +28,20 @@ from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.finite import load_weights, refuse_to_read, refuse_to_write, save_weights
 from guerdon.hub import ADAPTER, AGAIN, CONFIG, check_configs, check_folder, check_links, check_model, model_folder
 from guerdon.packaged import local_model
+from guerdon.policies.adapters import adapter_layers, import_peft, mark_untied, untie
 from guerdon.policies.chat_template import check_templates, templates_of
-from guerdon.policies.shared_base import SharedBase, import_peft
+from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy
 from guerdon.policies.tiny_text import build_model, build_tokenizer
-from guerdon.progress import doing
+from guerdon.progress import doing, log_once
 from guerdon.settings.text_policy import NAME_A_MODEL, TextPolicySettings
 
 ADAPTER_WEIGHTS, BASE = "adapter_model.safetensors", "base"
 VALUE_HEAD = "value_head.safetensors"
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model",
                 "sentencepiece.bpe.model", "spm.model", "vocab.bpe")  # fmt: skip
+_PEFT = "base_model.model."  # before the names in an adapter's file
+_HEAD = re.compile(r"\.(score|classifier)(\.(dense|out_proj))?\.(weight|bias)$")  # of a classifier, behind its body
 _UNREAD = ("XLORA", "PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT")
 
 
@@ -124,7 +128,16 @@ def read_model(path: str) -> tuple[Any, Any]:
     return read_pretrained(AutoModelForCausalLM, path, "the language model"), read_tokenizer(path)
 
 
-def read_pretrained(kind: Any, path: str, what: str, *, dtype: torch.dtype = torch.float32, exact: bool = False) -> Any:
+def read_pretrained(
+    kind: Any,
+    path: str,
+    what: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    exact: bool = False,
+    given: Collection[str] = (),
+    **options: Any,
+) -> Any:
     """A model of transformers, every weight of it from the file.
 
     Args:
@@ -133,6 +146,8 @@ def read_pretrained(kind: Any, path: str, what: str, *, dtype: torch.dtype = tor
         what: name of the model in errors, such as "the language model".
         dtype: of the weights.
         exact: refuse weights that the class does not have, too; but for a head that some files keep (`lm_head`).
+        given: weights that may be missing here, since they are in another file.
+        **options: of `from_pretrained`, such as `num_labels`.
 
     Raises:
         CheckpointError: it cannot be read, lacks weights, or has weights that are not finite or not of this class.
@@ -141,9 +156,9 @@ def read_pretrained(kind: Any, path: str, what: str, *, dtype: torch.dtype = tor
     check_model(CheckpointError, what, path)
     with reading(what, path):
         model, report = kind.from_pretrained(
-            path, dtype=dtype, output_loading_info=True, trust_remote_code=False, use_safetensors=True
+            path, dtype=dtype, output_loading_info=True, trust_remote_code=False, use_safetensors=True, **options
         )
-    missing = sorted({*report["missing_keys"], *(str(k) for k in report["mismatched_keys"])})
+    missing = sorted({*report["missing_keys"], *(str(k) for k in report["mismatched_keys"])} - set(given))
     extra = sorted(k for k in report["unexpected_keys"] if exact and not str(k).startswith("lm_head."))
     if missing or extra:
         lacks = f"lacks {len(missing)} weights, such as {missing[0]}" if missing else ""
@@ -169,8 +184,14 @@ def _check_stops(model: Any, where: str) -> None:
             )
 
 
-def read_adapter(model: Any, folder: Path) -> Any:
+def read_adapter(model: Any, folder: Path, *, name: str = "default", trainable: bool = False) -> Any:
     """A model with the peft adapter of a folder on it, every weight of which must fit.
+
+    Args:
+        model: changed in place.
+        folder: of the adapter.
+        name: of the adapter on the model.
+        trainable: whether it is to be trained.
 
     Raises:
         CheckpointError: there is no adapter, it cannot be read, or it does not fit.
@@ -189,16 +210,47 @@ def read_adapter(model: Any, folder: Path) -> Any:
             "into its model, or train a LoRA adapter"
         )
     with reading("the adapter", str(folder)):
-        stored = set(load_weights(folder / ADAPTER_WEIGHTS))
-        adapted = peft.PeftModel.from_pretrained(model, str(folder))
-        wanted = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
-    if stored != wanted:
-        wrong = sorted(stored ^ wanted)
+        refuse_to_read(load_weights(folder / ADAPTER_WEIGHTS).items(), folder)
+        adapted = peft.PeftModel.from_pretrained(model, str(folder), adapter_name=name, is_trainable=trainable)
+        report = adapted.load_adapter(str(folder), name, is_trainable=trainable)  # once more, for its report
+    wrong = sorted({*report.missing_keys, *report.unexpected_keys})
+    if wrong:
         raise CheckpointError(
             f"the adapter {folder} does not fit its model: {len(wrong)} weights, such as {wrong[0]}; name the model "
             f"that it was trained on in {ADAPTER}"
         )
     return adapted
+
+
+def fit_vocabulary(model: Any, folder: Path) -> None:
+    """Give a model the number of tokens that the adapter of a folder was trained with; the adapter brings their rows.
+
+    They are in its file as whole embeddings (`save_embedding_layers`, `modules_to_save`), or as the rows of some tokens
+    (`trainable_token_indices`).
+
+    Raises:
+        CheckpointError: the file cannot be read, or has the rows of one of two embeddings only.
+    """
+    stored, config = load_weights(folder / ADAPTER_WEIGHTS), _adapter_config(folder)
+    pair = [model.get_input_embeddings(), model.get_output_embeddings()]
+    tied = pair[1] is None or pair[1].weight is pair[0].weight
+    patterns = [re.compile(rf"(.*\.)?{re.escape(name)}(\.base_layer)?\.weight")
+                for name, module in model.named_modules() if module in pair]  # fmt: skip
+    rows = [{len(t) for key, t in stored.items() if pattern.fullmatch(key)} for pattern in patterns]
+    own, sizes = len(pair[0].weight), set().union(*rows)
+    indices = config.get("trainable_token_indices") or []
+    single = [i for part in (indices.values() if isinstance(indices, dict) else [indices]) for i in part]
+    if not sizes and max(single, default=0) >= own and (tied or (isinstance(indices, dict) and len(indices) > 1)):
+        sizes = {max(single) + 1}
+    elif len(sizes - {own}) > 1 or (sizes - {own} and not tied and not all(rows)):
+        raise CheckpointError(
+            f"the adapter {folder} has an embedding of {sorted(sizes)} tokens for a model of {own}, and not the rows "
+            "of both its input and output embedding: save it with save_embedding_layers=True, or merge it into the "
+            "model that it was trained on, and name that"
+        )
+    if sizes <= {own}:
+        return
+    model.resize_token_embeddings(sizes.pop(), mean_resizing=False)
 
 
 def read_tokenizer(path: str) -> Any:
@@ -272,6 +324,45 @@ def _adapter_config(folder: Path) -> dict[str, Any]:
         return dict(json.loads((folder / ADAPTER).read_text(encoding="utf-8")))
 
 
+def written_bytes(policy: TextPolicy, *, merged: bool = False, checkpoint: bool = True) -> dict[str, int]:
+    """Bytes that writing a policy takes, by what they are: its folder, and a checkpoint while it is trained.
+
+    Args:
+        policy: as it will be written.
+        merged: as of `save_policy`.
+        checkpoint: whether it is trained with AdamW, whose two moments are in a checkpoint.
+    """
+    trained = 4 * sum(p.numel() for p in policy.parameters())
+    base = policy.base
+    model = 4 * sum(getattr(owner, leaf).numel() for owner, names in base.weights.items() for leaf in names)
+    parts = {"the adapter": trained} if policy.adapter is not None and not merged else {"the model in float32": model}
+    if "the adapter" in parts and base.settings.path is None:
+        parts["the model under it in float32"] = model
+    if checkpoint:
+        parts["a checkpoint, with the optimizer's two moments"] = 3 * trained
+    return parts
+
+
+def check_room(folder: Path, parts: Mapping[str, int]) -> None:
+    """Refuse to start what cannot be written in the end.
+
+    Args:
+        folder: where it will be written.
+        parts: bytes, by what they are.
+
+    Raises:
+        ConfigError: the disk has less room.
+    """
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    free, needed = shutil.disk_usage(there).free, sum(parts.values())
+    if needed > free:
+        counted = ", ".join(f"{what} {size / 1e9:.3g} GB" for what, size in parts.items())
+        raise ConfigError(
+            f"the disk of {folder} has {free / 1e9:.3g} GB free, and {needed / 1e9:.3g} GB are written there at least "
+            f"({counted}): free some space, or choose a folder on another disk"
+        )
+
+
 def save_policy(policy: TextPolicy, folder: Path, *, merged: bool = False) -> Path:
     """Write a policy in one piece: an adapter as a peft folder, anything else as a transformers folder.
 
@@ -306,13 +397,53 @@ def write_policy(policy: TextPolicy, folder: Path, *, merged: bool = False) -> N
 
 
 def _write_model(policy: TextPolicy, folder: Path) -> None:
-    weights = {name: weight.cpu().contiguous() for name, weight in policy.merged_weights()}
+    """Write all weights, adapters merged, in float32 whatever they are kept in, and see that transformers finds them.
+
+    Raises:
+        CheckpointError: it does not find each of them; nothing was sealed.
+    """
+    model = policy.base.model
+    weights = {name: weight.float().cpu().contiguous() if weight.is_floating_point() else weight.cpu()
+               for name, weight in policy.merged_weights()}  # fmt: skip
     refuse_to_write(weights, folder)
-    policy.base.model.save_pretrained(folder, state_dict=weights)
+    if policy.base.halved:
+        log_once(
+            f"{folder.name}: linear layers that were not trained were kept in bfloat16, and are written in float32 as "
+            "rounded to it"
+        )
+    model.save_pretrained(folder, state_dict=weights)
+    check_written(type(model), folder)
+
+
+def check_written(kind: Any, folder: Path) -> None:
+    """See that transformers finds every weight of a model in the folder that was written, and no other.
+
+    Only names and shapes are looked at, no memory is needed for the weights.
+
+    Args:
+        kind: the class of the model.
+        folder: of `save_pretrained`.
+
+    Raises:
+        CheckpointError: it does not.
+    """
+    with quietly(), boundary(CheckpointError, f"what was written to {folder} cannot be read back"):
+        _, report = kind.from_pretrained(
+            folder, device_map="meta", output_loading_info=True, trust_remote_code=False, use_safetensors=True
+        )
+    wrong = sorted(
+        {str(key) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys") for key in report[kind]}
+    )
+    if wrong:
+        raise CheckpointError(
+            f"what was written to {folder} is not the model: {len(wrong)} weights differ, such as {wrong[0]}; the "
+            "checkpoints stay. Train an adapter on fewer layers (lora.target_modules), and report this model's kind"
+        )
 
 
 def _write_adapter(policy: TextPolicy, folder: Path) -> None:
     base = policy.base
+    assert policy.adapter is not None
     config = base.peft.peft_config[policy.adapter]
     origin = base.settings.path
     if origin is None:
@@ -328,22 +459,97 @@ def _write_adapter(policy: TextPolicy, folder: Path) -> None:
     for file in inside.iterdir() if inside.is_dir() else ():  # peft puts every adapter but "default" into a folder
         file.replace(folder / file.name)
     shutil.rmtree(inside, ignore_errors=True)
+    written, trained = len(load_weights(folder / ADAPTER_WEIGHTS)), len(base.adapter_parameters(policy.adapter))
+    if written != trained:
+        raise CheckpointError(f"peft wrote {written} of the adapter's {trained} weights to {folder}: report this")
+
+
+def read_under(folder: Path) -> tuple[Any, Any]:
+    """The model that the adapter of a folder belongs to, with as many tokens as the adapter has, and its tokenizer.
+
+    Raises:
+        CheckpointError: one of them cannot be read.
+    """
+    check_folder(CheckpointError, "the adapter", folder)
+    origin = _origin(folder)
+    try:
+        model, _ = read_model(origin)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; it is base_model_name_or_path of {folder / ADAPTER}") from error
+    if (folder / ADAPTER_WEIGHTS).is_file():  # `read_adapter` says what is missing
+        fit_vocabulary(model, folder)
+    return model, read_tokenizer(tokenizer_home(str(folder)))
+
+
+def merge(model: Any, folder: Path) -> Any:
+    """A model with the adapter of a folder merged into it by peft.
+
+    Raises:
+        CheckpointError: the adapter cannot be read, or does not fit.
+        MissingDependencyError: peft is not installed.
+    """
+    adapted = read_adapter(model, folder)
+    with quietly(), boundary(CheckpointError, f"the adapter {folder} does not fit its model {base_of(folder)!r}"):
+        untie(model, adapter_layers(model))
+        merged = adapted.merge_and_unload(safe_merge=True)
+    head = merged.get_output_embeddings()
+    if head is not None and head.weight is not merged.get_input_embeddings().weight:
+        mark_untied(merged)  # an adapter may hold one of the two
+    return merged.requires_grad_(True)
 
 
 def _read_merged(folder: Path) -> tuple[Any, Any]:
     """The model of an adapter's folder with the adapter merged into it, and its tokenizer."""
+    model, tokenizer = read_under(folder)
+    return merge(model, folder), tokenizer
+
+
+def read_classifier(kind: Any, path: str, what: str, **options: Any) -> Any:
+    """A classifier of texts or of tokens in float32; of an adapter's folder, merged, with the head that it holds.
+
+    The model under an adapter may be a causal language model, as TRL's RewardTrainer starts from: the classifier gets
+    the head of the adapter (`modules_to_save`), and takes for padding what its tokenizer does.
+
+    Args:
+        kind: a class with transformers' `from_pretrained`.
+        path: folder or hub id.
+        what: name of the model in errors.
+        **options: of `read_pretrained`, for a folder without an adapter.
+
+    Raises:
+        CheckpointError: it cannot be read, lacks weights, or is an adapter without a head.
+    """
+    folder = Path(local_model(path))
+    if not (folder / ADAPTER).is_file():
+        return read_pretrained(kind, path, what, **options)
     check_folder(CheckpointError, "the adapter", folder)
-    origin = _origin(folder)
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise CheckpointError(f"no adapter at {folder}: expected {ADAPTER} and {ADAPTER_WEIGHTS}")
+    origin, stored = _origin(folder), load_weights(folder / ADAPTER_WEIGHTS)
+    head = {key.removeprefix(_PEFT): tensor for key, tensor in stored.items() if _HEAD.search(key)}
+    labels: dict[str, Any] = {"num_labels": min(map(len, head.values()))} if head else {}
     try:
-        model, tokenizer = read_model(origin)
+        model = read_pretrained(kind, origin, f"{what} under the adapter {folder}:", given=head, **labels)
     except CheckpointError as error:
-        raise CheckpointError(f"{error}; it is base_model_name_or_path of {folder / ADAPTER}") from error
-    adapted = read_adapter(model, folder)
-    with quietly(), boundary(CheckpointError, f"the adapter {folder} does not fit its model {origin!r}"):
-        merged = adapted.merge_and_unload(safe_merge=True)
-        if (folder / "tokenizer_config.json").is_file():
-            tokenizer = read_tokenizer(str(folder))
-    return merged.requires_grad_(True), tokenizer
+        if head or "lacks" not in str(error):
+            raise
+        raise CheckpointError(
+            f"the adapter {folder} has no classification head, and its model {origin!r} has none: train it with "
+            'modules_to_save=["score"] (as peft does for task_type SEQ_CLS), or save the merged classifier'
+        ) from error
+    config = model.config.get_text_config()
+    if config.pad_token_id is None:
+        config.pad_token_id = read_tokenizer(tokenizer_home(path)).pad_token_id
+    fit_vocabulary(model, folder)
+    return merge(model, folder)
+
+
+def tokenizer_home(path: str) -> str:
+    """Where the tokenizer of a model is: an adapter's folder may leave it to the model that it belongs to."""
+    folder = Path(local_model(path))
+    if (folder / ADAPTER).is_file() and not (folder / "tokenizer_config.json").is_file():
+        return base_of(folder)
+    return path
 
 
 @contextmanager

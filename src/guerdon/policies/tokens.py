@@ -208,6 +208,24 @@ def pad_id(tokenizer: Any) -> int:
     return int(tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id)
 
 
+def check_vocabulary(tokenizer: Any, embeddings: int) -> None:
+    """Make sure that a model has an embedding for every token.
+
+    Args:
+        tokenizer: with the tokens that were added to it.
+        embeddings: that the model has.
+
+    Raises:
+        ConfigError: it has fewer.
+    """
+    if len(tokenizer) > embeddings:
+        raise ConfigError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model only {embeddings}: call the model's "
+            "resize_token_embeddings(len(tokenizer)) and save it again, or take the added tokens (a padding token, "
+            "often) out of the tokenizer"
+        )
+
+
 def stop_ids(tokenizer: Any, generation_config: Any = None) -> IntArray:
     """Ids that end a response: the tokenizer's end of sequence and those of the model's generation config."""
     given = getattr(generation_config, "eos_token_id", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from guerdon.engines.reward_models import RewardModels
 from guerdon.errors import ConfigError
 from guerdon.models.load import load_source_model
 from guerdon.policies.text import TextPolicy, add_policy, reference
-from guerdon.policies.text_files import load_policy, save_policy
+from guerdon.policies.text_files import check_room, load_policy, save_policy, written_bytes
 from guerdon.rl.episode_stats import EpisodeStats
 from guerdon.rl.films import write_text_film
 from guerdon.rl.learner import KL, Learner
@@ -40,7 +41,7 @@ FILMED_PROMPTS, FILMED_SAMPLES = 6, 4
 KL_START = "kl_ref"  # the adapter that holds the start of a second stage
 
 
-def text_parts(study: Study, *, fresh: bool) -> Parts:
+def text_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     """A language model that answers prompts, with reward models that read its answers.
 
     `runner.total_steps` counts responses: all that were generated, those that the filters dropped and those that a
@@ -48,7 +49,11 @@ def text_parts(study: Study, *, fresh: bool) -> Parts:
 
     Args:
         study: the resolved configuration.
+        folder: of the run.
         fresh: take over `runner.resume_dir`; off where a checkpoint of this run follows.
+
+    Raises:
+        ConfigError: parts do not go together, or the disk has no room for what the run will write.
     """
     if distributed.launched() > 1 and study.generation.engine == "vllm":
         raise ConfigError("generation.engine: vllm does not work with several learners yet; set it to local")
@@ -59,6 +64,10 @@ def text_parts(study: Study, *, fresh: bool) -> Parts:
         )
     learning = distributed.everywhere(build_learning, study, fresh=fresh)
     policy, prompts, learner = learning.policy, learning.prompts, learning.learner
+    room = {f"policy: {what}": size for what, size in written_bytes(policy).items()}
+    for name, prime in learning.primes.items() if study.runner.save_reward_models else ():
+        room |= {f"{name}: {what}": size for what, size in prime.written_bytes().items()}
+    check_room(folder, room)
     models = run_reward_models(study, load_model, study.text_sources)
     sources = build_text_sources(study, learning.primes, models)
     recompute = learner.kl_in_reward or any(source.needs_log_probs for source in sources.values())
@@ -300,5 +309,5 @@ def _take_start(start: TextPolicy, policy: TextPolicy) -> None:
     Raises:
         CheckpointError: it is a reference of another policy.
     """
-    mark = f".{policy.adapter}."
-    start.load_tensors({k.replace(mark, f".{KL_START}."): v for k, v in policy.tensors().items()}, critic=False)
+    mark = re.compile(rf"\.{policy.adapter}(?=\.|$)")  # adapters of embeddings have it at the end of their names
+    start.load_tensors({mark.sub(f".{KL_START}", k): v for k, v in policy.tensors().items()}, critic=False)

@@ -45,7 +45,7 @@ def build_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     if study.text:
         from guerdon.rl.build_text import text_parts
 
-        return text_parts(study, fresh=fresh)
+        return text_parts(study, folder, fresh=fresh)
     from guerdon.rl.build_control import control_parts
 
     return control_parts(study, folder, fresh=fresh)

@@ -32,7 +32,7 @@ from guerdon.policies.passes import slices
 from guerdon.policies.precision import uses_bf16
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy, reference
-from guerdon.policies.text_files import load_policy
+from guerdon.policies.text_files import load_policy, written_bytes
 from guerdon.policies.tokens import TokenBatch, concatenate, token_batch
 from guerdon.rl.checkpoint import under
 from guerdon.rl.episode_stats import correlation
@@ -330,6 +330,25 @@ class PrimeReward(RewardSource[Responses]):
 
     # State.
 
+    def written_bytes(self) -> dict[str, int]:
+        """Bytes that training and `save` take, by what they are."""
+        if not self.settings.learns:
+            return {}
+        parts = written_bytes(self.phi, merged=not self._keeps_adapter)
+        if not self._keeps_adapter:
+            parts["its reference"] = sum(written_bytes(self._start, merged=True, checkpoint=False).values())
+        return parts
+
+    @property
+    def _start(self) -> TextPolicy:
+        """The reference: of ref_type policy the one that acts."""
+        return self._policy if self.ref is None else self.ref
+
+    @property
+    def _keeps_adapter(self) -> bool:
+        """Whether the model is an adapter on its reference, and stored as one."""
+        return self._start.base is self.phi.base and self._start.adapter is None
+
     def save(self, folder: Path) -> None:
         """Write the model with its reference and its card, for `load_text_model`, `reward.sources` and the server.
 
@@ -365,11 +384,10 @@ class PrimeReward(RewardSource[Responses]):
             },
             training={"method": "prime", "settings": self.section.model_dump(mode="json")},
         )
-        ref = self._policy if self.ref is None else self.ref
-        if ref.base is self.phi.base and ref.adapter is None:
+        if self._keeps_adapter:
             write_folder(folder, self.phi, card, head=None)
         else:
-            write_folder(folder, self.phi, card, head=None, ref=ref, merged=True)
+            write_folder(folder, self.phi, card, head=None, ref=self._start, merged=True)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Weights that are trained, optimizer, replay, random numbers."""

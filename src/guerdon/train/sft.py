@@ -27,7 +27,7 @@ from guerdon import distributed
 from guerdon.errors import ConfigError, DataError
 from guerdon.policies.passes import passes
 from guerdon.policies.text import TextPolicy
-from guerdon.policies.text_files import load_policy, save_policy
+from guerdon.policies.text_files import check_room, load_policy, save_policy, written_bytes
 from guerdon.policies.tokens import pad_id, prompt_ids, response_ids, token_batch
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
@@ -93,7 +93,7 @@ def train_sft(
     Raises:
         DataError: no pairs, or too few to hold some out.
         NonFiniteError: the loss is not finite.
-        ConfigError: resuming with other settings or data than the training started with.
+        ConfigError: resuming with other settings or data than the training started with, or the disk has no room.
         CheckpointError: the model cannot be read.
     """
     started = time.perf_counter()
@@ -110,6 +110,7 @@ def train_sft(
     model = run.save_dir / "model"
     if run.metrics is not None:
         return model, run.metrics
+    check_room(run.save_dir, written_bytes(policy, merged=True))
     run.begin()
     trainer = ResponseTrainer(policy, tokens, train, val, settings, run.checkpoints)
     run.train(trainer)

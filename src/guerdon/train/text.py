@@ -39,7 +39,7 @@ from guerdon.models.text_model import TextModelCard, TextRewardModel
 from guerdon.packaged import local_model
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy
-from guerdon.policies.text_files import give_template, load_policy, read_tokenizer, reading
+from guerdon.policies.text_files import check_room, give_template, load_policy, read_tokenizer, reading
 from guerdon.progress import log_line
 from guerdon.schedules import scheduled
 from guerdon.settings.study import Study
@@ -100,7 +100,7 @@ def train_text_model(
     Raises:
         DataError: no usable solution.
         NonFiniteError: a loss that is not finite.
-        ConfigError: resuming with other settings or data than the training started with.
+        ConfigError: resuming with other settings or data than the training started with, or the disk has no room.
         CheckpointError: the language model cannot be read.
     """
     if data is None:
@@ -136,6 +136,7 @@ def train_text_model(
         warning = one_class_warning(train, "answers" if model.learns_outcomes else "labelled steps")
         if warning is not None:
             log_line(f"WARNING: {warning}")
+        check_room(folder, model.written_bytes())
         trainer = RewardTrainer(model, train, val, settings, folder)
         run.begin()
         run.train(trainer)

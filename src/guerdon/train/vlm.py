@@ -34,8 +34,8 @@ from guerdon.models.vlm import ADAPTER, BASE, VLMCard, VLMRewardModel, load_vlm,
 from guerdon.models.vlm_frames import limit_pixels
 from guerdon.models.vlm_prompts import PROMPTS, FilledPrompt, Question, make_question
 from guerdon.models.vlm_transformers import TransformersBackend, read_vlm
+from guerdon.policies.adapters import fresh_lora, import_peft
 from guerdon.policies.precision import halve_linear
-from guerdon.policies.shared_base import fresh_lora, import_peft
 from guerdon.policies.text_files import quietly
 from guerdon.progress import doing
 from guerdon.settings.train import VLMTrainSettings

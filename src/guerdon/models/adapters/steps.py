@@ -31,7 +31,7 @@ from guerdon.models.text_inputs import Reading, judge_readings, refuse_conversat
 from guerdon.policies import packing
 from guerdon.policies.packing import PACKED_ATTENTION
 from guerdon.policies.shared_base import SharedBase
-from guerdon.policies.text_files import read_model, read_pretrained, read_tokenizer
+from guerdon.policies.text_files import read_classifier, read_model, read_tokenizer, tokenizer_home
 from guerdon.policies.tokens import pad_id, pad_right
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Episode, Failure, FloatArray, IntArray, Message, RewardInfo, Score, Tool
@@ -233,7 +233,7 @@ def checked_tokenizer(path: str, *, chat: bool) -> Any:
     Raises:
         CheckpointError: it cannot be read, does not say where its tokens stand, or lacks a chat template.
     """
-    tokenizer = read_tokenizer(path)
+    tokenizer = read_tokenizer(tokenizer_home(path))
     if not tokenizer.is_fast:
         raise CheckpointError(
             f"the tokenizer of {path!r} does not say where its tokens stand in a text: save a fast one"
@@ -250,13 +250,13 @@ def read_strictly(kind: Any, path: str, device: str | torch.device = "auto") -> 
 
     Args:
         kind: a class with transformers' `from_pretrained`.
-        path: folder or hub id.
+        path: folder or hub id; an adapter is merged into its model, whose own head it replaces.
         device: as a key `device` says.
 
     Raises:
         CheckpointError: it cannot be read, lacks weights, or has some that the class does not.
     """
-    return placed(read_pretrained(kind, path, "the reward model", exact=True), device)
+    return placed(read_classifier(kind, path, "the reward model", exact=True), device)
 
 
 def placed(model: Any, device: str | torch.device = "auto") -> Any:

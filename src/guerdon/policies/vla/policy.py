@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from guerdon.errors import ConfigError, DataError, MissingDependencyError
+from guerdon.policies.adapters import fresh_lora, import_peft
 from guerdon.policies.precision import uses_bf16
 from guerdon.policies.robot import ControlInputs, RobotPolicy
-from guerdon.policies.shared_base import fresh_lora, import_peft
 from guerdon.policies.vla.vision import cropped
 from guerdon.settings.text_policy import LoraSettings
 from guerdon.settings.vla_policy import DecodingSettings, VLAPolicySettings
