@@ -1,6 +1,8 @@
 """`--dry-run` refuses what the start of a command refuses, in the same words, and writes nothing."""
 
+import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -217,3 +219,45 @@ def test_a_study_names_a_task_that_is_not_there_once_and_starts_nothing(call, fl
     assert said.count("\n") == 1
     assert "no task 'raech'; did you mean reach" in said
     assert os.listdir() == ["study.yaml"]
+
+
+def text_study(*, positions=64, validation="ab", system=None):
+    """A study of a tiny model and the files of its prompts in this folder."""
+    for name, questions in (("train", ["a", "b", "aa"]), ("val", [validation])):
+        Path(f"{name}.jsonl").write_text("".join(json.dumps({"question": q, "answer": "1"}) + "\n" for q in questions))
+    Path("study.yaml").write_text(
+        "work_dir: work\npolicy: {type: text, tiny: {hidden_size: 16, heads: 2, layers: 1, intermediate: 16, "
+        f"max_positions: {positions}}}}}\n"
+        "data: {type: files, train_files: train.jsonl, val_files: val.jsonl, verifier: exact, unparsable: wrong, "
+        "max_response_length: 4, train_batch_size: 2, n_samples: 2, filter_accuracy: false, filter_truncated: false}\n"
+        "runner: {total_steps: 8, eval_every: 1000, checkpoint_every: 1000}\n"
+    )
+
+
+def test_a_validation_prompt_that_is_too_long_is_refused_before_the_first_step(call):
+    text_study(validation="ab" * 40)
+    for words in (["--dry-run"], []):
+        code, said, _ = call("run", *words)
+        assert code == 2
+        assert re.search(r"the prompt \S+ \(to validate on\) of 8\d tokens .* the model's 64 positions", said)
+        assert not list(Path("work").rglob("step_*"))
+
+
+def test_a_dry_run_of_text_that_fits_writes_nothing(call):
+    text_study()
+    before = sorted(Path().rglob("*"))
+    code, _, shown = call("run", "--dry-run")
+    assert code == 0
+    assert "not checked" not in shown
+    assert sorted(Path().rglob("*")) == before
+    code, said, _ = call("run")
+    assert code == 0, said
+
+
+@pytest.mark.parametrize("words", [["policy.tiny=null", "policy.path=some-hub/Model-1.5B"],
+                                   ["data={type: datasets, path: some-hub/data}"]])  # fmt: skip
+def test_what_is_on_another_machine_is_not_checked_and_said(call, words):
+    text_study(validation="ab" * 40)
+    code, _, shown = call("run", "--dry-run", *words)
+    assert code == 0
+    assert "is not on this machine" in shown

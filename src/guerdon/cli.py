@@ -281,7 +281,9 @@ def evaluate(
             raise ConfigError(f"{study} has neither a train section nor evaluate.remote: it names no reward model")
         _check_only(study, models, only)
     if dry_run:
-        return _dry_run(config, "evaluate", only)
+        from guerdon.evaluate.text_suite import check_evaluation
+
+        return _dry_run(config, "evaluate", only, check=check_evaluation if config.text else None)
     verdicts: dict[str, Any] = {}
     if config.text:
         from guerdon.evaluate.text_suite import evaluate_text_study, text_of
@@ -343,11 +345,9 @@ def run(study: File, overrides: Overrides = None, dry_run: DryRun = False, resum
     config = _load(study, overrides)
     if dry_run:
         from guerdon.rl.build_control import check_control
-        from guerdon.settings.data import run_prompts
-        from guerdon.worlds.prompt_files import check_prompts
+        from guerdon.rl.build_text import check_text
 
-        text = config.text
-        return _dry_run(config, "run", check=(lambda c: check_prompts(run_prompts(c.data))) if text else check_control)
+        return _dry_run(config, "run", check=check_text if config.text else check_control)
     from guerdon import distributed
     from guerdon.compare.report import write_single_report
     from guerdon.rl.log import true_success

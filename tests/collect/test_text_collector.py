@@ -1,11 +1,15 @@
 """Drawing prompts, judging answers, filtering: with an engine that writes what it is told."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from guerdon.collect.text import Sampler, join, short_enough, take
+from guerdon.collect import text
+from guerdon.collect.text import RunPrompts, Sampler, join, take
 from guerdon.errors import DataError
 from guerdon.policies.tiny_text import build_tokenizer
+from guerdon.policies.tokens import prompt_ids
 from guerdon.settings.data import FilesDataSettings
 from guerdon.settings.text_policy import TinyModelSettings
 from guerdon.types import Failure
@@ -172,13 +176,25 @@ def test_a_system_prompt_is_put_before_the_question():
         assert b.tolist() == [a[0], system, *TOKENIZER.encode("ab", add_special_tokens=False), *a[1:]]
 
 
-def test_prompts_that_are_too_long_are_left_out():
+def test_prompts_that_are_too_long_are_left_out_or_refused(monkeypatch):
     long = Prompt("long", ({"role": "user", "content": "a" * 50},), "1", "letters")
     data = settings(max_prompt_length=10)
-    fitting = short_enough(TOKENIZER, [*PROMPTS, long], data)
-    assert len(fitting) == 8
+    there = {"train": [*PROMPTS, long], "validation": [replace(long, id="v")]}
+    monkeypatch.setattr(text, "load_prompts", lambda _: (tuple(there["train"]), tuple(there["validation"])))
+    found = RunPrompts.read(data, TOKENIZER, None)
+    assert (len(found.train), found.too_long) == (8, 1)
+    longest = len(prompt_ids(TOKENIZER, long.messages))
+    assert (len(found.validation), found.longest) == (1, longest)  # those are never left out
+    room = longest + data.max_response_length
+    assert RunPrompts.read(data, TOKENIZER, room) == found
+    with pytest.raises(DataError, match=rf"prompt v \(to validate on\) of {longest} tokens .* {room - 1} positions"):
+        RunPrompts.read(data, TOKENIZER, room - 1)
+    there["validation"] = []
+    with pytest.raises(DataError, match=r"the prompt \S+ \(to train on\) of"):
+        RunPrompts.read(data, TOKENIZER, 6)
+    there["train"] = [long]
     with pytest.raises(DataError, match="all 1 prompts are longer"):
-        short_enough(TOKENIZER, [long], data)
+        RunPrompts.read(data, TOKENIZER, None)
 
 
 def test_the_failure_says_why():

@@ -156,6 +156,22 @@ def test_prm_bench_by_hand():
     assert bench.thresholds == {"validity": 0.5, "redundancy": None}
 
 
+def test_solutions_that_are_all_right_have_f1_as_their_score():
+    """The published rule: PRMScore of `multi_solutions` is F1; here TP 4, FN 2, so 8 / 10."""
+    several = [labelled("a", "multi_solutions", []), labelled("b", "multi_solutions", [])]
+    values = scores([0.9, 0.2, 0.9], [0.9, 0.9, 0.5], [0.1, 0.9, 0.9])
+    bench = prm_bench([*several, labelled("c", "deception", [0])], values, seed=0, reps=100)
+    found = bench.categories["multi_solutions"]
+    assert found["prm_score"] == found["f1"]
+    assert found["f1"].estimate == pytest.approx(0.8)
+    assert found["f1_wrong"].estimate is None
+    assert bench.categories["deception"]["prm_score"].estimate == 1
+    # pooled: TP 6, FN 2, TN 1: F1 12/14, F1 of wrong steps 1/2
+    assert bench.measured["prm_score"].estimate == pytest.approx((12 / 14 + 1 / 2) / 2)
+    alone = prm_bench(several, values[:2], seed=0, reps=100)
+    assert alone.measured["prm_score"].estimate == pytest.approx(0.8)
+
+
 def test_it_agrees_with_scikit_learn_on_pooled_steps():
     rng = np.random.default_rng(0)
     wrong = [sorted(rng.choice(6, size=2, replace=False).tolist()) for _ in range(30)]

@@ -341,3 +341,19 @@ def test_the_policy_writes_the_samples_where_no_file_is_named(file, tmp_path):
     assert (folder / "samples" / "completions.jsonl").is_file()
     with pytest.raises(ValidationError, match="questions would do nothing with samples"):
         study_of(file, evaluate={"aggregation": "min", "best_of_n": {"samples": "x.jsonl", "questions": 3}})
+
+
+@pytest.mark.parametrize("section", [
+    {"pairs": "absent.jsonl"}, {"prm_bench": "absent.jsonl"}, {"process_bench": ["here.jsonl", "absent.jsonl"]},
+    {"best_of_n": {"samples": "absent.jsonl"}}, {"gate": {"table": "absent.json"}}, {"tune_on": "absent"},
+])  # fmt: skip
+def test_what_is_read_after_scoring_is_looked_at_before(section, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written = generated_bench((ChainSettings(steps=4),), 4, 0, 0.5)
+    write_solutions(tmp_path / "here.jsonl", [replace(s, meta={}) for s in written], "process_bench")
+    scored = []
+    model = Scripted(lambda episode: scored.append(episode) or np.ones(len(episode.texts)))
+    given = settings(**{"process_bench": ["here.jsonl"], "attacks": None, **section})
+    with pytest.raises(DataError, match="absent"):
+        evaluate_text(model, given, tmp_path / "out")
+    assert not scored

@@ -22,7 +22,7 @@ from guerdon.policies.generate_vllm import VLLMEngine
 from guerdon.policies.precision import halve_linear
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy, reference
-from guerdon.policies.text_files import check_room, load_policy, read_model, save_policy, written_bytes
+from guerdon.policies.text_files import check_disk, load_policy, read_model, save_policy, written_bytes
 from guerdon.progress import log_once
 from guerdon.settings.text_policy import LocalGenerationSettings, LoraSettings, TextPolicySettings
 
@@ -293,7 +293,7 @@ def test_a_disk_that_is_too_small_is_found_out_first(tmp_path, monkeypatch):
         assert counted <= size
     asked = []
     monkeypatch.setattr(text_files.shutil, "disk_usage", lambda path: asked.append(path) or SimpleNamespace(free=1000))
-    check_room(tmp_path / "a" / "b", {"one": 600, "two": 400})
+    check_disk(tmp_path / "a" / "b", {"one": 600, "two": 400})
     assert asked == [tmp_path]
     with pytest.raises(ConfigError, match=r"free.*at least \(one 6e-07 GB, two 4.01e-07 GB\).*another disk"):
-        check_room(tmp_path / "a" / "b", {"one": 600, "two": 401})
+        check_disk(tmp_path / "a" / "b", {"one": 600, "two": 401})

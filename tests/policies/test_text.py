@@ -220,8 +220,10 @@ def test_weights_under_adapters_are_not_trained_and_adapters_are_named():
         add_policy(tiny_policy().base, "policy", LoraSettings(target_modules=("nothing",)), seed=0)
 
 
-def test_dropout_of_adapters_works_in_training_only():
+def test_dropout_of_adapters_is_drawn_in_gradient_passes_of_training_on_examples():
     policy, _, _ = shared(LoraSettings(r=3, dropout=0.5))
+    assert torch.equal(policy.log_probs(BATCH), policy.log_probs(BATCH))
+    policy.dropout = True
     with torch.no_grad():
         assert torch.equal(policy.log_probs(BATCH), policy.log_probs(BATCH))
     assert not torch.equal(policy.log_probs(BATCH), policy.log_probs(BATCH))

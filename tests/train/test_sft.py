@@ -115,6 +115,15 @@ def test_the_best_weights_are_kept(tmp_path):
     assert json.loads((tmp_path / "metrics.json").read_text()) == metrics
 
 
+@pytest.mark.parametrize(("key", "drawn"), [(None, True), (True, True), (False, False)])
+def test_dropout_is_drawn_unless_a_key_forbids_it(tmp_path, monkeypatch, key, drawn):
+    seen, step = [], ResponseTrainer.training_step
+    monkeypatch.setattr(ResponseTrainer, "training_step", lambda s, *a, **k: (step(s, *a, **k), seen.append(
+        s.model.model.training))[0])  # fmt: skip
+    train_sft(SUMS, settings_for(tmp_path, max_steps=2), POLICY.model_copy(update={"dropout": key}))
+    assert seen == [drawn, drawn]
+
+
 def test_no_question_is_on_both_sides():
     doubled = [*SUMS, *((messages, "0") for messages, _ in SUMS)]
     tokens = tokenize_pairs(load_policy(POLICY, seed=0).tokenizer, doubled, None)

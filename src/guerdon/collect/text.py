@@ -25,7 +25,7 @@ from guerdon.collect.timing import timed
 from guerdon.episodes.chats import ChatError
 from guerdon.errors import DataError
 from guerdon.generators import ACTING, generator, shard_seed
-from guerdon.policies.generate import Engine, Generation
+from guerdon.policies.generate import Engine, Generation, check_room
 from guerdon.policies.generate_vllm import build_engine
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.text_files import load_policy
@@ -63,22 +63,36 @@ class RunPrompts(NamedTuple):
         train: to learn from, of at most `data.max_prompt_length` tokens.
         validation: to evaluate on.
         too_long: how many were left out.
+        longest: tokens of the longest one, of those to evaluate on too.
     """
 
     train: tuple[Prompt, ...]
     validation: tuple[Prompt, ...]
     too_long: int = 0
+    longest: int = 0
 
     @classmethod
-    def read(cls, data: DataSettings, tokenizer: Any) -> RunPrompts:
+    def read(cls, data: DataSettings, tokenizer: Any, room: int | None) -> RunPrompts:
         """Those that the `data` section describes.
 
+        Args:
+            data: the `data` section.
+            tokenizer: of the policy.
+            room: positions of the policy, which every prompt must fit with the longest response; None: no limit.
+
         Raises:
-            DataError: they cannot be read, or all are too long.
+            DataError: they cannot be read, all are too long, or the model has no room for one.
         """
         train, validation = load_prompts(data)
-        fitting = short_enough(tokenizer, train, data)
-        return cls(fitting, validation, len(train) - len(fitting))
+        lengths, most = chat_lengths(tokenizer, (*train, *validation), data), data.max_prompt_length
+        fitting = tuple(p for p, length in zip(train, lengths, strict=False) if length <= most)
+        if not fitting:
+            raise DataError(f"all {len(train)} prompts are longer than data.max_prompt_length ({most})")
+        lengths = [n for n in lengths[: len(train)] if n <= most] + lengths[len(train) :]
+        for k, (prompt, length) in enumerate(zip((*fitting, *validation), lengths, strict=True)):
+            use = "to train on" if k < len(fitting) else "to validate on"
+            check_room(length, data.max_response_length, room, f"the prompt {prompt.id} ({use})")
+        return cls(fitting, validation, len(train) - len(fitting), max(lengths))
 
     def of_shard(self, shard: int, count: int) -> RunPrompts:
         """Every `count`-th prompt to learn from, so that no two shards have one in common."""
@@ -406,8 +420,8 @@ class TextCollector:
             policy.temperature = generation.temperature
         self.policy = policy
         self.verifier = verifier_from(data)
-        self.prompts = RunPrompts.read(data, policy.tokenizer) if prompts is None else prompts
-        longest = data.max_response_length + max(data.max_prompt_length, *self._validation_lengths(generation))
+        self.prompts = RunPrompts.read(data, policy.tokenizer, policy.base.positions) if prompts is None else prompts
+        longest = data.max_response_length + max(data.max_prompt_length, self.prompts.longest)
         engine = build_engine(policy, generation, max_length=longest)
         own_seed = shard_seed(seed, shard)
         self.sampler = Sampler(data, engine, self.verifier, self.prompts.train, policy.tokenizer, seed=own_seed)
@@ -502,12 +516,6 @@ class TextCollector:
         """End the verifier's processes."""
         self.verifier.close()
 
-    def _validation_lengths(self, generation: GenerationSettings) -> list[int]:
-        """Tokens of the prompts to evaluate on, which may be longer than others; counted where vLLM must know."""
-        if generation.engine != "vllm":
-            return [0]
-        return [0, *chat_lengths(self.policy.tokenizer, self.prompts.validation, self.data)]
-
     def _load(self, policy: TextPolicy | Weights) -> None:
         """Let the engine follow the policy, with these weights where some are given."""
         if isinstance(policy, TextPolicy):
@@ -550,19 +558,6 @@ def chat_lengths(tokenizer: Any, prompts: Sequence[Prompt], data: DataSettings) 
             except ChatError as own:
                 raise DataError(f"the policy cannot be given the prompt {prompt.id}: {own}; leave it out") from error
         raise
-
-
-def short_enough(tokenizer: Any, prompts: Sequence[Prompt], data: DataSettings) -> tuple[Prompt, ...]:
-    """The prompts of at most `max_prompt_length` tokens.
-
-    Raises:
-        DataError: all are longer.
-    """
-    lengths = chat_lengths(tokenizer, prompts, data)
-    fitting = tuple(p for p, length in zip(prompts, lengths, strict=True) if length <= data.max_prompt_length)
-    if not fitting:
-        raise DataError(f"all {len(prompts)} prompts are longer than data.max_prompt_length ({data.max_prompt_length})")
-    return fitting
 
 
 def _shares(drawn: TextRollout, kept_B: BoolArray) -> tuple[Metrics, dict[str, float]]:

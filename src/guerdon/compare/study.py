@@ -71,6 +71,7 @@ class StudyPlan:
         """
         from guerdon.collect.collect import check_collect
         from guerdon.rl.build_control import check_control
+        from guerdon.rl.build_text import check_text
         from guerdon.train.dry_run import check_data
         from guerdon.worlds.prompt_files import check_prompts
 
@@ -78,19 +79,19 @@ class StudyPlan:
         runs: dict[str, Study] = {}  # one of those that differ in nothing that is checked
         for job in self.jobs:
             config = self.configs[job.name]
-            if config.text:
-                if job.arguments[0] in ("run", "label") and config.data is not None:
-                    prompts.setdefault(repr(config.data), config.data)
+            if config.text and job.arguments[0] == "label" and config.data is not None:
+                prompts.setdefault(repr(config.data), config.data)
+            elif job.arguments[0] == "run":
+                parts = (config.data, config.env, config.policy, config.algorithm, config.reward.weights())
+                runs.setdefault(repr(parts), config)
+            elif config.text:
                 continue
-            if job.arguments[0] == "collect":
+            elif job.arguments[0] == "collect":
                 check_collect(config)
             elif job.arguments[0] == "train":
                 check_data(config)
-            elif job.arguments[0] == "run":
-                parts = (config.env, config.policy, config.algorithm, config.reward.weights())
-                runs.setdefault(repr(parts), config)
         for config in runs.values():
-            check_control(config)
+            (check_text if config.text else check_control)(config)
         for data in prompts.values():
             check_prompts(data)
 

@@ -41,6 +41,12 @@ class ChatError(DataError):
         return Failure(self.reason, str(self))
 
 
+class ChangedTextError(ChatError):
+    """A chat template writes another text than a message has."""
+
+    reason = "changed_by_template"
+
+
 def chat_messages(given: Any) -> tuple[Message, ...]:
     """Chat messages with a role, text, and what else chat templates know; keys without a value are left out.
 

@@ -124,12 +124,21 @@ def card_verdict(features: Mapping[str, float | None], kind: str, gate: GateSett
     Raises:
         DataError: the table cannot be read.
     """
-    path = PACKAGED if gate.table is None else Path(gate.table)
-    changed = path.stat().st_mtime_ns if path.is_file() else 0
-    table = _table(path, changed)
+    path, changed, table = gate_table(gate)
     return gate_verdict(
         features, kind, table, words=in_words(table.names), validate=partial(_validated, path, changed, kind)
     )
+
+
+def gate_table(gate: GateSettings) -> tuple[Path, int, GateTable]:
+    """The table that the settings name, with its file and when that changed.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    path = PACKAGED if gate.table is None else Path(gate.table)
+    changed = path.stat().st_mtime_ns if path.is_file() else 0
+    return path, changed, _table(path, changed)
 
 
 @lru_cache(maxsize=4)

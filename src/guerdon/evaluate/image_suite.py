@@ -22,7 +22,7 @@ from guerdon.evaluate import charts
 from guerdon.evaluate import metrics as measure
 from guerdon.evaluate.classification import ReliabilityBin
 from guerdon.evaluate.gate import GateVerdict, unknown
-from guerdon.evaluate.gate_card import card_verdict, remote_folder, robot_features, verdict_lines
+from guerdon.evaluate.gate_card import card_verdict, gate_table, remote_folder, robot_features, verdict_lines
 from guerdon.evaluate.gate_features import gate_features
 from guerdon.evaluate.intervals import BootstrapOptions, Interval
 from guerdon.evaluate.metrics import Table, aligned, figure_table, number
@@ -239,6 +239,7 @@ def evaluate_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple
     """
     remote = study.control_evaluate.remote
     how, results = study.control_evaluate, {}
+    gate_table(how.gate)  # before anything is scored
     for name in judged_names(study.train, remote, only, "evaluate.remote"):
         if name in remote:
             model = load_reward_model("remote", remote=remote[name])

@@ -9,7 +9,7 @@ PRMBench (Song et al. 2025, 2501.03124) asks which steps are wrong, over kinds o
 its value is above the threshold (0.5). In the categories about redundancy a model that also scores how redundant a step
 is (ReasonEval does) is judged by that: a step is wrong when its redundancy is above 0.15. Right steps are the positive
 class; F1 of either class is computed from the pooled counts of all categories but `correct`, and PRMScore = (F1 + F1 of
-wrong steps) / 2.
+wrong steps) / 2. In `multi_solutions`, whose solutions have no wrong step, the PRMScore is F1, as published.
 
 Every number comes twice: over what could be measured, and with failed measurements counted as wrong. Intervals resample
 solutions within their subset; for metrics of single steps they resample questions, because steps of one question
@@ -222,6 +222,7 @@ def _average(parts: Sequence[_Figures]) -> Interval:
 
 VALIDITY, REDUNDANCY = 0.5, 0.15  # a step above them is called right, and redundant
 CORRECT = "correct"
+ONLY_RIGHT = "multi_solutions"  # several right solutions, none with a wrong step
 REDUNDANT = ("redundency", "redundancy", "circular")  # the published files spell it with an e
 _Row = tuple[str, tuple[int, int, int, int], bool]  # category, counts, whether the measurement failed
 _STEP_FIGURES = ("prm_score", "f1", "f1_wrong", "accuracy_right", "accuracy_wrong")
@@ -290,7 +291,8 @@ def prm_bench(
 
     def figures(part: Sequence[_Row], wrong: bool = False) -> dict[str, Interval]:
         kept = [counts for _, counts, failed in part if wrong or not failed]
-        return _step_figures(kept, len(part) - len(kept), reps=reps, rng=rng)
+        only_right = all(category == ONLY_RIGHT for category, _, _ in part)
+        return _step_figures(kept, len(part) - len(kept), only_right=only_right, reps=reps, rng=rng)
 
     measured = figures(pooled)
     return PRMBench(
@@ -311,15 +313,23 @@ def category_of(solution: Solution) -> str | None:
 
 
 def _step_figures(
-    counts: Sequence[tuple[int, int, int, int]], n_failed: int, *, reps: int, rng: np.random.Generator
+    counts: Sequence[tuple[int, int, int, int]],
+    n_failed: int,
+    *,
+    only_right: bool,
+    reps: int,
+    rng: np.random.Generator,
 ) -> dict[str, Interval]:
-    """The figures from (TP, FP, TN, FN) of each solution, pooled; the positive class is right steps."""
+    """The figures from (TP, FP, TN, FN) of each solution, pooled; the positive class is right steps.
+
+    With `only_right` the PRMScore is F1, and there is no F1 of wrong steps.
+    """
     n = len(counts)
     cells_N_4 = np.array(counts, dtype=np.float64).reshape(n, 4)
     tp, fp, tn, fn = (resampling_weights(n, reps, rng) @ cells_N_4).T
     f1 = np.where(tp + fn > 0, ratio(2 * tp, 2 * tp + fp + fn), np.nan)
     f1_wrong = np.where(tn + fp > 0, ratio(2 * tn, 2 * tn + fp + fn), np.nan)
-    columns = ((f1 + f1_wrong) / 2, f1, f1_wrong, ratio(tp, tp + fn), ratio(tn, tn + fp))
+    columns = (f1 if only_right else (f1 + f1_wrong) / 2, f1, f1_wrong, ratio(tp, tp + fn), ratio(tn, tn + fp))
     return {
         name: percentile_interval(x[0], x[1:], n=n, n_undefined=n_failed, can_vary=n > 1)
         for name, x in zip(_STEP_FIGURES, columns, strict=True)

@@ -21,16 +21,16 @@ import torch
 from guerdon.episodes.row_files import rows_by_split
 from guerdon.episodes.solution_files import published_solutions
 from guerdon.episodes.solutions import Solution
-from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
+from guerdon.errors import CheckpointError, ConfigError, DataError, MissingDependencyError, boundary
 from guerdon.evaluate import charts
 from guerdon.evaluate.attacks import attack_report, failed_attacks, honest_pairs
 from guerdon.evaluate.best_of_n import Same, best_of_n, same_number_or_text
-from guerdon.evaluate.gate_card import card_verdict, text_features, verdict_lines
+from guerdon.evaluate.gate_card import card_verdict, gate_table, text_features, verdict_lines
 from guerdon.evaluate.gate_features import no_response_features, response_features
 from guerdon.evaluate.generated_bench import generated_bench, right_and_wrong
 from guerdon.evaluate.intervals import BootstrapOptions
 from guerdon.evaluate.metrics import Table, aligned, classification_metrics, figure_table, number
-from guerdon.evaluate.reward_bench import choices_from_rows, reward_bench, reward_bench_2
+from guerdon.evaluate.reward_bench import PreferenceChoice, choices_from_rows, reward_bench, reward_bench_2
 from guerdon.evaluate.scores import RECORD, failure_counts, info_record, score_solutions, solution_value, write_record
 from guerdon.evaluate.search import sampled_solutions
 from guerdon.evaluate.step_benchmarks import (
@@ -61,6 +61,7 @@ def evaluate_text(
     exclude: Collection[str] = (),
     training_hashes: Collection[str] = (),
     samples: Sequence[Solution] = (),
+    sets: Sets | None = None,
 ) -> dict[str, Any]:
     """Evaluate a reward model on everything that the settings name, and write the results into a folder.
 
@@ -74,6 +75,7 @@ def evaluate_text(
             `seen_in_training`), the report and standard error say how many.
         samples: what `best_of_n` chooses from where it names no file. Where their first errors are known, the model is
             evaluated on these too (`record["samples"]`): the errors that this policy makes.
+        sets: of `read_sets`; None: they are read now, before anything is scored.
 
     Returns:
         The content of `evaluation.json`.
@@ -81,7 +83,7 @@ def evaluate_text(
     Raises:
         DataError: a file cannot be read, or holds nothing to evaluate on.
     """
-    suite = _Suite(model, settings, same)
+    suite = _Suite(model, settings, same, read_sets(settings) if sets is None else sets)
     suite.first_errors_of_sets(exclude)
     suite.prm_bench()
     suite.pairs()
@@ -90,11 +92,65 @@ def evaluate_text(
     return suite.write(folder, training_hashes)
 
 
+@dataclass(frozen=True)
+class Sets:
+    """What an evaluation reads: of ProcessBench, PRMBench and RewardBench, and samples to choose from."""
+
+    process_bench: Sequence[Solution]
+    prm_bench: Sequence[Solution]
+    choices: Sequence[PreferenceChoice]
+    samples: Sequence[Solution]
+
+
+def read_sets(settings: EvaluateTextSettings) -> Sets:
+    """Everything that an evaluation reads, so that nothing is missing after models were loaded and scored.
+
+    Raises:
+        DataError: a file cannot be read, or `tune_on` names none of the subsets.
+    """
+    s, choices = settings, list[PreferenceChoice]()
+    if s.pairs is not None:
+        splits = rows_by_split(s.pairs)
+        rows = splits.get("filtered") or [row for part in splits.values() for row in part]
+        choices = choices_from_rows(rows, s.pairs)
+    b = s.best_of_n
+    found = Sets(
+        process_bench=_published(s.process_bench) if s.process_bench else (),
+        prm_bench=[] if s.prm_bench is None else [x for x in _published([s.prm_bench]) if category_of(x) is not None],
+        choices=choices,
+        samples=() if b is None or b.samples is None else _published([b.samples]),
+    )
+    subsets = [[str(one.meta.get("subset")) for one in found.process_bench]]
+    subsets += [] if s.generated is None else [[task.family for task in s.generated.families]]
+    for names in subsets:
+        if s.tune_on is not None and names and s.tune_on not in names:
+            raise DataError(f"tune_on {s.tune_on!r} is no subset; there are {', '.join(dict.fromkeys(names))}")
+    gate_table(s.gate)
+    return found
+
+
+def check_evaluation(study: Study) -> None:
+    """Refuse what the start of an evaluation refuses of its data.
+
+    Raises:
+        ConfigError: there is nothing to evaluate on.
+        DataError: as `read_sets`.
+        MissingDependencyError: data are not on this machine.
+    """
+    settings = text_settings(study.text_evaluate, study.data)
+    b = settings.best_of_n
+    named = [*settings.process_bench, settings.prm_bench, settings.pairs, None if b is None else b.samples]
+    for path in filter(None, named):
+        if not Path(path).exists():
+            raise MissingDependencyError(f"the data, as {path} is not on this machine")
+    read_sets(settings)
+
+
 class _Suite:
     """The parts of an evaluation, each of which adds to the record."""
 
-    def __init__(self, model: RewardModel, settings: EvaluateTextSettings, same: Same) -> None:
-        self.model, self.settings, self.same = model, settings, same
+    def __init__(self, model: RewardModel, settings: EvaluateTextSettings, same: Same, sets: Sets) -> None:
+        self.model, self.settings, self.same, self.sets = model, settings, same, sets
         self.bootstrap: BootstrapOptions = {"reps": settings.reps, "seed": settings.seed}
         form = getattr(model, "form", None)  # how it reads text, where it says so
         info = info_record(model.info) | ({"form": form} if isinstance(form, str) else {})
@@ -122,7 +178,7 @@ class _Suite:
                 number = -(-attacks.questions // len(g.families))
                 self.material += right_and_wrong(g.families, number, g.seed, exclude=exclude)
         if self.settings.process_bench:
-            published = _published(self.settings.process_bench)
+            published = self.sets.process_bench
             self.solutions["process_bench"] = published
             self.first_errors("process_bench", published)
             self.material += published
@@ -168,7 +224,7 @@ class _Suite:
     def prm_bench(self) -> None:
         """PRMBench."""
         if self.settings.prm_bench is not None:
-            solutions = [s for s in _published([self.settings.prm_bench]) if category_of(s) is not None]
+            solutions = self.sets.prm_bench
             self.solutions["prm_bench"] = solutions
             self.record["prm_bench"] = asdict(prm_bench(solutions, self.score(solutions, "PRMBench"), **self.bootstrap))
 
@@ -176,9 +232,7 @@ class _Suite:
         """RewardBench or RewardBench 2, by what the rows hold."""
         if self.settings.pairs is None:
             return
-        splits = rows_by_split(self.settings.pairs)
-        rows = splits.get("filtered") or [row for part in splits.values() for row in part]
-        choices = choices_from_rows(rows, self.settings.pairs)
+        choices = self.sets.choices
         given = [response for choice in choices for response in choice.responses]
         responses = [response for response in given if isinstance(response, Solution)]
         found_values = iter(self.values(self.score(responses, "responses")))
@@ -197,7 +251,7 @@ class _Suite:
         b = self.settings.best_of_n
         if b is None:
             return
-        solutions = list(samples) if b.samples is None else _published([b.samples])
+        solutions = list(samples if b.samples is None else self.sets.samples)
         if any(true_first_error(s) is not None for s in solutions):
             distinct: dict[tuple[str, str], Solution] = {}
             for s in solutions:
@@ -316,7 +370,11 @@ def evaluate_text_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, 
     torch.set_num_threads(study.runner.threads)
     settings = text_settings(study.text_evaluate, study.data)
     b, results = settings.best_of_n, {}
-    for one in candidates(study, only=only):
+    sets, models = read_sets(settings), candidates(study, only=only)
+    for one in models:
+        with boundary(ConfigError, f"the evaluation of {one.name} cannot be written to {one.folder}"):
+            one.folder.mkdir(parents=True, exist_ok=True)
+    for one in models:
         source = one.source
         model = load_text_model(**dict(source))
         samples: list[Solution] = []
@@ -326,8 +384,9 @@ def evaluate_text_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, 
             )
         with doing(f"evaluating {one.name}"):
             record = evaluate_text(
-                model, settings, one.folder, exclude=one.exclude, training_hashes=one.training_hashes, samples=samples
-            )
+                model, settings, one.folder, exclude=one.exclude, training_hashes=one.training_hashes,
+                samples=samples, sets=sets,
+            )  # fmt: skip
         results[one.name] = (record, one.folder)
     return results
 

@@ -207,7 +207,7 @@ def hidden_of(policy: TextPolicy, layout: Layout, places_M: IntArray) -> Tensor:
     """Last hidden states of a layout at places in its flattened ids; (M, H) float32."""
 
     def compute() -> Tensor:
-        hidden = policy.base.hidden(layout)
+        hidden = policy.base.hidden(layout, dropout=policy.dropout)
         return hidden[torch.from_numpy(places_M).to(hidden.device)].float()
 
     with policy.base.adapter(policy.adapter):

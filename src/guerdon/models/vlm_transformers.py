@@ -23,12 +23,13 @@ from torch import Tensor
 
 from guerdon.atomic import COMPLETE, verify_folder
 from guerdon.devices import resolve_device, seeded
-from guerdon.errors import CheckpointError, ConfigError
+from guerdon.episodes.chats import ChatError
+from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.models.vlm_prompts import GenerationOptions, Picture, Question, Video, VLMReply, WordLogProbs, matches_word
 from guerdon.policies.chat_template import check_templates, templates_of
 from guerdon.policies.precision import uses_bf16
 from guerdon.policies.text_files import quietly, read_adapter, read_pretrained, read_tokenizer, reading
-from guerdon.policies.tokens import pad_left
+from guerdon.policies.tokens import check_unchanged, pad_left
 from guerdon.replies import opened_reasoning
 from guerdon.types import ByteArray, Failure, IntArray
 
@@ -121,7 +122,9 @@ class VisionInputs:
         if question.prompt.system:
             messages.append({"role": "system", "content": question.prompt.system})
         messages.append({"role": "user", "content": [*shown, {"type": "text", "text": question.prompt.text}]})
-        text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        with boundary(ChatError, "the chat template refuses this conversation"):
+            text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        check_unchanged(messages, text)
         found = (text.count(IMAGE), text.count(VIDEO))
         wanted = (sum(p["type"] == "image" for p in shown), sum(p["type"] == "video" for p in shown))
         if found != wanted:

@@ -10,18 +10,20 @@ that cannot write a single question is refused as well, before every item fails 
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from guerdon.errors import CheckpointError, GuerdonError, boundary
+from guerdon.errors import CheckpointError, ConfigError, GuerdonError, boundary
 from guerdon.subprocess_worker import SubprocessPool, WorkerDiedError, WorkerTimeoutError, answer_requests
 
 SECONDS = 10.0  # for all conversations of a template
 MEMORY = 512 << 20  # bytes, beyond those of the process itself
 LONGEST = 1_000_000  # characters of a short conversation
 
+_SET = "{# chat_template_kwargs #}{{ '' }}"  # ends the arguments in front of a template
 _USER = {"role": "user", "content": "1 + 1?"}
 _PARTS = {"role": "user", "content": [{"type": "text", "text": _USER["content"]}]}
 _PICTURE = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]}
@@ -41,6 +43,28 @@ def templates_of(tokenizer: Any) -> dict[str, str]:
     if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
         raise TypeError(f"chat_template is {str(found)[:80]!r}, which is no text and no map of texts")
     return dict(found)
+
+
+def set_arguments(tokenizer: Any, arguments: Mapping[str, Any], key: str) -> None:
+    """Write arguments into the chat templates of a tokenizer, where they hold for every reader and are stored with it.
+
+    Args:
+        tokenizer: is changed.
+        arguments: by name; those of an earlier call stay, and give way where they have the same name.
+        key: they come from, for the message.
+
+    Raises:
+        ConfigError: no template uses an argument of this name.
+    """
+    templates = templates_of(tokenizer) if arguments else {}
+    for name in arguments:
+        if not name.isidentifier() or not any(re.search(rf"\b{name}\b", text) for text in templates.values()):
+            raise ConfigError(f"{key}: the chat template has no argument {name!r}; remove it")
+    sets = "".join(f"{{% set {name} = {value!r} %}}" for name, value in arguments.items())
+    for kind, text in templates.items():
+        templates[kind] = text.replace(_SET, sets + _SET, 1) if _SET in text else sets + _SET + text
+    if templates:
+        tokenizer.chat_template = templates["default"] if isinstance(tokenizer.chat_template, str) else templates
 
 
 def check_templates(

@@ -182,15 +182,29 @@ class LocalEngine:
         return tokens_N_T, log_probs_N_T
 
     def _check(self, prompts: Sequence[IntArray], max_new_tokens: int) -> None:
-        room = self.policy.base.positions
-        longest = max((len(p) for p in prompts), default=0)
         if any(len(p) == 0 for p in prompts):
             raise DataError("a prompt has no tokens; a chat template gives at least one")
-        if room is not None and longest + max_new_tokens > room:
-            raise DataError(
-                f"a prompt of {longest} tokens and a response of up to {max_new_tokens} do not fit the model's {room} "
-                "positions: lower data.max_response_length or data.max_prompt_length"
-            )
+        longest = max((len(p) for p in prompts), default=0)
+        check_room(longest, max_new_tokens, self.policy.base.positions, "a prompt")
+
+
+def check_room(length: int, max_new_tokens: int, room: int | None, what: str) -> None:
+    """Refuse a prompt for whose longest response the model has no positions.
+
+    Args:
+        length: tokens of the prompt.
+        max_new_tokens: of the response.
+        room: positions of the model; None: no limit.
+        what: names the prompt in the message.
+
+    Raises:
+        DataError: they do not fit.
+    """
+    if room is not None and length + max_new_tokens > room:
+        raise DataError(
+            f"{what} of {length} tokens and a response of up to {max_new_tokens} do not fit the model's {room} "
+            "positions: lower data.max_response_length or data.max_prompt_length, or leave the prompt out"
+        )
 
 
 def draw(

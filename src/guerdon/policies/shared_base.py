@@ -76,6 +76,7 @@ class SharedBase:
         self.halved = False
         self._active: str | None = None
         self._layers: list[Any] = []
+        self._checkpointed: list[Any] = []  # modules that recompute what is inside them
         self._decoded: Any = None  # what the decoder returns: a class of transformers
         check_vocabulary(tokenizer, self.vocabulary)
         packing.register()
@@ -88,6 +89,11 @@ class SharedBase:
             # The newer name first; older versions of transformers have only the other one.
             enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
             enable({"use_reentrant": False, "context_fn": self._as_on_the_way_there})
+            self._checkpointed = [m for m in model.modules() if hasattr(m, "_gradient_checkpointing_func")]
+            for module in self._checkpointed:
+                module._gradient_checkpointing_func = partial(
+                    self._recomputed, module, module._gradient_checkpointing_func
+                )
         self.model.eval()
         what = f"{type(model).__name__} cannot be read as a causal language model"
         with nullcontext() if self.shards else boundary(ConfigError, what):  # among several, a lost one is an error too
@@ -266,14 +272,20 @@ class SharedBase:
         own = {id(p) for p in self._own.get(name, ())}
         return {n: p for n, p in self.model.named_parameters() if id(p) in own}
 
-    def hidden(self, layout: Layout) -> Tensor:
-        """Last hidden states (N, H) of all places of a layout, flattened."""
+    def hidden(self, layout: Layout, *, dropout: bool = False) -> Tensor:
+        """Last hidden states (N, H) of all places of a layout, flattened.
+
+        Args:
+            layout: the sequences.
+            dropout: where gradients are wanted, draw the dropout of the model and of its adapters.
+        """
         options: dict[str, Any] = {"input_ids": layout.ids, "use_cache": False}
         if layout.packing is not None:
             options |= {"position_ids": layout.positions, "packing": layout.packing}
         elif layout.mask is not None:
             options |= {"position_ids": layout.positions, "attention_mask": self._in_layers(layout)}
-        self._train(torch.is_grad_enabled())
+        gradients = torch.is_grad_enabled()
+        self._set_mode(gradients and dropout, checkpointing=gradients)
         attention = layout.attention or self._padded_attention(layout.ids.shape[1])
         attention = attention if layout.mask is None else self.fused
         with self.attention(attention), torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
@@ -316,10 +328,27 @@ class SharedBase:
     def _padded_attention(self, longest: int) -> str:
         return "eager" if self.eager_for(longest) else self.fused
 
-    def _train(self, on: bool) -> None:
-        """Dropout and checkpointing work in training mode only, and only gradients need them."""
-        if self.model.training != on:
-            self.model.train(on)
+    def _set_mode(self, training: bool, *, checkpointing: bool) -> None:
+        """Training mode for everything (dropout), or only for the modules that check it before they recompute."""
+        if self.model.training != training or any(m.training for m in self._checkpointed[-1:]) != checkpointing:
+            self.model.train(training)
+            for module in self._checkpointed:
+                module.training = checkpointing
+
+    def _recomputed(
+        self, module: nn.Module, recompute: Callable[..., Any], call: Callable[..., Any], *given: Any
+    ) -> Any:
+        """A call under a module's gradient checkpointing, without dropout in the module's own code where it is off."""
+        training = self.model.training
+
+        def computed(*inputs: Any) -> Any:
+            module.training = training
+            try:
+                return call(*inputs)
+            finally:
+                module.training = True
+
+        return recompute(computed, *given)
 
     def _switch(self, name: str | None) -> None:
         if name == self._active:

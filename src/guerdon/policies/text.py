@@ -55,6 +55,9 @@ class TextPolicy:
 
     Attributes:
         temperature: that it samples with.
+        dropout: whether gradient passes draw the dropout of the model and of its adapters. Only training on examples
+            should: log-probabilities with dropout are not comparable to those of the policy that acted, nor to a
+            reference's.
 
     Raises:
         ConfigError: the weights are frozen under adapters, or cannot be read without padding.
@@ -73,6 +76,7 @@ class TextPolicy:
             raise ConfigError("these weights carry adapters, so they are frozen: train an adapter, not the weights")
         self.base, self.adapter, self.trainable = base, adapter, trainable
         self.temperature = 1.0
+        self.dropout = base.settings.dropout is True
         self.remove_padding = base.settings.use_remove_padding if remove_padding is None else remove_padding
         if self.remove_padding:
             base.check_packs()
@@ -131,7 +135,7 @@ class TextPolicy:
         several = len(layout.targets_M) > at_once // self.base.vocabulary
 
         def compute() -> tuple[Tensor, Tensor, Tensor | None]:
-            hidden_M_H = self.base.hidden(layout)[layout.predicts_M]
+            hidden_M_H = self.base.hidden(layout, dropout=self.dropout)[layout.predicts_M]
             log_probs_M, entropy_M = token_log_probs(
                 hidden_M_H, self.base.head_cast_once() if several else self.base.logits, layout.targets_M,
                 vocabulary=self.base.vocabulary, temperature=self.temperature if temperature is None else temperature,

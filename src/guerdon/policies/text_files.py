@@ -29,7 +29,7 @@ from guerdon.finite import load_weights, refuse_to_read, refuse_to_write, save_w
 from guerdon.hub import ADAPTER, AGAIN, CONFIG, check_configs, check_folder, check_links, check_model, model_folder
 from guerdon.packaged import local_model
 from guerdon.policies.adapters import adapter_layers, import_peft, mark_untied, untie
-from guerdon.policies.chat_template import check_templates, templates_of
+from guerdon.policies.chat_template import check_templates, set_arguments, templates_of
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy
 from guerdon.policies.tiny_text import build_model, build_tokenizer
@@ -74,21 +74,54 @@ def load_base(settings: TextPolicySettings, *, seed: int, device: torch.device |
     return SharedBase(model if distributed.peers() > 1 else model.to(device), tokenizer, settings)
 
 
-def give_template(tokenizer: Any, settings: TextPolicySettings) -> None:
-    """Let a tokenizer write chats as `policy.chat_template` says, where it says something.
+def read_prompting(settings: TextPolicySettings) -> tuple[Any, int | None] | None:
+    """The tokenizer of the `policy` section and the positions of its model (None: no limit); no weights are read.
+
+    Returns:
+        Both; None where the model is not on this machine.
 
     Raises:
-        ConfigError: there is no such file, or it cannot be read.
+        CheckpointError: they cannot be read.
+        ConfigError: no model is named.
+    """
+    if settings.tiny is not None:
+        tokenizer: Any = build_tokenizer(settings.tiny)
+        room: int | None = settings.tiny.max_positions
+    elif settings.path is None:
+        raise ConfigError(f"no language model is named: {NAME_A_MODEL}")
+    else:
+        from transformers import AutoConfig
+
+        path = local_model(settings.path)
+        if model_folder(path) is None:
+            return None
+        origin = path
+        while (Path(origin) / ADAPTER).is_file():
+            origin = _origin(Path(origin))
+        tokenizer = read_tokenizer(tokenizer_home(path))
+        with reading("the language model", origin):
+            config = AutoConfig.from_pretrained(origin, trust_remote_code=False).get_text_config()
+        room = getattr(config, "max_position_embeddings", None)
+    give_template(tokenizer, settings)
+    return tokenizer, room
+
+
+def give_template(tokenizer: Any, settings: TextPolicySettings) -> None:
+    """Let a tokenizer write chats as `policy.chat_template` and `chat_template_kwargs` say, where they say something.
+
+    Raises:
+        ConfigError: there is no such file, it cannot be read, or the template has no such argument.
         CheckpointError: as `check_templates`.
     """
     given = settings.chat_template
-    if given is None:
-        return
-    if "{" not in given:
-        with boundary(ConfigError, f"policy.chat_template {given!r}: neither a template nor a file that can be read"):
-            given = Path(given).read_text(encoding="utf-8")
-    check_templates({"default": given}, str(settings.path or "policy.tiny"), files="policy.chat_template")
-    tokenizer.chat_template = given
+    if given is not None:
+        if "{" not in given:
+            what = f"policy.chat_template {given!r}: neither a template nor a file that can be read"
+            with boundary(ConfigError, what):
+                given = Path(given).read_text(encoding="utf-8")
+        check_templates({"default": given}, str(settings.path or "policy.tiny"), files="policy.chat_template")
+        tokenizer.chat_template = given
+    set_arguments(tokenizer, settings.chat_template_kwargs, "policy.chat_template_kwargs")
 
 
 def load_policy(
@@ -256,15 +289,16 @@ def fit_vocabulary(model: Any, folder: Path) -> None:
 def read_tokenizer(path: str) -> Any:
     """The tokenizer of a folder or hub id, exactly as in its `tokenizer.json`; every reader of tokenizers is this one.
 
-    For some architectures (Qwen2 among them) `AutoTokenizer` puts a built-in tokenizer in place of any other, and the
-    same text silently becomes other ids.
+    For many declared classes (that of Qwen2 among them) `AutoTokenizer` builds parts of its own in place of those of
+    the file, and the same text silently becomes other ids.
 
     Raises:
         CheckpointError: it cannot be read, needs code of its own, a link leads out of its folder, or its chat template
             breaks the limits of `check_templates`.
     """
+    from tokenizers import Tokenizer
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
-    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+    from transformers.utils import cached_file
 
     path = local_model(path)
     what = "the tokenizer of"
@@ -277,13 +311,20 @@ def read_tokenizer(path: str) -> Any:
                     f"{what} {path!r} cannot be read: there is no {VOCABULARIES[0]} in the folder; copy the files of "
                     "the tokenizer from the model that it was trained from, or save it there (save_pretrained)"
                 )
-        config = get_tokenizer_config(path)
-        literal = config.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
-        tokenizer_class = PreTrainedTokenizerFast if literal else AutoTokenizer
-        tokenizer = tokenizer_class.from_pretrained(path, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        file = cached_file(path, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+        if file is not None and _parts(tokenizer) != _parts(Tokenizer.from_file(file)):
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(path, trust_remote_code=False)
+            tokenizer._tokenizer.post_processor = Tokenizer.from_file(file).post_processor
         templates = templates_of(tokenizer)
     check_templates(templates, path)
     return tokenizer
+
+
+def _parts(tokenizer: Any) -> dict[str, Any]:
+    """What decides about ids: of a tokenizer of transformers, or of a `tokenizer.json`."""
+    parts: dict[str, Any] = json.loads(getattr(tokenizer, "_tokenizer", tokenizer).to_str())
+    return {name: parts[name] for name in ("model", "normalizer", "pre_tokenizer", "post_processor", "decoder")}
 
 
 def base_of(folder: Path) -> str:
@@ -343,7 +384,7 @@ def written_bytes(policy: TextPolicy, *, merged: bool = False, checkpoint: bool 
     return parts
 
 
-def check_room(folder: Path, parts: Mapping[str, int]) -> None:
+def check_disk(folder: Path, parts: Mapping[str, int]) -> None:
     """Refuse to start what cannot be written in the end.
 
     Args:

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from guerdon.episodes.chats import ChatError
+from guerdon.episodes.chats import ChangedTextError, ChatError
 from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.replies import opened_reasoning
 from guerdon.types import BoolArray, IntArray, Message, Tool
@@ -370,6 +370,7 @@ def chat_text(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool]
     Raises:
         ConfigError: the tokenizer has no chat template.
         ChatError: the template refuses the chat, or leaves something of it out.
+        ChangedTextError: it changes the text of a message.
     """
     if not tokenizer.chat_template:
         raise ConfigError(
@@ -393,7 +394,34 @@ def chat_text(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool]
         lost = next((what for mark, what in marks.items() if mark not in again), None)
         if lost is not None:
             raise ChatError(f"the chat template leaves out {lost}, so the model cannot be given this conversation")
+    check_unchanged(messages, text)
     return text
+
+
+def check_unchanged(messages: Sequence[Mapping[str, Any]], text: str) -> None:
+    """Refuse what a chat template made of a chat if it is not in the words of the chat.
+
+    Spaces around a message may go. Of an assistant's turn before the last message, so may reasoning, up to `</think>`.
+
+    Args:
+        messages: of the chat; of content in parts, those of text are looked at.
+        text: what the template made of them.
+
+    Raises:
+        ChangedTextError: a message of the system, the user or the assistant is not there as it is.
+    """
+    for k, message in enumerate(messages):
+        content = message["content"]
+        parts = [content] if isinstance(content, str) else [p["text"] for p in content or () if p["type"] == "text"]
+        if message["role"] not in ("system", "user", "assistant") or message.get("tool_calls"):
+            continue  # functions and what they return are data, which templates write in forms of their own
+        for part in parts:
+            said = part if k == len(messages) - 1 or message["role"] != "assistant" else part.rpartition("</think>")[2]
+            if said.strip() not in text:
+                raise ChangedTextError(
+                    f"the chat template changes message {k + 1} (role {message['role']}), for example by leaving out "
+                    "what stands before </think>: its words would not be those that the model reads"
+                )
 
 
 def _marked(

@@ -14,10 +14,10 @@ from guerdon import distributed
 from guerdon.collect.text import Responses, RunPrompts, TextCollector, join_shards
 from guerdon.engines.collectors import run_collector, run_reward_models
 from guerdon.engines.reward_models import RewardModels
-from guerdon.errors import ConfigError
+from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.models.load import load_source_model
 from guerdon.policies.text import TextPolicy, add_policy, reference
-from guerdon.policies.text_files import check_room, load_policy, save_policy, written_bytes
+from guerdon.policies.text_files import check_disk, load_policy, read_prompting, save_policy, written_bytes
 from guerdon.rl.episode_stats import EpisodeStats
 from guerdon.rl.films import write_text_film
 from guerdon.rl.learner import KL, Learner
@@ -29,11 +29,13 @@ from guerdon.rl.reward_warnings import reward_warnings
 from guerdon.rl.tabular import TabularReward
 from guerdon.rl.text_sources import ExactReward, TextReward
 from guerdon.settings.algorithm import TextAlgorithmSettings
+from guerdon.settings.data import run_prompts
 from guerdon.settings.reward import RewardSettings, SourceSettings
 from guerdon.settings.reward_models import ExactModelSettings, PrimeModelSettings, TabularModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import RewardModel
+from guerdon.worlds.prompt_files import check_here, load_prompts
 from guerdon.worlds.prompts import shared_system_prompt
 
 VERIFIER = "verifier"
@@ -67,7 +69,7 @@ def text_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     room = {f"policy: {what}": size for what, size in written_bytes(policy).items()}
     for name, prime in learning.primes.items() if study.runner.save_reward_models else ():
         room |= {f"{name}: {what}": size for what, size in prime.written_bytes().items()}
-    check_room(folder, room)
+    check_disk(folder, room)
     models = run_reward_models(study, load_model, study.text_sources)
     sources = build_text_sources(study, learning.primes, models)
     recompute = learner.kl_in_reward or any(source.needs_log_probs for source in sources.values())
@@ -90,6 +92,23 @@ def text_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     stats = EpisodeStats(list(sources), learned=[name for name in sources if name != VERIFIER])
     save = partial(save_policy, policy)
     return Parts(collector, sources, terms, learner, stats, "responses", film, save, notes, None, models)
+
+
+def check_text(study: Study) -> None:
+    """Refuse what the start of a run refuses of its prompts; no weights are read.
+
+    Raises:
+        ConfigError: there are none.
+        DataError: they cannot be read, or the model has no room for one.
+        MissingDependencyError: the model or the data are not on this machine.
+    """
+    data = run_prompts(study.data)
+    check_here(data)
+    found = read_prompting(study.text_policy)
+    if found is None:
+        load_prompts(data)
+        raise MissingDependencyError(f"lengths of prompts, as {study.text_policy.path} is not on this machine")
+    RunPrompts.read(data, *found)
 
 
 class Learning(NamedTuple):
@@ -122,7 +141,7 @@ def build_learning(study: Study, *, fresh: bool) -> Learning:
     heads = (VERIFIER, *study.text_sources, *((KL,) if kl_in_reward else ()))
     policy = load_policy(study.text_policy, seed=runner.seed, value_heads=len(heads) if critic else 0)
     policy.temperature = study.generation.temperature
-    prompts = RunPrompts.read(study.data, policy.tokenizer)
+    prompts = RunPrompts.read(study.data, policy.tokenizer, policy.base.positions)
     alike, system_prompt = shared_system_prompt(prompts.train)
     primes = build_primes(study, policy, system_prompt=system_prompt)
     start = _reference(study, policy, primes) if algorithm.kl_coef else None
@@ -263,6 +282,17 @@ def _notes(study: Study, prompts: RunPrompts, sources: dict[str, RewardSource[An
         notes.append(
             f"{prompts.too_long} prompts are longer than data.max_prompt_length ({study.data.max_prompt_length}) and "
             "are left out"
+        )
+    own = study.text_policy
+    if own.dropout:
+        notes.append(
+            "WARNING: policy.dropout: ratios, clip fractions and KL compare gradient passes with dropout to "
+            "log-probabilities without, so they are not 1 and 0 where nothing was learned"
+        )
+    elif own.lora is not None and own.lora.dropout:
+        notes.append(
+            f"policy.lora.dropout ({own.lora.dropout:g}) is for training on examples and off here; policy.dropout: "
+            "true would draw it"
         )
     notes += [
         f"[{study.reward.group_name}] {name}: text from {s.model.origin}, weight {s.reward_weight:g}"

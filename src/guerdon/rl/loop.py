@@ -21,7 +21,7 @@ import torch
 
 from guerdon.atomic import write_json
 from guerdon.collect.timing import timed
-from guerdon.errors import GuerdonError, NonFiniteError, TooManyFailuresError
+from guerdon.errors import ClusterError, GuerdonError, NonFiniteError, TooManyFailuresError
 from guerdon.finite import first_non_finite
 from guerdon.progress import ProgressBar, doing
 from guerdon.rl import checkpoint as ckpt
@@ -77,6 +77,7 @@ class Loop:
         self._started = time.perf_counter()
         self._seconds: dict[str, float] = {}
         self._evaluated: tuple[int, Mapping[str, float]] | None = None
+        self._before: int | None = None  # the step before an iteration after which an evaluation or film is due
         try:
             offsets = None if found is None else self._load(found)
             sinks = open_sinks(study, folder, None if found is None else self.step)
@@ -98,13 +99,12 @@ class Loop:
         """
         runner = self.study.runner
         try:
-            while self.step < runner.total_steps:
-                before = self.step
-                self.iterate()
-                if _crossed(before, self.step, runner.eval_every) or self.step >= runner.total_steps:
-                    self._evaluate()
-                if runner.film_every and _crossed(before, self.step, runner.film_every):
-                    self._film()
+            while self.step < runner.total_steps or self._before is not None:
+                if self._before is None:
+                    self._before = self.step
+                    self.iterate()
+                before = self._before
+                self._look(before)
                 self._stop_if_failing()
                 if _crossed(before, self.step, runner.checkpoint_every) or self.step >= runner.total_steps:
                     self._save()
@@ -238,6 +238,22 @@ class Loop:
                 self.failures.add(EVALUATION, int(found["episodes"]) + broken, [(-1, 0, why)] * broken)
         return self._evaluated[1]
 
+    def _look(self, before: int) -> None:
+        """Evaluate and film where that is due; what fails there leaves a checkpoint that goes on with it."""
+        runner, done = self.study.runner, False
+        try:
+            if runner.film_every and _crossed(before, self.step, runner.film_every):
+                self._film()
+            if _crossed(before, self.step, runner.eval_every) or self.step >= runner.total_steps:
+                self._evaluate()  # writes to the log, so it comes last
+            self._before, done = None, True
+        except (NonFiniteError, ClusterError):
+            done = True  # weights that no checkpoint may hold, or are not all here
+            raise
+        finally:
+            if not done:
+                self._save()
+
     def _evaluate(self) -> None:
         result = self._true_success()
         self.log.metrics("eval", self.step, result)
@@ -273,6 +289,7 @@ class Loop:
             values[name] = own
         return tensors, values | {
             "step": self.step,
+            "before": self._before,
             "wall_time": self.wall_time,
             "stats": self.stats.state_dict(),
             "failures": self.failures.state_dict(),
@@ -289,6 +306,7 @@ class Loop:
         self.stats.load_state_dict(values["stats"])
         self.failures.load_state_dict(values["failures"])
         self.step, self._wall_before = int(values["step"]), float(values["wall_time"])
+        self._before = values.get("before")
         offsets: dict[str, int] = values["offsets"]
         return offsets
 

@@ -109,6 +109,7 @@ class PrimeReward(RewardSource[Responses]):
         self.temperature, self.length_limit = policy.temperature, length_limit
         self._policy, self._min_form, self._system_prompt = policy, min_form, system_prompt
         self.phi, self.ref = _models(terms.name, self.settings, policy, seed)
+        self.phi.dropout = False  # with `update: after`, passes with gradients give the rewards
         optim = self.settings.optim
         self.optimizer = AdamW(
             self.phi.parameters(), optim.lr, optim.betas, optim.weight_decay,

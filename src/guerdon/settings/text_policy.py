@@ -33,6 +33,11 @@ CHAT_TEMPLATE: Any = Field(
     description="how a chat becomes text, for a model whose tokenizer does not say: a Jinja template, or the path of a "
     "file with one; stored with what is trained. null: the tokenizer's own",
 )
+CHAT_TEMPLATE_KWARGS: Any = Field(
+    {},
+    description="arguments of the chat template, such as {enable_thinking: false}; stored in the template with what is "
+    "trained",
+)
 
 
 class TinyModelSettings(Settings):
@@ -70,7 +75,9 @@ class LoraSettings(Settings):
 
     r: int = Field(16, ge=1, description="rank")
     alpha: float = Field(32.0, gt=0, description="the update is scaled by alpha / r")
-    dropout: float = Field(0.0, ge=0, lt=1, description="on the input of the adapters, while training")
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="on the input of the adapters, in passes that draw dropout (policy.dropout)"
+    )
     target_modules: str | tuple[str, ...] = Field(
         "all-linear", description="names of the layers that get an adapter; all-linear: all but the output embedding"
     )
@@ -87,7 +94,14 @@ class TextPolicySettings(Settings):
     )
     tiny: TinyModelSettings | None = Field(None, description="make a small model in code instead of reading one")
     chat_template: str | None = CHAT_TEMPLATE
+    chat_template_kwargs: dict[str, bool | int | float | str | None] = CHAT_TEMPLATE_KWARGS
     lora: LoraSettings | None = Field(None, description="train adapters on frozen weights; null: train all weights")
+    dropout: bool | None = Field(
+        None,
+        description="draw the dropout of the model and of its adapters in gradient passes. null: only where a model is "
+        "trained on examples (sft, train), and not in reinforcement learning or for implicit reward models, where it "
+        "would change ratios, KL and rewards (true there gives a warning)",
+    )
     device: Device = DEVICE
     bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: where the hardware has it")
     gradient_checkpointing: bool = Field(False, description="recompute activations backwards: less memory, more time")

@@ -15,6 +15,7 @@ from guerdon.errors import ConfigError
 from guerdon.settings.base import DEVICE, Bf16, Device, Schedule, Settings, as_tuple, check_multiple, refuse
 from guerdon.settings.text_policy import (
     CHAT_TEMPLATE,
+    CHAT_TEMPLATE_KWARGS,
     MAX_TOKENS_PER_PASS,
     LoraSettings,
     TextPolicySettings,
@@ -296,6 +297,7 @@ class _TextTrainSettings(_TextFitSettings):
     )
     path: str | None = Field(None, description="folder or hub id to start from; null: that of the study's policy")
     chat_template: str | None = CHAT_TEMPLATE
+    chat_template_kwargs: dict[str, bool | int | float | str | None] = CHAT_TEMPLATE_KWARGS
     tiny: TinyModelSettings | None = Field(None, description="make a small model in code instead of reading one")
     lora: LoraSettings | None = Field(
         None,
@@ -370,7 +372,9 @@ class _TextTrainSettings(_TextFitSettings):
             path=self.path if named else policy.path,
             tiny=self.tiny if named else policy.tiny,
             chat_template=self.chat_template or (None if named else policy.chat_template),
+            chat_template_kwargs=self.chat_template_kwargs or ({} if named else policy.chat_template_kwargs),
             lora=self.lora,
+            dropout=policy.dropout,
             device=self.device,
             bf16=self.bf16,
             gradient_checkpointing=self.gradient_checkpointing,

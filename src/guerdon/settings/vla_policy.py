@@ -134,7 +134,7 @@ class VLAPolicySettings(Settings):
     )
     use_lora: bool = Field(False, description="train adapters on frozen weights; false: train all weights")
     lora_rank: int = Field(32, ge=1, description="rank of the adapters; their alpha is the rank, at most 16")
-    lora_dropout: float = Field(0.0, ge=0, lt=1, description="on the input of the adapters, while training")
+    lora_dropout: float = Field(0.0, ge=0, lt=1, description="on the input of the adapters, while cloning (not in RL)")
     use_quantization: bool = Field(
         False,
         description="keep the frozen weights of linear layers in 4 bits (nf4, 2305.14314), for use_lora with vla_path; "

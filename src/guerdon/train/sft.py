@@ -27,7 +27,7 @@ from guerdon import distributed
 from guerdon.errors import ConfigError, DataError
 from guerdon.policies.passes import passes
 from guerdon.policies.text import TextPolicy
-from guerdon.policies.text_files import check_room, load_policy, save_policy, written_bytes
+from guerdon.policies.text_files import check_disk, load_policy, save_policy, written_bytes
 from guerdon.policies.tokens import pad_id, prompt_ids, response_ids, token_batch
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
@@ -98,6 +98,7 @@ def train_sft(
     """
     started = time.perf_counter()
     policy = load_policy(policy_settings, seed=settings.seed)
+    policy.dropout = policy_settings.dropout is not False
     longest = settings.max_length or policy.base.positions
     tokens = tokenize_pairs(policy.tokenizer, pairs[: settings.examples], longest)
     train, val = split_by_prompt(tokens, settings.val_split, settings.seed)
@@ -110,7 +111,7 @@ def train_sft(
     model = run.save_dir / "model"
     if run.metrics is not None:
         return model, run.metrics
-    check_room(run.save_dir, written_bytes(policy, merged=True))
+    check_disk(run.save_dir, written_bytes(policy, merged=True))
     run.begin()
     trainer = ResponseTrainer(policy, tokens, train, val, settings, run.checkpoints)
     run.train(trainer)

@@ -39,7 +39,7 @@ from guerdon.models.text_model import TextModelCard, TextRewardModel
 from guerdon.packaged import local_model
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy
-from guerdon.policies.text_files import check_room, give_template, load_policy, read_tokenizer, reading
+from guerdon.policies.text_files import check_disk, give_template, load_policy, read_tokenizer, reading
 from guerdon.progress import log_line
 from guerdon.schedules import scheduled
 from guerdon.settings.study import Study
@@ -136,7 +136,7 @@ def train_text_model(
         warning = one_class_warning(train, "answers" if model.learns_outcomes else "labelled steps")
         if warning is not None:
             log_line(f"WARNING: {warning}")
-        check_room(folder, model.written_bytes())
+        check_disk(folder, model.written_bytes())
         trainer = RewardTrainer(model, train, val, settings, folder)
         run.begin()
         run.train(trainer)
@@ -234,7 +234,15 @@ def start_model(settings: TextTrainSettings, policy: TextPolicySettings, *, sepa
             "seed": settings.seed,
         },
     )
-    return kind.start(fresh() if settings.quantize is None else _in_4_bits(start, settings), card, fresh)
+    model = kind.start(fresh() if settings.quantize is None else _in_4_bits(start, settings), card, fresh)
+    if settings.type != "implicit":
+        model.policy.dropout = start.dropout is not False
+    elif start.dropout:
+        log_line(
+            "WARNING: policy.dropout: log-ratios to a reference without dropout are trained with it; they measure the "
+            "dropout too"
+        )
+    return model
 
 
 def _in_4_bits(start: TextPolicySettings, settings: TextTrainSettings) -> TextPolicy:

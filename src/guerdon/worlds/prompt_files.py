@@ -80,20 +80,28 @@ def load_prompts(settings: DataSettings) -> tuple[tuple[Prompt, ...], tuple[Prom
     return train, validation
 
 
+def check_here(data: DataSettings) -> None:
+    """Say where prompts are not on this machine, which may not be the one of the run.
+
+    Raises:
+        MissingDependencyError: they are not.
+    """
+    if data.type != "files" and data.type != "generated" and not Path(data.path).exists():
+        raise MissingDependencyError(
+            f"data.path {data.path} is no folder on this machine; its rows are read by the run"
+        )
+
+
 def check_prompts(data: DataSettings | None) -> None:
     """Refuse prompts of files that the start of a command refuses, before any model is loaded.
 
     Raises:
         DataError: as `load_prompts`.
-        MissingDependencyError: they are not on this machine, which may not be the one of the run.
+        MissingDependencyError: as `check_here`.
     """
-    if data is None or data.type == "generated":
-        return
-    if data.type != "files" and not Path(data.path).exists():
-        raise MissingDependencyError(
-            f"data.path {data.path} is no folder on this machine; its rows are read by the run"
-        )
-    load_prompts(data)
+    if data is not None and data.type != "generated":
+        check_here(data)
+        load_prompts(data)
 
 
 def prompted(prompt: Prompt, settings: DataSettings, examples: Sequence[Prompt] = ()) -> Prompt:

@@ -284,7 +284,7 @@ TEXT: dict[str, Make] = {
     "rloo_normalized_discounted": verified("rloo", normalize_advantages=True, gamma=0.9, loss_agg="sequence"),
     "rloo_kl_in_reward": verified("rloo", kl_coef=0.1, kl_in="reward", **MINI),
     "rloo_kl_in_loss": verified("rloo", kl_coef=0.1, kl_in="loss", kl_type="k2", entropy_coef=0.01),
-    "rloo_lora_dropout": letters(policy={"lora": {**LORA, "dropout": 0.1}}, algorithm=MINI),
+    "rloo_lora_dropout": letters(policy={"dropout": True, "lora": {**LORA, "dropout": 0.1}}, algorithm=MINI),
     "rloo_lora_kl": letters(policy={"lora": LORA}, algorithm={"kl_coef": 0.1}),
     "rloo_filters": letters(
         data={"filter_accuracy": True, "accuracy_lower_bound": 0.1, "accuracy_upper_bound": 0.9},
@@ -312,7 +312,8 @@ TEXT: dict[str, Make] = {
     "rloo_prime_ref_policy": primed(prime_model={"ref_type": "policy"}),
     "rloo_prime_lora": primed(policy={"lora": LORA}),
     "rloo_prime_lora_before_kl": primed(
-        policy={"lora": {**LORA, "dropout": 0.1}}, prime_model={"update": "before"}, algorithm={"kl_coef": 0.1}
+        policy={"dropout": True, "lora": {**LORA, "dropout": 0.1}}, prime_model={"update": "before"},
+        algorithm={"kl_coef": 0.1},
     ),
     "rloo_prime_step": lambda shared: sum_study(
         shared, runner=_runner({}), reward_model=prime(prime_granularity="step")

@@ -103,6 +103,9 @@ class AdapterNotes(Settings):
     adapter: str | None = Field(None, description="name of the family; null: what the configuration shows")
     separator: str | None = Field(None, min_length=1, description="trl: what ends a step; null: a new line")
     ref_path: str | None = Field(None, min_length=1, description="implicit: folder or hub id of the reference model")
+    chat_template_kwargs: dict[str, bool | int | float | str | None] = Field(
+        {}, description="families that read chats: arguments of the chat template"
+    )
     beta: float | None = Field(None, gt=0, description="implicit: factor of the log-ratio; null: 0.001")
 
 

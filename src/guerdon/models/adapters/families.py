@@ -37,6 +37,7 @@ Heads are written here and their weights are read strictly: code in a model's fo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ from guerdon.models.adapters.steps import (
     layer,
     located,
     marked_reading,
+    marker_token,
     numbered,
     pack,
     pad,
@@ -66,6 +68,7 @@ from guerdon.models.adapters.steps import (
 )
 from guerdon.models.sequence_classifier import SequenceClassifier
 from guerdon.models.text_inputs import Reading, as_batch, asked_messages, split_steps
+from guerdon.policies.chat_template import set_arguments
 from guerdon.policies.packing import PACKED_ATTENTION, Layout
 from guerdon.policies.passes import token_limit
 from guerdon.policies.shared_base import SharedBase
@@ -74,6 +77,7 @@ from guerdon.policies.tokens import chat_text, piece_ids
 from guerdon.types import FloatArray, Message, RewardModel, Tool
 
 QWEN_MARKER, SHEPHERD_MARKER = "<extra_0>", "ки"
+QUESTION = "What is 3 + 5 - 2?"  # of the solution by which markers are found
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 LINE, BLANK_LINE = "\n", "\n\n"
 BETA = 0.001  # of EurusPRM
@@ -112,16 +116,18 @@ def load_qwen_prm(path: str, micro_batch_size: int, device: str | torch.device =
     Raises:
         CheckpointError: it cannot be read, is of another kind, or its tokenizer lacks `<extra_0>`.
     """
-    read_notes(path, "qwen_prm")
-    tokenizer = checked_tokenizer(path, chat=True)
-    (marker,) = single_token(tokenizer, QWEN_MARKER, path)
+    notes = read_notes(path, "qwen_prm", {"chat_template_kwargs"})
+    tokenizer = checked_tokenizer(path, chat=True, arguments=notes.chat_template_kwargs)
+
+    def write(question: str, steps: Sequence[str], context: Sequence[Message] = (), tools: Sequence[Tool] = ()) -> str:
+        answer = {"role": "assistant", "content": "".join(step + MARK for step in steps)}
+        return chat_text(tokenizer, [*asked_messages(question, context, SYSTEM), answer], tools, answered=True)
+
+    marker = marker_token(partial(write, QUESTION), tokenizer, QWEN_MARKER, path, special=False)
     model = read_strictly(Qwen2ForProcessRewardModel, path, device)
 
-    def form(
-        question: str, steps: Sequence[str], context: Sequence[Message] = (), tools: Sequence[Tool] = ()
-    ) -> Reading:
-        answer = {"role": "assistant", "content": "".join(step + MARK for step in steps)}
-        text = chat_text(tokenizer, [*asked_messages(question, context, SYSTEM), answer], tools, answered=True)
+    def form(*solution: Any, **conversation: Any) -> Reading:
+        text = write(*solution, **conversation)
         return marked_reading(tokenizer, text, QWEN_MARKER, marker, special=False)
 
     def values(inputs: dict[str, Any], places_M: Tensor) -> Tensor:
@@ -248,12 +254,16 @@ def load_math_shepherd(path: str, micro_batch_size: int, device: str | torch.dev
     """
     read_notes(path, "math_shepherd")
     tokenizer = checked_tokenizer(path, chat=False)
-    (marker,) = single_token(tokenizer, SHEPHERD_MARKER, path)
-    right, wrong = single_token(tokenizer, "+ -", path, count=2)
+
+    def write(question: str, steps: Sequence[str]) -> str:
+        written = "\n".join(f"{step} {MARK}" for step in numbered(steps))
+        return f"{question} {written}"
+
+    token = partial(marker_token, partial(write, QUESTION), tokenizer, path=path, special=True)
+    marker, right, wrong = (token(marker=mark) for mark in (SHEPHERD_MARKER, "+", "-"))
 
     def form(question: str, steps: Sequence[str]) -> Reading:
-        written = "\n".join(f"{step} {MARK}" for step in numbered(steps))
-        return marked_reading(tokenizer, f"{question} {written}", SHEPHERD_MARKER, marker, special=True)
+        return marked_reading(tokenizer, write(question, steps), SHEPHERD_MARKER, marker, special=True)
 
     return _with_verdicts("math_shepherd", form, read_base(path, tokenizer, device), right, wrong, micro_batch_size)
 
@@ -269,16 +279,19 @@ def load_rlhflow(path: str, micro_batch_size: int, device: str | torch.device = 
     Raises:
         CheckpointError: it cannot be read, or its tokenizer lacks a chat template or the verdicts.
     """
-    read_notes(path, "rlhflow")
-    tokenizer = checked_tokenizer(path, chat=True)
-    (right,), (wrong,) = (single_token(tokenizer, verdict, path) for verdict in "+-")
+    notes = read_notes(path, "rlhflow", {"chat_template_kwargs"})
+    tokenizer = checked_tokenizer(path, chat=True, arguments=notes.chat_template_kwargs)
 
-    def form(question: str, steps: Sequence[str]) -> Reading:
+    def write(question: str, steps: Sequence[str]) -> str:
         turns = [f"{question} {steps[0]}", *steps[1:]]
         chat = [{"role": r, "content": t} for turn in turns for r, t in (("user", turn), ("assistant", MARK))]
-        text = chat_text(tokenizer, chat, answered=True)
+        return chat_text(tokenizer, chat, answered=True)
+
+    right, wrong = (marker_token(partial(write, QUESTION), tokenizer, v, path, special=False) for v in "+-")
+
+    def form(question: str, steps: Sequence[str]) -> Reading:
         # the token before an answer predicts it
-        return marked_reading(tokenizer, text, "+", right, special=False, shift=-1)
+        return marked_reading(tokenizer, write(question, steps), "+", right, special=False, shift=-1)
 
     return _with_verdicts("rlhflow", form, read_base(path, tokenizer, device), right, wrong, micro_batch_size)
 
@@ -312,7 +325,7 @@ def load_implicit(path: str, micro_batch_size: int, device: str | torch.device =
     Raises:
         CheckpointError: one of the two cannot be read, the reference is unknown, or its tokens are others.
     """
-    notes = read_notes(path, "implicit", {"ref_path", "beta"})
+    notes = read_notes(path, "implicit", {"ref_path", "beta", "chat_template_kwargs"})
     beta = BETA if notes.beta is None else notes.beta
     origin = notes.ref_path or next((ref for name, ref in _REFERENCES.items() if name in path.lower()), None)
     if origin is None:
@@ -321,7 +334,7 @@ def load_implicit(path: str, micro_batch_size: int, device: str | torch.device =
             f'{{"adapter": "implicit", "ref_path": "..."}} into {NOTES} in its folder'
         )
     origin = str(Path(path) / origin) if (Path(path) / origin).is_dir() else origin
-    tokenizer = checked_tokenizer(path, chat=True)
+    tokenizer = checked_tokenizer(path, chat=True, arguments=notes.chat_template_kwargs)
     ours, theirs = tokenizer.get_vocab(), checked_tokenizer(origin, chat=False).get_vocab()
     if any(ours[token] != theirs[token] for token in ours.keys() & theirs.keys()):
         raise CheckpointError(f"the tokens of {path!r} have other ids than those of its reference {origin!r}")
@@ -372,5 +385,7 @@ def load_classifier(path: str, micro_batch_size: int, device: str | torch.device
     Raises:
         CheckpointError: it cannot be read, is of another kind, or its tokenizer has no chat template.
     """
-    read_notes(path, "classifier")
-    return SequenceClassifier(path, micro_batch_size=micro_batch_size, device=device)
+    notes = read_notes(path, "classifier", {"chat_template_kwargs"})
+    model = SequenceClassifier(path, micro_batch_size=micro_batch_size, device=device)
+    set_arguments(model.tokenizer, notes.chat_template_kwargs, f"chat_template_kwargs of {path!r}")
+    return model

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from guerdon.errors import CheckpointError, ConfigError, DataError
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.models.text_inputs import Reading, judge_readings, refuse_conversation, unread
 from guerdon.policies import packing
+from guerdon.policies.chat_template import set_arguments
 from guerdon.policies.packing import PACKED_ATTENTION
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text_files import read_classifier, read_model, read_tokenizer, tokenizer_home
@@ -37,6 +38,7 @@ from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Episode, Failure, FloatArray, IntArray, Message, RewardInfo, Score, Tool
 
 _NUMBERED = re.compile(r"\s*step\s+[0-9]+\b", re.IGNORECASE)
+_PROBE = ("Add 3 and 5: 3 + 5 = 8.", "Take 2 from it, which is 6", "So the answer is \\boxed{6}")  # steps
 MARK = "\ue000"  # placeholder of a marker while a text is put together; a private-use character
 
 
@@ -192,7 +194,7 @@ def located(
     Args:
         tokenizer: one with offsets (a fast tokenizer).
         text: a text.
-        ends: lengths of its beginnings in characters.
+        ends: lengths of its beginnings in characters, in any shape.
         special: whether the tokenizer adds its own beginning and end.
 
     Raises:
@@ -206,7 +208,36 @@ def located(
     covers: dict[int, int] = {}
     for index, (first, last) in enumerate(encoded["offset_mapping"]):
         covers.update(dict.fromkeys(range(first, last), index))
-    return ids, np.array([covers.get(int(end) - 1, -1) for end in ends], dtype=np.int64)
+    return ids, np.vectorize(lambda end: covers.get(int(end) - 1, -1), otypes=[np.int64])(np.asarray(ends))
+
+
+def marker_token(
+    write: Callable[[Sequence[str]], str], tokenizer: Any, marker: str, path: str, *, special: bool
+) -> int:
+    """The token that a marker becomes behind a step: byte-level tokenizers have another for it alone.
+
+    Args:
+        write: a solution of some steps with a `MARK` for each, as the family writes it.
+        tokenizer: one with offsets (a fast tokenizer).
+        marker: one of the family.
+        path: of the model, for the message.
+        special: whether the tokenizer adds its own beginning and end.
+
+    Raises:
+        CheckpointError: a marker is no single known token, or the chat template cannot write a solution.
+    """
+    try:
+        pieces = write(_PROBE).split(MARK)
+        ends = np.cumsum([len(piece) + len(marker) for piece in pieces[:-1]])
+        ids, places = located(tokenizer, marker.join(pieces), np.stack([ends, ends - len(marker) + 1]), special=special)
+    except DataError as error:
+        raise CheckpointError(f"{path!r} cannot read a solution: {error}") from error
+    found = {int(ids[last]) if last == first >= 0 else -1 for last, first in places.T}
+    if len(found) != 1 or found & {-1, tokenizer.unk_token_id}:
+        raise CheckpointError(
+            f"the tokenizer of {path!r} has no token for {marker!r} behind a step: the model is of another family"
+        )
+    return found.pop()
 
 
 def single_token(tokenizer: Any, text: str, path: str, *, count: int = 1) -> list[int]:
@@ -223,15 +254,17 @@ def single_token(tokenizer: Any, text: str, path: str, *, count: int = 1) -> lis
     return ids
 
 
-def checked_tokenizer(path: str, *, chat: bool) -> Any:
+def checked_tokenizer(path: str, *, chat: bool, arguments: Mapping[str, Any] | None = None) -> Any:
     """The tokenizer of a folder or hub id.
 
     Args:
         path: folder or hub id.
         chat: whether a chat template is needed.
+        arguments: of that template.
 
     Raises:
         CheckpointError: it cannot be read, does not say where its tokens stand, or lacks a chat template.
+        ConfigError: the chat template has no such argument.
     """
     tokenizer = read_tokenizer(tokenizer_home(path))
     if not tokenizer.is_fast:
@@ -242,6 +275,7 @@ def checked_tokenizer(path: str, *, chat: bool) -> Any:
         raise CheckpointError(
             f"the tokenizer of {path!r} has no chat template, which this family writes its chats with"
         )
+    set_arguments(tokenizer, arguments or {}, f"chat_template_kwargs of {path!r}")
     return tokenizer
 
 

@@ -135,7 +135,7 @@ class FlowVLA(VLAPolicy):
         time = (torch.distributions.Beta(alpha, beta).sample((len(actions),)) * scale + offset).to(self.device)
         noise = torch.randn(actions.shape).to(self.device)
         x = time[:, None, None] * noise + (1 - time[:, None, None]) * actions
-        with self.computing():
+        with self.computing(dropout=True):
             prefix = self.model.read(self.pixels(inputs, augment=torch.is_grad_enabled()), inputs)
             velocity, _ = self.model.velocity(prefix, x, time)
         errors = (velocity - (noise - actions)) ** 2

@@ -289,9 +289,9 @@ class VLAPolicy(RobotPolicy):
 
     # For the families.
 
-    def computing(self) -> AbstractContextManager[object]:
-        """The precision to compute in. Dropout of adapters works where gradients are wanted."""
-        self.model.train(torch.is_grad_enabled())
+    def computing(self, *, dropout: bool = False) -> AbstractContextManager[object]:
+        """The precision to compute in; `dropout`: of model and adapters, where gradients are wanted (cloning only)."""
+        self.model.train(dropout and torch.is_grad_enabled())
         return torch.autocast(self.device.type, torch.bfloat16, enabled=computes_in_bf16(self.settings, self.device))
 
     def pixels(self, inputs: VLAInputs, *, augment: bool = False) -> Tensor:

@@ -108,7 +108,7 @@ class TokenVLA(VLAPolicy):
         tokens = torch.from_numpy(bins_of(self.normalise(actions_N_C_A).cpu().numpy(), self.bins)).flatten(1)
         mask = torch.from_numpy(mask_N_C).repeat_interleave(self.action_size, dim=1).to(self.device)
         tokens = tokens.to(self.device)
-        with self.computing():
+        with self.computing(dropout=True):
             logits = self.model.logits(self._hidden(inputs, tokens, augment=torch.is_grad_enabled()))
         losses = functional.cross_entropy(logits.float().transpose(1, 2), tokens, reduction="none")
         return (losses * mask).sum(1) / mask.sum(1).clamp_min(1)

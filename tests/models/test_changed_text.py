@@ -1,0 +1,177 @@
+"""Markers are the tokens that they become within a text; text that a chat template changes is a `Failure` by name."""
+
+import numpy as np
+import pytest
+from adapter_models import (
+    LLAMA_TEMPLATE,
+    QUESTION,
+    QWEN_TEMPLATE,
+    STEPS,
+    MathShepherd,
+    Qwen,
+    RLHFlow,
+    byte_level,
+    logits_of,
+)
+from transformers import LlamaConfig, LlamaForSequenceClassification
+
+from guerdon.errors import CheckpointError, ConfigError
+from guerdon.models.adapters import load_adapter
+from guerdon.models.sequence_classifier import SequenceClassifier
+from guerdon.policies.chat_template import set_arguments
+from guerdon.policies.text_files import read_prompting, read_tokenizer
+from guerdon.policies.tiny_text import byte_tokenizer
+from guerdon.policies.tokens import chat_text
+from guerdon.settings.text_policy import TextPolicySettings
+from guerdon.settings.train import StepwiseTrainSettings
+from guerdon.types import Episode
+
+THINKS = QWEN_TEMPLATE.replace(
+    "{{ m['content'] }}", "{{ m['content'].split('</think>')[-1] if m['role'] == 'assistant' else m['content'] }}"
+)
+OTHERS = {
+    "drops reasoning": (THINKS, "Let me see</think>3+5=8."),
+    "strips lines": (QWEN_TEMPLATE.replace("m['content']", "m['content'].replace('\\n\\n', '\\n')"), "3+5\n\n=8."),
+    "lower case": (QWEN_TEMPLATE.replace("m['content']", "m['content'] | lower"), "So it is 8."),
+    "escapes": (QWEN_TEMPLATE.replace("m['content']", "m['content'] | e"), "3 < 5"),
+    "cuts": (QWEN_TEMPLATE.replace("{{ m['content'] }}", "{{ m['content'][:120] }}"), "3+5=8. " * 40),
+}
+REFUSES = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+REFUSES += QWEN_TEMPLATE
+
+
+def qwen(template=QWEN_TEMPLATE):
+    return byte_level(
+        ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<extra_0>"], template, eos="<|im_end|>", pad="<|endoftext|>"
+    )
+
+
+def episode(*steps):
+    return Episode(id="1", task="what is it?", texts=steps)
+
+
+@pytest.mark.parametrize(("template", "text"), OTHERS.values(), ids=OTHERS)
+def test_a_step_that_the_template_changes_is_a_failure_and_its_neighbours_are_not(template, text, tmp_path):
+    Qwen(tmp_path, tokenizer=qwen(template))
+    if "lower" in template:  # its own system turn
+        with pytest.raises(CheckpointError, match="cannot read a solution: the chat template changes message"):
+            load_adapter("qwen_prm", str(tmp_path), 8)
+        return
+    reader = load_adapter("qwen_prm", str(tmp_path), 8)
+    changed, plain = reader.score([episode("one", text, "two"), episode("one", "two")])
+    assert changed.failure.reason == ("unreadable_chat" if "120" in template else "changed_by_template")  # left out
+    assert "message 3 (role assistant)" in changed.failure.detail
+    assert len(plain.steps) == 2
+
+
+def classifier(folder, template):
+    tokenizer = qwen(template)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        num_labels=1, pad_token_id=tokenizer.pad_token_id, max_position_embeddings=512,
+    )  # fmt: skip
+    LlamaForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return SequenceClassifier(str(folder))
+
+
+@pytest.mark.parametrize(("template", "text"), OTHERS.values(), ids=OTHERS)
+def test_a_classifier_reads_no_changed_text_either(template, text, tmp_path):
+    model = classifier(tmp_path, template)
+    changed, plain = model.score([episode("one ", text), episode("one\n", "8")])
+    assert changed.failure.reason == "changed_by_template"
+    assert np.isfinite(plain.total)
+
+
+def test_spaces_around_a_message_may_go_and_reasoning_of_earlier_turns(tmp_path):
+    model = classifier(tmp_path, THINKS.replace("m['content'] %}", "m['content'] | trim %}"))
+    context = (
+        {"role": "user", "content": "a?"}, {"role": "assistant", "content": "hm</think>b"},
+    )  # fmt: skip
+    scores = model.score([Episode(id="1", task=" what? \n", texts=("c\n\n",), context=context)])
+    assert scores[0].failure is None
+
+
+@pytest.mark.parametrize(("family", "name"), [(Qwen, "qwen_prm")])
+def test_a_template_that_refuses_the_familys_system_turn_is_refused_when_it_is_read(family, name, tmp_path):
+    family(tmp_path, tokenizer=qwen(REFUSES))
+    with pytest.raises(CheckpointError, match=r"cannot read a solution: the chat template refuses .*System role"):
+        load_adapter(name, str(tmp_path), 8)
+
+
+def test_rlhflow_fails_by_name_too(tmp_path):
+    template = LLAMA_TEMPLATE.replace("m['content'] | trim", "m['content'].replace('8', 'eight') | trim")
+    special = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    RLHFlow(tmp_path, tokenizer=byte_level(special, template, bos=special[0], eos=special[-1]))
+    with pytest.raises(CheckpointError, match="cannot read a solution: the chat template changes message 1"):
+        load_adapter("rlhflow", str(tmp_path), 8)
+
+
+def test_the_marks_of_math_shepherd_with_a_byte_level_tokenizer(tmp_path):
+    """Its mark and its verdicts are other tokens behind a space than alone; values are read at the former."""
+    family = MathShepherd(tmp_path, tokenizer=byte_level(["<s>", "</s>"], bos="<s>", eos="</s>"))
+    tokenizer = family.tokenizer
+    tag, right, wrong = (
+        tokenizer.convert_tokens_to_ids(t) for t in ("\u0120\u00d0\u00ba\u00d0\u00b8", "\u0120+", "\u0120-")
+    )
+    assert tag not in tokenizer.encode("\u043a\u0438")
+    found = load_adapter("math_shepherd", str(tmp_path), 8).score([Episode(id="1", task=QUESTION, texts=STEPS)])[0]
+    output = "\n".join(f"Step {k + 1}: {s.strip()} \u043a\u0438" for k, s in enumerate(STEPS))
+    ids = tokenizer.encode(f"{QUESTION} {output}")
+    wanted = logits_of(family.model, ids)[:, [right, wrong]].softmax(-1)[:, 0]
+    np.testing.assert_allclose(found.steps, wanted[[i for i, t in enumerate(ids) if t == tag]], atol=1e-5)
+
+
+SWITCH = QWEN_TEMPLATE.replace(
+    "{% if add_generation_prompt %}",
+    "{% if enable_thinking is defined and enable_thinking is false %}<|im_start|>off{% endif %}{{ style or '' }}"
+    "{% if add_generation_prompt %}",
+)
+CHAT = [{"role": "user", "content": "a?"}]
+
+
+def given(**arguments):
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = SWITCH
+    set_arguments(tokenizer, arguments, "policy.chat_template_kwargs")
+    return tokenizer
+
+
+def test_arguments_of_a_template_are_those_that_are_given_and_are_saved(tmp_path):
+    plain = chat_text(given(), CHAT, answered=False)
+    off = given(enable_thinking=False, style="it's {{ 1 }} %}\n")
+    text = chat_text(off, CHAT, answered=False)
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = SWITCH
+    wanted = {"enable_thinking": False, "style": "it's {{ 1 }} %}\n", "tokenize": False, "add_generation_prompt": True}
+    assert text == tokenizer.apply_chat_template(CHAT, **wanted) != plain
+    off.save_pretrained(tmp_path)
+    again = read_tokenizer(str(tmp_path))
+    assert chat_text(again, CHAT, answered=False) == text
+    set_arguments(again, {"enable_thinking": True, "style": None}, "policy.chat_template_kwargs")
+    assert chat_text(again, CHAT, answered=False) == plain
+    assert given().chat_template == SWITCH
+
+
+@pytest.mark.parametrize("name", ["enable_thinkin", "a-b", "x"])
+def test_an_argument_that_the_template_does_not_have_is_refused(name):
+    with pytest.raises(ConfigError, match=rf"policy.chat_template_kwargs: the chat template has no argument '{name}'"):
+        given(**{name: True})
+
+
+def test_a_study_and_a_folder_give_arguments(tmp_path):
+    settings = {"tiny": {}, "chat_template": SWITCH, "chat_template_kwargs": {"enable_thinking": False}}
+    policy = TextPolicySettings.model_validate(settings)
+    start = StepwiseTrainSettings(save_dir="unused").start(policy)
+    apart = StepwiseTrainSettings(save_dir="unused", tiny={}, chat_template_kwargs={"style": "x"}).start(policy)
+    assert (start.chat_template_kwargs, apart.chat_template_kwargs) == ({"enable_thinking": False}, {"style": "x"})
+    for one in (policy, start):
+        tokenizer, _ = read_prompting(one)
+        assert "<|im_start|>off" in chat_text(tokenizer, CHAT, answered=False)
+    Qwen(tmp_path, tokenizer=qwen(SWITCH))
+    without = load_adapter("qwen_prm", str(tmp_path), 8).tokenize("a?", ["b"])
+    (tmp_path / "adapter.json").write_text('{"chat_template_kwargs": {"enable_thinking": false}}')
+    assert len(load_adapter("qwen_prm", str(tmp_path), 8).tokenize("a?", ["b"])) > len(without)
+    (tmp_path / "adapter.json").write_text('{"chat_template_kwargs": {"enable": false}}')
+    with pytest.raises(ConfigError, match="no argument 'enable'"):
+        load_adapter("qwen_prm", str(tmp_path), 8)

@@ -1,0 +1,90 @@
+"""Whatever class a folder declares for its tokenizer, ids are those of its `tokenizer.json`, and stay so when saved."""
+
+import json
+
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
+
+from guerdon.policies.text_files import read_tokenizer
+
+CORPUS = ["Step 1: 3+5=8. The answer is 12345, isn't it?\n\nNo: \\boxed{6}  naïve ки"] * 20
+TEXTS = (*CORPUS[:1], " leading", "12 345\n6\n\n\n7", "<|end|>x<|end|> y", "DON'T  stop", "")
+CLASSES = (
+    "Qwen2Tokenizer", "Qwen2TokenizerFast", "LlamaTokenizer", "LlamaTokenizerFast", "GPT2Tokenizer",
+    "GPT2TokenizerFast", "GemmaTokenizer", "GemmaTokenizerFast", "GPTNeoXTokenizerFast", "CodeGenTokenizer",
+    "CohereTokenizerFast", "BertTokenizer", "BertTokenizerFast", "T5TokenizerFast", "XLMRobertaTokenizerFast",
+    "RobertaTokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend", None,
+)  # fmt: skip
+
+
+def byte_level():
+    """Every digit on its own, no contractions: not as the classes build it."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(r"\d|\s*\w+"), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    core.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet))
+    return core
+
+
+def pieces():
+    """Spaces as pieces, bytes for what is unknown, as SentencePiece has it, with a beginning and an end."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Metaspace()
+    core.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=120))
+    learnt = json.loads(core.to_str())["model"]
+    vocabulary = {p: i for i, p in enumerate(["<unk>", *(f"<0x{i:02X}>" for i in range(256)), *learnt["vocab"]])}
+    merges = [tuple(pair) for pair in learnt["merges"]]
+    core = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return core
+
+
+def words():
+    core = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    core.normalizer = normalizers.Lowercase()
+    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.Digits(True)])
+    core.decoder = decoders.WordPiece()
+    core.train_from_iterator(CORPUS, trainers.WordPieceTrainer(vocab_size=200, special_tokens=["[UNK]"]))
+    return core
+
+
+def unigrams():
+    core = Tokenizer(models.Unigram([("<unk>", 0.0), *((chr(i), -3.0) for i in range(33, 127)), ("▁", -2.0)], unk_id=0))
+    core.normalizer = normalizers.NFKC()
+    core.pre_tokenizer = pre_tokenizers.Metaspace()
+    core.decoder = decoders.Metaspace()
+    return core
+
+
+KINDS = {"bytes": byte_level, "pieces": pieces, "words": words, "unigrams": unigrams}
+OF_UNIGRAMS = ("T5TokenizerFast", "XLMRobertaTokenizerFast")  # transformers builds them from nothing else
+
+
+@pytest.mark.parametrize("config", [LlamaConfig, Qwen2Config])
+@pytest.mark.parametrize(
+    ("declared", "kind"), [(c, k) for c in CLASSES for k in KINDS if k == "unigrams" or c not in OF_UNIGRAMS]
+)
+def test_ids_are_those_of_the_file(declared, kind, config, tmp_path):
+    core = KINDS[kind]()
+    core.add_special_tokens(["<|begin|>", "<|end|>"])
+    begin = core.token_to_id("<|begin|>")
+    core.post_processor = processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", begin)])
+    PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<|begin|>", eos_token="<|end|>").save_pretrained(tmp_path)
+    config(hidden_size=8, num_attention_heads=2).save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    given = {k: v for k, v in json.loads(path.read_text()).items() if k != "tokenizer_class"}
+    path.write_text(json.dumps(given | ({} if declared is None else {"tokenizer_class": declared})))
+    wanted = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    found = read_tokenizer(str(tmp_path))
+    found.save_pretrained(tmp_path / "again")
+    for tokenizer in (found, read_tokenizer(str(tmp_path / "again"))):
+        for text in TEXTS:
+            for special in (False, True):
+                ids = tokenizer(text, add_special_tokens=special)["input_ids"]
+                assert ids == wanted.encode(text, add_special_tokens=special).ids, (text, special)
+        assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|begin|>", "<|end|>")

@@ -1,0 +1,44 @@
+"""What fails at an evaluation, a film or the end of a run loses nothing: `--resume` goes on with what is due."""
+
+import pytest
+from text_rl import letter_study, lines, result, start
+
+from guerdon.errors import DataError
+from guerdon.rl.loop import Loop
+from guerdon.rl.run import run_folder
+
+
+class Broken(RuntimeError):
+    pass
+
+
+def broken_once(monkeypatch, method, at, error):
+    """Let a method of the loop fail when the run is at a step, the first time."""
+    right, failed = getattr(Loop, method), []
+
+    def wrong(self, *given):
+        if self.step == at and not failed:
+            failed.append(at)
+            raise error
+        return right(self, *given)
+
+    monkeypatch.setattr(Loop, method, wrong)
+    return failed
+
+
+@pytest.mark.parametrize("error", [DataError("no room"), Broken("a mistake"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize(("method", "at"), [("_true_success", 32), ("_true_success", 64), ("_film", 64),
+                                            ("_complete", 64)])  # fmt: skip
+def test_a_run_that_fails_there_goes_on_where_it_failed(tmp_path, monkeypatch, method, at, error):
+    options = {"checkpoint_every": 1000, "film_every": 64}
+    whole, cut = (letter_study(tmp_path, name=name, runner=options) for name in ("whole", "cut"))
+    start(whole).run()
+    assert broken_once(monkeypatch, method, at, error) == []
+    with pytest.raises(type(error)):
+        start(cut).run()
+    assert [p.name for p in (run_folder(cut) / "checkpoints").iterdir()] == [f"step_{at:012d}"]
+    loop = start(cut, resume=True)
+    assert loop.step == at
+    loop.run()
+    assert result(cut) == result(whole)
+    assert [row["step"] for row in lines(cut) if row["kind"] == "eval"] == [32, 64]
