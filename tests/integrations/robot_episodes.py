@@ -89,7 +89,7 @@ class Playback(gymnasium.Env):
 
     def step(self, action):
         self.row += 1
-        over = self.row == LENGTHS[self.episode]
+        over = bool(self.row == LENGTHS[self.episode])
         by_task = bool(BY_TASK[self.episode])
         return self._see(), float(self.row), over and by_task, over and not by_task, {"success": over and by_task}
 

@@ -1,5 +1,6 @@
 """What the conformance suite does not show: refusals, retries, rewards that are added, and going on after a failure."""
 
+import pickle
 import runpy
 from pathlib import Path
 
@@ -7,10 +8,12 @@ import gymnasium
 import numpy as np
 import pytest
 import robot_episodes as robot
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from guerdon.errors import ConfigError, RewardFailure
-from guerdon.integrations.gymnasium import RewardModelVectorWrapper, RewardModelWrapper
+from guerdon.integrations.gymnasium import KeepTerminalFrame, RewardModelVectorWrapper, RewardModelWrapper
 from guerdon.types import Failure, RewardInfo, Score
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -156,3 +159,174 @@ def test_the_example_runs(capsys):
     assert "true success 1.00" in said
     assert "camera: dark" in said
     assert len((EXAMPLES / "gymnasium_wrapper.py").read_text().splitlines()) < 60
+
+
+class Drawn(robot.Playback):
+    """Counts in its info how often it was drawn, which a process of its own tells in no other way."""
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated, truncated, {**info, "drawn": sum(self.drawn.values())}
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_copies_in_processes_are_drawn_once_for_every_moment(mode):
+    keep = KeepTerminalFrame if mode is AutoresetMode.SAME_STEP else lambda env: env
+    found = {}
+    for kind in (SyncVectorEnv, AsyncVectorEnv):
+        env = kind([lambda i=i: keep(Drawn(first=i, stride=3)) for i in range(3)], autoreset_mode=mode)
+        env = RewardModelVectorWrapper(env, robot.Injected({}), reward_mode="per_step", shaping="relative")
+        env.reset()
+        paid, over, moments, ends = [], np.zeros(3, np.bool_), 1, np.zeros(3, np.int64)
+        for _ in range(8):
+            if mode is AutoresetMode.DISABLED and over.any():
+                env.reset(options={"reset_mask": over})
+                moments += 1
+            _, rewards, terminated, truncated, infos = env.step(np.zeros((3, 1), np.float32))
+            over = terminated | truncated
+            paid.append(rewards)
+            ends += over & (mode is AutoresetMode.SAME_STEP)  # drawn by KeepTerminalFrame
+            known = infos.get("_drawn", np.zeros(3, np.bool_))  # a reset tells nothing
+            assert (infos["drawn"] <= moments + ends)[known].all()
+            moments += 1
+        found[kind] = np.stack(paid)
+        env.close()
+    np.testing.assert_array_equal(*found.values())
+
+
+class DrawsItself(gymnasium.vector.VectorEnv):
+    """Copies that are no environments of their own, as `make_vec` makes CartPole-v1; it has no `call`."""
+
+    metadata = {"render_modes": ["rgb_array"], "autoreset_mode": AutoresetMode.NEXT_STEP}
+    single_observation_space = gymnasium.spaces.Box(0, 255, (1,), np.float32)
+    single_action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, num_envs=1, render_mode=None, pictures=None):
+        self.num_envs, self.render_mode, self.pictures = num_envs, render_mode, pictures or num_envs
+        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
+
+    def reset(self, *, seed=None, options=None):
+        self.row = 0
+        return np.zeros((self.num_envs, 1), np.float32), {}
+
+    def step(self, actions):
+        self.row += 1
+        no = np.zeros(self.num_envs, np.bool_)
+        return np.full((self.num_envs, 1), self.row, np.float32), np.ones(self.num_envs), no, no, {}
+
+    def render(self):
+        if self.render_mode is None:
+            return None
+        return tuple(robot.frame(copy, self.row) for copy in range(self.pictures))
+
+
+gymnasium.register("guerdon-tests/DrawsItself-v0", vector_entry_point=DrawsItself)
+
+
+def test_a_vector_environment_without_call_is_drawn_by_its_render():
+    env = gymnasium.make_vec("guerdon-tests/DrawsItself-v0", num_envs=3, render_mode="rgb_array")
+    env = RewardModelVectorWrapper(env, robot.Injected({}), **PER_STEP)
+    env.reset()
+    _, rewards, _, _, infos = env.step(np.zeros((3, 1), np.float32))
+    np.testing.assert_array_equal(rewards, np.float32(robot.VALUES[:3, 1] / 100))
+    assert infos["env_reward"].tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [({}, "render_mode='rgb_array'"), ({"render_mode": "rgb_array", "pictures": 2}, "2 pictures of 3 copies")],
+)
+def test_a_vector_environment_that_does_not_draw_its_copies_is_refused(keys, message):
+    env = RewardModelVectorWrapper(DrawsItself(3, **keys), robot.Injected({}), **PER_STEP)
+    env.reset()
+    with pytest.raises(ConfigError, match=message):
+        env.step(np.zeros((3, 1), np.float32))
+
+
+def test_cart_pole_as_make_vec_makes_it():
+    pytest.importorskip("pygame", reason="pygame is not installed: pip install guerdon[gymnasium]")
+    env = gymnasium.make_vec("CartPole-v1", num_envs=2, render_mode="rgb_array")
+    env = RewardModelVectorWrapper(env, {"model_type": "constant", "value": 0.25}, **PER_STEP)
+    env.reset(seed=0)
+    assert env.step(np.zeros(2, np.int64))[1].tolist() == [0.25, 0.25]
+    env.close()
+
+
+@pytest.mark.parametrize("model", [robot.Injected({}), {"model_type": "constant", "value": 0.25}])
+@pytest.mark.parametrize("autoreset", [False, True])
+def test_the_checker_accepts_it_and_its_spec_makes_another_with_the_same_model(model, autoreset):
+    env = KeepTerminalFrame(gymnasium.make("guerdon-tests/Human-v0", render_mode="rgb_array"))
+    env = gymnasium.wrappers.Autoreset(env) if autoreset else env
+    env = RewardModelWrapper(env, model, reward_mode="per_step", shaping="relative", reward_coef=3.0)
+    check_env(env, skip_render_check=False)
+    outer = RewardModelWrapper(gymnasium.wrappers.ClipReward(env, -1, 1), model)
+    for one in (env, outer):
+        other = gymnasium.make(one.spec)
+        assert str(other) == str(one)
+        assert other.spec.additional_wrappers == one.spec.additional_wrappers
+        assert other.unwrapped is not one.unwrapped
+    made = gymnasium.make(env.spec)
+    assert made.rewards.source.settings.reward_coef == 3.0
+    if isinstance(model, dict):
+        assert gymnasium.make(EnvSpec.from_json(env.spec.to_json())).spec.kwargs == env.spec.kwargs
+    else:
+        assert made.rewards.source.model.model is model
+
+
+class Human(robot.Playback):
+    """The same episode at every reset, which can also be shown on a screen."""
+
+    metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 10}
+
+    def reset(self, *, seed=None, options=None):
+        self._next = 2
+        return super().reset(seed=seed, options=options)
+
+    def render(self):
+        return None if self.render_mode == "human" else super().render()
+
+
+gymnasium.register("guerdon-tests/Human-v0", f"{__name__}:Human")
+
+
+def test_a_wrapper_can_be_pickled_in_the_middle_of_an_episode():
+    env = wrapped(reward_mode="per_step", shaping="relative")
+    env.step(STILL)
+    other = pickle.loads(pickle.dumps(env))
+    assert other.step(STILL)[1] == env.step(STILL)[1] == pytest.approx((robot.VALUES[0, 2] - robot.VALUES[0, 1]) / 100)
+
+
+def test_of_stacked_wrappers_the_environments_own_reward_is_kept():
+    constant = {"model_type": "constant", "value": 0.5}
+    env = RewardModelWrapper(RewardModelWrapper(robot.Playback(), robot.Injected({}), **PER_STEP), constant,
+                             env_reward_weight=2.0, **PER_STEP)  # fmt: skip
+    env.reset()
+    _, reward, _, _, info = env.step(STILL)
+    assert (reward, info["env_reward"]) == (pytest.approx(0.5 + 2 * robot.VALUES[0, 1] / 100), 1.0)
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("each", [False, True])
+def test_of_stacked_vector_wrappers_the_environments_own_reward_is_kept(mode, each):
+    constant = {"model_type": "constant", "value": 0.5}
+
+    def make(i):
+        env = KeepTerminalFrame(robot.Playback(first=i, stride=2))
+        return RewardModelWrapper(env, robot.Injected({}), **PER_STEP) if each else env
+
+    env = SyncVectorEnv([lambda i=i: make(i) for i in range(2)], autoreset_mode=mode)
+    if not each:
+        env = RewardModelVectorWrapper(env, robot.Injected({}), **PER_STEP)
+    env = gymnasium.wrappers.vector.DictInfoToList(RewardModelVectorWrapper(env, constant, **PER_STEP))
+    env.reset()
+    rows, over = np.zeros(2, np.int64), np.zeros(2, np.bool_)
+    for _ in range(9):
+        if mode is AutoresetMode.DISABLED and over.any():
+            env.reset(options={"reset_mask": over})
+        _, rewards, terminated, truncated, infos = env.step(np.zeros((2, 1), np.float32))
+        resetting = over & (mode is AutoresetMode.NEXT_STEP)
+        rows = np.where(resetting, 0, np.where(over, 0, rows) + 1)
+        assert [info["env_reward"] for info in infos] == rows.tolist()
+        assert rewards.tolist() == np.where(resetting, 0.0, 0.5).tolist()
+        over = terminated | truncated

@@ -1,5 +1,6 @@
 """The resources server of NeMo-Gym over HTTP: which conversation and which answer of a row are scored."""
 
+import gzip
 import socket
 import threading
 
@@ -74,6 +75,12 @@ READ = {  # responses_create_params, output: the conversation, the answer, the t
     "a call": ({"input": [ASK], "tools": [TOOL]}, [CALL, OUTPUT, message("24")], [ASK, CALLED, RETURNED], "24", [TOOL]),
     "a call of a text": ({"input": "How many eggs?", "tools": [TOOL]}, [REASONING, CALL, OUTPUT, REASONING,
                          message("24")], [ASK, CALLED, RETURNED], "24", [TOOL]),
+    "calls at a time": (
+        {"input": [ASK], "tools": [TOOL]},
+        [message("Look:"), CALL, {**CALL, "call_id": "c2"}, OUTPUT, {**OUTPUT, "call_id": "c2"}, message("24")],
+        [ASK, {**CALLED, "content": "Look:", "tool_calls": [*CALLED["tool_calls"],
+                                                           {**CALLED["tool_calls"][0], "id": "c2"}]},
+         RETURNED, {**RETURNED, "tool_call_id": "c2"}], "24", [TOOL]),
     "an earlier call": ({"input": [ASK, CALL, OUTPUT], "tools": [TOOL]}, [message("24")],
                         [ASK, CALLED, RETURNED], "24", [TOOL]),
     "an earlier answer": ({"input": [ASK, {"role": "assistant", "content": "Two."}, {**ASK, "content": "And now?"}]},
@@ -111,6 +118,7 @@ REFUSED = {
     "a result without an answer": [CALL, OUTPUT],
     "two messages": [message("One."), message("Two.")],
     "a message before a call": [message("One."), CALL],
+    "a message after a call without its result": [CALL, message("One.")],
     "an item of another kind": [{"type": "web_search_call", "id": "w"}, message("Two.")],
     "no item": ["Two."],
     "a refusal": [{"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}],
@@ -136,3 +144,9 @@ def test_a_question_that_cannot_be_read_is_no_number(given, served):
     body = {"responses_create_params": {"input": given}, "response": {"output": [message("Two.")]}}
     reply = client.post("/verify", json=body)
     assert (reply.status_code, reply.json()["error"]["code"]) == (422, "failed_measurement"), reply.text
+
+
+def test_a_compressed_body_is_refused_by_its_encoding(served):
+    client, _ = served
+    reply = client.post("/verify", content=gzip.compress(b"{}"), headers={"content-encoding": "gzip"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (415, "unsupported_media_type")

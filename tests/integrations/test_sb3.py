@@ -3,14 +3,19 @@
 import runpy
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import robot_episodes as robot
 from gymnasium.wrappers import FlattenObservation
 
-from guerdon.errors import RewardFailure
+from guerdon.errors import ConfigError, RewardFailure
+from guerdon.integrations.gymnasium import RewardModelWrapper
+from guerdon.types import Failure, RewardInfo, Score
 
 sb3 = pytest.importorskip("stable_baselines3", reason="stable-baselines3 is not installed")
+from stable_baselines3.common.env_checker import check_env  # noqa: E402
+from stable_baselines3.common.envs import BitFlippingEnv  # noqa: E402
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize  # noqa: E402
 
 from guerdon.integrations.sb3 import KeepTerminalFrame, RewardModelVecEnv  # noqa: E402
@@ -100,3 +105,132 @@ def test_a_reward_model_trains_as_the_same_reward_in_the_environment_does(seed):
     assert before <= 0.3
     assert after >= 0.6
     assert (before, after) == example["train"](DummyVecEnv([Native] * 8), seed)
+
+
+class Numbered(gymnasium.Env):
+    """Every moment has a number, in its observation and its frame; an episode has five steps, resets skip to tens."""
+
+    metadata = {"render_modes": ["rgb_array"]}
+    observation_space = gymnasium.spaces.Box(0, 255, (1,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    render_mode = "rgb_array"
+    number = -10
+
+    def _see(self):
+        return np.array([self.number], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.number = self.number // 10 * 10 + 10
+        return self._see(), {}
+
+    def step(self, action):
+        self.number += 1
+        return self._see(), 0.0, False, self.number % 10 == 5, {}
+
+    def render(self):
+        return np.full((2, 2, 3), self.number, np.uint8)
+
+
+class ReadsNumbers:
+    """The number in a frame, which it fails to see once where it is 13."""
+
+    info = RewardInfo("numbers", (0.0, 255.0))
+
+    def __init__(self):
+        self.failed = False
+
+    def score(self, episodes):
+        found = []
+        for episode in episodes:
+            number = float(episode.frames[-1, 0, 0, 0])
+            fails = number == 13 and not self.failed
+            self.failed |= fails
+            found.append(Score(failure=Failure("timeout")) if fails else Score.from_values(np.array([number])))
+        return found
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize("kind", ["PPO", "SAC"])
+def test_after_a_failure_learning_goes_on_with_the_observation_that_the_copies_have(kind, normalized):
+    venv = RewardModelVecEnv(DummyVecEnv([lambda: KeepTerminalFrame(Numbered())]), ReadsNumbers(), tries=1, **PER_STEP)
+    if normalized:
+        venv = VecNormalize(venv, norm_obs=False, norm_reward=False)
+    if kind == "PPO":
+        learner = sb3.PPO("MlpPolicy", venv, n_steps=12, batch_size=12, n_epochs=1, gamma=0.0, device="cpu", seed=0)
+    else:
+        learner = sb3.SAC("MlpPolicy", venv, learning_starts=100, device="cpu", seed=0)
+    with pytest.raises(RewardFailure, match="timeout"):
+        learner.learn(12)
+    assert venv.get_attr("number") == [13]
+    learner.learn(12, reset_num_timesteps=False)
+    if kind == "PPO":
+        kept = learner.rollout_buffer
+        before, after = kept.observations.reshape(12), kept.rewards.reshape(12)
+        assert before.tolist() == [20, 21, 22, 23, 24, 30, 31, 32, 33, 34, 40, 41]
+    else:
+        kept = learner.replay_buffer
+        before, after = kept.observations[: kept.pos, 0, 0], kept.next_observations[: kept.pos, 0, 0]
+        assert before.tolist() == [0, 1, 2, 3, 4, 10, 11, 20, 21, 22, 23, 24, 30, 31, 32, 33, 34, 40, 41]
+        np.testing.assert_array_equal(kept.rewards[: kept.pos, 0], after)
+    np.testing.assert_allclose(after, before + 1)
+
+
+def test_relabelling_is_refused_and_other_methods_of_the_copies_are_not():
+    made = [lambda: FlattenObservation(RewardModelWrapper(Goals(), robot.Injected({}), **PER_STEP))]
+    inside = DummyVecEnv([lambda: Goals()])
+    for venv in (RewardModelVecEnv(inside, robot.Injected({}), **PER_STEP), DummyVecEnv(made)):
+        with pytest.raises(ConfigError, match="HerReplayBuffer"):
+            venv.env_method("compute_reward", np.zeros((1, 2)), np.zeros((1, 2)), [{}], indices=[0])
+        assert venv.env_method("twice", 4) == [8]
+    plain = RewardModelWrapper(robot.Playback(), robot.Injected({}), **PER_STEP)
+    assert not plain.has_wrapper_attr("compute_reward")
+    with pytest.raises(AttributeError):
+        plain.get_wrapper_attr("compute_reward")
+
+
+class Goals(robot.Playback):
+    """An environment with goals, which rewards them itself."""
+
+    def compute_reward(self, achieved, desired, info):
+        return -np.ones(len(achieved))
+
+    def twice(self, number):
+        return 2 * number
+
+
+def test_hindsight_replay_does_not_learn_from_the_environments_own_reward():
+    venv = RewardModelVecEnv(
+        DummyVecEnv([lambda: KeepTerminalFrame(BitFlipping())]), {"model_type": "constant", "value": 0.5}, **PER_STEP
+    )
+    learner = sb3.SAC("MultiInputPolicy", venv, replay_buffer_class=sb3.HerReplayBuffer, learning_starts=20,
+                      device="cpu", seed=0)  # fmt: skip
+    with pytest.raises(ConfigError, match="compute_reward"):
+        learner.learn(30)
+
+
+class BitFlipping(BitFlippingEnv):
+    """That of Stable-Baselines3, with a picture."""
+
+    def __init__(self):
+        super().__init__(n_bits=4, continuous=True)
+        self.render_mode = "rgb_array"
+
+    def render(self):
+        return np.full((2, 2, 3), 9, np.uint8)
+
+
+@pytest.mark.parametrize("autoreset", [False, True])
+def test_the_checkers_accept_the_wrapper(autoreset):
+    env = gymnasium.make(robot.ID)
+    env = gymnasium.wrappers.Autoreset(env) if autoreset else env
+    check_env(FlattenObservation(RewardModelWrapper(env, robot.Injected({}), **PER_STEP)), warn=False)
+
+
+def test_of_stacked_wrappers_the_environments_own_reward_is_kept():
+    venv = RewardModelVecEnv(copies(), robot.Injected({}), **PER_STEP)
+    venv = RewardModelVecEnv(venv, {"model_type": "constant", "value": 0.5}, env_reward_weight=1.0, **PER_STEP)
+    venv.reset()
+    _, rewards, _, infos = venv.step(np.zeros((2, 1), np.float32))
+    assert [info["env_reward"] for info in infos] == [1.0, 1.0]
+    np.testing.assert_allclose(rewards, 0.5 + robot.VALUES[:2, 1] / 100, rtol=1e-6)

@@ -169,3 +169,75 @@ def test_the_model_gets_the_conversation_and_its_tools():
     assert {episode.task for episode in model.seen} == {"3+5=?"}
     with pytest.raises(DataError, match="1 lists of tools for 2 responses"):
         TextScorer(model).rewards(["a", "b"], ["c", "d"], [None])
+
+
+CALL = {"type": "function", "id": "c1", "function": {"name": "count", "arguments": {"of": "eggs"}}}
+CALLS = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "24"}
+ASKED = {"role": "user", "content": "How many eggs?"}
+SAID = {"role": "assistant", "content": "24."}
+
+
+class Conversations:
+    """Keeps what it is asked; the reward is the length of the answer."""
+
+    info = RewardInfo("conversations", (0.0, 100.0), granularity="total", modality="text", frames_needed=0)
+
+    def score(self, episodes):
+        self.seen = [(list(e.context) or [{"role": "user", "content": e.task}], "".join(e.texts)) for e in episodes]
+        return [Score(total=float(len(answer))) for _, answer in self.seen]
+
+
+def as_arrow(messages):
+    """Messages as pandas reads them from Parquet: arrays, and None for what a message does not have."""
+    keys = {key for message in messages for key in message}
+    rows = [{key: message.get(key) for key in keys} for message in messages]
+    for row in rows:
+        if row.get("tool_calls") is not None:
+            row["tool_calls"] = np.array(row["tool_calls"], dtype=object)
+    return np.array(rows, dtype=object)
+
+
+@pytest.mark.parametrize("read", [list, tuple, as_arrow])
+@pytest.mark.parametrize(
+    ("prompt", "response", "conversation"),
+    [
+        ([ASKED], [CALLS, RESULT, SAID], [ASKED, CALLED, RESULT]),
+        ([ASKED, CALLS, RESULT], [SAID], [ASKED, CALLED, RESULT]),
+        ([ASKED], [{**CALLS, "content": []}, RESULT, SAID], [ASKED, CALLED, RESULT]),
+        ([ASKED], [SAID, ASKED, CALLS, RESULT, SAID], [ASKED, SAID, ASKED, CALLED, RESULT]),
+        ([ASKED], [{"content": "24."}], [ASKED]),
+    ],
+)
+def test_calls_of_tools_before_the_answer_are_part_of_the_conversation(prompt, response, conversation, read):
+    model = Conversations()
+    assert TextScorer(model).rewards([read(prompt)], [read(response)]) == [3.0]
+    assert model.seen == [(conversation, "24.")]
+
+
+UNREADABLE = {
+    "a call": ([ASKED], [CALLS], "tool_calls"),
+    "a call with words": ([ASKED], [{**CALLS, "content": "Look:"}], "tool_calls"),
+    "a result": ([ASKED], [CALLS, RESULT], "role is tool"),
+    "a call without a result": ([ASKED], [CALLS, SAID], "end with the user's turn or a tool's"),
+    "a prompt that ends with a call": ([ASKED, CALLS], [SAID], "end with the user's turn or a tool's"),
+    "two answers": ([ASKED], [SAID, SAID], "end with the user's turn or a tool's"),
+    "no content": ([ASKED], [{"role": "assistant", "content": None}], "content"),
+    "a picture": ([ASKED], [{"role": "assistant", "content": [{"type": "image_url"}]}], "parts of type text"),
+    "no JSON": ([ASKED], [{**CALLS, "tool_calls": [{"name": "f", "arguments": "x = 1"}]}, RESULT, SAID], "no map"),
+    "nothing": ([ASKED], [], "list of messages"),
+    "None": ([ASKED], None, "list of messages"),
+    "a number": ([ASKED], 5, "list of messages"),
+    "None in a list": ([ASKED], [None], "role and content"),
+    "no prompt": (None, [SAID], "list of messages"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_cannot_be_read_is_a_failure_of_its_item_and_the_others_are_scored(name):
+    prompt, response, said = UNREADABLE[name]
+    found = TextScorer(Conversations()).rewards([[ASKED], prompt, [ASKED]], ["24", response, [SAID]])
+    assert (found[0], found[2]) == (2.0, 3.0)
+    assert isinstance(found[1], Failure)
+    assert said in found[1].detail

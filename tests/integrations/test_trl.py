@@ -209,6 +209,135 @@ def test_rloo_has_the_penalty_as_a_source_and_a_ratio_per_token(tmp_path):
         )  # fmt: skip
 
 
+def sevens(completions, **_):
+    return [text.count("7") / 6 - 0.2 * len(text) for text in completions]
+
+
+def both(cls, folder, keys, kind, rewards=(right, sevens), **more):
+    """A trainer of guerdon, and for each batch outcomes, TRL's advantages and its own, and what is truncated."""
+    pairs = []
+
+    class Recorder(cls):
+        def _token_advantages(self, inputs, output):
+            own = super()._token_advantages(inputs, output)
+            truncated = [row[-1] != self.processing_class.eos_token_id for row in self._completions]
+            pairs.append((self._outcomes[:, 0].clone(), output["advantages"].clone(), own, output["completion_mask"],
+                          truncated))  # fmt: skip
+            return own
+
+    trainer = built(Recorder, folder, keys, kind, reward_funcs=list(rewards), sources=[], **more)
+    return trainer, pairs
+
+
+def check_pairs(pairs):
+    for _, theirs, own, mask, truncated in pairs:
+        kept = mask.sum(dim=1) > 0
+        wide = torch.where(mask.bool(), theirs[:, None], own)
+        torch.testing.assert_close(own, wide, atol=2e-6, rtol=1e-4)
+        torch.testing.assert_close(own[~kept][:, 0], theirs[~kept], atol=2e-6, rtol=1e-4)  # out of the loss only
+        assert any(truncated)
+
+
+SCALES = [
+    {"scale_rewards": "group"},
+    {"scale_rewards": "batch"},
+    {"scale_rewards": "none"},
+    {"scale_rewards": "group", "mask_truncated_completions": True},
+    {"scale_rewards": "none", "mask_truncated_completions": True, "num_generations": 8},
+    {"scale_rewards": "group", "reward_weights": [2.0, 0.25], "num_generations": 2},
+    {"scale_rewards": "batch", "reward_weights": [2.0, 0.25], "mask_truncated_completions": True},
+    {"multi_objective_aggregation": "normalize_then_sum", "reward_weights": [2.0, 0.25]},
+    {"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "none", "mask_truncated_completions": True},
+]
+
+
+def exact(completions, **_):
+    return [float("7" in text) for text in completions]
+
+
+@pytest.mark.parametrize("keys", SCALES, ids=str)
+def test_the_advantages_of_outcomes_are_those_of_trls_grpo(keys, tmp_path):
+    trainer, pairs = both(integration.TokenAdvantageTrainer, tmp_path, keys, GRPOConfig, rewards=[exact, sevens],
+                          algorithm={"adv_estimator": "grpo"})  # fmt: skip
+    trainer.train()
+    check_pairs(pairs)
+
+
+@pytest.mark.parametrize("keys", [{}, {"mask_truncated_completions": True}], ids=str)
+@pytest.mark.parametrize("scale", ["none", "group"])
+def test_unmeasured_and_truncated_outcomes_are_treated_as_by_trl(keys, scale, tmp_path):
+    keys = {"scale_rewards": scale, **keys}
+    name = "dr_grpo" if scale == "none" else "grpo"
+    trainer, pairs = both(integration.TokenAdvantageTrainer, tmp_path, keys, GRPOConfig, rewards=[right],
+                          algorithm={"adv_estimator": name})  # fmt: skip
+    trainer.train()
+    assert trainer._outcomes.isnan().any()
+    check_pairs(pairs)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"reward_weights": [2.0, 0.25]},
+        {"mask_truncated_completions": True, "num_generations": 2},
+        {"normalize_advantages": True, "num_generations": 8},
+        {"normalize_advantages": True, "mask_truncated_completions": True, "reward_weights": [2.0, 0.25]},
+    ],
+    ids=str,
+)
+def test_the_advantages_of_outcomes_are_those_of_trls_rloo(keys, tmp_path):
+    trainer, pairs = both(integration.TokenRLOOTrainer, tmp_path, {"beta": 0.0, **keys}, RLOOConfig,
+                          rewards=[exact, sevens], algorithm=RLOO)  # fmt: skip
+    trainer.train()
+    check_pairs(pairs)
+
+
+@pytest.mark.parametrize("loss", ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo"])
+def test_with_outcomes_alone_an_update_is_that_of_trls_grpo(loss, tmp_path):
+    weights = []
+    keys = {"loss_type": loss, "max_steps": 2, "learning_rate": 1e-2, "beta": 0.1, "mask_truncated_completions": True}
+    if loss == "luspo":
+        keys["importance_sampling_level"] = "sequence"
+    own = {"sources": [], "algorithm": {"adv_estimator": "grpo"}}
+    for cls, more in ((GRPOTrainer, {}), (integration.TokenAdvantageTrainer, own)):
+        trainer = built(cls, tmp_path, keys, reward_funcs=[sevens], **more)
+        start = {name: value.detach().clone() for name, value in trainer.model.named_parameters()}
+        trainer.train()
+        weights.append({name: value.detach().clone() for name, value in trainer.model.named_parameters()})
+    assert any((value != start[name]).any() for name, value in weights[0].items())
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(
+    ("cls", "kind", "algorithm"),
+    [
+        (integration.TokenAdvantageTrainer, GRPOConfig, "grpo"),
+        (integration.TokenAdvantageTrainer, GRPOConfig, "dr_grpo"),
+        (integration.TokenRLOOTrainer, RLOOConfig, "rloo"),
+        (integration.TokenAdvantageTrainer, GRPOConfig, "reinforce"),
+    ],
+)
+def test_an_evaluation_may_have_one_response_to_a_prompt(cls, kind, algorithm, size, tmp_path):
+    keys = {"num_generations_eval": size, "per_device_eval_batch_size": 4, "mask_truncated_completions": True}
+    if kind is GRPOConfig and algorithm != "grpo":
+        keys["scale_rewards"] = "none"
+    data = Dataset.from_dict({"prompt": ["?", "1?", "2?", "3?"]})
+    trainer, pairs = both(
+        cls, tmp_path, keys, kind, rewards=[sevens], algorithm={"adv_estimator": algorithm}, eval_dataset=data
+    )
+    logged = trainer.evaluate()
+    assert np.isfinite(logged["eval_loss"])
+    assert np.isfinite(logged["eval_rewards/sevens/mean"])
+    assert len(pairs) == size
+    if algorithm == "reinforce":
+        for outcomes, _, own, _, _ in pairs:
+            torch.testing.assert_close(own[:, 0], outcomes)
+    else:
+        check_pairs(pairs)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", ["grpo", "rloo"])

@@ -14,6 +14,8 @@ from guerdon.policies.tiny_text import byte_tokenizer
 from guerdon.types import RewardInfo, Score
 
 pytest.importorskip("verifiers.v1", reason="verifiers is not installed: pip install guerdon[verifiers]")
+import verifiers.v1 as vf
+from verifiers.v1.graph import MessageNode
 from verifiers_traces import scored_by_config, trace_of
 
 from guerdon.integrations.verifiers import assign_advantages, trace_reward
@@ -86,3 +88,53 @@ def test_what_has_no_meaning_is_refused():
     found[0].nodes[0].sampled = True
     with pytest.raises(DataError, match="one answer with its tokens"):
         assign_advantages(found, [], {"adv_estimator": "rloo"}, tokenizer)
+
+
+def tools_trace(*messages):
+    """A trace of a question and these messages."""
+    trace = trace_of("How many eggs?", "")
+    trace.nodes = trace.nodes[:1]
+    for place, message in enumerate(messages):
+        trace.nodes.append(MessageNode(parent=place, message=message, sampled=message.role == "assistant"))
+    return trace
+
+
+class Recorder:
+    """Keeps what it is given; the reward is the length of the answer."""
+
+    info = RewardInfo("recorder", (0.0, 100.0), granularity="total", modality="text", frames_needed=0)
+
+    def score(self, episodes):
+        self.seen = [(list(episode.context), "".join(episode.texts)) for episode in episodes]
+        return [Score(total=float(len(answer))) for _, answer in self.seen]
+
+
+CALL = vf.ToolCall(id="c1", name="count", arguments='{"of": "eggs"}')
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([vf.AssistantMessage(tool_calls=[CALL])], "tool_calls"),
+        ([vf.AssistantMessage(content="Look:", tool_calls=[CALL])], "tool_calls"),
+        ([vf.AssistantMessage(tool_calls=[CALL]), vf.ToolMessage(tool_call_id="c1", content="24")], "no_response"),
+        ([vf.AssistantMessage(content=None)], "content"),
+    ],
+)
+def test_a_trace_that_ends_without_an_answer_in_text_has_no_reward(messages, said):
+    with pytest.raises(RewardFailure, match=said):
+        asyncio.run(trace_reward(TextScorer(Recorder()), tools_trace(*messages)))
+
+
+def test_calls_before_an_answer_are_part_of_the_conversation():
+    model = Recorder()
+    answer = vf.AssistantMessage(content="24.", reasoning_content="of the answer")
+    called = vf.AssistantMessage(tool_calls=[CALL], reasoning_content="I count")
+    trace = tools_trace(called, vf.ToolMessage(tool_call_id="c1", content="24"), answer)
+    assert asyncio.run(trace_reward(TextScorer(model), trace)) == 3.0
+    call = {"type": "function", "id": "c1", "function": {"name": "count", "arguments": {"of": "eggs"}}}
+    assert model.seen == [([
+        {"role": "user", "content": "How many eggs?"},
+        {"role": "assistant", "content": "", "reasoning_content": "I count", "tool_calls": [call]},
+        {"role": "tool", "content": "24", "tool_call_id": "c1"},
+    ], "24.")]  # fmt: skip

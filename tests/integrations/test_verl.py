@@ -205,3 +205,25 @@ def test_the_example_registers_its_sources_where_verl_is_imported():
     env["PYTHONPATH"] = os.pathsep.join([str(path.parent), str(ROOT / "src"), env.get("PYTHONPATH", "")])
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert done.stdout.split()[-1:] == ["guerdon.integrations.verl"], done.stderr
+
+
+def test_a_score_function_reads_questions_from_pandas_and_whole_batches():
+    compute_score = score_function(TextScorer(Scripted(), aggregation="min"))
+    rewards, _ = expected()
+    rows = [n for n in range(12) if n not in FAILED]
+    infos = [{"question": np.array([{"role": "user", "content": QUESTIONS[n]}], dtype=object)} for n in rows]
+    assert compute_score("gsm8k", RESPONSES[rows[0]], "8", infos[0]) == rewards[rows[0]]
+    many = {"data_sources": np.array(["gsm8k"] * len(rows), dtype=object), "ground_truths": ["8"] * len(rows)}
+    answers = [RESPONSES[n] for n in rows]
+    assert compute_score(**many, solution_strs=answers, extra_infos=np.array(infos, dtype=object)) == [
+        rewards[n] for n in rows
+    ]
+    failed = next(iter(FAILED))
+    infos[1]["question"] = QUESTIONS[failed]
+    answers[1] = RESPONSES[failed]
+    with pytest.raises(RewardFailure) as caught:
+        compute_score(**many, solution_strs=answers, extra_infos=infos)
+    assert set(caught.value.reasons) == {1}
+    assert np.isnan(caught.value.result).tolist() == [n == 1 for n in range(len(rows))]
+    with pytest.raises(ConfigError, match=r"extra_info\.question"):
+        compute_score(**many, solution_strs=answers, extra_infos=None)

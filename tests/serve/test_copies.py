@@ -75,6 +75,15 @@ def test_the_flag(flag, processes):
     assert settings.models["m"].processes == processes
 
 
+@pytest.mark.parametrize("given", ["none", "null", None])
+def test_none_in_a_file_and_in_an_override_is_no_copies(given, tmp_path):
+    file = tmp_path / "serve.yaml"
+    file.write_text(f"models: {{prm: {{model_path: m, processes: {'null' if given is None else given}}}}}\n")
+    assert serve_settings(file, [], {}).models["prm"].processes is None
+    file.write_text("models: {prm: {model_path: m, processes: 2}}\n")
+    assert serve_settings(file, [f"models.prm.processes={given or 'null'}"], {}).models["prm"].processes is None
+
+
 def test_a_wrong_flag_is_refused():
     for wrong in ("0", "many"):
         with pytest.raises(ConfigError, match="processes"):

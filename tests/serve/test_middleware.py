@@ -1,5 +1,6 @@
 """Who gets in, with what, and how long it may take: against a real process, over real sockets."""
 
+import gzip
 import http.client
 import json
 import os
@@ -358,3 +359,27 @@ def test_the_token_is_never_shown():
     assert TOKEN not in repr(settings)
     with pytest.raises(ConfigError):
         serve_settings(None, [], {"backend": "constant", "token": "short"})
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP", "identity, gzip"])
+def test_a_compressed_body_is_refused_by_its_encoding(guarded, encoding):
+    body = json.dumps({"items": [{"prompt": "3+5=?", "completion": "8"}]}).encode()
+    headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json", "content-encoding": encoding}
+    for path in ("/v1/rewards", "/get_reward"):
+        reply = guarded.client.post(guarded.url + path, content=gzip.compress(body), headers=headers)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (415, "unsupported_media_type")
+        assert encoding.lower() in reply.json()["error"]["message"]
+    assert guarded.get("/health").status_code == 200
+
+
+def test_a_body_with_the_encoding_identity_is_read(guarded):
+    reply = guarded.client.post(
+        f"{guarded.url}/v1/rewards",
+        content=b'{"nonsense": 1}',
+        headers={
+            "authorization": f"Bearer {TOKEN}",
+            "content-type": "application/json",
+            "content-encoding": "identity",
+        },
+    )
+    assert reply.status_code == 422

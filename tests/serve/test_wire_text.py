@@ -236,3 +236,67 @@ def test_only_the_first_turn_is_one_that_a_template_inserts():
     assert len(cut(text + QWEN_TURN("assistant", "4")).messages) == 4
     written = [{"role": "system", "content": QWEN}, {"role": "user", "content": "3+5=?"}]
     assert from_messages([*written, {"role": "assistant", "content": "8"}]).messages == tuple(written)
+
+
+ASKED = "<|user|>\nHow many eggs are in two dozen ? Do  count.<|end|>\n<|assistant|>\n"
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "<|user|> How many eggs are in two dozen ? Do  count.<|end|><|assistant|> ",  # Phi-3
+        "<s><|user|> How many eggs are in two dozen ? Do  count.<|end|><|assistant|>",
+        "<|user|>\nHow many eggs are in two dozen? Do count.<|end|>\n<|assistant|>\n",  # cleaned up
+        "<|user|>\n How many  eggs are in two dozen ?  Do  count .<|end|>\n<|assistant|>\n",
+        "eggs are in two dozen ? Do  count.<|end|>\n<|assistant|>\n",  # cut on the left
+        "<s> s are in two dozen? Do count.<|end|><|assistant|>",
+    ],
+)
+@pytest.mark.parametrize("answer", ["24", "24 ?\n\nSo 24", "<|user|> 24"])
+def test_a_prompt_that_was_decoded_otherwise_or_cut_is_the_same_prompt(shown, answer):
+    pair = cut(f"{shown}{answer}<|end|>", ASKED)
+    assert (pair.task, pair.response.strip()) == ("How many eggs are in two dozen ? Do  count.", answer)
+
+
+@pytest.mark.parametrize(
+    ("shown", "prompt", "said"),
+    [
+        ("How many eggs are in three dozen?24", "How many eggs are in two  dozen?", "does not begin"),
+        ("<|assistant|>\n24", ASKED, "does not begin"),  # too little of it
+        ("nt.<|end|><|assistant|>24", ASKED, "does not begin"),
+        ("so How many eggs are in two dozen? 24", "How many eggs are in two  dozen?", "does not begin"),
+        ("24", ASKED, "does not begin"),
+        ("", ASKED, "does not begin"),
+        (" 24", "   ", "does not begin"),
+        ("hello " * 30, "oh, " + "hello " * 20, "several ways"),
+    ],
+)
+def test_another_prompt_or_too_little_of_it_is_refused(shown, prompt, said):
+    with pytest.raises(CutError, match=said):
+        cut(shown, prompt)
+
+
+@given(prompt=plain, answer=plain, spaces=st.lists(st.sampled_from(["", " ", "\n", "  "]), min_size=1))
+def test_white_space_never_moves_the_cut_by_a_character(prompt, answer, spaces):
+    shown = "".join(c + spaces[k % len(spaces)] for k, c in enumerate("".join(prompt.split())))
+    pair = cut(shown + answer, prompt)
+    assert "".join(pair.response.split()) == "".join(answer.split())
+    assert pair.task == prompt
+
+
+def test_queries_of_a_tokenizer_whose_decoding_is_not_the_inverse_of_its_encoding():
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {word: n for n, word in enumerate(["<unk>", "▁How", "▁many", "▁eggs?", "▁24", "▁", "▁So"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    tokenizer.decoder = tokenizers.decoders.Metaspace(prepend_scheme="never")
+    marks = [
+        tokenizers.AddedToken(mark, special=True, rstrip=True) for mark in ("<|user|>", "<|end|>", "<|assistant|>")
+    ]
+    tokenizer.add_special_tokens(marks)
+    prompt = "<|user|>\nHow many eggs?<|end|>\n<|assistant|>\n"
+    ids = tokenizer.encode(prompt).ids
+    query = tokenizer.decode([*ids, *tokenizer.encode("24").ids], skip_special_tokens=False)
+    assert not query.startswith(prompt)
+    pair = cut(query, prompt)
+    assert (pair.task, pair.response) == ("How many eggs?", "24")

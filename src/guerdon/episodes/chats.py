@@ -77,7 +77,7 @@ def _message(given: Any, where: str) -> Message:
     content = given.get("content")
     if content is None and not calls:
         raise ChatError(f"{where}: a chat message needs role and content, this is {str(given)[:80]!r}")
-    text = "" if content is None else text_of(content, where)
+    text = "" if calls and (content is None or content == []) else text_of(content, where)
     more: dict[str, Any] = {key: given[key] for key in _KEPT if isinstance(given.get(key), str) and given[key]}
     return {"role": role, "content": text, **more, **({"tool_calls": _calls(calls, where)} if calls else {})}
 

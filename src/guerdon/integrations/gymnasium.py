@@ -1,8 +1,9 @@
 """Reward models as wrappers of Gymnasium environments: `Wrapper` and `VectorWrapper`, in all autoreset modes.
 
 The model's reward replaces the environment's (`env_reward_weight` adds it), and the environment's own stays in
-`info["env_reward"]`. Success, ends of episodes and observations are left alone. A reward that cannot be measured is
-tried again, and then raises `RewardFailure`: Gymnasium's `step` returns a number, and there is none.
+`info["env_reward"]`, also where such wrappers are stacked. Success, ends of episodes and observations are left alone. A
+reward that cannot be measured is tried again, and then raises `RewardFailure`: Gymnasium's `step` returns a number, and
+there is none.
 
     env = RewardModelWrapper(gymnasium.make("Reacher-v5", render_mode="rgb_array"), model,
                              reward_mode="per_step", shaping="relative")
@@ -15,24 +16,41 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.utils import RecordConstructorArgs
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import Autoreset
 
-from guerdon.integrations.step_rewards import CopyFrames, Frames, StepRewards, checked_frame, frame_of
+from guerdon.integrations.step_rewards import (
+    CopyFrames,
+    Frames,
+    StepRewards,
+    checked_frame,
+    frame_of,
+    refuse_relabelling,
+)
 from guerdon.types import BoolArray, ByteArray, RewardModel
 from guerdon.worlds.gymnasium_env import KeepTerminalFrame, RenderEye
 
 __all__ = ["KeepTerminalFrame", "RewardModelVectorWrapper", "RewardModelWrapper"]
 
 
-class RewardModelWrapper(gymnasium.Wrapper):  # type: ignore[misc]
+class _Shared(dict[str, Any]):
+    """Arguments of a wrapper in its `spec`, which Gymnasium copies: a copy has the same model, not another one."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Shared:
+        return _Shared(self)
+
+
+class RewardModelWrapper(gymnasium.Wrapper, RecordConstructorArgs):  # type: ignore[misc]
     """An environment whose rewards come from a reward model.
+
+    `gymnasium.make(env.spec)` makes another environment with the same model.
 
     Args:
         env: `gymnasium.wrappers.Autoreset` may be among its wrappers.
         model: a reward model, or the keys of `reward.model`.
         frames: where the model's frames come from; None: `env.render()`.
-        env_reward_weight: weight of the environment's own reward, which is added.
+        env_reward_weight: weight of the reward of `env`, which is added.
         **rewards: `task`, `tries`, `gamma` and keys of a reward source, see `StepRewards`.
     """
 
@@ -45,9 +63,16 @@ class RewardModelWrapper(gymnasium.Wrapper):  # type: ignore[misc]
         env_reward_weight: float = 0.0,
         **rewards: Any,
     ) -> None:
+        RecordConstructorArgs.__init__(self)
+        self._saved_kwargs: dict[str, Any] = _Shared(
+            model=model, frames=frames, env_reward_weight=env_reward_weight, **rewards
+        )
         super().__init__(env)
         self.rewards = StepRewards(model, num_envs=1, **rewards)
         self._frames, self._env_weight = frames, env_reward_weight
+        if frames is None:  # the model sees what is rendered, so that nothing else can be
+            modes = [mode for mode in env.metadata.get("render_modes", ()) if mode in ("rgb_array", "rgb_array_list")]
+            self.metadata = {**env.metadata, "render_modes": modes}
         self._over = True
         layer = env
         while isinstance(layer, gymnasium.Wrapper) and not isinstance(layer, Autoreset):
@@ -72,16 +97,26 @@ class RewardModelWrapper(gymnasium.Wrapper):  # type: ignore[misc]
         observation, native, terminated, truncated, info = self.env.step(action)
         if self._over:  # Autoreset: this step was a reset
             self._begin(observation)
-            return observation, 0.0, terminated, truncated, {**info, "env_reward": native}
+            return observation, 0.0, terminated, truncated, {"env_reward": native, **info}
         self._over = bool(terminated or truncated)
         acted, done = np.array([True]), np.array([self._over])
         seen = {0: self._see(observation)} if self.rewards.wanted(acted, done)[0] else {}
         ends = {"terminated": np.array([terminated]), "truncated": np.array([truncated])}
         found = self.rewards.step(seen, acted=acted, **ends)
         reward = float(found.numbers(np.array([native]), self._env_weight)[0])
-        result = (observation, reward, terminated, truncated, {**info, "env_reward": native})
+        result = (observation, reward, terminated, truncated, {"env_reward": native, **info})
         found.check(f"the reward of step {self.rewards.rows[0]} of the episode", result)
         return result
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """An attribute of this wrapper or of what it wraps.
+
+        Raises:
+            ConfigError: it is `compute_reward`, which would give the environment's own rewards.
+        """
+        found = super().get_wrapper_attr(name)
+        refuse_relabelling(name)
+        return found
 
     def _begin(self, observation: Any) -> None:
         self._over = False
@@ -105,7 +140,7 @@ class RewardModelVectorWrapper(gymnasium.vector.VectorWrapper):  # type: ignore[
         env: the copies.
         model: a reward model, or the keys of `reward.model`.
         frames: where the model's frames come from; None: the copies' `render()`.
-        env_reward_weight: weight of the environment's own reward, which is added.
+        env_reward_weight: weight of the reward of `env`, which is added.
         **rewards: `task`, `tries`, `gamma` and keys of a reward source, see `StepRewards`.
     """
 
@@ -120,7 +155,7 @@ class RewardModelVectorWrapper(gymnasium.vector.VectorWrapper):  # type: ignore[
     ) -> None:
         super().__init__(env)
         self.rewards = StepRewards(model, num_envs=env.num_envs, **rewards)
-        self._copies = CopyFrames(frames, RenderEye(env.unwrapped, (0, 0)).look)
+        self._copies = CopyFrames(frames, RenderEye(env.unwrapped, (0, 0)).looks)
         self._env_weight = env_reward_weight
         self.mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._over = np.ones(env.num_envs, dtype=np.bool_)
@@ -131,7 +166,7 @@ class RewardModelVectorWrapper(gymnasium.vector.VectorWrapper):  # type: ignore[
         """Begin episodes: of all copies, or of those in `options["reset_mask"]`."""
         begins = np.array((options or {}).get("reset_mask", np.ones(self.num_envs, dtype=np.bool_)))
         observations, infos = self.env.reset(seed=seed, options=options)
-        self._begin(begins, observations)
+        self._begin(begins, self._copies.now(begins & self.rewards.first, observations))
         return observations, infos
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, BoolArray, BoolArray, dict[str, Any]]:
@@ -143,29 +178,33 @@ class RewardModelVectorWrapper(gymnasium.vector.VectorWrapper):  # type: ignore[
         observations, native, terminated, truncated, infos = self.env.step(actions)
         acted = ~self._over
         done = (terminated | truncated) & acted
-        final = infos.get("final_obs") if self.mode is AutoresetMode.SAME_STEP else None
+        begins = {AutoresetMode.NEXT_STEP: ~acted, AutoresetMode.SAME_STEP: done}.get(self.mode, acted & ~acted)
+        wanted = self.rewards.wanted(acted, done)
+        final: Any = infos.get("final_obs") if self.mode is AutoresetMode.SAME_STEP else None
         kept = infos.get("final_info", {}).get("terminal_frame") if final is not None else None
-        seen = {
-            copy: self._copies.terminal(final[copy], None if kept is None else kept[copy])
-            if final is not None and done[copy]
-            else self._copies.now(copy, observations)
-            for copy in np.flatnonzero(self.rewards.wanted(acted, done)).tolist()
-        }
+        ended = wanted & done if final is not None else np.zeros_like(done)
+        now = self._copies.now((wanted & ~ended) | (begins & self.rewards.first), observations)
+        seen = {copy: now[copy] for copy in np.flatnonzero(wanted & ~ended).tolist()}
+        for copy in np.flatnonzero(ended).tolist():
+            seen[copy] = self._copies.terminal(final[copy], None if kept is None else kept[copy])
         found = self.rewards.step(seen, acted=acted, terminated=terminated, truncated=truncated)
-        if self.mode is AutoresetMode.NEXT_STEP:
-            self._begin(self._over, observations)
-            self._over = done
-        elif self.mode is AutoresetMode.SAME_STEP:
-            self._begin(done, observations)
-        else:
-            self._over = self._over | done
+        self._over = self._over | done
+        self._begin(begins, now)
         rewards = np.where(acted, found.numbers(native, self._env_weight), 0.0)
-        result = (observations, rewards, terminated, truncated, {**infos, "env_reward": native})
+        own = {"env_reward": _own_rewards(infos, native), "_env_reward": np.ones(self.num_envs, dtype=np.bool_)}
+        result = (observations, rewards, terminated, truncated, {**infos, **own})
         found.check("rewards of this step, by copy,", result)
         return result
 
-    def _begin(self, begins_B: BoolArray, observations: Any) -> None:
+    def _begin(self, begins_B: BoolArray, frames: Mapping[int, ByteArray]) -> None:
         self._over = self._over & ~begins_B
-        copies = np.flatnonzero(begins_B).tolist()
-        first = self.rewards.first
-        self.rewards.begin({copy: self._copies.now(copy, observations) if first else None for copy in copies})
+        self.rewards.begin({copy: frames.get(copy) for copy in np.flatnonzero(begins_B).tolist()})
+
+
+def _own_rewards(infos: Mapping[str, Any], native_B: np.ndarray) -> np.ndarray:
+    """(B,) the environment's own rewards: those that wrappers below report, which gave `native_B` themselves."""
+    own_B = np.asarray(native_B, dtype=np.float64)
+    for told in (infos, infos.get("final_info", {})):  # of episodes that began within the step, the last step
+        if "env_reward" in told:
+            own_B = np.where(told["_env_reward"], told["env_reward"], own_B)
+    return own_B

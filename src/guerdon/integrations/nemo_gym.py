@@ -8,15 +8,16 @@ A reward that could not be measured is a 422 with the reason, never a number.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
 from guerdon.errors import RewardFailure
 from guerdon.integrations.text import TextScorer, numbers
+from guerdon.serve.errors import error_body
 
 
 class SeedSession(BaseModel):
@@ -43,6 +44,14 @@ def build_app(scorer: TextScorer) -> FastAPI:
     """The server. It has no token of its own: bind it to the loopback interface, or put a proxy in front of it."""
     app = FastAPI(title="guerdon for NeMo-Gym")
 
+    @app.middleware("http")
+    async def uncompressed(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+        if request.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
+            return JSONResponse(
+                error_body("send the body uncompressed", 415, "unsupported_media_type"), status_code=415
+            )
+        return await answer(request)
+
     @app.post("/seed_session")
     async def seed_session(body: SeedSession) -> dict[str, Any]:
         return {}
@@ -54,8 +63,7 @@ def build_app(scorer: TextScorer) -> FastAPI:
         try:
             (reward,) = await asyncio.to_thread(lambda: numbers(scorer.rewards([prompt], [answer], [tools])))
         except RewardFailure as failure:
-            error = {"message": failure.reasons[0], "type": "invalid_request_error", "code": "failed_measurement"}
-            return JSONResponse({"error": {**error, "param": None}}, status_code=422)
+            return JSONResponse(error_body(failure.reasons[0], 422, "failed_measurement"), status_code=422)
         return {**body.model_dump(), "reward": reward}
 
     return app
@@ -66,17 +74,24 @@ def _listed(given: Any) -> list[Any]:
 
 
 def _exchange(params: Mapping[str, Any], output: Any) -> tuple[str | list[dict[str, Any]], list[Any]]:
-    """The conversation up to the last message of the assistant, and that message; calls of tools precede it."""
+    """The conversation that is given, and what the model wrote: an answer, which calls of tools may precede."""
     given, system = params.get("input"), params.get("instructions")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else _listed(given)
     asked = [{"role": "system", "content": system}] if system else []
-    asked += [message for item in items for message in _messages(item)]
-    written = [message for item in _listed(output) for message in _messages(item, "assistant")]
-    last = written[-1:] if written and written[-1]["role"] == "assistant" and "tool_calls" not in written[-1] else []
-    calls = written[: len(written) - len(last)]
-    if isinstance(given, str) and not system and not calls:
-        return given, last
-    return asked + calls, last
+    asked += _joined(message for item in items for message in _messages(item))
+    written = _joined(message for item in _listed(output) for message in _messages(item, "assistant"))
+    return given if isinstance(given, str) and not system else asked, written
+
+
+def _joined(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Chat messages in which what the assistant says and calls at a time is one message; items are one each."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        if found and "tool_calls" in message and found[-1]["role"] == "assistant":
+            found[-1] = {**found[-1], "tool_calls": [*found[-1].get("tool_calls", ()), *message["tool_calls"]]}
+        else:
+            found.append(message)
+    return found
 
 
 def _messages(item: Any, role: str | None = None) -> list[dict[str, Any]]:

@@ -15,7 +15,8 @@ from typing import Any
 from openenv.core.rubrics import Rubric, TrajectoryRubric
 
 from guerdon.errors import ConfigError, RewardFailure
-from guerdon.integrations.text import Text, TextScorer, numbers
+from guerdon.integrations.text import Text, TextScorer, exchange, numbers
+from guerdon.serve.wire_text import CutError
 from guerdon.types import Episode, Score
 
 Read = Callable[[Any, Any], Text]
@@ -98,6 +99,11 @@ class StepsRubric(TrajectoryRubric):  # type: ignore[misc]
         return [float(value) for value in score.steps]
 
     def _score(self, trajectory: list[tuple[Any, Any]]) -> Score:
-        steps = tuple(str(self.step(*pair)) for pair in trajectory)
-        question = str(self.question(*trajectory[0]))
-        return self.scorer.score_episodes([Episode(id="0", task=question, texts=steps)])[0]
+        question = self.question(*trajectory[0])
+        try:
+            read = [exchange(question, self.step(*pair)) for pair in trajectory]
+        except CutError as error:
+            return Score(failure=error.failure)
+        asked = read[0][0]
+        episode = Episode(id="0", task=asked.question, texts=tuple(text for _, text in read), context=asked.context)
+        return self.scorer.score_episodes([episode])[0]

@@ -2,7 +2,8 @@
 
 The model's reward replaces the environment's (`env_reward_weight` adds it), and the environment's own stays in
 `infos[i]["env_reward"]`: put `Monitor` under this wrapper, and it logs true returns. Put `VecNormalize` above it. A
-reward that cannot be measured is tried again, and then raises `RewardFailure`.
+reward that cannot be measured is tried again, and then raises `RewardFailure`; `learn(..., reset_num_timesteps=False)`
+then begins new episodes.
 
     drawn = {"render_mode": "rgb_array"}
     venv = make_vec_env("Reacher-v5", n_envs=8, wrapper_class=KeepTerminalFrame, env_kwargs=drawn)
@@ -12,14 +13,16 @@ reward that cannot be measured is tried again, and then raises `RewardFailure`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-from guerdon.integrations.step_rewards import CopyFrames, Frames, StepRewards
-from guerdon.types import BoolArray, FloatArray, RewardModel
+from guerdon.integrations.step_rewards import CopyFrames, Frames, StepRewards, refuse_relabelling
+from guerdon.types import BoolArray, ByteArray, FloatArray, RewardModel
 from guerdon.worlds.gymnasium_env import KeepTerminalFrame
 
 __all__ = ["KeepTerminalFrame", "RewardModelVecEnv"]
@@ -35,7 +38,7 @@ class RewardModelVecEnv(VecEnvWrapper):  # type: ignore[misc]
         venv: the copies.
         model: a reward model, or the keys of `reward.model`.
         frames: where the model's frames come from; None: the copies' `render()`.
-        env_reward_weight: weight of the environment's own reward, which is added.
+        env_reward_weight: weight of the reward of `venv`, which is added.
         **rewards: `task`, `tries`, `gamma` and keys of a reward source, see `StepRewards`.
     """
 
@@ -50,37 +53,69 @@ class RewardModelVecEnv(VecEnvWrapper):  # type: ignore[misc]
     ) -> None:
         super().__init__(venv)
         self.rewards = StepRewards(model, num_envs=venv.num_envs, **rewards)
-        self._copies = CopyFrames(frames, lambda copy: venv.env_method("render", indices=[copy])[0])
+        self._copies = CopyFrames(frames, self._draw)
         self._env_weight = env_reward_weight
 
     def reset(self) -> Any:
         """Begin an episode in every copy."""
         observations = self.venv.reset()
-        self._begin(range(self.num_envs), observations)
+        everyone = np.ones(self.num_envs, dtype=np.bool_)
+        self._begin(everyone, self._copies.now(everyone & self.rewards.first, observations))
         return observations
 
     def step_wait(self) -> tuple[Any, FloatArray, BoolArray, list[dict[str, Any]]]:
         """What the actions led to.
 
         Raises:
-            RewardFailure: rewards could not be measured; its `result` is this step's, with NaN for those rewards.
+            RewardFailure: rewards could not be measured; its `result` is this step's, with NaN for those rewards. An
+                algorithm that was learning resets the copies when it learns again, because it has the observation
+                before this step.
         """
         observations, native, dones, infos = self.venv.step_wait()
-        infos = [{**info, "env_reward": float(reward)} for info, reward in zip(infos, native, strict=True)]
+        infos = [{"env_reward": float(reward), **info} for info, reward in zip(infos, native, strict=True)]
         acted, done = np.ones(self.num_envs, dtype=np.bool_), np.asarray(dones, dtype=np.bool_)
         truncated = done & np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
-        seen = {
-            copy: self._copies.terminal(infos[copy]["terminal_observation"], infos[copy].get("terminal_frame"))
-            if done[copy]
-            else self._copies.now(copy, observations)
-            for copy in np.flatnonzero(self.rewards.wanted(acted, done)).tolist()
-        }
+        wanted = self.rewards.wanted(acted, done)
+        now = self._copies.now((wanted & ~done) | (done & self.rewards.first), observations)
+        seen = {copy: now[copy] for copy in np.flatnonzero(wanted & ~done).tolist()}
+        for copy in np.flatnonzero(wanted & done).tolist():
+            last = infos[copy]
+            seen[copy] = self._copies.terminal(last["terminal_observation"], last.get("terminal_frame"))
         found = self.rewards.step(seen, acted=acted, terminated=done & ~truncated, truncated=truncated)
-        self._begin(np.flatnonzero(done).tolist(), observations)
+        self._begin(done, now)
         result = (observations, found.numbers(native, self._env_weight).astype(np.float32), dones, infos)
+        if found.reasons:
+            _reset_before_learning()
         found.check("rewards of this step, by copy,", result)
         return result
 
-    def _begin(self, copies: Any, observations: Any) -> None:
-        first = self.rewards.first
-        self.rewards.begin({copy: self._copies.now(copy, observations) if first else None for copy in copies})
+    def env_method(self, method_name: str, *args: Any, indices: Any = None, **named: Any) -> list[Any]:
+        """Call a method of copies.
+
+        Raises:
+            ConfigError: it is `compute_reward`, which would give the environment's own rewards.
+        """
+        refuse_relabelling(method_name)
+        found: list[Any] = self.venv.env_method(method_name, *args, indices=indices, **named)
+        return found
+
+    def _draw(self, copies: Sequence[int]) -> list[Any]:
+        found: list[Any] = self.venv.env_method("render", indices=list(copies))
+        return found
+
+    def _begin(self, begins_B: BoolArray, frames: Mapping[int, ByteArray]) -> None:
+        self.rewards.begin({copy: frames.get(copy) for copy in np.flatnonzero(begins_B).tolist()})
+
+
+def _reset_before_learning() -> None:
+    """Have algorithms that are in a step, and will be left by an exception, reset their copies when they learn again.
+
+    `learn(..., reset_num_timesteps=False)` would go on from the observation before this step. Stable-Baselines3 says
+    nothing to its environments when it learns, so the algorithm is taken from the frames that called.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, BaseAlgorithm) and caller.env is not None:
+            caller.set_env(caller.env)
+        frame = frame.f_back

@@ -242,17 +242,20 @@ class CopyFrames:
 
     Args:
         frames: where they come from; None: `render`.
-        render: draws a copy as it stands.
+        render: draws copies as they stand; called once per moment.
     """
 
-    def __init__(self, frames: Frames, render: Callable[[int], Any]) -> None:
+    def __init__(self, frames: Frames, render: Callable[[Sequence[int]], Sequence[Any]]) -> None:
         self._frames, self._render = frames, render
 
-    def now(self, copy: int, observations: Any) -> ByteArray:
-        """The frame of a copy as it stands, with these observations of all copies."""
+    def now(self, copies_B: BoolArray, observations: Any) -> dict[int, ByteArray]:
+        """Copy to its frame as it stands, of those in (B,) `copies_B`, with these observations of all copies."""
+        copies: list[int] = np.flatnonzero(copies_B).tolist()
         if self._frames is not None:
-            return frame_of(observation_of(observations, copy), self._frames)
-        return checked_frame(self._render(copy), "the picture that the environment renders")
+            return {copy: frame_of(observation_of(observations, copy), self._frames) for copy in copies}
+        drawn = self._render(copies) if copies else ()
+        what = "the picture that the environment renders"
+        return {copy: checked_frame(picture, what) for copy, picture in zip(copies, drawn, strict=True)}
 
     def terminal(self, observation: Any, kept: Any) -> ByteArray:
         """The last frame of an episode that another one followed within the step.
@@ -272,6 +275,20 @@ class CopyFrames:
                 "guerdon.worlds.gymnasium_env.KeepTerminalFrame, or say with frames= where it is in the observation"
             )
         return checked_frame(kept, 'info["terminal_frame"]')
+
+
+def refuse_relabelling(name: str) -> None:
+    """Refuse `compute_reward`, by which hindsight relabelling (HER) asks an environment for the reward of other goals.
+
+    Raises:
+        ConfigError: it is that name.
+    """
+    if name == "compute_reward":
+        raise ConfigError(
+            "compute_reward (hindsight relabelling, HerReplayBuffer) asks for the reward of another goal, and the "
+            "reward model has seen no frame of it; it would give the environment's own reward: take a replay buffer "
+            "without relabelling"
+        )
 
 
 def observation_of(observations: Any, copy: int) -> Any:

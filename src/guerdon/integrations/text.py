@@ -10,13 +10,14 @@ template of their own. A response is cut into steps as in `guerdon run`; a respo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from guerdon.collect.text import Responses, TextRollout
 from guerdon.config import validate
-from guerdon.episodes.chats import answer_text, chat_messages, tool_schemas
+from guerdon.episodes.chats import answer_text, chat_messages, question_of, tool_schemas
 from guerdon.errors import ConfigError, DataError, RewardFailure
 from guerdon.evaluate.scores import score_episodes, solution_value
 from guerdon.labels.step_splitters import split
@@ -130,7 +131,7 @@ class TextScorer:
 
     def _episode(self, n: int, prompt: Text, response: Text, tools: Any) -> Episode | Failure:
         try:
-            asked, text = as_prompt(prompt, id=str(n), tools=tools), response_text(response)
+            asked, text = exchange(prompt, response, id=str(n), tools=tools)
         except CutError as error:
             return error.failure
         steps = split(text, self.splitter, separator=self.separator) or (text,)
@@ -166,26 +167,48 @@ def as_prompt(prompt: Text, *, id: str = "", tools: Any = None) -> Prompt:
     Raises:
         CutError: it has no turn of a user, or something else than text.
     """
-    return Prompt(id, as_conversation(prompt), ground_truth="", data_source="", tools=_tools(tools))
+    return Prompt(id, as_conversation(plain(prompt)), ground_truth="", data_source="", tools=_tools(tools))
 
 
 def _tools(given: Any) -> tuple[Tool, ...]:
     with cutting():
-        return tool_schemas(given)
+        return tool_schemas(plain(given))
 
 
-def response_text(response: Text) -> str:
-    """The text of a response, without the tokens that end a turn; of chat messages, the one of the assistant.
+def exchange(prompt: Text, response: Text, *, id: str = "", tools: Any = None) -> tuple[Prompt, str]:
+    """What a response answers, and its text without the tokens that end a turn.
+
+    Of a response in messages the last one is scored; calls of tools and their results before it belong to the
+    conversation that it answers.
+
+    Args:
+        prompt, id, tools: as of `as_prompt`.
+        response: text, or chat messages; one without a role is the assistant's.
 
     Raises:
-        CutError: several messages, or something else than text.
+        CutError: the prompt has no turn of a user, the response does not end with an answer in text, or there is
+            something else than text.
     """
+    asked = as_prompt(prompt, id=id, tools=tools)
     if isinstance(response, str):
-        return without_end(response)
-    if len(response) != 1:
-        raise CutError(f"a response is one message of the assistant, got {len(response)} messages")
+        return asked, without_end(response)
+    given = plain(response)
+    if isinstance(given, list):
+        given = [{"role": "assistant", **one} if isinstance(one, Mapping) else one for one in given]
     with cutting():
-        return answer_text(chat_messages([{"role": "assistant", **response[0]}])[0])
+        *before, last = chat_messages(given)
+        text = answer_text(last)
+        question_of(conversation := (*asked.messages, *before))
+    return replace(asked, messages=conversation), text
+
+
+def plain(value: Any) -> Any:
+    """Lists and maps of arrays and mappings, as pandas and Arrow read messages; anything else as it is."""
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    return {key: plain(one) for key, one in value.items()} if isinstance(value, Mapping) else value
 
 
 def step_source(name: str, model: RewardModel, *, min_form: float | None = None, **settings: Any) -> TextReward:

@@ -81,6 +81,7 @@ class _TokenAdvantages:
         self._algorithm = dict(algorithm)
         self._sources = {source.name: source for source in sources}
         self._outcomes: Tensor = torch.zeros(0)
+        self._completions: list[list[int]] = []
         trainer: Any = self
         names = [*trainer.reward_func_names, *(source.name for source in sources)]
         if len(set(names)) != len(names):
@@ -91,16 +92,21 @@ class _TokenAdvantages:
         if trainer.accelerator.num_processes > 1:
             raise ConfigError("advantages per token need all responses to a prompt in one process: run one process")
 
-    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+    def _calculate_rewards(
+        self, inputs: list[dict[str, Any]], prompts: Any, completions: Any, completion_ids_list: list[list[int]]
+    ) -> Tensor:
         trainer: Any = super()
-        self._outcomes = trainer._calculate_rewards(*args, **kwargs)
+        self._completions = completion_ids_list  # whole ones: `mask_truncated_completions` empties their mask
+        self._outcomes = trainer._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         return self._outcomes
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         trainer: Any = super()
         output: dict[str, Any] = trainer._generate_and_score_completions(inputs)
         if "tool_mask" in output:
-            raise ConfigError("advantages per token are for single responses: remove tools and environments")
+            raise ConfigError(
+                "advantages per token are for single responses: remove tools, environment_factory and rollout_func"
+            )
         output["advantages"] = self._token_advantages(inputs, output)
         return output
 
@@ -116,7 +122,7 @@ class _TokenAdvantages:
         rollout = rollout_of(
             [row["prompt"] for row in inputs],
             _rows(output["prompt_ids"], output["prompt_mask"]),
-            _rows(output["completion_ids"], output["completion_mask"]),
+            [np.array(ids) for ids in self._completions],
             trainer.processing_class,
             groups_B=np.arange(len(inputs)) // size,
             tools=[row.get("tools") for row in inputs],
@@ -129,18 +135,54 @@ class _TokenAdvantages:
             measured[name] = source.measure(rollout), source.terms
         measured |= self._more_sources(output, rollout)
         progress = trainer.state.global_step / max(trainer.state.max_steps, 1)
-        found = advantages_of(rollout, measured, self._algorithm, progress=progress)
+        weighted = {name: (rewards, terms.weight(progress)) for name, (rewards, terms) in measured.items()}
+        own_B_T = self._estimated(rollout, measured, weighted, progress, size)
         for name, (rewards, _) in measured.items():
             trainer._metrics[mode][f"{name}/failed"].append(float(rewards.failed_B.mean()))
         for name in self._sources:
             trainer._metrics[mode][f"{name}/reward"].append(float(measured[name][0].values.sum(axis=1).mean()))
         advantages_B_T = np.zeros(output["completion_mask"].shape, dtype=np.float32)
-        advantages_B_T[:, : rollout.mask.shape[1]] = found.advantages
+        advantages_B_T[:, : rollout.mask.shape[1]] = own_B_T
         lengths_B = np.maximum(rollout.mask.sum(axis=1), 1)
         for _ in inputs:  # what TRL wrote down for these responses were its own
             trainer._logs["advantages"].pop()
         trainer._logs["advantages"].extend((advantages_B_T.sum(axis=1) / lengths_B).tolist())
         return torch.from_numpy(advantages_B_T).to(output["completion_ids"].device)
+
+    def _estimated(
+        self,
+        rollout: TextRollout,
+        measured: Mapping[str, tuple[Rewards, SourceTerms]],
+        weighted: Mapping[str, tuple[Rewards, float]],
+        progress: float,
+        size: int,
+    ) -> np.ndarray:
+        """(B, T) advantages; those of `grpo` and TRL's `normalize_advantages` are scaled as TRL scales its own."""
+        trainer: Any = self
+        settings = checked_algorithm(self._algorithm)
+        if settings.needs.groups and size < 2:  # num_generations_eval=1: nothing to compare, as in TRL
+            return np.zeros(rollout.mask.shape, dtype=np.float32)
+        scaled = settings.adv_estimator == "grpo" and hasattr(trainer, "scale_rewards")
+        algorithm = {**self._algorithm, "adv_estimator": "dr_grpo"} if scaled else self._algorithm
+        found = advantages_of(rollout, measured, algorithm, progress=progress)
+        known_B = np.any([found.known[name].any(axis=1) for name in measured], axis=0)
+        advantages_B_T = found.advantages.astype(np.float64)
+        each = scaled and trainer.multi_objective_aggregation == "normalize_then_sum"
+        if each:
+            spreads = {name: _spread(_totals({name: (rewards, 1.0)}), size) for name, (rewards, _) in weighted.items()}
+            parts = [w * found.per_source[name] / spreads[name][:, None] for name, (_, w) in weighted.items()]
+            advantages_B_T = np.sum(parts, axis=0, dtype=np.float64)
+        elif scaled and trainer.scale_rewards != "none":
+            totals_B = _totals(weighted)
+            spread_B = _spread(totals_B, size if trainer.scale_rewards == "group" else len(totals_B))
+            advantages_B_T /= spread_B[:, None]
+        if each or getattr(trainer, "normalize_advantages", False):
+            means_B = advantages_B_T.sum(axis=1) / np.maximum(rollout.mask.sum(axis=1), 1)
+            means_B[~known_B] = np.nan
+            if known_B.any():
+                advantages_B_T = (advantages_B_T - np.nanmean(means_B)) / _spread(means_B, len(means_B))[:, None]
+            advantages_B_T = np.where(rollout.mask & known_B[:, None], advantages_B_T, 0.0)
+        return advantages_B_T.astype(np.float32)
 
 
 class TokenAdvantageTrainer(_TokenAdvantages, GRPOTrainer):  # type: ignore[misc]
@@ -148,7 +190,9 @@ class TokenAdvantageTrainer(_TokenAdvantages, GRPOTrainer):  # type: ignore[misc
 
     Every entry of `reward_funcs` is a source that is paid at the last token, with its entry of `reward_weights`;
     `sources` pay at the tokens where steps end. Each source keeps its baseline, and a failed measurement stays out of
-    it. TRL's `scale_rewards` and `multi_objective_aggregation` change only what TRL logs.
+    it. With `adv_estimator: grpo`, TRL's `scale_rewards` and `multi_objective_aggregation` say what the difference to
+    the group's mean is divided by; other estimators divide by nothing. `mask_truncated_completions` keeps responses out
+    of the loss only: they are scored, and belong to their group.
 
     Args:
         *args: as of `trl.GRPOTrainer`.
@@ -171,8 +215,8 @@ class TokenRLOOTrainer(_TokenAdvantages, RLOOTrainer):  # type: ignore[misc]
 
     Where all tokens of a response have the same advantage and the weights are those that wrote it, its gradient is
     that of TRL's loss. The penalty `beta` is a source of its own (`kl`), paid at every token with -beta times the log
-    ratio of policy and reference; TRL adds its sum to the outcome. TRL's `normalize_advantages` changes only what TRL
-    logs: set that key of `algorithm`.
+    ratio of policy and reference; TRL adds its sum to the outcome. TRL's `normalize_advantages` is over responses, the
+    key of the same name in `algorithm` over tokens.
 
     Args:
         *args: as of `trl.RLOOTrainer`.
@@ -188,7 +232,9 @@ class TokenRLOOTrainer(_TokenAdvantages, RLOOTrainer):  # type: ignore[misc]
         self._log_probs: list[Tensor] | None = None  # while responses are scored: of the policy, then of the reference
         super().__init__(*args, **kwargs)
         if self.reward_clip_range or self.aux_loss_enabled:
-            raise ConfigError("reward_clip_range and the auxiliary loss of routers are not supported here: remove them")
+            raise ConfigError(
+                "reward_clip_range and router_aux_loss_coef are not supported here: remove the one, set the other to 0"
+            )
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
@@ -213,7 +259,10 @@ class TokenRLOOTrainer(_TokenAdvantages, RLOOTrainer):  # type: ignore[misc]
         assert self._log_probs is not None
         policy, reference = self._log_probs
         ratio_B_T = (policy - reference).float().cpu().numpy()[:, : rollout.mask.shape[1]]
-        rewards = response_rewards(np.where(rollout.mask, -ratio_B_T, 0.0), rollout.mask, {})
+        kept_B_T = (
+            output["completion_mask"].bool().cpu().numpy()[:, : rollout.mask.shape[1]]
+        )  # of others none is computed
+        rewards = response_rewards(np.where(rollout.mask & kept_B_T, -ratio_B_T, 0.0), rollout.mask, {})
         return {KL: (rewards, SourceTerms(KL, coefficient=self.beta))}
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
@@ -236,6 +285,26 @@ class TokenRLOOTrainer(_TokenAdvantages, RLOOTrainer):  # type: ignore[misc]
             metrics[f"clip_ratio/{name}"].append(((values * mask_B_T).sum() / tokens).item())
         metrics["entropy"].append(((entropies_B_T * mask_B_T).sum() / tokens).item())
         return loss
+
+
+def _totals(weighted: Mapping[str, tuple[Rewards, float]]) -> np.ndarray:
+    """(B,) weighted sum of what the sources pay in a response; one that failed adds nothing, and NaN where all did."""
+    failed_K_B = np.stack([rewards.failed_B for rewards, _ in weighted.values()])
+    paid_K_B = np.stack(
+        [weight * rewards.values.sum(axis=1, dtype=np.float64) for rewards, weight in weighted.values()]
+    )
+    return np.where(failed_K_B.all(axis=0), np.nan, np.where(failed_K_B, 0.0, paid_K_B).sum(axis=0))
+
+
+def _spread(values_B: np.ndarray, size: int) -> np.ndarray:
+    """(B,) what TRL divides by: 1e-4 above the standard deviation (with n - 1) of what is known in runs of `size`."""
+    runs = values_B.reshape(-1, size)
+    known = np.isfinite(runs)
+    count = known.sum(axis=1)
+    mean = np.where(known, runs, 0.0).sum(axis=1) / np.maximum(count, 1)
+    squares = np.where(known, (runs - mean[:, None]) ** 2, 0.0).sum(axis=1)
+    deviation = np.sqrt(squares / np.maximum(count - 1, 1))
+    return np.repeat(deviation + 1e-4, size)
 
 
 def _rows(ids: Tensor, mask: Tensor) -> list[np.ndarray]:

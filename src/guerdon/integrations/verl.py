@@ -31,6 +31,7 @@ from guerdon.integrations.text import (
     TextScorer,
     checked_algorithm,
     outcome_rewards,
+    plain,
     rollout_of,
     token_advantages,
 )
@@ -47,10 +48,11 @@ from guerdon.types import Failure, Metrics, Rewards
 VERIFIER = "verifier"
 
 
-def score_function(scorer: TextScorer, *, question_key: str = "question") -> Callable[..., float]:
+def score_function(scorer: TextScorer, *, question_key: str = "question") -> Callable[..., float | list[float]]:
     """A `compute_score` for `reward.custom_reward_function`.
 
-    verl gives it no prompt: the question is read from the row's `extra_info`.
+    verl gives it no prompt: the question is read from the row's `extra_info`. It is called with one row, or by verl's
+    `batch` reward manager with all of them (`solution_strs`, `extra_infos`, ...), and then scores them at once.
 
     Args:
         scorer: a reward model, and how responses are read for it.
@@ -61,16 +63,34 @@ def score_function(scorer: TextScorer, *, question_key: str = "question") -> Cal
         no question.
     """
 
-    def compute_score(
-        data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, **_: Any
-    ) -> float:
-        question = (extra_info or {}).get(question_key)
-        if question is None:
+    def question(data_source: Any, extra_info: Any) -> Text:
+        found = extra_info.get(question_key) if isinstance(extra_info, Mapping) else None
+        if found is None:
             raise ConfigError(
                 f"a row of {data_source} has no extra_info.{question_key}: put the question there, or take "
                 "TokenRewardManager, which reads the prompt"
             )
-        return scorer.numbers([question], [solution_str])[0]
+        return found  # type: ignore[no-any-return]
+
+    def compute_score(
+        data_source: Any = None,
+        solution_str: str | None = None,
+        ground_truth: Any = None,
+        extra_info: Any = None,
+        *,
+        data_sources: Sequence[Any] | None = None,
+        solution_strs: Sequence[str] | None = None,
+        extra_infos: Sequence[Any] | None = None,
+        **_: Any,
+    ) -> float | list[float]:
+        if solution_strs is None:
+            if solution_str is None:
+                raise ConfigError("verl gave neither solution_str nor solution_strs")
+            return scorer.numbers([question(data_source, extra_info)], [solution_str])[0]
+        rows = len(solution_strs)
+        sources, infos = (given if given is not None else [None] * rows for given in (data_sources, extra_infos))
+        asked = [question(source, info) for source, info in zip(sources, infos, strict=True)]
+        return scorer.numbers(asked, list(solution_strs))
 
     return compute_score
 
@@ -116,7 +136,7 @@ class TokenRewardManager(RewardManagerBase):  # type: ignore[misc]
         prompts = [row[keep].numpy() for row, keep in zip(data.batch["prompts"], valid[:, :width], strict=True)]
         responses = [row[keep].numpy() for row, keep in zip(data.batch["responses"], valid[:, width:], strict=True)]
         given: Sequence[Text] | None = data.non_tensor_batch.get("raw_prompt")
-        asked = [cls._tokenizer.decode(ids) for ids in prompts] if given is None else [_plain(one) for one in given]
+        asked = [cls._tokenizer.decode(ids) for ids in prompts] if given is None else [plain(one) for one in given]
         rewards = cls.source.measure(rollout_of(asked, prompts, responses, cls._tokenizer))
         if rewards.failures:
             missing = {row: str(why) for row, _, why in rewards.failures}
@@ -275,7 +295,7 @@ def _rollout(batch: Any, non_tensor_batch: Mapping[str, Any], index: np.ndarray,
     prompts = [row[keep].numpy() for row, keep in zip(batch["prompts"].cpu(), valid[:, :width].cpu(), strict=True)]
     responses = [row[keep].numpy() for row, keep in zip(batch["responses"].cpu(), valid[:, width:].cpu(), strict=True)]
     given = non_tensor_batch.get("raw_prompt")
-    asked = [tokenizer.decode(ids) for ids in prompts] if given is None else [_plain(one) for one in given]
+    asked = [tokenizer.decode(ids) for ids in prompts] if given is None else [plain(one) for one in given]
     groups_B = np.unique(np.asarray(index), return_inverse=True)[1]
     rollout = rollout_of(asked, prompts, responses, tokenizer, groups_B=groups_B)
     outcomes_B = batch["token_level_scores"].float().sum(dim=1).cpu().numpy()
@@ -308,7 +328,3 @@ def _widened(values_B_T: np.ndarray, like: Tensor) -> Tensor:
 def _check_names(names: Sequence[str]) -> None:
     if len({*names, VERIFIER, KL}) != len(names) + 2:
         raise ConfigError(f"sources need distinct names, none of them {VERIFIER} or {KL}; got {', '.join(names)}")
-
-
-def _plain(prompt: Any) -> Text:
-    return prompt if isinstance(prompt, str) else [dict(message) for message in prompt]

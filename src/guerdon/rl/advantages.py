@@ -478,7 +478,10 @@ def _check(sources: Mapping[str, SourceRewards], steps: Steps, estimator: str, w
     if needs.groups:
         sizes = np.ones(1) if groups is None else np.unique(groups, return_counts=True)[1]
         if groups is None or (len(groups) and sizes.max() < 2):
-            raise ConfigError(f"{estimator} compares responses to the same prompt: data.n_samples must be at least 2")
+            raise ConfigError(
+                f"{estimator} compares responses to the same prompt: data.n_samples must be at least 2 (of TRL "
+                "num_generations, of verl actor_rollout_ref.rollout.n)"
+            )
     for name, source in sources.items():
         for needed, key in ((needs.critic, "values_B_T"), (needs.greedy, "greedy_B")):
             if needed and getattr(source, key) is None:

@@ -88,7 +88,7 @@ class ControlReward(ModelReward[ControlInputs]):
         self._num_envs = num_envs
         drawn = np.random.default_rng(0) if rng is None else rng
         self.cache = None if settings.cache is None else FrameCache(settings.cache, drawn)
-        self.ahead = ScoresAhead(lambda episodes: self.model.score(episodes))
+        self.ahead = ScoresAhead(self._score)
         self._under_way: dict[
             tuple[int, int], list[tuple[IntArray, NDArray[Any]]]
         ] = {}  # seen for `score_ahead` before their end
@@ -187,6 +187,10 @@ class ControlReward(ModelReward[ControlInputs]):
         if self.settings.model.model_type in LOGGED_AS_PRM:
             _log_as_prm(paid, np.array(begins, dtype=np.bool_), self.terms.weight(0.0))
         return paid
+
+    def _score(self, episodes: Sequence[Episode]) -> list[Score]:
+        """The model's scores; a bound method, not a lambda, so that a source can be pickled."""
+        return self.model.score(episodes)
 
     def _scores(self, segments: Sequence[Segment]) -> list[tuple[Segment, list[int], list[Score], BoolArray]]:
         """Of every segment the rows that are scored, their scores, and (R,) which are values of other frames.

@@ -28,14 +28,14 @@ from urllib.parse import quote
 
 import numpy as np
 
-from guerdon.episodes.chats import asked_key
+from guerdon.episodes.chats import asked_key, chat_messages
 from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.evaluate.scores import solution_value
 from guerdon.models.explained_score import PARSE_STATUSES, ExplainedScore, JudgeOptions, ParseStatus
 from guerdon.models.vlm_frames import sample_frames
 from guerdon.policies.tokens import split_steps
 from guerdon.serve.update_store import UpdateId, UpdateResult
-from guerdon.serve.wire_text import CutError, from_messages
+from guerdon.serve.wire_text import CutError, cutting, from_messages
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.remote import RemoteSettings
 from guerdon.types import ByteArray, Episode, Failure, RewardInfo, Score
@@ -376,7 +376,8 @@ def text_episodes(
         try:
             asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
             said = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
-            pair = from_messages([*asked, *said])
+            with cutting():
+                pair = from_messages((*chat_messages(asked), *chat_messages(said)))
         except CutError as error:
             episodes.append(error.failure)
             continue

@@ -123,7 +123,7 @@ class ErrorAnswer(BaseModel):
     error: ErrorDetail
 
 
-_STATUSES = (400, 401, 403, 404, 408, 413, 422, 429, 500, 503, 504)
+_STATUSES = (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": HTTPStatus(status).phrase} for status in _STATUSES
 }

@@ -39,8 +39,6 @@ def serve_settings(file: Path | None, overrides: Sequence[str], flags: Mapping[s
     models = dict(tree.data.get("models") or {})
     single = {key: flags[key] for key in ServedModelSettings.model_fields if flags.get(key) is not None}
     entries = dict(_named(entry) for entry in flags.get("model") or ())
-    if single.get("processes") in ("none", "null"):
-        single["processes"] = None
     models |= entries
     about = next(iter(entries)) if len(entries) == 1 and not single.keys() & set(SOURCES) else None
     known = {} if about is None else entries[about]

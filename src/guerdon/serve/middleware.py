@@ -99,6 +99,9 @@ class RequestMiddleware:
             return await self.app(scope, exchange.plain_receive, exchange.send)
         if self.models.draining:
             raise _Refused(503, "not_ready", "the server is shutting down")
+        if (encoding := headers.get("content-encoding", "identity").strip().lower()) not in ("", "identity"):
+            told = f"the body has the content encoding {encoding[:40]!r}: send it uncompressed"
+            raise _Refused(415, "unsupported_media_type", told)
         claimed = headers.get("content-length", "0")
         if not (claimed.isascii() and claimed.isdigit()) or int(claimed) > limits.max_body_bytes:
             raise _Refused(413, "too_large", f"a request may have at most {limits.max_body_bytes} bytes")

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from guerdon.episodes.chats import ChatError, chat_messages, context_of, question_of, split_answer, tool_schemas
@@ -51,6 +52,7 @@ _OPENING = re.compile(
     r"(?:<s>|<bos>|<BOS_TOKEN>|<\|begin_of_text\|>|<\|endoftext\|>|<\|end_of_text\|>|<｜begin▁of▁sentence｜>|\s)*"
 )
 _MARKS = re.compile(r"<extra_0>|[ \n]ки(?![^\W\d_])")  # Qwen2.5-Math-PRM, Math-Shepherd
+_SURE = 32  # characters of the end of a prompt, white space aside, that show it is that prompt which was cut
 _ROLES = {"model": "assistant", "chatbot": "assistant", "ipython": "tool"}
 
 
@@ -90,19 +92,18 @@ def cut(text: str, prompt: str | None = None) -> PromptResponse:
 
     Args:
         text: both, special tokens included.
-        prompt: beginning of the text, if it is known; a beginning-of-text token may precede it.
+        prompt: beginning of the text, if it is known; a beginning-of-text token may precede it. White space may differ
+            (a tokenizer's decoding need not be the inverse of its encoding), and the text may begin within the prompt
+            (a trainer cut it on the left).
 
     Raises:
         CutError: the text does not begin with the prompt, or there is none and no template is recognised.
     """
     if prompt is not None:
-        at = text.find(prompt)
-        if at < 0 or not _OPENING.fullmatch(text[:at]):
-            raise CutError("the text does not begin with its prompt")
-        head, response = prompt, text[at + len(prompt) :]
-        turns = read_prompt(head)
+        response = _behind(text, prompt)
+        turns = read_prompt(prompt)
         if turns is None:
-            return PromptResponse(head, without_end(response))
+            return PromptResponse(prompt, without_end(response))
         if turns[-1][0] == "assistant":  # the template opened the answer, perhaps with a first word such as <think>
             response, turns = turns[-1][1] + response, turns[:-1]
         return answered(turns_as_messages(turns), without_end(response))
@@ -112,6 +113,33 @@ def cut(text: str, prompt: str | None = None) -> PromptResponse:
     if turns[-1][0] != "assistant" or len(turns) < 2:
         raise CutError("the last turn is not the assistant's: there is no response")
     return answered(turns_as_messages(turns[:-1]), without_end(turns[-1][1]))
+
+
+def _behind(text: str, prompt: str) -> str:
+    """What follows a prompt in a text that begins with it, or with its end.
+
+    Raises:
+        CutError: it does not; or what it shows of the prompt is too little, or stands there in several ways.
+    """
+    at = text.find(prompt)
+    if at >= 0 and _OPENING.fullmatch(text[:at]):
+        return text[at + len(prompt) :]
+    opening, own = (_OPENING.match(one).end() for one in (text, prompt))  # type: ignore[union-attr]
+    shown, asked = ("".join(one.split()) for one in (text[opening:], prompt[own:]))
+    begins = [0] if asked and shown.startswith(asked) else []
+    at = 0 if begins else asked.find(shown[:_SURE], 1)
+    while at > 0 and len(asked) - at >= _SURE and len(begins) < 2:
+        begins += [at] if shown.startswith(asked[at:]) else []
+        at = asked.find(shown[:_SURE], at + 1)
+    if len(begins) != 1:
+        raise CutError(
+            "the text does not begin with its prompt, nor with its end"
+            if not begins
+            else "the text begins with the end of its prompt in several ways, so the response cannot be told apart"
+        )
+    count = len(asked) - begins[0]
+    places = (k for k in range(opening, len(text)) if not text[k].isspace())
+    return text[next(islice(places, count - 1, None)) + 1 :].lstrip()
 
 
 def cut_or_failure(text: str, prompt: str | None = None) -> PromptResponse | Failure:
@@ -156,7 +184,8 @@ def as_conversation(prompt: str | Sequence[Mapping[str, Any]]) -> tuple[Message,
     else:
         with cutting():
             messages = chat_messages(prompt)
-        if messages[-1]["role"] == "assistant" and not messages[-1]["content"].strip():
+        last = messages[-1]
+        if last["role"] == "assistant" and not last["content"].strip() and not last.get("tool_calls"):
             messages = messages[:-1]
     with cutting():
         question_of(messages)

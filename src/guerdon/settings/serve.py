@@ -36,8 +36,8 @@ class ServedModelSettings(Settings):
     processes: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
         "auto",
         description="copies of it, each in a process of its own (and each on the next GPU, where there are several: "
-        "those of gpu_ids, or all that are visible); null: in the server's process; auto: a small model on a CPU with "
-        "at least four cores has a copy for each but one, any other model is in the server's process",
+        "those of gpu_ids, or all that are visible); null or none: in the server's process; auto: a small model on a "
+        "CPU with at least four cores has a copy for each but one, any other model is in the server's process",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="further arguments of its loader, by name")
     update_dir: str | None = Field(None, description="state of a model that learns; null: it does not learn")
@@ -56,6 +56,12 @@ class ServedModelSettings(Settings):
         if isinstance(self.processes, int) and self.update_dir is not None:
             raise ValueError("a model with an update_dir learns, which copies would not do alike; remove processes")
         return self
+
+    @field_validator("processes", mode="before")
+    @classmethod
+    def _no_copies(cls, given: Any) -> Any:
+        """`none`, as on the command line, is null."""
+        return None if given in ("none", "null") else given
 
     @field_validator("custom_backend")
     @classmethod

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
+from gymnasium.utils import RecordConstructorArgs
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from guerdon.episodes.images import rgb_picture
@@ -35,8 +36,12 @@ def _gymnasium(error: type[GuerdonError], what: str) -> Iterator[None]:
         raise MissingDependencyError(said) from exc.__cause__
 
 
-class KeepTerminalFrame(gymnasium.Wrapper):  # type: ignore[misc]
+class KeepTerminalFrame(gymnasium.Wrapper, RecordConstructorArgs):  # type: ignore[misc]
     """Draws the terminal moment into `info["terminal_frame"]`, for vector environments that reset within a step."""
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        RecordConstructorArgs.__init__(self)
+        super().__init__(env)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """One step; the info of the last one carries the picture."""
@@ -161,13 +166,26 @@ class RenderEye:
 
     def look(self, index: int) -> ByteArray:
         """The picture of copy `index` now, (H, W, 3) uint8."""
+        return self.looks([index])[0]
+
+    def looks(self, indices: Sequence[int]) -> list[ByteArray]:
+        """Pictures of copies now; one call of `render()`, which draws all copies, unless it is a `SyncVectorEnv`.
+
+        Raises:
+            ConfigError: `render()` gives no picture of each copy.
+            MissingDependencyError: it raises.
+        """
         with _gymnasium(MissingDependencyError, "the environment cannot draw itself"):
             if isinstance(self._env, SyncVectorEnv):
-                picture = self._env.envs[index].render()
+                drawn = {index: self._env.envs[index].render() for index in indices}
             else:
-                picture = self._env.call("render")[index]
+                pictures = self._env.render()
+                count = None if pictures is None else len(pictures)
+                if count not in (None, self._env.num_envs):
+                    raise ConfigError(f"render() gives {count} pictures of {self._env.num_envs} copies")
+                drawn = {index: None if pictures is None else pictures[index] for index in indices}
         try:
-            shown = rgb_picture(picture)
+            shown = [rgb_picture(drawn[index]) for index in indices]
         except DataError as error:
             raise ConfigError(f"render() of the environment: {error}") from error
         if not self._drawn:
