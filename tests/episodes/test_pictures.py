@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from guerdon.episodes.images import decode_images, rgb_frames, rgb_picture
+from guerdon.episodes.images import check_images, decode_images, file_type, rgb_frames, rgb_picture
 from guerdon.errors import DataError
 
 RGB = np.random.default_rng(0).integers(0, 256, (2, 5, 7, 3), dtype=np.uint8)
@@ -86,3 +86,116 @@ def test_pictures_of_8_bits_or_less_are_read(mode):
     buffer = io.BytesIO()
     picture.save(buffer, "PNG")
     assert np.array_equal(decode_images([buffer.getvalue()])[0], np.asarray(picture.convert("RGB")))
+
+
+def file_of(picture, kind="PNG", **options):
+    if isinstance(picture, np.ndarray):
+        picture = Image.fromarray(picture)
+    picture.save(buffer := io.BytesIO(), kind, **options)
+    return buffer.getvalue()
+
+
+def stored(upright, orientation):
+    """What a camera stores of a picture that is shown upright by this EXIF orientation; see the EXIF standard."""
+    top = {1: 0, 2: 0, 3: 1, 4: 1}
+    if orientation in top:
+        return upright[:: -1 if top[orientation] else 1, :: -1 if orientation in (2, 3) else 1]
+    turned = upright.swapaxes(0, 1)  # row 0 is the left side (5, 8) or the right one
+    return turned[:: -1 if orientation in (6, 7) else 1, :: -1 if orientation in (7, 8) else 1]
+
+
+def tagged(orientation):
+    tags = Image.Exif()
+    tags[274] = orientation
+    return tags
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "MPO"])
+@pytest.mark.parametrize("orientation", range(10))
+def test_pictures_are_turned_upright(kind, orientation):
+    """A 4x6 block picture; the corner at the upper left is red, the one at the upper right green."""
+    upright = np.full((32, 48, 3), 90, np.uint8)
+    upright[:16, :16], upright[:16, 32:] = (200, 0, 0), (0, 200, 0)
+    kept = stored(upright, orientation if 1 <= orientation <= 8 else 1)
+    options = {"lossless": True} if kind == "WEBP" else {"quality": 95, "subsampling": 0} if kind != "PNG" else {}
+    if kind == "MPO":
+        options |= {"save_all": True, "append_images": [Image.new("RGB", (48, 32))]}
+    blob = file_of(np.ascontiguousarray(kept), kind, exif=tagged(orientation), **options)
+    found = decode_images([blob, file_of(upright)])  # as large as an upright one
+    assert np.abs(found[0].astype(int) - upright).max() <= (40 if kind in ("JPEG", "MPO") else 0)
+    assert np.abs(found[0].astype(int) - upright).mean() < 4
+    check_images([blob, file_of(upright)])
+
+
+def test_the_orientation_of_a_png_may_follow_its_pixels():
+    upright = RGB[0]
+    blob = file_of(np.ascontiguousarray(stored(upright, 6)), exif=tagged(6))
+    at, end = blob.index(b"eXIf") - 4, blob.index(b"IDAT") - 4
+    late = blob[:at] + blob[end:-12] + blob[at:end] + blob[-12:]
+    assert np.array_equal(decode_images([late])[0], upright)
+    check_images([late, file_of(upright)])
+    with pytest.raises(DataError, match="row 1 is 7x5, the first one is 5x7"):
+        check_images([late, file_of(upright.swapaxes(0, 1))])
+
+
+def test_unreadable_exif_data_turn_nothing():
+    for kind in ("PNG", "WEBP"):
+        assert decode_images([file_of(RGB[0], kind, exif=b"Exif\0\0garbage")]).shape == (1, 5, 7, 3)
+
+
+def test_pictures_of_phones_and_of_print():
+    assert np.array_equal(
+        decode_images([file_of(THREE[0], "JPEG")]), decode_images([file_of(THREE[0], "MPO", save_all=True)])
+    )
+    grey = np.full((16, 16), 120, np.uint8)
+    ink = np.dstack([np.zeros_like(grey), np.full_like(grey, 255), np.full_like(grey, 255), np.zeros_like(grey)])
+    found = decode_images([file_of(Image.fromarray(ink, "CMYK"), "JPEG", quality=95)])
+    assert np.abs(found.astype(int) - (255, 0, 0)).max() <= 4  # magenta and yellow are red
+    opaque = np.dstack([grey, np.full_like(grey, 255)])
+    for kind in ("PNG", "WEBP"):
+        lossless = {"lossless": True} if kind == "WEBP" else {}
+        picture = Image.fromarray(opaque, "LA").convert("LA" if kind == "PNG" else "RGBA")
+        assert (decode_images([file_of(picture, kind, **lossless)]) == 120).all()
+    palette = Image.fromarray(RGB[0]).quantize(8)
+    seen = decode_images([file_of(palette, transparency=200)])  # no pixel has that colour
+    assert np.array_equal(seen[0], np.asarray(palette.convert("RGB")))
+
+
+CLEAR = np.dstack([RGB[0], np.full((5, 7), 255, np.uint8)])
+CLEAR[2, 3, 3] = 254
+
+
+@pytest.mark.parametrize(
+    ("blob", "words"),
+    [
+        (file_of(CLEAR), "transparency: blend"),
+        (file_of(CLEAR, "WEBP", lossless=True), "transparency: blend"),
+        (file_of(Image.fromarray(CLEAR).convert("LA")), "transparency: blend"),
+        (file_of(Image.fromarray(RGB[0]).quantize(8), transparency=0), "transparency: blend"),
+        (file_of(np.full((4, 4), 800, np.uint16)), "16 bits a value"),
+        (file_of(RGB[0], save_all=True, append_images=[Image.fromarray(RGB[1])]), r"animated PNG \(APNG\) of 2"),
+        (file_of(RGB[0], "WEBP", save_all=True, append_images=[Image.fromarray(RGB[1])]), "animated WebP of 2"),
+        (file_of(RGB[0], "GIF"), "is a GIF picture: convert it"),
+        (file_of(RGB[0], "TIFF"), "is a TIFF picture: convert it"),
+        (file_of(RGB[0], "BMP"), "is a BMP picture: convert it"),
+        (b"\0\0\0\x18ftypheic" + bytes(40), "is a HEIC picture: convert it"),
+        (b"\0\0\0\x18ftypmif1" + bytes(40), r"is a HEIF picture \(HEIC or AVIF\)"),
+        (b"\0\0\0\x1cftypavif" + bytes(40), "is an AVIF picture: convert it"),
+        (b"\0\0\0\x1cftypisom" + bytes(40), "is an MP4 video: convert it"),
+        (b"hello" * 10, "is no PNG, JPEG or WebP picture"),
+        (file_of(RGB[0])[:-30], "cannot be decoded"),
+        (b"\xff\xd8\xff" + bytes(50), "cannot be decoded: it is a JPEG picture, but cut off"),
+    ],
+)
+def test_other_pictures_are_refused_by_name(blob, words):
+    for read in (decode_images, check_images):
+        with pytest.raises(DataError, match=f"image of row 1 .*{words}"):
+            read([file_of(RGB[0]), blob])
+
+
+def test_types_are_named():
+    assert [file_type(file_of(RGB[0], kind)[:12]) for kind in ("PNG", "JPEG", "WEBP")] == [
+        "a PNG picture", "a JPEG picture", "a WebP picture"
+    ]  # fmt: skip
+    assert file_type(b"\0\0\0\x18ftypqt  ") == "an MP4 video"
+    assert file_type(b"") == file_type(b"RIFF1234WAVE") == ""

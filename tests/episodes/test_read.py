@@ -160,7 +160,7 @@ def encoded(array, kind):
         (b"\x89PNG nonsense", "row 2"),
         (b"", "no image bytes"),
         (None, "no image bytes"),
-        (encoded(np.zeros((8, 10, 3), np.uint8), "BMP"), "neither PNG nor JPEG"),
+        (encoded(np.zeros((8, 10, 3), np.uint8), "BMP"), "is a BMP picture"),
         (encoded(np.zeros((9, 10, 3), np.uint8), "PNG"), "9x10"),
         (encoded(np.zeros((8, 10, 3), np.uint8), "PNG")[:-30], "row 2"),
     ],

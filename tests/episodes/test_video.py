@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import struct
 import sys
 
 import numpy as np
@@ -13,6 +14,8 @@ from guerdon.episodes.read import dataset_hash, read_episodes, summarize
 from guerdon.episodes.video import VideoWriter, count_frames, declared_frames, decode_video
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import DataError, MissingDependencyError
+from guerdon.serve.decode import decode_video as serve_video
+from guerdon.settings.serve import MediaSettings
 
 pytest.importorskip("av")
 
@@ -167,6 +170,88 @@ def change_rows(path, **columns):
         at = table.column_names.index(name)
         table = table.set_column(at, name, pa.array(values, table.schema.field(name).type))
     pq.write_table(table, path)
+
+
+IDENTITY = (1, 0, 0, 1)
+TURNS = {  # a, b, c, d of a display matrix, and what it makes of an array
+    IDENTITY: lambda x: x,
+    (-1, 0, 0, 1): lambda x: x[:, ::-1],
+    (1, 0, 0, -1): lambda x: x[::-1],
+    (-1, 0, 0, -1): lambda x: np.rot90(x, 2),
+    (0, 1, -1, 0): lambda x: np.rot90(x, -1),  # clockwise, as phones that are held upright write
+    (0, -1, 1, 0): lambda x: np.rot90(x, 1),
+    (0, 1, 1, 0): lambda x: x.swapaxes(0, 1),
+    (0, -1, -1, 0): lambda x: np.rot90(x, 2).swapaxes(0, 1),
+}
+
+
+def set_matrix(path, a, b, c, d):
+    """Change the display matrix in the header of the first track."""
+    content = bytearray(path.read_bytes())
+    at = content.index(struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30), content.index(b"tkhd"))
+    a, b, c, d = (round(value * 65536) for value in (a, b, c, d))
+    content[at : at + 36] = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    path.write_bytes(content)
+
+
+def both_ways(path, count, fps=10):
+    """The frames as data sets and as the server read them."""
+    read = decode_video(path, np.arange(count) / fps, fps=fps)
+    with path.open("rb") as file:
+        assert np.array_equal(serve_video(file, nframes=None, limits=MediaSettings()), read)
+    return read
+
+
+@pytest.mark.parametrize("matrix", sorted(TURNS))
+def test_videos_are_turned_upright(tmp_path, matrix):
+    path = tmp_path / "clip.mp4"
+    frames = np.repeat(np.repeat(np.random.default_rng(1).integers(0, 256, (3, 2, 3, 1)), 16, 1), 16, 2)
+    frames = np.repeat(frames, 3, axis=-1).astype(np.uint8)
+    with VideoWriter(path, height=32, width=48, fps=10) as writer:
+        writer.add(frames)
+    plain = both_ways(path, 3)
+    assert np.abs(plain.astype(int) - frames).mean() < 4
+    set_matrix(path, *matrix)
+    assert np.array_equal(both_ways(path, 3), np.stack([TURNS[matrix](frame) for frame in plain]))
+    assert count_frames(path) == 3
+
+
+@pytest.mark.parametrize("matrix", [(0.7, 0.7, -0.7, 0.7), (0, 0, 0, 0), (1, 0.5, 0, 1)])
+def test_a_video_that_is_turned_by_another_angle_is_refused(tmp_path, matrix):
+    path = tmp_path / "clip.mp4"
+    with VideoWriter(path, height=32, width=48, fps=10) as writer:
+        writer.add(clip(3))
+    set_matrix(path, *matrix)
+    with pytest.raises(DataError, match="no multiple of 90 degrees"):
+        decode_video(path, np.arange(3) / 10, fps=10)
+    with path.open("rb") as file, pytest.raises(DataError, match="no multiple of 90 degrees"):
+        serve_video(file, nframes=2, limits=MediaSettings())
+
+
+@pytest.mark.parametrize("start", [0, 1, 5, 11, 12, 20])
+@pytest.mark.parametrize("name", ["cut.mp4", "cut.mov"])
+def test_frames_before_the_start_of_a_cut_are_none(tmp_path, start, name):
+    """As `ffmpeg -ss START -c copy`: from the key frame before on, and an edit list that says what is shown."""
+    import av
+
+    whole = encoded(tmp_path / "clip.mp4", 24, "libx264", {"qp": "0", "g": "12", "bf": "2"}, {})
+    path, key = tmp_path / name, start // 12 * 12
+    with av.open(str(whole)) as source, av.open(str(path), "w") as target:
+        stream = target.add_stream_from_template(source.streams.video[0])
+        unit = source.streams.video[0].time_base
+        for packet in source.demux(video=0):
+            if packet.size and round(packet.pts * unit * 10) >= key:
+                shift = round(start / 10 / unit)
+                packet.pts, packet.dts, packet.stream = packet.pts - shift, packet.dts - shift, stream
+                target.mux(packet)
+    frames = clip(24, height=64, width=64, level=3)[start:]
+    assert count_frames(path) == 24 - start
+    assert np.abs(both_ways(path, 24 - start).astype(int) - frames).max() <= 4
+    if start % 12:
+        assert declared_frames(path) > count_frames(path)
+    with path.open("rb") as file:
+        sampled = serve_video(file, nframes=2, limits=MediaSettings())
+    assert np.abs(sampled.astype(int) - frames[[0, -1]]).max() <= 4
 
 
 FROM, TO = (f"videos/observation.images.main/{end}_timestamp" for end in ("from", "to"))

@@ -48,7 +48,7 @@ def endpoint(server, **settings):
 
 def question(prompt="completed", rows=1, **options):
     return make_question(
-        PROMPTS[prompt].fill("close the door"), episode(rows).frames, nframes=4, max_pixels=10**6, **options
+        PROMPTS[prompt].fill("close the door"), episode(rows).frames, **{"nframes": 4, "max_pixels": 10**6, **options}
     )
 
 
@@ -117,6 +117,9 @@ def test_messages_carry_lossless_pictures_and_the_words():
     (part,) = question_of(chat_messages(question("completion_percentage", rows=5))).media
     assert isinstance(part, Video)
     assert part.frames.shape == (4, 20, 24, 3)
+    for prompt in ("completed", "completion_percentage"):
+        (part,) = question_of(chat_messages(question(prompt, rows=2, max_pixels=120))).media
+        assert (part.pixels if isinstance(part, Picture) else part.frames[0]).shape == (10, 12, 3)
     jpeg = chat_messages(question(), "jpeg")[0]["content"][0]["image_url"]["url"]
     assert jpeg.startswith("data:image/jpeg;base64,")
     assert isinstance(question_of(chat_messages(question(), "jpeg")).media[0], Picture)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vlm_samples import FAMILIES, episode, tiny_backend, tiny_folder
 
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.models.tiny_vlm import IMAGE, VIDEO, build_image_processor, build_tokenizer
+from guerdon.models.tiny_vlm import IMAGE, VIDEO, build_image_processor, build_tokenizer, build_video_processor
 from guerdon.models.vlm import load_vlm
 from guerdon.models.vlm_frames import limit_pixels
 from guerdon.models.vlm_prompts import (
@@ -42,8 +42,8 @@ def inputs():
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
 def test_a_video_of_pairs_holds_the_patches_of_its_frames(inputs, rows):
     """Frame k of a pair fills half k of every patch; an odd last frame is repeated."""
-    video = inputs.batch([question("completion_percentage", rows=rows)])
-    pictures = inputs.batch([question("completion_percentage", rows=rows, video_as="images")])
+    video = inputs.batch([question("completion_percentage", rows=rows, size=(32, 48))])
+    pictures = inputs.batch([question("completion_percentage", rows=rows, size=(32, 48), video_as="images")])
     pairs = -(-rows // 2)
     t, h, w = video["video_grid_thw"][0].tolist()
     assert t == pairs
@@ -53,7 +53,7 @@ def test_a_video_of_pairs_holds_the_patches_of_its_frames(inputs, rows):
     frames = pictures["pixel_values"].reshape(rows, h * w, 3, 2, patch, patch)
     assert torch.equal(frames[:, :, :, 0], frames[:, :, :, 1])
     for k in range(2 * pairs):
-        assert torch.equal(got[k // 2, :, :, k % 2], frames[min(k, rows - 1), :, :, 0])
+        torch.testing.assert_close(got[k // 2, :, :, k % 2], frames[min(k, rows - 1), :, :, 0], atol=1e-5, rtol=0)
 
 
 def test_patches_are_pixels_where_they_should_be(inputs):
@@ -91,7 +91,8 @@ def test_qwen3_says_when_frames_were_seen():
     asked = question("completion_percentage", rows=5, fps=4.0)
     text = backend.inputs.tokenizer.decode(backend.inputs.batch([asked])["input_ids"][0])
     assert re.findall(r"<(\d\.\d) seconds>", text) == ["0.1", "0.6", "1.0"]
-    assert text.count("<|vision_start|>") == text.count("<|vision_end|>") == 3
+    assert text.count("<|vision_start|>") == text.count("<|vision_end|>") == 4  # of each pair of frames, and around all
+    assert "<|vision_start|><0.1 seconds><|vision_start|><|video_pad|>" in text
 
 
 def test_answers_follow_their_questions(inputs):
@@ -143,6 +144,9 @@ def test_pixels_are_limited_and_proportions_kept():
     small = limit_pixels(frames, 1000)
     assert small.shape == (2, 21, 47, 3)
     assert limit_pixels(frames, 3600) is frames
+    for size in ((1, 90), (90, 1), (2, 5000)):
+        _, high, wide, _ = limit_pixels(np.zeros((1, *size, 3), np.uint8), 60).shape
+        assert 30 <= high * wide <= 60
 
 
 def test_words_count_by_what_they_say():
@@ -184,12 +188,13 @@ def test_writing_is_repeatable_and_seeded():
 
 
 def test_other_families_and_broken_folders_are_refused(tmp_path):
-    tokenizer, processor = build_tokenizer(), build_image_processor(TinyVLMSettings())
+    settings = TinyVLMSettings()
+    tokenizer, processors = build_tokenizer(), (build_image_processor(settings), build_video_processor(settings))
     with pytest.raises(CheckpointError, match="backend openai"):
-        VisionInputs(tokenizer, processor, "llava")
+        VisionInputs(tokenizer, *processors, "llava")
     tokenizer.chat_template = None
     with pytest.raises(CheckpointError, match="chat template"):
-        VisionInputs(tokenizer, processor, "qwen2_vl")
+        VisionInputs(tokenizer, *processors, "qwen2_vl")
     with pytest.raises(CheckpointError, match="no such folder"):
         read_vlm(tmp_path / "absent")
     with pytest.raises(CheckpointError, match="no adapter"):

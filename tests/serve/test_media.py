@@ -1,12 +1,14 @@
 """Frames from strangers: decoded in bounded processes, or refused with a reason."""
 
 import asyncio
+import base64
 import gc
 import io
 import os
 import struct
 import sys
 import zlib
+from urllib.parse import quote_from_bytes
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from PIL import Image
 from guerdon.episodes.video import VideoWriter
 from guerdon.errors import DataError
 from guerdon.serve.client_wire import video_file
-from guerdon.serve.decode import check_boxes, decode_array, decode_pictures, decode_video, sniff
+from guerdon.serve.decode import check_boxes, decode_array, decode_pictures, decode_text, decode_video, sniff
 from guerdon.serve.errors import Busy, NotReady
 from guerdon.serve.media import Media, MediaRefused
 from guerdon.settings.remote import RemoteSettings
@@ -305,3 +307,72 @@ def test_types_are_told_by_what_is_in_a_file():
     assert [sniff(picture(NOISE[0], kind)[:12]) for kind in ("PNG", "JPEG", "WEBP")] == ["png", "jpeg", "webp"]
     assert sniff(npy(NOISE)[:12]) == "npy"
     assert [sniff(blob) for blob in (b"", b"GIF89a", b"RIFF1234WAVE")] == [None, None, None]
+
+
+PLAIN = bytes(range(256))
+TEXT = base64.b64encode(PLAIN)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TEXT,
+        TEXT.rstrip(b"="),
+        base64.urlsafe_b64encode(PLAIN),
+        base64.urlsafe_b64encode(PLAIN).rstrip(b"="),
+        base64.encodebytes(PLAIN),
+        base64.encodebytes(PLAIN).replace(b"\n", b"\r\n"),
+        b"data:image/png;base64," + TEXT,
+        b"DATA:IMAGE/PNG;BASE64," + TEXT,
+        b"data:image/jpeg;charset=utf-8;base64," + TEXT,
+        b"data:image/jpeg;charset=utf-8;name=a.jpg; base64," + base64.encodebytes(PLAIN),
+        b"data:;base64," + TEXT,
+        b" data:image/png;base64," + quote_from_bytes(TEXT, safe="").encode(),
+    ],
+)
+def test_every_usual_form_of_base64_is_read(text):
+    assert decode_text(text) == PLAIN
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"!!!!", TEXT[:-1] + b"!", TEXT + TEXT, TEXT + b"=", TEXT[:-1], b"A", b"data:image/png," + TEXT,
+        b"data:image/png;base64" + TEXT, b"data:image/png;base64,%zz", b"http://127.0.0.1/a.png",
+    ],
+)  # fmt: skip
+def test_what_is_no_base64_is_refused(text):
+    with pytest.raises(DataError, match="base64"):
+        decode_text(text)
+
+
+def test_turned_pictures_and_those_of_phones_pass_the_process_that_opens_nothing(media):
+    tags = Image.Exif()
+    tags[274] = 6
+    turned = picture(np.rot90(NOISE[0]), exif=tags)
+    assert np.array_equal(asyncio.run(media.pictures([turned, picture(NOISE[1])])), NOISE[:2])
+    phone = picture(grey([90])[0], "MPO", save_all=True, append_images=[Image.new("RGB", (16, 16))])
+    assert asyncio.run(media.upload(phone))[0, 0, 0].tolist() == [90] * 3
+    url = b"data:image/png;charset=utf-8;base64," + base64.encodebytes(turned)
+    assert np.array_equal(asyncio.run(media.upload(url, encoded=True)), NOISE[:1])
+    assert media.pool.restarts == 0
+
+
+def test_files_of_phones_that_are_not_read_are_named(media):
+    for brand, name in ((b"heic", "a HEIC"), (b"avif", "an AVIF"), (b"mif1", "a HEIF")):
+        blob = b"\0\0\0\x18ftyp" + brand + bytes(60)
+        assert f"it is {name}" in str(refusal(media.upload(blob)))
+        assert f"it is {name}" in str(refusal(media.upload(base64.b64encode(blob), encoded=True)))
+
+
+def test_the_bytes_of_a_text_count_as_decoded():
+    blob = picture(NOISE[0])
+    exact, less = (Media(MediaSettings(max_file_bytes=size, workers=1)) for size in (len(blob), len(blob) - 1))
+    try:
+        text = base64.encodebytes(blob)
+        assert np.array_equal(asyncio.run(exact.upload(text, encoded=True)), NOISE[:1])
+        assert "more than" in str(refusal(less.upload(text, encoded=True)))
+        assert "more than" in str(refusal(less.upload(blob)))
+    finally:
+        exact.close()
+        less.close()

@@ -151,7 +151,13 @@ def png(array):
 
 def test_frames_in_every_form(toy_server):
     frames = np.stack([np.full((8, 8, 3), value, np.uint8) for value in (0, 51, 255)])
-    for item in ({"npy_base64": npy(frames)}, {"frames_base64": [png(frame) for frame in frames]}):
+    urls = ["DATA:image/PNG;charset=utf-8;BASE64," + png(frame) for frame in frames]
+    for item in (
+        {"npy_base64": npy(frames)},
+        {"npy_base64": "data:application/octet-stream;base64," + npy(frames)},
+        {"frames_base64": [png(frame) for frame in frames]},
+        {"frames_base64": urls},
+    ):
         got = one(ask(toy_server, {"id": "f", "task": "shine", **item}, aggregation="mean"))
         assert got["step_scores"] == pytest.approx([0.0, 0.2, 1.0])
         assert got["score"] == pytest.approx(0.4)

@@ -108,6 +108,22 @@ def part(url):
 
 
 @pytest.mark.parametrize(
+    "url",
+    [
+        "DATA:IMAGE/PNG;BASE64,", "data:image/png;charset=utf-8;base64,", "data:image/jpeg;base64,", "data:;base64,",
+        " data:image/*;name=a.png;base64,\n",
+    ],
+)  # fmt: skip
+def test_data_urls_of_any_usual_form(served, url):
+    client, _ = served
+    content = [part(url + PICTURE.partition(",")[2]), {"type": "text", "text": "t"}]
+    reply = client.post(
+        "/v1/chat/completions", json={"model": "video", "messages": [{"role": "user", "content": content}]}
+    )
+    assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize(
     "content",
     [
         "just text", [], [{"type": "text", "text": "t"}], [part(PICTURE)],
@@ -117,6 +133,7 @@ def part(url):
         [part("data:text/html;base64,AAAA"), {"type": "text", "text": "t"}],
         [part("data:image/svg+xml;base64,AAAA"), {"type": "text", "text": "t"}],
         [part("data:image/png;base64,!!!!"), {"type": "text", "text": "t"}],
+        [part("data:image/png," + PICTURE.partition(",")[2]), {"type": "text", "text": "t"}],
         [part("data:image/png;base64,AAAA"), {"type": "text", "text": "t"}],
         [part(PICTURE), part(7), {"type": "text", "text": "t"}],
         [part(PICTURE), {"type": "video_url", "video_url": {"url": "x"}}, {"type": "text", "text": "t"}],

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
 from guerdon.errors import CheckpointError, ConfigError, DataError, NonFiniteError
@@ -74,6 +75,8 @@ def test_a_checkpoint_says_how_it_is_asked(trained):
     assert where == folder / "model"
     assert card.asked == {"question": "completed", "input": "image", "max_pixels": 200704}
     assert (card.threshold, card.adapter, card.base, card.data_hash) == (0.5, True, "base", "abc")
+    assert card.transformers_version == transformers.__version__
+    assert (where / "base" / "video_preprocessor_config.json").is_file()
     model = load_vlm("qwen_vl", folder)
     assert model.info.success_threshold == 0.5
     assert load_vlm("qwen_vl", folder, vlm=VLMSettings(question="completed")).settings.question == "completed"

@@ -1,7 +1,8 @@
-"""Encodes camera frames as PNG and decodes PNG and JPEG, with limits for foreign files.
+"""Encodes camera frames as PNG and decodes PNG, JPEG and WebP, with limits for foreign files.
 
-PNG is lossless, so frames come back bit for bit. Only PNG and JPEG are decoded, whatever the bytes claim to
-be, and never more pixels than `MAX_PIXELS`.
+PNG is lossless, so frames come back bit for bit. Only PNG, JPEG and WebP are decoded, whatever the bytes claim to be,
+and never more pixels than `MAX_PIXELS`. Pictures are turned upright as their EXIF tag says; transparent ones are
+refused, because the colour behind them is unknown.
 
     blobs = encode_png(frames_T_H_W_C)
     frames_T_H_W_C = decode_images(blobs)
@@ -11,11 +12,12 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from guerdon.errors import DataError, boundary
 from guerdon.types import ByteArray
@@ -25,8 +27,22 @@ MAX_PIXELS = 4096 * 4096
 MAX_EPISODE_BYTES = 4 * 2**30
 """The most memory that the frames of one episode may take."""
 _PNG_LEVEL = 3
-# Pillow's modes of 8 bits a channel
-_COLOURS = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")
+_FORMATS = ("PNG", "JPEG", "WEBP")
+_COLOURS = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK")  # Pillow's modes of these formats with 8 bits a channel
+_PNG = b"\x89PNG\r\n\x1a\n"
+_TURNING = (b"eXIf", b"Raw profile type", b"XML:com.adobe.xmp")  # marks of what may hold an orientation in a PNG
+_TYPES = (
+    (0, b"GIF8", "a GIF picture"), (0, b"II*\0", "a TIFF picture"), (0, b"MM\0*", "a TIFF picture"),
+    (0, b"BM", "a BMP picture"), (4, b"jP  ", "a JPEG 2000 picture"), (4, b"JXL ", "a JPEG XL picture"),
+    (0, b"\xff\x0a", "a JPEG XL picture"), (0, b"%PDF", "a PDF document"), (0, b"<svg", "an SVG picture"),
+    (8, b"AVI ", "an AVI video"), (0, b"\x1a\x45\xdf\xa3", "a WebM or Matroska video"),
+    *((8, b"avi" + c, "an AVIF picture") for c in (b"f", b"s")),
+    *((8, b"he" + c, "a HEIC picture") for c in (b"ic", b"ix", b"im", b"is", b"vc", b"vx", b"vm", b"vs")),
+    *((8, c + b"f1", "a HEIF picture (HEIC or AVIF)") for c in (b"mi", b"ms")),
+    (0, _PNG, "a PNG picture"), (0, b"\xff\xd8\xff", "a JPEG picture"), (8, b"WEBP", "a WebP picture"),
+    (0, b"\x93NUMPY", "an NPY array"), (4, b"ftyp", "an MP4 video"),
+)  # fmt: skip
+_ACCEPTED = ("a PNG picture", "a JPEG picture", "a WebP picture")
 _ROUNDING = 1e-3  # by how much a float may leave 0..1
 
 
@@ -44,8 +60,13 @@ def encode_png(frames_T_H_W_C: ByteArray) -> list[bytes]:
     return blobs
 
 
+def file_type(head: bytes) -> str:
+    """What the first 12 bytes show, in words: `a PNG picture`, `a HEIC picture`, `an MP4 video`; "" if unknown."""
+    return next((name for at, mark, name in _TYPES if head[at : at + len(mark)] == mark), "")
+
+
 def decode_images(blobs: Sequence[bytes | None]) -> ByteArray:
-    """Frames of one episode from PNG or JPEG bytes.
+    """Frames of one episode from PNG, JPEG or WebP bytes.
 
     Args:
         blobs: T encoded images of one size.
@@ -54,16 +75,44 @@ def decode_images(blobs: Sequence[bytes | None]) -> ByteArray:
         (T, H, W, 3) uint8.
 
     Raises:
-        DataError: an image is missing, of another format or size, corrupt, or too large.
+        DataError: an image is missing, or `read_pictures` refuses it.
+    """
+    return read_pictures(_present(blobs), "image of row", allocate)
+
+
+def read_pictures(blobs: Sequence[bytes], what: str, room: Callable[[int, int, int], ByteArray]) -> ByteArray:
+    """Encoded pictures as RGB bytes, turned upright; the one place where files of pictures come in.
+
+    Of a JPEG with several pictures (MPO, as phones write) the first is read. CMYK is converted without its colour
+    profile.
+
+    Args:
+        blobs: T pictures whose upright sizes are equal.
+        what: they are, for messages; followed by the number of the picture.
+        room: an uninitialised array for (count, height, width), or a `DataError` if that breaks a limit.
+
+    Returns:
+        (T, H, W, 3) uint8.
+
+    Raises:
+        DataError: another type, animated, transparent, of more than 8 bits, of several sizes, too large, or corrupt.
     """
     frames: ByteArray | None = None
-    for t, image in _opened(blobs):
-        if frames is None:
-            frames = allocate(len(blobs), image.height, image.width)
-        with boundary(DataError, f"image of row {t}"):
-            frames[t] = np.asarray(image.convert("RGB"))
+    for t, blob in enumerate(blobs):
+        with boundary(DataError, f"{what} {t} cannot be decoded"):
+            image = _open(blob, f"{what} {t}")
+            if frames is None:
+                frames = room(len(blobs), image.height, image.width)
+            elif {image.height, image.width} != set(frames.shape[1:3]):  # do not decode what will not fit
+                raise _other_size(f"{what} {t}", (image.height, image.width), frames.shape[1:3])
+            pixels = _upright_rgb(image, f"{what} {t}")
+            if t == 0:
+                frames = frames.reshape(len(blobs), *pixels.shape)
+            if pixels.shape != frames.shape[1:]:
+                raise _other_size(f"{what} {t}", pixels.shape, frames.shape[1:3])
+            frames[t] = pixels
     if frames is None:
-        raise DataError("the episode has no rows")
+        raise DataError("there is no picture")
     return frames
 
 
@@ -76,52 +125,90 @@ def check_images(blobs: Sequence[bytes | None]) -> None:
     Raises:
         DataError: as `decode_images`.
     """
-    for t, image in _opened(blobs):
-        if t == 0:
-            allocate(len(blobs), image.height, image.width)
-        with boundary(DataError, f"image of row {t}"):
-            if image.format != "PNG" or not _verified(blobs[t]):
-                image.load()
-    if not len(blobs):
-        raise DataError("the episode has no rows")
+    first: tuple[int, ...] = ()
+    for t, blob in enumerate(_present(blobs)):
+        where = f"image of row {t}"
+        with boundary(DataError, f"{where} cannot be decoded"):
+            image = _open(blob, where)
+            size: tuple[int, ...] = (image.height, image.width)
+            allocate(len(blobs), *size)
+            if (
+                image.format != "PNG"
+                or image.has_transparency_data
+                or any(mark in blob for mark in _TURNING)
+                or not _verified(blob)
+            ):
+                size = _upright_rgb(image, where).shape[:2]
+        first = first or size
+        if size != first:
+            raise _other_size(where, size, first)
 
 
 def grey_depth(blob: bytes) -> bool:
     """Whether an encoded image has grey values of more than 8 bits, as depth has; False where it cannot be opened."""
     try:
-        return Image.open(io.BytesIO(blob), formats=("PNG", "JPEG")).mode not in _COLOURS
+        return Image.open(io.BytesIO(blob), formats=_FORMATS).mode not in _COLOURS
     except (SyntaxError, OSError, ValueError, struct.error):
         return False
 
 
-def _verified(blob: bytes | None) -> bool:
+def _present(blobs: Sequence[bytes | None]) -> list[bytes]:
+    if not len(blobs):
+        raise DataError("the episode has no rows")
+    for t, blob in enumerate(blobs):
+        if not blob:
+            raise DataError(f"row {t} has no image bytes: embed the images in the Parquet file")
+    return [blob for blob in blobs if blob]
+
+
+def _verified(blob: bytes) -> bool:
     """Whether every chunk of a PNG has its checksum."""
     try:
-        Image.open(io.BytesIO(blob or b""), formats=("PNG",)).verify()
+        Image.open(io.BytesIO(blob), formats=("PNG",)).verify()
     except (SyntaxError, OSError, ValueError, struct.error):
         return False
     return True
 
 
-def _opened(blobs: Sequence[bytes | None]) -> Iterator[tuple[int, Image.Image]]:
-    """Row and image of each blob, header read, all of one size."""
-    size = (0, 0)
-    for t, blob in enumerate(blobs):
-        if not blob:
-            raise DataError(f"row {t} has no image bytes: embed the images in the Parquet file")
-        with boundary(DataError, f"image of row {t}"):
-            try:
-                image = Image.open(io.BytesIO(blob), formats=("PNG", "JPEG"))
-            except UnidentifiedImageError as exc:  # its own words hold an address in memory
-                raise DataError(f"image of row {t} is neither PNG nor JPEG") from exc
-        if image.mode not in _COLOURS:
-            raise DataError(
-                f"image of row {t} has grey values of more than 8 bits ({image.mode}), such as depth: it is no picture"
-            )
-        if t and image.size != size:
-            raise DataError(f"image of row {t} is {image.height}x{image.width}, row 0 is {size[1]}x{size[0]}")
-        size = image.size
-        yield t, image
+def _open(blob: bytes, where: str) -> Image.Image:
+    """A picture of an accepted kind, of which the header is read."""
+    if blob.startswith(_PNG) and blob[24:25] == b"\x10":  # Pillow would drop half of them
+        raise DataError(
+            f"{where} is a PNG of 16 bits a value; more than 8 bits hold depth or raw data, not a picture: write 8-bit "
+            "RGB"
+        )
+    try:
+        image = Image.open(io.BytesIO(blob), formats=_FORMATS)
+    except UnidentifiedImageError as error:  # its own words hold an address in memory
+        kind = file_type(blob[:12])
+        if kind in _ACCEPTED:
+            raise DataError(f"{where} cannot be decoded: it is {kind}, but cut off or corrupt") from error
+        kind = kind or "no PNG, JPEG or WebP picture"
+        raise DataError(f"{where} is {kind}: convert it to PNG, JPEG or WebP") from error
+    if image.mode not in _COLOURS:
+        raise DataError(f"{where} is of mode {image.mode}: convert it to 8-bit RGB")
+    count = getattr(image, "n_frames", 1)
+    if count != 1 and image.format != "MPO":
+        animated = {"PNG": "PNG (APNG)", "WEBP": "WebP"}.get(str(image.format), image.format)
+        raise DataError(f"{where} is an animated {animated} of {count} pictures: give them one by one, or as MP4")
+    return image
+
+
+def _upright_rgb(image: Image.Image, where: str) -> ByteArray:
+    """(H, W, 3) of an opened picture."""
+    image.load()
+    with suppress(SyntaxError):  # EXIF data that cannot be read turn nothing
+        ImageOps.exif_transpose(image, in_place=True)
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        if np.asarray(image.getchannel("A")).min() != 255:
+            raise DataError(f"{where} has transparency: blend it over a background first")
+    pixels: ByteArray = np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
+    return pixels
+
+
+def _other_size(where: str, size: Sequence[int], first: Sequence[int]) -> DataError:
+    return DataError(f"{where} is {size[0]}x{size[1]}, the first one is {first[0]}x{first[1]}")
 
 
 def allocate(count: int, height: int, width: int) -> ByteArray:

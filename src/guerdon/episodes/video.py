@@ -11,6 +11,7 @@ only from the file itself: no playlist, no network. Needs the `video` extra.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,8 @@ from guerdon.types import ByteArray
 # Without mbtree, which looks ahead for what later frames copy: between key frames of two it finds nothing, and with
 # AVX-512 it adds memory that nobody wrote, so that equal frames gave other bytes now and then.
 _ENCODER = {"crf": "18", "g": "2", "bf": "0", "preset": "veryfast", "mbtree": "0"}
+
+_STRAIGHT = 1e-2  # share of a display matrix that may lie off its axes
 
 
 class VideoWriter:
@@ -92,26 +95,75 @@ def decode_video(path: Path, times_T: NDArray[Any], *, fps: float) -> ByteArray:
     """
     with _opened(path) as (container, stream):
         times = np.asarray(times_T, dtype=np.float64) + float((stream.start_time or 0) * stream.time_base)
-        frames = allocate(len(times), stream.height, stream.width)
+        frames, size = allocate(len(times), stream.height, stream.width), (stream.height, stream.width)
         budget = 16 * len(times) + 2000
-        done, previous = 0, None
+        done, previous, upright = 0, None, UprightFrames()
         for picture in _from_time(container, stream, float(times[0]) + 0.05 / fps):
             budget -= 1
             if picture.is_corrupt:
                 raise DataError(
                     f"{path}: the frame at {picture.time:.3f} s is corrupt; restore or download the file again"
                 )
-            if (picture.height, picture.width) != frames.shape[1:3] or budget < 0:
+            if (picture.height, picture.width) != size or budget < 0:
                 raise DataError(f"{path}: frames change their size or come too densely")
             while done < len(times) and picture.time >= times[done]:
-                frames[done] = _nearest(path, float(times[done]), fps, previous, picture)
+                frames = _keep(frames, done, upright(_nearest(path, float(times[done]), fps, previous, picture)))
                 done += 1
             previous = picture
             if done == len(times):
                 break
         for t in range(done, len(times)):
-            frames[t] = _nearest(path, float(times[t]), fps, previous)
+            frames = _keep(frames, t, upright(_nearest(path, float(times[t]), fps, previous)))
     return frames
+
+
+def _keep(frames_T_H_W_C: ByteArray, t: int, pixels: ByteArray) -> ByteArray:
+    """The frames with one more, in the same memory; the first gives them their shape."""
+    frames = frames_T_H_W_C.reshape(-1, *pixels.shape) if t == 0 else frames_T_H_W_C
+    frames[t] = pixels
+    return frames
+
+
+def is_frame(packet: Any) -> bool:
+    """Whether a packet holds a frame that is shown: what an edit list cuts off is decoded and discarded."""
+    return bool(packet.size) and not packet.is_discard
+
+
+class UprightFrames:
+    """Converts the frames of one stream to RGB, turned and mirrored as its display matrix says."""
+
+    def __init__(self) -> None:
+        self._reformatter = require_av().video.reformatter.VideoReformatter()  # one for all: it has threads
+        self._turn: tuple[bool, int, int] | None = None
+
+    def __call__(self, picture: Any) -> ByteArray:
+        """(H, W, 3) of an `av.VideoFrame`.
+
+        Raises:
+            DataError: the matrix turns it by other than multiples of 90 degrees.
+        """
+        if self._turn is None:
+            self._turn = _turn(picture)
+        pixels: ByteArray = self._reformatter.reformat(picture, format="rgb24").to_ndarray()
+        swapped, down, right = self._turn
+        return (pixels.swapaxes(0, 1) if swapped else pixels)[::down, ::right]
+
+
+def _turn(picture: Any) -> tuple[bool, int, int]:
+    """Whether the axes of a frame are swapped, and then the steps (1 or -1) through its rows and columns."""
+    found = picture.side_data.get("DISPLAYMATRIX")
+    matrix = None if found is None else np.frombuffer(bytes(found), np.int32).tolist()
+    del found
+    gc.collect(0)  # side data and frame refer to each other, and would keep the frame's memory
+    if matrix is None:
+        return False, 1, 1
+    a, b, _, c, d, *_ = matrix  # a point (x, y), y downwards, is shown at (a x + c y, b x + d y)
+    swapped = abs(a) + abs(d) < abs(b) + abs(c)
+    if swapped:
+        a, b, c, d = c, d, a, b
+    if not a or not d or max(abs(b), abs(c)) > _STRAIGHT * min(abs(a), abs(d)):
+        raise DataError("its display matrix turns the video by no multiple of 90 degrees: encode it upright")
+    return swapped, 1 if d > 0 else -1, 1 if a > 0 else -1
 
 
 def _from_time(container: Any, stream: Any, time: float) -> Iterator[Any]:
@@ -158,16 +210,15 @@ def count_frames(path: Path) -> int:
         MissingDependencyError: PyAV is not installed.
     """
     with _opened(path) as (container, stream):
-        return sum(1 for packet in container.demux(stream) if packet.size)
+        return sum(is_frame(packet) for packet in container.demux(stream))
 
 
-def _nearest(path: Path, time: float, fps: float, *candidates: Any) -> ByteArray:
+def _nearest(path: Path, time: float, fps: float, *candidates: Any) -> Any:
     pictures = [picture for picture in candidates if picture is not None]
     best = min(pictures, key=lambda picture: abs(picture.time - time), default=None)
     if best is None or abs(best.time - time) > 0.4 / fps:
         raise DataError(f"{path}: no frame at {time:.3f} s; the file is cut off or belongs to other rows")
-    array: ByteArray = best.to_ndarray(format="rgb24")
-    return array
+    return best
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from guerdon.devices import seeded
+from guerdon.models.video_processor import video_processor
 from guerdon.policies.tiny_text import byte_pairs
 from guerdon.settings.vlm import TinyVLMSettings
 
@@ -57,6 +58,18 @@ def build_image_processor(settings: TinyVLMSettings) -> Any:
     unit = (2 * settings.patch_size) ** 2
     return Qwen2VLImageProcessorPil(
         size={"shortest_edge": unit, "longest_edge": 1024 * unit},
+        patch_size=settings.patch_size,
+        temporal_patch_size=2,
+        merge_size=2,
+    )
+
+
+def build_video_processor(settings: TinyVLMSettings) -> Any:
+    """The family's video processor for these patches; Qwen3-VL limits the pixels of all frames together."""
+    unit = (2 * settings.patch_size) ** 2
+    most = 1024 * unit * (64 if settings.architecture == "qwen3_vl" else 1)
+    return video_processor(settings.architecture)(
+        size={"shortest_edge": unit, "longest_edge": most},
         patch_size=settings.patch_size,
         temporal_patch_size=2,
         merge_size=2,
@@ -112,9 +125,10 @@ def build_vlm(settings: TinyVLMSettings, tokenizer: Any, *, seed: int) -> Any:
 
 
 def write_tiny_vlm(settings: TinyVLMSettings, folder: Path, *, seed: int) -> Path:
-    """Write model, tokenizer and image processor into a folder, as they would come from the hub."""
+    """Write model, tokenizer and processors into a folder, as they would come from the hub."""
     tokenizer = build_tokenizer()
     build_vlm(settings, tokenizer, seed=seed).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     build_image_processor(settings).save_pretrained(folder)
+    build_video_processor(settings).save_pretrained(folder)
     return folder

@@ -316,6 +316,7 @@ class VLMCard:
         horizon: see `RewardInfo.progress_horizon`.
         label: meaning of a value, for reports.
         data_hash: of the training data.
+        transformers_version: whose processors made the inputs of training.
     """
 
     asked: dict[str, Any]
@@ -325,6 +326,7 @@ class VLMCard:
     horizon: float | None = None
     label: str = ""
     data_hash: str = ""
+    transformers_version: str = ""
 
 
 def write_vlm_checkpoint(folder: Path, card: VLMCard, write_weights: Callable[[Path], None]) -> Path:
@@ -356,7 +358,7 @@ def find_card(path: str | Path) -> tuple[Path, VLMCard]:
             f"no vision-language reward model at {path}: expected a folder with {CARD}; write one with `guerdon train`"
         )
     verify_folder(folder)
-    return folder, read_card(folder / CARD, VLMCard)
+    return folder, read_card(folder / CARD, VLMCard, added=("transformers_version",))
 
 
 def load_vlm(

@@ -28,6 +28,7 @@ from PIL import Image
 from guerdon.errors import CheckpointError, GuerdonError, MissingDependencyError, boundary
 from guerdon.hub import check_folder, model_folder
 from guerdon.labels.llm_client import api_key, post_json
+from guerdon.models.vlm_frames import limit_pixels
 from guerdon.models.vlm_prompts import (
     ENDED,
     GenerationOptions,
@@ -116,11 +117,14 @@ def chat_messages(question: Question, image_format: Literal["png", "jpeg"] = "pn
     """A question as chat messages: pictures and videos as data URLs, then the words."""
     parts: list[dict[str, Any]] = []
     for part in question.media:
+        shown = part.pixels[None] if isinstance(part, Picture) else part.frames
+        if part.max_pixels is not None:
+            shown = limit_pixels(shown, part.max_pixels)
         if isinstance(part, Picture):
-            url = f"data:image/{image_format};base64,{_encoded(part.pixels, image_format)}"
+            url = f"data:image/{image_format};base64,{_encoded(shown[0], image_format)}"
             parts.append({"type": "image_url", "image_url": {"url": url}})
         else:
-            frames = ",".join(_encoded(frame, "jpeg") for frame in part.frames)
+            frames = ",".join(_encoded(frame, "jpeg") for frame in shown)
             parts.append({"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{frames}"}})
     parts.append({"type": "text", "text": question.prompt.text})
     system = [{"role": "system", "content": question.prompt.system}] if question.prompt.system else []

@@ -75,7 +75,9 @@ def limit_pixels(frames_N_H_W_3: ByteArray, max_pixels: int) -> ByteArray:
     if height * width <= max_pixels:
         return frames_N_H_W_3
     scale = (max_pixels / (height * width)) ** 0.5
-    size = (max(int(width * scale), 1), max(int(height * scale), 1))
+    short = max(int(min(height, width) * scale), 1)
+    long = max(min(int(max(height, width) * scale), max_pixels // short), 1)
+    size = (long, short) if width > height else (short, long)
     small = [np.asarray(Image.fromarray(f).resize(size, Image.Resampling.BICUBIC)) for f in frames_N_H_W_3]
     return np.stack(small)
 

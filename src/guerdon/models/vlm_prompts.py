@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from guerdon.errors import ConfigError
 from guerdon.models.explained_score import Scale
-from guerdon.models.vlm_frames import limit_pixels, sample_frames
+from guerdon.models.vlm_frames import sample_frames
 from guerdon.types import ByteArray, Failure
 
 Slot = Literal["image", "first", "video", "last"]
@@ -167,17 +167,19 @@ ENDED = ("stop", "eos_token", "stop_sequence", "end_turn")
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """One picture: (H, W, 3) uint8."""
+    """One picture: (H, W, 3) uint8, and the most pixels that a model sees of it (None: as its processor says)."""
 
     pixels: ByteArray
+    max_pixels: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Video:
-    """Frames in order of time: (N, H, W, 3) uint8, and frames per second."""
+    """Frames in order of time: (N, H, W, 3) uint8, frames per second, and the most pixels seen of each frame."""
 
     frames: ByteArray
     fps: float
+    max_pixels: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +202,7 @@ class Question:
             digest.update(f"{len(text)}:{text}".encode("utf-8", "surrogatepass"))
         for part in self.media:
             array = part.pixels if isinstance(part, Picture) else part.frames
-            digest.update(f"{type(part).__name__}{array.shape}".encode())
+            digest.update(f"{type(part).__name__}{array.shape}{part.max_pixels}".encode())
             digest.update(np.ascontiguousarray(array).data)
         return digest.digest()
 
@@ -284,7 +286,7 @@ def make_question(
         prompt: the filled template.
         frames_T: (T, H, W, 3) uint8 up to the moment that is judged, which is the last.
         nframes: frames of a video, the first and the last among them.
-        max_pixels: pixels per frame above which frames are made smaller.
+        max_pixels: pixels per frame above which the backend makes frames smaller.
         fps: frames of the video per second.
         video_as: one piece, or pictures one by one.
     """
@@ -292,11 +294,14 @@ def make_question(
     rows = sample_frames(len(frames_T), nframes)
     for slot in prompt.template.slots:
         if slot == "video":
-            frames = limit_pixels(frames_T[rows], max_pixels)
-            media += [Video(frames, fps)] if video_as == "video" else [Picture(frame) for frame in frames]
+            frames = frames_T[rows]
+            if video_as == "video":
+                media.append(Video(frames, fps, max_pixels))
+            else:
+                media += [Picture(frame, max_pixels) for frame in frames]
         else:
             which = frames_T[:1] if slot == "first" else frames_T[-1:]
-            media.append(Picture(limit_pixels(which, max_pixels)[0]))
+            media.append(Picture(which[0], max_pixels))
     return Question(prompt, tuple(media))
 
 

@@ -1,9 +1,8 @@
 """Backend of vision-language models through transformers: Qwen2-VL, Qwen2.5-VL and Qwen3-VL, without torchvision.
 
-`VisionInputs` makes the tensors: the families' image processor makes patches of every frame; two frames of a video
-share a patch in time, exactly as the families' video processor (which needs torchvision) lays them out. Prompts are
-padded on the left, so that every answer begins at the same position. Answers do not depend on how questions are batched
-(float32). An adapter stays separate from the weights, never merged.
+`VisionInputs` makes the tensors with the families' image and video processors of the installed transformers. Prompts
+are padded on the left, so that every answer begins at the same position. Answers do not depend on how questions are
+batched (float32). An adapter stays separate from the weights, never merged.
 
     backend = TransformersBackend(*read_vlm("runs/tiny"), batch_size=8)
     backend.word_log_probs([question], (YES, NO))[0].log_probs
@@ -12,7 +11,9 @@ padded on the left, so that every answer begins at the same position. Answers do
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -25,13 +26,14 @@ from guerdon.atomic import COMPLETE, verify_folder
 from guerdon.devices import resolve_device, seeded
 from guerdon.episodes.chats import ChatError
 from guerdon.errors import CheckpointError, ConfigError, boundary
+from guerdon.models.video_processor import video_processor
 from guerdon.models.vlm_prompts import GenerationOptions, Picture, Question, Video, VLMReply, WordLogProbs, matches_word
 from guerdon.policies.chat_template import check_templates, templates_of
 from guerdon.policies.precision import uses_bf16
 from guerdon.policies.text_files import quietly, read_adapter, read_pretrained, read_tokenizer, reading
 from guerdon.policies.tokens import check_unchanged, pad_left
 from guerdon.replies import opened_reasoning
-from guerdon.types import ByteArray, Failure, IntArray
+from guerdon.types import Failure, IntArray
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 START, END, IMAGE, VIDEO = "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"
@@ -42,14 +44,15 @@ class VisionInputs:
 
     Args:
         tokenizer: with a chat template.
-        image_processor: of the family; its patch sizes hold for videos too.
+        image_processor: of the family.
+        video_processor: of the family, see `video_processor`.
         family: `model_type` of the model's configuration.
 
     Raises:
         CheckpointError: another family, or a tokenizer without the family's marks or a chat template.
     """
 
-    def __init__(self, tokenizer: Any, image_processor: Any, family: str) -> None:
+    def __init__(self, tokenizer: Any, image_processor: Any, video_processor: Any, family: str) -> None:
         if family not in FAMILIES:
             raise CheckpointError(
                 f"a {family} model does not run in this process, {', '.join(FAMILIES)} do: serve it with vLLM or "
@@ -61,10 +64,10 @@ class VisionInputs:
         if not tokenizer.chat_template:
             raise CheckpointError("the tokenizer has no chat template, which questions need")
         self.tokenizer, self.family = tokenizer, family
-        self.image_processor = image_processor
+        self.image_processor, self.video_processor = image_processor, video_processor
         self._image_id, self._video_id = int(ids[0]), int(ids[1])
         self._merge = int(image_processor.merge_size)
-        self._stride = int(image_processor.temporal_patch_size)
+        self._stride = int(video_processor.temporal_patch_size)
 
     def batch(self, questions: Sequence[Question], answers: Sequence[IntArray] | None = None) -> dict[str, Tensor]:
         """Tensors of several questions, and of their answers where they are known (for training).
@@ -139,13 +142,13 @@ class VisionInputs:
         pieces, at = [], 0
         for part in question.media:
             if isinstance(part, Picture):
-                patches, (_, high, wide) = self._patches(part.pixels[None])
-                images.append((patches, (1, high, wide)))
-                mark, filled = IMAGE, IMAGE * (high * wide // self._merge**2)
+                patches, grid = self._picture(part)
+                images.append((patches, grid))
+                mark, filled = IMAGE, IMAGE * (math.prod(grid) // self._merge**2)
             else:
-                patches, grid = self._video(part.frames)
+                patches, grid = self._video(part)
                 videos.append((patches, grid))
-                mark, filled = self._video_text(text, part, grid)
+                mark, filled = VIDEO, self._video_text(part, grid)
             place = text.index(mark, at)
             pieces += [text[at:place], filled]
             at = place + len(mark)
@@ -153,39 +156,70 @@ class VisionInputs:
         ids = self.tokenizer("".join(pieces), add_special_tokens=False)["input_ids"]
         return {"ids": np.asarray(ids, np.int64), "images": images, "videos": videos}
 
-    def _video_text(self, text: str, part: Video, grid: tuple[int, int, int]) -> tuple[str, str]:
-        """The placeholder of a video in the prompt, and its expansion."""
+    def _video_text(self, part: Video, grid: tuple[int, int, int]) -> str:
+        """What the placeholder of a video expands to."""
         times, high, wide = grid
         room = high * wide // self._merge**2
         if self.family != "qwen3_vl":
-            return VIDEO, VIDEO * (times * room)
-        count = len(part.frames)
+            return VIDEO * (times * room)
+        last = len(part.frames) - 1
         frames = []
-        for t in range(times):  # this family writes the time of each pair of frames
-            shown = [min(t * self._stride + k, count - 1) for k in range(self._stride)]
-            second = (shown[0] + shown[-1]) / 2 / part.fps
+        for t in range(0, times * self._stride, self._stride):  # this family writes the time of each pair of frames
+            second = (min(t, last) / part.fps + min(t + self._stride - 1, last) / part.fps) / 2
             frames.append(f"<{second:.1f} seconds>{START}{VIDEO * room}{END}")
-        whole = START + VIDEO + END
-        return (whole if whole in text else VIDEO), "".join(frames)
+        return "".join(frames)
 
-    def _patches(self, frames_N: ByteArray) -> tuple[NDArray[np.float32], tuple[int, int, int]]:
-        """Patches (N * h * w, P) of frames of one size, each repeated in time, and (N, h, w)."""
-        out = self.image_processor(images=list(frames_N), input_data_format="channels_last", return_tensors="np")
-        grid = out["image_grid_thw"]
-        patches: NDArray[np.float32] = np.asarray(out["pixel_values"], np.float32)
-        return patches, (len(frames_N), int(grid[0][1]), int(grid[0][2]))
+    def _picture(self, part: Picture) -> tuple[NDArray[np.float32], tuple[int, int, int]]:
+        """Patches of a picture, (h * w, P), and its grid (1, h, w)."""
+        processor = self.image_processor
+        count = partial(processor.get_number_of_image_patches, *part.pixels.shape[:2])
+        size = _limited(processor, count, part.max_pixels, 1)
+        out = processor(images=[part.pixels], size=size, input_data_format="channels_last", return_tensors="pt")
+        return _patches(out["pixel_values"], out["image_grid_thw"])
 
-    def _video(self, frames_N: ByteArray) -> tuple[NDArray[np.float32], tuple[int, int, int]]:
-        """Patches of a video and its grid; the last frame is repeated to fill the last stretch of time."""
-        stride = self._stride
-        short = -len(frames_N) % stride
-        frames = np.concatenate([frames_N, np.repeat(frames_N[-1:], short, axis=0)]) if short else frames_N
-        patches, (count, high, wide) = self._patches(frames)
-        size = self.image_processor.patch_size
-        split = patches.reshape(count // stride, stride, high * wide, 3, stride, size * size)
-        moments = [split[:, k, :, :, k] for k in range(stride)]  # frame k of a stretch fills place k of its patches
-        joined = np.stack(moments, axis=3)
-        return joined.reshape(count // stride * high * wide, -1), (count // stride, high, wide)
+    def _video(self, part: Video) -> tuple[NDArray[np.float32], tuple[int, int, int]]:
+        """Patches of a video, (t * h * w, P), and its grid (t, h, w); a lone frame is repeated to fill a patch."""
+        processor, frames = self.video_processor, part.frames
+        if len(frames) < self._stride:
+            frames = np.concatenate([frames, np.repeat(frames[-1:], self._stride - len(frames), axis=0)])
+        count = partial(processor.get_num_of_video_patches, *frames.shape[:3])
+        moments = -(-len(frames) // self._stride)
+        per_frame = len(frames) if self.family == "qwen3_vl" else 1  # its limits are those of all frames together
+        size = _limited(processor, count, part.max_pixels, moments, per_frame)
+        with quietly():
+            out = processor(
+                videos=[frames], size=size, do_sample_frames=False, do_convert_rgb=False,
+                input_data_format="channels_last", return_tensors="pt",
+            )  # fmt: skip
+        return _patches(out["pixel_values_videos"], out["video_grid_thw"])
+
+
+def _patches(values: Tensor, grid: Tensor) -> tuple[NDArray[np.float32], tuple[int, int, int]]:
+    times, high, wide = (int(n) for n in grid[0])
+    return values.numpy().astype(np.float32, copy=False), (times, high, wide)
+
+
+def _limited(
+    processor: Any, count: Callable[[dict[str, Any]], int], max_pixels: int | None, moments: int, frames: int = 1
+) -> dict[str, int]:
+    """Limits of a processor with which a frame has at most `max_pixels` once its sides are whole patches.
+
+    Args:
+        processor: of the family.
+        count: how many patches it makes with these limits.
+        max_pixels: of a frame; None: the processor's own limits. Less than the smallest patch gives that patch.
+        moments: of the patches in time.
+        frames: whose pixels the processor's limits count together.
+    """
+    own = {name: int(processor.size[name]) for name in ("shortest_edge", "longest_edge")}
+    limits = own
+    for step in range(64):
+        given = {"size": limits, "min_pixels": limits["shortest_edge"], "max_pixels": limits["longest_edge"]}
+        if max_pixels is None or count(given) * processor.patch_size**2 <= max_pixels * moments:
+            break
+        most = max(int(max_pixels * frames * 0.9**step), 1)
+        limits = {name: min(value, most) for name, value in own.items()}
+    return limits
 
 
 class LoadedVLM(NamedTuple):
@@ -220,7 +254,9 @@ def read_vlm(path: str | Path, adapter: str | Path | None = None, *, dtype: torc
             tokenizer.chat_template = _processor_template(str(path))
             check_templates(templates_of(tokenizer), str(path))
         processor = AutoImageProcessor.from_pretrained(str(path), trust_remote_code=False)
-    inputs = VisionInputs(tokenizer, processor, model.config.model_type)
+        family = model.config.model_type
+        videos = video_processor(family).from_pretrained(str(path)) if family in FAMILIES else None
+    inputs = VisionInputs(tokenizer, processor, videos, family)
     if adapter is not None:
         model = read_adapter(model, Path(adapter))
     return LoadedVLM(model.eval(), inputs)

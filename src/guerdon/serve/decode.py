@@ -20,6 +20,7 @@ import importlib.util
 import io
 import math
 import os
+import re
 import resource
 import signal
 import socket
@@ -29,12 +30,13 @@ import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, BinaryIO
+from urllib.parse import unquote_to_bytes
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image
 
-from guerdon.episodes.images import allocate
-from guerdon.episodes.video import require_av
+from guerdon.episodes.images import allocate, file_type, read_pictures
+from guerdon.episodes.video import UprightFrames, is_frame, require_av
 from guerdon.errors import DataError, GuerdonError, boundary
 from guerdon.models.vlm_frames import sample_frames, to_rgb_uint8
 from guerdon.settings.serve import MediaSettings
@@ -43,31 +45,50 @@ from guerdon.types import ByteArray, IntArray
 
 _MOST_FILES = 64
 _MEMORY = 256 << 20  # bytes of address space for decoding, besides three times what the frames take
-_MODES = ("1", "L", "P", "RGB", "RGBA")  # converted to RGB without a loss of bits
 _MOST_PACKETS = 20_000
-_PNG = b"\x89PNG\r\n\x1a\n"
+_KINDS = {
+    "a PNG picture": "png", "a JPEG picture": "jpeg", "a WebP picture": "webp", "an NPY array": "npy",
+    "an MP4 video": "mp4",
+}  # fmt: skip
+_READ = " an MP4, NPY, PNG, JPEG or WebP file"
+_DATA_URL = re.compile(rb"\s*data:[^,;]*(?:;[^,;]*)*;\s*base64\s*,", re.IGNORECASE)
+_PLAIN_ALPHABET = bytes.maketrans(b"-_", b"+/")
 _CODECS = ("h264", "hevc", "mpeg4", "av1", "libdav1d", "vp9", "libvpx-vp9", "mjpeg")
 
 
 def sniff(head: bytes) -> str | None:
     """The type that the first 12 bytes show: `png`, `jpeg`, `webp`, `npy`, `mp4`, or None."""
-    if head.startswith(_PNG):
-        return "png"
-    if head.startswith(b"\xff\xd8\xff"):
-        return "jpeg"
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return "webp"
-    if head.startswith(b"\x93NUMPY"):
-        return "npy"
-    return "mp4" if head[4:8] == b"ftyp" else None
+    return _KINDS.get(file_type(head))
+
+
+def not_read(head: bytes) -> str:
+    """Why a file is refused whose first 12 bytes `sniff` does not know."""
+    kind = file_type(head)
+    return f"it is {kind}, not" + _READ if kind else "it is not" + _READ
 
 
 def decode_text(text: bytes) -> bytes:
-    """The bytes of a base64 text.
+    """The bytes of a base64 text, or of a `data:` URL with one.
+
+    White space between the characters, the alphabet of URLs (`-_`), percent-encoding in a URL, and padding that was
+    left out are accepted.
 
     Raises:
         DataError: it is not base64.
     """
+    head = _DATA_URL.match(text)
+    if head:
+        text = text[head.end() :]
+        if b"%" in text:
+            text = unquote_to_bytes(text)
+    elif text[:5].lower() == b"data:":
+        raise DataError("the data URL is not base64: write data:image/png;base64,...")
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except binascii.Error:
+        text = text.translate(_PLAIN_ALPHABET, b" \t\r\n\f")
+    if not text.endswith(b"="):
+        text += b"=" * (-len(text) % 4)
     try:
         return binascii.a2b_base64(text, strict_mode=True)
     except binascii.Error as error:
@@ -101,40 +122,17 @@ def check_room(count: int, height: int, width: int, limits: MediaSettings) -> No
 
 
 def decode_pictures(blobs: Sequence[bytes], limits: MediaSettings) -> ByteArray:
-    """One frame per PNG, JPEG or WebP picture; all of one size.
+    """One frame per PNG, JPEG or WebP picture; see `read_pictures`.
 
     Returns:
         (T, H, W, 3) uint8.
 
     Raises:
-        DataError: another type, animated, of several sizes, over a limit, or corrupt.
+        DataError: over a limit, or `read_pictures` refuses it.
     """
-    frames: ByteArray | None = None
-    for t, blob in enumerate(blobs):
-        if sniff(blob[:12]) not in ("png", "jpeg", "webp"):
-            raise DataError(f"frame {t} is no PNG, JPEG or WebP picture")
-        if blob.startswith(_PNG) and blob[24:25] == b"\x10":  # the library would drop half of its bits
-            raise DataError(f"frame {t} is a PNG of 16 bits: send 8-bit RGB")
-        with boundary(DataError, f"frame {t} cannot be decoded"), warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            try:
-                picture = Image.open(io.BytesIO(blob), formats=("PNG", "JPEG", "WEBP"))
-            except UnidentifiedImageError as error:  # its text names an address in memory
-                raise DataError(
-                    f"frame {t} cannot be decoded: it is no PNG, JPEG or WebP picture, or it is cut off"
-                ) from error
-            width, height = picture.size
-            if frames is None:
-                frames = room(len(blobs), height, width, limits)
-            if frames.shape[1:3] != (height, width):
-                raise DataError(f"frame {t} is {height}x{width}, frame 0 is {frames.shape[1]}x{frames.shape[2]}")
-            if picture.mode not in _MODES or getattr(picture, "n_frames", 1) != 1:
-                raise DataError(f"frame {t} is animated or of mode {picture.mode}: send 8-bit RGB, one picture a frame")
-            seen_through = picture.mode == "RGBA" or "transparency" in picture.info
-            frames[t] = to_rgb_uint8(np.asarray(picture.convert("RGBA" if seen_through else "RGB")))[0]
-    if frames is None:
-        raise DataError("there is no frame")
-    return frames
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        return read_pictures(blobs, "frame", partial(room, limits=limits))
 
 
 def decode_array(file: BinaryIO, limits: MediaSettings) -> ByteArray:
@@ -190,26 +188,30 @@ def decode_video(file: BinaryIO, *, nframes: int | None, limits: MediaSettings) 
         seconds = max(_seconds(stream.duration, stream.time_base), _seconds(container.duration, 1e-6))
         if seconds > limits.max_video_s:
             raise DataError(f"the video claims {seconds:.0f} s, over {limits.max_video_s:g} s")
-        count = sum(1 for packet in container.demux(stream) if packet.size)
+        count = sum(is_frame(packet) for packet in container.demux(stream))
         if count > _MOST_PACKETS or stream.frames > _MOST_PACKETS:
             raise DataError(f"the video claims {max(count, stream.frames)} frames, over {_MOST_PACKETS}")
         kept = count if nframes is None else min(count, nframes)
         frames = room(kept, stream.height, stream.width, limits)
         container.seek(0, stream=stream)
-        _keep(container.decode(stream), frames, sample_frames(count, kept))
-    return frames
+        return _keep(container.decode(stream), frames, sample_frames(count, kept))
 
 
-def _keep(pictures: Any, frames_T_H_W_C: ByteArray, wanted_T: IntArray) -> None:
-    done = 0
+def _keep(pictures: Any, frames_T_H_W_C: ByteArray, wanted_T: IntArray) -> ByteArray:
+    """The wanted pictures, turned upright, in the memory of the frames, whose sizes are those of the stream."""
+    done, size, upright = 0, frames_T_H_W_C.shape[1:3], UprightFrames()
     for index, picture in enumerate(pictures):
-        if picture.is_corrupt or (picture.height, picture.width) != frames_T_H_W_C.shape[1:3]:
+        if picture.is_corrupt or (picture.height, picture.width) != size:
             raise DataError(f"picture {index} of the video is corrupt, or of another size than the first")
         if done < len(wanted_T) and index == wanted_T[done]:
-            frames_T_H_W_C[done] = picture.to_ndarray(format="rgb24")
+            pixels = upright(picture)
+            if done == 0:
+                frames_T_H_W_C = frames_T_H_W_C.reshape(-1, *pixels.shape)
+            frames_T_H_W_C[done] = pixels
             done += 1
     if done < len(wanted_T):
         raise DataError(f"the video is cut off: {done} of {len(wanted_T)} frames could be decoded")
+    return frames_T_H_W_C
 
 
 def _seconds(duration: Any, unit: Any) -> float:
@@ -277,9 +279,10 @@ def _decode(request: dict[str, Any], source: int, limits: MediaSettings) -> Byte
         file.seek(0)  # the parent may have read from the same descriptor, whose position is shared
         if request["kind"] == "pictures":
             blobs = [file.read(int(size)) for size in request["sizes"]]
-            return decode_pictures([decode_text(blob) for blob in blobs] if request["encoded"] else blobs, limits)
-        plain: BinaryIO = io.BytesIO(decode_text(file.read())) if request["encoded"] else file
-        kind = sniff(plain.read(12))
+            return decode_pictures(_decoded(blobs, limits) if request["encoded"] else blobs, limits)
+        plain: BinaryIO = io.BytesIO(_decoded([file.read()], limits)[0]) if request["encoded"] else file
+        head = plain.read(12)
+        kind = sniff(head)
         plain.seek(0)
         if kind == "npy":
             return decode_array(plain, limits)
@@ -287,7 +290,14 @@ def _decode(request: dict[str, Any], source: int, limits: MediaSettings) -> Byte
             return decode_video(plain, nframes=request["nframes"], limits=limits)
         if kind is not None:
             return decode_pictures([plain.read()], limits)
-    raise DataError("it is not an MP4, NPY, PNG, JPEG or WebP file")
+        raise DataError(not_read(head))
+
+
+def _decoded(texts: Sequence[bytes], limits: MediaSettings) -> list[bytes]:
+    blobs = [decode_text(text) for text in texts]
+    if sum(map(len, blobs)) > limits.max_file_bytes:
+        raise DataError(f"more than {limits.max_file_bytes} bytes")
+    return blobs
 
 
 def _lock_down(settings: MediaSettings) -> None:
@@ -317,8 +327,11 @@ def _lock_down(settings: MediaSettings) -> None:
 def _warm_up(limits: MediaSettings) -> None:
     """Decode one file of each kind: afterwards no module has to be opened."""
     black = np.zeros((2, 16, 16, 3), np.uint8)
-    for name in ("PNG", "JPEG", "WEBP"):
-        Image.fromarray(black[0]).save(picture := io.BytesIO(), name)
+    turned = Image.Exif()
+    turned[ExifTags.Base.Orientation] = 6
+    for name in ("PNG", "JPEG", "WEBP", "MPO"):
+        more = {"save_all": True, "append_images": [Image.fromarray(black[1])]} if name == "MPO" else {}
+        Image.fromarray(black[0]).save(picture := io.BytesIO(), name, exif=turned, **more)
         decode_pictures([picture.getvalue()], limits)
     np.save(array := io.BytesIO(), black)
     array.seek(0)

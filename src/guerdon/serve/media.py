@@ -29,7 +29,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from guerdon.errors import ConfigError
-from guerdon.serve.decode import sniff
+from guerdon.serve.decode import not_read, sniff
 from guerdon.serve.errors import Busy, NotReady, ServeError
 from guerdon.settings.serve import MediaSettings
 from guerdon.subprocess_worker import (
@@ -182,14 +182,14 @@ class Media:
         Args:
             blob: the file.
             nframes: of a video, the most frames taken, evenly spaced; NPY and pictures are taken whole.
-            encoded: the blob is base64 text, which the decoding process decodes too.
+            encoded: the blob is base64 text or a data URL, which the decoding process decodes too.
 
         Raises:
             MediaRefused: over a limit, of another type, or corrupt.
             Busy: too many wait.
         """
         if not encoded and sniff(blob[:12]) is None:
-            raise MediaRefused("bad_media", "it is not an MP4, NPY, PNG, JPEG or WebP file")
+            raise MediaRefused("bad_media", not_read(blob[:12]))
         return await self._blobs({"kind": "file", "nframes": nframes}, [blob], encoded=encoded)
 
     async def pictures(self, blobs: Sequence[bytes], *, encoded: bool = False) -> ByteArray:
@@ -220,8 +220,9 @@ class Media:
 
     async def _blobs(self, request: dict[str, Any], blobs: Sequence[bytes], *, encoded: bool) -> ByteArray:
         sizes = [len(blob) for blob in blobs]
-        if sum(sizes) > self.limits.max_file_bytes * (4 / 3 if encoded else 1) + 4:
-            raise MediaRefused("bad_media", f"more than {self.limits.max_file_bytes} bytes")
+        most = self.limits.max_file_bytes
+        if sum(sizes) > (1.4 * most + 256 if encoded else most):  # with line breaks; the process counts what is decoded
+            raise MediaRefused("bad_media", f"more than {most} bytes")
 
         def work() -> ByteArray:
             with _unnamed() as source:

@@ -100,9 +100,9 @@ class FrameFields(BaseModel):
     """Frames in a JSON body; exactly one of the fields is set."""
 
     video_path: str | None = Field(None, description="frames: an MP4 file under the server's --media-root")
-    frames_base64: Strings | None = Field(None, description="frames: PNG, JPEG or WebP pictures, base64")
-    npy_base64: str | None = Field(None, description="frames: a uint8 NPY array (T, H, W, 3), base64")
-    video_base64: str | None = Field(None, description="frames: an MP4 file, base64")
+    frames_base64: Strings | None = Field(None, description="frames: PNG, JPEG or WebP pictures, base64 or data URLs")
+    npy_base64: str | None = Field(None, description="frames: a uint8 NPY array (T, H, W, 3), base64 or data URL")
+    video_base64: str | None = Field(None, description="frames: an MP4 file, base64 or data URL")
 
 
 class FailureReason(BaseModel):

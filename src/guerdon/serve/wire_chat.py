@@ -31,7 +31,7 @@ _TASK = ("performing the task: ", ". You are given")
 _TREND = re.compile(r"\bpositive, negative, or unclear\b")
 _VIEWS = re.compile(r"\btwo synchronized\b")
 _WORDS = re.compile(r"\b(positive|negative|unclear)\b")
-_DATA_URL = re.compile(r"data:image/(?:png|jpeg|jpg|webp);base64,")
+_DATA_URL = re.compile(r"\s*data:(?:image/[^;,]*)?;", re.IGNORECASE)
 routes = APIRouter(tags=["chat"], responses=ERRORS)
 
 
@@ -168,7 +168,7 @@ def trend_of_text(text: str) -> str | Failure:
 
 
 def _parts(message: dict[str, Any]) -> tuple[list[str], str]:
-    """Base64 texts of the pictures, and the text."""
+    """Data URLs of the pictures, and the text."""
     content = message.get("content")
     if message.get("role") != "user" or not isinstance(content, list):
         raise BadRequest("send one user turn whose content is a list of pictures and a text", param="messages")
@@ -179,14 +179,13 @@ def _parts(message: dict[str, Any]) -> tuple[list[str], str]:
             case {"type": "text", "text": str(text)}:
                 texts.append(text)
             case {"type": "image_url", "image_url": {"url": str(url)} | str(url)}:
-                found = _DATA_URL.match(url)
-                if found is None:
+                if not _DATA_URL.match(url):
                     raise BadRequest(
                         "only data URLs with a PNG, JPEG or WebP picture are accepted (data:image/jpeg;base64,...); no "
                         "URL is fetched",
                         param="messages",
                     )
-                pictures.append(url[found.end() :])
+                pictures.append(url)
             case _:
                 raise BadRequest("parts of the content are of type image_url, with a url, or text", param="messages")
     if len(texts) != 1 or not texts[0].strip() or not pictures:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ from guerdon.finite import refuse_to_write
 from guerdon.models.quality import frame_quality
 from guerdon.models.tiny_vlm import write_tiny_vlm
 from guerdon.models.vlm import ADAPTER, BASE, VLMCard, VLMRewardModel, load_vlm, write_vlm_checkpoint
-from guerdon.models.vlm_frames import limit_pixels
 from guerdon.models.vlm_prompts import PROMPTS, FilledPrompt, Question, make_question
 from guerdon.models.vlm_transformers import TransformersBackend, read_vlm
 from guerdon.policies.adapters import fresh_lora, import_peft
@@ -129,6 +129,7 @@ def _write(settings: VLMTrainSettings, backend: TransformersBackend, base: Path,
         horizon=settings.horizon,
         label=label_meaning(settings),
         data_hash=data_hash,
+        transformers_version=version("transformers"),
     )
 
     def write_weights(into: Path) -> None:
@@ -145,6 +146,7 @@ def _write(settings: VLMTrainSettings, backend: TransformersBackend, base: Path,
                 backend.model.save_pretrained(into / BASE, state_dict=own if distributed.launched() > 1 else None)
                 backend.inputs.tokenizer.save_pretrained(into / BASE)
                 backend.inputs.image_processor.save_pretrained(into / BASE)
+                backend.inputs.video_processor.save_pretrained(into / BASE)
 
     write_vlm_checkpoint(target, card, write_weights)
 
@@ -164,7 +166,7 @@ class VLMExamples(LabelledRows):
     """N rows of episodes as questions with their true answers.
 
     Attributes:
-        frames: of each episode, (T, H, W, 3) uint8, reduced to `max_pixels`.
+        frames: of each episode, (T, H, W, 3) uint8.
         prompts: the prompt of each episode.
         settings: what is learned.
     """
@@ -203,7 +205,7 @@ def vlm_examples(episodes: Iterable[Episode], settings: VLMTrainSettings) -> VLM
 
     def keep(episode: Episode, rows: IntArray) -> None:
         assert episode.frames is not None
-        frames.append(limit_pixels(episode.frames, settings.max_pixels))
+        frames.append(episode.frames)
         prompts.append(prompt.fill(episode.task))
 
     rows = label_rows(episodes, settings, keep, needs_task=True)
