@@ -11,14 +11,15 @@ class StrictBox(gymnasium.Env):
         low, high: bounds of the only action; None: infinite.
         dtype: of the action space.
         target: share of the way.
+        shape: of the action space; what the first of its numbers does is observed.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
 
-    def __init__(self, render_mode=None, low=-1.0, high=1.0, dtype="float32", target=0.75):
+    def __init__(self, render_mode=None, low=-1.0, high=1.0, dtype="float32", target=0.75, shape=(1,)):
         self.render_mode = render_mode
         self.low, self.high = (-np.inf if low is None else low), (np.inf if high is None else high)
-        self.action_space = gymnasium.spaces.Box(self.low, self.high, (1,), np.dtype(dtype))
+        self.action_space = gymnasium.spaces.Box(self.low, self.high, tuple(shape), np.dtype(dtype))
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
         self.target, self.taken = target, []
 
@@ -33,7 +34,8 @@ class StrictBox(gymnasium.Env):
         self.taken.append(np.array(action))
         self.age += 1
         finite = np.isfinite([self.low, self.high]).all()
-        self.went = float((action[0] - self.low) / (self.high - self.low)) if finite else float(action[0])
+        first = action.reshape(-1)[0]
+        self.went = float((first - self.low) / (self.high - self.low)) if finite else float(first)
         return self._see(), -abs(self.went - self.target), False, self.age == 5, {"success": False}
 
     def render(self):

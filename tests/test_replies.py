@@ -186,6 +186,32 @@ def test_a_line_that_says_only_that_reasoning_begins(begin, end, lead):
     assert percent(f"{begin}\nmaybe 40%\n{end}\n85") == 0.85
 
 
+FRAMES = {
+    "folded": ("<details><summary>Thinking</summary>\n", "\n</details>\n", ""),
+    "as Open WebUI writes it": (
+        '<details type="reasoning" done="true" duration="5">\n<summary>Thought for 5 seconds</summary>\n> ',
+        "\n</details>\n",
+        "",
+    ),
+    "a quoted tag": ("> <think>\n> ", "\n> </think>\n\n", "> "),
+    "a callout": ("> [!thinking]-\n> ", "\n\n", "> "),
+    "a quoted title": ("> **Thoughts**\n>\n> ", "\n", "> "),
+    "LaTeX on one line": ("\\begin{thinking}", "\\end{thinking}", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_reasoning_in_a_frame_that_the_reply_begins_with(name):
+    begin, end, each = FRAMES[name]
+    draft = f"maybe {DRAFT}?\n{each}or not"
+    assert first_score(f"{begin}{draft}{end}{FINAL}") == 1.0
+    assert first_score(f"\n{begin}{draft}{end}```json\n{FINAL}\n```") == 1.0
+    assert percent(f"{begin}maybe 40%{end}85") == 0.85
+    for rest in ("", "No idea."):
+        assert isinstance(first_score(f"{begin}{draft}{end}{rest}"), Failure)
+    assert isinstance(first_score(f"{begin}{draft}"), Failure)
+
+
 @pytest.mark.parametrize(
     "begin", ["thought\n", "analysis\n", "think\n", "commentary to=functions.grade ", "analysis to=x\n"]
 )
@@ -280,6 +306,12 @@ HONEST = {
     "an end mark": "{}\n<done>",
     "the words": "Thinking it over, my analysis: the reasoning holds. analysis done.\n{}",
     "headings": "## Analysis\nFine.\n**Reasoning**: it holds.\n{}",
+    "a folded note behind it": "{}\n<details><summary>Reasoning</summary>\nIt holds.\n</details>",
+    "a folded note": "<details><summary>Step 1</summary>\nI think it holds.\n</details>\n{}",
+    "a quoted sentence": "> I think that x = 2\n> and y = 3\n\nholds.\n{}",
+    "a quoted step": "> Think of a number.\n> It is 7.\n{}",
+    "a quoted answer": "> **Verdict**\n> {}",
+    "an environment in a sentence": "The step has a \\begin{reasoning} too many. {}",
     "an empty list": "[ ] and [x] and [1] and [[2]] and [link](http://x)\n{}",
     "the steps repeated": '<step-1a2b3c4d number="1">\nx = 1\n</step-1a2b3c4d>\n{}',
 }

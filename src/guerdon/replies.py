@@ -4,9 +4,10 @@ A model that reasons writes drafts of its answer first. What it writes between m
 whatever notation: `<think>`, `<seed:think>`, `[THINK]`, `◁think▷`, `<|begin_of_thought|>`, `<scratchpad>`, and
 `<|channel|>analysis`. So is a line with nothing but a word for reasoning in other punctuation: `{think}`, `@@thinking`,
 `:::reasoning`, `\begin{scratchpad}`, `<!-- thinking -->`, a fence labelled `thinking`. Headings and labels
-(`## Analysis`, `**Reasoning**`, `Thoughts:`) are prose. A tag of an unknown name counts as reasoning too where it
-begins the reply or is alone on a line; names of answers (`<answer>`, `<your answer>`), HTML and control tokens do not.
-A tag that is only mentioned, in a sentence, in quotes, in a block of code or inside a JSON object, changes nothing.
+(`## Analysis`, `**Reasoning**`, `Thoughts:`) are prose; a quote or `<details>` at the beginning with such a title is
+not. A tag of an unknown name counts as reasoning too where it begins the reply or is alone on a line; names of answers
+(`<answer>`, `<your answer>`), HTML and control tokens do not. A tag that is only mentioned, in a sentence, in quotes,
+in a block of code or inside a JSON object, changes nothing.
 
     final_part("<think>maybe 40</think> 85")                     # " 85"
     final_part("<think>maybe 40")                                # Failure('truncated', ...)
@@ -54,7 +55,9 @@ _MARK = re.compile(
     rf"\w{{0,4}}(?:{_STEMS}|{_FINALS}|commentary)\w{{0,12}}(?:[ _:-]{_ADDED}){{0,2}})"
     r"(?P<tail>[^\w\n]{0,12}|[^\w\n]{1,3}[\w-]{1,20}=[^\n]{0,120})$)"
 )
-_BRACED = re.compile(rf"(?<![\w\\])([{{«‹「『⟦]{{1,2}})(/?\w{{0,9}}(?:{_STEMS})\w{{0,9}})([}}»›」』⟧]{{1,2}})")
+_BRACED = re.compile(
+    rf"((?<![\w\\])[{{«‹「『⟦]{{1,2}}|\\begin\{{|\\end\{{)(/?\w{{0,9}}(?:{_STEMS})\w{{0,9}})([}}»›」』⟧]{{1,2}})"
+)
 _GLUED = re.compile(rf"\b(begin|start|end|stop)(?={_STEMS})")
 _HEADING = re.compile(r"\s*(?:#{1,6}\s\W*|[-*+•–—]\s\W*|[*_]{1,2}|>.*|[\"'“‘`|])\s*")  # in front of its words
 _RULE = re.compile(r"\s*(?:[-=~#*_.]{2,}|[^\x00-\x7f]{1,2}(?=\s))\s*")
@@ -62,6 +65,11 @@ _STRONG = re.compile(  # in a ruled line: what begins or ends something, and wha
     rf"think|thought|scratch|monolog|思|\b(?:begin|start|end|stop|done)\b|{_FINALS}", re.I
 )
 _CLOSING = {"<!--": "-->", "/*": "*/"}
+_FRAME = re.compile(  # that a reply begins with: folded, as chat programs write reasoning, or a quote of several lines
+    r"\s*(?:<details\b[^>]{0,200}>\s*<summary>[^<]{0,40}(?:think|thought|reasoning|思)[^<]{0,40}</summary>(?:.*?</details>|(?P<open>.*))"
+    r"|>[^\w\n]*(?:think|thought|思)\w*[^\w\n]*(?:\n[ \t]*>[^\n]*)+)",
+    re.I | re.S,
+)
 _BARE = re.compile(  # as a server writes channels and turns without control tokens
     r"\s*(?:assistant\s*)?(?:(?:analysis|commentary)(?=[A-Z\"'{]|\s+to=)"
     r"|(?:analysis|commentary|reasoning|thoughts?|think(?:ing)?)[ \t]*\n)"
@@ -142,6 +150,8 @@ def final_part(text: str) -> str | Failure:
         The text after the last mark that ends reasoning, and of channels the last final one; all of it where there is
         no reasoning. It may be blank. `truncated` where reasoning does not end.
     """
+    if frame := _FRAME.match(text):
+        return final_part(text[frame.end() :]) if frame["open"] is None else _unfinished(text, frame[0].strip())
     if bare := _BARE.match(text):
         ends = [found.end() for found in _BARE_FINAL.finditer(text)]
         return final_part(text[ends[-1] :]) if ends else _unfinished(text, bare[0].strip())
@@ -198,7 +208,12 @@ def _plain(text: str) -> str:
     """A text of the same length with marks in one notation, and without those that are only shown."""
     for spelled, mark in _SPELLED.items():
         text = text.replace(spelled, mark)
-    text = _BRACED.sub(lambda found: "<" * len(found[1]) + found[2] + ">" * len(found[3]), text)
+    text = _BRACED.sub(
+        lambda found: (
+            ("</" if found[1] == r"\end{" else "<").rjust(len(found[1]), "<") + found[2] + ">" * len(found[3])
+        ),
+        text,
+    )
     return _without_code(text.translate(_SAME))
 
 

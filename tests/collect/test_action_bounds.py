@@ -78,6 +78,24 @@ def test_boxes_of_other_types_get_actions_of_their_type(dtype, low, high):
     assert len(np.unique(executed)) > 8
 
 
+@pytest.mark.parametrize("shape", [(), (2, 3), (1, 2, 1)])
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_box_of_any_shape_is_one_of_numbers_in_a_row(shape, vectorization):
+    world = build_world(settings(2.0, 4.0, kwargs={"shape": shape}, vectorization=vectorization), seed=3)
+    size = int(np.prod(shape))
+    assert world.action_space == box(2.0, 4.0, size)
+    world.reset()
+    actions = np.linspace(2, 4, 2 * size, dtype=np.float32).reshape(2, size)
+    step = world.step(actions)
+    assert np.array_equal(step.actions, actions)
+    assert step.observations[:, 1] == pytest.approx((actions[:, 0] - 2) / 2)
+    if vectorization == "sync":
+        taken = [env.unwrapped.taken[0] for env in world.env.envs]
+        assert [one.shape for one in taken] == [shape, shape]
+        assert np.array_equal(np.stack(taken).reshape(2, size), actions)
+    world.close()
+
+
 def test_units_are_those_of_bounds_that_are_finite():
     assert action_units(box(-1, 1, 3)) is None
     assert action_units(box(-np.inf, np.inf, 3)) is None

@@ -64,6 +64,12 @@ def test_what_render_gives():
     assert np.array_equal(rgb_picture(RGB[0].astype(np.int32)), RGB[0])
     assert np.array_equal(rgb_picture(RGB[0] / 255), RGB[0])
     assert np.array_equal(rgb_picture(GREY[0, ..., 0]), THREE[0])
+    for one in (RGB[:1], RGB[:1].tolist(), RGB[:1].astype(np.int64), RGB[:1] / 255, RGB[:1].swapaxes(1, 3)):
+        expected = RGB[0].swapaxes(0, 1) if np.shape(one)[1] == 3 else RGB[0]
+        assert np.array_equal(rgb_picture(one), expected)
+    for several in (RGB[:2], RGB[:0], RGB[None]):
+        with pytest.raises(DataError, match="shape"):
+            rgb_picture(several)
     for nothing in (None, [], "picture", [[1, 2], [3]], RGB[0].astype(np.int32) - 1, GREY[0, ..., 0].astype(np.uint16)):
         with pytest.raises(DataError, match=r"no picture|no array|shape|must be uint8"):
             rgb_picture(nothing)

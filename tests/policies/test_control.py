@@ -193,3 +193,16 @@ def test_noise_is_added_to_the_most_likely_action():
     assert np.array_equal(NoisyActor(policy, 0.0).act(observations, np.random.default_rng(0)), mean)
     noise = NoisyActor(policy, 0.4).act(observations, np.random.default_rng(0)) - mean
     assert noise.std() == pytest.approx(0.4, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "channels"), [(36, 40, (2, 2, 2)), (20, 36, (2, 2)), (8, 8, (2,)), (5, 9, ())]
+)
+def test_pictures_that_convolutions_do_not_fit_are_refused(height, width, channels):
+    form = CNNPolicySettings(channels=channels, hidden=(4,))
+    policy = build_policy(form, (height, width, 3), SPACE, sources=("env",), seed=0)
+    seen = np.zeros((2, height, width, 3), np.uint8)
+    assert policy.actor().act(seen, np.random.default_rng(0)).values.shape == (2, 3)
+    if channels:
+        with pytest.raises(ConfigError, match=rf"pictures of {height - 1}x{width}: take larger ones"):
+            build_policy(form, (height - 1, width, 3), SPACE, sources=("env",), seed=0)

@@ -68,6 +68,7 @@ def test_openvla_actions_and_proprioception_follow_its_formulas(tmp_path):
         (r"door\.action\.q01\[0\] is -inf", {"q01": [-INF, 0, 0]}),
         (r"door\.action\.q99\[0\] is nan", {"q99": [None, 4, 1]}),
         (r"door\.action\.q99\[0\] is 1e\+300", {"q99": [1e300, 4, 1]}),
+        (r"door\.action\.q01\[1\] is -inf", {"q01": [0, -(10**400), 0]}),
         (r"door\.action\.q99\[1\] is -2\.0, below door\.action\.q01", {"q99": [1, -2, 1]}),
         (r"door\.action\.q99 equals .* in every number", {"q01": [0, 0, 0], "q99": [0, 0, 0]}),
         (r"has no door\.action\.q99", {"q99": "absent"}),

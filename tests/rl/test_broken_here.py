@@ -215,6 +215,17 @@ def test_an_environment_that_raises_when_it_is_closed_is_named_and_the_others_ar
     ]
 
 
+def test_a_vector_environment_that_raises_when_it_is_closed_is_named(monkeypatch, caplog):
+    world = world_of({}, num_envs=2)
+
+    def close(**_):
+        raise OSError("the bridge is gone")
+
+    monkeypatch.setattr(world.env, "close", close)
+    world.close()
+    assert [record.getMessage() for record in caplog.records] == [f"close of {fragile.ID}: OSError: the bridge is gone"]
+
+
 def test_what_a_step_raises_in_a_process_is_named_too():
     seed = seeds_of(2, 1)[1, 0]
     world = world_of({seed: "raises"}, vectorization="async")

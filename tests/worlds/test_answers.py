@@ -100,14 +100,32 @@ WORDS = [
     ("?", "7^{\\text{th}}", "7", "="),
     ("?", "7 zebras", "7", "="),
     ("?", "7 zebras", "8", "!"),
-    ("?", "1.5 million", "1500000", "?"),
+    ("?", "1.5 million", "1500000", "="),
     ("?", "5 dozen", "60", "?"),
+    ("?", "7 zebras", "7 lions", "?"), ("?", "7 zebras", "8 lions", "!"),
+    ("?", "10^6", "1 million", "="), ("?", "10^6", "2 million", "?"), ("?", "1 million", "10^6", "="),
+    ("?", "2\\times10^9", "2\\text{ billion}", "="), ("?", "1{,}500{,}000", "1.5 million", "="),
+    ("?", "1.5 billion", "1,500 million", "="), ("?", "1.5 billion", "15 million", "!"),
+    ("?", "-3000", "-3 thousand", "="),
+    ("?", "5", "5 million", "?"), ("?", "5 million", "\\frac{10}{2}", "?"),
+    ("How many million?", "5", "5 million", "?"),
+    ("How many million are left?", "5000000", "5 million", "?"),
+    *((f"Find $x$ and $y$ if {more}.", gold, answer, verdict) for more, gold, answer, verdict in (
+        ("x+y=10", "x=5", "y=5", "?"), ("x+y=10", "x=5", "5=y", "?"), ("x+y=10", "x=5", "x=5", "="),
+        ("x+y=10", "x=5", "X=5", "="), ("x+y=10", "x=5", "y=6", "!"), ("x+y=10", "5", "y=5", "="),
+        ("x+y=10", "n=5", "t=5", "="), ("x+y=10", "y=2x", "x=\\frac{y}{2}", "="),
+        ("x+y=10", "x=2, y=3", "a=2, b=3", "?"), ("x+y=10", "x=2, y=3", "a=2, b=4", "!"),
+        ("x+y=10", "(x,y)=(3,2)", "(a,b)=(3,2)", "?"), ("x+y=10", "(x,y)=(3,2)", "(y,x)=(2,3)", "="),
+    )),
     ("?", "12", "12 or so", "?"),
     ("?", "3:00 PM", "15:00", "="),
     ("?", "3:00 PM", "4:00 PM", "!"),
     ("?", "3:00 PM", "3:00 AM", "!"),
     ("?", "10:30 AM", "10:30", "="),
     ("?", "3:15 \\text{ p.m.}", "16:15", "!"),
+    ("?", "2 pm", "14:00", "="), ("?", "2:00 p.m.", "2 \\text{ pm}", "="), ("?", "2 pm", "2 am", "!"),
+    ("?", "2 pm", "2", "?"),
+    ("?", "2 atm", "202650 Pa", "="), ("?", "2 atm", "202 kPa", "!"),
     ("?", "15:00", "3:00 PM", "="),
     ("?", "8:00", "8:30 AM", "!"),
 ]  # fmt: skip
@@ -134,7 +152,12 @@ RESPONSES = [
     ("12", "I think the value might be 12.", "?"), ("12", "If x = 3, then the value is 12.", "?"),
     ("12", "Suppose the value is 12.", "?"), ("12", "Is the value 12?", "?"),
     ("12", "The answer is 12. Wait, that's wrong.", "?"), ("12", "The answer is 12? Let me check", "?"),
-    ("12", "Maybe the answer is 12.", "?"), ("12", "Suppose the answer is 12.", "?"),
+    ("12", "Maybe the answer is 12.", "?"),
+    ("12", "My friend says the answer is 12.", "?"), ("12", "Bob claimed that the answer is 12.", "?"),
+    ("12", "I say the answer is 12.", "="), ("12", "As I said, the answer is 12.", "="),
+    ("12", "The answer is 12!", "?"), ("12", "The answer is 13!", "?"), ("24", "The answer is 4!", "="),
+    ("12", "\\boxed{12!}", "!"),
+    ("12", "Suppose the answer is 12.", "?"),
     ("12", "If x is 3, the answer is 12.", "?"), ("12", "A common wrong answer is 12.", "?"),
     ("15", "The answer is 15. A common wrong answer is 12.", "="), ("12", "The answer cannot be 12.", "?"),
     ("12", "The answer is not 12.", "?"), ("12", "So the value is about 12.", "?"),
@@ -324,7 +347,8 @@ def test_values_by_name():
     assert by_name("(p,q)=(3,2)", "(3, 2)") == ([("3", "3"), ("2", "2")], False)
     assert by_name("x=1, x=2", "1, 2") is None
     assert by_name("x_1=1, x_2=2", "2, 1") is None
-    assert by_name("k=4, n=2", "a=4, b=2") is None
+    assert by_name("k=4, n=2", "a=4, b=2") == ([("4", "4"), ("2", "2")], True)
+    assert by_name("k=4, n=2", "a=4, b=2, c=1") is None
 
 
 def test_an_approximation_behind_a_value_is_left_out():

@@ -105,6 +105,8 @@ OWN = [
      "Ice is cold.\n\nis ice hot\n\n(A) yes\n(B) no", "B"),
     ({"startphrase": "He", "ending0": "a", "ending1": "b", "ending2": "c", "ending3": "d", "label": 3},
      "He\n\n(A) a\n(B) b\n(C) c\n(D) d", "D"),
+    ({"article": "A.", "question": "Q?", "options": ["w", "x", "y"], "gold_label": 3},
+     "A.\n\nQ?\n\n(A) w\n(B) x\n(C) y", "C"),
     ({"question": "Is 7 prime?", "choices": ["True", "False"], "answer": True},
      "Is 7 prime?\n\n(A) True\n(B) False", "A"),
     ({"question": "Pick.\nA. one\nB. two", "choices": ["one", "two"], "answer": "B"}, "Pick.\nA. one\nB. two", "B"),

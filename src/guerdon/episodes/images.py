@@ -270,7 +270,7 @@ def rgb_frames(values_T: Any) -> ByteArray:
 def rgb_picture(picture: Any) -> ByteArray:
     """(H, W, 3) uint8 of one picture, as `render()` gives it; see `rgb_frames`.
 
-    Lists are read, of a list of pictures the last, and colours of any type of integers.
+    Lists are read, of a list of pictures the last, a batch of one picture, and colours of any type of integers.
 
     Raises:
         DataError: there is none, or `rgb_frames` refuses it.
@@ -279,6 +279,7 @@ def rgb_picture(picture: Any) -> ByteArray:
         raise DataError("there is no picture: it needs render_mode='rgb_array'")
     with boundary(DataError, "the picture is no array"):
         found = np.asarray(picture[-1] if isinstance(picture, list | tuple) and np.ndim(picture[-1]) == 3 else picture)
+    found = found[0] if found.ndim == 4 and len(found) == 1 else found
     if found.dtype.kind in "iu" and found.ndim == 3 and found.size and 0 <= found.min() <= found.max() <= 255:
         found = found.astype(np.uint8)
     shown: ByteArray = rgb_frames(found[None])[0]

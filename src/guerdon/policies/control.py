@@ -541,14 +541,18 @@ def _body(settings: GaussianPolicySettings, shape: tuple[int, ...], out: int, *,
     layers: list[nn.Module] = []
     width = shape[0]
     if isinstance(settings, CNNPolicySettings):
-        channels, size = shape[2], torch.zeros(1, shape[2], *shape[:2])
+        channels, height, width = shape[2], *shape[:2]
         for i, c in enumerate(settings.channels):
             kernel, stride = ((8, 4), (4, 2), (3, 1))[min(i, 2)]
             layers += [_orthogonal(nn.Conv2d(channels, c, kernel, stride), math.sqrt(2)), act()]
-            channels = c
+            channels, height, width = c, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+            if min(height, width) < 1:
+                raise ConfigError(
+                    f"the {len(settings.channels)} convolutions of policy.channels do not fit pictures of "
+                    f"{shape[0]}x{shape[1]}: take larger ones (env.frame_size), or fewer channels"
+                )
         layers.append(nn.Flatten())
-        with torch.no_grad():
-            width = int(nn.Sequential(*layers)(size).shape[1])
+        width *= channels * height
     for h in settings.hidden:
         layers += [_orthogonal(nn.Linear(width, h), math.sqrt(2)), act()]
         width = h

@@ -35,6 +35,8 @@ def compare_words(gold: str, answer: str) -> tuple[Word, str] | None:
     clocks = _clock(gold), _clock(answer)
     if clocks[0] and clocks[1] and (clocks[0][1] or clocks[1][1]):
         return _same_time(*clocks[0], *clocks[1])
+    if clocks[0] and clocks[0][1] and numbers_of(answer):
+        return "answer_unparsable", "a number for a time of day"
     true, stated = prose(gold), prose(answer)
     if none is not None and not true:
         return "different", ""
@@ -69,7 +71,10 @@ _COUNT = re.compile(r"(\\?\$? ?[-+]?[0-9][0-9.,]*) ((?:[A-Za-z]+ ?)+)")
 
 def _counted(gold: str, answer: str) -> tuple[Word, str] | None:
     """The verdict on a number where the true answer is one with words behind it (`7 zebras`, `5 million`)."""
-    found = _COUNT.fullmatch(" ".join(TEXT.sub(r" \1 ", typographic(gold)).split()))
+    found, other = (_COUNT.fullmatch(_words(text)) for text in (gold, answer))
+    if found is not None and other is not None and same_number(found[1], other[1]):
+        changed = set(f"{found[2]} {other[2]}".lower().split()) & CHANGING
+        return None if changed else ("answer_unparsable", f"{found[2]!r} and {other[2]!r} may be the same")
     if found is None or not numbers_of(answer):
         return None
     if set(found[2].lower().split()) & CHANGING:
@@ -77,7 +82,24 @@ def _counted(gold: str, answer: str) -> tuple[Word, str] | None:
     return ("equal" if same_number(found[1], answer) else "different"), ""
 
 
-_CLOCK = re.compile(r"([01]?[0-9]|2[0-4]) ?(?::|\{:\}) ?([0-5][0-9]) ?(?:([ap])\.? ?m\.?)?", re.IGNORECASE)
+_FIGURES = re.compile(r"(-?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?) (thousand|[mb]illion|trillion)s?")
+_ZEROS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+
+
+def in_figures(text: str, question: str) -> str | None:
+    """`1.5 million` as a product; None where a text is no such number, or the question may ask in millions."""
+    found = _FIGURES.fullmatch(_words(text)) if "illion" in text or "thousand" in text else None
+    if found is None or found[2] in question.lower():
+        return None
+    return f"{found[1].replace(',', '')} \\cdot 10^{{{_ZEROS[found[2]]}}}"
+
+
+def _words(text: str) -> str:
+    """Plain notation, with single spaces between words and numbers."""
+    return " ".join(TEXT.sub(r" \1 ", typographic(text)).strip("$ ").split())
+
+
+_CLOCK = re.compile(r"([01]?[0-9]|2[0-4]) ?(?:(?::|\{:\}) ?([0-5][0-9]) ?)?(?:([ap])\.? ?m\.?)?", re.IGNORECASE)
 
 
 def _clock(text: str) -> tuple[int, str] | None:
@@ -85,7 +107,9 @@ def _clock(text: str) -> tuple[int, str] | None:
     found = _CLOCK.fullmatch(
         " ".join(re.sub(r"\\[,;: ]|~", " ", TEXT.sub(r" \1 ", typographic(text))).strip("$ ").split())
     )
-    return None if found is None else (60 * int(found[1]) + int(found[2]), (found[3] or "").lower())
+    if found is None or not (found[2] or found[3]):
+        return None
+    return 60 * int(found[1]) + int(found[2] or 0), (found[3] or "").lower()
 
 
 def _same_time(gold: int, half: str, answer: int, other: str) -> tuple[Word, str]:
@@ -366,13 +390,15 @@ def without_approximation(text: str, gold: str) -> str:
 def by_name(gold: str, answer: str) -> tuple[list[tuple[str, str]], bool] | None:
     """Values to compare with each other where a side names at least two (`k = 45, n = 2`, `(p, q) = (3, 2)`).
 
-    With names on both sides, in the order of the true answer's; with names on one, in the order of both, and False.
+    With the same names on both sides, in the order of the true answer's; else in the order of both, and with names on
+    one side False.
     None where nothing is named, or the names are those of several solutions (`x = 1, x = 2`; `x_1 = 1, x_2 = 2`).
     """
     true, stated = named_values(gold), named_values(answer)
     if true and stated:
         if true.keys() != stated.keys():
-            return None
+            pairs = list(zip(true.values(), stated.values(), strict=False))
+            return (pairs, True) if len(true) == len(stated) else None
         return [(value, stated[name]) for name, value in true.items()], True
     if not (true or stated):
         return None
@@ -383,8 +409,25 @@ def by_name(gold: str, answer: str) -> tuple[list[tuple[str, str]], bool] | None
     return list(zip(values, other, strict=True) if true else zip(other, values, strict=True)), False
 
 
-def named_values(text: str) -> dict[str, str] | None:
-    """Names and values of an answer that assigns one value to each of at least two names; else None."""
+def renamed(gold: str, answer: str, question: str) -> bool:
+    """Whether an answer names its values by other letters than the true one: several, or one of the question's."""
+    if "=" not in gold or "=" not in answer:
+        return False
+    true, stated = (named_values(_TURNED.sub(r"\2=\1", text), least=1) or {} for text in (gold, answer))
+    if not true or not stated or {name.lower() for name in true} == {name.lower() for name in stated}:
+        return False
+    letters = all(re.fullmatch(r"\\?[A-Za-z]|\\[a-z]+", name) for name in (*true, *stated))
+    return (
+        letters
+        and not any(name in value for name in true for value in stated.values())
+        and (
+            len(true) > 1 or any(re.search(rf"(?<![A-Za-z\\]){re.escape(name)}(?![A-Za-z])", question) for name in true)
+        )
+    )
+
+
+def named_values(text: str, least: int = 2) -> dict[str, str] | None:
+    """Names and values of an answer that assigns one value to each of at least so many names; else None."""
     plain = _flat(text)
     names = _TUPLE.match(plain)
     if names is not None:
@@ -399,7 +442,7 @@ def named_values(text: str) -> dict[str, str] | None:
         if name.strip() in found or "_" in name or value.strip()[:1] in "<>":
             return None
         found[name.strip()] = value.strip()
-    return found if len(found) > 1 else None
+    return found if len(found) >= least else None
 
 
 def _values(text: str) -> list[str] | None:

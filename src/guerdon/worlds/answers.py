@@ -42,7 +42,7 @@ _OPEN = re.compile(  # "I doubt that the answer is"
     r"(?i)(?:\b(?:doubt|whether|if|(?:un)?likely|unsure|unclear|suppose|assume|assuming|imagine|maybe|perhaps|possibly|unless"
     r"|probably|presumably|supposedly|(?:wrong|incorrect|false|mistake|error) to (?:say|think|claim|conclude|believe)"
     r"|(?:nobody|no one|none|never) (?:says?|said|thinks?|claims?|claimed)"
-    r"|wonder|hope|check|verify)"
+    r"|says|claims|thinks|believes|(?:said|claimed)(?= that)|wonder|hope|check|verify)"
     r"|\b(?:might|may|could|would) (?:think|say|believe|guess|expect|suspect)"
     r"|\b(?:false|wrong|untrue|incorrect)(?= that)"
     r"|(?:\bnot|n['\u2019]t) (?:sure|certain|think|believe|know|say|claim|mean|true|correct|right|the case))"
@@ -240,7 +240,7 @@ def _unboxed(text: str) -> str | None:
     """The answer that a text without boxes marks."""
     marks = list(_HASHES.finditer(text))
     if marks:
-        if _OPEN.search(text[max(marks[-1].start() - 120, 0) : marks[-1].start()]):
+        if _OPEN.search(text[max(marks[-1].start() - 80, 0) : marks[-1].start()]):
             return None
         return undecorated(text[marks[-1].end() :].partition("\n")[0][:_LONGEST]) or None
     ends = sorted(
@@ -282,7 +282,7 @@ def _short(text: str) -> str | None:
 def _marked(text: str, end: int, start: int) -> str | None:
     """The answer behind a mark: mathematics to its end, else the rest of the sentence."""
     before = text[max(start - 300, 0) : start]
-    if _OPEN.search(before[-120:]) or _CONDITION.search(re.split(r"[.?!\n]\s*", before)[-1]):
+    if _OPEN.search(before[-80:]) or _CONDITION.search(re.split(r"[.?!\n]\s*", before)[-1]):
         return None
     rest = text[end : end + _LONGEST]
     block = re.match(r"\s*(?:\\\[|\$\$)", rest)

@@ -4,7 +4,7 @@ Column names are compared without case, spaces and underscores count alike.
 
 | layout | columns |
 |---|---|
-| MMLU, MMLU-Pro, AQuA, RACE, LogiQA, MedQA | a list or map `choices` or `options`; `answer`, `answer_index`, ... |
+| MMLU, MMLU-Pro, AQuA, RACE, LogiQA, MedQA, QuALITY | a list or map `choices` or `options`; `answer`, ... |
 | ARC, CommonsenseQA, OpenBookQA | `choices` with `text` and `label`; `answerKey` |
 | HellaSwag, SWAG | `ctx`, `endings`; `startphrase`, `ending0` to `ending3`; `label` |
 | GPQA, SciQ, TruthfulQA | the right answer and the wrong ones apart, or `mc1_targets`: the order is drawn |
@@ -46,7 +46,7 @@ _AGREEING = (
     "answerkey", "answer", "answer_index", "answer_idx", "answer_letter", "correct", "correct_option", "correct_choice",
     "correct_answer", "correctanswer", "correct_index", "correct_answer_index", "gold_index",
 )  # fmt: skip
-_OTHERS = ("label", "gold", "ground_truth", "final_answer", "expected_answer", "target", "cop")
+_OTHERS = ("label", "gold", "ground_truth", "final_answer", "expected_answer", "target", "cop", "gold_label")
 _FAMILIES = {  # columns with one option each, and the number of the first option where the answer is a number
     "option{1}": 1, "choice{1}": 0, "sol{1}": 0, "ending{0}": 0, "answer{0}": 0, "ans{0}": 0, "answer{a}": 1,
     "op{a}": 0, "option{a}": None, "option_{a}": None, "option_{1}": None, "choice{a}": None, "choice_{a}": None,
@@ -351,7 +351,8 @@ def _answer(cells: Mapping[str, Any], options: _Options, where: str) -> int | No
     named = [key for key in _AGREEING if key in cells] or [key for key in _OTHERS if key in cells][:1]
     for key in named:
         try:
-            place = _place(cells[key], options, f"{where}: {key}")
+            counted = options._replace(first=1) if key == "gold_label" else options  # of QuALITY
+            place = _place(cells[key], counted, f"{where}: {key}")
         except UnreadableGoldError as error:
             problem = error
         else:

@@ -46,6 +46,8 @@ class BrokenCopyError(SimulatorError):
 class CopyEnv(gymnasium.Wrapper):  # type: ignore[misc]
     """One copy of an environment: what it raises names it, the step and the action, or the seed of the reset.
 
+    A Box of actions of another shape than (A,) is one of A numbers from here on.
+
     Args:
         env: the copy.
         index: its number.
@@ -55,6 +57,9 @@ class CopyEnv(gymnasium.Wrapper):  # type: ignore[misc]
     def __init__(self, env: gymnasium.Env, index: int, name: str) -> None:
         super().__init__(env)
         self._index, self._name, self._steps = index, name, 0
+        self._shape = env.action_space.shape if isinstance(env.action_space, gymnasium.spaces.Box) else None
+        if self._shape is not None:
+            self.action_space = gymnasium.spaces.flatten_space(env.action_space)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """A new episode."""
@@ -75,22 +80,28 @@ class CopyEnv(gymnasium.Wrapper):  # type: ignore[misc]
         self._steps += 1
         try:
             with boundary(SimulatorError, "step"):
-                return self.env.step(action)  # type: ignore[no-any-return]
+                shaped = action if self._shape is None else np.reshape(action, self._shape)
+                return self.env.step(shaped)  # type: ignore[no-any-return]
         except SimulatorError as error:
             what = f"step {self._steps} of {self._name} with action {listed(action)}"
             raise self._broken(error, what) from error.__cause__
 
     def close(self) -> None:
-        """Free it; an environment that raises here loses nothing of what was done in it."""
-        try:
-            with boundary(SimulatorError, f"close of {self._name}"):
-                self.env.close()
-        except SimulatorError as error:
-            _log.warning("%s", error)
+        """Free it."""
+        closed(self.env, self._name)
 
     def _broken(self, error: SimulatorError, what: str) -> SimulatorError:
         said = raised_by(error)
         return BrokenCopyError({self._index: Failure("simulator_raised", f"{what} {said}")}) if said else error
+
+
+def closed(env: gymnasium.Env | gymnasium.vector.VectorEnv, name: str) -> None:
+    """Close an environment; one that raises here loses nothing of what was done in it."""
+    try:
+        with boundary(SimulatorError, f"close of {name}"):
+            env.close()
+    except SimulatorError as error:
+        _log.warning("%s", error)
 
 
 def raised_by(error: SimulatorError) -> str:

@@ -67,7 +67,7 @@ _TABLE = """
     m kg s^-2: 1 newton newtons N; 1000 kilonewton kilonewtons kn
     m^2 kg s^-2: 1 joule joules J; 1000 kilojoule kilojoules kj; 1000000 megajoule megajoules MJ; 3600000 kwh
     m^2 kg s^-3: 1 watt watts W; 1000 kilowatt kilowatts kw; 1000000 megawatt megawatts MW
-    m^-1 kg s^-2: 1 pascal pascals pa; 1000 kilopascal kilopascals kpa
+    m^-1 kg s^-2: 1 pascal pascals pa; 1000 kilopascal kilopascals kpa; 101325 atm
     ampere: 1 ampere amperes amp amps; 0.001 milliampere milliamperes ma
     volt: 1 volt volts V; 1000 kilovolt kilovolts kv
     ohm: 1 ohm ohms

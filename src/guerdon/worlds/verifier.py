@@ -31,7 +31,9 @@ from guerdon.worlds.answer_words import (
     by_name,
     compare_choices,
     compare_words,
+    in_figures,
     plain_maths,
+    renamed,
     without_approximation,
     without_e,
 )
@@ -241,6 +243,14 @@ class Verifier:
         if len(answers) > 1 and not many:
             return VerifierResult("answer_unparsable", answer, f"one sentence has {len(answers)} different boxes")
         verdict, detail = self._compare(gold, answer, prompt.question)
+        if verdict == "equal" and renamed(gold, answer, prompt.question):
+            return VerifierResult("answer_unparsable", answer, "the values of other names")
+        if (
+            verdict == "different"
+            and re.search(r"[0-9]!\Z", answer)
+            and response.rstrip("*_ \n").endswith(f" {answer}")
+        ):
+            return VerifierResult("answer_unparsable", answer, "a factorial, or the end of an exclamation")
         if many and verdict == "different":
             every = final_answers(response, every=True)
             if len(every) > len(answers) and self._compare(gold, ", ".join(every), prompt.question)[0] == "equal":
@@ -270,6 +280,13 @@ class Verifier:
         gold, stated = both.gold.text, both.answer.text
         if both.ratio == 1 and as_read(gold) == as_read(stated):
             return "equal", ""
+        figures = [in_figures(text, question) for text in (gold, stated)]
+        if any(figures):
+            left, right = (number or text for number, text in zip(figures, (gold, stated), strict=True))
+            if self._pool.compare(typographic(left), typographic(right))[0] == "equal":
+                return "equal", ""
+            if not all(figures):
+                return "answer_unparsable", "a number in words, which may be one in figures"
         words = compare_words(gold, stated)
         if words is not None:
             return words

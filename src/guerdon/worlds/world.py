@@ -24,7 +24,7 @@ from guerdon.types import BoolArray, ByteArray, Failure, IntArray
 from guerdon.worlds.action_history import ActionHistory
 from guerdon.worlds.eye import Drawn, Eye, looks_at, pictures_of, resized
 from guerdon.worlds.observation import ObservationSpec, columns_as_rows
-from guerdon.worlds.resets import NON_FINITE, Resets, finite_rows, in_step, step_all
+from guerdon.worlds.resets import NON_FINITE, Resets, closed, finite_rows, in_step, step_all
 from guerdon.worlds.starts import Curriculum, Playing
 from guerdon.worlds.success import SUCCESS_KEYS, own_readers, success_from_info, unreported
 from guerdon.worlds.transition import NO_STATE, FramesDue, Transition, among
@@ -349,7 +349,7 @@ class World:
         """Free simulators and renderers."""
         if self.eye is not None:
             self.eye.close()
-        self.env.close()
+        closed(self.env, " and ".join(dict.fromkeys(self.tasks)) or "the environment")
 
     def state_dict(self) -> dict[str, Any]:
         """What is needed to find the simulators again: plain numbers and arrays."""

@@ -50,13 +50,15 @@ def openvla_statistics(
     known = {name: (folders[0] / "config.json", f"norm_stats.{name}", found) for name, found in (config or {}).items()}
     for file in (folder / "dataset_statistics.json" for folder in folders):
         known |= {name: (file, name, part) for name, part in (json_object(file) if file.is_file() else {}).items()}
+    if not known:
+        raise CheckpointError(f"{folders[0]} has no statistics of any data set; {_NEXT}")
     key = key or (next(iter(known)) if len(known) == 1 else None)
     if key is not None and key not in known and f"{key}_no_noops" in known:
         key = f"{key}_no_noops"
     if key is None or key not in known:
         raise ConfigError(
             f"policy.unnorm_key: {'there are several' if key is None else f'{key!r} is none of the'} data sets in the "
-            f"statistics of {folders[0]}: name one of {', '.join(known) or 'none'}"
+            f"statistics of {folders[0]}: name one of {', '.join(known)}"
         )
     file, place, parts = known[key]
     pairs = []
@@ -252,7 +254,7 @@ def _numbers(
         plain = isinstance(value, list) and all(type(x) in (int, float, type(None)) for x in value)
         if not plain:
             raise CheckpointError(f"{file}: {key} is no list of numbers; {_NEXT}")
-        found = np.array([np.nan if x is None else float(x) for x in value])
+        found = np.array([np.nan if x is None else float(str(x)) for x in value])  # of integers beyond float64, inf
     if found.shape != (size,):
         have = len(found) if found.ndim == 1 else found.shape
         raise ConfigError(f"{file}: {whose} have {have} {part} numbers, the environment has {size} ({key})")
