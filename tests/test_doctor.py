@@ -1,6 +1,9 @@
 """The doctor's checks, on this machine and on machines with something broken."""
 
 import os
+import re
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -72,7 +75,8 @@ class TestRendering:
 class TestLibero:
     @pytest.fixture(autouse=True)
     def _installed(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: "0.1.4")
+        self.versions = {"hf-libero": "0.1.4", "mujoco": "3.3.0"}
+        monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: self.versions[name])
         monkeypatch.setattr(libero_files, "package_folder", lambda: tmp_path)
         monkeypatch.setattr(libero_files, "assets_folder", lambda: tmp_path / "assets")
 
@@ -93,6 +97,30 @@ class TestLibero:
         check = doctor.check_libero()
         assert check.status == "fail"
         assert "assets-4" in check.detail
+
+    @pytest.mark.parametrize(
+        ("version", "said"),
+        [
+            ("3.3.0", None), ("3.3.2", None), ("3.2.7", "may start elsewhere"), ("3.3.3", "darker"),
+            ("3.3.7", "darker"), ("3.8.1", "objects start elsewhere.*darker"),
+        ],
+    )  # fmt: skip
+    def test_another_mujoco_is_a_warning_with_what_it_changes(self, monkeypatch, tmp_path, version, said):
+        works = tmp_path / "python"
+        works.write_text("#!/bin/sh\necho 50\n")
+        works.chmod(0o755)
+        monkeypatch.setattr(doctor.sys, "executable", str(works))
+        self.versions["mujoco"] = version
+        check = doctor.check_libero()
+        assert check.status == ("ok" if said is None else "warn")
+        if said:
+            assert re.search(f"0.1.4, MuJoCo {version}: .*{said}", check.detail)
+            assert check.fix == "pip install 'mujoco>=3.3,<3.3.3'"
+
+    def test_the_extra_pins_the_same_mujoco(self):
+        project = Path(__file__).parents[1] / "pyproject.toml"
+        extra = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["optional-dependencies"]["libero"]
+        assert f"mujoco{libero_files.MUJOCO}" in extra
 
     def test_what_cannot_be_imported_is_shown(self, monkeypatch, tmp_path):
         broken = tmp_path / "python"

@@ -186,6 +186,7 @@ def test_the_forbidden_list_lets_the_rest_pass():
 LOADERS = {"from_pretrained", "from_config", "load_dataset", "load_dataset_builder", "LLM", "pipeline"}
 WITHOUT_CODE = {
     "PeftModel",
+    "PeftConfig",
     "EfficientNet",
 }  # their from_pretrained has no trust_remote_code: they run no code of a folder
 NO_WEIGHTS = re.compile("config|tokenizer|processor", re.I)

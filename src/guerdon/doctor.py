@@ -187,6 +187,9 @@ def check_libero(*, seconds: float = 120.0) -> Check:
         return Check(name, "fail", f"{version} does not finish importing within {seconds:g} s", fix)
     if done.returncode or not done.stdout.strip().isdecimal():
         return Check(name, "fail", f"{version} cannot be used: {_last_line(done.stderr or done.stdout)}", fix)
+    if changes := libero_files.mujoco_changes(importlib.metadata.version("mujoco")):
+        fix = f"pip install 'mujoco{libero_files.MUJOCO}'"
+        return Check(name, "warn", f"{version}, {changes.removesuffix(f': {fix}')}", fix)
     return Check(name, "ok", f"{version}, scenes in {assets}")
 
 

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from guerdon.errors import GuerdonError, boundary, said_by
+from guerdon.errors import CheckpointError, GuerdonError, boundary, said_by
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 CONFIGS = (CONFIG, ADAPTER, "generation_config.json", "tokenizer_config.json")  # of a folder, where it has them
@@ -196,3 +198,49 @@ def _check(error: type[GuerdonError], nowhere: str, name: str, kind: str, there:
         found = there()
     if not found:
         raise error(f"{nowhere} here, and the hub has no {kind} of that name; check the path")
+
+
+@contextmanager
+def reading(what: str, path: str) -> Iterator[None]:
+    """Attribute what transformers raises to a folder or hub id, and refuse code of its own in words of ours.
+
+    Where transformers has the kind of model itself, code beside it (`auto_map`) is not looked at.
+
+    Raises:
+        CheckpointError: whatever else was raised.
+    """
+    try:
+        with quietly(), boundary(CheckpointError, f"{what} {path!r} cannot be read"):
+            yield
+    except CheckpointError as error:
+        if error.__cause__ is None:  # not of transformers
+            raise
+        said = str(error)
+        if "trust_remote_code" in said:
+            raise CheckpointError(
+                f"{what} {path!r} cannot be read: only code of its own can build it (auto_map in its configuration), "
+                "and guerdon runs no code of a model's folder; take a version of transformers that has this kind of "
+                "model, or serve it in a process of its own and name the address"
+            ) from error
+        if "ignore_mismatched_sizes" in said:
+            said = f"{what} {path!r} cannot be read: its weights have other shapes than {CONFIG} says"
+        raise CheckpointError(f"{said.rstrip('.')}; {AGAIN}") from error
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without progress bars of transformers, and without its warnings about what is checked here anyway."""
+    from transformers.utils import logging
+
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft calls transformers by older names
+            warnings.filterwarnings("ignore", category=UserWarning, module="peft")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

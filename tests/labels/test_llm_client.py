@@ -79,7 +79,7 @@ def test_chat_completions(tmp_path, monkeypatch):
         assert world.ask("hi") == ["HI"]
         assert server.paths == ["/v1/chat/completions"]
         assert server.requests[0] == {
-            "model": "m", "temperature": 0.0, "max_completion_tokens": 50,
+            "model": "m", "temperature": 0.0, "max_completion_tokens": 50, "repetition_penalty": 1.0,
             "messages": [{"role": "user", "content": "hi"}],
         }  # fmt: skip
         assert server.headers[0]["Authorization"] == "Bearer secret"

@@ -32,6 +32,21 @@ def test_completed_softly_is_the_share_of_yes():
         np.testing.assert_array_equal(picture.pixels, episode(3).frames[row])
 
 
+@pytest.mark.parametrize("pair", [(1e-17, 2e-17), (0.0, 0.0), (0.0, 4e-4), (4e-4, 5e-4)])
+def test_a_model_that_says_neither_yes_nor_no_is_no_measurement(pair):
+    """It reasons first, perhaps: what is left of yes and no is noise."""
+    score = model(backend=Scripted(choices=[(0.6, 0.2), pair])).score([episode(2)])[0]
+    assert score.failure.reason == "low_probability"
+    assert "row 1 (1 of 2 rows)" in score.failure.detail
+    assert "answer: hard" in score.failure.detail
+
+
+@pytest.mark.parametrize("pair", [(0.0006, 0.0006), (0.002, 0.0), (1.0, 0.0)])
+def test_unlikely_answers_that_can_be_told_apart_are_measurements(pair):
+    score = model(backend=Scripted(choices=[pair])).score([episode(1)])[0]
+    assert score.total == pytest.approx(pair[0] / sum(pair))
+
+
 def test_completed_hard_is_what_it_writes():
     backend = Scripted(["Yes", "No.", "1"])
     assert model(backend=backend, answer="hard").score([episode(3)])[0].steps.tolist() == [1.0, 0.0, 1.0]
@@ -151,8 +166,8 @@ def test_true_is_a_log_probability():
     scores = model("true_logprob", backend).score([episode(3), episode(3, seed=1)])
     assert scores[0].total == pytest.approx(np.log(0.25))
     assert scores[1].total == LOWEST_LOG_PROB
-    assert backend.groups == [(("true",),)]
-    assert not backend.asked[0].prompt.template.chat
+    assert backend.groups == [((" True",),)]
+    assert backend.asked[0].prompt.template.open
     info = model("true_logprob").info
     assert info.range == (LOWEST_LOG_PROB, 0.0)
 

@@ -8,7 +8,7 @@ import pytest
 from chat_server import DROP, NOT_JSON, question_of, serving
 from vlm_samples import episode, tiny_backend
 
-from guerdon.errors import ConfigError, MissingDependencyError
+from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError
 from guerdon.models.load import load_reward_model
 from guerdon.models.vlm import VLMRewardModel
 from guerdon.models.vlm_chat import OpenAIBackend, chat_messages, group_log_probs
@@ -249,7 +249,7 @@ class FakeVLLM:
                 reply = self.backend.generate([asked], GenerationOptions(sampling["max_tokens"]))[0]
                 written = types.SimpleNamespace(text=reply.text, finish_reason="stop" if reply.whole else "length")
             ids = self.backend.inputs.batch([asked])["input_ids"][0].tolist()
-            out.append(types.SimpleNamespace(outputs=[written], prompt_token_ids=ids))
+            out.append(types.SimpleNamespace(outputs=[written], prompt_token_ids=ids, prompt="..."))
         return out
 
 
@@ -298,6 +298,16 @@ def test_vllm_takes_an_adapter(monkeypatch, tmp_path):
     assert (fake.options["enable_lora"], fake.options["max_lora_rank"]) == (True, 32)
     assert "max_model_len" not in fake.options
     assert backend._lora == ("reward", 1, str(tmp_path))
+
+
+@pytest.mark.parametrize("made", ["pissa", "pissa_niter_4", "olora", "loftq", "corda"])
+def test_vllm_reads_no_adapter_that_changes_its_base(monkeypatch, tmp_path, made):
+    from guerdon.models.vlm_chat import VLLMBackend
+
+    monkeypatch.setitem(sys.modules, "vllm", FakeVLLM(None).module)
+    (tmp_path / "adapter_config.json").write_text(f'{{"r": 20, "init_lora_weights": "{made}"}}')
+    with pytest.raises(CheckpointError, match=f"{made}.*backend transformers"):
+        VLLMBackend("base", str(tmp_path), VLLMSettings())
 
 
 def test_vllm_that_is_not_there_is_said(monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ from vlm_samples import FAMILIES, episode, tiny_backend, tiny_folder
 
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.models.tiny_vlm import IMAGE, VIDEO, build_image_processor, build_tokenizer, build_video_processor
-from guerdon.models.vlm import load_vlm
+from guerdon.models.vlm import VLMRewardModel, load_vlm
 from guerdon.models.vlm_frames import limit_pixels
 from guerdon.models.vlm_prompts import (
+    GOES_ON_TRUE,
     NO,
     PROMPTS,
     YES,
@@ -25,8 +27,9 @@ from guerdon.models.vlm_prompts import (
     matches_word,
     plain_words,
 )
-from guerdon.models.vlm_transformers import VisionInputs, read_vlm
+from guerdon.models.vlm_transformers import TransformersBackend, VisionInputs, read_vlm
 from guerdon.settings.vlm import TinyVLMSettings, VLMSettings
+from guerdon.types import Episode
 
 
 def question(prompt="completed", rows=1, task="close the door", size=(20, 24), seed=0, **options):
@@ -187,6 +190,58 @@ def test_writing_is_repeatable_and_seeded():
     assert backend.generate(asked, warm) != backend.generate(asked, GenerationOptions(5, temperature=1.0, seed=2))
 
 
+CHECKPOINT = {
+    "repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "min_length": 60, "min_new_tokens": 4, "do_sample": True,
+    "temperature": 0.1, "top_k": 1, "top_p": 0.01, "max_new_tokens": 2, "num_beams": 3,
+    "bad_words_ids": [[40], [41], [42]],
+    "forced_eos_token_id": 3, "suppress_tokens": list(range(30, 60)), "begin_suppress_tokens": list(range(100, 388)),
+    "sequence_bias": [[[70], 50.0]], "stop_strings": ["e"],
+}  # fmt: skip
+
+
+def likeliest(backend, asked, count, ends):
+    """Greedy answers by hand: one forward pass for each token, with no cache."""
+    batch = backend.inputs.batch([asked])
+    written = []
+    with torch.no_grad():
+        while len(written) < count and (not written or written[-1] not in ends):
+            tail = torch.tensor([written], dtype=torch.int64)
+            more = {"input_ids": tail, "attention_mask": torch.ones_like(tail), "mm_token_type_ids": tail.int() * 0}
+            grown = {k: torch.cat([v, more[k]], 1) if k in more else v for k, v in batch.items()}
+            written.append(int(backend.model(**grown, use_cache=False).logits[0, -1].argmax()))
+    return [i for i in written if i not in ends], written[-1] in ends
+
+
+@pytest.mark.parametrize("with_adapter", [None, "CAUSAL_LM", "plain"])
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_checkpoint_s_generation_config_changes_no_answer(tmp_path, architecture, with_adapter):
+    """Only its ends hold; and they are kept where the model is written again."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder(architecture), folder)
+    asked = [question(seed=s) for s in range(2)]
+    plain, _ = likeliest(tiny_backend(architecture), asked[0], 8, ())
+    ends = [tiny_backend(architecture).inputs.tokenizer.eos_token_id, plain[-1]]
+    (folder / "generation_config.json").write_text(json.dumps({**CHECKPOINT, "eos_token_id": ends}))
+    adapter = None
+    if with_adapter:
+        import peft
+
+        adapter, task = tmp_path / "adapter", with_adapter if with_adapter != "plain" else None
+        config = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type=task)
+        peft.get_peft_model(read_vlm(folder).model, config).save_pretrained(adapter)
+    backend = TransformersBackend(*read_vlm(folder, adapter), bf16=False, batch_size=2)
+    for one, reply in zip(asked, backend.generate(asked, GenerationOptions(12)), strict=True):
+        ids, whole = likeliest(backend, one, 12, ends)
+        assert reply.text == backend.inputs.tokenizer.decode(ids)
+        assert reply.whole == whole
+    warm = GenerationOptions(6, temperature=1.5, seed=2)
+    if not with_adapter:
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+        again = TransformersBackend(*read_vlm(folder), bf16=False, batch_size=2)
+        assert backend.generate(asked, warm) == again.generate(asked, warm)
+    assert backend.model.generation_config.repetition_penalty == 5.0
+
+
 def test_other_families_and_broken_folders_are_refused(tmp_path):
     settings = TinyVLMSettings()
     tokenizer, processors = build_tokenizer(), (build_image_processor(settings), build_video_processor(settings))
@@ -234,10 +289,38 @@ def test_bfloat16_changes_little_and_float32_is_exact():
     np.testing.assert_allclose(a, b, atol=0.05)
 
 
+@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("task", ["close the door", "put {x} in it. Then  wait"])
+def test_the_question_of_topreward_is_that_of_its_code(architecture, task):
+    """The user turn with its video is left open, the statement follows, and the token " True" is scored."""
+    backend = tiny_backend(architecture)
+    asked = question("topreward_v1", rows=3, task=task)
+    tokenizer = backend.inputs.tokenizer
+    start = "The above video shows a robot manipulation trajectory that completes the following task: "
+    messages = [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": start}]}]
+    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
+    head = rendered[: rendered.rindex(tokenizer.eos_token)]
+    words = f"{plain_words(task)} Decide whether the above statement is True or not. The answer is:"
+    assert backend.inputs.render(asked) == head + words
+    (token,) = tokenizer(" True", add_special_tokens=False)["input_ids"]
+    with torch.no_grad():
+        expected = backend.model(**backend.inputs.batch([asked])).logits[0, -1].double().log_softmax(-1)[token]
+    model = VLMRewardModel("true_logprob", VLMSettings(path="x", nframes=16), backend)
+    (score,) = model.score([Episode(id="0", task=task, frames=episode(3).frames)])
+    assert score.total == pytest.approx(float(expected), abs=1e-5)
+    assert backend.word_ids(GOES_ON_TRUE) == [token]
+
+
 def test_a_chat_template_that_swallows_pictures_is_refused(tmp_path):
     for file in tiny_folder().iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0]['role'] }}")
+    with pytest.raises(CheckpointError, match="leaves out a user's message"):
+        read_vlm(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m['role'] }}{% if m['content'] is string %}{{ m['content'] }}{% else %}"
+        "{% for part in m['content'] %}{{ part['text'] }}{% endfor %}{% endif %}{% endfor %}"
+    )
     inputs = read_vlm(tmp_path).inputs
     with pytest.raises(ConfigError, match="chat template"):
         inputs.batch([question()])
@@ -254,3 +337,78 @@ def test_a_reply_begins_with_the_reasoning_that_the_template_began():
     tokenizer.chat_template = tokenizer.chat_template.replace(written, written + "<think>\n")
     assert backend.generate(asked, options)[0].text.startswith("<think>\n")
     assert not plain.startswith("<think>")
+
+
+def vlm_adapter(folder, architecture, **options):
+    """A peft adapter on a tiny model, its trained weights moved; and the hidden logits of peft's own model."""
+    import peft
+
+    config = {"r": 2, "target_modules": ["q_proj", "qkv"], "task_type": "CAUSAL_LM", **options}
+    adapted = peft.get_peft_model(read_vlm(tiny_folder(architecture)).model, peft.LoraConfig(**config)).eval()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+        adapted.save_pretrained(folder)
+        batch = tiny_backend(architecture).inputs.batch([question("primo_r1", rows=3)])
+        return batch, adapted(**batch).logits
+
+
+def rewritten(folder, names, **config):
+    """The adapter's file with other names, and keys of its configuration."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "adapter_model.safetensors")
+    save_file({names(key): tensor for key, tensor in weights.items()}, folder / "adapter_model.safetensors")
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("made", [True, "pissa", "olora", "gaussian"])
+def test_adapters_are_read_as_peft_reads_them(tmp_path, architecture, made):
+    batch, expected = vlm_adapter(tmp_path, architecture, init_lora_weights=made)
+    with torch.no_grad():
+        found = read_vlm(tiny_folder(architecture), tmp_path).model(**batch).logits
+        plain = read_vlm(tiny_folder(architecture)).model(**batch).logits
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    assert (plain - expected).abs().max() > 1e-2
+
+
+def older(key):
+    """Names of transformers before 4.52."""
+    key = key.replace("base_model.model.model.language_model.", "base_model.model.model.")
+    return key.replace("base_model.model.model.visual.", "base_model.model.visual.")
+
+
+@pytest.mark.parametrize("architecture", ["qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize(
+    ("options", "config"),
+    [
+        ({}, {}),
+        ({"init_lora_weights": "pissa"}, {}),
+        ({"use_dora": True}, {}),
+        (
+            {"rank_pattern": {"model.language_model.layers.1.self_attn.q_proj": 3}},
+            {"rank_pattern": {"model.layers.1.self_attn.q_proj": 3}},
+        ),
+        ({"target_modules": ["q_proj"]}, {"target_modules": r"model\.layers\.\d+\.self_attn\.q_proj"}),
+        ({"target_modules": ["q_proj"]}, {"target_modules": r"^(?!.*visual).*q_proj", "exclude_modules": "^visual.*"}),
+        ({"target_modules": ["qkv"]}, {}),
+    ],
+    ids=["lora", "pissa", "dora", "ranks", "expression", "without", "vision"],
+)  # fmt: skip
+def test_adapters_of_older_transformers_are_read(tmp_path, architecture, options, config):
+    batch, expected = vlm_adapter(tmp_path, architecture, **options)
+    rewritten(tmp_path, older, **config)
+    with torch.no_grad():
+        found = read_vlm(tiny_folder(architecture), tmp_path).model(**batch).logits
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_adapters_of_another_model_are_refused(tmp_path):
+    vlm_adapter(tmp_path, "qwen2_5_vl")
+    rewritten(tmp_path, lambda key: key.replace("layers.1", "layers.9"))
+    with pytest.raises(CheckpointError, match="does not fit its model"):
+        read_vlm(tiny_folder(), tmp_path)

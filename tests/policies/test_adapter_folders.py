@@ -1,5 +1,7 @@
 """Adapters as people have them: with tokens of their own, whole layers, other scalings, classifiers, older names."""
 
+import json
+
 import numpy as np
 import peft
 import pytest
@@ -66,6 +68,10 @@ def same(path, adapted, extra=()):
     [
         {"use_dora": True},
         {"use_rslora": True},
+        {"init_lora_weights": "pissa"},
+        {"init_lora_weights": "olora"},
+        {"init_lora_weights": "orthogonal"},
+        {"init_lora_weights": "gaussian"},
         {"lora_bias": False, "bias": "none", "rank_pattern": {"q_proj": 5}, "alpha_pattern": {"v_proj": 3}},
         {"modules_to_save": ["embed_tokens"]},
         {"modules_to_save": ["lm_head"]},
@@ -123,6 +129,34 @@ def test_the_rows_of_single_tokens_are_enough(tmp_path):
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], trainable_token_indices=[103, 104], task_type="CAUSAL_LM")
     adapted = shaken(model, config)
     same(saved(adapted, tokenizer, tmp_path / "adapter", save_embedding_layers=False), adapted, extra=[104, 103])
+
+
+@pytest.mark.parametrize("made", ["corda", "lora_ga", "pissa_niter_16"])
+def test_adapters_whose_base_was_changed_by_data_are_refused_by_name(tmp_path, made):
+    model, tokenizer = start(tmp_path / "start")
+    adapted = shaken(model, peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    path = saved(adapted, tokenizer, tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "init_lora_weights": made}))
+    with pytest.raises(CheckpointError, match=f"init_lora_weights '{made}'.*path_initial_model_for_weight_conversion"):
+        read_model(path)
+
+
+def test_a_pissa_adapter_that_peft_converted_is_plain(tmp_path):
+    model, tokenizer = start(tmp_path / "start")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights="pissa")
+    adapted = peft.get_peft_model(model, config)
+    adapted.peft_config["default"].init_lora_weights = True
+    adapted.save_pretrained(tmp_path / "initial")
+    shaken_weights = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=shaken_weights))
+    expected = oracle(adapted.eval(), BATCH)[0]
+    options = {"path_initial_model_for_weight_conversion": str(tmp_path / "initial")}
+    path = saved(adapted, tokenizer, tmp_path / "adapter", **options)
+    np.testing.assert_allclose(oracle(read_model(path)[0], BATCH)[0], expected, atol=1e-5)
 
 
 def test_an_adapter_of_experts_one_by_one_is_read(tmp_path):

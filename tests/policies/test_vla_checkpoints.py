@@ -226,12 +226,21 @@ def adapter_by_peft(folder, tensors, targets, **changes):
 
 
 @pytest.mark.usefixtures("no_gpu")
-@pytest.mark.parametrize("rslora", [False, True])
-def test_adapters_of_peft_are_merged(rslora, tmp_path, small_towers):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"use_rslora": True}, {"use_dora": True}, {"init_lora_weights": "pissa"}, {"init_lora_weights": "olora"},
+        {"rank_pattern": {"up_proj": 2}, "alpha_pattern": {"q_proj": 5}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_adapters_of_peft_are_merged(options, tmp_path, small_towers):
     tensors = filled(openvla_shapes())
     folder = write_openvla(tmp_path / "vla", tensors)
-    targets = ["up_proj", "q_proj", "patch_embed.proj", "qkv", "lm_head", "fc2"]
-    merged = adapter_by_peft(tmp_path / "lora", tensors, targets, use_rslora=rslora)
+    targets = ["up_proj", "q_proj", "qkv", "lm_head", "fc2"]
+    if "init_lora_weights" not in options:  # peft has these for linear layers only
+        targets.append("patch_embed.proj")
+    merged = adapter_by_peft(tmp_path / "lora", tensors, targets, **options)
     keys = {"num_action_chunks": 2, "load_adapter_checkpoint": str(tmp_path / "lora"), "heads": ("env",)}
     policy, seen = read(folder, **keys), observations(2)
     own = policy.model.state_dict()
@@ -268,11 +277,13 @@ def test_adapters_that_do_not_fit_are_refused(tmp_path, small_towers):
     weights = load_file(stored)
     first = min(weights)
     cases = {
-        "use_dora is True": ({**config, "use_dora": True}, weights),
-        "peft_type is LOHA": ({**config, "peft_type": "LOHA"}, weights),
-        "has no other half": (config, {k: v for k, v in weights.items() if k != first}),
-        "belongs to no weight": (config, {k.replace("layers.1", "layers.9"): v for k, v in weights.items()}),
-        "has shapes": (config, {**weights, first: torch.zeros(3, 5)}),
+        "does not fit its model: .*lora_magnitude": ({**config, "use_dora": True}, weights),
+        "does not fit|LOHA": ({**config, "peft_type": "LOHA"}, weights),
+        "kind P_TUNING": ({**config, "peft_type": "P_TUNING"}, weights),
+        "init_lora_weights 'corda'": ({**config, "init_lora_weights": "corda"}, weights),
+        "does not fit its model: 1 weights": (config, {k: v for k, v in weights.items() if k != first}),
+        "does not fit its model": (config, {k.replace("layers.1", "layers.9"): v for k, v in weights.items()}),
+        "size mismatch|other shapes": (config, {**weights, first: torch.zeros(3, 5)}),
         "is not finite": (config, {**weights, first: torch.full_like(weights[first], float("nan"))}),
     }
     for said, (changed, tensors) in cases.items():
@@ -281,7 +292,7 @@ def test_adapters_that_do_not_fit_are_refused(tmp_path, small_towers):
         with pytest.raises(CheckpointError, match=said):
             read(folder, load_adapter_checkpoint=str(lora))
     stored.unlink()
-    with pytest.raises(CheckpointError, match=r"has no adapter_model\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"no adapter at .*adapter_model\.safetensors"):
         read(folder, load_adapter_checkpoint=str(lora))
 
 

@@ -33,6 +33,7 @@ from guerdon.models.checkpoint import read_card, write_card
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, ParseStatus, Scale, joined_status
 from guerdon.models.verdict_parser import Choices, Completed, Numbers, parse_answer
 from guerdon.models.vlm_prompts import (
+    GOES_ON_TRUE,
     NO,
     TRUE,
     YES,
@@ -60,6 +61,7 @@ ANSWERS: dict[VLMType, tuple[Answer, ...]] = {
     "preference": ("preference",),
 }
 WIDEST = 200  # longer side of a frame over the shorter: more is refused by the models' image processors
+LEAST_SHARE = 1e-3  # of the probability that yes and no must have together
 LOWEST_LOG_PROB = -100.0  # below it, the logarithm of a probability is given as this
 _WORDS = {
     "trend": ("trend", {"positive": "positive", "negative": "negative", "unclear": "unclear"}),
@@ -169,12 +171,13 @@ class VLMRewardModel:
         s = self.settings
         name = options.prompt or s.prompt
         if name is None:
-            plain = s.backend == "transformers"
-            default = {"true_logprob": "true_logprob" if plain else "true_logprob_chat"}
+            here = s.backend == "transformers"
+            default = {"true_logprob": "topreward_v1" if here else "true_logprob_chat"}
             name = s.prompt_name if self.kind == "qwen_vl" else default.get(self.kind, self.kind)
         prompt = find_prompt(name, answers=ANSWERS[self.kind])
-        if not prompt.chat and s.backend != "transformers":
-            raise ConfigError(f"the prompt {name!r} goes without a chat template, which backend {s.backend} always has")
+        if (prompt.open or not prompt.chat) and s.backend != "transformers":
+            how = "ends inside the user's turn" if prompt.open else "goes without a chat template"
+            raise ConfigError(f"the prompt {name!r} {how}; backend {s.backend} always writes the whole chat template")
         if options.prompt is None and prompt.answer != "completed" and "answer" in s.model_fields_set:
             raise ConfigError(f"reward.model.vlm: answer would do nothing with prompt {name}; remove it")
         if options.score_mode not in (None, "auto") and prompt.answer != "number":  # auto leaves it to the prompt
@@ -217,7 +220,8 @@ class VLMRewardModel:
             return []
         s, answer = self.settings, plan.prompt.answer
         if answer == "true":
-            return [_true(found) for found in self.backend.word_log_probs(questions, (TRUE,))]
+            words = GOES_ON_TRUE if plan.prompt.open else TRUE
+            return [_true(found) for found in self.backend.word_log_probs(questions, (words,))]
         if answer == "completed" and (s.answer or "soft") == "soft":
             return [_yes(found) for found in self.backend.word_log_probs(questions, (YES, NO))]
         options = GenerationOptions(s.max_tokens or plan.prompt.max_tokens, s.temperature, s.top_p, s.seed)
@@ -286,12 +290,16 @@ def _unusable(episode: Episode) -> Failure | None:
 
 
 def _yes(found: WordLogProbs | Failure) -> _Read:
-    """p(yes) / (p(yes) + p(no))."""
+    """p(yes) / (p(yes) + p(no)), where the model says one of them with a probability that is worth the name."""
     if isinstance(found, Failure):
         return _Read(found)
     yes, no = float(found.log_probs[0]), float(found.log_probs[1])
-    if max(yes, no) == -np.inf:
-        return _Read(Failure("no_verdict", "neither yes nor no is possible"), tokens=found.tokens)
+    if not np.logaddexp(yes, no) >= np.log(LEAST_SHARE):
+        detail = (
+            f"p(yes) {np.exp(yes):.3g} and p(no) {np.exp(no):.3g}: the model begins its answer with something else "
+            "(reasoning?); use vlm.answer: hard"
+        )
+        return _Read(Failure("low_probability", detail), tokens=found.tokens)
     value = float(np.exp(yes - np.logaddexp(yes, no)))
     return _Read(value, f"p(yes) {np.exp(yes):.3g}, p(no) {np.exp(no):.3g}", found.tokens)
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 import importlib
 import io
-import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -28,6 +27,7 @@ from PIL import Image
 from guerdon.errors import CheckpointError, GuerdonError, MissingDependencyError, boundary
 from guerdon.hub import check_folder, model_folder
 from guerdon.labels.llm_client import api_key, post_json
+from guerdon.labels.request_settings import TakenSettings, neutral
 from guerdon.models.vlm_frames import limit_pixels
 from guerdon.models.vlm_prompts import (
     ENDED,
@@ -38,6 +38,7 @@ from guerdon.models.vlm_prompts import (
     WordLogProbs,
     matches_word,
 )
+from guerdon.policies.adapter_files import adapter_config, changes_base
 from guerdon.replies import opened_reasoning
 from guerdon.retry import Attempt, Calls, Clock, HttpFailure, RequestPool, Retry
 from guerdon.settings.vlm import EndpointSettings, VLLMSettings
@@ -67,6 +68,7 @@ class OpenAIBackend:
         self.settings = settings
         key = api_key(settings.api_key_env) if settings.api_key_env else None
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._taken = TakenSettings(f"the vision-language model {settings.model}", settings.leave_out)
         self._pool = RequestPool(Retry(settings.retries + 1), settings.concurrency, clock or Clock(), settings.deadline)
 
     def generate(self, questions: Sequence[Question], options: GenerationOptions) -> list[VLMReply | Failure]:
@@ -101,12 +103,14 @@ class OpenAIBackend:
         self, question: Question, body: Mapping[str, Any], decode: Callable[[Any], T | Failure], seconds: float
     ) -> Attempt[T | Failure]:
         s = self.settings
-        payload = {"model": s.model, "messages": chat_messages(question, s.image_format), **body}
+        messages = chat_messages(question, s.image_format)
+        payload = {"model": s.model, "messages": messages, **neutral(body["temperature"]), **body}
         url = s.base_url.rstrip("/") + "/chat/completions"
         try:
             found = post_json(
                 url, self._headers, payload, timeout=min(s.timeout, seconds), clock=self._pool.clock,
                 who="the vision-language model", check="vlm.openai",
+                taken=self._taken,
             )  # fmt: skip
         except HttpFailure as error:
             return Attempt(Failure(error.reason, str(error)), again=error.again, retry_after=error.retry_after)
@@ -221,8 +225,14 @@ class VLLMBackend:
         self._lora: Any = None
         options: dict[str, Any] = {}
         if adapter is not None:
+            config = adapter_config(Path(adapter))
+            if made := changes_base(config):
+                raise CheckpointError(
+                    f"the adapter {adapter} was made with init_lora_weights {made!r}, which changes the weights under "
+                    "it; vLLM reads it without that: take backend transformers, or merge it"
+                )
             with boundary(CheckpointError, f"the adapter {adapter} cannot be read"):
-                rank = int(json.loads((Path(adapter) / "adapter_config.json").read_text(encoding="utf-8"))["r"])
+                rank = int(config["r"])
             options = {"enable_lora": True, "max_lora_rank": max(8, 1 << (rank - 1).bit_length())}
             request = importlib.import_module("vllm.lora.request")
             self._lora = request.LoRARequest("reward", 1, str(Path(adapter).resolve()))

@@ -50,6 +50,7 @@ class PromptTemplate:
         scale: of an answer that is a number.
         max_tokens: default limit of the answer.
         chat: use the model's chat template; else plain text, which ends where the answer begins.
+        open: with a chat template: the user turn is not ended, the answer goes on with it.
     """
 
     name: str
@@ -60,6 +61,7 @@ class PromptTemplate:
     scale: Scale = "percentage"
     max_tokens: int = 16
     chat: bool = True
+    open: bool = False
 
     def fill(self, task: str) -> FilledPrompt:
         """The question about this task; where the template has no place for the task, the task comes first."""
@@ -138,6 +140,7 @@ PROMPTS: dict[str, PromptTemplate] = {
         PromptTemplate(
             "primo_r1", "number", _PRIMO_USER, ("first", "video", "last"), system=_PRIMO_SYSTEM, max_tokens=4096
         ),
+        PromptTemplate("topreward_v1", "true", _TRUE, ("video",), open=True),  # the form of the published code
         PromptTemplate("true_logprob", "true", _TRUE, ("video",), chat=False),
         PromptTemplate("true_logprob_chat", "true", _TRUE, ("video",)),
         PromptTemplate("trend", "trend", _TREND, ("video",), max_tokens=32),
@@ -161,6 +164,8 @@ def find_prompt(name: str, *, answers: tuple[Answer, ...]) -> PromptTemplate:
 
 YES, NO, TRUE = ("yes", "true", "1"), ("no", "false", "0"), ("true",)
 """Words that the first token of an answer may be."""
+GOES_ON_TRUE = (" True",)
+"""The token with which a text that ends in "The answer is:" goes on."""
 ENDED = ("stop", "eos_token", "stop_sequence", "end_turn")
 """Finish reasons of an answer that ended by itself; any other, or none, means that it was cut off."""
 
@@ -306,5 +311,5 @@ def make_question(
 
 
 def matches_word(token: str, words: Sequence[str]) -> bool:
-    """Whether a token's text is one of these (lower case) words, spaces and capitals aside."""
-    return token.strip(" \t\n▁Ġ").casefold() in words
+    """Whether a token's text is one of these: of lower case words spaces and capitals aside, else exactly."""
+    return token in words or token.strip(" \t\n▁Ġ").casefold() in words

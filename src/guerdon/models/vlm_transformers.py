@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -26,11 +27,13 @@ from guerdon.atomic import COMPLETE, verify_folder
 from guerdon.devices import resolve_device, seeded
 from guerdon.episodes.chats import ChatError
 from guerdon.errors import CheckpointError, ConfigError, boundary
+from guerdon.hub import quietly, reading
 from guerdon.models.video_processor import video_processor
 from guerdon.models.vlm_prompts import GenerationOptions, Picture, Question, Video, VLMReply, WordLogProbs, matches_word
+from guerdon.policies.adapter_files import read_adapter
 from guerdon.policies.chat_template import check_templates, templates_of
 from guerdon.policies.precision import uses_bf16
-from guerdon.policies.text_files import quietly, read_adapter, read_pretrained, read_tokenizer, reading
+from guerdon.policies.text_files import read_pretrained, read_tokenizer
 from guerdon.policies.tokens import check_unchanged, pad_left
 from guerdon.replies import opened_reasoning
 from guerdon.types import Failure, IntArray
@@ -126,8 +129,12 @@ class VisionInputs:
             messages.append({"role": "system", "content": question.prompt.system})
         messages.append({"role": "user", "content": [*shown, {"type": "text", "text": question.prompt.text}]})
         with boundary(ChatError, "the chat template refuses this conversation"):
-            text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text: str = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=not question.prompt.template.open
+            )
         check_unchanged(messages, text)
+        if question.prompt.template.open:
+            text = text[: text.rindex(question.prompt.text) + len(question.prompt.text)]
         found = (text.count(IMAGE), text.count(VIDEO))
         wanted = (sum(p["type"] == "image" for p in shown), sum(p["type"] == "video" for p in shown))
         if found != wanted:
@@ -292,25 +299,26 @@ class TransformersBackend:
 
     def generate(self, questions: Sequence[Question], options: GenerationOptions) -> list[VLMReply | Failure]:
         """An answer to each question, in order; the same questions get the same answers."""
-        warm = options.temperature > 0
-        sampling = {
-            "do_sample": warm,
-            "temperature": options.temperature if warm else None,
-            "top_p": options.top_p if warm else None,
-            "top_k": 0 if warm else None,
-            "max_new_tokens": options.max_tokens,
-            "pad_token_id": self._pad,
-            "eos_token_id": self._ends,
-        }
+        from transformers import GenerationConfig
+
+        ends, warm = set(self._ends), options.temperature > 0
+        sampling = {"temperature": options.temperature, "top_p": options.top_p, "top_k": 0} if warm else {}
+        how = GenerationConfig(
+            do_sample=warm, max_new_tokens=options.max_tokens, pad_token_id=self._pad, eos_token_id=self._ends,
+            **sampling,
+        )  # fmt: skip
         out: list[VLMReply | Failure] = []
         for tensors in self._batches(questions):
             start = tensors["input_ids"].shape[1]
-            with seeded(options.seed, self.device), torch.inference_mode(), self._precision(), quietly():
-                written = self.model.generate(**tensors, **sampling)
+            with (
+                seeded(options.seed, self.device), torch.inference_mode(), self._precision(), quietly(),
+                _own_settings(self.model),
+            ):  # fmt: skip
+                written = self.model.generate(**tensors, generation_config=how)
             reads = tensors["attention_mask"].sum(1).tolist()
             for given, row, read in zip(tensors["input_ids"], written[:, start:].tolist(), reads, strict=True):
                 begun = opened_reasoning(self.inputs.tokenizer.decode(given[-40:]))
-                stop = next((n for n, i in enumerate(row) if i in self._ends), None)
+                stop = next((n for n, i in enumerate(row) if i in ends), None)
                 text = begun + self.inputs.tokenizer.decode(row[:stop])  # marks of reasoning may be special tokens
                 out.append(VLMReply(text, int(read), whole=stop is not None))
         return out
@@ -363,6 +371,22 @@ class TransformersBackend:
 
     def _precision(self) -> Any:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+
+
+@contextmanager
+def _own_settings(model: Any) -> Iterator[None]:
+    """`generate` applies nothing of the checkpoint's generation config, with which it fills what is not given."""
+    from transformers import GenerationConfig
+
+    owners = [model, *([model.get_base_model()] if hasattr(model, "get_base_model") else [])]
+    kept = [owner.generation_config for owner in owners]
+    try:
+        for owner in owners:
+            owner.generation_config = GenerationConfig()
+        yield
+    finally:
+        for owner, config in zip(owners, kept, strict=True):
+            owner.generation_config = config
 
 
 def _processor_template(path: str) -> str | None:

@@ -13,9 +13,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import warnings
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +24,10 @@ from guerdon.atomic import COMPLETE, sealed_folder, verify_folder
 from guerdon.devices import resolve_device
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.finite import load_weights, refuse_to_read, refuse_to_write, save_weights
-from guerdon.hub import ADAPTER, AGAIN, CONFIG, check_configs, check_folder, check_links, check_model, model_folder
+from guerdon.hub import ADAPTER, check_configs, check_folder, check_links, check_model, model_folder, quietly, reading
 from guerdon.packaged import local_model
-from guerdon.policies.adapters import adapter_layers, import_peft, mark_untied, untie
+from guerdon.policies.adapter_files import ADAPTER_WEIGHTS, adapter_config, read_adapter
+from guerdon.policies.adapters import adapter_layers, mark_untied, untie
 from guerdon.policies.chat_template import check_templates, set_arguments, templates_of
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy
@@ -36,13 +35,12 @@ from guerdon.policies.tiny_text import build_model, build_tokenizer
 from guerdon.progress import doing, log_once
 from guerdon.settings.text_policy import NAME_A_MODEL, TextPolicySettings
 
-ADAPTER_WEIGHTS, BASE = "adapter_model.safetensors", "base"
+BASE = "base"
 VALUE_HEAD = "value_head.safetensors"
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model",
                 "sentencepiece.bpe.model", "spm.model", "vocab.bpe")  # fmt: skip
 _PEFT = "base_model.model."  # before the names in an adapter's file
 _HEAD = re.compile(r"\.(score|classifier)(\.(dense|out_proj))?\.(weight|bias)$")  # of a classifier, behind its body
-_UNREAD = ("XLORA", "PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT")
 
 
 def load_base(settings: TextPolicySettings, *, seed: int, device: torch.device | str | None = None) -> SharedBase:
@@ -217,44 +215,6 @@ def _check_stops(model: Any, where: str) -> None:
             )
 
 
-def read_adapter(model: Any, folder: Path, *, name: str = "default", trainable: bool = False) -> Any:
-    """A model with the peft adapter of a folder on it, every weight of which must fit.
-
-    Args:
-        model: changed in place.
-        folder: of the adapter.
-        name: of the adapter on the model.
-        trainable: whether it is to be trained.
-
-    Raises:
-        CheckpointError: there is no adapter, it cannot be read, or it does not fit.
-        MissingDependencyError: peft is not installed.
-    """
-    peft = import_peft()
-    check_folder(CheckpointError, "the adapter", folder)
-    if not (folder / ADAPTER_WEIGHTS).is_file():
-        raise CheckpointError(f"no adapter at {folder}: expected {ADAPTER} and {ADAPTER_WEIGHTS}")
-    config = _adapter_config(folder)
-    kind = str(config.get("peft_type"))
-    if kind in _UNREAD or config.get("megatron_config"):
-        named = kind if kind in _UNREAD else "megatron_config"
-        raise CheckpointError(
-            f"the adapter {folder} is of the kind {named}, which loads files or modules of other folders; merge it "
-            "into its model, or train a LoRA adapter"
-        )
-    with reading("the adapter", str(folder)):
-        refuse_to_read(load_weights(folder / ADAPTER_WEIGHTS).items(), folder)
-        adapted = peft.PeftModel.from_pretrained(model, str(folder), adapter_name=name, is_trainable=trainable)
-        report = adapted.load_adapter(str(folder), name, is_trainable=trainable)  # once more, for its report
-    wrong = sorted({*report.missing_keys, *report.unexpected_keys})
-    if wrong:
-        raise CheckpointError(
-            f"the adapter {folder} does not fit its model: {len(wrong)} weights, such as {wrong[0]}; name the model "
-            f"that it was trained on in {ADAPTER}"
-        )
-    return adapted
-
-
 def fit_vocabulary(model: Any, folder: Path) -> None:
     """Give a model the number of tokens that the adapter of a folder was trained with; the adapter brings their rows.
 
@@ -264,7 +224,7 @@ def fit_vocabulary(model: Any, folder: Path) -> None:
     Raises:
         CheckpointError: the file cannot be read, or has the rows of one of two embeddings only.
     """
-    stored, config = load_weights(folder / ADAPTER_WEIGHTS), _adapter_config(folder)
+    stored, config = load_weights(folder / ADAPTER_WEIGHTS), adapter_config(folder)
     pair = [model.get_input_embeddings(), model.get_output_embeddings()]
     tied = pair[1] is None or pair[1].weight is pair[0].weight
     patterns = [re.compile(rf"(.*\.)?{re.escape(name)}(\.base_layer)?\.weight")
@@ -333,7 +293,7 @@ def base_of(folder: Path) -> str:
     Raises:
         CheckpointError: the folder does not say, or names a path that leads out of it.
     """
-    origin = _adapter_config(folder).get("base_model_name_or_path")
+    origin = adapter_config(folder).get("base_model_name_or_path")
     if not origin:
         raise CheckpointError(f"{folder / ADAPTER} does not say which model it belongs to (base_model_name_or_path)")
     if ".." in Path(str(origin)).parts:
@@ -358,11 +318,6 @@ def _origin(folder: Path) -> str:
         passed.add(place.resolve())
         place = Path(base_of(place))
     return found
-
-
-def _adapter_config(folder: Path) -> dict[str, Any]:
-    with boundary(CheckpointError, f"the adapter {folder} cannot be read"):
-        return dict(json.loads((folder / ADAPTER).read_text(encoding="utf-8")))
 
 
 def written_bytes(policy: TextPolicy, *, merged: bool = False, checkpoint: bool = True) -> dict[str, int]:
@@ -591,49 +546,3 @@ def tokenizer_home(path: str) -> str:
     if (folder / ADAPTER).is_file() and not (folder / "tokenizer_config.json").is_file():
         return base_of(folder)
     return path
-
-
-@contextmanager
-def reading(what: str, path: str) -> Iterator[None]:
-    """Attribute what transformers raises to a folder or hub id, and refuse code of its own in words of ours.
-
-    Where transformers has the kind of model itself, code beside it (`auto_map`) is not looked at.
-
-    Raises:
-        CheckpointError: whatever else was raised.
-    """
-    try:
-        with quietly(), boundary(CheckpointError, f"{what} {path!r} cannot be read"):
-            yield
-    except CheckpointError as error:
-        if error.__cause__ is None:  # not of transformers
-            raise
-        said = str(error)
-        if "trust_remote_code" in said:
-            raise CheckpointError(
-                f"{what} {path!r} cannot be read: only code of its own can build it (auto_map in its configuration), "
-                "and guerdon runs no code of a model's folder; take a version of transformers that has this kind of "
-                "model, or serve it in a process of its own and name the address"
-            ) from error
-        if "ignore_mismatched_sizes" in said:
-            said = f"{what} {path!r} cannot be read: its weights have other shapes than {CONFIG} says"
-        raise CheckpointError(f"{said.rstrip('.')}; {AGAIN}") from error
-
-
-@contextmanager
-def quietly() -> Iterator[None]:
-    """Without progress bars of transformers, and without its warnings about what is checked here anyway."""
-    from transformers.utils import logging
-
-    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft calls transformers by older names
-            warnings.filterwarnings("ignore", category=UserWarning, module="peft")
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

@@ -36,6 +36,16 @@ JUDGES = Registry(
     },
     ("model",),
 )  # fmt: skip
+OptionalSetting = Literal[
+    "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty"
+]
+"""Settings of requests without which an endpoint answers, too."""
+LIMITS = ("max_tokens", "max_completion_tokens")  # two names of one setting
+LEAVE_OUT: Any = Field(
+    (),
+    description="settings that requests never have, as the endpoint does not take them; those that it refuses by name "
+    "(status 400 or 422) are left out from then on in any case",
+)
 JUDGED, CONTINUED = ("judge", "consensus"), ("monte_carlo", "binary_search", "consensus")
 _OWN = {
     "model", "messages", "system", "max_tokens", "max_completion_tokens", "temperature", "stream", "n",
@@ -97,6 +107,7 @@ class HttpJudgeSettings(_JudgeSettings):
         default_factory=dict,
         description="more fields of every request, such as {chat_template_kwargs: {enable_thinking: false}} (vLLM)",
     )
+    leave_out: tuple[OptionalSetting, ...] = LEAVE_OUT
     usd_per_million_in: float | None = Field(
         None, ge=0, description="price of a million tokens read; null: 3 (anthropic) or 0"
     )

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from guerdon.retry import TRIES
 from guerdon.settings.base import Bf16, Settings, refuse
+from guerdon.settings.label import LEAVE_OUT, OptionalSetting
 
 VLMType = Literal["qwen_vl", "primo_r1", "true_logprob", "trend", "preference"]
 VLM_NAMES: dict[str, VLMType] = {
@@ -73,6 +74,7 @@ class EndpointSettings(Settings):
     retries: int = Field(TRIES - 1, ge=0, description="requests sent again after a failure that may pass")
     timeout: float = Field(120.0, gt=0, description="seconds of wall-clock per request")
     deadline: float = Field(600.0, gt=0, description="seconds for a request with all its retries and pauses")
+    leave_out: tuple[OptionalSetting, ...] = LEAVE_OUT
     image_format: Literal["png", "jpeg"] = Field("png", description="png loses nothing; jpeg (quality 95) is smaller")
 
     @model_validator(mode="after")

@@ -30,7 +30,7 @@ from guerdon.atomic import write_json
 from guerdon.devices import resolve_device, seeded, show_only, wait_for_gpu
 from guerdon.errors import CheckpointError, ConfigError, DataError, MissingDependencyError
 from guerdon.finite import refuse_to_read
-from guerdon.hub import check_model
+from guerdon.hub import check_model, reading
 from guerdon.models.quality import auroc
 from guerdon.models.text_inputs import buckets
 from guerdon.models.text_load import FINAL, model_class
@@ -39,7 +39,7 @@ from guerdon.models.text_model import TextModelCard, TextRewardModel
 from guerdon.packaged import local_model
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy
-from guerdon.policies.text_files import check_disk, give_template, load_policy, read_tokenizer, reading
+from guerdon.policies.text_files import check_disk, give_template, load_policy, read_tokenizer
 from guerdon.progress import log_line
 from guerdon.schedules import scheduled
 from guerdon.settings.study import Study

