@@ -180,7 +180,7 @@ class RewardInfo:
 
 @runtime_checkable
 class RewardModel(Protocol):
-    """Anything that measures episodes."""
+    """Anything that measures episodes; guerdon's own may be called from several threads (`load_reward_model`)."""
 
     @property
     def info(self) -> RewardInfo:

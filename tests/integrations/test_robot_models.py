@@ -173,6 +173,25 @@ def test_pictures_that_are_none_are_refused(pictures, message):
         uint8_frames(pictures)
 
 
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64, torch.float32])
+def test_pictures_of_any_floats_are_the_same_pictures(kind):
+    frames = np.random.default_rng(0).integers(0, 256, (2, 6, 5, 3), dtype=np.uint8)
+    floats = (torch.from_numpy(frames).double() / 255).to(kind)
+    for pictures in (floats, floats.permute(0, 3, 1, 2), floats.clone().requires_grad_(True)):
+        np.testing.assert_array_equal(uint8_frames(pictures), frames)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_what_is_a_rounding_outside_is_clipped_and_no_more(kind):
+    white = torch.ones(1, 4, 4, 3, dtype=kind)
+    for factor in (1 + 1e-7, 1 + 9e-4):
+        assert (uint8_frames(white * factor) == 255).all()
+        assert (uint8_frames(white - factor) == 0).all()
+    for pictures in (white * 1.002, white * -0.002, white.bfloat16() * 1.01, white * torch.nan):
+        with pytest.raises(DataError, match="before they are normalised"):
+            uint8_frames(pictures)
+
+
 def test_models_that_cannot_judge_single_pictures_are_refused(monkeypatch):
     class Clip(robot.Injected):
         info = robot.RewardInfo(name="clip", range=(0, 1), frames_needed=8)

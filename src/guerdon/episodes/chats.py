@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from guerdon.errors import DataError
-from guerdon.types import Failure, Message, Tool
+from guerdon.types import Episode, Failure, Message, Tool
 
 ROLES = ("system", "user", "assistant", "tool")
 _ALIASES = {"developer": "system", "model": "assistant", "ipython": "tool"}  # other names of these roles
@@ -45,6 +45,55 @@ class ChangedTextError(ChatError):
     """A chat template writes another text than a message has."""
 
     reason = "changed_by_template"
+
+
+class LoneSurrogateError(DataError):
+    """A text has half of a surrogate pair, which JSON can express; it is no character, and no tokenizer reads it."""
+
+    reason = "lone_surrogate"
+
+
+def check_characters(text: str) -> None:
+    """Make sure that a text consists of characters.
+
+    Raises:
+        LoneSurrogateError: it has half of a surrogate pair.
+    """
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        around = text[max(0, error.start - 20) : error.start + 20]
+        raise LoneSurrogateError(
+            f"there is half of a surrogate pair ({text[error.start]!a}) at character {error.start}, in {around!a}"
+        ) from error
+
+
+def unreadable(episode: Episode, *, task_only: bool = False) -> Failure | None:
+    """Why no model can read the text of an episode; None: it consists of characters.
+
+    Args:
+        episode: its task, its texts, and the conversation with its tools.
+        task_only: of frames, which have no other text.
+    """
+    texts = [episode.task]
+    if not task_only:
+        texts += episode.texts or ()
+    if not task_only and (episode.context or episode.tools):
+        texts.append(json.dumps([episode.context, episode.tools], ensure_ascii=False))
+    try:
+        for text in texts:
+            check_characters(text)
+    except LoneSurrogateError as error:
+        return Failure(error.reason, str(error))
+    return None
+
+
+def unreadable_texts(episodes: Sequence[Episode]) -> dict[int, Failure]:
+    """Places of episodes of text that no model can read, and why."""
+    found = {i: unreadable(one) for i, one in enumerate(episodes) if one.texts is not None}
+    return {i: why for i, why in found.items() if why is not None}
 
 
 def chat_messages(given: Any) -> tuple[Message, ...]:

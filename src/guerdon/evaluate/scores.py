@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from guerdon.atomic import write_json, write_text
+from guerdon.episodes.chats import unreadable_texts
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.progress import ProgressBar
@@ -35,9 +36,15 @@ RECORD = "evaluation.json"
 def score_episodes(model: RewardModel, episodes: Sequence[Episode]) -> list[Score]:
     """One Score per episode; per-row values of another length than the episode become a `Failure`.
 
+    A text that no model can read (`unreadable_texts`) is a `Failure`, too, and the model does not see it.
+
     Raises:
         DataError: the model gave another number of scores than there are episodes.
     """
+    unread = unreadable_texts(episodes)
+    if unread:
+        rest = iter(score_episodes(model, [one for i, one in enumerate(episodes) if i not in unread]))
+        return [Score(failure=unread[i]) if i in unread else next(rest) for i in range(len(episodes))]
     scores = model.score(list(episodes)) if episodes else []
     if len(scores) != len(episodes):
         raise DataError(

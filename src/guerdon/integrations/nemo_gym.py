@@ -7,7 +7,6 @@ A reward that could not be measured is a 422 with the reason, never a number.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
+from guerdon.call_queue import in_thread
 from guerdon.errors import RewardFailure
 from guerdon.integrations.text import TextScorer, numbers
 from guerdon.serve.errors import error_body
@@ -61,7 +61,7 @@ def build_app(scorer: TextScorer) -> FastAPI:
         prompt, answer = _exchange(body.responses_create_params, body.response.get("output"))
         tools = body.responses_create_params.get("tools")
         try:
-            (reward,) = await asyncio.to_thread(lambda: numbers(scorer.rewards([prompt], [answer], [tools])))
+            (reward,) = await in_thread(lambda: numbers(scorer.rewards([prompt], [answer], [tools])))
         except RewardFailure as failure:
             return JSONResponse(error_body(failure.reasons[0], 422, "failed_measurement"), status_code=422)
         return {**body.model_dump(), "reward": reward}

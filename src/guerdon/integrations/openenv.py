@@ -8,12 +8,12 @@ A rubric returns a float, so a measurement that failed raises `RewardFailure`; `
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
 from openenv.core.rubrics import Rubric, TrajectoryRubric
 
+from guerdon.call_queue import in_thread
 from guerdon.errors import ConfigError, RewardFailure
 from guerdon.integrations.text import Text, TextScorer, exchange, numbers
 from guerdon.serve.wire_text import CutError
@@ -54,7 +54,7 @@ class AsyncResponseRubric(ResponseRubric):
         Raises:
             RewardFailure: it could not be measured.
         """
-        return await asyncio.to_thread(super().forward, action, observation)
+        return await in_thread(super().forward, action, observation)
 
 
 class StepsRubric(TrajectoryRubric):  # type: ignore[misc]

@@ -10,7 +10,6 @@ advantage. So failures stay failures, and their share is logged.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer, RLOOTrainer
 
+from guerdon.call_queue import in_thread
 from guerdon.collect.text import Responses, TextRollout
 from guerdon.errors import ConfigError
 from guerdon.integrations.text import TextScorer, checked_algorithm, or_none, outcome_rewards, rollout_of
@@ -60,7 +60,7 @@ def async_reward_function(scorer: TextScorer, name: str = "") -> AsyncRewardFunc
     measured = reward_function(scorer, name)
 
     async def reward(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        return await asyncio.to_thread(measured, prompts, completions, **columns)
+        return await in_thread(measured, prompts, completions, **columns)
 
     reward.__name__ = measured.__name__
     return reward

@@ -12,13 +12,13 @@ A reward that could not be measured is an error of the trace: verifiers records 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from verifiers.v1 import Trace
 
+from guerdon.call_queue import in_thread
 from guerdon.collect.text import Responses
 from guerdon.errors import ConfigError, DataError, RewardFailure
 from guerdon.integrations.text import TextScorer, outcome_rewards, rollout_of, token_advantages
@@ -33,7 +33,7 @@ async def trace_reward(scorer: TextScorer, trace: Trace) -> float:
         RewardFailure: it could not be measured, or the trace has no answer.
     """
     prompt, answer = _exchange(trace)
-    (value,) = await asyncio.to_thread(scorer.numbers, [prompt], [answer])
+    (value,) = await in_thread(scorer.numbers, [prompt], [answer])
     return value
 
 

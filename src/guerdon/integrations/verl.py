@@ -11,7 +11,6 @@ again first. `register_sources` computes the advantages itself, where a missing 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -23,6 +22,7 @@ from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, register_adv_est
 
+from guerdon.call_queue import in_thread
 from guerdon.collect.text import Responses, TextRollout
 from guerdon.config import validate
 from guerdon.errors import ConfigError, RewardFailure
@@ -121,7 +121,7 @@ class TokenRewardManager(RewardManagerBase):  # type: ignore[misc]
         Raises:
             RewardFailure: it could not be measured.
         """
-        rewards = await asyncio.to_thread(self.measure, data[-1:])
+        rewards = await in_thread(self.measure, data[-1:])
         return {"reward_score": float(rewards.values.sum()), "reward_extra_info": {}}
 
     @classmethod

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from guerdon.atomic import sealed_folder, sha256
+from guerdon.call_queue import alone, batched
 from guerdon.devices import resolve_device
 from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
 from guerdon.finite import load_weights, save_weights
@@ -255,6 +256,7 @@ class ImageRewardModel:
             progress_horizon=self.config.horizon,
         )
 
+    @batched
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
         """Measure all episodes in one pass; identical frames go through the network once.
 
@@ -275,6 +277,7 @@ class ImageRewardModel:
             missing = Failure("no_states", f"the episode has no states of {size} numbers to look at")
         return [_score(index, values_U, missing) for index in rows]
 
+    @alone
     def probabilities(
         self, frames: Sequence[NDArray[Any]] | NDArray[Any], *, channels_last: bool = False
     ) -> FloatArray:

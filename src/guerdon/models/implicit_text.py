@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from guerdon.call_queue import alone
 from guerdon.devices import resolve_device, seeded
 from guerdon.episodes.chats import asked_key
 from guerdon.errors import CheckpointError, ConfigError, NonFiniteError, boundary
@@ -144,6 +145,7 @@ class ImplicitModel(TextRewardModel):
 
     # learning in use
 
+    @alone
     def learn(self, episodes: Sequence[Episode]) -> Metrics:
         """One pass of AdamW over episodes with a known outcome, with the loss that the model was trained with.
 
@@ -214,11 +216,13 @@ class ImplicitModel(TextRewardModel):
             self._optimizer = torch.optim.AdamW(self.policy.parameters(), lr=rate, weight_decay=decay)
         return self._optimizer
 
+    @alone
     def save(self, folder: Path) -> None:
         """Write weights, optimiser and counts in one piece."""
         tensors = self.tensors() | adam_tensors(self._adamw())
         save_state(folder, tensors, {"updates": self.updates, "origin": self._origin})
 
+    @alone
     def restore(self, folder: Path) -> None:
         """Return to what `save` wrote.
 

@@ -38,6 +38,12 @@ def load_reward_model(
 ) -> RewardModel:
     """Build the reward model `model_type`.
 
+    `score` and `judge` may be called from any number of threads at a time: calls are queued, and those that wait are
+    made as one, each with the values it would have alone. `learn`, `save` and `restore` wait until no other call is
+    made. Models on one `SharedBase` take turns. What training uses (`logits`, `load_tensors`, the network itself) is
+    for one thread, and for no other at the same time. A model of a user's own is called as it comes, unless its
+    `score` is `batched` (`guerdon.call_queue`).
+
     Args:
         model_type: a name, `package.module:factory`, or a name that an installed package registers.
         checkpoint_path: where a learned model lies.

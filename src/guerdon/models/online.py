@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from guerdon.call_queue import alone, calls_of
 from guerdon.devices import seeded
 from guerdon.episodes.targets import episode_success, frame_targets
 from guerdon.errors import CheckpointError, DataError, boundary
@@ -78,7 +79,7 @@ class OnlineImageModel:
         frames_per_episode: int | None = 8,
         seed: int = 0,
     ) -> None:
-        self.model = model
+        self.model, self._calls = model, calls_of(model)  # scoring and learning never at once
         self.gradient_penalty = 0.0
         self.steps, self.frames_per_episode = steps, frames_per_episode
         self.batch_size = batch_size
@@ -103,6 +104,7 @@ class OnlineImageModel:
         """Scores with the current weights."""
         return self.model.score(episodes)
 
+    @alone
     def learn(self, episodes: Sequence[Episode]) -> Metrics:
         """Fit the model to the labelled frames of these episodes and to its replay.
 
@@ -152,10 +154,12 @@ class OnlineImageModel:
         pixels = [self.model.config.prepared(frames) for frames, _ in labelled]
         return np.concatenate(pixels), np.concatenate([targets for _, targets in labelled])
 
+    @alone
     def save(self, folder: Path) -> None:
         """Write weights, optimiser, replay and random state in one piece."""
         save_state(folder, *self.state())
 
+    @alone
     def restore(self, folder: Path) -> None:
         """Return to what `save` wrote.
 
@@ -166,6 +170,7 @@ class OnlineImageModel:
         with boundary(CheckpointError, f"{folder} cannot be read"):
             self.load_state(tensors, values)
 
+    @alone
     def update(self, frames_N_H_W_C: NDArray[Any], targets_N: NDArray[Any], *, steps: int) -> Metrics:
         """Fit the model to fresh frames and the replay, then remember the fresh frames.
 

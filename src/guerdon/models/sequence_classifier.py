@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from guerdon.call_queue import batched
 from guerdon.devices import resolve_device
 from guerdon.errors import CheckpointError, DataError
 from guerdon.models.text_inputs import asked_messages, unread
@@ -79,6 +80,7 @@ class SequenceClassifier:
         if self.bf16:
             halve_linear(self.model)
 
+    @batched
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
         """A logit per response, higher is better.
 

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from guerdon import distributed
 from guerdon.atomic import sealed_folder, verify_folder
+from guerdon.call_queue import batched
 from guerdon.errors import CheckpointError, DataError, boundary
 from guerdon.finite import load_weights, refuse_to_write, save_weights
 from guerdon.models import checkpoint
@@ -250,6 +251,7 @@ class TextRewardModel:
         """One Score per episode, in order; `episode.task` is the question, `episode.texts` are the steps."""
         return [judged.score for judged in self.judge(episodes, JudgeOptions())]
 
+    @batched
     def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[ExplainedScore]:
         """Scores with the number of tokens read; nothing is ever left out, so `truncated` stays False."""
         return judge_readings(

@@ -28,6 +28,7 @@ from pydantic import ValidationError
 from guerdon.atomic import sealed_folder, verify_folder
 from guerdon.config import validate
 from guerdon.devices import resolve_device
+from guerdon.episodes.chats import unreadable
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.models.checkpoint import read_card, write_card
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, ParseStatus, Scale, joined_status
@@ -286,7 +287,7 @@ def _unusable(episode: Episode) -> Failure | None:
         return Failure("bad_frames", f"frames of {high} x {wide} pixels are too narrow for a vision-language model")
     if not episode.task.strip():
         return Failure("no_task", "the episode does not say what its task was")
-    return None
+    return unreadable(episode, task_only=True)
 
 
 def _yes(found: WordLogProbs | Failure) -> _Read:

@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from PIL import Image
 
+from guerdon.call_queue import alone
 from guerdon.errors import CheckpointError, GuerdonError, MissingDependencyError, boundary
 from guerdon.hub import check_folder, model_folder
 from guerdon.labels.llm_client import api_key, post_json
@@ -274,6 +275,7 @@ class VLLMBackend:
             choices.append(group_log_probs(listed, groups, _tokens_read(found)))
         return choices
 
+    @alone
     def _chat(self, questions: Sequence[Question], sampling: dict[str, Any]) -> list[Any]:
         with boundary(GuerdonError, "vLLM failed to answer"):
             found: list[Any] = self._llm.chat(

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from guerdon.atomic import COMPLETE, verify_folder
+from guerdon.call_queue import batched, calls_of
 from guerdon.devices import resolve_device, seeded
 from guerdon.episodes.chats import ChatError
 from guerdon.errors import CheckpointError, ConfigError, boundary
@@ -299,6 +300,16 @@ class TransformersBackend:
 
     def generate(self, questions: Sequence[Question], options: GenerationOptions) -> list[VLMReply | Failure]:
         """An answer to each question, in order; the same questions get the same answers."""
+        if options.temperature > 0:  # what is drawn depends on the batch
+            with calls_of(self).alone():
+                return self._generate(questions, options)
+        return self._generate_together(questions, options)
+
+    @batched
+    def _generate_together(self, questions: Sequence[Question], options: GenerationOptions) -> list[VLMReply | Failure]:
+        return self._generate(questions, options)
+
+    def _generate(self, questions: Sequence[Question], options: GenerationOptions) -> list[VLMReply | Failure]:
         from transformers import GenerationConfig
 
         ends, warm = set(self._ends), options.temperature > 0
@@ -323,6 +334,7 @@ class TransformersBackend:
                 out.append(VLMReply(text, int(read), whole=stop is not None))
         return out
 
+    @batched
     def word_log_probs(
         self, questions: Sequence[Question], groups: Sequence[Sequence[str]]
     ) -> list[WordLogProbs | Failure]:

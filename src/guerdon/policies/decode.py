@@ -310,12 +310,12 @@ class HFDecoder:
 
     def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         base = self._base
-        base.model.eval()
         with (
             base.adapter(self._policy.adapter),
             base.attention("eager" if base.settings.attention == "eager" else base.fused),
             torch.autocast(base.device.type, torch.bfloat16, enabled=base.bf16),
         ):
+            base.model.eval()
             out = base.model(
                 input_ids=ids, attention_mask=self._real.long(), position_ids=positions, past_key_values=self._cache,
                 use_cache=True, logits_to_keep=1,

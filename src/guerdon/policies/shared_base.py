@@ -12,6 +12,7 @@ the way back (gradient checkpointing), the adapter of the way there is chosen ag
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
@@ -66,6 +67,7 @@ class SharedBase:
     def __init__(self, model: Any, tokenizer: Any, settings: TextPolicySettings) -> None:
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
         self.peft: Any = None
+        self._lock = threading.RLock()  # held while adapter, attention or mode are switched
         self.weights = stored_weights(model)
         self._own: dict[str, list[nn.Parameter]] = {}  # the weights of each adapter
         self._carriers: dict[nn.Module, list[Any]] = {}  # the layers of peft on each module
@@ -143,7 +145,7 @@ class SharedBase:
     @cached_property
     def packs(self) -> bool:
         """Whether it can read sequences without padding; tested when first needed."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.halved):
+        with self._lock, torch.autocast(self.device.type, torch.bfloat16, enabled=self.halved):
             return packing.packs(self.model, bf16=self.halved)
 
     def freeze(self) -> None:
@@ -165,7 +167,7 @@ class SharedBase:
     @cached_property
     def reads_masks(self) -> bool:
         """Whether a mask decides which token sees which; tested when first needed."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.halved):
+        with self._lock, torch.autocast(self.device.type, torch.bfloat16, enabled=self.halved):
             return packing.reads_masks(
                 self.model, self.decoder, self._in_layers, attention=self.fused, bf16=self.halved
             )
@@ -259,7 +261,12 @@ class SharedBase:
 
     @contextmanager
     def adapter(self, name: str | None) -> Iterator[None]:
-        """Answer through this adapter inside the block; None: through the weights alone."""
+        """Answer through this adapter inside the block; None: through the weights alone. Other threads wait."""
+        with self._lock, self._adapter(name):
+            yield
+
+    @contextmanager
+    def _adapter(self, name: str | None) -> Iterator[None]:
         before = self._active
         self._switch(name)
         try:
@@ -285,16 +292,16 @@ class SharedBase:
         elif layout.mask is not None:
             options |= {"position_ids": layout.positions, "attention_mask": self._in_layers(layout)}
         gradients = torch.is_grad_enabled()
-        self._set_mode(gradients and dropout, checkpointing=gradients)
         attention = layout.attention or self._padded_attention(layout.ids.shape[1])
         attention = attention if layout.mask is None else self.fused
         with self.attention(attention), torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            self._set_mode(gradients and dropout, checkpointing=gradients)
             out: Tensor = self.decoder(**options).last_hidden_state
         return out.flatten(0, 1)
 
     def logits(self, hidden_N_H: Tensor) -> Tensor:
         """Logits (N, V) of what `hidden` returned."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+        with self._lock, torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             head = self.model.get_output_embeddings() if self.plain_head else self._behind_decoder
             return head(hidden_N_H)
 
@@ -314,7 +321,12 @@ class SharedBase:
 
     @contextmanager
     def attention(self, name: str) -> Iterator[None]:
-        """Use one of transformers' attention implementations inside the block."""
+        """Use one of transformers' attention implementations inside the block. Other threads wait."""
+        with self._lock, self._attention(name):
+            yield
+
+    @contextmanager
+    def _attention(self, name: str) -> Iterator[None]:
         before = self.model.config._attn_implementation
         if before == name:
             yield
@@ -369,7 +381,8 @@ class SharedBase:
 
     @contextmanager
     def _again(self, adapter: str | None, attention: str) -> Iterator[None]:
-        with self.adapter(adapter), self.attention(attention):
+        # without the lock: a thread of autograd's is here, and the one that waits for it may hold it
+        with self._adapter(adapter), self._attention(attention):
             yield
 
     def _in_layers(self, layout: Layout) -> Tensor | dict[str, Tensor]:

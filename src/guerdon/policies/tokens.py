@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from guerdon.episodes.chats import ChangedTextError, ChatError
+from guerdon.episodes.chats import ChangedTextError, ChatError, check_characters
 from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.replies import opened_reasoning
 from guerdon.types import BoolArray, IntArray, Message, Tool
@@ -164,6 +164,8 @@ def prompt_lengths(
             chat_text(tokenizer, messages, own, answered=False)
             for messages, own in zip(chats[start : start + AT_ONCE], given[start : start + AT_ONCE], strict=True)
         ]
+        for text in part:
+            check_characters(text)
         found = tokenizer(part, add_special_tokens=False)["input_ids"]
         for text, ids in zip(part, found, strict=True):
             lengths.append(len(_encode(tokenizer, text)) if tokenizer.unk_token_id in ids else len(ids))
@@ -190,6 +192,8 @@ def piece_ids(tokenizer: Any, texts: Sequence[str]) -> list[IntArray]:
     """
     if not texts:
         return []
+    for text in texts:
+        check_characters(text)
     found = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False)["input_ids"]
     pieces = [np.array(ids, dtype=np.int64) for ids in found]
     unknown = tokenizer.unk_token_id
@@ -451,6 +455,7 @@ def _marked(
 
 
 def _encode(tokenizer: Any, text: str) -> IntArray:
+    check_characters(text)
     ids = np.array(tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
     unknown = tokenizer.unk_token_id
     special = {tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id}

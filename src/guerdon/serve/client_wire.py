@@ -28,7 +28,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from guerdon.episodes.chats import asked_key, chat_messages
+from guerdon.episodes.chats import asked_key, chat_messages, unreadable
 from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.evaluate.scores import solution_value
 from guerdon.models.explained_score import PARSE_STATUSES, ExplainedScore, JudgeOptions, ParseStatus
@@ -182,6 +182,8 @@ class RewardsFormat:
     def _item(self, episode: Episode, info: RewardInfo, files: ExitStack) -> dict[str, Any] | Failure:
         """The input of the model in an episode: never the outcome, nor rewards of the environment."""
         if episode.texts is not None and (info.modality == "text" or episode.frames is None):
+            if (why := unreadable(episode)) is not None:
+                return why
             if not all(episode.texts):
                 return Failure("empty_text", "a step or response without text cannot be scored")
             return {**_asked(episode), "steps": list(episode.texts)}
@@ -225,6 +227,8 @@ class ScoreFormat:
         s, (episode,) = self.settings, episodes
         if episode.frames is None or not len(episode.frames):
             return [failed(Failure("no_frames", "the episode has no frames to send"))]
+        if (why := unreadable(episode, task_only=True)) is not None:
+            return [failed(why)]
         fields: dict[str, Any] = {"task_text": episode.task, **_options(s, options, whole=True)}
         kwargs: dict[str, Any] = {key: fields.pop(key) for key in ("score_mode", "prompt") if key in fields}
         fields |= {"backend": s.backend} if s.backend is not None else {}
@@ -239,7 +243,7 @@ class ScoreFormat:
                 fields |= {"backend_kwargs": json.dumps(kwargs)} if kwargs else {}
                 name, file, media_type = FILES[s.upload]
                 parts = [(name, (file.format(t), blob, media_type)) for t, blob in enumerate(media)]
-                texts = {key: str(value).encode("utf-8", "replace") for key, value in fields.items()}
+                texts = {key: str(value).encode() for key, value in fields.items()}
                 reply = await send("/score", data=texts, files=parts)
         return [read_score(reply.value, info) if reply.failure is None else failed(reply.failure)]
 
@@ -285,8 +289,11 @@ def _bytes(episode: Episode, info: RewardInfo, settings: RemoteSettings) -> int:
 
 
 def _json(fields: Mapping[str, Any]) -> bytes:
-    """A JSON body; lone surrogates, which UTF-8 does not have, become question marks."""
-    return json.dumps(fields, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace")
+    """A JSON body; half of a surrogate pair, which UTF-8 does not have, stays what it is by an escape."""
+    try:
+        return json.dumps(fields, allow_nan=False, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return json.dumps(fields, allow_nan=False).encode()
 
 
 def _media(
@@ -479,7 +486,7 @@ def _number(value: Any, info: RewardInfo, what: str) -> float | Failure:
     if not math.isfinite(known) or abs(known) > float(np.finfo(np.float32).max):
         return Failure("non_finite", f"{what} is {_shown(value)}")
     low, high = info.range
-    slack = SLACK * max(1.0, *(abs(end) for end in (low, high) if math.isfinite(end)))
+    slack = SLACK * max([1.0, *(abs(end) for end in (low, high) if math.isfinite(end))])
     if not low - slack <= known <= high + slack:
         return Failure("out_of_range", f"{what} is {known:g}; {info.name} declares {low:g} to {high:g}")
     return min(max(known, low), high)

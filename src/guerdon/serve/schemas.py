@@ -13,9 +13,9 @@ from dataclasses import asdict
 from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from guerdon.episodes.chats import chat_messages, tool_schemas
+from guerdon.episodes.chats import chat_messages, check_characters, tool_schemas
 from guerdon.evaluate.scores import solution_value
 from guerdon.models.explained_score import ExplainedScore, ParseStatus, Scale
 from guerdon.policies.tokens import split_steps
@@ -38,6 +38,11 @@ UPDATE_EXAMPLE = {
 }  # fmt: skip
 
 
+def _of_characters(text: str) -> str:
+    check_characters(text)  # what is returned is UTF-8
+    return text
+
+
 class StrictBody(BaseModel):
     """Base: unknown fields are refused, numbers are finite."""
 
@@ -47,7 +52,9 @@ class StrictBody(BaseModel):
 class RewardItem(StrictBody, FrameFields):
     """One item to score: a text (prompt or messages, with completion or steps) or frames with a task."""
 
-    id: str | None = Field(None, max_length=200, description="returned unchanged")
+    id: Annotated[str, AfterValidator(_of_characters)] | None = Field(
+        None, max_length=200, description="returned unchanged"
+    )
     prompt: str | None = Field(None, description="text: the question")
     messages: Annotated[list[dict[str, Any]], FIRST_ERROR] | None = Field(
         None, description="text: instead of prompt, chat messages; the assistant's last turn may be the completion"

@@ -43,6 +43,7 @@ MOST_OBJECTS = 50_000  # in a body, before any of them is looked at
 MOST_KEYS = 1000  # in one object
 MOST_KEYS_IN_ALL = 500_000
 MOST_VALUES = 2_000_000  # in a body: a thousand items with a thousand steps have half as many
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _INLINE = 1 << 16  # bytes or characters that are processed in the event loop
 
 
@@ -161,12 +162,28 @@ async def read_body(request: Request, shape: type[M], *, empty: M | None = None)
 
     def read() -> M:
         check_once(body)
-        return shape.model_validate_json(body)
+        try:
+            return shape.model_validate_json(body)
+        except ValidationError:
+            if (found := _with_surrogates(body)) is None:
+                raise
+        return shape.model_validate(found)
 
     try:
         return await run_long(len(body), read)
     except ValidationError as error:
         raise validation_error(error, shape) from error
+
+
+def _with_surrogates(body: bytes) -> Any:
+    """What a body holds that may have half of a surrogate pair, which pydantic's parser refuses; None: it has none.
+
+    A text with one is the failure of its item, not of the request.
+    """
+    if _SURROGATE.search(body):
+        with suppress(ValueError, RecursionError):
+            return json.loads(body)
+    return None
 
 
 def check_once(text: bytes) -> None:

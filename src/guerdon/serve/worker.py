@@ -22,6 +22,7 @@ from hashlib import blake2b
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
+from guerdon.episodes.chats import unreadable_texts
 from guerdon.errors import ConfigError, GuerdonError, boundary
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, judge
 from guerdon.serve.batcher import content_key
@@ -96,6 +97,11 @@ def judge_all(
     Raises:
         NotReady: no copy of the model can be called now, which is not the fault of the episodes.
     """
+    unread = unreadable_texts(episodes)
+    if unread:
+        rest = [one for i, one in enumerate(episodes) if i not in unread]
+        found = iter(judge_all(model, rest, options, name) if rest else ())
+        return [ExplainedScore(Score(failure=unread[i])) if i in unread else next(found) for i in range(len(episodes))]
     try:
         with boundary(ModelFailed, f"the model {name} raised on {len(episodes)} items"):
             return _checked(judge(model, list(episodes), options), episodes)

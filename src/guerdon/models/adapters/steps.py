@@ -24,7 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from guerdon.call_queue import batched
 from guerdon.devices import resolve_device
+from guerdon.episodes.chats import check_characters
 from guerdon.errors import CheckpointError, ConfigError, DataError
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.models.text_inputs import Reading, judge_readings, refuse_conversation, unread
@@ -110,6 +112,7 @@ class StepReader:
         """One Score per episode, with a value per step."""
         return [judged.score for judged in self.judge(episodes, JudgeOptions())]
 
+    @batched
     def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[ExplainedScore]:
         """Scores, and how many tokens were read for each.
 
@@ -200,6 +203,7 @@ def located(
     Raises:
         DataError: a character that the tokenizer lacks.
     """
+    check_characters(text)
     encoded = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
     ids, unknown = np.asarray(encoded["input_ids"], dtype=np.int64), tokenizer.unk_token_id
     known = (None, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
