@@ -155,7 +155,7 @@ def _by_transformers(path: str, *, dtype: str, micro: int) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM
 
     from guerdon.episodes.solution_formats import TARGETS, training_text
-    from guerdon.policies.text_files import read_tokenizer
+    from guerdon.policies.pretrained import read_tokenizer
 
     tokenizer = read_tokenizer(path)
     tokenizer.padding_side = "left"
@@ -250,7 +250,7 @@ def shared_inputs(model: str, solutions: Sequence[Any]) -> tuple[list[dict[str, 
     TRL puts the beginning of the sequence in front by itself, and a separator behind every step.
     """
     from guerdon.models.text_inputs import read_steps
-    from guerdon.policies.text_files import read_tokenizer
+    from guerdon.policies.pretrained import read_tokenizer
 
     tokenizer = read_tokenizer(model)
     rows, readings = [], []

@@ -176,7 +176,7 @@ def run_trl(model: str, size: Size, *, kind: str, bf16: bool) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
-    from guerdon.policies.text_files import read_tokenizer
+    from guerdon.policies.pretrained import read_tokenizer
     from guerdon.settings.data import GeneratedDataSettings
     from guerdon.worlds.prompt_files import load_prompts
     from guerdon.worlds.verifier import outcome, verifier_from
@@ -239,7 +239,7 @@ def run_trl(model: str, size: Size, *, kind: str, bf16: bool) -> dict[str, Any]:
 
 def requests(model: str, size: Size) -> tuple[Any, list[np.ndarray]]:
     """The tokenizer, and token ids of as many different prompts as are written to at once."""
-    from guerdon.policies.text_files import read_tokenizer
+    from guerdon.policies.pretrained import read_tokenizer
     from guerdon.policies.tokens import prompt_ids
     from guerdon.settings.data import GeneratedDataSettings
     from guerdon.worlds.prompt_files import load_prompts

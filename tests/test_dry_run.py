@@ -260,4 +260,25 @@ def test_what_is_on_another_machine_is_not_checked_and_said(call, words):
     text_study(validation="ab" * 40)
     code, _, shown = call("run", "--dry-run", *words)
     assert code == 0
-    assert "is not on this machine" in shown
+    assert re.search(r"not checked: .* on this machine", shown)
+
+
+LONG = [
+    ("label", ["label={method: 1, save_dir: labels}", "data.max_prompt_length=3"], "all 3 questions are longer than"),
+    ("search", ["search={model: {model_type: constant}, aggregation: min, questions: val.jsonl}"], "does not judge"),
+    ("search", ["search={model: {model_type: text, checkpoint_path: prm}, aggregation: min, questions: val.jsonl}"],
+     r"the question \S+ of 8\d tokens .* the model's 64 positions"),
+    ("train", ["policy=sft", "sft={save_dir: sft}"], "none of the 3 training prompts has a worked solution"),
+    ("train", ["train={prm: {type: stepwise, save_dir: prm, data_path: rows.jsonl}}"], "too few to hold some out"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("verb", "words", "message"), LONG)
+def test_what_other_commands_refuse_of_their_text_is_refused_by_a_dry_run(call, verb, words, message):
+    text_study(validation="ab" * 40)
+    row = {"question": "a", "steps": ["b"], "labels": [1]}
+    Path("rows.jsonl").write_text(json.dumps(row) + "\n")
+    before = sorted(Path().rglob("*"))
+    code, said, _ = call(verb, "--dry-run", *words)
+    assert (code, bool(re.search(message, said))) == (2, True), said
+    assert sorted(Path().rglob("*")) == before

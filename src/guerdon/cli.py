@@ -140,9 +140,9 @@ def label(
     if config.label is None:
         raise ConfigError(f"{study} has no label section; an empty one (label: {{}}) labels by a judge at Anthropic")
     if dry_run:
-        from guerdon.worlds.prompt_files import check_prompts
+        from guerdon.labels.label import check_label
 
-        return _dry_run(config, {} if skip_generation else "label", check=lambda c: check_prompts(c.data))
+        return _dry_run(config, {} if skip_generation else "label", check=check_label)
     from guerdon.labels.label import label as work
 
     if config.engine == "ray":
@@ -189,7 +189,7 @@ def train(
     if dry_run:
         from guerdon.train.dry_run import check_data
 
-        return _dry_run(config, "train", only, check=None if config.text else partial(check_data, only=only or ()))
+        return _dry_run(config, "train", only, check=partial(check_data, only=only or ()))
     if config.text:
         from guerdon import distributed
         from guerdon.train.text import train_text_model
@@ -239,9 +239,9 @@ def _train_policy(
         raise ConfigError(f"--only would do nothing with policy={kind}; remove it")
     if dry_run:
         if kind == "sft":
-            from guerdon.worlds.prompt_files import check_prompts
+            from guerdon.train.sft import check_sft
 
-            return _dry_run(config, "sft", check=lambda c: check_prompts(c.data))
+            return _dry_run(config, "sft", check=check_sft)
         from guerdon.train.dry_run import check_bc
 
         return _dry_run(config, {"policy": "behaviour cloning"}, check=check_bc)
@@ -332,7 +332,9 @@ def search(study: File, overrides: Overrides = None, dry_run: DryRun = False) ->
     if config.search is None:
         raise ConfigError(f"{study} has no search section: it needs at least search.model and search.aggregation")
     if dry_run:
-        return _dry_run(config, "search")
+        from guerdon.evaluate.search_study import check_search
+
+        return _dry_run(config, "search", check=check_search)
     from guerdon.evaluate.search_study import search as work
 
     done = work(config)

@@ -23,6 +23,7 @@ from guerdon.errors import CheckpointError, GuerdonError, boundary, said_by
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 CONFIGS = (CONFIG, ADAPTER, "generation_config.json", "tokenizer_config.json")  # of a folder, where it has them
+MOST_LAYERS = 10_000  # building more of them takes minutes, weights or not
 AGAIN = "download the folder again (by git: git lfs pull), or save it again with save_pretrained"
 PICKLED = {"pytorch_model": "model", "adapter_model": "adapter_model"}  # names of weights: pickled, as safetensors
 
@@ -157,6 +158,12 @@ def check_configs(error: type[GuerdonError], what: str, folder: Path) -> None:
         if not isinstance(config, dict):
             raise error(f"{what} {str(folder)!r} cannot be read: {file.name} is no map of keys; {AGAIN}")
         for part in [config, *config.values()]:
+            for key, value in part.items() if isinstance(part, dict) else ():
+                if "layer" in key and isinstance(value, int) and value > MOST_LAYERS:
+                    raise error(
+                        f"{what} {str(folder)!r} cannot be read: {key} in {file.name} is {value:,}, more than any "
+                        f"model has ({MOST_LAYERS:,}); correct it"
+                    )
             for key in ("attn_implementation", "_attn_implementation"):
                 if isinstance(part, dict) and "/" in str(part.get(key)):
                     raise error(

@@ -185,6 +185,7 @@ def test_a_bad_combination_is_refused():
         ({"prm_bench": "x", "threshold": 0.4}, "threshold would do nothing"),
         ({**GENERATED, "ties": "half"}, "ties would do nothing"),
         ({"best_of_n": {"samples": "x", "ns": [0]}}, "at least 1"),
+        ({"best_of_n": {"ns": [4, 17]}}, "ns asks for 17 samples of a question, and n is 16"),
     ):
         with pytest.raises(ValueError, match=words):
             EvaluateTextSettings.model_validate({"aggregation": "min", **given})
@@ -355,5 +356,8 @@ def test_what_is_read_after_scoring_is_looked_at_before(section, tmp_path, monke
     model = Scripted(lambda episode: scored.append(episode) or np.ones(len(episode.texts)))
     given = settings(**{"process_bench": ["here.jsonl"], "attacks": None, **section})
     with pytest.raises(DataError, match="absent"):
+        evaluate_text(model, given, tmp_path / "out")
+    given = settings(attacks=None, best_of_n={"samples": "here.jsonl", "ns": [1, 64]}, process_bench=["here.jsonl"])
+    with pytest.raises(DataError, match=r"best-of-64 needs so many samples|no sample has a checked answer"):
         evaluate_text(model, given, tmp_path / "out")
     assert not scored

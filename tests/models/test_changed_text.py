@@ -1,5 +1,7 @@
 """Markers are the tokens that they become within a text; text that a chat template changes is a `Failure` by name."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from adapter_models import (
@@ -13,13 +15,19 @@ from adapter_models import (
     byte_level,
     logits_of,
 )
+from tiny_text_policies import tiny_policy
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.models.adapters import load_adapter
+from guerdon.models.implicit_text import ImplicitModel
 from guerdon.models.sequence_classifier import SequenceClassifier
+from guerdon.models.text_load import load_text_model
+from guerdon.models.text_model import TextModelCard
 from guerdon.policies.chat_template import set_arguments
-from guerdon.policies.text_files import read_prompting, read_tokenizer
+from guerdon.policies.pretrained import read_tokenizer
+from guerdon.policies.text import reference
+from guerdon.policies.text_files import read_prompting
 from guerdon.policies.tiny_text import byte_tokenizer
 from guerdon.policies.tokens import chat_text
 from guerdon.settings.text_policy import TextPolicySettings
@@ -79,7 +87,7 @@ def classifier(folder, template):
 def test_a_classifier_reads_no_changed_text_either(template, text, tmp_path):
     model = classifier(tmp_path, template)
     changed, plain = model.score([episode("one ", text), episode("one\n", "8")])
-    assert changed.failure.reason == "changed_by_template"
+    assert changed.failure.reason == ("unreadable_chat" if "120" in template else "changed_by_template")  # left out
     assert np.isfinite(plain.total)
 
 
@@ -175,3 +183,17 @@ def test_a_study_and_a_folder_give_arguments(tmp_path):
     (tmp_path / "adapter.json").write_text('{"chat_template_kwargs": {"enable": false}}')
     with pytest.raises(ConfigError, match="no argument 'enable'"):
         load_adapter("qwen_prm", str(tmp_path), 8)
+
+
+def test_an_own_model_whose_template_refuses_its_system_turn_is_refused_when_it_is_read(tmp_path):
+    policy = tiny_policy()
+    card = TextModelCard("implicit", "chat", "ce", beta=1.0, read="cumulative", system_prompt="Be brief.")
+    ref = reference(tiny_policy().base)
+    folder = ImplicitModel(policy, card, ref=ref).write(tmp_path / "taken")
+    assert load_text_model(str(folder)).score([episode("3+5=8")])[0].failure is None
+    policy.tokenizer.chat_template = REFUSES
+    folder = ImplicitModel(policy, card, ref=ref).write(tmp_path / "refused")
+    with pytest.raises(CheckpointError, match=r"refused cannot read a solution: .*System role not supported"):
+        load_text_model(str(folder))
+    folder = ImplicitModel(policy, replace(card, system_prompt=None), ref=ref).write(tmp_path / "without")
+    load_text_model(str(folder))

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
 
-from guerdon.policies.text_files import read_tokenizer
+from guerdon.policies.pretrained import read_tokenizer
 
 CORPUS = ["Step 1: 3+5=8. The answer is 12345, isn't it?\n\nNo: \\boxed{6}  naïve ки"] * 20
 TEXTS = (*CORPUS[:1], " leading", "12 345\n6\n\n\n7", "<|end|>x<|end|> y", "DON'T  stop", "")
@@ -14,7 +14,8 @@ CLASSES = (
     "Qwen2Tokenizer", "Qwen2TokenizerFast", "LlamaTokenizer", "LlamaTokenizerFast", "GPT2Tokenizer",
     "GPT2TokenizerFast", "GemmaTokenizer", "GemmaTokenizerFast", "GPTNeoXTokenizerFast", "CodeGenTokenizer",
     "CohereTokenizerFast", "BertTokenizer", "BertTokenizerFast", "T5TokenizerFast", "XLMRobertaTokenizerFast",
-    "RobertaTokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend", None,
+    "RobertaTokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend", None, "T5Tokenizer", "XLMRobertaTokenizer",
+    "CodeLlamaTokenizer", "ByT5Tokenizer",
 )  # fmt: skip
 
 
@@ -62,13 +63,11 @@ def unigrams():
 
 
 KINDS = {"bytes": byte_level, "pieces": pieces, "words": words, "unigrams": unigrams}
-OF_UNIGRAMS = ("T5TokenizerFast", "XLMRobertaTokenizerFast")  # transformers builds them from nothing else
 
 
 @pytest.mark.parametrize("config", [LlamaConfig, Qwen2Config])
-@pytest.mark.parametrize(
-    ("declared", "kind"), [(c, k) for c in CLASSES for k in KINDS if k == "unigrams" or c not in OF_UNIGRAMS]
-)
+@pytest.mark.parametrize("declared", CLASSES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_ids_are_those_of_the_file(declared, kind, config, tmp_path):
     core = KINDS[kind]()
     core.add_special_tokens(["<|begin|>", "<|end|>"])
@@ -88,3 +87,15 @@ def test_ids_are_those_of_the_file(declared, kind, config, tmp_path):
                 ids = tokenizer(text, add_special_tokens=special)["input_ids"]
                 assert ids == wanted.encode(text, add_special_tokens=special).ids, (text, special)
         assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|begin|>", "<|end|>")
+
+
+@pytest.mark.parametrize("declared", ["GPT2Tokenizer", "Qwen2Tokenizer"])
+def test_special_tokens_that_only_the_class_names_are_kept(declared, tmp_path):
+    core = byte_level()
+    core.add_special_tokens(["<|endoftext|>"])
+    core.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": declared}))
+    found = read_tokenizer(str(tmp_path))
+    assert found("a12 b")["input_ids"] == core.encode("a12 b").ids
+    assert found.eos_token_id == core.token_to_id("<|endoftext|>")
+    assert len(found) == core.get_vocab_size()

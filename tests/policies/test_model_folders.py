@@ -22,12 +22,13 @@ from guerdon.episodes.chats import ChatError
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.finite import load_weights, save_weights
 from guerdon.models.sequence_classifier import SequenceClassifier
-from guerdon.policies import chat_template
+from guerdon.policies import chat_template, text_files
 from guerdon.policies.chat_template import check_templates
 from guerdon.policies.pickled import import_model
-from guerdon.policies.text_files import read_model, read_pretrained, read_tokenizer, save_policy
+from guerdon.policies.pretrained import read_pretrained, read_tokenizer
+from guerdon.policies.text_files import load_policy, read_model, read_prompting, save_policy
 from guerdon.policies.tokens import prompt_ids
-from guerdon.settings.text_policy import LoraSettings
+from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
 from guerdon.types import Episode
 
 EVIL = "from pathlib import Path\nPath({marker!r}).write_text('ran')\n"
@@ -522,6 +523,7 @@ DAMAGES = {
     "a cut tokenizer": (lambda f: (f / "tokenizer.json").write_text("{"), r"; download the folder again"),
     "no configuration": (lambda f: (f / "config.json").unlink(), r"no config\.json; name the folder of a model"),
     "a cut configuration": (lambda f: (f / "config.json").write_text("{"), r"config\.json: JSONDecode.*; download"),
+    "layers without end": (lambda f: edited(f / "config.json", num_hidden_layers=10**7), r"10,000,000, more than"),
     "a list": (lambda f: (f / "generation_config.json").write_text("[1]"), r"generation_config\.json is no map"),
     "other shapes": (lambda f: edited(f / "config.json", hidden_size=64), r"other shapes than config\.json says; down"),
     "an end that is no id": (
@@ -551,8 +553,11 @@ def test_a_damaged_folder_is_refused_with_what_to_do_next(name, model):
 def test_an_adapter_is_no_model_and_reads_none_by_itself(model, tmp_path):
     adapter = adapter_of(tmp_path, model)
     shutil.copyfile(adapter / "adapter_config.json", model / "adapter_config.json")
-    for folder in (adapter, model):
-        with pytest.raises(CheckpointError, match=r"it is an adapter \(adapter_config\.json\); merge it"):
+    for folder, words in (
+        (adapter, "has no classification head"),
+        (model, "no adapter at .*: expected adapter_config"),
+    ):
+        with pytest.raises(CheckpointError, match=words):
             SequenceClassifier(str(folder))
 
 
@@ -595,3 +600,26 @@ def test_the_check_of_links_looks_at_names_not_at_contents(tmp_path):
     os.symlink("../nowhere", tmp_path / "m" / "b")
     with pytest.raises(CheckpointError, match="b is a link"):
         hub.check_links(CheckpointError, "the model", tmp_path / "m")
+
+
+@pytest.mark.parametrize("given", [{"target_modules": r"((\w|\.)+)+!"}, {"rank_pattern": {r"((\w|\.)+)+!": 4}}])
+def test_regular_expressions_of_an_adapter_come_to_an_end(model, tmp_path, monkeypatch, given):
+    adapter = adapter_of(tmp_path, model)
+    edited(adapter / "adapter_config.json", target_modules=r".*\.(q|k|v|o|gate|up|down)_proj")
+    read_model(str(adapter))
+    monkeypatch.setattr(text_files, "PATTERN_SECONDS", 1)
+    edited(adapter / "adapter_config.json", **given)
+    with pytest.raises(CheckpointError, match=r"take more than 1 s; list the names of the layers"):
+        read_model(str(adapter))
+
+
+@pytest.mark.parametrize("broken", ["{% for", "{{ raise_exception('no') }}"])
+def test_a_broken_template_that_is_replaced_is_not_looked_at(model, broken):
+    (model / "chat_template.jinja").write_text(broken)
+    given = TextPolicySettings(path=str(model), bf16=False)
+    with pytest.raises(CheckpointError, match="chat template 'default'"):
+        load_policy(given, seed=0)
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    replaced = given.model_copy(update={"chat_template": template})
+    assert load_policy(replaced, seed=0).tokenizer.chat_template == template
+    assert read_prompting(replaced)[0].chat_template == template

@@ -15,7 +15,8 @@ from guerdon.atomic import COMPLETE
 from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError
 from guerdon.models.text_load import load_text_model
 from guerdon.packaged import local_model
-from guerdon.policies.text_files import load_policy, read_model, read_tokenizer, save_policy
+from guerdon.policies.pretrained import read_tokenizer
+from guerdon.policies.text_files import load_policy, read_model, save_policy
 from guerdon.settings.estimate import size_of_start
 from guerdon.settings.text_policy import TextPolicySettings
 

@@ -13,7 +13,8 @@ are given over measured samples alone. Samples whose truth is unknown are left o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import comb
@@ -116,11 +117,10 @@ def best_of_n(
     Raises:
         DataError: no sample has a known truth, or n is larger than every question's number of samples.
     """
+    check_samples(solutions, ns)
     pools, unknown = group_samples(solutions, scores, same, aggregations)
     sizes = [len(pool.correct_N) for pool in pools]
     chosen = sorted(set(ns)) if ns is not None else [2**k for k in range(min(sizes).bit_length())]
-    if chosen[-1] > max(sizes):
-        raise DataError(f"best-of-{chosen[-1]} needs so many samples of a question; at most {max(sizes)} are there")
     weighted = [how for how in aggregations if not any((pool.values[how] < 0).any() for pool in pools)]
 
     def curves(drop: bool) -> dict[str, AccuracyCurve]:
@@ -139,6 +139,23 @@ def best_of_n(
         measured=curves(drop=True) if some_failed else wrong,
         failures_wrong=wrong,
     )
+
+
+def check_samples(solutions: Iterable[Solution], ns: Sequence[int] | None) -> None:
+    """Refuse samples that are too few to choose from; no scores are needed.
+
+    Args:
+        solutions: as of `best_of_n`.
+        ns: as of `best_of_n`.
+
+    Raises:
+        DataError: no sample has a known truth, or n is larger than every question's number of samples.
+    """
+    most = max(Counter(s.asked for s in solutions if s.is_correct is not None).values(), default=0)
+    if not most:
+        raise DataError("no sample has a checked answer (is_correct): check answers before best-of-N")
+    if ns and max(ns) > most:
+        raise DataError(f"best-of-{max(ns)} needs so many samples of a question; at most {most} are there")
 
 
 def group_samples(

@@ -23,16 +23,17 @@ import numpy as np
 import torch
 
 from guerdon.atomic import sha256, write_json
+from guerdon.collect.text import chat_lengths
 from guerdon.errors import ConfigError, TooManyFailuresError
 from guerdon.evaluate.best_of_n import NO_ANSWER, Same, answer_classes, same_by
 from guerdon.evaluate.search import Beam, PolicyWriter, SearchPlan, SearchResult, beam_search, dvts
 from guerdon.labels.append_log import AppendLog
 from guerdon.labels.completions import weights_hash
 from guerdon.models.load import load_source_model
-from guerdon.policies.generate import Engine
+from guerdon.policies.generate import Engine, check_room
 from guerdon.policies.generate_vllm import build_engine
 from guerdon.policies.text import TextPolicy
-from guerdon.policies.text_files import load_policy
+from guerdon.policies.text_files import load_policy, read_prompting
 from guerdon.progress import ProgressBar
 from guerdon.settings.data import DataSettings
 from guerdon.settings.search import SearchSettings
@@ -46,6 +47,7 @@ from guerdon.worlds.verifier import OwnVerifier, Verifier, VerifierResult, outco
 
 FIRST_LOOK = 20  # measurements; fewer count as so many while a search goes on
 BLANK_LINE = "\n\n"
+NEEDED = "guerdon search needs a search section, and a data section: lengths, and how answers compare"
 
 
 @dataclass(frozen=True)
@@ -91,13 +93,8 @@ def search(study: Study) -> SearchDone:
     """
     settings, data = study.search, study.data
     if settings is None or data is None:
-        raise ConfigError("guerdon search needs a search section, and a data section: lengths, and how answers compare")
-    prompts = questions_of(settings, data)
-    single, system_prompt = shared_system_prompt(prompts)
-    if not single or any(prompt.tools for prompt in prompts):
-        raise ConfigError(
-            "guerdon search takes questions of one user's turn without tools, all with the same system prompt, if any"
-        )
+        raise ConfigError(NEEDED)
+    prompts, system_prompt = questions_of(settings, data)
     folder = Path(settings.save_dir)
     groups = [
         prompts[k : k + settings.questions_at_a_time] for k in range(0, len(prompts), settings.questions_at_a_time)
@@ -106,6 +103,7 @@ def search(study: Study) -> SearchDone:
         torch.set_num_threads(study.runner.threads)
         log = stack.enter_context(closing(AppendLog(folder / "answers.jsonl")))
         policy = load_policy(study.text_policy.model_copy(update={"lora": None}), seed=study.runner.seed)
+        check_lengths(prompts, data, policy.tokenizer, policy.base.positions)
         check_identity(folder, study, prompts, policy, written=bool(log.rows))
         known = {row["id"] for row in log.rows}
         if not all(prompt.id in known for prompt in prompts):
@@ -129,17 +127,50 @@ def search(study: Study) -> SearchDone:
     return done
 
 
-def questions_of(settings: SearchSettings, data: DataSettings) -> tuple[Prompt, ...]:
-    """The questions of a `search` section, with the system prompt of `data`.
+def check_search(study: Study) -> None:
+    """Refuse what the start of a search refuses of its questions; no weights are read.
 
     Raises:
+        ConfigError: as `search`.
+        DataError: as `search`.
+        MissingDependencyError: the policy is not on this machine.
+    """
+    settings, data = study.search, study.data
+    if settings is None or data is None:
+        raise ConfigError(NEEDED)
+    prompts, _ = questions_of(settings, data)
+    check_lengths(prompts, data, *read_prompting(study.text_policy))
+
+
+def check_lengths(prompts: Sequence[Prompt], data: DataSettings, tokenizer: Any, room: int | None) -> None:
+    """Make sure that the policy has room for every question and its answer.
+
+    Raises:
+        DataError: it has not.
+    """
+    for prompt, length in zip(prompts, chat_lengths(tokenizer, prompts, data), strict=True):
+        check_room(length, data.max_response_length, room, f"the question {prompt.id}")
+
+
+def questions_of(settings: SearchSettings, data: DataSettings) -> tuple[tuple[Prompt, ...], str | None]:
+    """The questions of a `search` section, with the system prompt of `data`, and that of them all.
+
+    Raises:
+        ConfigError: a question has more than one turn, or tools.
         DataError: the file is missing, or a row cannot be understood.
     """
     if settings.questions is None:
-        return load_prompts(data)[1][: settings.limit]
-    readable = None if data.type == "generated" else data
-    prompts = read_prompts(settings.questions, answered=False, data=readable)[: settings.limit]
-    return tuple(prompted(prompt, data) for prompt in prompts)
+        prompts = load_prompts(data)[1][: settings.limit]
+    else:
+        readable = None if data.type == "generated" else data
+        rows = read_prompts(settings.questions, answered=False, data=readable)[: settings.limit]
+        prompts = tuple(prompted(row, data) for row in rows)
+    single, system_prompt = shared_system_prompt(prompts)
+    if not single or any(prompt.tools for prompt in prompts):
+        raise ConfigError(
+            "guerdon search takes questions of one user's turn without tools, all with the same system prompt, if any"
+        )
+    return prompts, system_prompt
 
 
 def check_identity(folder: Path, study: Study, prompts: Sequence[Prompt], policy: TextPolicy, *, written: bool) -> None:

@@ -24,7 +24,7 @@ from guerdon.episodes.solutions import Solution
 from guerdon.errors import CheckpointError, ConfigError, DataError, MissingDependencyError, boundary
 from guerdon.evaluate import charts
 from guerdon.evaluate.attacks import attack_report, failed_attacks, honest_pairs
-from guerdon.evaluate.best_of_n import Same, best_of_n, same_number_or_text
+from guerdon.evaluate.best_of_n import Same, best_of_n, check_samples, same_number_or_text
 from guerdon.evaluate.gate_card import card_verdict, gate_table, text_features, verdict_lines
 from guerdon.evaluate.gate_features import no_response_features, response_features
 from guerdon.evaluate.generated_bench import generated_bench, right_and_wrong
@@ -106,7 +106,7 @@ def read_sets(settings: EvaluateTextSettings) -> Sets:
     """Everything that an evaluation reads, so that nothing is missing after models were loaded and scored.
 
     Raises:
-        DataError: a file cannot be read, or `tune_on` names none of the subsets.
+        DataError: a file cannot be read, `tune_on` names none of the subsets, or `best_of_n.ns` is more than there is.
     """
     s, choices = settings, list[PreferenceChoice]()
     if s.pairs is not None:
@@ -125,6 +125,8 @@ def read_sets(settings: EvaluateTextSettings) -> Sets:
     for names in subsets:
         if s.tune_on is not None and names and s.tune_on not in names:
             raise DataError(f"tune_on {s.tune_on!r} is no subset; there are {', '.join(dict.fromkeys(names))}")
+    if b is not None and b.samples is not None:
+        check_samples(found.samples, b.ns)
     gate_table(s.gate)
     return found
 

@@ -35,8 +35,8 @@ from guerdon.integrations.text import (
     rollout_of,
     token_advantages,
 )
+from guerdon.policies.pretrained import read_tokenizer
 from guerdon.policies.text import TextPolicy
-from guerdon.policies.text_files import read_tokenizer
 from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, named_estimator
 from guerdon.rl.learner import KL
 from guerdon.rl.prime import PrimeReward

@@ -34,15 +34,15 @@ from guerdon.labels.labelers import Labeler, PromptedSolution, StepLabels
 from guerdon.labels.llm_client import BUDGET, NOT_ASKED, HttpLLMClient, LLMClient, OwnLLMClient, ReplyModel
 from guerdon.labels.llm_judge import JudgeLabeler, longest_judgement_request
 from guerdon.labels.step_rewards import with_rewards
-from guerdon.policies.text_files import load_policy
+from guerdon.policies.text_files import load_policy, read_prompting
 from guerdon.progress import ProgressBar
 from guerdon.retry import Clock
-from guerdon.settings.data import GeneratedDataSettings
+from guerdon.settings.data import DataSettings, GeneratedDataSettings
 from guerdon.settings.label import JUDGED, JUDGES, LABELERS, LabelSettings, LocalJudgeSettings, OwnJudgeSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Failure
-from guerdon.worlds.prompt_files import load_prompts
+from guerdon.worlds.prompt_files import check_here, load_prompts
 from guerdon.worlds.prompts import Prompt
 from guerdon.worlds.verifier import verifier_from
 
@@ -100,6 +100,35 @@ def label(
             "again: it goes on"
         )
     return done
+
+
+def check_label(study: Study) -> None:
+    """Refuse what `label` refuses of its questions, solutions and folder; no weights are read, and nothing is sent.
+
+    Raises:
+        ConfigError: the folder holds labels of another labeler or judge.
+        DataError: solutions or questions cannot be read, or every question is too long.
+        MissingDependencyError: the policy or the data are not on this machine.
+    """
+    settings, data = study.label, study.data
+    assert settings is not None
+    data_set.check_identity(Path(settings.save_dir) / settings.dataset, settings)
+    if settings.data_paths:
+        if all(Path(path).exists() for path in settings.data_paths):
+            published_solutions(settings.data_paths, Counter())
+    elif data is not None:
+        check_here(data)
+        prompts, _ = load_prompts(data)
+        if settings.mining is not None or settings.method == 1:
+            _short_enough(prompts, read_prompting(study.text_policy)[0], data)
+
+
+def _short_enough(prompts: Sequence[Prompt], tokenizer: Any, data: DataSettings) -> list[Prompt]:
+    lengths, most = chat_lengths(tokenizer, prompts, data), data.max_prompt_length
+    fitting = [p for p, length in zip(prompts, lengths, strict=True) if length <= most]
+    if not fitting:
+        raise DataError(f"all {len(prompts)} questions are longer than data.max_prompt_length ({most})")
+    return fitting
 
 
 class _LabelRun:
@@ -280,9 +309,7 @@ class _LabelRun:
         prompts, _ = load_prompts(data)
         fitting = list(prompts)
         if settings.mining is not None or settings.method == 1:
-            tokenizer = self._completer().policy.tokenizer
-            lengths = chat_lengths(tokenizer, prompts, data)
-            fitting = [p for p, length in zip(prompts, lengths, strict=True) if length <= data.max_prompt_length]
+            fitting = _short_enough(prompts, self._completer().policy.tokenizer, data)
         self._too_long = len(prompts) - len(fitting)
         if settings.mining is None:
             return fitting[: settings.num_samples]

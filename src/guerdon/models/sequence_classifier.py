@@ -24,7 +24,8 @@ from guerdon.errors import CheckpointError, DataError
 from guerdon.models.text_inputs import asked_messages, unread
 from guerdon.policies.passes import passes, slices, token_limit
 from guerdon.policies.precision import halve_linear, uses_bf16
-from guerdon.policies.text_files import read_classifier, read_tokenizer, tokenizer_home
+from guerdon.policies.pretrained import read_tokenizer
+from guerdon.policies.text_files import read_classifier, tokenizer_home
 from guerdon.policies.tokens import check_vocabulary, conversation_ids, pad_right
 from guerdon.types import Episode, Failure, FloatArray, IntArray, RewardInfo, Score
 

@@ -10,11 +10,13 @@ its adapter.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from guerdon.errors import CheckpointError, ConfigError, boundary
+from guerdon.episodes.chats import ChatError
+from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
 from guerdon.hub import check_folder, model_folder
 from guerdon.models.adapters import ADAPTERS, adapter_of, load_adapter, recognise
 from guerdon.models.load import load_reward_model
@@ -45,7 +47,8 @@ def load_text_model(
         device: where it computes, as a key `device` says.
 
     Raises:
-        CheckpointError: there is no such model, it was altered, lacks weights, or no adapter can read it.
+        CheckpointError: there is no such model, it was altered, lacks weights, no adapter can read it, or its chat
+            template refuses its system turn.
         ConfigError: the device is not there, or is named for a reward server.
     """
     if path.startswith(("http://", "https://")):
@@ -59,7 +62,13 @@ def load_text_model(
     card = read_card(folder)
     if card.kind not in TEXT_MODELS:
         raise CheckpointError(f"{folder} holds a {card.kind!r}, which this version of guerdon does not know")
-    return model_class(card.kind).load(folder, card, micro_batch_size, device)
+    model = model_class(card.kind).load(folder, card, micro_batch_size, device)
+    with suppress(DataError):  # a character of this that the tokenizer lacks
+        try:
+            model.read("1 + 1?", ("2",))
+        except ChatError as error:
+            raise CheckpointError(f"{folder} cannot read a solution: {error}; correct its chat template") from error
+    return model
 
 
 def check_text_model(path: str, *, adapter: str = "auto") -> None:

@@ -29,7 +29,7 @@ from guerdon.atomic import sealed_folder, verify_folder
 from guerdon.config import validate
 from guerdon.devices import resolve_device
 from guerdon.episodes.chats import unreadable
-from guerdon.errors import CheckpointError, ConfigError
+from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.models.checkpoint import read_card, write_card
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, ParseStatus, Scale, joined_status
 from guerdon.models.verdict_parser import Choices, Completed, Numbers, parse_answer
@@ -156,6 +156,21 @@ class VLMRewardModel:
     def values(self, questions: Sequence[Question]) -> list[float | Failure]:
         """Values of the answers to questions of the model's own prompt, in order."""
         return [read.value for read in self._ask(list(questions), self._plan)]
+
+    def check_template(self) -> None:
+        """Refuse a chat template that refuses the questions; that of a server is not known.
+
+        Raises:
+            CheckpointError: it does.
+        """
+        from guerdon.models.vlm_transformers import TransformersBackend
+
+        if isinstance(self.backend, TransformersBackend):
+            asked: dict[bytes, Question] = {}
+            self._keys(Episode(id="", task="do it", frames=np.zeros((2, 64, 64, 3), np.uint8)), self._plan, asked)
+            for question in asked.values():
+                with boundary(CheckpointError, f"{self.settings.path!r} cannot read a question"):
+                    self.backend.inputs.render(question)
 
     @property
     def _windowed(self) -> bool:
@@ -412,7 +427,9 @@ def load_vlm(
             "(prm_model_name_or_path), or vlm.backend: openai with an endpoint"
         )
     _check(kind, settings)
-    return VLMRewardModel(kind, settings, open_backend(settings, device), card)
+    model = VLMRewardModel(kind, settings, open_backend(settings, device), card)
+    model.check_template()
+    return model
 
 
 def is_checkpoint(path: str | Path) -> bool:

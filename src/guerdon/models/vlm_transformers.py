@@ -34,7 +34,7 @@ from guerdon.models.vlm_prompts import GenerationOptions, Picture, Question, Vid
 from guerdon.policies.adapter_files import read_adapter
 from guerdon.policies.chat_template import check_templates, templates_of
 from guerdon.policies.precision import uses_bf16
-from guerdon.policies.text_files import read_pretrained, read_tokenizer
+from guerdon.policies.pretrained import read_pretrained, read_tokenizer
 from guerdon.policies.tokens import check_unchanged, pad_left
 from guerdon.replies import opened_reasoning
 from guerdon.types import Failure, IntArray

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,14 @@ _LOST = {  # ways of making an adapter that change the weights under it by what 
     "corda": "the covariances of its data",
     "lora_ga": "the gradients of its data",
 }
+PATTERN_SECONDS = 10
+_TRY = """import contextlib, json, re, sys
+patterns, names = json.load(sys.stdin)
+for pattern in patterns:
+    with contextlib.suppress(re.error):  # peft says what is wrong with it
+        for name in names:
+            re.fullmatch(pattern, name)
+"""
 _CONVERT = "save it again with peft's save_pretrained(path_initial_model_for_weight_conversion=...), or merged"
 
 
@@ -69,6 +79,7 @@ def read_adapter(model: Any, folder: Path, *, name: str = "default", trainable: 
         raise CheckpointError(f"no adapter at {folder}: expected {ADAPTER} and {ADAPTER_WEIGHTS}")
     config = adapter_config(folder)
     _check_kind(config, folder)
+    _check_patterns(config, model, folder)
     with reading("the adapter", str(folder)):
         stored = load_weights(folder / ADAPTER_WEIGHTS)
         how = peft.PeftConfig.from_pretrained(str(folder))
@@ -104,6 +115,27 @@ def _check_kind(config: Mapping[str, Any], folder: Path) -> None:
             f"the adapter {folder} was made with init_lora_weights {made!r}, which changed the weights under it by "
             f"{lost}, which the folder does not have: {_CONVERT}"
         )
+
+
+def _check_patterns(config: Mapping[str, Any], model: Any, folder: Path) -> None:
+    """Refuse regular expressions of an adapter that do not come to an end, by trying them in a process of their own."""
+    given = [config.get("target_modules"), config.get("exclude_modules")]
+    for key in ("rank_pattern", "alpha_pattern", "modules_to_save"):
+        given += [rf"(.*\.)?({one})$" for one in config.get(key) or () if re.search(r"[^\w.-]", str(one))]
+    patterns = [one for one in given if isinstance(one, str) and re.search(r"[^\w.-]", one)]
+    if not patterns:
+        return
+    asked = json.dumps([patterns, [name for name, _ in model.named_modules()]])
+    try:
+        subprocess.run(  # noqa: S603
+            [sys.executable, "-c", _TRY], input=asked, text=True, check=False, capture_output=True,
+            timeout=PATTERN_SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise CheckpointError(
+            f"{folder / ADAPTER}: its regular expressions, such as {patterns[0][:80]!r}, take more than "
+            f"{PATTERN_SECONDS} s; list the names of the layers instead"
+        ) from None
 
 
 def _renamed(model: Any, stored: Mapping[str, Tensor]) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""Language models on disk: transformers and peft folders, read strictly and written whole.
+"""Language models on disk: policies and peft folders, read strictly and written whole.
 
-Every weight of the model must be in the file: nothing is ever left at random. An adapter's folder is read together
+An adapter's folder is read together
 with the model it belongs to and merged into it. Folders written here carry hashes and are checked when they are
 read.
 
@@ -10,10 +10,9 @@ read.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,14 @@ import torch
 from guerdon import distributed
 from guerdon.atomic import COMPLETE, sealed_folder, verify_folder
 from guerdon.devices import resolve_device
-from guerdon.errors import CheckpointError, ConfigError, boundary
-from guerdon.finite import load_weights, refuse_to_read, refuse_to_write, save_weights
-from guerdon.hub import ADAPTER, check_configs, check_folder, check_links, check_model, model_folder, quietly, reading
+from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError, boundary
+from guerdon.finite import load_weights, refuse_to_write, save_weights
+from guerdon.hub import ADAPTER, check_folder, model_folder, quietly, reading
 from guerdon.packaged import local_model
 from guerdon.policies.adapter_files import ADAPTER_WEIGHTS, adapter_config, read_adapter
 from guerdon.policies.adapters import adapter_layers, mark_untied, untie
-from guerdon.policies.chat_template import check_templates, set_arguments, templates_of
+from guerdon.policies.chat_template import check_templates, set_arguments
+from guerdon.policies.pretrained import read_pretrained, read_tokenizer
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy
 from guerdon.policies.tiny_text import build_model, build_tokenizer
@@ -37,8 +37,6 @@ from guerdon.settings.text_policy import NAME_A_MODEL, TextPolicySettings
 
 BASE = "base"
 VALUE_HEAD = "value_head.safetensors"
-VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model",
-                "sentencepiece.bpe.model", "spm.model", "vocab.bpe")  # fmt: skip
 _PEFT = "base_model.model."  # before the names in an adapter's file
 _HEAD = re.compile(r"\.(score|classifier)(\.(dense|out_proj))?\.(weight|bias)$")  # of a classifier, behind its body
 
@@ -66,21 +64,19 @@ def load_base(settings: TextPolicySettings, *, seed: int, device: torch.device |
     elif settings.path is None:
         raise ConfigError(f"no language model is named: {NAME_A_MODEL}")
     else:
-        model, tokenizer = read_model(settings.path)
+        model, tokenizer = read_model(settings.path, template=settings.chat_template is None)
     give_template(tokenizer, settings)
     # several processes shard it block by block, so that no GPU has to hold all of it
     return SharedBase(model if distributed.peers() > 1 else model.to(device), tokenizer, settings)
 
 
-def read_prompting(settings: TextPolicySettings) -> tuple[Any, int | None] | None:
+def read_prompting(settings: TextPolicySettings) -> tuple[Any, int | None]:
     """The tokenizer of the `policy` section and the positions of its model (None: no limit); no weights are read.
-
-    Returns:
-        Both; None where the model is not on this machine.
 
     Raises:
         CheckpointError: they cannot be read.
         ConfigError: no model is named.
+        MissingDependencyError: the model is not on this machine.
     """
     if settings.tiny is not None:
         tokenizer: Any = build_tokenizer(settings.tiny)
@@ -92,11 +88,11 @@ def read_prompting(settings: TextPolicySettings) -> tuple[Any, int | None] | Non
 
         path = local_model(settings.path)
         if model_folder(path) is None:
-            return None
+            raise MissingDependencyError(f"lengths of prompts, as {path} is not on this machine")
         origin = path
         while (Path(origin) / ADAPTER).is_file():
             origin = _origin(Path(origin))
-        tokenizer = read_tokenizer(tokenizer_home(path))
+        tokenizer = read_tokenizer(tokenizer_home(path), template=settings.chat_template is None)
         with reading("the language model", origin):
             config = AutoConfig.from_pretrained(origin, trust_remote_code=False).get_text_config()
         room = getattr(config, "max_position_embeddings", None)
@@ -142,8 +138,12 @@ def load_policy(
 
 
 @doing("loading the language model")
-def read_model(path: str) -> tuple[Any, Any]:
+def read_model(path: str, *, template: bool = True) -> tuple[Any, Any]:
     """A causal language model in float32 and its tokenizer, from a folder, a package or the hub; adapters are merged.
+
+    Args:
+        path: folder, `package:<name>` or hub id.
+        template: as of `read_tokenizer`.
 
     Raises:
         CheckpointError: it cannot be read, was altered, or lacks weights.
@@ -155,64 +155,9 @@ def read_model(path: str) -> tuple[Any, Any]:
     if (folder / COMPLETE).is_file():
         verify_folder(folder)
     if (folder / ADAPTER).is_file():
-        return _read_merged(folder)
-    return read_pretrained(AutoModelForCausalLM, path, "the language model"), read_tokenizer(path)
-
-
-def read_pretrained(
-    kind: Any,
-    path: str,
-    what: str,
-    *,
-    dtype: torch.dtype = torch.float32,
-    exact: bool = False,
-    given: Collection[str] = (),
-    **options: Any,
-) -> Any:
-    """A model of transformers, every weight of it from the file.
-
-    Args:
-        kind: a class with `from_pretrained`.
-        path: folder, `package:<name>` or hub id.
-        what: name of the model in errors, such as "the language model".
-        dtype: of the weights.
-        exact: refuse weights that the class does not have, too; but for a head that some files keep (`lm_head`).
-        given: weights that may be missing here, since they are in another file.
-        **options: of `from_pretrained`, such as `num_labels`.
-
-    Raises:
-        CheckpointError: it cannot be read, lacks weights, or has weights that are not finite or not of this class.
-    """
-    path = local_model(path)
-    check_model(CheckpointError, what, path)
-    with reading(what, path):
-        model, report = kind.from_pretrained(
-            path, dtype=dtype, output_loading_info=True, trust_remote_code=False, use_safetensors=True, **options
-        )
-    missing = sorted({*report["missing_keys"], *(str(k) for k in report["mismatched_keys"])} - set(given))
-    extra = sorted(k for k in report["unexpected_keys"] if exact and not str(k).startswith("lm_head."))
-    if missing or extra:
-        lacks = f"lacks {len(missing)} weights, such as {missing[0]}" if missing else ""
-        has = f"has {len(extra)} weights of another model, such as {extra[0]}" if extra else ""
-        raise CheckpointError(
-            f"{what} {path!r} {' and '.join(x for x in (lacks, has) if x)}: it is of another kind than "
-            f"{type(model).__name__}, or incomplete"
-        )
-    refuse_to_read(model.named_parameters(), f"{what} {path!r}")
-    _check_stops(model, f"{what} {path!r}")
-    return model
-
-
-def _check_stops(model: Any, where: str) -> None:
-    """Refuse a generation configuration whose ends of sequence are no token ids."""
-    given = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    size = model.config.get_text_config().vocab_size
-    for one in given if isinstance(given, list | tuple) else [given]:
-        if one is not None and not (isinstance(one, int) and 0 <= one < size):
-            raise CheckpointError(
-                f"{where} cannot be used: eos_token_id in generation_config.json is {str(given)[:80]!r}, and token ids "
-                f"are whole numbers below {size}; correct it"
-            )
+        model, tokenizer = read_under(folder, template=template)
+        return merge(model, folder), tokenizer
+    return read_pretrained(AutoModelForCausalLM, path, "the language model"), read_tokenizer(path, template=template)
 
 
 def fit_vocabulary(model: Any, folder: Path) -> None:
@@ -244,47 +189,6 @@ def fit_vocabulary(model: Any, folder: Path) -> None:
     if sizes <= {own}:
         return
     model.resize_token_embeddings(sizes.pop(), mean_resizing=False)
-
-
-def read_tokenizer(path: str) -> Any:
-    """The tokenizer of a folder or hub id, exactly as in its `tokenizer.json`; every reader of tokenizers is this one.
-
-    For many declared classes (that of Qwen2 among them) `AutoTokenizer` builds parts of its own in place of those of
-    the file, and the same text silently becomes other ids.
-
-    Raises:
-        CheckpointError: it cannot be read, needs code of its own, a link leads out of its folder, or its chat template
-            breaks the limits of `check_templates`.
-    """
-    from tokenizers import Tokenizer
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-    from transformers.utils import cached_file
-
-    path = local_model(path)
-    what = "the tokenizer of"
-    with reading(what, path):
-        if (folder := model_folder(path)) is not None:
-            check_links(CheckpointError, what, folder)
-            check_configs(CheckpointError, what, folder)
-            if not any((folder / name).is_file() for name in VOCABULARIES):
-                raise CheckpointError(
-                    f"{what} {path!r} cannot be read: there is no {VOCABULARIES[0]} in the folder; copy the files of "
-                    "the tokenizer from the model that it was trained from, or save it there (save_pretrained)"
-                )
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        file = cached_file(path, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
-        if file is not None and _parts(tokenizer) != _parts(Tokenizer.from_file(file)):
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(path, trust_remote_code=False)
-            tokenizer._tokenizer.post_processor = Tokenizer.from_file(file).post_processor
-        templates = templates_of(tokenizer)
-    check_templates(templates, path)
-    return tokenizer
-
-
-def _parts(tokenizer: Any) -> dict[str, Any]:
-    """What decides about ids: of a tokenizer of transformers, or of a `tokenizer.json`."""
-    parts: dict[str, Any] = json.loads(getattr(tokenizer, "_tokenizer", tokenizer).to_str())
-    return {name: parts[name] for name in ("model", "normalizer", "pre_tokenizer", "post_processor", "decoder")}
 
 
 def base_of(folder: Path) -> str:
@@ -460,8 +364,12 @@ def _write_adapter(policy: TextPolicy, folder: Path) -> None:
         raise CheckpointError(f"peft wrote {written} of the adapter's {trained} weights to {folder}: report this")
 
 
-def read_under(folder: Path) -> tuple[Any, Any]:
+def read_under(folder: Path, *, template: bool = True) -> tuple[Any, Any]:
     """The model that the adapter of a folder belongs to, with as many tokens as the adapter has, and its tokenizer.
+
+    Args:
+        folder: of the adapter.
+        template: as of `read_tokenizer`.
 
     Raises:
         CheckpointError: one of them cannot be read.
@@ -469,12 +377,12 @@ def read_under(folder: Path) -> tuple[Any, Any]:
     check_folder(CheckpointError, "the adapter", folder)
     origin = _origin(folder)
     try:
-        model, _ = read_model(origin)
+        model, _ = read_model(origin, template=False)
     except CheckpointError as error:
         raise CheckpointError(f"{error}; it is base_model_name_or_path of {folder / ADAPTER}") from error
     if (folder / ADAPTER_WEIGHTS).is_file():  # `read_adapter` says what is missing
         fit_vocabulary(model, folder)
-    return model, read_tokenizer(tokenizer_home(str(folder)))
+    return model, read_tokenizer(tokenizer_home(str(folder)), template=template)
 
 
 def merge(model: Any, folder: Path) -> Any:
@@ -492,12 +400,6 @@ def merge(model: Any, folder: Path) -> Any:
     if head is not None and head.weight is not merged.get_input_embeddings().weight:
         mark_untied(merged)  # an adapter may hold one of the two
     return merged.requires_grad_(True)
-
-
-def _read_merged(folder: Path) -> tuple[Any, Any]:
-    """The model of an adapter's folder with the adapter merged into it, and its tokenizer."""
-    model, tokenizer = read_under(folder)
-    return merge(model, folder), tokenizer
 
 
 def read_classifier(kind: Any, path: str, what: str, **options: Any) -> Any:

@@ -1,7 +1,7 @@
 """Small language models made in code: tokenizer, chat template and a random Llama or Qwen2, with no download.
 
 They are ordinary transformers models: `save_pretrained` writes folders that `AutoModelForCausalLM` and `AutoTokenizer`
-read back. (For Qwen2, transformers puts Qwen's own tokenizer in place of any other; `text_files.read_tokenizer` and
+read back. (For Qwen2, transformers puts Qwen's own tokenizer in place of any other; `pretrained.read_tokenizer` and
 `PreTrainedTokenizerFast` read what is there.)
 
     tokenizer = build_tokenizer(settings)

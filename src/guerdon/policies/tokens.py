@@ -266,8 +266,9 @@ def judged_texts(tokenizer: Any, batch: TokenBatch, texts: Sequence[str]) -> lis
         batch: prompts and responses.
         texts: `response_texts` of it.
     """
-    tails = (p[-40:].tolist() for p in batch.prompts)
-    begun = [opened_reasoning(tokenizer.decode(tail, clean_up_tokenization_spaces=False)) for tail in tails]
+    tails = [tuple(p[-40:].tolist()) for p in batch.prompts]  # several responses have the same prompt
+    found = {t: opened_reasoning(tokenizer.decode(list(t), clean_up_tokenization_spaces=False)) for t in set(tails)}
+    begun = [found[tail] for tail in tails]
     rows = zip(begun, batch.responses(), texts, strict=True)
     end = tokenizer.eos_token or "\0"  # marks of reasoning may be special tokens
     return [start + tokenizer.decode(ids.tolist()).removesuffix(end) if start else text for start, ids, text in rows]

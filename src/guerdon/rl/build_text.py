@@ -104,10 +104,11 @@ def check_text(study: Study) -> None:
     """
     data = run_prompts(study.data)
     check_here(data)
-    found = read_prompting(study.text_policy)
-    if found is None:
+    try:
+        found = read_prompting(study.text_policy)
+    except MissingDependencyError:
         load_prompts(data)
-        raise MissingDependencyError(f"lengths of prompts, as {study.text_policy.path} is not on this machine")
+        raise
     RunPrompts.read(data, *found)
 
 

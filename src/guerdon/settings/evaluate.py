@@ -125,6 +125,8 @@ class BestOfNSettings(Settings):
             raise ValueError("ns lists numbers of samples, each at least 1")
         if self.samples is not None:
             refuse({"questions", "n", "temperature"} & self.model_fields_set, "samples, which exist already")
+        elif self.ns is not None and max(self.ns) > self.n:
+            raise ValueError(f"ns asks for {max(self.ns)} samples of a question, and n is {self.n}")
         return self
 
 

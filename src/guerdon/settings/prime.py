@@ -17,7 +17,7 @@ from guerdon.settings.base import Bf16, Settings, refuse
 class OptimSettings(Settings):
     """`prime_model.optim`: how the implicit reward model learns."""
 
-    lr: float = Field(1e-6, gt=0, description="learning rate of AdamW")
+    lr: float = Field(1e-6, ge=0, description="learning rate of AdamW")
     weight_decay: float = Field(0.0, ge=0, description="of AdamW")
     betas: tuple[float, float] = Field((0.9, 0.999), description="of AdamW")
     grad_clip: float = Field(10.0, gt=0, description="clip gradients to this norm")

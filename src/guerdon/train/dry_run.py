@@ -27,9 +27,16 @@ def check_data(study: Study, only: Sequence[str] = ()) -> None:
     """Refuse data of the `train` section that cannot be read, learned from or split; those to come are left out.
 
     Raises:
-        DataError: a path holds something else than a LeRobot data set, without the camera or the labels that are
-            needed, or too few episodes to hold some out.
+        ConfigError: solutions of text are named by no key.
+        DataError: a path holds something else than solutions or a LeRobot data set, without the camera or the labels
+            that are needed, or too few episodes to hold some out.
     """
+    if study.text:
+        from guerdon.train.text import check_solutions
+
+        for name in only or study.text_models:
+            check_solutions(study.text_models[name], study.label)
+        return
     for name in only or study.train:
         settings: Settings | VLMTrainSettings = {**study.image_models, **study.vlm_models}[name]
         paths = [Path(path) for path in settings.data_paths]

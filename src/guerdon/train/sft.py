@@ -27,7 +27,7 @@ from guerdon import distributed
 from guerdon.errors import ConfigError, DataError
 from guerdon.policies.passes import passes
 from guerdon.policies.text import TextPolicy
-from guerdon.policies.text_files import check_disk, load_policy, save_policy, written_bytes
+from guerdon.policies.text_files import check_disk, load_policy, read_prompting, save_policy, written_bytes
 from guerdon.policies.tokens import pad_id, prompt_ids, response_ids, token_batch
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
@@ -35,7 +35,7 @@ from guerdon.settings.train import SFTSettings
 from guerdon.train.trainer import BaseTrainer, TrainingFolder
 from guerdon.types import IntArray, Message, Tool
 from guerdon.worlds.demonstrations import demonstrate
-from guerdon.worlds.prompt_files import load_prompts
+from guerdon.worlds.prompt_files import check_here, load_prompts
 from guerdon.worlds.prompts import insert_system_prompt
 
 Pair = tuple[Sequence[Message], str] | tuple[Sequence[Message], str, Sequence[Tool]]
@@ -56,9 +56,33 @@ def train_sft_study(study: Study, *, resume: bool) -> tuple[Path, dict[str, Any]
         ConfigError: the study has no `data` or no `sft` section.
         DataError: no prompt has a solution, or `mistakes` is set for problems that were not generated.
     """
+    pairs = _pairs_of(study)
+    assert study.sft is not None
+    torch.set_num_threads(study.runner.threads)
+    settings = study.sft.model_copy(update={"resume": True}) if resume else study.sft
+    return train_sft(pairs, settings, study.sft.policy or study.text_policy)
+
+
+def check_sft(study: Study) -> None:
+    """Refuse what `train_sft_study` refuses of its data; no weights are read.
+
+    Raises:
+        ConfigError: as `train_sft_study`.
+        DataError: as `train_sft_study`.
+        MissingDependencyError: the model or the data are not on this machine.
+    """
+    if study.data is not None:
+        check_here(study.data)
+    pairs = _pairs_of(study)
+    assert study.sft is not None
+    tokenizer, room = read_prompting(study.sft.policy or study.text_policy)
+    tokens = tokenize_pairs(tokenizer, pairs[: study.sft.examples], study.sft.max_length or room)
+    split_by_prompt(tokens, study.sft.val_split, study.sft.seed)
+
+
+def _pairs_of(study: Study) -> list[Pair]:
     if study.data is None or study.sft is None:
         raise ConfigError("policy=sft needs a data section (prompts with solutions) and an sft section (save_dir)")
-    torch.set_num_threads(study.runner.threads)
     train, _ = load_prompts(study.data)
     solved = [p for p in train if p.solution is not None]
     if not solved:
@@ -71,9 +95,7 @@ def train_sft_study(study: Study, *, resume: bool) -> tuple[Path, dict[str, Any]
         rng = np.random.default_rng([study.sft.mistakes.seed, 6])
         texts = [demonstrate(p, study.sft.mistakes, rng) for p in solved]
     prompts = [insert_system_prompt(p.messages, study.data.system_prompt) for p in solved]
-    settings = study.sft.model_copy(update={"resume": True}) if resume else study.sft
-    tools = [p.tools for p in solved]
-    return train_sft(list(zip(prompts, texts, tools, strict=True)), settings, study.sft.policy or study.text_policy)
+    return list(zip(prompts, texts, [p.tools for p in solved], strict=True))
 
 
 def train_sft(

@@ -37,17 +37,20 @@ from guerdon.models.text_load import FINAL, model_class
 from guerdon.models.text_losses import bce_terms, pair_terms, pairs
 from guerdon.models.text_model import TextModelCard, TextRewardModel
 from guerdon.packaged import local_model
+from guerdon.policies.pretrained import read_tokenizer
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy
-from guerdon.policies.text_files import check_disk, give_template, load_policy, read_tokenizer
+from guerdon.policies.text_files import check_disk, give_template, load_policy
 from guerdon.progress import log_line
 from guerdon.schedules import scheduled
+from guerdon.settings.label import LabelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train import TextTrainSettings
 from guerdon.train.text_data import (
     Lessons,
     TextData,
+    data_paths,
     make_lessons,
     one_class_warning,
     read_data,
@@ -175,6 +178,19 @@ def train_text_model(
     return TextTrainResult(folder, metrics)
 
 
+def check_solutions(settings: TextTrainSettings, label: LabelSettings | None) -> None:
+    """Refuse solutions that are there and cannot be read, held out or learned from; those to come are left out.
+
+    Raises:
+        ConfigError: no key names them.
+        DataError: as `train_text_model`.
+    """
+    if all(Path(path).exists() for path in data_paths(settings, label)):
+        data = read_data(settings, label)
+        split_questions(data.solutions, settings.val_split, settings.seed)
+        _check_rewards(settings, data)
+
+
 def _check_rewards(settings: TextTrainSettings, data: TextData) -> None:
     """Refuse `rewards` that the configuration sets and the data lacks."""
     use = getattr(settings, "rewards", "ignore")
@@ -270,7 +286,7 @@ def _in_4_bits(start: TextPolicySettings, settings: TextTrainSettings) -> TextPo
             use_safetensors=True,
         )  # fmt: skip
     refuse_to_read(model.named_parameters(), f"the language model {start.path!r}")
-    tokenizer = read_tokenizer(start.path)
+    tokenizer = read_tokenizer(start.path, template=start.chat_template is None)
     give_template(tokenizer, start)
     base = SharedBase(model, tokenizer, start)
     return add_policy(base, "policy", start.lora, seed=settings.seed)

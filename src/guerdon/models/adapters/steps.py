@@ -33,8 +33,9 @@ from guerdon.models.text_inputs import Reading, judge_readings, refuse_conversat
 from guerdon.policies import packing
 from guerdon.policies.chat_template import set_arguments
 from guerdon.policies.packing import PACKED_ATTENTION
+from guerdon.policies.pretrained import read_tokenizer
 from guerdon.policies.shared_base import SharedBase
-from guerdon.policies.text_files import read_classifier, read_model, read_tokenizer, tokenizer_home
+from guerdon.policies.text_files import read_classifier, read_model, tokenizer_home
 from guerdon.policies.tokens import pad_id, pad_right
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Episode, Failure, FloatArray, IntArray, Message, RewardInfo, Score, Tool

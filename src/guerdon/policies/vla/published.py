@@ -21,7 +21,7 @@ from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.finite import refuse_to_read
 from guerdon.hub import check_folder, reading
 from guerdon.policies.adapter_files import merged_weights
-from guerdon.policies.text_files import read_tokenizer
+from guerdon.policies.pretrained import read_tokenizer
 from guerdon.policies.vla.checkpoint_config import (
     PROPRIO,
     STATE,
