@@ -263,7 +263,10 @@ def read_vlm(path: str | Path, adapter: str | Path | None = None, *, dtype: torc
             check_templates(templates_of(tokenizer), str(path))
         processor = AutoImageProcessor.from_pretrained(str(path), trust_remote_code=False)
         family = model.config.model_type
-        videos = video_processor(family).from_pretrained(str(path)) if family in FAMILIES else None
+        videos = None
+        if family in FAMILIES:
+            video_processor_class = video_processor(family)
+            videos = video_processor_class.from_pretrained(str(path), trust_remote_code=False)
     inputs = VisionInputs(tokenizer, processor, videos, family)
     if adapter is not None:
         model = read_adapter(model, Path(adapter))
