@@ -55,7 +55,12 @@ RUN_BY = {  # what tests run as it is
     "python examples/trl_grpo.py": "tests/integrations/test_trl.py",
     "python examples/verifiers_rewards.py": "tests/integrations/test_text_examples.py",
 }
-FILLED_IN = {"$task": "door-close", "[...]": "[door-close]", "my_package:MyRobot-v0": "Pendulum-v1"}  # by a reader
+FILLED_IN = {
+    "$task": "door-close",
+    "[...]": "[door-close]",
+    "my_package:MyRobot-v0": "Pendulum-v1",
+    "questions=questions.jsonl": "questions=tests/questions.jsonl",
+}  # by a reader
 README = {  # the page is kept short: why these are not run
     "python3 -m venv .venv": "make env, with which the checks begin, does the same",
     '.venv/bin/pip install -c constraints.txt -e ".[metaworld,video,text,serve,dev]"': "as above",

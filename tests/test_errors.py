@@ -6,7 +6,8 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import huggingface_hub
+import huggingface_hub.constants
+import huggingface_hub.hf_api
 import pytest
 from PIL import Image
 

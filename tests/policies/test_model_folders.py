@@ -22,7 +22,7 @@ from guerdon.episodes.chats import ChatError
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.finite import load_weights, save_weights
 from guerdon.models.sequence_classifier import SequenceClassifier
-from guerdon.policies import chat_template, text_files
+from guerdon.policies import adapter_files, chat_template
 from guerdon.policies.chat_template import check_templates
 from guerdon.policies.pickled import import_model
 from guerdon.policies.pretrained import read_pretrained, read_tokenizer
@@ -607,7 +607,7 @@ def test_regular_expressions_of_an_adapter_come_to_an_end(model, tmp_path, monke
     adapter = adapter_of(tmp_path, model)
     edited(adapter / "adapter_config.json", target_modules=r".*\.(q|k|v|o|gate|up|down)_proj")
     read_model(str(adapter))
-    monkeypatch.setattr(text_files, "PATTERN_SECONDS", 1)
+    monkeypatch.setattr(adapter_files, "PATTERN_SECONDS", 1)
     edited(adapter / "adapter_config.json", **given)
     with pytest.raises(CheckpointError, match=r"take more than 1 s; list the names of the layers"):
         read_model(str(adapter))

@@ -393,11 +393,12 @@ def test_a_cancelled_call_of_the_client_is_cancelled_on_the_server(turnstile):
 
 
 INTERRUPTED = """
-import sys
+import signal, sys
 from guerdon.serve.client import RewardClient
 from guerdon.settings.remote import RemoteSettings
 from guerdon.types import Episode
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 client = RewardClient(RemoteSettings(endpoint=sys.argv[1], max_batch_items=2))
 try:
     client.judge([Episode(id=str(n), task=f"gone {n}", texts=("a",)) for n in range(4)])

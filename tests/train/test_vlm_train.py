@@ -211,7 +211,7 @@ def test_data_that_teaches_nothing_is_refused(tmp_path):
     for episodes, why in (
         ([], "none of 0"),
         ([blind], "none of 1"),
-        ([lamp(1, lit=False)], "only one outcome"),
+        ([lamp(1, lit=False)], "no success frame"),
         ([lamp(1, lit=True, task=" ")], "none of 1"),
         ([lamp(1, lit=False), lamp(2, lit=True)], "too few"),
     ):

@@ -53,5 +53,9 @@ class TrainingProgress(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Close the bar."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the bar, where there is one; a training that ends with an error does not reach its end."""
         if self._progress is not None:
             self._progress.close()

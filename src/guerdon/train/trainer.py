@@ -418,7 +418,12 @@ class TrainingFolder:
 
     def train(self, trainer: BaseTrainer) -> None:
         """Train to the end, from the newest checkpoint where there is one."""
-        trainer.train(resume_from_checkpoint=None if self.resume_from is None else str(self.resume_from))
+        try:
+            trainer.train(resume_from_checkpoint=None if self.resume_from is None else str(self.resume_from))
+        finally:
+            for callback in trainer.callback_handler.callbacks:
+                if isinstance(callback, TrainingProgress):
+                    callback.close()
 
     def finish(self, metrics: dict[str, Any]) -> None:
         """Write the metrics and mark the training as finished."""
