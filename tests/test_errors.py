@@ -94,4 +94,5 @@ def test_what_is_nowhere_is_known_after_one_request(check, kind, request_, tmp_p
     assert "\n" not in str(caught.value)
     with pytest.raises(CheckpointError, match=r"there is no such (file or )?folder; check the path"):
         check(CheckpointError, "it", "runs/my/model")
+    (tmp_path / "config.json").write_text("{}")
     check(CheckpointError, "it", str(tmp_path))
