@@ -80,7 +80,7 @@ def check_folder(error: type[GuerdonError], what: str, folder: Path) -> None:
 
     Raises:
         GuerdonError: of the kind `error`: a link or an index leads out of the folder, its weights are pickled, or a
-            configuration is no JSON.
+            configuration is not JSON.
     """
     check_links(error, what, folder)
     _check_weights(error, what, folder)
@@ -138,7 +138,7 @@ def _check_weights(error: type[GuerdonError], what: str, folder: Path) -> None:
 
 
 def check_configs(error: type[GuerdonError], what: str, folder: Path) -> None:
-    """Refuse configurations that are no maps, and one that names code on the hub, which transformers would fetch.
+    """Refuse configurations that are not maps, or name code on the hub, which transformers would fetch.
 
     Args:
         error: is raised.
@@ -156,10 +156,10 @@ def check_configs(error: type[GuerdonError], what: str, folder: Path) -> None:
         except (ValueError, OSError, RecursionError) as cause:
             raise error(f"{what} {str(folder)!r} cannot be read: {file.name}: {said_by(cause)}; {AGAIN}") from None
         if not isinstance(config, dict):
-            raise error(f"{what} {str(folder)!r} cannot be read: {file.name} is no map of keys; {AGAIN}")
+            raise error(f"{what} {str(folder)!r} cannot be read: {file.name} is not a map of keys; {AGAIN}")
         for part in [config, *config.values()]:
             for key, value in part.items() if isinstance(part, dict) else ():
-                if "layer" in key and isinstance(value, int) and value > MOST_LAYERS:
+                if key.endswith(("layer", "layers")) and isinstance(value, int) and value > MOST_LAYERS:
                     raise error(
                         f"{what} {str(folder)!r} cannot be read: {key} in {file.name} is {value:,}, more than any "
                         f"model has ({MOST_LAYERS:,}); correct it"
@@ -209,12 +209,12 @@ def _check(error: type[GuerdonError], nowhere: str, name: str, kind: str, there:
 
 @contextmanager
 def reading(what: str, path: str) -> Iterator[None]:
-    """Attribute what transformers raises to a folder or hub id, and refuse code of its own in words of ours.
+    """Attribute errors of transformers to a folder or hub id, and explain why code in the folder is not run.
 
-    Where transformers has the kind of model itself, code beside it (`auto_map`) is not looked at.
+    Where transformers has the class of the model itself, code in the folder (`auto_map`) is ignored.
 
     Raises:
-        CheckpointError: whatever else was raised.
+        CheckpointError: for any other error.
     """
     try:
         with quietly(), boundary(CheckpointError, f"{what} {path!r} cannot be read"):
@@ -225,8 +225,8 @@ def reading(what: str, path: str) -> Iterator[None]:
         said = str(error)
         if "trust_remote_code" in said:
             raise CheckpointError(
-                f"{what} {path!r} cannot be read: only code of its own can build it (auto_map in its configuration), "
-                "and guerdon runs no code of a model's folder; take a version of transformers that has this kind of "
+                f"{what} {path!r} cannot be read: it needs code in its folder (auto_map in its configuration), "
+                "and guerdon does not run code of a model's folder; take a version of transformers that has this kind of "
                 "model, or serve it in a process of its own and name the address"
             ) from error
         if "ignore_mismatched_sizes" in said:

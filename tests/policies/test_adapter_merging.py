@@ -280,14 +280,8 @@ def test_a_disk_that_is_too_small_is_found_out_first(tmp_path, monkeypatch):
     assert sum(written_bytes(policy, merged=True).values()) == 4 * numbers + 12 * adapter
     assert sum(written_bytes(policy).values()) == 16 * adapter
     for merged, of in ((True, policy), (False, policy), (False, whole)):
-        size = (
-            (
-                save_policy(of, tmp_path / "written", merged=merged)
-                / ("adapter_" * (of is policy and not merged) + "model.safetensors")
-            )
-            .stat()
-            .st_size
-        )
+        name = "adapter_model.safetensors" if of is policy and not merged else "model.safetensors"
+        size = (save_policy(of, tmp_path / "written", merged=merged) / name).stat().st_size
         counted = sum(written_bytes(of, merged=merged, checkpoint=False).values())
         assert counted == pytest.approx(size, abs=8000)  # beside the names
         assert counted <= size

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClas
 
 from guerdon import cli, hub
 from guerdon.episodes.chats import ChatError
-from guerdon.errors import CheckpointError, ConfigError
+from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError
 from guerdon.finite import load_weights, save_weights
 from guerdon.models.sequence_classifier import SequenceClassifier
 from guerdon.policies import adapter_files, chat_template
@@ -100,7 +100,7 @@ def test_a_class_that_transformers_lacks_for_a_kind_it_has_is_refused(model, tmp
     with_code(model, tmp_path / "marker")
     config = json.loads((model / "config.json").read_text())
     edited(model / "config.json", auto_map=config["auto_map"] | {"AutoModelForImageTextToText": "modeling_evil.Evil"})
-    with pytest.raises(CheckpointError, match="guerdon runs no code of a model's folder"):
+    with pytest.raises(CheckpointError, match="guerdon does not run code of a model's folder"):
         read_pretrained(AutoModelForImageTextToText, str(model), "the model")
     assert not (tmp_path / "marker").exists()
 
@@ -418,9 +418,9 @@ def test_usual_templates_pass_and_are_rendered_once(monkeypatch):
 
 
 UNUSABLE = {
-    "no end": ("{% for m in messages %}{{ m.content }}", "is no valid Jinja, line 1"),
-    "no expression": ("{{ messages }}\n{% for %}", "is no valid Jinja, line 2: Expected"),
-    "an unknown filter": ("{{ messages | shorten }}", "is no valid Jinja, line 1: No filter named 'shorten'"),
+    "no end": ("{% for m in messages %}{{ m.content }}", "is not valid Jinja, line 1"),
+    "no expression": ("{{ messages }}\n{% for %}", "is not valid Jinja, line 2: Expected"),
+    "an unknown filter": ("{{ messages | shorten }}", "is not valid Jinja, line 1: No filter named 'shorten'"),
     "a refusal": ("{{ raise_exception('not today') }}", "raises for a single message of a user: .*not today"),
     "a second turn": ("{{ messages[0].content }}{{ messages[1].content }}", "raises for a single message of a user"),
     "nothing of the user": ("{% for m in messages %}<{{ m.role }}>{% endfor %}", "leaves out a user's message"),
@@ -439,7 +439,7 @@ def test_templates_that_cannot_write_a_question_are_refused_at_load(name, model)
 
 
 def test_a_named_template_is_checked_as_those_of_folders():
-    with pytest.raises(CheckpointError, match=r"is no valid Jinja, line 1: .*correct policy\.chat_template"):
+    with pytest.raises(CheckpointError, match=r"is not valid Jinja, line 1: .*correct policy\.chat_template"):
         tiny_policy(chat_template="{{ messages[0].content }")
 
 
@@ -524,7 +524,7 @@ DAMAGES = {
     "no configuration": (lambda f: (f / "config.json").unlink(), r"no config\.json; name the folder of a model"),
     "a cut configuration": (lambda f: (f / "config.json").write_text("{"), r"config\.json: JSONDecode.*; download"),
     "layers without end": (lambda f: edited(f / "config.json", num_hidden_layers=10**7), r"10,000,000, more than"),
-    "a list": (lambda f: (f / "generation_config.json").write_text("[1]"), r"generation_config\.json is no map"),
+    "a list": (lambda f: (f / "generation_config.json").write_text("[1]"), r"generation_config\.json is not a map"),
     "other shapes": (lambda f: edited(f / "config.json", hidden_size=64), r"other shapes than config\.json says; down"),
     "an end that is no id": (
         lambda f: edited(f / "generation_config.json", eos_token_id=[2, 10**12]),
@@ -535,7 +535,7 @@ DAMAGES = {
     ),
     "a template that is no text": (
         lambda f: (edited(f / "tokenizer_config.json", chat_template=5), (f / "chat_template.jinja").unlink()),
-        r"chat_template is '5', which is no text",
+        r"chat_template is '5', which is neither a string",
     ),
 }  # fmt: skip
 
@@ -577,6 +577,23 @@ def test_the_model_of_an_adapter_is_named_with_the_adapter(model, tmp_path):
             read_model(str(adapter))
 
 
+def test_an_adapter_on_an_adapter_may_leave_its_tokenizer_to_the_model(model, tmp_path):
+    first = adapter_of(tmp_path, model)
+    second = tmp_path / "second"
+    shutil.copytree(first, second, ignore=shutil.ignore_patterns("base"))
+    edited(second / "adapter_config.json", base_model_name_or_path=str(first))
+    expected = read_tokenizer(str(model)).encode("1+2=")
+    for file in (*first.glob("*token*"), *second.glob("*token*")):
+        file.unlink()
+    assert read_model(str(second))[1].encode("1+2=") == expected
+    tokenizer, room = read_prompting(TextPolicySettings(path=str(second), bf16=False))
+    assert tokenizer.encode("1+2=") == expected
+    assert room == read_prompting(TextPolicySettings(path=str(model), bf16=False))[1]
+    edited(first / "adapter_config.json", base_model_name_or_path="nobody/of-this-name")
+    with pytest.raises(MissingDependencyError, match="nobody/of-this-name is not on this machine"):
+        read_prompting(TextPolicySettings(path=str(second), bf16=False))
+
+
 def test_a_refused_pickle_is_no_advice_to_run_it(model, tmp_path, recwarn):
     (model / "model.safetensors").unlink()
     file = model / "pytorch_model.bin"
@@ -602,7 +619,15 @@ def test_the_check_of_links_looks_at_names_not_at_contents(tmp_path):
         hub.check_links(CheckpointError, "the model", tmp_path / "m")
 
 
-@pytest.mark.parametrize("given", [{"target_modules": r"((\w|\.)+)+!"}, {"rank_pattern": {r"((\w|\.)+)+!": 4}}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"target_modules": r"((\w|\.)+)+!"},
+        {"rank_pattern": {r"((\w|\.)+)+!": 4}},
+        {"target_modules": ["q_proj"], "layers_to_transform": [0], "layers_pattern": r"((\w|\.)+)+!"},
+        {"target_modules": ["q_proj"], "layers_to_transform": [0], "layers_pattern": ["x", r"((\w|\.)+)+!"]},
+    ],
+)
 def test_regular_expressions_of_an_adapter_come_to_an_end(model, tmp_path, monkeypatch, given):
     adapter = adapter_of(tmp_path, model)
     edited(adapter / "adapter_config.json", target_modules=r".*\.(q|k|v|o|gate|up|down)_proj")

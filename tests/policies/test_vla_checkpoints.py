@@ -279,7 +279,7 @@ def test_adapters_that_do_not_fit_are_refused(tmp_path, small_towers):
     cases = {
         "does not fit its model: .*lora_magnitude": ({**config, "use_dora": True}, weights),
         "does not fit|LOHA": ({**config, "peft_type": "LOHA"}, weights),
-        "kind P_TUNING": ({**config, "peft_type": "P_TUNING"}, weights),
+        "has the type P_TUNING": ({**config, "peft_type": "P_TUNING"}, weights),
         "init_lora_weights 'corda'": ({**config, "init_lora_weights": "corda"}, weights),
         "does not fit its model: 1 weights": (config, {k: v for k, v in weights.items() if k != first}),
         "does not fit its model": (config, {k.replace("layers.1", "layers.9"): v for k, v in weights.items()}),

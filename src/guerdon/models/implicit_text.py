@@ -34,10 +34,10 @@ from guerdon.models.checkpoint import adam_tensors, load_adam, load_state, save_
 from guerdon.models.text_inputs import Reading, as_batch, buckets, read_steps
 from guerdon.models.text_losses import bce_terms, implicit_rewards, pair_terms, pairs
 from guerdon.models.text_model import TextModelCard, TextRewardModel, read_policy
-from guerdon.policies.adapter_files import read_adapter
+from guerdon.policies.adapter_files import base_of, read_adapter
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, reference
-from guerdon.policies.text_files import base_of, read_under
+from guerdon.policies.text_files import read_under
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Episode, Failure, Metrics, RewardInfo
 

@@ -9,7 +9,6 @@ its adapter.
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -17,10 +16,11 @@ from typing import TYPE_CHECKING
 
 from guerdon.episodes.chats import ChatError
 from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
-from guerdon.hub import check_folder, model_folder
+from guerdon.hub import ADAPTER, check_folder, model_folder
 from guerdon.models.adapters import ADAPTERS, adapter_of, load_adapter, recognise
 from guerdon.models.load import load_reward_model
 from guerdon.models.text_model import TextRewardModel, is_own, read_card
+from guerdon.policies.adapter_files import adapter_config
 from guerdon.packaged import local_model
 from guerdon.progress import doing
 from guerdon.settings.remote import remote_at
@@ -125,12 +125,9 @@ def model_class(kind: str) -> type[TextRewardModel]:
 
 def _of_task(path: str) -> str | None:
     """The name for the folder of a peft adapter, which says what its model is for; None for other folders."""
-    file = Path(path) / "adapter_config.json"
-    if not file.is_file():
+    if not (Path(path) / ADAPTER).is_file():
         return None
-    with boundary(CheckpointError, f"{file} cannot be read"):
-        task = json.loads(file.read_text(encoding="utf-8")).get("task_type")
-    return {"SEQ_CLS": "classifier", "TOKEN_CLS": "trl"}.get(task)
+    return {"SEQ_CLS": "classifier", "TOKEN_CLS": "trl"}.get(str(adapter_config(Path(path)).get("task_type")))
 
 
 def _adapter_of(path: str, adapter: str) -> str:

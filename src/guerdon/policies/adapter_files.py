@@ -26,7 +26,7 @@ from guerdon.hub import ADAPTER, check_folder, quietly, reading
 from guerdon.policies.adapters import import_peft
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-_PEFT = "base_model.model."  # before the names in an adapter's file
+PEFT_PREFIX = "base_model.model."  # before the names in an adapter's file
 _UNREAD = ("XLORA", "PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT")
 _LOST = {  # ways of making an adapter that change the weights under it by what is not in its folder
     "pissa_niter": "a decomposition that is drawn at random",
@@ -54,6 +54,50 @@ def adapter_config(folder: Path) -> dict[str, Any]:
         return dict(json.loads((folder / ADAPTER).read_text(encoding="utf-8")))
 
 
+def stored_adapter(folder: Path) -> dict[str, Tensor]:
+    """The weights in the folder of an adapter, by the names that peft stores them under.
+
+    Raises:
+        CheckpointError: there is no adapter, it is not safe to read, or it cannot be read.
+    """
+    check_folder(CheckpointError, "the adapter", folder)
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise CheckpointError(f"no adapter at {folder}: expected {ADAPTER} and {ADAPTER_WEIGHTS}")
+    return load_weights(folder / ADAPTER_WEIGHTS)
+
+
+def base_of(folder: Path) -> str:
+    """The model that an adapter's folder belongs to: a folder inside of it, a full path, a package or a hub id.
+
+    Raises:
+        CheckpointError: the folder does not say, names a path that leads out of it, or its models lead back to it.
+    """
+    found, passed = _named_base(folder), {folder.resolve()}
+    place = Path(found)
+    while (place / ADAPTER).is_file():
+        if place.resolve() in passed:
+            raise CheckpointError(
+                f"{folder / ADAPTER}: base_model_name_or_path {found[:200]!r} leads back to an adapter itself; write "
+                "the full path or the hub id of its model there"
+            )
+        passed.add(place.resolve())
+        place = Path(_named_base(place))
+    return found
+
+
+def _named_base(folder: Path) -> str:
+    origin = adapter_config(folder).get("base_model_name_or_path")
+    if not origin:
+        raise CheckpointError(f"{folder / ADAPTER} does not say which model it belongs to (base_model_name_or_path)")
+    if ".." in Path(str(origin)).parts:
+        raise CheckpointError(
+            f"{folder / ADAPTER}: base_model_name_or_path {str(origin)[:200]!r} leads out of the folder; write the "
+            "full path or the hub id of the model there"
+        )
+    inside = folder / str(origin)
+    return str(inside if inside.is_dir() else origin)
+
+
 def changes_base(config: Mapping[str, Any]) -> str | None:
     """How an adapter was made, where reading it changes the weights under it; None where they stay."""
     made = str(config.get("init_lora_weights")).lower()
@@ -74,14 +118,12 @@ def read_adapter(model: Any, folder: Path, *, name: str = "default", trainable: 
         MissingDependencyError: peft is not installed.
     """
     peft = import_peft()
-    check_folder(CheckpointError, "the adapter", folder)
-    if not (folder / ADAPTER_WEIGHTS).is_file():
-        raise CheckpointError(f"no adapter at {folder}: expected {ADAPTER} and {ADAPTER_WEIGHTS}")
+    with reading("the adapter", str(folder)):
+        stored = stored_adapter(folder)
     config = adapter_config(folder)
     _check_kind(config, folder)
     _check_patterns(config, model, folder)
     with reading("the adapter", str(folder)):
-        stored = load_weights(folder / ADAPTER_WEIGHTS)
         how = peft.PeftConfig.from_pretrained(str(folder))
         how.inference_mode = not trainable
         if not hasattr(model, "prepare_inputs_for_generation"):
@@ -106,7 +148,7 @@ def _check_kind(config: Mapping[str, Any], folder: Path) -> None:
     if kind in _UNREAD or config.get("megatron_config"):
         named = kind if kind in _UNREAD else "megatron_config"
         raise CheckpointError(
-            f"the adapter {folder} is of the kind {named}, which loads files or modules of other folders; merge it "
+            f"the adapter {folder} has the type {named}, which loads files or modules of other folders; merge it "
             "into its model, or train a LoRA adapter"
         )
     lost = next((_LOST[one] for one in _LOST if made and made.startswith(one)), None)
@@ -118,10 +160,12 @@ def _check_kind(config: Mapping[str, Any], folder: Path) -> None:
 
 
 def _check_patterns(config: Mapping[str, Any], model: Any, folder: Path) -> None:
-    """Refuse regular expressions of an adapter that do not come to an end, by trying them in a process of their own."""
+    """Refuse regular expressions of an adapter that take too long, by trying them in another process."""
     given = [config.get("target_modules"), config.get("exclude_modules")]
     for key in ("rank_pattern", "alpha_pattern", "modules_to_save"):
         given += [rf"(.*\.)?({one})$" for one in config.get(key) or () if re.search(r"[^\w.-]", str(one))]
+    layers = config.get("layers_pattern") or ()
+    given += [rf"(?:^|.*?\.){one}\.\d+\..*" for one in ([layers] if isinstance(layers, str) else layers)]
     patterns = [one for one in given if isinstance(one, str) and re.search(r"[^\w.-]", one)]
     if not patterns:
         return
@@ -145,7 +189,7 @@ def _renamed(model: Any, stored: Mapping[str, Tensor]) -> dict[str, str]:
         Expressions for beginnings of names, and what replaces them; empty where all modules have their names.
     """
     modules = {name for name, _ in model.named_modules()}
-    strangers = [name for key in stored if not _known(name := key.removeprefix(_PEFT), modules)]
+    strangers = [name for key in stored if not _known(name := key.removeprefix(PEFT_PREFIX), modules)]
     if not strangers or not hasattr(model, "config"):
         return {}
     from transformers.conversion_mapping import get_model_conversion_mapping
@@ -179,7 +223,7 @@ def _follow(config: Any, stored: Mapping[str, Tensor], new: Mapping[str, str]) -
             name = re.sub(old, now, name)
         return name
 
-    names = [key.removeprefix(_PEFT).partition(".lora_")[0] for key in stored if ".lora_" in key]
+    names = [key.removeprefix(PEFT_PREFIX).partition(".lora_")[0] for key in stored if ".lora_" in key]
     if names:
         config.target_modules = {renamed(name) for name in names}
         config.exclude_modules = config.layers_to_transform = None
@@ -202,9 +246,7 @@ def merged_weights(weights: Mapping[str, Tensor], folder: Path) -> dict[str, Ten
         CheckpointError: the adapter cannot be read, is of another kind, or does not fit.
         MissingDependencyError: peft is not installed.
     """
-    check_folder(CheckpointError, "the adapter", folder)
-    stored = load_weights(folder / ADAPTER_WEIGHTS) if (folder / ADAPTER_WEIGHTS).is_file() else {}
-    named = {key.removeprefix(_PEFT).partition(".lora_")[0] for key in stored}
+    named = {key.removeprefix(PEFT_PREFIX).partition(".lora_")[0] for key in stored_adapter(folder)}
     root = nn.Module()
     for name in sorted(weights, key=lambda name: (not name.endswith(".weight"), name)):
         path, _, leaf = name.rpartition(".")
@@ -220,7 +262,7 @@ def merged_weights(weights: Mapping[str, Tensor], folder: Path) -> dict[str, Ten
 
 
 def _owner(root: nn.Module, path: str, weight: Tensor | None, bias: bool) -> nn.Module:
-    """The module of a path, made where it is missing: of the kind that a weight has there."""
+    """The module of a path, created where it is missing, with the class that its weight needs."""
     *parents, last = path.split(".")
     for parent in parents:
         if parent not in root._modules:

@@ -24,13 +24,13 @@ from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.progress import log_once
 from guerdon.settings.text_policy import LoraSettings
 
-# Beginnings of peft's warnings about what it or this module puts right.
-_SEEN_TO = ("`is_gradient_checkpointing` is deprecated", "Model has `tie_word_embeddings=True`",
-            "fan_in_fan_out is set to", "The following (rank|alpha)_pattern keys did not match")  # fmt: skip
+# Beginnings of peft's warnings about what it or this module corrects.
+_CORRECTED = ("`is_gradient_checkpointing` is deprecated", "Model has `tie_word_embeddings=True`",
+              "fan_in_fan_out is set to", "The following (rank|alpha)_pattern keys did not match")  # fmt: skip
 
 
 def import_peft() -> Any:
-    """The peft package, without its warnings about what is put right anyway.
+    """The peft package, without its warnings about what is corrected here.
 
     Raises:
         MissingDependencyError: it is not installed.
@@ -39,8 +39,8 @@ def import_peft() -> Any:
         import peft
     except ImportError as error:
         raise MissingDependencyError("adapters need peft: pip install guerdon[text]") from error
-    for seen_to in _SEEN_TO:
-        warnings.filterwarnings("ignore", seen_to)
+    for warning in _CORRECTED:
+        warnings.filterwarnings("ignore", warning)
     return peft
 
 

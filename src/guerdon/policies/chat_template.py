@@ -41,7 +41,7 @@ def templates_of(tokenizer: Any) -> dict[str, str]:
     found = getattr(tokenizer, "chat_template", None) or {}
     found = {"default": found} if isinstance(found, str) else found
     if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
-        raise TypeError(f"chat_template is {str(found)[:80]!r}, which is no text and no map of texts")
+        raise TypeError(f"chat_template is {str(found)[:80]!r}, which is neither a string nor a map of strings")
     return dict(found)
 
 
@@ -50,8 +50,8 @@ def set_arguments(tokenizer: Any, arguments: Mapping[str, Any], key: str) -> Non
 
     Args:
         tokenizer: is changed.
-        arguments: by name; those of an earlier call stay, and give way where they have the same name.
-        key: they come from, for the message.
+        arguments: by name; they are added to those of earlier calls, and replace those of the same name.
+        key: of the configuration, for the message.
 
     Raises:
         ConfigError: no template uses an argument of this name.
@@ -84,7 +84,7 @@ def check_templates(
         files: where to correct them, for the message.
 
     Raises:
-        CheckpointError: a template is no valid Jinja, needs more than `SECONDS`, `MEMORY`, or writes more than
+        CheckpointError: a template is not valid Jinja, needs more than `SECONDS`, `MEMORY`, or writes more than
             `LONGEST` characters; or the default one cannot write a user's message.
         MissingDependencyError: the process does not start.
     """
@@ -130,7 +130,7 @@ def _render(request: dict[str, Any]) -> dict[str, Any]:
                 return {"problem": f"needs more than {MEMORY >> 20} MiB of memory {_SHORT}"}
             if isinstance(cause := error.__cause__, TemplateSyntaxError):
                 said = " ".join(str(cause.message).split())[:200].rstrip(".")
-                return {"problem": f"is no valid Jinja, line {cause.lineno}: {said}"}
+                return {"problem": f"is not valid Jinja, line {cause.lineno}: {said}"}
             why = why or str(error)[:300]  # of the conversation before all others
             found = [""]
         if len(found[0]) > LONGEST:

@@ -1,6 +1,6 @@
 """What transformers reads from a folder, a package or the hub: models, every weight of them, and tokenizers.
 
-What it raises is attributed to the folder, code of its own is never run, and nothing is left at random.
+Errors name the folder, code in a folder is never run, and weights that are missing are an error.
 
     model = read_pretrained(AutoModelForCausalLM, "runs/sft/model", "the language model")
     tokenizer = read_tokenizer("runs/sft/model")
@@ -69,7 +69,7 @@ def read_pretrained(
 
 
 def _check_stops(model: Any, where: str) -> None:
-    """Refuse a generation configuration whose ends of sequence are no token ids."""
+    """Refuse a generation configuration whose `eos_token_id` is not a token id."""
     given = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     size = model.config.get_text_config().vocab_size
     for one in given if isinstance(given, list | tuple) else [given]:
@@ -81,7 +81,7 @@ def _check_stops(model: Any, where: str) -> None:
 
 
 def read_tokenizer(path: str, *, template: bool = True) -> Any:
-    """The tokenizer of a folder or hub id, exactly as in its `tokenizer.json`; every reader of tokenizers is this one.
+    """The tokenizer of a folder or hub id, exactly as in its `tokenizer.json`; all tokenizers are read here.
 
     For many declared classes (that of Qwen2 among them) `AutoTokenizer` builds parts of its own in place of those of
     the file, and the same text silently becomes other ids.

@@ -342,7 +342,7 @@ class SharedBase:
 
     def _set_mode(self, training: bool, *, checkpointing: bool) -> None:
         """Training mode for everything (dropout), or only for the modules that check it before they recompute."""
-        if self.model.training != training or any(m.training for m in self._checkpointed[-1:]) != checkpointing:
+        if self.model.training != training or any(m.training != checkpointing for m in self._checkpointed[-1:]):
             self.model.train(training)
             for module in self._checkpointed:
                 module.training = checkpointing

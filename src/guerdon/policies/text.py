@@ -56,7 +56,7 @@ class TextPolicy:
     Attributes:
         temperature: that it samples with.
         dropout: whether gradient passes draw the dropout of the model and of its adapters. Only training on examples
-            should: log-probabilities with dropout are not comparable to those of the policy that acted, nor to a
+            should: log-probabilities with dropout are not comparable to those of the policy that sampled, nor to a
             reference's.
 
     Raises:

@@ -1,8 +1,7 @@
 """Language models on disk: policies and peft folders, read strictly and written whole.
 
-An adapter's folder is read together
-with the model it belongs to and merged into it. Folders written here carry hashes and are checked when they are
-read.
+An adapter's folder is read together with the model it belongs to and merged into it. Folders written here carry hashes
+and are checked when they are read.
 
     policy = load_policy(TextPolicySettings(path="runs/sft/model"), seed=0)
     save_policy(policy, Path("runs/rl/model"))
@@ -23,9 +22,16 @@ from guerdon.atomic import COMPLETE, sealed_folder, verify_folder
 from guerdon.devices import resolve_device
 from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError, boundary
 from guerdon.finite import load_weights, refuse_to_write, save_weights
-from guerdon.hub import ADAPTER, check_folder, model_folder, quietly, reading
+from guerdon.hub import ADAPTER, model_folder, quietly, reading
 from guerdon.packaged import local_model
-from guerdon.policies.adapter_files import ADAPTER_WEIGHTS, adapter_config, read_adapter
+from guerdon.policies.adapter_files import (
+    ADAPTER_WEIGHTS,
+    PEFT_PREFIX,
+    adapter_config,
+    base_of,
+    read_adapter,
+    stored_adapter,
+)
 from guerdon.policies.adapters import adapter_layers, mark_untied, untie
 from guerdon.policies.chat_template import check_templates, set_arguments
 from guerdon.policies.pretrained import read_pretrained, read_tokenizer
@@ -37,8 +43,7 @@ from guerdon.settings.text_policy import NAME_A_MODEL, TextPolicySettings
 
 BASE = "base"
 VALUE_HEAD = "value_head.safetensors"
-_PEFT = "base_model.model."  # before the names in an adapter's file
-_HEAD = re.compile(r"\.(score|classifier)(\.(dense|out_proj))?\.(weight|bias)$")  # of a classifier, behind its body
+_HEAD = re.compile(r"\.(score|classifier)(\.(dense|out_proj))?\.(weight|bias)$")  # of a classifier, after its body
 
 
 def load_base(settings: TextPolicySettings, *, seed: int, device: torch.device | str | None = None) -> SharedBase:
@@ -87,11 +92,11 @@ def read_prompting(settings: TextPolicySettings) -> tuple[Any, int | None]:
         from transformers import AutoConfig
 
         path = local_model(settings.path)
-        if model_folder(path) is None:
-            raise MissingDependencyError(f"lengths of prompts, as {path} is not on this machine")
         origin = path
         while (Path(origin) / ADAPTER).is_file():
-            origin = _origin(Path(origin))
+            origin = local_model(base_of(Path(origin)))
+        if model_folder(origin) is None:
+            raise MissingDependencyError(f"lengths of prompts, as {origin} is not on this machine")
         tokenizer = read_tokenizer(tokenizer_home(path), template=settings.chat_template is None)
         with reading("the language model", origin):
             config = AutoConfig.from_pretrained(origin, trust_remote_code=False).get_text_config()
@@ -169,7 +174,7 @@ def fit_vocabulary(model: Any, folder: Path) -> None:
     Raises:
         CheckpointError: the file cannot be read, or has the rows of one of two embeddings only.
     """
-    stored, config = load_weights(folder / ADAPTER_WEIGHTS), adapter_config(folder)
+    stored, config = stored_adapter(folder), adapter_config(folder)
     pair = [model.get_input_embeddings(), model.get_output_embeddings()]
     tied = pair[1] is None or pair[1].weight is pair[0].weight
     patterns = [re.compile(rf"(.*\.)?{re.escape(name)}(\.base_layer)?\.weight")
@@ -189,39 +194,6 @@ def fit_vocabulary(model: Any, folder: Path) -> None:
     if sizes <= {own}:
         return
     model.resize_token_embeddings(sizes.pop(), mean_resizing=False)
-
-
-def base_of(folder: Path) -> str:
-    """The model that an adapter's folder belongs to: a folder inside of it, a full path, a package or a hub id.
-
-    Raises:
-        CheckpointError: the folder does not say, or names a path that leads out of it.
-    """
-    origin = adapter_config(folder).get("base_model_name_or_path")
-    if not origin:
-        raise CheckpointError(f"{folder / ADAPTER} does not say which model it belongs to (base_model_name_or_path)")
-    if ".." in Path(str(origin)).parts:
-        raise CheckpointError(
-            f"{folder / ADAPTER}: base_model_name_or_path {str(origin)[:200]!r} leads out of the folder; write the "
-            "full path or the hub id of the model there"
-        )
-    inside = folder / str(origin)
-    return str(inside if inside.is_dir() else origin)
-
-
-def _origin(folder: Path) -> str:
-    """`base_of`, for an adapter whose models do not lead back to it."""
-    found, passed = base_of(folder), {folder.resolve()}
-    place = Path(found)
-    while (place / ADAPTER).is_file():
-        if place.resolve() in passed:
-            raise CheckpointError(
-                f"{folder / ADAPTER}: base_model_name_or_path {found[:200]!r} leads back to an adapter itself; write "
-                "the full path or the hub id of its model there"
-            )
-        passed.add(place.resolve())
-        place = Path(base_of(place))
-    return found
 
 
 def written_bytes(policy: TextPolicy, *, merged: bool = False, checkpoint: bool = True) -> dict[str, int]:
@@ -297,7 +269,7 @@ def write_policy(policy: TextPolicy, folder: Path, *, merged: bool = False) -> N
 
 
 def _write_model(policy: TextPolicy, folder: Path) -> None:
-    """Write all weights, adapters merged, in float32 whatever they are kept in, and see that transformers finds them.
+    """Write all weights, adapters merged, in float32 whatever they are kept in, and check that transformers finds them.
 
     Raises:
         CheckpointError: it does not find each of them; nothing was sealed.
@@ -316,9 +288,9 @@ def _write_model(policy: TextPolicy, folder: Path) -> None:
 
 
 def check_written(kind: Any, folder: Path) -> None:
-    """See that transformers finds every weight of a model in the folder that was written, and no other.
+    """Check that transformers finds every weight of a model in the folder that was written, and no other.
 
-    Only names and shapes are looked at, no memory is needed for the weights.
+    Only names and shapes are compared; the weights are not loaded.
 
     Args:
         kind: the class of the model.
@@ -374,14 +346,12 @@ def read_under(folder: Path, *, template: bool = True) -> tuple[Any, Any]:
     Raises:
         CheckpointError: one of them cannot be read.
     """
-    check_folder(CheckpointError, "the adapter", folder)
-    origin = _origin(folder)
+    origin = base_of(folder)
     try:
         model, _ = read_model(origin, template=False)
     except CheckpointError as error:
         raise CheckpointError(f"{error}; it is base_model_name_or_path of {folder / ADAPTER}") from error
-    if (folder / ADAPTER_WEIGHTS).is_file():  # `read_adapter` says what is missing
-        fit_vocabulary(model, folder)
+    fit_vocabulary(model, folder)
     return model, read_tokenizer(tokenizer_home(str(folder)), template=template)
 
 
@@ -420,11 +390,8 @@ def read_classifier(kind: Any, path: str, what: str, **options: Any) -> Any:
     folder = Path(local_model(path))
     if not (folder / ADAPTER).is_file():
         return read_pretrained(kind, path, what, **options)
-    check_folder(CheckpointError, "the adapter", folder)
-    if not (folder / ADAPTER_WEIGHTS).is_file():
-        raise CheckpointError(f"no adapter at {folder}: expected {ADAPTER} and {ADAPTER_WEIGHTS}")
-    origin, stored = _origin(folder), load_weights(folder / ADAPTER_WEIGHTS)
-    head = {key.removeprefix(_PEFT): tensor for key, tensor in stored.items() if _HEAD.search(key)}
+    stored, origin = stored_adapter(folder), base_of(folder)
+    head = {key.removeprefix(PEFT_PREFIX): tensor for key, tensor in stored.items() if _HEAD.search(key)}
     labels: dict[str, Any] = {"num_labels": min(map(len, head.values()))} if head else {}
     try:
         model = read_pretrained(kind, origin, f"{what} under the adapter {folder}:", given=head, **labels)
@@ -446,5 +413,5 @@ def tokenizer_home(path: str) -> str:
     """Where the tokenizer of a model is: an adapter's folder may leave it to the model that it belongs to."""
     folder = Path(local_model(path))
     if (folder / ADAPTER).is_file() and not (folder / "tokenizer_config.json").is_file():
-        return base_of(folder)
+        return tokenizer_home(base_of(folder))
     return path

@@ -259,7 +259,7 @@ def response_texts(tokenizer: Any, batch: TokenBatch) -> list[str]:
 
 
 def judged_texts(tokenizer: Any, batch: TokenBatch, texts: Sequence[str]) -> list[str]:
-    """The text of each response for a verifier: behind the reasoning that the chat template began, if it began any.
+    """The text of each response for a verifier, with the reasoning tag that the chat template opened, if any, before it.
 
     Args:
         tokenizer: a transformers tokenizer.
@@ -404,12 +404,12 @@ def chat_text(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool]
 
 
 def check_unchanged(messages: Sequence[Mapping[str, Any]], text: str) -> None:
-    """Refuse what a chat template made of a chat if it is not in the words of the chat.
+    """Refuse the text that a chat template wrote if it changes the messages.
 
     Spaces around a message may go. Of an assistant's turn before the last message, so may reasoning, up to `</think>`.
 
     Args:
-        messages: of the chat; of content in parts, those of text are looked at.
+        messages: of the chat; of content in parts, only those of type text are compared.
         text: what the template made of them.
 
     Raises:

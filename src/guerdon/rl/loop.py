@@ -239,7 +239,7 @@ class Loop:
         return self._evaluated[1]
 
     def _look(self, before: int) -> None:
-        """Evaluate and film where that is due; what fails there leaves a checkpoint that goes on with it."""
+        """Evaluate and film where due; on an error, save a checkpoint from which a resumed run repeats this."""
         runner, done = self.study.runner, False
         try:
             if runner.film_every and _crossed(before, self.step, runner.film_every):

@@ -1,6 +1,6 @@
-"""What `guerdon train` refuses at its start, without the training: data that are there are read, but for their frames.
+"""The checks that `guerdon train` makes at its start, without training: existing data are read, except their frames.
 
-check_data(study)
+    check_data(study)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from guerdon.worlds.build import first_world
 
 
 def check_data(study: Study, only: Sequence[str] = ()) -> None:
-    """Refuse data of the `train` section that cannot be read, learned from or split; those to come are left out.
+    """Refuse data of the `train` section that cannot be read, learned from or split; missing paths are skipped.
 
     Raises:
         ConfigError: solutions of text are named by no key.

@@ -146,15 +146,7 @@ def train_text_model(
         metrics = {
             **(trainer.quality() if len(val) else {"loss": None}),
             **trainer.summary(),
-            "solutions": len(train),
-            "val_solutions": len(val),
-            "questions": len(set(train.questions)),
-            "val_questions": len(set(val.questions)),
-            "labels": int(sum((w > 0).sum() for w in train.weights)),
-            **dict(zip(("labels_right", "labels_wrong"), train.classes(), strict=True)),
-            "rows_left_out": dict(sorted(data.left_out.items())),
-            "left_out": dict(sorted(train.counts.items())),
-            "val_left_out": dict(sorted(val.counts.items())),
+            **_counts(train, val, data),
             "seconds": round(time.perf_counter() - started, 3),
             **({} if warning is None else {"warnings": [warning]}),
         }
@@ -178,8 +170,23 @@ def train_text_model(
     return TextTrainResult(folder, metrics)
 
 
+def _counts(train: Lessons, val: Lessons, data: TextData) -> dict[str, Any]:
+    """How many solutions, questions and labels were learned from, held out and left out."""
+    return {
+        "solutions": len(train),
+        "val_solutions": len(val),
+        "questions": len(set(train.questions)),
+        "val_questions": len(set(val.questions)),
+        "labels": int(sum((w > 0).sum() for w in train.weights)),
+        **dict(zip(("labels_right", "labels_wrong"), train.classes(), strict=True)),
+        "rows_left_out": dict(sorted(data.left_out.items())),
+        "left_out": dict(sorted(train.counts.items())),
+        "val_left_out": dict(sorted(val.counts.items())),
+    }
+
+
 def check_solutions(settings: TextTrainSettings, label: LabelSettings | None) -> None:
-    """Refuse solutions that are there and cannot be read, held out or learned from; those to come are left out.
+    """Refuse existing solutions that cannot be read, split or learned from; missing files are skipped.
 
     Raises:
         ConfigError: no key names them.

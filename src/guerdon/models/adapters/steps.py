@@ -219,7 +219,7 @@ def located(
 def marker_token(
     write: Callable[[Sequence[str]], str], tokenizer: Any, marker: str, path: str, *, special: bool
 ) -> int:
-    """The token that a marker becomes behind a step: byte-level tokenizers have another for it alone.
+    """The token that a marker becomes after a step, where byte-level tokenizers may give another than for it alone.
 
     Args:
         write: a solution of some steps with a `MARK` for each, as the family writes it.
@@ -229,7 +229,7 @@ def marker_token(
         special: whether the tokenizer adds its own beginning and end.
 
     Raises:
-        CheckpointError: a marker is no single known token, or the chat template cannot write a solution.
+        CheckpointError: a marker is not a single known token, or the chat template cannot write a solution.
     """
     try:
         pieces = write(_PROBE).split(MARK)
@@ -240,7 +240,7 @@ def marker_token(
     found = {int(ids[last]) if last == first >= 0 else -1 for last, first in places.T}
     if len(found) != 1 or found & {-1, tokenizer.unk_token_id}:
         raise CheckpointError(
-            f"the tokenizer of {path!r} has no token for {marker!r} behind a step: the model is of another family"
+            f"the tokenizer of {path!r} has no token for {marker!r} after a step: the model is of another family"
         )
     return found.pop()
 
