@@ -226,8 +226,8 @@ def reading(what: str, path: str) -> Iterator[None]:
         if "trust_remote_code" in said:
             raise CheckpointError(
                 f"{what} {path!r} cannot be read: it needs code in its folder (auto_map in its configuration), "
-                "and guerdon does not run code of a model's folder; take a version of transformers that has this kind of "
-                "model, or serve it in a process of its own and name the address"
+                "and guerdon does not run code of a model's folder; take a version of transformers that has this "
+                "kind of model, or serve it in a process of its own and name the address"
             ) from error
         if "ignore_mismatched_sizes" in said:
             said = f"{what} {path!r} cannot be read: its weights have other shapes than {CONFIG} says"

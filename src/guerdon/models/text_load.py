@@ -20,8 +20,8 @@ from guerdon.hub import ADAPTER, check_folder, model_folder
 from guerdon.models.adapters import ADAPTERS, adapter_of, load_adapter, recognise
 from guerdon.models.load import load_reward_model
 from guerdon.models.text_model import TextRewardModel, is_own, read_card
-from guerdon.policies.adapter_files import adapter_config
 from guerdon.packaged import local_model
+from guerdon.policies.adapter_files import adapter_config
 from guerdon.progress import doing
 from guerdon.settings.remote import remote_at
 from guerdon.settings.train import TEXT_MODELS

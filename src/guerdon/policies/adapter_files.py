@@ -37,7 +37,7 @@ PATTERN_SECONDS = 10
 _TRY = """import contextlib, json, re, sys
 patterns, names = json.load(sys.stdin)
 for pattern in patterns:
-    with contextlib.suppress(re.error):  # peft says what is wrong with it
+    with contextlib.suppress(re.error):  # peft reports what is wrong with it
         for name in names:
             re.fullmatch(pattern, name)
 """
@@ -127,7 +127,7 @@ def read_adapter(model: Any, folder: Path, *, name: str = "default", trainable: 
         how = peft.PeftConfig.from_pretrained(str(folder))
         how.inference_mode = not trainable
         if not hasattr(model, "prepare_inputs_for_generation"):
-            how.task_type = None  # the classes of peft for tasks want a model of transformers
+            how.task_type = None  # peft's classes for tasks need a model of transformers
         if new := _renamed(model, stored):
             _follow(how, stored, new)
         options: dict[str, Any] = {"is_trainable": trainable, "key_mapping": new}
@@ -216,7 +216,7 @@ def _known(name: str, modules: set[str]) -> bool:
 
 
 def _follow(config: Any, stored: Mapping[str, Tensor], new: Mapping[str, str]) -> None:
-    """Let the configuration of an adapter name the modules that its file has, by their new names."""
+    """Set the module names in the configuration of an adapter to those of its file, renamed."""
 
     def renamed(name: str) -> str:
         for old, now in new.items():

@@ -126,7 +126,7 @@ def untie(model: Any, layers: Sequence[Any]) -> nn.Module | None:
 
 
 def mark_untied(model: Any) -> None:
-    """Let the configuration of a model say that input and output embedding are two matrices, and transformers know."""
+    """Mark input and output embedding as two matrices, in the configuration and for transformers' own code."""
     for config in (model.config, model.config.get_text_config()):
         config.tie_word_embeddings = False
     model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)

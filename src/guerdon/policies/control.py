@@ -549,7 +549,7 @@ def _body(settings: GaussianPolicySettings, shape: tuple[int, ...], out: int, *,
             if min(height, width) < 1:
                 raise ConfigError(
                     f"the {len(settings.channels)} convolutions of policy.channels do not fit pictures of "
-                    f"{shape[0]}x{shape[1]}: take larger ones (env.frame_size), or fewer channels"
+                    f"{shape[0]}x{shape[1]}: take larger ones (env.frame_size), or fewer convolutions"
                 )
         layers.append(nn.Flatten())
         width *= channels * height

@@ -80,7 +80,7 @@ def _convert(file: Path, target: Path) -> None:
             found = load_state_dict(file, map_location="cpu", weights_only=True)
     except CheckpointError as error:  # torch says how to run its code
         named = re.findall(r"GLOBAL ([\w.]{1,80})", str(error))
-        why = f"it names {named[0]}, which is not part of a tensor" if named else "it is damaged, or not a file of weights"
+        why = f"it names {named[0]}, which is not part of a tensor" if named else "it is damaged or has no weights"
         raise CheckpointError(
             f"{file} cannot be read as weights alone: {why}; download the model again, or one with safetensors"
         ) from error

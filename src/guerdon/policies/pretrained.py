@@ -60,8 +60,8 @@ def read_pretrained(
         lacks = f"lacks {len(missing)} weights, such as {missing[0]}" if missing else ""
         has = f"has {len(extra)} weights of another model, such as {extra[0]}" if extra else ""
         raise CheckpointError(
-            f"{what} {path!r} {' and '.join(x for x in (lacks, has) if x)}: it is of another kind than "
-            f"{type(model).__name__}, or incomplete"
+            f"{what} {path!r} {' and '.join(x for x in (lacks, has) if x)}: it is not a "
+            f"{type(model).__name__}, or is incomplete"
         )
     refuse_to_read(model.named_parameters(), f"{what} {path!r}")
     _check_stops(model, f"{what} {path!r}")

@@ -381,7 +381,7 @@ class SharedBase:
 
     @contextmanager
     def _again(self, adapter: str | None, attention: str) -> Iterator[None]:
-        # without the lock: a thread of autograd's is here, and the one that waits for it may hold it
+        # without the lock: this runs in a thread of autograd, and the thread that waits for it may hold it
         with self._adapter(adapter), self._attention(attention):
             yield
 

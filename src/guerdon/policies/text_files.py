@@ -106,7 +106,7 @@ def read_prompting(settings: TextPolicySettings) -> tuple[Any, int | None]:
 
 
 def give_template(tokenizer: Any, settings: TextPolicySettings) -> None:
-    """Let a tokenizer write chats as `policy.chat_template` and `chat_template_kwargs` say, where they say something.
+    """Apply `policy.chat_template` and `policy.chat_template_kwargs` to a tokenizer, where they are set.
 
     Raises:
         ConfigError: there is no such file, it cannot be read, or the template has no such argument.
@@ -191,9 +191,8 @@ def fit_vocabulary(model: Any, folder: Path) -> None:
             "of both its input and output embedding: save it with save_embedding_layers=True, or merge it into the "
             "model that it was trained on, and name that"
         )
-    if sizes <= {own}:
-        return
-    model.resize_token_embeddings(sizes.pop(), mean_resizing=False)
+    for size in sizes - {own}:
+        model.resize_token_embeddings(size, mean_resizing=False)
 
 
 def written_bytes(policy: TextPolicy, *, merged: bool = False, checkpoint: bool = True) -> dict[str, int]:

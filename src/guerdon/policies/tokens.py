@@ -259,7 +259,7 @@ def response_texts(tokenizer: Any, batch: TokenBatch) -> list[str]:
 
 
 def judged_texts(tokenizer: Any, batch: TokenBatch, texts: Sequence[str]) -> list[str]:
-    """The text of each response for a verifier, with the reasoning tag that the chat template opened, if any, before it.
+    """The text of each response for a verifier, after the reasoning tag that the chat template opened, if any.
 
     Args:
         tokenizer: a transformers tokenizer.

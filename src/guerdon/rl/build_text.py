@@ -66,10 +66,10 @@ def text_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         )
     learning = distributed.everywhere(build_learning, study, fresh=fresh)
     policy, prompts, learner = learning.policy, learning.prompts, learning.learner
-    room = {f"policy: {what}": size for what, size in written_bytes(policy).items()}
+    sizes = {f"policy: {what}": size for what, size in written_bytes(policy).items()}
     for name, prime in learning.primes.items() if study.runner.save_reward_models else ():
-        room |= {f"{name}: {what}": size for what, size in prime.written_bytes().items()}
-    check_disk(folder, room)
+        sizes |= {f"{name}: {what}": size for what, size in prime.written_bytes().items()}
+    check_disk(folder, sizes)
     models = run_reward_models(study, load_model, study.text_sources)
     sources = build_text_sources(study, learning.primes, models)
     recompute = learner.kl_in_reward or any(source.needs_log_probs for source in sources.values())

@@ -342,7 +342,7 @@ class PrimeReward(RewardSource[Responses]):
 
     @property
     def _start(self) -> TextPolicy:
-        """The reference: of ref_type policy the one that acts."""
+        """The reference; with `ref_type: policy`, the policy itself."""
         return self._policy if self.ref is None else self.ref
 
     @property

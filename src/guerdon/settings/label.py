@@ -39,12 +39,12 @@ JUDGES = Registry(
 OptionalSetting = Literal[
     "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty"
 ]
-"""Settings of requests without which an endpoint answers, too."""
+"""Settings of requests that can be left out."""
 LIMITS = ("max_tokens", "max_completion_tokens")  # two names of one setting
 LEAVE_OUT: Any = Field(
     (),
-    description="settings that requests never have, as the endpoint does not take them; those that it refuses by name "
-    "(status 400 or 422) are left out from then on in any case",
+    description="settings to leave out of requests, for an endpoint that does not accept them; a setting that it "
+    "refuses by name (status 400 or 422) is left out of later requests without this",
 )
 JUDGED, CONTINUED = ("judge", "consensus"), ("monte_carlo", "binary_search", "consensus")
 _OWN = {

@@ -1,7 +1,4 @@
-"""The checks that `guerdon train` makes at its start, without training: existing data are read, except their frames.
-
-    check_data(study)
-"""
+"""The checks that `guerdon train` makes at its start, without training: existing data are read, except their frames."""
 
 from __future__ import annotations
 
