@@ -162,10 +162,10 @@ def _check_kind(config: Mapping[str, Any], folder: Path) -> None:
 def _check_patterns(config: Mapping[str, Any], model: Any, folder: Path) -> None:
     """Refuse regular expressions of an adapter that take too long, by trying them in another process."""
     given = [config.get("target_modules"), config.get("exclude_modules")]
-    for key in ("rank_pattern", "alpha_pattern", "modules_to_save"):
-        given += [rf"(.*\.)?({one})$" for one in config.get(key) or () if re.search(r"[^\w.-]", str(one))]
-    layers = config.get("layers_pattern") or ()
-    given += [rf"(?:^|.*?\.){one}\.\d+\..*" for one in ([layers] if isinstance(layers, str) else layers)]
+    forms = dict.fromkeys(("rank_pattern", "alpha_pattern", "modules_to_save"), (r"(.*\.)?(", ")$"))
+    for key, (before, after) in {**forms, "layers_pattern": (r"(?:^|.*?\.)", r"\.\d+\..*")}.items():
+        ones = [found] if isinstance(found := config.get(key) or (), str) else found
+        given += [f"{before}{one}{after}" for one in ones if re.search(r"[^\w.-]", str(one))]
     patterns = [one for one in given if isinstance(one, str) and re.search(r"[^\w.-]", one)]
     if not patterns:
         return

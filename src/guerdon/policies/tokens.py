@@ -406,14 +406,15 @@ def chat_text(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool]
 def check_unchanged(messages: Sequence[Mapping[str, Any]], text: str) -> None:
     """Refuse the text that a chat template wrote if it changes the messages.
 
-    Spaces around a message may go. Of an assistant's turn before the last message, so may reasoning, up to `</think>`.
+    Spaces around a message may be left out, and reasoning (up to `</think>`) of an assistant's turn before the last
+    message.
 
     Args:
         messages: of the chat; of content in parts, only those of type text are compared.
         text: what the template made of them.
 
     Raises:
-        ChangedTextError: a message of the system, the user or the assistant is not there as it is.
+        ChangedTextError: a message of the system, the user or the assistant is not in the text unchanged.
     """
     for k, message in enumerate(messages):
         content = message["content"]
@@ -425,7 +426,7 @@ def check_unchanged(messages: Sequence[Mapping[str, Any]], text: str) -> None:
             if said.strip() not in text:
                 raise ChangedTextError(
                     f"the chat template changes message {k + 1} (role {message['role']}), for example by leaving out "
-                    "what stands before </think>: its words would not be those that the model reads"
+                    "the part before </think>: the model would read another text than was given"
                 )
 
 
