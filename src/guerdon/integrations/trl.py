@@ -233,7 +233,7 @@ class TokenRLOOTrainer(_TokenAdvantages, RLOOTrainer):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         if self.reward_clip_range or self.aux_loss_enabled:
             raise ConfigError(
-                "reward_clip_range and router_aux_loss_coef are not supported here: remove the former, set the latter to 0"
+                "reward_clip_range and router_aux_loss_coef are not supported: remove the former, set the latter to 0"
             )
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
