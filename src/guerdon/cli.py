@@ -572,21 +572,19 @@ def _dry_run(
         config: the resolved configuration.
         cost: in numbers, or the command.
         only: names of models.
-        check: refuses what the start of the command refuses.
+        check: raises what the start of the command raises.
     """
     from guerdon.config import to_yaml
     from guerdon.settings.estimate import estimate, readable
 
-    left = ""
+    notes = [] if config.text else list(config.env.notes)
     try:
         if check is not None:
             check(config)
-    except MissingDependencyError as error:  # of the machine that the plan is made on
-        left = f"not checked: {error}"
+    except MissingDependencyError as error:  # the command may run on another machine
+        notes.append(f"not checked: {error}")
     sys.stdout.write(to_yaml(config) + "\n")
-    for line in readable(estimate(config, cost, only or ()) if isinstance(cost, str) else cost):
-        _say(line)
-    for line in [*([] if config.text else config.env.notes), *filter(None, [left])]:
+    for line in [*readable(estimate(config, cost, only or ()) if isinstance(cost, str) else cost), *notes]:
         _say(line)
 
 

@@ -201,7 +201,7 @@ def _suggestion(model: type[BaseModel], one: _Unknown) -> str:
     guesses = [f"{prefix}{near}"] if close else _values_like(prefix, one)
     elsewhere = {path: _likeness(key, path.rpartition(".")[2]) for path in _everywhere(model)}
     best = max(elsewhere, key=lambda path: (elsewhere[path], -path.count(".")))
-    meant = close and _likeness(key, near) == 1.0  # no other section has it more nearly
+    meant = close and _likeness(key, near) == 1.0  # no other section has a closer name
     if elsewhere[best] >= bar and not meant:
         guesses.append(best)
     if guesses:

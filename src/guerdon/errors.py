@@ -86,7 +86,7 @@ class NonFiniteError(GuerdonError, RuntimeError):
 
 
 class RewardRequestError(GuerdonError, RuntimeError):
-    """A reward server did not score something, and the caller asked to be stopped by that."""
+    """A reward server did not score something, and the caller chose to stop on that."""
 
     exit_code = 3
 
@@ -101,7 +101,7 @@ class RewardFailure(GuerdonError, RuntimeError):
 
     Attributes:
         reasons: as given.
-        result: as given. A caller that catches the error goes on with it, and leaves the NaN out.
+        result: as given. A caller that catches the error can use it without the NaN values.
     """
 
     exit_code = 3

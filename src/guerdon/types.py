@@ -51,7 +51,7 @@ class Episode:
         rewards: (T,) float32, the environment's own reward.
         success: (T,) bool, ground truth success at each row.
         texts: T pieces of text.
-        outcome: did the whole episode succeed? None where nobody knows.
+        outcome: whether the whole episode succeeded; None: unknown.
         meta: where it came from (policy, seed, checkpoint); plain JSON values.
         views: (T, H, W, 3) uint8 of further cameras, by name.
         context: the conversation that `texts` answer, the task in it; empty: the task alone. `tools`: of its functions.
@@ -79,8 +79,8 @@ class Episode:
             raise ValueError(f"episode {self.id!r} has columns of different lengths: {lengths}")
         for name, frames in {"frames": self.frames, **self.views}.items():
             if frames is not None and (frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3):
-                found = f"{frames.dtype} {frames.shape}"
-                raise ValueError(f"episode {self.id!r}: {name} must be uint8 of shape (T, H, W, 3), got {found}")
+                what = f"{name} must be uint8 of shape (T, H, W, 3), got {frames.dtype} {frames.shape}"
+                raise ValueError(f"episode {self.id!r}: {what}")
 
     def columns(self) -> dict[str, Any]:
         """The per-row columns that are present, by field name."""
@@ -160,9 +160,9 @@ class RewardInfo:
         name: how logs and reports call it.
         range: smallest and largest value it can give.
         granularity: `step` (a value per row) or `total` (one per episode).
-        modality: what it looks at.
+        modality: kind of data that is scored.
         causal: the value of row t depends on rows up to t only.
-        frames_needed: how many trailing frames a value needs (0: it looks at no frame).
+        frames_needed: number of trailing frames that a value needs (0: none).
         success_threshold: the value above which an episode counts as successful, for classifiers.
         progress_horizon: for progress models that say nearness in time, the steps before success at which it
             starts to rise; None where progress is the share of the way.
@@ -180,7 +180,7 @@ class RewardInfo:
 
 @runtime_checkable
 class RewardModel(Protocol):
-    """Anything that measures episodes; guerdon's own may be called from several threads (`load_reward_model`)."""
+    """Scores episodes. Guerdon's own models may be called from several threads (`load_reward_model`)."""
 
     @property
     def info(self) -> RewardInfo:
@@ -194,7 +194,7 @@ class RewardModel(Protocol):
 
 @runtime_checkable
 class Learnable(Protocol):
-    """A reward model that can go on learning, from episodes whose outcome is known, while it is in use."""
+    """A reward model that can be trained further, on episodes with a known outcome, while it is in use."""
 
     def learn(self, episodes: Sequence[Episode]) -> Metrics:
         """Take gradient steps on episodes with a known outcome; returns metrics by name."""
@@ -230,7 +230,7 @@ class Observes:
     label_limit: int = 0
 
     def selects(self, rows_F: IntArray, last_F: BoolArray | None = None) -> BoolArray:
-        """(F,) bool, whether it looks at these rows.
+        """(F,) bool, which of these rows are observed.
 
         Args:
             rows_F: steps since the episode began.
@@ -350,7 +350,7 @@ class Rollout(Generic[Inputs]):
         failures: (row, step, why) of ground truth; row -1 for responses that are not part of the rollout. In an
             environment: episodes that a broken simulator cut off.
         group_ids: (B,) streams with the same start share an id; None where there are no groups.
-        segments: what reward models of images look at, by stream and time.
+        segments: the rows that reward models of images score, by stream and time.
         steps: what `runner.total_steps` counts: environment steps, or all responses that were generated.
         measured: measurements of ground truth tried, those of dropped responses included.
         metrics, averaged_over: counts and means for the log, and over how many things each of the means is taken.
@@ -395,11 +395,9 @@ class Rollout(Generic[Inputs]):
     chunks: Chunks | None = None
 
     def __post_init__(self) -> None:
-        names = ("terminated", "truncated", "success", "success_known", "rewards", "failed")
+        names = ("log_probs", "terminated", "truncated", "success", "success_known", "rewards", "failed")
         expected = dict.fromkeys(names, self.mask.shape)
-        if self.chunks is None:
-            expected["log_probs"] = self.mask.shape
-        else:
+        if self.chunks is not None:
             expected["log_probs"] = (len(self.inputs), self.chunks.size * self.chunks.tokens)
             if not np.array_equal(self.chunks.decision >= 0, self.mask):
                 raise ValueError("every valid step of a rollout, and no other, executes an action of a decision")
@@ -577,7 +575,7 @@ class Collector(Protocol[_Policy, Collected]):
         """The next rollout.
 
         Args:
-            policy: what acts.
+            policy: chooses the actions.
             version: of its weights, kept with the rollout.
             warm_up: only reward models learn from it.
         """

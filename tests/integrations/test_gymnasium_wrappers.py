@@ -50,7 +50,7 @@ PER_STEP = {"reward_mode": "per_step", "shaping": "raw"}
         (None, {"shaping": "relative"}, "per_step"),
         (None, {"tries": 0}, "at least 1"),
         (None, {"task": ["one", "two"]}, "2 tasks for 1 copies"),
-        (Clip(), PER_STEP, "looks at 8 frames at a time"),
+        (Clip(), PER_STEP, "takes 8 frames at a time"),
         ({"model_type": "nothing"}, {}, "nothing"),
     ],
 )

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -64,6 +65,40 @@ def test_openenv_async():
     whole.info = RewardInfo("whole", (0.0, 1.0), granularity="total", modality="text")
     with pytest.raises(ConfigError, match="take ResponseRubric"):
         StepsRubric(TextScorer(whole), question=lambda a, o: o, step=lambda a, o: a)
+
+
+CALL = {"type": "function", "id": "c1", "function": {"name": "add", "arguments": {"a": 3, "b": 5}}}
+CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "8"}
+
+
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        ([CALLED, RESULT, {"role": "assistant", "content": "8"}], "calls of tools"),
+        ([RESULT], "role is tool"),
+        ("\ud83d", "lone_surrogate"),
+        (None, "list of messages"),
+    ],
+)
+def test_openenv_steps_that_cannot_be_read_have_no_reward(step, reason):
+    pytest.importorskip("openenv.core.rubrics", reason="OpenEnv is not installed: pip install guerdon[openenv]")
+    from text_episodes import Scripted
+
+    from guerdon.integrations.openenv import StepsRubric
+    from guerdon.integrations.text import TextScorer
+
+    model, question = Scripted(), [{"role": "system", "content": "Add."}, {"role": "user", "content": "3+5=?"}]
+    rubric = StepsRubric(TextScorer(model, aggregation="min"), question=lambda a, o: question, step=lambda a, o: a)
+    assert rubric("3+5=8", SimpleNamespace(done=False)) == 0
+    with pytest.raises(RewardFailure, match=reason):
+        rubric(step, SimpleNamespace(done=True))
+    with pytest.raises(RewardFailure, match=reason):
+        rubric.compute_step_rewards()
+    rubric.reset()
+    for one in ("3+5=8", [{"role": "assistant", "content": "so 8"}]):
+        rubric(one, SimpleNamespace(done=False))
+    assert len(rubric.compute_step_rewards()) == 2
 
 
 def test_verifiers():

@@ -62,7 +62,7 @@ def test_what_cannot_be_read_is_a_failure():
 
 def test_settings_that_do_not_fit_are_refused():
     for model, options, message in (
-        (ConstantModel(), {}, "not at text"),
+        (ConstantModel(), {}, "scores states, not text"),
         (Scripted(), {}, "say by aggregation"),
         (Scripted(), {"aggregation": "min", "separator": ";"}, "give both, or neither"),
     ):

@@ -64,7 +64,7 @@ class StudyPlan:
         return Path(self.study.work_dir)
 
     def check(self) -> None:
-        """Refuse what the jobs refuse at their start, as far as that needs no trained model.
+        """Check what the jobs check at their start, as far as that needs no trained model.
 
         Raises:
             GuerdonError: with the reason.
@@ -76,7 +76,7 @@ class StudyPlan:
         from guerdon.worlds.prompt_files import check_prompts
 
         prompts: dict[str, DataSettings] = {}
-        runs: dict[str, Study] = {}  # one of those that differ in nothing that is checked
+        runs: dict[str, Study] = {}  # one of those that are equal in everything that is checked
         for job in self.jobs:
             config = self.configs[job.name]
             if config.text and job.arguments[0] == "label" and config.data is not None:
@@ -189,7 +189,7 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
         The report's path and the comparison as a table for a terminal.
 
     Raises:
-        ConfigError: a task that there is not; or the folder holds another study, or one that runs right now.
+        ConfigError: a task does not exist; or the folder holds another study, or one that is running.
         JobError: some jobs failed; the report of the others is written.
     """
     started = time.perf_counter()

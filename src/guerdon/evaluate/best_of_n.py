@@ -155,7 +155,7 @@ def check_samples(solutions: Iterable[Solution], ns: Sequence[int] | None) -> No
     if not most:
         raise DataError("no sample has a checked answer (is_correct): check answers before best-of-N")
     if ns and max(ns) > most:
-        raise DataError(f"best-of-{max(ns)} needs so many samples of a question; at most {most} are there")
+        raise DataError(f"best-of-{max(ns)} needs {max(ns)} samples of a question; the largest number is {most}")
 
 
 def group_samples(
@@ -164,7 +164,7 @@ def group_samples(
     """Samples by question, in order of first appearance, and how many were left out for want of truth.
 
     Raises:
-        DataError: none is left, or another number of scores than solutions.
+        DataError: the number of scores is not that of solutions.
     """
     groups: dict[str, list[tuple[Solution, Score]]] = {}
     unknown = 0
@@ -173,8 +173,6 @@ def group_samples(
             unknown += 1
             continue
         groups.setdefault(solution.asked, []).append((solution, score))
-    if not groups:
-        raise DataError("no sample has a checked answer (is_correct): check answers before best-of-N")
     pools = []
     for rows in groups.values():
         correct = np.array([s.is_correct is True for s, _ in rows])

@@ -131,7 +131,7 @@ def card_verdict(features: Mapping[str, float | None], kind: str, gate: GateSett
 
 
 def gate_table(gate: GateSettings) -> tuple[Path, int, GateTable]:
-    """The table that the settings name, with its file and when that changed.
+    """The file of the table, its modification time in ns, and the table.
 
     Raises:
         DataError: it cannot be read.

@@ -36,7 +36,7 @@ RECORD = "evaluation.json"
 def score_episodes(model: RewardModel, episodes: Sequence[Episode]) -> list[Score]:
     """One Score per episode; per-row values of another length than the episode become a `Failure`.
 
-    A text that no model can read (`unreadable_texts`) is a `Failure`, too, and the model does not see it.
+    An episode with a text that no model can read (`unreadable_texts`) is a `Failure` and is not given to the model.
 
     Raises:
         DataError: the model gave another number of scores than there are episodes.

@@ -143,17 +143,17 @@ def check_search(study: Study) -> None:
 
 
 def check_lengths(prompts: Sequence[Prompt], data: DataSettings, tokenizer: Any, room: int | None) -> None:
-    """Make sure that the policy has room for every question and its answer.
+    """Check that every question and its answer fit into the positions of the policy.
 
     Raises:
-        DataError: it has not.
+        DataError: one does not fit.
     """
     for prompt, length in zip(prompts, chat_lengths(tokenizer, prompts, data), strict=True):
         check_room(length, data.max_response_length, room, f"the question {prompt.id}")
 
 
 def questions_of(settings: SearchSettings, data: DataSettings) -> tuple[tuple[Prompt, ...], str | None]:
-    """The questions of a `search` section, with the system prompt of `data`, and that of them all.
+    """The questions of a `search` section with their system prompt, and the system prompt that they share.
 
     Raises:
         ConfigError: a question has more than one turn, or tools.

@@ -75,7 +75,7 @@ def evaluate_text(
             `seen_in_training`), the report and standard error say how many.
         samples: what `best_of_n` chooses from where it names no file. Where their first errors are known, the model is
             evaluated on these too (`record["samples"]`): the errors that this policy makes.
-        sets: of `read_sets`; None: they are read now, before anything is scored.
+        sets: from `read_sets`; None: read here, before anything is scored.
 
     Returns:
         The content of `evaluation.json`.
@@ -94,7 +94,7 @@ def evaluate_text(
 
 @dataclass(frozen=True)
 class Sets:
-    """What an evaluation reads: of ProcessBench, PRMBench and RewardBench, and samples to choose from."""
+    """The data of an evaluation: ProcessBench, PRMBench, RewardBench, and the samples of `best_of_n`."""
 
     process_bench: Sequence[Solution]
     prm_bench: Sequence[Solution]
@@ -103,7 +103,7 @@ class Sets:
 
 
 def read_sets(settings: EvaluateTextSettings) -> Sets:
-    """Everything that an evaluation reads, so that nothing is missing after models were loaded and scored.
+    """Read all data of an evaluation before a model is loaded.
 
     Raises:
         DataError: a file cannot be read, `tune_on` names none of the subsets, or `best_of_n.ns` is more than there is.
@@ -124,7 +124,7 @@ def read_sets(settings: EvaluateTextSettings) -> Sets:
     subsets += [] if s.generated is None else [[task.family for task in s.generated.families]]
     for names in subsets:
         if s.tune_on is not None and names and s.tune_on not in names:
-            raise DataError(f"tune_on {s.tune_on!r} is no subset; there are {', '.join(dict.fromkeys(names))}")
+            raise DataError(f"tune_on {s.tune_on!r} is not a subset; the subsets are {', '.join(dict.fromkeys(names))}")
     if b is not None and b.samples is not None:
         check_samples(found.samples, b.ns)
     gate_table(s.gate)
@@ -132,7 +132,7 @@ def read_sets(settings: EvaluateTextSettings) -> Sets:
 
 
 def check_evaluation(study: Study) -> None:
-    """Refuse what the start of an evaluation refuses of its data.
+    """Check the data of an evaluation as its start does.
 
     Raises:
         ConfigError: there is nothing to evaluate on.

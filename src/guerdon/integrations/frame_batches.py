@@ -35,7 +35,7 @@ class FrameRewards:
         info = built.info
         if info.modality == "text" or info.frames_needed > 1:
             raise ConfigError(
-                f"the reward model {info.name!r} looks at {'text' if info.modality == 'text' else info.frames_needed}"
+                f"the reward model {info.name!r} takes {'text' if info.modality == 'text' else info.frames_needed}"
                 f"{'' if info.modality == 'text' else ' frames at a time'}, and here it gets one picture at a time"
             )
         self.model = RetriedModel(built, tries)

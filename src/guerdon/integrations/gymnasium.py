@@ -70,7 +70,7 @@ class RewardModelWrapper(gymnasium.Wrapper, RecordConstructorArgs):  # type: ign
         super().__init__(env)
         self.rewards = StepRewards(model, num_envs=1, **rewards)
         self._frames, self._env_weight = frames, env_reward_weight
-        if frames is None:  # the model sees what is rendered, so that nothing else can be
+        if frames is None:  # frames for the model are rendered, so human mode is not possible
             modes = [mode for mode in env.metadata.get("render_modes", ()) if mode in ("rgb_array", "rgb_array_list")]
             self.metadata = {**env.metadata, "render_modes": modes}
         self._over = True
@@ -202,9 +202,9 @@ class RewardModelVectorWrapper(gymnasium.vector.VectorWrapper):  # type: ignore[
 
 
 def _own_rewards(infos: Mapping[str, Any], native_B: np.ndarray) -> np.ndarray:
-    """(B,) the environment's own rewards: those that wrappers below report, which gave `native_B` themselves."""
+    """(B,) the environment's own rewards: as reported by the wrappers below, else `native_B`."""
     own_B = np.asarray(native_B, dtype=np.float64)
-    for told in (infos, infos.get("final_info", {})):  # of episodes that began within the step, the last step
+    for told in (infos, infos.get("final_info", {})):  # final_info: copies that were reset within this step
         if "env_reward" in told:
             own_B = np.where(told["_env_reward"], told["env_reward"], own_B)
     return own_B

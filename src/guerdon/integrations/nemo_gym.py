@@ -47,9 +47,8 @@ def build_app(scorer: TextScorer) -> FastAPI:
     @app.middleware("http")
     async def uncompressed(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
         if request.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
-            return JSONResponse(
-                error_body("send the body uncompressed", 415, "unsupported_media_type"), status_code=415
-            )
+            told = "the body has a content encoding: send it uncompressed"
+            return JSONResponse(error_body(told, 415, "unsupported_media_type"), status_code=415)
         return await answer(request)
 
     @app.post("/seed_session")
@@ -84,7 +83,7 @@ def _exchange(params: Mapping[str, Any], output: Any) -> tuple[str | list[dict[s
 
 
 def _joined(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Chat messages in which what the assistant says and calls at a time is one message; items are one each."""
+    """Chat messages in which consecutive text and tool calls of the assistant are one message."""
     found: list[dict[str, Any]] = []
     for message in messages:
         if found and "tool_calls" in message and found[-1]["role"] == "assistant":
@@ -97,7 +96,7 @@ def _joined(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def _messages(item: Any, role: str | None = None) -> list[dict[str, Any]]:
     """An item of the Responses API as a chat message; none where it is reasoning, which is no part of an answer."""
     if not isinstance(item, Mapping):
-        return [{"role": str(item), "content": ""}]  # is refused by its name
+        return [{"role": str(item), "content": ""}]  # refused later as an unknown role
     match item.get("type", "message"):
         case "message":
             return [{"role": role or item.get("role"), "content": _content(item.get("content"))}]

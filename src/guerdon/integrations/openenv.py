@@ -15,7 +15,7 @@ from openenv.core.rubrics import Rubric, TrajectoryRubric
 
 from guerdon.call_queue import in_thread
 from guerdon.errors import ConfigError, RewardFailure
-from guerdon.integrations.text import Text, TextScorer, exchange, numbers
+from guerdon.integrations.text import Text, TextScorer, as_prompt, exchange, numbers
 from guerdon.serve.wire_text import CutError
 from guerdon.types import Episode, Score
 
@@ -99,11 +99,15 @@ class StepsRubric(TrajectoryRubric):  # type: ignore[misc]
         return [float(value) for value in score.steps]
 
     def _score(self, trajectory: list[tuple[Any, Any]]) -> Score:
-        question = self.question(*trajectory[0])
+        question, texts = self.question(*trajectory[0]), list[str]()
         try:
-            read = [exchange(question, self.step(*pair)) for pair in trajectory]
+            asked = as_prompt(question)
+            for pair in trajectory:
+                answered, text = exchange(question, self.step(*pair))
+                if answered.messages != asked.messages:
+                    raise CutError("a step is one message; this one has calls of tools before it")
+                texts.append(text)
         except CutError as error:
             return Score(failure=error.failure)
-        asked = read[0][0]
-        episode = Episode(id="0", task=asked.question, texts=tuple(text for _, text in read), context=asked.context)
+        episode = Episode(id="0", task=asked.question, texts=tuple(texts), context=asked.context)
         return self.scorer.score_episodes([episode])[0]

@@ -108,10 +108,10 @@ class RewardModelVecEnv(VecEnvWrapper):  # type: ignore[misc]
 
 
 def _reset_before_learning() -> None:
-    """Have algorithms that are in a step, and will be left by an exception, reset their copies when they learn again.
+    """Make the algorithm that called `step` reset the copies at its next `learn`.
 
-    `learn(..., reset_num_timesteps=False)` would go on from the observation before this step. Stable-Baselines3 says
-    nothing to its environments when it learns, so the algorithm is taken from the frames that called.
+    `learn(..., reset_num_timesteps=False)` would otherwise continue from the observation before this step. An
+    environment has no reference to the algorithm of Stable-Baselines3, so it is found in the call stack.
     """
     frame = inspect.currentframe()
     while frame is not None:

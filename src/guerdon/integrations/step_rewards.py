@@ -119,8 +119,8 @@ class StepRewards:
         several = settings.reward_mode == "per_step" and built.info.frames_needed > 1
         if several:
             raise ConfigError(
-                f"{where}: {built.info.name!r} looks at {built.info.frames_needed} frames at a time, and a step shows "
-                "one: take reward_mode terminal or episode"
+                f"{where}: {built.info.name!r} takes {built.info.frames_needed} frames at a time, and a step has "
+                "one: use reward_mode terminal or episode"
             )
         if isinstance(built, ImageRewardModel) and built.config.state_size is not None:
             raise ConfigError(
@@ -139,11 +139,11 @@ class StepRewards:
 
     @property
     def first(self) -> bool:
-        """Whether it looks at the first moments of episodes."""
+        """Whether the first row of an episode is scored."""
         return self.source.observes.first and self.source.observes.frames
 
     def wanted(self, acted_B: BoolArray, done_B: BoolArray) -> BoolArray:
-        """(B,) bool, the copies whose frame after the step it looks at.
+        """(B,) bool, the copies whose frame after the step is scored.
 
         Args:
             acted_B: copies that took an action, which are not resetting.
@@ -278,16 +278,15 @@ class CopyFrames:
 
 
 def refuse_relabelling(name: str) -> None:
-    """Refuse `compute_reward`, by which hindsight relabelling (HER) asks an environment for the reward of other goals.
+    """Refuse `compute_reward`, which hindsight relabelling (HER) calls to compute rewards for other goals.
 
     Raises:
         ConfigError: it is that name.
     """
     if name == "compute_reward":
         raise ConfigError(
-            "compute_reward (hindsight relabelling, HerReplayBuffer) asks for the reward of another goal, and the "
-            "reward model has seen no frame of it; it would give the environment's own reward: take a replay buffer "
-            "without relabelling"
+            "compute_reward (hindsight relabelling, HerReplayBuffer) needs rewards for other goals, and the reward "
+            "model has no frames of them: use a replay buffer without relabelling"
         )
 
 

@@ -52,7 +52,7 @@ class TextScorer:
         separator: what ends a step, for the splitter `separator`.
 
     Raises:
-        ConfigError: the model does not look at text; `aggregation` is missing, or would do nothing.
+        ConfigError: the model does not score text; `aggregation` is missing, or would do nothing.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class TextScorer:
     ) -> None:
         info = model.info
         if info.modality != "text":
-            raise ConfigError(f"{info.name} looks at {info.modality}s, not at text")
+            raise ConfigError(f"{info.name} scores {info.modality}s, not text")
         if info.granularity == "step" and aggregation is None:
             raise ConfigError(f"{info.name} judges steps; say by aggregation how their values become one")
         if info.granularity != "step" and aggregation is not None:

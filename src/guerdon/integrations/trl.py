@@ -96,7 +96,7 @@ class _TokenAdvantages:
         self, inputs: list[dict[str, Any]], prompts: Any, completions: Any, completion_ids_list: list[list[int]]
     ) -> Tensor:
         trainer: Any = super()
-        self._completions = completion_ids_list  # whole ones: `mask_truncated_completions` empties their mask
+        self._completions = completion_ids_list  # unmasked: `mask_truncated_completions` masks all of a truncated one
         self._outcomes = trainer._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         return self._outcomes
 
@@ -190,9 +190,9 @@ class TokenAdvantageTrainer(_TokenAdvantages, GRPOTrainer):  # type: ignore[misc
 
     Every entry of `reward_funcs` is a source that is paid at the last token, with its entry of `reward_weights`;
     `sources` pay at the tokens where steps end. Each source keeps its baseline, and a failed measurement stays out of
-    it. With `adv_estimator: grpo`, TRL's `scale_rewards` and `multi_objective_aggregation` say what the difference to
-    the group's mean is divided by; other estimators divide by nothing. `mask_truncated_completions` keeps responses out
-    of the loss only: they are scored, and belong to their group.
+    it. With `adv_estimator: grpo`, TRL's `scale_rewards` and `multi_objective_aggregation` determine the divisor of
+    the difference to the group's mean; other estimators do not divide. `mask_truncated_completions` removes responses
+    from the loss only: they are scored, and belong to their group.
 
     Args:
         *args: as of `trl.GRPOTrainer`.
@@ -233,7 +233,7 @@ class TokenRLOOTrainer(_TokenAdvantages, RLOOTrainer):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         if self.reward_clip_range or self.aux_loss_enabled:
             raise ConfigError(
-                "reward_clip_range and router_aux_loss_coef are not supported here: remove the one, set the other to 0"
+                "reward_clip_range and router_aux_loss_coef are not supported: remove the former, set the latter to 0"
             )
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
@@ -259,9 +259,7 @@ class TokenRLOOTrainer(_TokenAdvantages, RLOOTrainer):  # type: ignore[misc]
         assert self._log_probs is not None
         policy, reference = self._log_probs
         ratio_B_T = (policy - reference).float().cpu().numpy()[:, : rollout.mask.shape[1]]
-        kept_B_T = (
-            output["completion_mask"].bool().cpu().numpy()[:, : rollout.mask.shape[1]]
-        )  # of others none is computed
+        kept_B_T = output["completion_mask"].bool().cpu().numpy()[:, : rollout.mask.shape[1]]
         rewards = response_rewards(np.where(rollout.mask & kept_B_T, -ratio_B_T, 0.0), rollout.mask, {})
         return {KL: (rewards, SourceTerms(KL, coefficient=self.beta))}
 
@@ -288,7 +286,7 @@ class TokenRLOOTrainer(_TokenAdvantages, RLOOTrainer):  # type: ignore[misc]
 
 
 def _totals(weighted: Mapping[str, tuple[Rewards, float]]) -> np.ndarray:
-    """(B,) weighted sum of what the sources pay in a response; one that failed adds nothing, and NaN where all did."""
+    """(B,) weighted sum of the rewards of a response, without sources that failed; NaN where all failed."""
     failed_K_B = np.stack([rewards.failed_B for rewards, _ in weighted.values()])
     paid_K_B = np.stack(
         [weight * rewards.values.sum(axis=1, dtype=np.float64) for rewards, weight in weighted.values()]
@@ -297,7 +295,7 @@ def _totals(weighted: Mapping[str, tuple[Rewards, float]]) -> np.ndarray:
 
 
 def _spread(values_B: np.ndarray, size: int) -> np.ndarray:
-    """(B,) what TRL divides by: 1e-4 above the standard deviation (with n - 1) of what is known in runs of `size`."""
+    """(B,) TRL's divisor: standard deviation (n - 1) of the known values of each group of `size`, plus 1e-4."""
     runs = values_B.reshape(-1, size)
     known = np.isfinite(runs)
     count = known.sum(axis=1)

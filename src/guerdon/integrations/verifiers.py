@@ -102,10 +102,10 @@ def _sampled_node(trace: Trace) -> Any:
 
 def _exchange(trace: Trace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The messages before the last answer, and the answer."""
-    messages = [_plain(message, last=message is trace.messages[-1]) for message in trace.messages]
-    if not messages or messages[-1]["role"] != "assistant":
+    messages = list(trace.messages)
+    if not messages or messages[-1].role != "assistant":
         raise RewardFailure("the reward of a trace", {0: "no_response: its last message is not the assistant's"})
-    return messages[:-1], messages[-1:]
+    return [_plain(message, last=False) for message in messages[:-1]], [_plain(messages[-1], last=True)]
 
 
 def _plain(message: Any, *, last: bool) -> dict[str, Any]:
@@ -114,6 +114,5 @@ def _plain(message: Any, *, last: bool) -> dict[str, Any]:
     parts = content if isinstance(content, str | None) else [part.model_dump() for part in content]
     keys = ("tool_call_id", "name") if last else ("tool_call_id", "name", "reasoning_content")
     calls = [call.model_dump() for call in getattr(message, "tool_calls", None) or ()]
-    text = parts if last or parts is not None else ""
-    return {"role": message.role, "content": text, **{key: getattr(message, key, None) for key in keys},
-            "tool_calls": calls}  # fmt: skip
+    more = {key: getattr(message, key, None) for key in keys}
+    return {"role": message.role, "content": parts if last else parts or "", **more, "tool_calls": calls}
