@@ -25,7 +25,7 @@ from guerdon.worlds.resets import CopyEnv
 
 @contextmanager
 def _gymnasium(error: type[GuerdonError], what: str) -> Iterator[None]:
-    """`boundary`; the message names guerdon's extra where Gymnasium names its own that this extra brings."""
+    """`boundary`, with guerdon's extra in place of Gymnasium's in the message, where it includes that one."""
     try:
         with boundary(error, what):
             yield
@@ -169,10 +169,12 @@ class RenderEye:
         return self.looks([index])[0]
 
     def looks(self, indices: Sequence[int]) -> list[ByteArray]:
-        """Pictures of copies now; one call of `render()`, which draws all copies, unless it is a `SyncVectorEnv`.
+        """Current pictures of copies, each (H, W, 3) uint8.
+
+        Only a `SyncVectorEnv` draws the given copies alone; others draw all copies in one call of `render()`.
 
         Raises:
-            ConfigError: `render()` gives no picture of each copy.
+            ConfigError: `render()` does not return one picture per copy.
             MissingDependencyError: it raises.
         """
         with _gymnasium(MissingDependencyError, "the environment cannot draw itself"):
