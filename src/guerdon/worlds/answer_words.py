@@ -159,7 +159,7 @@ _QUALIFIERS = ("real", "integer", "integral", "rational", "positive", "negative"
 def is_empty(text: str) -> str | None:
     r"""What a text says does not exist: `no real solution` gives "real", `\emptyset` or `none` "".
 
-    None where it says nothing of the kind (`no 5`, `not 5`).
+    None where it does not (`no 5`, `not 5`).
     """
     if len(text) > 100:
         return None
@@ -330,7 +330,7 @@ def ambiguous(gold: str, answer: str) -> tuple[Word, str] | None:
         if re.search(r"[0-9]\s?(?:\.{3}|\u2026|\\[lc]?dots)\s*\Z", side) and re.fullmatch(
             r"[-+]?[0-9]*\.[0-9]+\D*", side
         ):
-            return "answer_unparsable", "a decimal that goes on without a period"
+            return "answer_unparsable", "a decimal with an ellipsis whose digits do not repeat"
         if _DERIVATIVE.search(side):
             return "answer_unparsable", "a derivative that is not computed"
         if _SCIENTIFIC.fullmatch(side) and _EULER.search(other):
@@ -388,10 +388,9 @@ def without_approximation(text: str, gold: str) -> str:
 
 
 def by_name(gold: str, answer: str) -> tuple[list[tuple[str, str]], bool] | None:
-    """Values to compare with each other where a side names at least two (`k = 45, n = 2`, `(p, q) = (3, 2)`).
+    """Pairs of values to compare where a side names at least two (`k = 45, n = 2`), and whether both sides have names.
 
-    With the same names on both sides, in the order of the true answer's; else in the order of both, and with names on
-    one side False.
+    Values are paired by name where both sides have the same names, else by their order.
     None where nothing is named, or the names are those of several solutions (`x = 1, x = 2`; `x_1 = 1, x_2 = 2`).
     """
     true, stated = named_values(gold), named_values(answer)

@@ -144,7 +144,7 @@ def merged_infos(infos: Sequence[Mapping[str, np.ndarray]], shares: Sequence[int
 def never_reports_success(env_id: str) -> bool:
     """Whether an id is one of Gymnasium's own environments: none of those reports success in its info.
 
-    Makes nothing: it looks at the registry. An id that is not there (yet) may report success.
+    Only the registry is read, no environment is made. An id that is not registered (yet) may report success.
     """
     try:
         namespace, name, version = parse_env_id(env_id)

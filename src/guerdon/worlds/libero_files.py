@@ -65,8 +65,8 @@ def mujoco_changes(version: str) -> str | None:
     if Version(version) >= Version("3.4"):
         changes = "objects start elsewhere (libero_spatial 5: the bowl slides off the ramekin), and " + changes
     return (
-        f"MuJoCo {version} is not that of LIBERO's suites: {changes}. Success rates cannot be compared with published "
-        f"ones: pip install 'mujoco{MUJOCO}'"
+        f"MuJoCo {version}: compared with the version of LIBERO's suites, {changes}; success rates cannot be compared "
+        f"with published ones: pip install 'mujoco{MUJOCO}'"
     )
 
 

@@ -86,7 +86,7 @@ def check_here(data: DataSettings) -> None:
     Raises:
         MissingDependencyError: `data.path` does not exist here.
     """
-    if data.type not in ("files", "generated") and not Path(data.path).exists():
+    if data.type != "files" and data.type != "generated" and not Path(data.path).exists():
         raise MissingDependencyError(f"data.path {data.path} is no folder on this machine; the run reads its rows")
 
 

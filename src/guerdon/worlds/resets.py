@@ -147,7 +147,7 @@ def step_all(
         copies = "; ".join(_step(*one) for one in zip(taken_B, tasks, actions_B_A, strict=True))
         raise SimulatorError(
             f"the environment broke: {f'{copies} {said}' if said else error}; env.vectorization=async replaces a "
-            "simulator that breaks, and goes on"
+            "simulator that breaks, and continues"
         ) from error.__cause__
 
 
