@@ -1,4 +1,4 @@
-"""Parts of episodes that are played in a new process, to hold a restored simulator against one that never was."""
+"""Compares a simulator restored in a new process with one that was never restored."""
 
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -12,7 +12,7 @@ BEFORE, AFTER, EVERY = 20, 50, 10  # steps before and after the moment that is r
 
 
 def _played(settings, begin):
-    """Observations, rewards, success and pictures of the last steps, and the state that they began with.
+    """Observations, rewards, success and pictures of the last steps, and the state before them.
 
     `begin` is None for a world that plays all actions, else a moment of it: that of `state_dict`, which a run that
     resumes replays, or those of `save_state`, which are put into copies that never had a reset.
@@ -43,7 +43,7 @@ def _played(settings, begin):
 
 
 def check_restored(*tasks):
-    """Every number and picture of a part that another process restored is that of the part that was never restored.
+    """Check that all numbers and pictures after a restore in a new process equal those without one.
 
     Args:
         tasks: settings of worlds.

@@ -282,3 +282,16 @@ def test_what_other_commands_refuse_of_their_text_is_refused_by_a_dry_run(call, 
     code, said, _ = call(verb, "--dry-run", *words)
     assert (code, bool(re.search(message, said))) == (2, True), said
     assert sorted(Path().rglob("*")) == before
+
+
+def test_an_evaluation_of_robots_reads_its_table_and_its_data(call):
+    episodes([True, False])
+    words = ["evaluate", RESNET % "", "--dry-run"]
+    assert call(*words, "evaluate.data_path=data")[0] == 0
+    Path("table.json").write_text("{}")
+    for given, message in [("gate.table=table.json", "table.json"), ("data_path=broken", "broken")]:
+        Path("broken").mkdir(exist_ok=True)
+        code, said, _ = call(*words, f"evaluate.{given}")
+        assert code == 2
+        assert message in said
+        assert said.count("\n") == 1

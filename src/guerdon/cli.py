@@ -281,9 +281,10 @@ def evaluate(
             raise ConfigError(f"{study} has neither a train section nor evaluate.remote: it names no reward model")
         _check_only(study, models, only)
     if dry_run:
-        from guerdon.evaluate.text_suite import check_evaluation
+        from guerdon.evaluate import image_suite, text_suite
 
-        return _dry_run(config, "evaluate", only, check=check_evaluation if config.text else None)
+        check = text_suite.check_evaluation if config.text else image_suite.check_evaluation
+        return _dry_run(config, "evaluate", only, check=check)
     verdicts: dict[str, Any] = {}
     if config.text:
         from guerdon.evaluate.text_suite import evaluate_text_study, text_of

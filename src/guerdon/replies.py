@@ -65,6 +65,7 @@ _STRONG = re.compile(  # in a ruled line: what begins or ends something, and wha
     rf"think|thought|scratch|monolog|思|\b(?:begin|start|end|stop|done)\b|{_FINALS}", re.I
 )
 _CLOSING = {"<!--": "-->", "/*": "*/"}
+_MAX_BLOCKS = 50  # whose end is looked for, each in all of the text
 _FRAME = re.compile(  # that a reply begins with: folded, as chat programs write reasoning, or a quote of several lines
     r"\s*(?:<details\b[^>]{0,200}>\s*<summary>[^<]{0,40}(?:think|thought|reasoning|思)[^<]{0,40}</summary>(?:.*?</details>|(?P<open>.*))"
     r"|>[^\w\n]*(?:think|thought|思)\w*[^\w\n]*(?:\n[ \t]*>[^\n]*)+)",
@@ -188,9 +189,9 @@ def final_part(text: str) -> str | Failure:
 
 
 def opened_reasoning(prompt: str) -> str:
-    """What a rendered prompt ends with where its chat template has begun the reasoning of the reply; else "".
+    """The end of a rendered prompt in which its chat template opens the reasoning of the reply; else "".
 
-    In front of the reply it makes of both what `final_part` reads: `final_part(opened_reasoning(prompt) + reply)`.
+    It is put in front of the reply: `final_part(opened_reasoning(prompt) + reply)`.
 
     Args:
         prompt: as the model reads it, with its control tokens.
@@ -205,7 +206,7 @@ def opened_reasoning(prompt: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text of the same length with marks in one notation, and without those that are only shown."""
+    """A text of the same length with marks in one notation, and with those in code blanked out."""
     for spelled, mark in _SPELLED.items():
         text = text.replace(spelled, mark)
     text = _BRACED.sub(
@@ -218,7 +219,7 @@ def _plain(text: str) -> str:
 
 
 def _is_empty(plain: str, begun: _Mark, ended: _Mark, end: int) -> bool:
-    """Whether two marks are an empty piece of reasoning behind everything else."""
+    """Whether two marks enclose no text and end a reply that has other text."""
     between, behind = plain[begun.end : ended.start], plain[ended.end : end]
     same = begun.reasoning and not begun.closes and ended.closes and begun.name == ended.name
     return same and not between.strip() and not behind.strip() and bool(plain[: begun.start].strip())
@@ -268,6 +269,7 @@ def _is_note(plain: str, start: int, begun: _Mark, end: int, objects: list[tuple
 
 def _marks(plain: str, objects: list[tuple[int, int]]) -> Iterator[_Mark]:
     """The marks of a reply, in order, but for those in JSON objects and those that are only mentioned."""
+    blocks = 0
     for found in _MARK.finditer(plain):
         start, end = found.span()
         if _within(start, objects) or _MENTIONED.search(plain, max(start - 12, 0), start) or _NAMED.match(plain, end):
@@ -294,8 +296,10 @@ def _marks(plain: str, objects: list[tuple[int, int]]) -> Iterator[_Mark]:
             continue
         name = re.sub(r"thoughts?|thinking", "think", name)
         yield _Mark(start, end, written, name, closes, kind, channel, led, not before and not after)
-        if found["words"] and not closes and (place := _end_of_block(plain, end, kind, found["tail"])):
-            yield _Mark(*place, kind, name, True, kind, "", True, True)
+        if found["words"] and not closes and blocks < _MAX_BLOCKS:
+            blocks += 1
+            if place := _end_of_block(plain, end, kind, found["tail"]):
+                yield _Mark(*place, kind, name, True, kind, "", True, True)
 
 
 def _is_heading(lead: str, words: str, tail: str) -> bool:

@@ -2,6 +2,8 @@
 
 import pytest
 
+from guerdon.replies import final_part
+from guerdon.types import Failure
 from guerdon.worlds import answer_text, answer_words, answers, code_tests, quantities, stories
 from guerdon.worlds.verifier import check_exact, check_numeric
 
@@ -45,6 +47,19 @@ def test_long_repetitive_responses(name):
         repeated = piece * (LENGTH // len(piece))
         for text in (f"1{repeated}", f"\\boxed{{{repeated}}}"):
             WHOLE[name](text)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("mark", ["@@think\n", "```thinking\n", "<!-- thinking\n", "@@think id=3\n", "&lt;think&gt;\n"])
+def test_long_repetitive_marks_of_reasoning(mark):
+    assert isinstance(final_part(mark * (LENGTH // len(mark))), Failure)
+
+
+@pytest.mark.timeout(30)
+def test_deep_html():
+    deep = LENGTH // 7
+    assert answers.without_html("<b>" * deep + "7" + "</b>" * deep).count("<b>") == deep - 8
+    assert answers.without_html("<p><b><i>7</i></b></p>") == "7"
 
 
 @pytest.mark.timeout(60)

@@ -1,4 +1,7 @@
-"""A state restored in a new process goes on, bit for bit, as where it was saved. LIBERO and ManiSkill test this too."""
+"""A state restored in a new process gives the steps of the one that saved it, bit for bit.
+
+LIBERO and ManiSkill have this test in files of their own.
+"""
 
 import corridor
 from guerdon.settings.world import GymnasiumSettings, MetaWorldSettings

@@ -42,13 +42,13 @@ class ChatError(DataError):
 
 
 class ChangedTextError(ChatError):
-    """A chat template writes another text than a message has."""
+    """A chat template changes the text of a message."""
 
     reason = "changed_by_template"
 
 
 class LoneSurrogateError(DataError):
-    """A text has half of a surrogate pair, which JSON can express; it is no character, and no tokenizer reads it."""
+    """A text has half of a surrogate pair: JSON can express it, but tokenizers cannot read it."""
 
     reason = "lone_surrogate"
 
@@ -71,11 +71,11 @@ def check_characters(text: str) -> None:
 
 
 def unreadable(episode: Episode, *, task_only: bool = False) -> Failure | None:
-    """Why no model can read the text of an episode; None: it consists of characters.
+    """The failure of an episode whose text has half of a surrogate pair, which no model can read; else None.
 
     Args:
-        episode: its task, its texts, and the conversation with its tools.
-        task_only: of frames, which have no other text.
+        episode: its task, its texts, and the conversation with its tools are checked.
+        task_only: check the task alone (episodes of frames have no other text).
     """
     texts = [episode.task]
     if not task_only:
@@ -91,7 +91,7 @@ def unreadable(episode: Episode, *, task_only: bool = False) -> Failure | None:
 
 
 def unreadable_texts(episodes: Sequence[Episode]) -> dict[int, Failure]:
-    """Places of episodes of text that no model can read, and why."""
+    """Indices of the episodes of text that no model can read, and why."""
     found = {i: unreadable(one) for i, one in enumerate(episodes) if one.texts is not None}
     return {i: why for i, why in found.items() if why is not None}
 

@@ -90,7 +90,7 @@ def rows_by_split(source: str) -> dict[str, list[dict[str, Any]]]:
         MissingDependencyError: a folder of `datasets` or a hub id without that package.
     """
     path = Path(source)
-    typed = set(ENDINGS) - _TABLES.keys()  # a folder of tables is read by `datasets`, which finds numbers in them
+    typed = set(ENDINGS) - _TABLES.keys()  # `datasets` reads folders of tables, and infers types
     files = sorted(p for p in path.iterdir() if p.suffix in typed and p.name[0] != ".") if path.is_dir() else [path]
     if _saved(path) or (path.is_dir() and not files) or not path.exists():
         found = _datasets(source)

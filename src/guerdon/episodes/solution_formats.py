@@ -218,20 +218,17 @@ def to_training(solution: Solution) -> list[dict[str, Any]]:
         raise NotExpressibleError(solution, "conversation", f"besides its question it has {beyond}")
     if PARTIAL in QUESTION + solution.question + PARTIAL[:-1]:
         raise NotExpressibleError(solution, "mark_in_text", "its question holds '### Partial Solution:'")
-    rows = []
-    pairs = list(zip(solution.labels, solution.rewards, strict=False))
-    for k, (label, reward) in enumerate(pairs):
-        if label is None or reward is None:
-            continue
-        rows.append(
-            {
-                "input_text": training_text(solution.question, solution.steps[: k + 1]),
-                "target_text": TARGETS[label >= 0.5],
-                "reward_value": reward,
-                "id": solution.id,
-                "step": k,
-            }
-        )
+    rows = [
+        {
+            "input_text": training_text(solution.question, solution.steps[: k + 1]),
+            "target_text": TARGETS[label >= 0.5],
+            "reward_value": reward,
+            "id": solution.id,
+            "step": k,
+        }
+        for k, (label, reward) in enumerate(zip(solution.labels, solution.rewards, strict=False))
+        if label is not None and reward is not None
+    ]
     if not rows:
         raise NotExpressibleError(solution, "unlabelled", "no step has a label and a reward")
     return rows

@@ -221,6 +221,19 @@ def write_evaluation(evaluation: Evaluation, directory: Path) -> dict[str, Path]
     return write_record(directory, evaluation.to_dict(), drawn, evaluation_text(evaluation))
 
 
+def check_evaluation(study: Study) -> None:
+    """Check the data of an evaluation of robots, without frames and models, for `--dry-run`.
+
+    Raises:
+        DataError: `evaluate.gate.table` or the data at `evaluate.data_path` cannot be read.
+    """
+    how = study.control_evaluate
+    gate_table(how.gate)
+    if how.data_path is not None and Path(how.data_path).exists():
+        for _ in read_episodes(how.data_path, with_frames=False):
+            break
+
+
 def evaluate_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple[Evaluation, dict[str, Path]]]:
     """Evaluate the models of the `train` section and of `evaluate.remote`.
 

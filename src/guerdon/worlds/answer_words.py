@@ -103,7 +103,7 @@ _CLOCK = re.compile(r"([01]?[0-9]|2[0-4]) ?(?:(?::|\{:\}) ?([0-5][0-9]) ?)?(?:([
 
 
 def _clock(text: str) -> tuple[int, str] | None:
-    """Minutes and `a` or `p` of a time of day, "" without either; None where the text is none."""
+    """Minutes of a time of day, and `a`, `p` or "" for AM, PM or neither; None where the text is no time of day."""
     found = _CLOCK.fullmatch(
         " ".join(re.sub(r"\\[,;: ]|~", " ", TEXT.sub(r" \1 ", typographic(text))).strip("$ ").split())
     )
@@ -113,15 +113,15 @@ def _clock(text: str) -> tuple[int, str] | None:
 
 
 def _same_time(gold: int, half: str, answer: int, other: str) -> tuple[Word, str]:
-    """The verdict on two times of day, of which one may be without its half of the day, or count to 24."""
+    """The verdict on two times of day; one without AM or PM is read by the 24-hour clock, or has no verdict."""
     if (gold - answer) % 720:
         return "different", ""
     if half and other:
         return ("equal" if half == other else "different"), ""
     named, plain, mark = (gold, answer, half) if half else (answer, gold, other)
-    if plain == named or plain == named % 720 + (720 if mark == "p" else 0):
+    if plain == named % 720 + (720 if mark == "p" else 0):
         return "equal", ""
-    return ("different", "") if plain >= 780 else ("answer_unparsable", "a time without its half of the day")
+    return ("different", "") if plain >= 780 else ("answer_unparsable", "a time without AM or PM")
 
 
 def _separated(text: str, number: str) -> tuple[Word, str] | None:
@@ -159,7 +159,7 @@ _QUALIFIERS = ("real", "integer", "integral", "rational", "positive", "negative"
 def is_empty(text: str) -> str | None:
     r"""What a text says does not exist: `no real solution` gives "real", `\emptyset` or `none` "".
 
-    None where it says nothing of the kind (`no 5`, `not 5`).
+    None where it does not (`no 5`, `not 5`).
     """
     if len(text) > 100:
         return None
@@ -323,14 +323,14 @@ _DERIVATIVE = re.compile(
 
 
 def ambiguous(gold: str, answer: str) -> tuple[Word, str] | None:
-    """No verdict where a side is an operation that is not carried out, or `1e-3` may be a number or `e - 3`."""
+    """No verdict on a decimal with an ellipsis, a derivative that is not computed, and `1e-3` beside the number e."""
     if normalized(gold) == normalized(answer):
         return None
     for side, other in ((gold, answer), (answer, gold)):
         if re.search(r"[0-9]\s?(?:\.{3}|\u2026|\\[lc]?dots)\s*\Z", side) and re.fullmatch(
             r"[-+]?[0-9]*\.[0-9]+\D*", side
         ):
-            return "answer_unparsable", "a decimal that goes on without a period"
+            return "answer_unparsable", "a decimal with an ellipsis whose digits do not repeat"
         if _DERIVATIVE.search(side):
             return "answer_unparsable", "a derivative that is not computed"
         if _SCIENTIFIC.fullmatch(side) and _EULER.search(other):
@@ -388,10 +388,9 @@ def without_approximation(text: str, gold: str) -> str:
 
 
 def by_name(gold: str, answer: str) -> tuple[list[tuple[str, str]], bool] | None:
-    """Values to compare with each other where a side names at least two (`k = 45, n = 2`, `(p, q) = (3, 2)`).
+    """Pairs of values to compare where a side names at least two (`k = 45, n = 2`), and whether both sides have names.
 
-    With the same names on both sides, in the order of the true answer's; else in the order of both, and with names on
-    one side False.
+    Values are paired by name where both sides have the same names, else by their order.
     None where nothing is named, or the names are those of several solutions (`x = 1, x = 2`; `x_1 = 1, x_2 = 2`).
     """
     true, stated = named_values(gold), named_values(answer)
@@ -410,20 +409,19 @@ def by_name(gold: str, answer: str) -> tuple[list[tuple[str, str]], bool] | None
 
 
 def renamed(gold: str, answer: str, question: str) -> bool:
-    """Whether an answer names its values by other letters than the true one: several, or one of the question's."""
+    """Whether an answer names its values by other letters than the true one, several or any that the question has."""
     if "=" not in gold or "=" not in answer:
         return False
     true, stated = (named_values(_TURNED.sub(r"\2=\1", text), least=1) or {} for text in (gold, answer))
     if not true or not stated or {name.lower() for name in true} == {name.lower() for name in stated}:
         return False
-    letters = all(re.fullmatch(r"\\?[A-Za-z]|\\[a-z]+", name) for name in (*true, *stated))
-    return (
-        letters
-        and not any(name in value for name in true for value in stated.values())
-        and (
-            len(true) > 1 or any(re.search(rf"(?<![A-Za-z\\]){re.escape(name)}(?![A-Za-z])", question) for name in true)
-        )
-    )
+    names = (*true, *stated)
+    if not all(re.fullmatch(r"\\?[A-Za-z]|\\[a-z]+", name) for name in names):
+        return False
+    if any(name in value for name in true for value in stated.values()):
+        return False
+    asked = (re.search(rf"(?<![A-Za-z\\]){re.escape(name)}(?![A-Za-z])", question) for name in names)
+    return len(true) > 1 or any(asked)
 
 
 def named_values(text: str, least: int = 2) -> dict[str, str] | None:

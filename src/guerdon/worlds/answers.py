@@ -106,7 +106,7 @@ def _boxes(text: str) -> list[tuple[int, int, str]]:
 def answered(response: str) -> str:
     """A response without its reasoning (`<think>...</think>`), where something follows that: a draft is no answer.
 
-    Reasoning that does not end has no answer; of reasoning that ends with nothing behind it, what it concludes counts.
+    A response whose reasoning does not end has no answer; where nothing follows the reasoning, its own answer counts.
     """
     thinks = _THINKS.search(response)
     if not thinks and not _REASONED.search(response):
@@ -118,12 +118,11 @@ def answered(response: str) -> str:
 
 
 def without_html(text: str) -> str:
-    """A response without HTML that only sets its looks (`<b>Answer:</b> 7`)."""
-    while "</" in text:
-        shorter = _HTML.sub(r"\2", text)
-        if shorter == text:
+    """A response without the tags of HTML formatting (`<b>Answer:</b> 7`)."""
+    for _ in range(8):  # levels of nested tags; each takes a pass
+        if "</" not in text:
             break
-        text = shorter
+        text = _HTML.sub(r"\2", text)
     return text
 
 

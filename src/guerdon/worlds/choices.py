@@ -34,9 +34,9 @@ _LISTS = (
     "choices", "options", "answer_choices", "answer_options", "option_list", "alternatives", "endings", "answers",
     "multiple_choice", "candidate_answers", "answer_candidates", "candidates",
 )  # fmt: skip
-_INNER = ("extra_info", "metadata", "meta", "info", "extra")  # maps in which options may stand
+_INNER = ("extra_info", "metadata", "meta", "info", "extra")  # maps that may hold the options
 _WRONG = ("incorrect_answers", "distractors", "wrong_answers", "false_answers", "incorrect_choices", "wrong_choices")
-_NO_OPTIONS = re.compile(  # lists of a row that are none
+_NO_OPTIONS = re.compile(  # columns whose lists are no options
     r"\w*(?:tag|topic|keyword|step|categor|subject|skill|concept|domain|source|response|solution|message|hint|fact|author"
     r"|reference|generation|completion|rationale)\w*"
 )
@@ -252,10 +252,10 @@ def _options(row: Mapping[str, Any], cells: Mapping[str, Any]) -> _Options | Non
 
 
 def _check_open(row: Mapping[str, Any], cells: Mapping[str, Any], where: str) -> None:
-    """Refuse a letter or an index as the true answer of a question whose options stand where no layout has them.
+    """Refuse a letter or an index as the true answer of a row that may have its options in an unknown layout.
 
     Raises:
-        UnreadableGoldError: so it is.
+        UnreadableGoldError: it may name one of the texts of a column.
     """
     gold = next((cells[key] for key in ("ground_truth", *_AGREEING, *_OTHERS) if key in cells), None)
     index = gold if isinstance(gold, int) and not isinstance(gold, bool) else None

@@ -73,7 +73,7 @@ def run_program(asked: Mapping[str, Any]) -> None:
     """Load a program and answer the calls of a test. What it prints is part of the answers."""
     written = io.BytesIO()
     output = io.TextIOWrapper(written, encoding="utf-8", errors="replace", write_through=True)
-    site.setquit()  # what a program finds that is started by itself
+    site.setquit()  # Python runs with -S: `exit`, `quit` and installed packages as in a program run by itself
     sys.path += site.getsitepackages()
     link = Link(LINK, lambda: os._exit(0), judges=False)
     sys.stdout = output

@@ -426,7 +426,7 @@ def _imported(tree: ast.Module) -> set[str]:
 def _compared(tree: ast.Module, ours: set[str]) -> set[str]:
     """Names of functions whose value is compared with something that is not made by the program, such as `[7]`.
 
-    So that a class in place of such a function is never asked, by `==` or by the `-` of `abs(f(1) - 7) < 1e-6`.
+    A class in place of such a function does not decide the comparison, by `==` or the `-` of `abs(f(1) - 7) < 1e-6`.
     """
 
     def calls(node: ast.AST) -> bool:

@@ -36,7 +36,7 @@ _OPERATORS = f"lt le gt ge neg pos abs invert int float index round contains {_A
 
 
 class NotJudgedError(Exception):
-    """Only the program could say how the test ends: it compares objects of its own class, or derives one from it."""
+    """Only the program could tell: the test compares objects of its class with `==`, or derives a class from it."""
 
 
 class Raised:

@@ -25,7 +25,7 @@ from guerdon.worlds.resets import CopyEnv
 
 @contextmanager
 def _gymnasium(error: type[GuerdonError], what: str) -> Iterator[None]:
-    """`boundary`; the message names guerdon's extra where Gymnasium names its own that this extra brings."""
+    """`boundary`, with guerdon's extra in place of Gymnasium's in the message, where it includes that one."""
     try:
         with boundary(error, what):
             yield
@@ -144,7 +144,7 @@ def merged_infos(infos: Sequence[Mapping[str, np.ndarray]], shares: Sequence[int
 def never_reports_success(env_id: str) -> bool:
     """Whether an id is one of Gymnasium's own environments: none of those reports success in its info.
 
-    Makes nothing: it looks at the registry. An id that is not there (yet) may report success.
+    Only the registry is read, no environment is made. An id that is not registered (yet) may report success.
     """
     try:
         namespace, name, version = parse_env_id(env_id)
@@ -169,10 +169,12 @@ class RenderEye:
         return self.looks([index])[0]
 
     def looks(self, indices: Sequence[int]) -> list[ByteArray]:
-        """Pictures of copies now; one call of `render()`, which draws all copies, unless it is a `SyncVectorEnv`.
+        """Current pictures of copies, each (H, W, 3) uint8.
+
+        Only a `SyncVectorEnv` draws the given copies alone; others draw all copies in one call of `render()`.
 
         Raises:
-            ConfigError: `render()` gives no picture of each copy.
+            ConfigError: `render()` does not return one picture per copy.
             MissingDependencyError: it raises.
         """
         with _gymnasium(MissingDependencyError, "the environment cannot draw itself"):

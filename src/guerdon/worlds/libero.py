@@ -232,7 +232,7 @@ class _Copy:
         self.seen = copy.deepcopy(values["seen"])
 
     def _parts(self) -> list[Any]:
-        """The objects of robosuite that steps change."""
+        """The objects of robosuite whose attributes change from step to step."""
         from robosuite.utils.buffers import Buffer
 
         env, robot = self.env, self.env.robots[0]

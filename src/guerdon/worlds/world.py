@@ -328,7 +328,7 @@ class World:
         return self.env.save_state(index)
 
     def load_state(self, index: int, state: Any) -> None:
-        """Bring copy `index` to a saved state; the episode that goes on from there cannot be replayed."""
+        """Bring copy `index` to a saved state; an episode continued from it cannot be replayed."""
         self.env.load_state(index, state)
         self._drawn.pop(index, None)
         self._steps[index] = 0
