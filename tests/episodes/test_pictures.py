@@ -5,6 +5,7 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from guerdon.episodes.images import check_images, decode_images, file_type, rgb_frames, rgb_picture
 from guerdon.errors import DataError
@@ -142,6 +143,19 @@ def test_the_orientation_of_a_png_may_follow_its_pixels():
     check_images([late, file_of(upright)])
     with pytest.raises(DataError, match="row 1 is 7x5, the first one is 5x7"):
         check_images([late, file_of(upright.swapaxes(0, 1))])
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_the_orientation_may_be_xmp(kind):
+    upright = np.full((32, 48, 3), 90, np.uint8)
+    upright[:16, :16] = 200, 0, 0
+    xmp = '<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    text = PngInfo()
+    text.add_itxt("XML:com.adobe.xmp", xmp)
+    options = {"pnginfo": text} if kind == "PNG" else {"xmp": xmp.encode()}
+    blob = file_of(np.ascontiguousarray(stored(upright, 6)), kind, **options)
+    assert np.abs(decode_images([blob])[0].astype(int) - upright).mean() < 4
+    check_images([blob, file_of(upright)])
 
 
 def test_unreadable_exif_data_turn_nothing():

@@ -3,7 +3,6 @@
 
 import json
 import threading
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -17,6 +16,7 @@ from guerdon.models.vlm_prompts import PROMPTS, GenerationOptions, VLMReply, mak
 from guerdon.settings.label import OpenAIJudgeSettings
 from guerdon.settings.vlm import EndpointSettings
 from guerdon.types import Failure
+from local_server import running
 
 
 def openai(name):
@@ -117,17 +117,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-@contextmanager
 def strict(words, *refused):
-    server = Strict(words, refused)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return running(Strict(words, refused))
 
 
 def backend(server, **given):

@@ -31,6 +31,7 @@ _FORMATS = ("PNG", "JPEG", "WEBP")
 _COLOURS = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK")  # Pillow's modes of these formats with 8 bits a channel
 _PNG = b"\x89PNG\r\n\x1a\n"
 _TURNING = (b"eXIf", b"Raw profile type", b"XML:com.adobe.xmp")  # marks of what may hold an orientation in a PNG
+_ORIENTED = {"exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp"}  # where Pillow's `info` may hold one
 _TYPES = (
     (0, b"GIF8", "a GIF picture"), (0, b"II*\0", "a TIFF picture"), (0, b"MM\0*", "a TIFF picture"),
     (0, b"BM", "a BMP picture"), (4, b"jP  ", "a JPEG 2000 picture"), (4, b"JXL ", "a JPEG XL picture"),
@@ -105,7 +106,8 @@ def read_pictures(blobs: Sequence[bytes], what: str, room: Callable[[int, int, i
                 frames = room(len(blobs), image.height, image.width)
             elif {image.height, image.width} != set(frames.shape[1:3]):  # do not decode what will not fit
                 raise _other_size(f"{what} {t}", (image.height, image.width), frames.shape[1:3])
-            pixels = _upright_rgb(image, f"{what} {t}")
+            upright = _upright(image, f"{what} {t}")
+            pixels = np.asarray(upright if upright.mode == "RGB" else upright.convert("RGB"))
             if t == 0:
                 frames = frames.reshape(len(blobs), *pixels.shape)
             if pixels.shape != frames.shape[1:]:
@@ -138,7 +140,8 @@ def check_images(blobs: Sequence[bytes | None]) -> None:
                 or any(mark in blob for mark in _TURNING)
                 or not _verified(blob)
             ):
-                size = _upright_rgb(image, where).shape[:2]
+                upright = _upright(image, where)
+                size = (upright.height, upright.width)
         first = first or size
         if size != first:
             raise _other_size(where, size, first)
@@ -194,17 +197,17 @@ def _open(blob: bytes, where: str) -> Image.Image:
     return image
 
 
-def _upright_rgb(image: Image.Image, where: str) -> ByteArray:
-    """(H, W, 3) of an opened picture."""
+def _upright(image: Image.Image, where: str) -> Image.Image:
+    """An opened picture, decoded and turned upright; one with transparent pixels is refused."""
     image.load()
-    with suppress(SyntaxError):  # EXIF data that cannot be read turn nothing
-        ImageOps.exif_transpose(image, in_place=True)
+    if not _ORIENTED.isdisjoint(image.info):
+        with suppress(SyntaxError):  # EXIF data that cannot be read turn nothing
+            ImageOps.exif_transpose(image, in_place=True)
     if image.has_transparency_data:
         image = image.convert("RGBA")
         if np.asarray(image.getchannel("A")).min() != 255:
             raise DataError(f"{where} has transparency: blend it over a background first")
-    pixels: ByteArray = np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
-    return pixels
+    return image
 
 
 def _other_size(where: str, size: Sequence[int], first: Sequence[int]) -> DataError:
