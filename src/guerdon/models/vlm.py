@@ -458,7 +458,10 @@ def open_backend(settings: VLMSettings, device: str | torch.device | None = None
     where = resolve_device(device)
     bf16 = uses_bf16(settings.bf16, where)
     loaded = read_vlm(settings.path, settings.adapter, dtype=torch.bfloat16 if bf16 else torch.float32)
-    return TransformersBackend(*loaded, batch_size=settings.batch_size, bf16=bf16, device=where)
+    return TransformersBackend(
+        *loaded, batch_size=settings.batch_size, bf16=bf16, device=where,
+        checkpoint_generation=settings.checkpoint_generation,
+    )  # fmt: skip
 
 
 def _from_checkpoint(kind: VLMType, folder: Path, card: VLMCard, settings: VLMSettings) -> VLMSettings:
