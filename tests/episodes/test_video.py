@@ -222,9 +222,9 @@ def test_a_video_that_is_turned_by_another_angle_is_refused(tmp_path, matrix):
     with VideoWriter(path, height=32, width=48, fps=10) as writer:
         writer.add(clip(3))
     set_matrix(path, *matrix)
-    with pytest.raises(DataError, match="no multiple of 90 degrees"):
+    with pytest.raises(DataError, match="not a multiple of 90 degrees"):
         decode_video(path, np.arange(3) / 10, fps=10)
-    with path.open("rb") as file, pytest.raises(DataError, match="no multiple of 90 degrees"):
+    with path.open("rb") as file, pytest.raises(DataError, match="not a multiple of 90 degrees"):
         serve_video(file, nframes=2, limits=MediaSettings())
 
 

@@ -16,9 +16,9 @@ from guerdon.models.tiny_vlm import IMAGE, VIDEO, build_image_processor, build_t
 from guerdon.models.vlm import VLMRewardModel, load_vlm, open_backend
 from guerdon.models.vlm_frames import limit_pixels
 from guerdon.models.vlm_prompts import (
-    GOES_ON_TRUE,
     NO,
     PROMPTS,
+    TRUE_CONTINUATION,
     YES,
     GenerationOptions,
     PromptTemplate,
@@ -328,7 +328,7 @@ def test_the_question_of_topreward_is_that_of_its_code(architecture, task):
     model = VLMRewardModel("true_logprob", VLMSettings(path="x", nframes=16), backend)
     (score,) = model.score([Episode(id="0", task=task, frames=episode(3).frames)])
     assert score.total == pytest.approx(float(expected), abs=1e-5)
-    assert backend.word_ids(GOES_ON_TRUE) == [token]
+    assert backend.word_ids(TRUE_CONTINUATION) == [token]
 
 
 def test_a_chat_template_that_swallows_pictures_is_refused(tmp_path):

@@ -34,14 +34,9 @@ _IMPLIED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 _FLAT = {"prm_model_name_or_path": "path", "prm_checkpoint_path": "adapter"}  # the keys of VLMShortForm
 
-_WRITTEN = {
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "seed",
-    "checkpoint_generation",
-    "allow_fallback",
-}  # keys of answers in text
+_WRITTEN = {  # keys of answers in text
+    "max_tokens", "temperature", "top_p", "seed", "checkpoint_generation", "allow_fallback"
+}  # fmt: skip
 _QUESTION = {"question", "input", "answer"}
 _WINDOW = {"window", "positive_reward", "negative_reward", "unclear_reward"}
 _IDLE: dict[VLMType, set[str]] = {  # keys that a kind does not have
