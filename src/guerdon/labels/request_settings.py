@@ -95,11 +95,7 @@ class AcceptedSettings:
                 others = [one for one in LIMITS if name in LIMITS and one not in {name, *self._instead}]
                 self._instead[name] = other = others[0] if others else None
             if sent[name] != {**NEUTRAL, **NEUTRAL_WARM}.get(name):  # an endpoint without these needs no neutral value
-                how = (
-                    f"it is sent as {other}"
-                    if other
-                    else "requests are sent without it, so the endpoint's value applies"
-                )
+                how = f"it is sent as {other}" if other else "it is left out, and the endpoint's own value applies"
                 log_line(f"{self._who} does not accept {name}: {how}")
         return self.fit(sent) != dict(sent)
 

@@ -193,7 +193,7 @@ class VLMRewardModel:
             name = s.prompt_name if self.kind == "qwen_vl" else default.get(self.kind, self.kind)
         prompt = find_prompt(name, answers=ANSWERS[self.kind])
         if (prompt.open or not prompt.chat) and s.backend != "transformers":
-            how = "ends inside the user's turn" if prompt.open else "goes without a chat template"
+            how = "ends inside the user's turn" if prompt.open else "has no chat template"
             raise ConfigError(f"the prompt {name!r} {how}; backend {s.backend} always writes the whole chat template")
         if options.prompt is None and prompt.answer != "completed" and "answer" in s.model_fields_set:
             raise ConfigError(f"reward.model.vlm: answer would do nothing with prompt {name}; remove it")

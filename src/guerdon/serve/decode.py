@@ -70,8 +70,7 @@ def not_read(head: bytes) -> str:
 def decode_text(text: bytes) -> bytes:
     """The bytes of a base64 text, or of a `data:` URL with one.
 
-    White space between the characters, the alphabet of URLs (`-_`), percent-encoding in a URL, and padding that was
-    left out are accepted.
+    White space, the URL-safe alphabet (`-_`), percent-encoding in a URL, and missing padding are accepted.
 
     Raises:
         DataError: it is not base64.
@@ -92,7 +91,7 @@ def decode_text(text: bytes) -> bytes:
     try:
         return binascii.a2b_base64(text, strict_mode=True)
     except binascii.Error as error:
-        raise DataError(f"it is no base64 text: {error}") from error
+        raise DataError(f"it is not a base64 text: {error}") from error
 
 
 def room(count: int, height: int, width: int, limits: MediaSettings) -> ByteArray:

@@ -248,7 +248,7 @@ def read_template(text: str) -> list[Turn] | None:
 
 
 def _given(turns: list[Turn]) -> list[Turn]:
-    """The turns of the conversation itself, without what a template is known to insert in front of it."""
+    """The turns without the system text that a known template inserts in front of a conversation."""
     role, said = turns[0]
     if role != "system" or len(turns) == 1:
         return turns
