@@ -1,13 +1,13 @@
-"""Calls of one model from several threads: one at a time, and those that wait meanwhile are made as one call.
+"""Calls of one model from several threads: they run one at a time, and waiting calls are merged into one.
 
-A forward pass switches adapters, attention and modes of the model, so two at a time would disturb each other. Every
-method that begins passes is `batched` or `alone`: the thread that comes first makes its call, and the others wait; then
-one of them makes a single call with the items of all that wait, which is faster than one call for each. A caller in a
-single thread pays for a lock and nothing else. A method may call others of its own object.
+A forward pass switches adapters, attention and modes of the model, so concurrent passes would interfere. Every method
+that runs forward passes is `batched` or `alone`. While one call runs, other threads wait; then one of them makes a
+single call with the items of all waiting calls, which is faster than one call for each. In a single thread the cost is
+that of a lock. A method may call other methods of its own object.
 
     class Model:
         @batched
-        def score(self, episodes): ...       # one result per episode, whatever else is in the call
+        def score(self, episodes): ...       # one result per episode, independent of the others
         @alone
         def learn(self, episodes): ...
 
@@ -30,7 +30,7 @@ from typing import Any, TypeVar, cast
 
 from guerdon.errors import DataError, GuerdonError, boundary
 
-MOST = 1024  # items of several calls in one
+MOST = 1024  # most items of a merged call
 _THREADS = ThreadPoolExecutor(64, "guerdon-calls")  # they wait most of the time
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -38,14 +38,14 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class _Call:
-    """A call that waits.
+    """A waiting call.
 
     Attributes:
-        method: what is called, with the object; its items come first.
-        items: one result belongs to each.
-        options: positional and named arguments behind the items.
-        results: once it was made.
-        single: it was tried with others and raised, so it is made by itself.
+        method: bound method; its first argument is the items.
+        items: the method returns one result for each.
+        options: positional and keyword arguments after the items.
+        results: None until the call was made.
+        single: a merged call with it raised, so it is made alone.
     """
 
     method: Callable[..., list[Any]]
@@ -60,15 +60,15 @@ class CallQueue:
 
     def __init__(self) -> None:
         self._free = threading.Condition()
-        self._owner: int | None = None  # the thread that makes a call
+        self._owner: int | None = None  # the thread whose call runs
         self._waiting: list[_Call] = []
 
     def __reduce__(self) -> tuple[type[CallQueue], tuple[()]]:
-        return CallQueue, ()  # a copy of the object has calls of its own
+        return CallQueue, ()  # a copy of the object gets a new queue
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """No other thread's call is made inside the block."""
+        """Run the block while no other thread's call runs."""
         if self._owner == threading.get_ident():
             yield
             return
@@ -79,9 +79,9 @@ class CallQueue:
             self._leave()
 
     def together(self, method: Callable[..., list[Any]], items: Sequence[Any], *given: Any, **named: Any) -> list[Any]:
-        """The results of a call, which is made with those of the same method and options that wait as well.
+        """The results of a call, merged with waiting calls of the same method and options.
 
-        What it raises is raised for the call that caused it alone.
+        An exception is raised only in the thread whose call caused it.
         """
         if self._owner == threading.get_ident():
             return method(items, *given, **named)
@@ -98,7 +98,7 @@ class CallQueue:
         return call.results
 
     def _enter(self, call: _Call | None) -> bool:
-        """Wait until no other thread makes a call; False: this one has been made meanwhile."""
+        """Wait until no other thread's call runs; False: another thread has made this call."""
         with self._free:
             if call is not None and call.results is None and not call.single:
                 self._waiting.append(call)
@@ -114,7 +114,7 @@ class CallQueue:
                     self._waiting.remove(call)
 
     def _next(self, call: _Call) -> list[_Call]:
-        """This call and those that are made with it, which wait no more."""
+        """This call and the waiting calls to merge with it, which are removed from the queue."""
         found, items = [call], len(call.items)
         if call.single:
             return found
@@ -134,7 +134,7 @@ class CallQueue:
 
 
 def _make(calls: Sequence[_Call]) -> None:
-    """Make several calls as one; where that raises, each is to be made by itself."""
+    """Make several calls as one; if that raises, mark each to be made alone."""
     items = [item for call in calls for item in call.items]
     given, named = calls[0].options
     try:
@@ -145,7 +145,7 @@ def _make(calls: Sequence[_Call]) -> None:
                 for call in calls:
                     call.results = [next(rest) for _ in call.items]
     except GuerdonError:
-        pass  # raised again, for the call that caused it
+        pass  # raised again by the single call that caused it
     finally:
         for call in calls:
             call.single = call.results is None
@@ -159,7 +159,7 @@ def calls_of(owner: Any) -> CallQueue:
 
 
 def batched(method: F) -> F:
-    """A method of items, with a result for each, that several threads may call: see the module."""
+    """Make a method thread-safe that takes items first and returns one result for each: see the module."""
     first = list(inspect.signature(method).parameters)[1]
 
     @wraps(method)
@@ -171,7 +171,7 @@ def batched(method: F) -> F:
 
 
 def alone(method: F) -> F:
-    """A method that changes its object, or is not made for several threads: it is called while no other one is."""
+    """Make a method thread-safe by running it while no other call of the object runs."""
 
     @wraps(method)
     def call(self: Any, *given: Any, **named: Any) -> Any:
@@ -182,9 +182,9 @@ def alone(method: F) -> F:
 
 
 async def in_thread(call: Callable[..., T], *given: Any, **named: Any) -> T:
-    """What `call` gives, called in a thread.
+    """The result of `call`, run in a thread.
 
-    As `asyncio.to_thread`, with more threads: as many calls as wait are made together.
+    As `asyncio.to_thread`, with more threads, so that more calls wait and are merged.
     """
     work = partial(copy_context().run, call, *given, **named)
     return await asyncio.get_running_loop().run_in_executor(_THREADS, work)

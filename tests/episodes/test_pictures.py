@@ -5,6 +5,7 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from guerdon.episodes.images import check_images, decode_images, file_type, rgb_frames, rgb_picture
 from guerdon.errors import DataError
@@ -43,7 +44,7 @@ def test_every_usual_layout_is_the_same_picture(given, expected):
     ("given", "message"),
     [
         (RGB.astype(np.uint16), "uint16"),
-        (GREY.astype(np.int32) * 100, "depth is no picture"),
+        (GREY.astype(np.int32) * 100, "depth is not a picture"),
         (RGB.astype(np.float32), r"from \S+ to 2\d\d"),
         (RGB / 255 - 0.2, "before they are normalised"),
         (np.full((1, 4, 4, 3), np.nan), "from nan to nan"),
@@ -144,7 +145,20 @@ def test_the_orientation_of_a_png_may_follow_its_pixels():
         check_images([late, file_of(upright.swapaxes(0, 1))])
 
 
-def test_unreadable_exif_data_turn_nothing():
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_the_orientation_may_be_xmp(kind):
+    upright = np.full((32, 48, 3), 90, np.uint8)
+    upright[:16, :16] = 200, 0, 0
+    xmp = '<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    text = PngInfo()
+    text.add_itxt("XML:com.adobe.xmp", xmp)
+    options = {"pnginfo": text} if kind == "PNG" else {"xmp": xmp.encode()}
+    blob = file_of(np.ascontiguousarray(stored(upright, 6)), kind, **options)
+    assert np.abs(decode_images([blob])[0].astype(int) - upright).mean() < 4
+    check_images([blob, file_of(upright)])
+
+
+def test_unreadable_exif_data_are_ignored():
     for kind in ("PNG", "WEBP"):
         assert decode_images([file_of(RGB[0], kind, exif=b"Exif\0\0garbage")]).shape == (1, 5, 7, 3)
 
@@ -188,7 +202,7 @@ CLEAR[2, 3, 3] = 254
         (b"\0\0\0\x18ftypmif1" + bytes(40), r"is a HEIF picture \(HEIC or AVIF\)"),
         (b"\0\0\0\x1cftypavif" + bytes(40), "is an AVIF picture: convert it"),
         (b"\0\0\0\x1cftypisom" + bytes(40), "is an MP4 video: convert it"),
-        (b"hello" * 10, "is no PNG, JPEG or WebP picture"),
+        (b"hello" * 10, "is not a PNG, JPEG or WebP picture"),
         (file_of(RGB[0])[:-30], "cannot be decoded"),
         (b"\xff\xd8\xff" + bytes(50), "cannot be decoded: it is a JPEG picture, but cut off"),
     ],

@@ -155,12 +155,21 @@ HEVC = f"log-level=none:lossless=1:pools=none:frame-threads=1:wpp=0:{OPEN}"
     ],
 )
 def test_an_episode_may_begin_anywhere_in_the_file_of_any_encoder(tmp_path, codec, options, muxer):
-    """A seek ends behind the target in 2 to 9 of the 31 starts of open groups."""
+    """A seek ends behind the target in 2 to 9 of the 31 starts of open groups.
+
+    Compared with all frames decoded in order: x265 stores wrong pixels in about 1 of 75 clips.
+    """
+    import av
+
     path = encoded(tmp_path / "clip.mp4", 31, codec, options, muxer)
-    frames = clip(31, height=64, width=64, level=3)
+    with av.open(str(path)) as container:
+        frames = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+    means = frames.mean((1, 2, 3))
+    assert len(frames) == 31
+    assert np.abs(means[:, None] - means)[~np.eye(31, dtype=bool)].min() > 1  # every frame shows which one it is
     for start in range(31):
         read = decode_video(path, np.arange(start, min(start + 3, 31)) / 10, fps=10)
-        assert np.abs(read.astype(int) - frames[start : start + 3]).max() <= 4, start
+        np.testing.assert_array_equal(read, frames[start : start + 3])
     assert declared_frames(path) in (31, 0)
 
 
@@ -222,9 +231,9 @@ def test_a_video_that_is_turned_by_another_angle_is_refused(tmp_path, matrix):
     with VideoWriter(path, height=32, width=48, fps=10) as writer:
         writer.add(clip(3))
     set_matrix(path, *matrix)
-    with pytest.raises(DataError, match="no multiple of 90 degrees"):
+    with pytest.raises(DataError, match="not a multiple of 90 degrees"):
         decode_video(path, np.arange(3) / 10, fps=10)
-    with path.open("rb") as file, pytest.raises(DataError, match="no multiple of 90 degrees"):
+    with path.open("rb") as file, pytest.raises(DataError, match="not a multiple of 90 degrees"):
         serve_video(file, nframes=2, limits=MediaSettings())
 
 

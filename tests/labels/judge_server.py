@@ -8,6 +8,8 @@ import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from local_server import running
+
 HANG, DROP, CUT = "hang", "drop", "cut"  # no reply; the connection ends; the reply ends half way
 
 
@@ -123,13 +125,8 @@ def openai(text):
 @contextmanager
 def judge_server(reply=all_right, script=()):
     """A running server."""
-    server = JudgeServer(reply, script)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.over.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with running(JudgeServer(reply, script)) as server:
+        try:
+            yield server
+        finally:
+            server.over.set()

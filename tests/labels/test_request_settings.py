@@ -1,9 +1,8 @@
 # ruff: noqa: E501 (replies of servers as they are)
-"""Endpoints that refuse settings: in the words of several servers, over real HTTP; what is left out, renamed, kept."""
+"""Endpoints that reject settings, with the error replies of several servers, over HTTP."""
 
 import json
 import threading
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -11,12 +10,13 @@ import pytest
 
 from guerdon.labels.append_log import Cache, Ledger
 from guerdon.labels.llm_client import HttpLLMClient, LLMRequest
-from guerdon.labels.request_settings import TakenSettings, refused_settings
+from guerdon.labels.request_settings import AcceptedSettings, refused_settings
 from guerdon.models.vlm_chat import OpenAIBackend
 from guerdon.models.vlm_prompts import PROMPTS, GenerationOptions, VLMReply, make_question
 from guerdon.settings.label import OpenAIJudgeSettings
 from guerdon.settings.vlm import EndpointSettings
 from guerdon.types import Failure
+from local_server import running
 
 
 def openai(name):
@@ -90,7 +90,7 @@ WORDS = [openai, azure, mistral, fastapi, xai, vllm, gemini, router, anthropic, 
 
 
 class Strict(ThreadingHTTPServer):
-    """Answers a request of which it takes all settings; refuses the first other one in words of its kind."""
+    """Answers requests without refused settings; rejects the first refused one with the given error reply."""
 
     daemon_threads = True
 
@@ -117,17 +117,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-@contextmanager
 def strict(words, *refused):
-    server = Strict(words, refused)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return running(Strict(words, refused))
 
 
 def backend(server, **given):
@@ -153,7 +144,7 @@ def test_settings_that_are_refused_by_name_are_left_out_or_renamed(words, capsys
         assert server.requests[-1].keys() == {"model", "messages", "max_completion_tokens"}
         assert server.requests[-1]["max_completion_tokens"] == 7
     said = capsys.readouterr().err.splitlines()
-    assert sorted(line.split("does not take ")[1].split(":")[0] for line in said) == [
+    assert sorted(line.split("does not accept ")[1].split(":")[0] for line in said) == [
         "max_tokens",
         "seed",
         "temperature",
@@ -224,8 +215,7 @@ def test_other_refusals_stay_errors(payload):
         assert len(server.requests) == 1
 
 
-def test_a_server_that_never_has_enough_is_left():
-    """It refuses what is no longer sent."""
+def test_a_server_that_keeps_rejecting_the_same_setting_ends_in_a_failure():
     with strict(lambda name: openai("temperature"), "model") as server:
         (found,) = backend(server).generate(questions(1), GenerationOptions(7))
         assert found.reason == "rejected"
@@ -234,9 +224,9 @@ def test_a_server_that_never_has_enough_is_left():
 
 @pytest.mark.parametrize("status", [401, 404, 429, 500])
 def test_only_a_refused_request_says_what_is_taken(status):
-    taken = TakenSettings("x")
-    assert not taken.learn({"temperature": 0.0}, status, openai("temperature")[1])
-    assert taken.fit({"temperature": 0.0}) == {"temperature": 0.0}
+    accepted = AcceptedSettings("x")
+    assert not accepted.learn({"temperature": 0.0}, status, openai("temperature")[1])
+    assert accepted.fit({"temperature": 0.0}) == {"temperature": 0.0}
 
 
 @pytest.mark.parametrize(

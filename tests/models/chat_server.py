@@ -6,7 +6,6 @@ import base64
 import io
 import json
 import threading
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 from PIL import Image
 
 from guerdon.models.vlm_prompts import FilledPrompt, GenerationOptions, Picture, PromptTemplate, Question, Video
+from local_server import running
 
 DROP, NOT_JSON = "drop", "not json"
 
@@ -113,15 +113,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-@contextmanager
 def serving(backend=None, script=()):
     """A running server."""
-    server = ChatServer(backend, script)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return running(ChatServer(backend, script))

@@ -64,6 +64,10 @@ def test_every_name_can_be_loaded():
         ({"model_type": "qwen_vl", "vlm": {**OPENAI, "path": "a"}}, "path would do nothing"),
         ({"model_type": "qwen_vl", "vlm": {"path": "a", "vllm": {}}}, "vllm would do nothing"),
         ({"model_type": "qwen_vl", "vlm": {"path": "a", "backend": "vllm", "batch_size": 2}}, "batch_size would do"),
+        (
+            {"model_type": "qwen_vl", "vlm": {"path": "a", "checkpoint_generation": True}},
+            "checkpoint_generation would do",
+        ),
         ({"model_type": "primo_r1", "vlm": {"path": "a", "top_p": 0.9}}, "top_p would do nothing with temperature 0"),
         ({"model_type": "qwen_vl", "vlm": {**OPENAI, "openai": {**ENDPOINT, "base_url": "x:1"}}}, "no address"),
         ({"model_type": "qwen_vl", "vlm": {"path": "a", "nframes": 129}}, "less than or equal to 128"),

@@ -13,12 +13,12 @@ from vlm_samples import FAMILIES, episode, tiny_backend, tiny_folder
 
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.models.tiny_vlm import IMAGE, VIDEO, build_image_processor, build_tokenizer, build_video_processor
-from guerdon.models.vlm import VLMRewardModel, load_vlm
+from guerdon.models.vlm import VLMRewardModel, load_vlm, open_backend
 from guerdon.models.vlm_frames import limit_pixels
 from guerdon.models.vlm_prompts import (
-    GOES_ON_TRUE,
     NO,
     PROMPTS,
+    TRUE_CONTINUATION,
     YES,
     GenerationOptions,
     PromptTemplate,
@@ -199,7 +199,7 @@ CHECKPOINT = {
 }  # fmt: skip
 
 
-def likeliest(backend, asked, count, ends):
+def likeliest(backend, asked, count, ends, never=()):
     """Greedy answers by hand: one forward pass for each token, with no cache."""
     batch = backend.inputs.batch([asked])
     written = []
@@ -208,7 +208,9 @@ def likeliest(backend, asked, count, ends):
             tail = torch.tensor([written], dtype=torch.int64)
             more = {"input_ids": tail, "attention_mask": torch.ones_like(tail), "mm_token_type_ids": tail.int() * 0}
             grown = {k: torch.cat([v, more[k]], 1) if k in more else v for k, v in batch.items()}
-            written.append(int(backend.model(**grown, use_cache=False).logits[0, -1].argmax()))
+            logits = backend.model(**grown, use_cache=False).logits[0, -1]
+            logits[list(never)] = -torch.inf
+            written.append(int(logits.argmax()))
     return [i for i in written if i not in ends], written[-1] in ends
 
 
@@ -240,6 +242,24 @@ def test_a_checkpoint_s_generation_config_changes_no_answer(tmp_path, architectu
         again = TransformersBackend(*read_vlm(folder), bf16=False, batch_size=2)
         assert backend.generate(asked, warm) == again.generate(asked, warm)
     assert backend.model.generation_config.repetition_penalty == 5.0
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_checkpoint_s_generation_config_applies_where_a_key_says_so(tmp_path, architecture):
+    """But for what has a key of its own: here the limit and the temperature."""
+    plain, asked = tiny_backend(architecture), question(seed=1)
+    ends = [plain.inputs.tokenizer.eos_token_id]
+    never = likeliest(plain, asked, 3, ends)[0]
+    shutil.copytree(tiny_folder(architecture), tmp_path, dirs_exist_ok=True)
+    config = {"suppress_tokens": never, "do_sample": True, "temperature": 9.0, "max_new_tokens": 2, "top_k": 1,
+              "num_return_sequences": 2, "return_dict_in_generate": True}  # fmt: skip
+    (tmp_path / "generation_config.json").write_text(json.dumps({**config, "eos_token_id": ends}))
+    settings = VLMSettings(path=str(tmp_path), bf16=False, answer="hard", checkpoint_generation=True)
+    backend = open_backend(settings)
+    (reply,) = backend.generate([asked], GenerationOptions(6))
+    assert reply.text == plain.inputs.tokenizer.decode(likeliest(plain, asked, 6, ends, never)[0])
+    assert backend.generate([asked], GenerationOptions(6, temperature=2.0)) == [reply]  # top_k has no key of its own
+    assert reply.text != plain.generate([asked], GenerationOptions(6))[0].text
 
 
 def test_other_families_and_broken_folders_are_refused(tmp_path):
@@ -308,7 +328,7 @@ def test_the_question_of_topreward_is_that_of_its_code(architecture, task):
     model = VLMRewardModel("true_logprob", VLMSettings(path="x", nframes=16), backend)
     (score,) = model.score([Episode(id="0", task=task, frames=episode(3).frames)])
     assert score.total == pytest.approx(float(expected), abs=1e-5)
-    assert backend.word_ids(GOES_ON_TRUE) == [token]
+    assert backend.word_ids(TRUE_CONTINUATION) == [token]
 
 
 def test_a_chat_template_that_swallows_pictures_is_refused(tmp_path):

@@ -21,6 +21,8 @@ from zlib import crc32
 
 import numpy as np
 
+from local_server import running
+
 ITEM_FAULTS = {
     "nan": lambda item: {**item, "score": float("nan")},
     "infinite": lambda item: {**item, "score": float("-inf")},
@@ -241,13 +243,8 @@ def _raw(fault, payload):
 @contextmanager
 def chaos_server(script=(), **options):
     """A running server."""
-    server = ChaosServer(script, **options)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.over.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with running(ChaosServer(script, **options)) as server:
+        try:
+            yield server
+        finally:
+            server.over.set()

@@ -269,6 +269,7 @@ def test_a_prompt_that_was_decoded_otherwise_or_cut_is_the_same_prompt(shown, an
         ("", ASKED, "does not begin"),
         (" 24", "   ", "does not begin"),
         ("hello " * 30, "oh, " + "hello " * 20, "several ways"),
+        pytest.param("a" * 10**6 + "c", "a" * 10**6 + "b", "several ways", id="a million candidates"),
     ],
 )
 def test_another_prompt_or_too_little_of_it_is_refused(shown, prompt, said):

@@ -2,7 +2,7 @@
 
 PNG is lossless, so frames come back bit for bit. Only PNG, JPEG and WebP are decoded, whatever the bytes claim to be,
 and never more pixels than `MAX_PIXELS`. Pictures are turned upright as their EXIF tag says; transparent ones are
-refused, because the colour behind them is unknown.
+refused, because their background is unknown.
 
     blobs = encode_png(frames_T_H_W_C)
     frames_T_H_W_C = decode_images(blobs)
@@ -30,7 +30,8 @@ _PNG_LEVEL = 3
 _FORMATS = ("PNG", "JPEG", "WEBP")
 _COLOURS = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK")  # Pillow's modes of these formats with 8 bits a channel
 _PNG = b"\x89PNG\r\n\x1a\n"
-_TURNING = (b"eXIf", b"Raw profile type", b"XML:com.adobe.xmp")  # marks of what may hold an orientation in a PNG
+_TURNING = (b"eXIf", b"Raw profile type", b"XML:com.adobe.xmp")  # chunks of a PNG that may hold an orientation
+_ORIENTED = {"exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp"}  # keys of `Image.info` with an orientation
 _TYPES = (
     (0, b"GIF8", "a GIF picture"), (0, b"II*\0", "a TIFF picture"), (0, b"MM\0*", "a TIFF picture"),
     (0, b"BM", "a BMP picture"), (4, b"jP  ", "a JPEG 2000 picture"), (4, b"JXL ", "a JPEG XL picture"),
@@ -61,7 +62,7 @@ def encode_png(frames_T_H_W_C: ByteArray) -> list[bytes]:
 
 
 def file_type(head: bytes) -> str:
-    """What the first 12 bytes show, in words: `a PNG picture`, `a HEIC picture`, `an MP4 video`; "" if unknown."""
+    """Name of the type of a file with these first 12 bytes, such as `a HEIC picture`; "" if unknown."""
     return next((name for at, mark, name in _TYPES if head[at : at + len(mark)] == mark), "")
 
 
@@ -81,14 +82,14 @@ def decode_images(blobs: Sequence[bytes | None]) -> ByteArray:
 
 
 def read_pictures(blobs: Sequence[bytes], what: str, room: Callable[[int, int, int], ByteArray]) -> ByteArray:
-    """Encoded pictures as RGB bytes, turned upright; the one place where files of pictures come in.
+    """Encoded pictures as RGB bytes, turned upright. All picture files are read here.
 
-    Of a JPEG with several pictures (MPO, as phones write) the first is read. CMYK is converted without its colour
-    profile.
+    The first picture of an MPO file (a JPEG with several, as phones write) is read. CMYK is converted without its
+    colour profile.
 
     Args:
         blobs: T pictures whose upright sizes are equal.
-        what: they are, for messages; followed by the number of the picture.
+        what: name of a picture in messages, before its number.
         room: an uninitialised array for (count, height, width), or a `DataError` if that breaks a limit.
 
     Returns:
@@ -105,7 +106,8 @@ def read_pictures(blobs: Sequence[bytes], what: str, room: Callable[[int, int, i
                 frames = room(len(blobs), image.height, image.width)
             elif {image.height, image.width} != set(frames.shape[1:3]):  # do not decode what will not fit
                 raise _other_size(f"{what} {t}", (image.height, image.width), frames.shape[1:3])
-            pixels = _upright_rgb(image, f"{what} {t}")
+            upright = _upright(image, f"{what} {t}")
+            pixels = np.asarray(upright if upright.mode == "RGB" else upright.convert("RGB"))
             if t == 0:
                 frames = frames.reshape(len(blobs), *pixels.shape)
             if pixels.shape != frames.shape[1:]:
@@ -117,7 +119,7 @@ def read_pictures(blobs: Sequence[bytes], what: str, room: Callable[[int, int, i
 
 
 def check_images(blobs: Sequence[bytes | None]) -> None:
-    """Refuse what `decode_images` refuses; a PNG whose checksums are right is not decoded for that.
+    """Refuse what `decode_images` refuses; a PNG with correct checksums is not decoded.
 
     Args:
         blobs: T encoded images of one episode.
@@ -138,7 +140,8 @@ def check_images(blobs: Sequence[bytes | None]) -> None:
                 or any(mark in blob for mark in _TURNING)
                 or not _verified(blob)
             ):
-                size = _upright_rgb(image, where).shape[:2]
+                upright = _upright(image, where)
+                size = (upright.height, upright.width)
         first = first or size
         if size != first:
             raise _other_size(where, size, first)
@@ -171,7 +174,7 @@ def _verified(blob: bytes) -> bool:
 
 
 def _open(blob: bytes, where: str) -> Image.Image:
-    """A picture of an accepted kind, of which the header is read."""
+    """A picture of an accepted type, with its header read."""
     if blob.startswith(_PNG) and blob[24:25] == b"\x10":  # Pillow would drop half of them
         raise DataError(
             f"{where} is a PNG of 16 bits a value; more than 8 bits hold depth or raw data, not a picture: write 8-bit "
@@ -183,28 +186,30 @@ def _open(blob: bytes, where: str) -> Image.Image:
         kind = file_type(blob[:12])
         if kind in _ACCEPTED:
             raise DataError(f"{where} cannot be decoded: it is {kind}, but cut off or corrupt") from error
-        kind = kind or "no PNG, JPEG or WebP picture"
+        kind = kind or "not a PNG, JPEG or WebP picture"
         raise DataError(f"{where} is {kind}: convert it to PNG, JPEG or WebP") from error
     if image.mode not in _COLOURS:
         raise DataError(f"{where} is of mode {image.mode}: convert it to 8-bit RGB")
     count = getattr(image, "n_frames", 1)
     if count != 1 and image.format != "MPO":
         animated = {"PNG": "PNG (APNG)", "WEBP": "WebP"}.get(str(image.format), image.format)
-        raise DataError(f"{where} is an animated {animated} of {count} pictures: give them one by one, or as MP4")
+        raise DataError(
+            f"{where} is an animated {animated} of {count} pictures: send its pictures one by one, or an MP4"
+        )
     return image
 
 
-def _upright_rgb(image: Image.Image, where: str) -> ByteArray:
-    """(H, W, 3) of an opened picture."""
+def _upright(image: Image.Image, where: str) -> Image.Image:
+    """An opened picture, decoded and turned upright; one with transparent pixels is refused."""
     image.load()
-    with suppress(SyntaxError):  # EXIF data that cannot be read turn nothing
-        ImageOps.exif_transpose(image, in_place=True)
+    if not _ORIENTED.isdisjoint(image.info):
+        with suppress(SyntaxError):  # unreadable EXIF data are ignored
+            ImageOps.exif_transpose(image, in_place=True)
     if image.has_transparency_data:
         image = image.convert("RGBA")
         if np.asarray(image.getchannel("A")).min() != 255:
             raise DataError(f"{where} has transparency: blend it over a background first")
-    pixels: ByteArray = np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
-    return pixels
+    return image
 
 
 def _other_size(where: str, size: Sequence[int], first: Sequence[int]) -> DataError:
@@ -227,7 +232,7 @@ def allocate(count: int, height: int, width: int) -> ByteArray:
 
 
 def rgb_frames(values_T: Any) -> ByteArray:
-    """Pictures in any of the usual layouts as RGB bytes; the one place where pictures of others come in.
+    """Pictures in any of the usual layouts as RGB bytes. All arrays of pictures are converted here.
 
     Args:
         values_T: T pictures of shape (H, W), or (H, W, C) or (C, H, W) with one (grey), three or four channels, of
@@ -262,7 +267,7 @@ def rgb_frames(values_T: Any) -> ByteArray:
             )
         found = np.rint(np.clip(found.astype(np.result_type(found, np.float32)), 0, 1) * 255).astype(np.uint8)
     elif found.dtype != np.uint8:
-        raise DataError(f"pictures must be uint8 or floats in [0, 1], not {found.dtype} (depth is no picture)")
+        raise DataError(f"pictures must be uint8 or floats in [0, 1], not {found.dtype}; depth is not a picture")
     found = np.repeat(found, 3, axis=-1) if found.shape[-1] == 1 else found[..., :3]
     return np.ascontiguousarray(found)
 

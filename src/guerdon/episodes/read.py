@@ -581,8 +581,9 @@ def _columns(table: pa.Table, info: Info, names: Iterable[str]) -> Columns:
             shape = tuple(info.features[name]["shape"])
             with boundary(DataError, f"column {name} is not of the declared shape {shape}"):
                 flat = _flat(table[name])
-                if flat.dtype == object and any(isinstance(value, str) for value in flat):
-                    raise DataError(f"column {name} holds text, such as {flat[0]!r}: write numbers or booleans")
+                words = [value for value in flat if isinstance(value, str)] if flat.dtype == object else []
+                if words:
+                    raise DataError(f"column {name} holds text, such as {words[0]!r}: write numbers or booleans")
                 columns[name] = flat.reshape(len(table), *(() if shape in ((), (1,)) else shape))
     return columns
 

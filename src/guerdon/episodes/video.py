@@ -107,25 +107,25 @@ def decode_video(path: Path, times_T: NDArray[Any], *, fps: float) -> ByteArray:
             if (picture.height, picture.width) != size or budget < 0:
                 raise DataError(f"{path}: frames change their size or come too densely")
             while done < len(times) and picture.time >= times[done]:
-                frames = _keep(frames, done, upright(_nearest(path, float(times[done]), fps, previous, picture)))
+                frames = keep_frame(frames, done, upright(_nearest(path, float(times[done]), fps, previous, picture)))
                 done += 1
             previous = picture
             if done == len(times):
                 break
         for t in range(done, len(times)):
-            frames = _keep(frames, t, upright(_nearest(path, float(times[t]), fps, previous)))
+            frames = keep_frame(frames, t, upright(_nearest(path, float(times[t]), fps, previous)))
     return frames
 
 
-def _keep(frames_T_H_W_C: ByteArray, t: int, pixels: ByteArray) -> ByteArray:
-    """The frames with one more, in the same memory; the first gives them their shape."""
+def keep_frame(frames_T_H_W_C: ByteArray, t: int, pixels: ByteArray) -> ByteArray:
+    """Write frame t into the array and return it, reshaped in place to the frame's (H, W, 3) when t is 0."""
     frames = frames_T_H_W_C.reshape(-1, *pixels.shape) if t == 0 else frames_T_H_W_C
     frames[t] = pixels
     return frames
 
 
 def is_frame(packet: Any) -> bool:
-    """Whether a packet holds a frame that is shown: what an edit list cuts off is decoded and discarded."""
+    """Whether a packet holds a displayed frame; frames outside the edit list are decoded and discarded."""
     return bool(packet.size) and not packet.is_discard
 
 
@@ -133,14 +133,14 @@ class UprightFrames:
     """Converts the frames of one stream to RGB, turned and mirrored as its display matrix says."""
 
     def __init__(self) -> None:
-        self._reformatter = require_av().video.reformatter.VideoReformatter()  # one for all: it has threads
+        self._reformatter = require_av().video.reformatter.VideoReformatter()  # reused: it owns threads
         self._turn: tuple[bool, int, int] | None = None
 
     def __call__(self, picture: Any) -> ByteArray:
         """(H, W, 3) of an `av.VideoFrame`.
 
         Raises:
-            DataError: the matrix turns it by other than multiples of 90 degrees.
+            DataError: the matrix rotates by an angle that is not a multiple of 90 degrees.
         """
         if self._turn is None:
             self._turn = _turn(picture)
@@ -154,7 +154,7 @@ def _turn(picture: Any) -> tuple[bool, int, int]:
     found = picture.side_data.get("DISPLAYMATRIX")
     matrix = None if found is None else np.frombuffer(bytes(found), np.int32).tolist()
     del found
-    gc.collect(0)  # side data and frame refer to each other, and would keep the frame's memory
+    gc.collect(0)  # side data and frame refer to each other, which would keep the frame in memory
     if matrix is None:
         return False, 1, 1
     a, b, _, c, d, *_ = matrix  # a point (x, y), y downwards, is shown at (a x + c y, b x + d y)
@@ -162,7 +162,9 @@ def _turn(picture: Any) -> tuple[bool, int, int]:
     if swapped:
         a, b, c, d = c, d, a, b
     if not a or not d or max(abs(b), abs(c)) > _STRAIGHT * min(abs(a), abs(d)):
-        raise DataError("its display matrix turns the video by no multiple of 90 degrees: encode it upright")
+        raise DataError(
+            "its display matrix rotates by an angle that is not a multiple of 90 degrees: encode it upright"
+        )
     return swapped, 1 if d > 0 else -1, 1 if a > 0 else -1
 
 

@@ -33,7 +33,7 @@ import httpx2
 from guerdon.config import dot_env
 from guerdon.errors import ConfigError, boundary
 from guerdon.labels.append_log import Cache, CallUsage, Ledger, content_key
-from guerdon.labels.request_settings import TakenSettings, neutral
+from guerdon.labels.request_settings import AcceptedSettings, neutral
 from guerdon.retry import (
     LOOPBACK,
     Attempt,
@@ -179,7 +179,7 @@ class HttpLLMClient:
         own = settings.url != settings.default_url and settings.api_key_env is None
         self._key = api_key(settings.api_key_env or settings.key_variable, required=not own)
         self._settings, self._cache, self._ledger = settings, cache, ledger
-        self._taken = TakenSettings(f"the judge {self.name}", settings.leave_out)
+        self._accepted = AcceptedSettings(f"the judge {self.name}", settings.leave_out)
         self._clock = clock or Clock()
         self._pool = RequestPool(
             Retry(settings.retries + 1), settings.concurrency, self._clock, per_minute=settings.requests_per_minute
@@ -233,7 +233,9 @@ class HttpLLMClient:
             return Attempt(Failure(BUDGET))
         reply = None
         try:
-            reply = send(self._settings, self._key, request, seconds=seconds, clock=self._clock, taken=self._taken)
+            reply = send(
+                self._settings, self._key, request, seconds=seconds, clock=self._clock, accepted=self._accepted
+            )
             answer = unusable(reply) or parse(reply)
         except HttpFailure as error:
             self._ledger.settle(reservation, None, failure=error.reason, billed=error.billed)
@@ -247,7 +249,7 @@ class HttpLLMClient:
         last = True
         if failure is not None:
             tries = (self._cache.get(key) or {}).get("tries", 0) + 1  # also those of a run that was cut off
-            same = request.temperature == 0 and not self._taken.left_out("temperature")
+            same = request.temperature == 0 and not self._accepted.left_out("temperature")
             last = tries >= (1 if same else min(PARSE_TRIES, self._settings.retries + 1))
             kept = {"reason": failure.reason, "detail": failure.detail, **({} if last else {"tries": tries})}
             kept |= {"refused": reply.text} if reply.stop == "end" else {}
@@ -322,7 +324,7 @@ def send(
     *,
     seconds: float = math.inf,
     clock: Clock | None = None,
-    taken: TakenSettings | None = None,
+    accepted: AcceptedSettings | None = None,
 ) -> LLMReply:
     """The reply to one request.
 
@@ -332,7 +334,7 @@ def send(
         request: what is sent.
         seconds: time limit, where it is below that of the settings.
         clock: what dates in a reply are compared with.
-        taken: which settings the endpoint takes.
+        accepted: which settings the endpoint accepts.
 
     Raises:
         HttpFailure: there is no reply that can be used.
@@ -342,7 +344,7 @@ def send(
     check = f"label.judge.model, base_url and the key in {settings.api_key_env or settings.key_variable}"
     payload = post_json(
         settings.url + path, headers, body, timeout=min(settings.timeout, seconds), clock=clock or Clock(),
-        who="the judge", check=check, taken=taken,
+        who="the judge", check=check, accepted=accepted,
     )  # fmt: skip
     try:
         reply = _anthropic_reply(payload) if settings.api == "anthropic" else _openai_reply(payload)
@@ -417,7 +419,7 @@ def post_json(
     clock: Clock,
     who: str,
     check: str,
-    taken: TakenSettings | None = None,
+    accepted: AcceptedSettings | None = None,
 ) -> Any:
     """The payload of a reply with status 200. Not to be called in an event loop.
 
@@ -429,7 +431,7 @@ def post_json(
         clock: what a date in `Retry-After` is compared with.
         who: the endpoint, for messages.
         check: what a user should look at where the address, the key or the model is wrong.
-        taken: which settings the endpoint takes; the request is sent again without those that it refuses by name.
+        accepted: which settings the endpoint accepts; the request is repeated without those it rejects by name.
 
     Raises:
         HttpFailure: no reply in time, no connection, another status, or a reply that is not JSON.
@@ -438,11 +440,11 @@ def post_json(
     address = _parsed(url)
     if address is None:
         raise ConfigError(f"{who}: {url!r} is no address; write http://host:port/v1 or https://...; check {check}")
-    sent = taken.fit(body) if taken else body
+    sent = accepted.fit(body) if accepted else body
     try:
         status, found, payload = asyncio.run(_post(address, headers, sent, timeout))
-        while taken and taken.learn(sent, status, payload):
-            sent = taken.fit(body)
+        while accepted and accepted.learn(sent, status, payload):
+            sent = accepted.fit(body)
             status, found, payload = asyncio.run(_post(address, headers, sent, timeout))
     except TimeoutError as error:
         raise HttpFailure("timeout", f"no reply within {timeout:g} s", billed=True) from error

@@ -1,13 +1,13 @@
-"""Settings of requests that some endpoints refuse: which of them an endpoint takes, learnt from its own words.
+"""Request settings that some endpoints reject: which ones an endpoint accepts, learned from its error replies.
 
-Endpoints of reasoning models refuse `max_tokens`, `temperature` and others with status 400. A setting that is refused
-by name is left out of all later requests to that endpoint; the limit of a reply is first tried under its other name. A
-refused value (a limit that is too large) is an error like any other.
+Endpoints of reasoning models reject `max_tokens`, `temperature` and others with status 400. A setting that is rejected
+by name is left out of all later requests to that endpoint; the token limit is first sent under its other name. A
+rejected value (a limit that is too large) is an error like any other.
 
-    taken = TakenSettings("the judge", leave_out=("top_p",))
-    body = taken.fit({"model": "m", "messages": [], "max_tokens": 64, "temperature": 0.0, "top_p": 1.0})
-    taken.learn(body, 400, {"error": {"message": "Unsupported parameter: 'max_tokens' ..."}})      # True: send again
-    taken.fit(body)                                                             # now with max_completion_tokens
+    accepted = AcceptedSettings("the judge", leave_out=("top_p",))
+    body = accepted.fit({"model": "m", "messages": [], "max_tokens": 64, "temperature": 0.0, "top_p": 1.0})
+    accepted.learn(body, 400, {"error": {"message": "Unsupported parameter: 'max_tokens' ..."}})   # True: send again
+    accepted.fit(body)                                                          # now with max_completion_tokens
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ _VALUE = re.compile(
     r"|[<>]=?|between|out of range|non-negative",
     re.IGNORECASE,
 )
-_OTHERS = re.compile(  # what follows names settings that are taken
+_OTHERS = re.compile(  # the names that follow are of accepted settings
     r"(?<!not )\b(allowed|supported|valid|accepted|available|permitted|expected) "
     r"(param\w*|fields|arguments|names|properties|keys|one of)\b|\bdid you mean\b|\buse\b",
     re.IGNORECASE,
 )
-_ECHOES = ("input", "ctx", "url", "request", "body")  # of an error, where servers repeat what was sent
+_ECHOES = ("input", "ctx", "url", "request", "body")  # fields of an error that repeat the request
 NEUTRAL = {"repetition_penalty": 1.0}
-"""What vLLM and SGLang otherwise take from the checkpoint's generation config, at any temperature ..."""
+"""Values that disable what vLLM and SGLang read from a checkpoint's generation config, at any temperature."""
 NEUTRAL_WARM = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
-"""... and at temperatures above 0."""
+"""The same for settings that matter above temperature 0."""
 
 
 def neutral(temperature: float) -> dict[str, Any]:
-    """Settings with which an endpoint that would apply a checkpoint's generation config does not apply it."""
+    """Settings that keep an endpoint from applying a checkpoint's generation config."""
     return {**NEUTRAL, **(NEUTRAL_WARM if temperature > 0 else {})}
 
 
-class TakenSettings:
-    """Which settings of requests an endpoint takes. Threads may share it.
+class AcceptedSettings:
+    """Which request settings an endpoint accepts. Thread-safe.
 
     Args:
         who: the endpoint, for messages.
@@ -70,13 +70,13 @@ class TakenSettings:
         return name in self._instead and self._instead[name] is None
 
     def fit(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """A request with what the endpoint takes, as far as that is known."""
+        """A request with the settings that the endpoint accepts, as far as known."""
         known = dict(self._instead)
         fitted = ((known.get(name, name), value) for name, value in body.items())
         return {name: value for name, value in fitted if name is not None and known.get(name, name) is not None}
 
     def learn(self, sent: Mapping[str, Any], status: int, payload: Any) -> bool:
-        """Read a refusal.
+        """Learn from an error reply.
 
         Args:
             sent: the request.
@@ -84,7 +84,7 @@ class TakenSettings:
             payload: of the reply.
 
         Returns:
-            Whether the same request would now be sent with other settings.
+            Whether `fit` now changes the request, so that it should be sent again.
         """
         if status not in (400, 422):
             return False
@@ -94,16 +94,14 @@ class TakenSettings:
                     continue
                 others = [one for one in LIMITS if name in LIMITS and one not in {name, *self._instead}]
                 self._instead[name] = other = others[0] if others else None
-            if sent[name] != {**NEUTRAL, **NEUTRAL_WARM}.get(
-                name
-            ):  # those have no effect where the endpoint lacks them
-                how = f"it is sent as {other}" if other else "requests are sent without it, and the endpoint decides"
-                log_line(f"{self._who} does not take {name}: {how}")
+            if sent[name] != {**NEUTRAL, **NEUTRAL_WARM}.get(name):  # an endpoint without these needs no neutral value
+                how = f"it is sent as {other}" if other else "it is left out, and the endpoint's own value applies"
+                log_line(f"{self._who} does not accept {name}: {how}")
         return self.fit(sent) != dict(sent)
 
 
 def refused_settings(payload: Any) -> set[str]:
-    """Settings of `OptionalSetting` that the payload of an error reply names as not supported."""
+    """Settings of `OptionalSetting` that an error reply names as not supported."""
     found: set[str] = set()
     for words, where in _complaints(payload):
         if _REFUSED.search(words) and not _VALUE.search(words):
@@ -119,7 +117,7 @@ def _named(text: str) -> set[str]:
 
 
 def _complaints(payload: Any) -> Iterator[tuple[str, str]]:
-    """Each message of an error reply with its codes, and the field that it says it is about, if it does."""
+    """Each message of an error reply with its codes, and the field that it concerns, if it names one."""
     if isinstance(payload, str):
         try:
             inner = json.loads(payload)

@@ -34,9 +34,9 @@ from guerdon.models.checkpoint import read_card, write_card
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, ParseStatus, Scale, joined_status
 from guerdon.models.verdict_parser import Choices, Completed, Numbers, parse_answer
 from guerdon.models.vlm_prompts import (
-    GOES_ON_TRUE,
     NO,
     TRUE,
+    TRUE_CONTINUATION,
     YES,
     Answer,
     Backend,
@@ -62,7 +62,7 @@ ANSWERS: dict[VLMType, tuple[Answer, ...]] = {
     "preference": ("preference",),
 }
 WIDEST = 200  # longer side of a frame over the shorter: more is refused by the models' image processors
-LEAST_SHARE = 1e-3  # of the probability that yes and no must have together
+LEAST_SHARE = 1e-3  # the least probability of yes and no together at which a soft answer counts
 LOWEST_LOG_PROB = -100.0  # below it, the logarithm of a probability is given as this
 _WORDS = {
     "trend": ("trend", {"positive": "positive", "negative": "negative", "unclear": "unclear"}),
@@ -158,14 +158,15 @@ class VLMRewardModel:
         return [read.value for read in self._ask(list(questions), self._plan)]
 
     def check_template(self) -> None:
-        """Refuse a chat template that refuses the questions; that of a server is not known.
+        """Render the questions with the model's chat template; the template of other backends is not known.
 
         Raises:
-            CheckpointError: it does.
+            CheckpointError: the template refuses a question.
         """
-        from guerdon.models.vlm_transformers import TransformersBackend
+        if self.settings.backend == "transformers":
+            from guerdon.models.vlm_transformers import TransformersBackend
 
-        if isinstance(self.backend, TransformersBackend):
+            assert isinstance(self.backend, TransformersBackend)
             asked: dict[bytes, Question] = {}
             self._keys(Episode(id="", task="do it", frames=np.zeros((2, 64, 64, 3), np.uint8)), self._plan, asked)
             for question in asked.values():
@@ -192,7 +193,7 @@ class VLMRewardModel:
             name = s.prompt_name if self.kind == "qwen_vl" else default.get(self.kind, self.kind)
         prompt = find_prompt(name, answers=ANSWERS[self.kind])
         if (prompt.open or not prompt.chat) and s.backend != "transformers":
-            how = "ends inside the user's turn" if prompt.open else "goes without a chat template"
+            how = "ends inside the user's turn" if prompt.open else "has no chat template"
             raise ConfigError(f"the prompt {name!r} {how}; backend {s.backend} always writes the whole chat template")
         if options.prompt is None and prompt.answer != "completed" and "answer" in s.model_fields_set:
             raise ConfigError(f"reward.model.vlm: answer would do nothing with prompt {name}; remove it")
@@ -236,7 +237,7 @@ class VLMRewardModel:
             return []
         s, answer = self.settings, plan.prompt.answer
         if answer == "true":
-            words = GOES_ON_TRUE if plan.prompt.open else TRUE
+            words = TRUE_CONTINUATION if plan.prompt.open else TRUE
             return [_true(found) for found in self.backend.word_log_probs(questions, (words,))]
         if answer == "completed" and (s.answer or "soft") == "soft":
             return [_yes(found) for found in self.backend.word_log_probs(questions, (YES, NO))]
@@ -306,7 +307,7 @@ def _unusable(episode: Episode) -> Failure | None:
 
 
 def _yes(found: WordLogProbs | Failure) -> _Read:
-    """p(yes) / (p(yes) + p(no)), where the model says one of them with a probability that is worth the name."""
+    """p(yes) / (p(yes) + p(no)), if both together have at least `LEAST_SHARE`."""
     if isinstance(found, Failure):
         return _Read(found)
     yes, no = float(found.log_probs[0]), float(found.log_probs[1])
@@ -340,7 +341,7 @@ class VLMCard:
         horizon: see `RewardInfo.progress_horizon`.
         label: meaning of a value, for reports.
         data_hash: of the training data.
-        transformers_version: whose processors made the inputs of training.
+        transformers_version: version of transformers whose processors made the training inputs.
     """
 
     asked: dict[str, Any]
@@ -458,7 +459,10 @@ def open_backend(settings: VLMSettings, device: str | torch.device | None = None
     where = resolve_device(device)
     bf16 = uses_bf16(settings.bf16, where)
     loaded = read_vlm(settings.path, settings.adapter, dtype=torch.bfloat16 if bf16 else torch.float32)
-    return TransformersBackend(*loaded, batch_size=settings.batch_size, bf16=bf16, device=where)
+    return TransformersBackend(
+        *loaded, batch_size=settings.batch_size, bf16=bf16, device=where,
+        checkpoint_generation=settings.checkpoint_generation,
+    )  # fmt: skip
 
 
 def _from_checkpoint(kind: VLMType, folder: Path, card: VLMCard, settings: VLMSettings) -> VLMSettings:

@@ -28,7 +28,7 @@ from guerdon.call_queue import alone
 from guerdon.errors import CheckpointError, GuerdonError, MissingDependencyError, boundary
 from guerdon.hub import check_folder, model_folder
 from guerdon.labels.llm_client import api_key, post_json
-from guerdon.labels.request_settings import TakenSettings, neutral
+from guerdon.labels.request_settings import AcceptedSettings, neutral
 from guerdon.models.vlm_frames import limit_pixels
 from guerdon.models.vlm_prompts import (
     ENDED,
@@ -69,7 +69,7 @@ class OpenAIBackend:
         self.settings = settings
         key = api_key(settings.api_key_env) if settings.api_key_env else None
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._taken = TakenSettings(f"the vision-language model {settings.model}", settings.leave_out)
+        self._accepted = AcceptedSettings(f"the vision-language model {settings.model}", settings.leave_out)
         self._pool = RequestPool(Retry(settings.retries + 1), settings.concurrency, clock or Clock(), settings.deadline)
 
     def generate(self, questions: Sequence[Question], options: GenerationOptions) -> list[VLMReply | Failure]:
@@ -110,8 +110,7 @@ class OpenAIBackend:
         try:
             found = post_json(
                 url, self._headers, payload, timeout=min(s.timeout, seconds), clock=self._pool.clock,
-                who="the vision-language model", check="vlm.openai",
-                taken=self._taken,
+                who="the vision-language model", check="vlm.openai", accepted=self._accepted,
             )  # fmt: skip
         except HttpFailure as error:
             return Attempt(Failure(error.reason, str(error)), again=error.again, retry_after=error.retry_after)

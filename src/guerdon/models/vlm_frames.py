@@ -70,7 +70,7 @@ def sample_frames(count: int, nframes: int) -> IntArray:
 
 
 def limit_pixels(frames_N_H_W_3: ByteArray, max_pixels: int) -> ByteArray:
-    """The same pictures, made smaller (bicubic) where they have more than `max_pixels` each; proportions stay."""
+    """The pictures, scaled down (bicubic, same proportions) if they have more than `max_pixels` each."""
     _, height, width, _ = frames_N_H_W_3.shape
     if height * width <= max_pixels:
         return frames_N_H_W_3

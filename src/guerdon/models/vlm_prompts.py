@@ -50,7 +50,7 @@ class PromptTemplate:
         scale: of an answer that is a number.
         max_tokens: default limit of the answer.
         chat: use the model's chat template; else plain text, which ends where the answer begins.
-        open: with a chat template: the user turn is not ended, the answer goes on with it.
+        open: with a chat template: the user turn is left open and the answer continues it.
     """
 
     name: str
@@ -164,15 +164,15 @@ def find_prompt(name: str, *, answers: tuple[Answer, ...]) -> PromptTemplate:
 
 YES, NO, TRUE = ("yes", "true", "1"), ("no", "false", "0"), ("true",)
 """Words that the first token of an answer may be."""
-GOES_ON_TRUE = (" True",)
-"""The token with which a text that ends in "The answer is:" goes on."""
+TRUE_CONTINUATION = (" True",)
+"""The token that continues a text ending in "The answer is:"."""
 ENDED = ("stop", "eos_token", "stop_sequence", "end_turn")
 """Finish reasons of an answer that ended by itself; any other, or none, means that it was cut off."""
 
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """One picture: (H, W, 3) uint8, and the most pixels that a model sees of it (None: as its processor says)."""
+    """One picture: (H, W, 3) uint8, and its pixel limit (None: that of the processor)."""
 
     pixels: ByteArray
     max_pixels: int | None = None
@@ -180,7 +180,7 @@ class Picture:
 
 @dataclass(frozen=True, eq=False)
 class Video:
-    """Frames in order of time: (N, H, W, 3) uint8, frames per second, and the most pixels seen of each frame."""
+    """Frames in order of time: (N, H, W, 3) uint8, frames per second, and the pixel limit of a frame."""
 
     frames: ByteArray
     fps: float
@@ -291,7 +291,7 @@ def make_question(
         prompt: the filled template.
         frames_T: (T, H, W, 3) uint8 up to the moment that is judged, which is the last.
         nframes: frames of a video, the first and the last among them.
-        max_pixels: pixels per frame above which the backend makes frames smaller.
+        max_pixels: pixels per frame above which the backend scales frames down.
         fps: frames of the video per second.
         video_as: one piece, or pictures one by one.
     """
@@ -311,5 +311,5 @@ def make_question(
 
 
 def matches_word(token: str, words: Sequence[str]) -> bool:
-    """Whether a token's text is one of these: of lower case words spaces and capitals aside, else exactly."""
+    """Whether a token's text equals one of the words, as it is or in lower case without surrounding spaces."""
     return token in words or token.strip(" \t\n▁Ġ").casefold() in words

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -282,6 +282,7 @@ class TransformersBackend:
         batch_size: questions per forward pass.
         bf16: compute in bfloat16; `auto`: where the hardware has it; False: answers do not depend on batches.
         device: None for the GPU when there is one.
+        checkpoint_generation: apply the model's generation config, except for what `GenerationOptions` sets.
     """
 
     def __init__(
@@ -292,12 +293,14 @@ class TransformersBackend:
         batch_size: int = 8,
         bf16: bool | Literal["auto"] = "auto",
         device: str | torch.device | None = None,
+        checkpoint_generation: bool = False,
     ) -> None:
         self.device = resolve_device(device)
         self.model = model.to(self.device)
         self.inputs = inputs
         self.batch_size = batch_size
         self.bf16 = uses_bf16(bf16, self.device)
+        self.checkpoint_generation = checkpoint_generation
         self._words: dict[tuple[str, ...], list[int]] = {}
         self._texts: list[str] | None = None
 
@@ -316,19 +319,20 @@ class TransformersBackend:
         from transformers import GenerationConfig
 
         ends, warm = set(self._ends), options.temperature > 0
-        sampling = {"temperature": options.temperature, "top_p": options.top_p, "top_k": 0} if warm else {}
+        top_k = (self.model.generation_config.top_k if self.checkpoint_generation else None) or 0
+        sampling = {"temperature": options.temperature, "top_p": options.top_p, "top_k": top_k} if warm else {}
         how = GenerationConfig(
             do_sample=warm, max_new_tokens=options.max_tokens, pad_token_id=self._pad, eos_token_id=self._ends,
-            **sampling,
+            num_return_sequences=1, return_dict_in_generate=False, **sampling,
         )  # fmt: skip
         out: list[VLMReply | Failure] = []
         for tensors in self._batches(questions):
             start = tensors["input_ids"].shape[1]
             with (
                 seeded(options.seed, self.device), torch.inference_mode(), self._precision(), quietly(),
-                _own_settings(self.model),
+                nullcontext() if self.checkpoint_generation else _own_settings(self.model),
             ):  # fmt: skip
-                written = self.model.generate(**tensors, generation_config=how)
+                written = self.model.generate(**tensors, generation_config=how, tokenizer=self.inputs.tokenizer)
             reads = tensors["attention_mask"].sum(1).tolist()
             for given, row, read in zip(tensors["input_ids"], written[:, start:].tolist(), reads, strict=True):
                 begun = opened_reasoning(self.inputs.tokenizer.decode(given[-40:]))

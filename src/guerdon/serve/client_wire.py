@@ -289,7 +289,7 @@ def _bytes(episode: Episode, info: RewardInfo, settings: RemoteSettings) -> int:
 
 
 def _json(fields: Mapping[str, Any]) -> bytes:
-    """A JSON body; half of a surrogate pair, which UTF-8 does not have, stays what it is by an escape."""
+    """A JSON body; half of a surrogate pair, which UTF-8 cannot encode, is written as an escape."""
     try:
         return json.dumps(fields, allow_nan=False, ensure_ascii=False).encode()
     except UnicodeEncodeError:

@@ -36,7 +36,7 @@ import numpy as np
 from PIL import ExifTags, Image
 
 from guerdon.episodes.images import allocate, file_type, read_pictures
-from guerdon.episodes.video import UprightFrames, is_frame, require_av
+from guerdon.episodes.video import UprightFrames, is_frame, keep_frame, require_av
 from guerdon.errors import DataError, GuerdonError, boundary
 from guerdon.models.vlm_frames import sample_frames, to_rgb_uint8
 from guerdon.settings.serve import MediaSettings
@@ -62,7 +62,7 @@ def sniff(head: bytes) -> str | None:
 
 
 def not_read(head: bytes) -> str:
-    """Why a file is refused whose first 12 bytes `sniff` does not know."""
+    """The reason for refusing a file, by its first 12 bytes, of which `sniff` knows no type."""
     kind = file_type(head)
     return f"it is {kind}, not" + _READ if kind else "it is not" + _READ
 
@@ -70,8 +70,7 @@ def not_read(head: bytes) -> str:
 def decode_text(text: bytes) -> bytes:
     """The bytes of a base64 text, or of a `data:` URL with one.
 
-    White space between the characters, the alphabet of URLs (`-_`), percent-encoding in a URL, and padding that was
-    left out are accepted.
+    White space, the URL-safe alphabet (`-_`), percent-encoding in a URL, and missing padding are accepted.
 
     Raises:
         DataError: it is not base64.
@@ -92,7 +91,7 @@ def decode_text(text: bytes) -> bytes:
     try:
         return binascii.a2b_base64(text, strict_mode=True)
     except binascii.Error as error:
-        raise DataError(f"it is no base64 text: {error}") from error
+        raise DataError(f"it is not a base64 text: {error}") from error
 
 
 def room(count: int, height: int, width: int, limits: MediaSettings) -> ByteArray:
@@ -198,16 +197,13 @@ def decode_video(file: BinaryIO, *, nframes: int | None, limits: MediaSettings) 
 
 
 def _keep(pictures: Any, frames_T_H_W_C: ByteArray, wanted_T: IntArray) -> ByteArray:
-    """The wanted pictures, turned upright, in the memory of the frames, whose sizes are those of the stream."""
+    """The wanted pictures, turned upright, written into the given array of the stream's size."""
     done, size, upright = 0, frames_T_H_W_C.shape[1:3], UprightFrames()
     for index, picture in enumerate(pictures):
         if picture.is_corrupt or (picture.height, picture.width) != size:
             raise DataError(f"picture {index} of the video is corrupt, or of another size than the first")
         if done < len(wanted_T) and index == wanted_T[done]:
-            pixels = upright(picture)
-            if done == 0:
-                frames_T_H_W_C = frames_T_H_W_C.reshape(-1, *pixels.shape)
-            frames_T_H_W_C[done] = pixels
+            frames_T_H_W_C = keep_frame(frames_T_H_W_C, done, upright(picture))
             done += 1
     if done < len(wanted_T):
         raise DataError(f"the video is cut off: {done} of {len(wanted_T)} frames could be decoded")

@@ -221,7 +221,8 @@ class Media:
     async def _blobs(self, request: dict[str, Any], blobs: Sequence[bytes], *, encoded: bool) -> ByteArray:
         sizes = [len(blob) for blob in blobs]
         most = self.limits.max_file_bytes
-        if sum(sizes) > (1.4 * most + 256 if encoded else most):  # with line breaks; the process counts what is decoded
+        # Base64 with line breaks is at most 1.4 times as long; the worker checks the decoded size.
+        if sum(sizes) > (1.4 * most + 256 if encoded else most):
             raise MediaRefused("bad_media", f"more than {most} bytes")
 
         def work() -> ByteArray:

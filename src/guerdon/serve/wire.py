@@ -176,9 +176,9 @@ async def read_body(request: Request, shape: type[M], *, empty: M | None = None)
 
 
 def _with_surrogates(body: bytes) -> Any:
-    """What a body holds that may have half of a surrogate pair, which pydantic's parser refuses; None: it has none.
+    """The parsed body if it may contain half of a surrogate pair, which pydantic's JSON parser refuses; else None.
 
-    A text with one is the failure of its item, not of the request.
+    Such a text makes its item fail, not the request.
     """
     if _SURROGATE.search(body):
         with suppress(ValueError, RecursionError):

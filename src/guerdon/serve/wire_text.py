@@ -52,7 +52,8 @@ _OPENING = re.compile(
     r"(?:<s>|<bos>|<BOS_TOKEN>|<\|begin_of_text\|>|<\|endoftext\|>|<\|end_of_text\|>|<｜begin▁of▁sentence｜>|\s)*"
 )
 _MARKS = re.compile(r"<extra_0>|[ \n]ки(?![^\W\d_])")  # Qwen2.5-Math-PRM, Math-Shepherd
-_SURE = 32  # characters of the end of a prompt, white space aside, that show it is that prompt which was cut
+_SURE = 32  # characters of the end of a prompt, without white space, that identify it where its beginning was cut off
+_TRIES = 64  # places of a prompt that may begin like the text; each is compared with the whole text
 _ROLES = {"model": "assistant", "chatbot": "assistant", "ipython": "tool"}
 
 
@@ -116,10 +117,10 @@ def cut(text: str, prompt: str | None = None) -> PromptResponse:
 
 
 def _behind(text: str, prompt: str) -> str:
-    """What follows a prompt in a text that begins with it, or with its end.
+    """The rest of a text after the prompt that it begins with, or after the end of that prompt.
 
     Raises:
-        CutError: it does not; or what it shows of the prompt is too little, or stands there in several ways.
+        CutError: the text begins with neither, with too few characters of the prompt, or the place is ambiguous.
     """
     at = text.find(prompt)
     if at >= 0 and _OPENING.fullmatch(text[:at]):
@@ -128,13 +129,14 @@ def _behind(text: str, prompt: str) -> str:
     shown, asked = ("".join(one.split()) for one in (text[opening:], prompt[own:]))
     begins = [0] if asked and shown.startswith(asked) else []
     at = 0 if begins else asked.find(shown[:_SURE], 1)
-    while at > 0 and len(asked) - at >= _SURE and len(begins) < 2:
+    tries = 0
+    while at > 0 and len(asked) - at >= _SURE and len(begins) < 2 and tries <= _TRIES:
         begins += [at] if shown.startswith(asked[at:]) else []
-        at = asked.find(shown[:_SURE], at + 1)
-    if len(begins) != 1:
+        at, tries = asked.find(shown[:_SURE], at + 1), tries + 1
+    if len(begins) != 1 or tries > _TRIES:
         raise CutError(
             "the text does not begin with its prompt, nor with its end"
-            if not begins
+            if not begins and tries <= _TRIES
             else "the text begins with the end of its prompt in several ways, so the response cannot be told apart"
         )
     count = len(asked) - begins[0]
@@ -246,7 +248,7 @@ def read_template(text: str) -> list[Turn] | None:
 
 
 def _given(turns: list[Turn]) -> list[Turn]:
-    """The turns of the conversation itself, without what a template is known to insert in front of it."""
+    """The turns without the system text that a known template inserts in front of a conversation."""
     role, said = turns[0]
     if role != "system" or len(turns) == 1:
         return turns

@@ -34,7 +34,9 @@ _IMPLIED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 _FLAT = {"prm_model_name_or_path": "path", "prm_checkpoint_path": "adapter"}  # the keys of VLMShortForm
 
-_WRITTEN = {"max_tokens", "temperature", "top_p", "seed", "allow_fallback"}  # keys of answers in text
+_WRITTEN = {  # keys of answers in text
+    "max_tokens", "temperature", "top_p", "seed", "checkpoint_generation", "allow_fallback"
+}  # fmt: skip
 _QUESTION = {"question", "input", "answer"}
 _WINDOW = {"window", "positive_reward", "negative_reward", "unclear_reward"}
 _IDLE: dict[VLMType, set[str]] = {  # keys that a kind does not have
@@ -139,6 +141,11 @@ class VLMSettings(Settings):
     temperature: float = Field(0.0, ge=0, description="of answers; 0: the likeliest token")
     top_p: float = Field(1.0, gt=0, le=1, description="of answers, with temperature above 0")
     seed: int = Field(0, ge=0, description="of answers, with temperature above 0")
+    checkpoint_generation: bool = Field(
+        False,
+        description="transformers: the checkpoint's generation_config.json is applied (repetition_penalty, num_beams, "
+        "...), except for max_tokens, temperature and top_p; false: only the tokens that end an answer",
+    )
     window: int = Field(5, ge=2, description="trend, preference: rows that are looked at together")
     positive_reward: float = Field(1.0, description="trend, preference: value of a change for the better")
     negative_reward: float = Field(-0.2, description="trend, preference: value of a change for the worse")
@@ -158,7 +165,7 @@ class VLMSettings(Settings):
         if self.backend != "vllm":
             refuse({"vllm"} & given, f"backend {self.backend}")
         if self.backend != "transformers":
-            refuse({"batch_size", "bf16", "fps"} & given, f"backend {self.backend}")
+            refuse({"batch_size", "bf16", "fps", "checkpoint_generation"} & given, f"backend {self.backend}")
         if self.temperature == 0:
             refuse({"top_p", "seed"} & given, "temperature 0")
         return self
