@@ -60,6 +60,7 @@ FILLED_IN = {
     "[...]": "[door-close]",
     "my_package:MyRobot-v0": "Pendulum-v1",
     "questions=questions.jsonl": "questions=tests/questions.jsonl",
+    "mine.parquet": "src/guerdon/evaluate/gate.parquet",
 }  # by a reader
 README = {  # the page is kept short: why these are not run
     "python3 -m venv .venv": "make env, with which the checks begin, does the same",
