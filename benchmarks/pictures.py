@@ -2,8 +2,8 @@
 
 Rows are what a data set (`decode_images`, `check_images`, `decode_video`), the server (its decoding process, and the
 whole way through `Media`), a vision-language model and vision-language-action policies do with pictures. Both versions
-get the same files. Each repetition starts a process for each version anew, because where a process has its memory
-changes times by a fifth; rows run in interleaved pairs, the first of a pair in turn, each the least of six blocks in
+get the same files. Each repetition starts a process for each version anew, because times of the same code differ from
+process to process; rows run in interleaved pairs, the first of a pair in turn, each the least of six blocks in
 alternation. Times are of computing on one thread, decoding processes included, so that another job on the machine
 disturbs them little.
 
