@@ -26,8 +26,8 @@ from guerdon.errors import DataError, MissingDependencyError, boundary
 from guerdon.types import ByteArray
 
 # Without mbtree, which looks ahead for what later frames copy: between key frames of two it finds nothing, and with
-# AVX-512 it adds memory that nobody wrote, so that equal frames gave other bytes now and then. Sizes and errors are about
-# those of crf 18 with it.
+# AVX-512 it adds memory that nobody wrote, so that equal frames gave other bytes now and then. Sizes and errors are
+# about those of crf 18 with it.
 _ENCODER = {"crf": "20", "g": "2", "bf": "0", "preset": "veryfast", "mbtree": "0"}
 
 BEGINNING = -(1 << 40)
