@@ -1,6 +1,7 @@
 """Pictures as environments and data sets hand them over."""
 
 import io
+import struct
 
 import numpy as np
 import pytest
@@ -132,6 +133,23 @@ def test_pictures_are_turned_upright(kind, orientation):
     assert np.abs(found[0].astype(int) - upright).max() <= (40 if kind in ("JPEG", "MPO") else 0)
     assert np.abs(found[0].astype(int) - upright).mean() < 4
     check_images([blob, file_of(upright)])
+
+
+@pytest.mark.parametrize("lost", [b"IDAT", b"IEND"])
+def test_a_check_refuses_what_reading_refuses(lost):
+    whole = png(RGB[0])
+    at = whole.index(lost) - 4
+    (size,) = struct.unpack_from(">I", whole, at)
+    found = []
+    for blob in (whole[:at] + whole[at + 12 + size :], whole[:at], whole[: at + 6], whole + b"more"):
+        for read in (check_images, decode_images):
+            try:
+                found.append(read([blob]) is None or "read")
+            except DataError:
+                found.append("refused")
+    if lost == b"IDAT":
+        assert found == ["refused"] * 6 + [True, "read"]
+    assert [x is True for x in found[::2]] == [x == "read" for x in found[1::2]]
 
 
 def test_the_orientation_of_a_png_may_follow_its_pixels():

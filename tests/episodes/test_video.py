@@ -147,7 +147,7 @@ HEVC = f"log-level=none:lossless=1:pools=none:frame-threads=1:wpp=0:{OPEN}"
 @pytest.mark.parametrize(
     ("codec", "options"),
     [
-        ("libx264", {"qp": "0", "bf": "3", "x264-params": f"{OPEN}:bframes=3"}),
+        ("libx264", {"qp": "4", "bf": "3", "x264-params": f"{OPEN}:bframes=3"}),  # qp 0 has no B frames
         ("libx264", {"qp": "0", "g": "250"}),
         ("libx265", {"x265-params": f"{HEVC}:bframes=4"}),
         ("libx265", {"x265-params": f"{HEVC}:keyint=25:bframes=16:b-pyramid=1"}),
@@ -261,6 +261,70 @@ def test_frames_before_the_start_of_a_cut_are_none(tmp_path, start, name):
     with path.open("rb") as file:
         sampled = serve_video(file, nframes=2, limits=MediaSettings())
     assert np.abs(sampled.astype(int) - frames[[0, -1]]).max() <= 4
+
+
+@pytest.mark.parametrize("muxer", [{}, {"movflags": "frag_keyframe+empty_moov"}])
+@pytest.mark.parametrize(
+    ("codec", "options"),
+    [
+        ("libx264", {"qp": "4", "bf": "3", "x264-params": f"{OPEN}:bframes=3"}),  # qp 0 has no B frames
+        ("libx265", {"x265-params": f"{HEVC}:bframes=3"}),
+        ("libx265", {"x265-params": f"{HEVC.replace('open-gop=1', 'open-gop=0')}:bframes=3"}),
+    ],
+)
+def test_frames_whose_references_a_cut_left_out_are_none(tmp_path, codec, options, muxer):
+    """A cut at the second key frame of an open group begins with frames that are shown before it and refer back."""
+    import av
+
+    whole, path = encoded(tmp_path / "clip.mp4", 36, codec, options, {}), tmp_path / "cut.mp4"
+    with av.open(str(whole)) as source:
+        frames = list(source.decode(video=0))
+        key = [index for index, frame in enumerate(frames) if frame.key_frame][1]
+        shown = np.stack([frame.to_ndarray(format="rgb24") for frame in frames[key:]])
+        source.seek(frames[key].pts, stream=source.streams.video[0])
+        packets = [packet for packet in source.demux(video=0) if packet.size]
+        before = sum(packet.pts < frames[key].pts for packet in packets)
+        assert bool(before) == ("open-gop=1" in str(options))
+        with av.open(str(path), "w", options=muxer) as target:
+            stream, first = target.add_stream_from_template(source.streams.video[0]), packets[0].dts
+            for packet in packets:
+                packet.pts, packet.dts, packet.stream = packet.pts - first, packet.dts - first, stream
+                target.mux(packet)
+    for nframes, rows in ((None, range(len(shown))), (3, [0, (len(shown) - 1) // 2, -1]), (1, [-1])):
+        with path.open("rb") as file:
+            assert np.array_equal(serve_video(file, nframes=nframes, limits=MediaSettings()), shown[list(rows)])
+
+
+def set_edits(path, *spans):
+    """Give a file of one track an edit list: spans of its media, (seconds from, seconds to), one after the other."""
+
+    def box(kind, content):
+        return struct.pack(">I4s", 8 + len(content), kind) + content
+
+    content = path.read_bytes()
+    end, start = content.index(b"moov") - 4, content.index(b"edts") - 4
+    assert end + struct.unpack_from(">I", content, end)[0] == len(content), "no place in the file moves"
+    unit = struct.unpack_from(">I", content, content.index(b"mdhd") + 16)[0]
+    (old,) = struct.unpack_from(">i", content, content.index(b"elst") + 16)
+    entries = [struct.pack(">IiI", round(1000 * (b - a)), round(unit * a) + old, 1 << 16) for a, b in spans]
+    edits = box(b"edts", box(b"elst", struct.pack(">II", 0, len(spans)) + b"".join(entries)))
+    grown = bytearray(content[:start] + edits + content[start + struct.unpack_from(">I", content, start)[0] :])
+    for kind in (b"moov", b"trak"):
+        at = grown.index(kind) - 4
+        (size,) = struct.unpack_from(">I", grown, at)
+        struct.pack_into(">I", grown, at, size + len(grown) - len(content))
+    path.write_bytes(bytes(grown))
+
+
+@pytest.mark.parametrize("spans", [[(0.5, 1.0), (2.0, 2.4)], [(2.0, 2.5), (0.5, 1.0)], [(0.5, 1.5), (1.2, 2.2)]])
+@pytest.mark.parametrize("options", [{"g": "250", "bf": "0"}, {"g": "12", "bf": "0"}])
+def test_edit_lists_may_join_and_repeat_parts_of_a_file(tmp_path, spans, options):
+    path = encoded(tmp_path / "clip.mp4", 30, "libx264", {"qp": "0", **options}, {"use_editlist": "1"})
+    set_edits(path, *spans)
+    rows = [row for a, b in spans for row in range(round(10 * a), round(10 * b))]
+    assert count_frames(path) == len(rows)
+    frames = clip(30, height=64, width=64, level=3)[rows]
+    assert np.abs(both_ways(path, len(rows)).astype(int) - frames).max() <= 4
 
 
 FROM, TO = (f"videos/observation.images.main/{end}_timestamp" for end in ("from", "to"))

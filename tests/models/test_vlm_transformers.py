@@ -195,7 +195,8 @@ CHECKPOINT = {
     "temperature": 0.1, "top_k": 1, "top_p": 0.01, "max_new_tokens": 2, "num_beams": 3,
     "bad_words_ids": [[40], [41], [42]],
     "forced_eos_token_id": 3, "suppress_tokens": list(range(30, 60)), "begin_suppress_tokens": list(range(100, 388)),
-    "sequence_bias": [[[70], 50.0]], "stop_strings": ["e"],
+    "sequence_bias": [[[70], 50.0]], "stop_strings": ["e"], "forced_bos_token_id": 5, "guidance_scale": 3.0,
+    "exponential_decay_length_penalty": [1, 9.0], "renormalize_logits": True, "encoder_repetition_penalty": 3.0,
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from architectures import build
 from safetensors.torch import load_file, save_file
 from tiny_models import oracle, random_batch
 
-from guerdon.errors import CheckpointError, ConfigError
+from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError
 from guerdon.models.sequence_classifier import SequenceClassifier
 from guerdon.models.text_load import load_text_model
 from guerdon.policies.text_files import load_policy, read_model, save_policy
@@ -72,6 +72,9 @@ def same(path, adapted, extra=()):
         {"init_lora_weights": "olora"},
         {"init_lora_weights": "orthogonal"},
         {"init_lora_weights": "gaussian"},
+        {"init_lora_weights": "eva", "eva_config": peft.EvaConfig()},
+        {"init_lora_weights": "mica"},
+        {"init_lora_weights": False},
         {"lora_bias": False, "bias": "none", "rank_pattern": {"q_proj": 5}, "alpha_pattern": {"v_proj": 3}},
         {"modules_to_save": ["embed_tokens"]},
         {"modules_to_save": ["lm_head"]},
@@ -139,6 +142,16 @@ def test_adapters_whose_base_was_changed_by_data_are_refused_by_name(tmp_path, m
     file = tmp_path / "adapter" / "adapter_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "init_lora_weights": made}))
     with pytest.raises(CheckpointError, match=f"init_lora_weights '{made}'.*path_initial_model_for_weight_conversion"):
+        read_model(path)
+
+
+def test_an_adapter_of_loftq_names_the_package_that_it_needs(tmp_path, monkeypatch):
+    model, tokenizer = start(tmp_path / "start")
+    path = saved(shaken(model, peft.LoraConfig(r=2, target_modules=["q_proj"])), tokenizer, tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "init_lora_weights": "loftq"}))
+    monkeypatch.setattr("guerdon.policies.adapter_files.find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match="pip install bitsandbytes"):
         read_model(path)
 
 

@@ -180,7 +180,7 @@ def test_smolvla_is_normalised_as_lerobot_does(mode, eps, tmp_path):
     assert (x - shift) / scale == pytest.approx(lerobot(mode, x, state, inverse=False, eps=eps), rel=1e-6, abs=1e-6)
     y = rng.normal(size=(5, 3))
     shift, scale = found.action
-    assert shift + scale * y == pytest.approx(lerobot(mode, y, numbers_of(0, 3), inverse=True), abs=1e-6)
+    assert shift + scale * y == pytest.approx(lerobot(mode, y, numbers_of(0, 3), inverse=True, eps=eps), abs=1e-6)
     assert found.modes == (mode, mode)
 
 

@@ -111,7 +111,7 @@ def part(url):
     "url",
     [
         "DATA:IMAGE/PNG;BASE64,", "data:image/png;charset=utf-8;base64,", "data:image/jpeg;base64,", "data:;base64,",
-        " data:image/*;name=a.png;base64,\n",
+        " data:image/*;name=a.png;base64,\n", "data:application/octet-stream;base64,",
     ],
 )  # fmt: skip
 def test_data_urls_of_any_usual_form(served, url):

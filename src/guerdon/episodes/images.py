@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import struct
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -30,7 +31,7 @@ _PNG_LEVEL = 3
 _FORMATS = ("PNG", "JPEG", "WEBP")
 _COLOURS = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK")  # Pillow's modes of these formats with 8 bits a channel
 _PNG = b"\x89PNG\r\n\x1a\n"
-_TURNING = (b"eXIf", b"Raw profile type", b"XML:com.adobe.xmp")  # chunks of a PNG that may hold an orientation
+_TURNING = (b"Raw profile type", b"XML:com.adobe.xmp")  # texts in a PNG that may hold an orientation, as eXIf does
 _ORIENTED = {"exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp"}  # keys of `Image.info` with an orientation
 _TYPES = (
     (0, b"GIF8", "a GIF picture"), (0, b"II*\0", "a TIFF picture"), (0, b"MM\0*", "a TIFF picture"),
@@ -134,12 +135,7 @@ def check_images(blobs: Sequence[bytes | None]) -> None:
             image = _open(blob, where)
             size: tuple[int, ...] = (image.height, image.width)
             allocate(len(blobs), *size)
-            if (
-                image.format != "PNG"
-                or image.has_transparency_data
-                or any(mark in blob for mark in _TURNING)
-                or not _verified(blob)
-            ):
+            if image.format != "PNG" or image.has_transparency_data or not _intact_upright(blob):
                 upright = _upright(image, where)
                 size = (upright.height, upright.width)
         first = first or size
@@ -164,13 +160,21 @@ def _present(blobs: Sequence[bytes | None]) -> list[bytes]:
     return [blob for blob in blobs if blob]
 
 
-def _verified(blob: bytes) -> bool:
-    """Whether every chunk of a PNG has its checksum."""
-    try:
-        Image.open(io.BytesIO(blob), formats=("PNG",)).verify()
-    except (SyntaxError, OSError, ValueError, struct.error):
-        return False
-    return True
+def _intact_upright(blob: bytes) -> bool:
+    """Whether every chunk of a PNG has its checksum, and none may hold an orientation."""
+    at, kind, kinds, view = len(_PNG), b"", set(), memoryview(blob)
+    while kind != b"IEND":
+        if len(blob) < at + 12:
+            return False
+        size, kind = struct.unpack_from(">I4s", blob, at)
+        end = at + 8 + size
+        if kind == b"eXIf" or blob.startswith(_TURNING, at + 8):
+            return False
+        if view[end : end + 4] != zlib.crc32(view[at + 4 : end]).to_bytes(4):
+            return False
+        at = end + 4
+        kinds.add(kind)
+    return b"IDAT" in kinds
 
 
 def _open(blob: bytes, where: str) -> Image.Image:

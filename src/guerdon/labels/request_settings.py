@@ -23,11 +23,11 @@ from guerdon.settings.label import LIMITS, OptionalSetting
 
 _OPTIONAL = get_args(OptionalSetting)
 _REFUSED = re.compile(
-    r"unsupported|not[ _]support|n't support|no longer support"
-    r"|(not|n't) (accept|allow|permit|recogni[sz]e|available|be set)"
-    r"|un(recogni[sz]ed|known|expected)[ _]|extra[ _](input|field|forbidden)|extraneous|additional propert|deprecated"
-    r"|cannot find field|only (the default|\S+ is (supported|allowed))|may only be set to"
-    r"|not a valid (field|param|arg)",
+    r"unsupported|not[ _]support|n't support|no longer support|unavailable|deprecated|been removed|fixed (to|at) "
+    r"|(not|n't) (an? |one of (the )?)?(accept|allow|permit|recogni[sz]e|available|expected|configurable|valid [fpa])"
+    r"|(not|n't) be (set|used|specified|changed|given)|(un(recogni[sz]ed|known|expected|permitted)|illegal)[ _]"
+    r"|invalid (field|param|arg)|extra[ _](input|field|forbidden)|extraneous|additional propert|cannot find field"
+    r"|only (the default|\S+ is (supported|allowed))|may only be set to|must be \S+ (for|with) this model",
     re.IGNORECASE,
 )
 _VALUE = re.compile(
@@ -40,6 +40,7 @@ _OTHERS = re.compile(  # the names that follow are of accepted settings
     r"(param\w*|fields|arguments|names|properties|keys|one of)\b|\bdid you mean\b|\buse\b",
     re.IGNORECASE,
 )
+_NOT_BOTH = re.compile(r"(not|n't) both\b|only one\b|mutually exclusive|\bboth\b.*(not|n't)\b", re.IGNORECASE)
 _ECHOES = ("input", "ctx", "url", "request", "body")  # fields of an error that repeat the request
 NEUTRAL = {"repetition_penalty": 1.0}
 """Values that disable what vLLM and SGLang read from a checkpoint's generation config, at any temperature."""
@@ -104,7 +105,9 @@ def refused_settings(payload: Any) -> set[str]:
     """Settings of `OptionalSetting` that an error reply names as not supported."""
     found: set[str] = set()
     for words, where in _complaints(payload):
-        if _REFUSED.search(words) and not _VALUE.search(words):
+        if _NOT_BOTH.search(words) and len(both := _named(words)) > 1:
+            found |= both - {"temperature", "max_completion_tokens"}
+        elif _REFUSED.search(words) and not _VALUE.search(words):
             shown, _, rest = words.partition(" instead of ")
             found |= _named(where) if where else _named(_OTHERS.split(shown, maxsplit=1)[0]) or _named(rest)
     return found

@@ -181,8 +181,8 @@ class VisionInputs:
         """Patches of a picture, (h * w, P), and its grid (1, h, w)."""
         processor = self.image_processor
         count = partial(processor.get_number_of_image_patches, *part.pixels.shape[:2])
-        size = _limited(processor, count, part.max_pixels, 1)
-        out = processor(images=[part.pixels], size=size, input_data_format="channels_last", return_tensors="pt")
+        limits = _limited(processor, count, part.max_pixels, 1)
+        out = processor(images=[part.pixels], input_data_format="channels_last", return_tensors="np", **limits)
         return _patches(out["pixel_values"], out["image_grid_thw"])
 
     def _video(self, part: Video) -> tuple[NDArray[np.float32], tuple[int, int, int]]:
@@ -193,24 +193,24 @@ class VisionInputs:
         count = partial(processor.get_num_of_video_patches, *frames.shape[:3])
         moments = -(-len(frames) // self._stride)
         per_frame = len(frames) if self.family == "qwen3_vl" else 1  # its limits are those of all frames together
-        size = _limited(processor, count, part.max_pixels, moments, per_frame)
+        limits = _limited(processor, count, part.max_pixels, moments, per_frame)
         with quietly():
             out = processor(
-                videos=[frames], size=size, do_sample_frames=False, do_convert_rgb=False,
-                input_data_format="channels_last", return_tensors="pt",
+                videos=[frames], do_sample_frames=False, do_convert_rgb=False, input_data_format="channels_last",
+                return_tensors="pt", **limits,
             )  # fmt: skip
-        return _patches(out["pixel_values_videos"], out["video_grid_thw"])
+        return _patches(out["pixel_values_videos"].numpy(), out["video_grid_thw"])
 
 
-def _patches(values: Tensor, grid: Tensor) -> tuple[NDArray[np.float32], tuple[int, int, int]]:
-    times, high, wide = (int(n) for n in grid[0])
-    return values.numpy().astype(np.float32, copy=False), (times, high, wide)
+def _patches(values: NDArray[Any], grid: Any) -> tuple[NDArray[np.float32], tuple[int, int, int]]:
+    times, high, wide = grid[0].tolist()
+    return values.astype(np.float32, copy=False), (times, high, wide)
 
 
 def _limited(
     processor: Any, count: Callable[[dict[str, Any]], int], max_pixels: int | None, moments: int, frames: int = 1
-) -> dict[str, int]:
-    """Limits of a processor with which a frame has at most `max_pixels` once its sides are whole patches.
+) -> dict[str, Any]:
+    """`size` of a call of a processor with which a frame has at most `max_pixels` once its sides are whole patches.
 
     Args:
         processor: of the family.
@@ -218,6 +218,9 @@ def _limited(
         max_pixels: of a frame; None: the processor's own limits. Less than the smallest patch gives that patch.
         moments: of the patches in time.
         frames: whose pixels the processor's limits count together.
+
+    Returns:
+        By name; empty where the processor's own limits do.
     """
     own = {name: int(processor.size[name]) for name in ("shortest_edge", "longest_edge")}
     limits = own
@@ -227,7 +230,7 @@ def _limited(
             break
         most = max(int(max_pixels * frames * 0.9**step), 1)
         limits = {name: min(value, most) for name, value in own.items()}
-    return limits
+    return {} if limits is own else {"size": limits}
 
 
 class LoadedVLM(NamedTuple):

@@ -14,13 +14,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from guerdon.errors import CheckpointError, boundary
+from guerdon.errors import CheckpointError, MissingDependencyError, boundary
 from guerdon.finite import load_weights
 from guerdon.hub import ADAPTER, check_folder, quietly, reading
 from guerdon.policies.adapters import import_peft
@@ -115,7 +116,7 @@ def read_adapter(model: Any, folder: Path, *, name: str = "default", trainable: 
 
     Raises:
         CheckpointError: there is no adapter, it cannot be read, or it does not fit.
-        MissingDependencyError: peft is not installed.
+        MissingDependencyError: peft, or what the adapter needs, is not installed.
     """
     peft = import_peft()
     with reading("the adapter", str(folder)):
@@ -143,7 +144,7 @@ def read_adapter(model: Any, folder: Path, *, name: str = "default", trainable: 
 
 
 def _check_kind(config: Mapping[str, Any], folder: Path) -> None:
-    """Refuse adapters that cannot be read."""
+    """Refuse adapters that cannot be read, or not without another package."""
     kind, made = str(config.get("peft_type")), changes_base(config)
     if kind in _UNREAD or config.get("megatron_config"):
         named = kind if kind in _UNREAD else "megatron_config"
@@ -156,6 +157,11 @@ def _check_kind(config: Mapping[str, Any], folder: Path) -> None:
         raise CheckpointError(
             f"the adapter {folder} was made with init_lora_weights {made!r}, which changed the weights under it by "
             f"{lost}, which the folder does not have: {_CONVERT}"
+        )
+    if made == "loftq" and find_spec("bitsandbytes") is None:
+        raise MissingDependencyError(
+            f"the adapter {folder} was made with init_lora_weights 'loftq', which needs bitsandbytes: pip install "
+            "bitsandbytes"
         )
 
 

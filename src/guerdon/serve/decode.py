@@ -27,8 +27,9 @@ import socket
 import struct
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, BinaryIO
 from urllib.parse import unquote_to_bytes
 
@@ -36,7 +37,7 @@ import numpy as np
 from PIL import ExifTags, Image
 
 from guerdon.episodes.images import allocate, file_type, read_pictures
-from guerdon.episodes.video import UprightFrames, is_frame, keep_frame, require_av
+from guerdon.episodes.video import BEGINNING, UprightFrames, is_frame, keep_frame, require_av
 from guerdon.errors import DataError, GuerdonError, boundary
 from guerdon.models.vlm_frames import sample_frames, to_rgb_uint8
 from guerdon.settings.serve import MediaSettings
@@ -187,16 +188,26 @@ def decode_video(file: BinaryIO, *, nframes: int | None, limits: MediaSettings) 
         seconds = max(_seconds(stream.duration, stream.time_base), _seconds(container.duration, 1e-6))
         if seconds > limits.max_video_s:
             raise DataError(f"the video claims {seconds:.0f} s, over {limits.max_video_s:g} s")
-        count = sum(is_frame(packet) for packet in container.demux(stream))
-        if count > _MOST_PACKETS or stream.frames > _MOST_PACKETS:
-            raise DataError(f"the video claims {max(count, stream.frames)} frames, over {_MOST_PACKETS}")
-        kept = count if nframes is None else min(count, nframes)
-        frames = room(kept, stream.height, stream.width, limits)
-        container.seek(0, stream=stream)
-        return _keep(container.decode(stream), frames, sample_frames(count, kept))
+        times, key = [], None  # of the frames, and of the first key frame
+        for packet in container.demux(stream):
+            key = packet.pts if key is None and packet.is_keyframe else key
+            if is_frame(packet):
+                times.append(packet.pts)
+            if max(len(times), stream.frames) > _MOST_PACKETS:
+                raise DataError(f"the video claims {max(len(times), stream.frames)} frames, over {_MOST_PACKETS}")
+        most = len(times) if nframes is None else nframes
+        check_room(min(len(times), most), stream.height, stream.width, limits)
+        container.seek(BEGINNING, stream=stream)
+        pictures = container.decode(stream)
+        first = next(pictures, None)
+        # where a cut begins with an open group, the frames shown before its key frame refer to ones that were left out
+        begin = None if first is None or key is None else min(first.pts, key)
+        count = len(times) if begin is None else sum(time >= begin for time in times)
+        frames = room(min(count, most), stream.height, stream.width, limits)
+        return _keep(chain([first] if first else [], pictures), frames, sample_frames(count, len(frames)))
 
 
-def _keep(pictures: Any, frames_T_H_W_C: ByteArray, wanted_T: IntArray) -> ByteArray:
+def _keep(pictures: Iterable[Any], frames_T_H_W_C: ByteArray, wanted_T: IntArray) -> ByteArray:
     """The wanted pictures, turned upright, written into the given array of the stream's size."""
     done, size, upright = 0, frames_T_H_W_C.shape[1:3], UprightFrames()
     for index, picture in enumerate(pictures):

@@ -31,7 +31,7 @@ _TASK = ("performing the task: ", ". You are given")
 _TREND = re.compile(r"\bpositive, negative, or unclear\b")
 _VIEWS = re.compile(r"\btwo synchronized\b")
 _WORDS = re.compile(r"\b(positive|negative|unclear)\b")
-_DATA_URL = re.compile(r"\s*data:(?:image/[^;,]*)?;", re.IGNORECASE)
+_DATA_URL = re.compile(r"\s*data:(?:image/[^;,]*|application/octet-stream)?;", re.IGNORECASE)
 routes = APIRouter(tags=["chat"], responses=ERRORS)
 
 

@@ -127,7 +127,8 @@ def smolvla_statistics(
             low, high = ((f"{feature}.{name}", value) for name, value in numbers.items())
             low = ("zero", np.zeros(size)) if mode == "MEAN_STD" else low
             _check_order(low, high, np.ones(size, np.bool_), one.file, action=kind == "ACTION")
-        pairs.append(affine(mode, numbers, size, eps=_EPS if kind == "ACTION" else one.eps))
+        unused = kind == "ACTION" and mode == "MEAN_STD"  # LeRobot multiplies by the deviation alone
+        pairs.append(affine(mode, numbers, size, eps=_EPS if unused else one.eps))
         modes.append(mode)
     return Statistics(pairs[0], pairs[1], (modes[0], modes[1]))
 
