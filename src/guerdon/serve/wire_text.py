@@ -19,7 +19,15 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from guerdon.episodes.chats import ChatError, chat_messages, context_of, question_of, split_answer, tool_schemas
+from guerdon.episodes.chats import (
+    ChatError,
+    NoResponseError,
+    chat_messages,
+    context_of,
+    question_of,
+    split_answer,
+    tool_schemas,
+)
 from guerdon.types import Failure, Message, Tool
 
 Turn = tuple[str, str]
@@ -201,13 +209,15 @@ def turns_as_messages(turns: Sequence[Turn]) -> tuple[Message, ...]:
 
 @contextmanager
 def cutting() -> Iterator[None]:
-    """Makes what is wrong with a conversation a `CutError`."""
+    """Makes what is wrong with a conversation a `CutError`; one without an answer keeps its reason."""
     try:
         yield
     except CutError:
         raise
     except ChatError as error:
-        raise CutError(str(error)) from error
+        cut_error = CutError(str(error))
+        cut_error.reason = error.reason if isinstance(error, NoResponseError) else cut_error.reason
+        raise cut_error from error
 
 
 def read_prompt(text: str) -> list[Turn] | None:
