@@ -157,7 +157,20 @@ def test_a_question_that_cannot_be_read_is_no_number(given, served):
     assert (reply.status_code, reply.json()["error"]["code"]) == (422, "failed_measurement"), reply.text
 
 
-def test_a_compressed_body_is_refused_by_its_encoding(served):
+@pytest.mark.parametrize("encodings", [["gzip"], ["deflate"], ["br"], ["zstd"], ["identity", "gzip"], ["X-GZIP"]])
+def test_a_compressed_body_is_refused_by_its_encoding(encodings, served):
     client, _ = served
-    reply = client.post("/verify", content=gzip.compress(b"{}"), headers={"content-encoding": "gzip"})
+    headers = [("content-encoding", encoding) for encoding in encodings]
+    reply = client.post("/verify", content=gzip.compress(b"{}"), headers=headers)
     assert (reply.status_code, reply.json()["error"]["code"]) == (415, "unsupported_media_type")
+    assert encodings[-1].lower() in reply.json()["error"]["message"]
+    plain = [("content-encoding", encoding) for encoding in ("identity", "Identity")]
+    body = {"responses_create_params": {"input": "q"}, "response": {"output": [message("8")]}}
+    assert client.post("/verify", json=body, headers=plain).status_code == 200
+
+
+@pytest.mark.parametrize("body", [{}, [], {"responses_create_params": 5, "response": {}}, {"response": {"output": []}}])
+def test_a_body_of_another_shape_says_what_is_wrong(body, served):
+    client, _ = served
+    reply = client.post("/verify", json=body)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (422, "invalid_request")

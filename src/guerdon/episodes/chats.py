@@ -147,7 +147,7 @@ def text_of(content: Any, where: str = "a message") -> str:
         return content
     parts = content if isinstance(content, list | tuple) else []
     kinds = [part.get("type") if isinstance(part, Mapping) else type(part).__name__ for part in parts]
-    other = next((f", not of type {str(kind)[:40]}" for kind in kinds if kind not in _TEXTS), "")
+    other = next((f", not of type {str(kind)[:40]!r}" for kind in kinds if kind not in _TEXTS), "")
     texts = [] if other else [part.get("text") for part in parts]
     if not texts or not all(isinstance(text, str) for text in texts):
         raise ChatError(f"{where}: content must be a string, or parts of type text{other}")

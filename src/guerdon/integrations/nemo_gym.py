@@ -7,17 +7,22 @@ A reward that could not be measured is a 422 with the reason, never a number.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
 from guerdon.call_queue import in_thread
+from guerdon.episodes.chats import LoneSurrogateError, check_characters
 from guerdon.errors import RewardFailure
 from guerdon.integrations.text import TextScorer, numbers
+from guerdon.serve.app import validation_error
 from guerdon.serve.errors import error_body
+from guerdon.serve.middleware import encoding_problem
 
 
 class SeedSession(BaseModel):
@@ -43,12 +48,12 @@ class VerifyRequest(BaseModel):
 def build_app(scorer: TextScorer) -> FastAPI:
     """The server. It has no token of its own: bind it to the loopback interface, or put a proxy in front of it."""
     app = FastAPI(title="guerdon for NeMo-Gym")
+    app.add_exception_handler(RequestValidationError, validation_error)
 
     @app.middleware("http")
     async def uncompressed(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-        if request.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
-            told = "the body has a content encoding: send it uncompressed"
-            return JSONResponse(error_body(told, 415, "unsupported_media_type"), status_code=415)
+        if (problem := encoding_problem(request.headers)) is not None:
+            return JSONResponse(error_body(problem, 415, "unsupported_media_type"), status_code=415)
         return await answer(request)
 
     @app.post("/seed_session")
@@ -58,12 +63,14 @@ def build_app(scorer: TextScorer) -> FastAPI:
     @app.post("/verify", response_model=None)
     async def verify(body: VerifyRequest) -> dict[str, Any] | JSONResponse:
         prompt, answer = _exchange(body.responses_create_params, body.response.get("output"))
-        tools = body.responses_create_params.get("tools")
+        tools, row = body.responses_create_params.get("tools"), body.model_dump()
         try:
+            check_characters(json.dumps(row, ensure_ascii=False))  # it is returned in UTF-8
             (reward,) = await in_thread(lambda: numbers(scorer.rewards([prompt], [answer], [tools])))
-        except RewardFailure as failure:
-            return JSONResponse(error_body(failure.reasons[0], 422, "failed_measurement"), status_code=422)
-        return {**body.model_dump(), "reward": reward}
+        except (RewardFailure, LoneSurrogateError) as error:
+            reason = error.reasons[0] if isinstance(error, RewardFailure) else f"{error.reason}: {error}"
+            return JSONResponse(error_body(reason, 422, "failed_measurement"), status_code=422)
+        return {**row, "reward": reward}
 
     return app
 
