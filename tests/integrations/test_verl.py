@@ -275,7 +275,7 @@ def test_verls_own_reward_managers_get_the_rewards_and_no_number_where_one_is_mi
     failed = next(iter(FAILED))
     with pytest.raises(RewardFailure, match=FAILED[failed]):
         paid_by(name, compute_score, rows_of_verl([0, failed]))
+    data = rows_of_verl([0])
+    data.non_tensor_batch["extra_info"][0] = {}
     with pytest.raises(ConfigError, match=r"extra_info\.question"):
-        data = rows_of_verl([0])
-        data.non_tensor_batch["extra_info"][0] = {}
         paid_by(name, compute_score, data)
