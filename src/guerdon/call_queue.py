@@ -173,7 +173,7 @@ def same(one: Any, other: Any) -> bool:
 def calls_of(owner: Any) -> CallQueue:
     """The queue of an object."""
     try:
-        own = vars(owner)
+        own: dict[str, CallQueue] = vars(owner)
         return own.get("_calls") or own.setdefault("_calls", CallQueue())
     except (TypeError, AttributeError):  # it has `__slots__`, or is a class or a module
         return _WITHOUT_ATTRIBUTES.setdefault(id(owner), CallQueue())
