@@ -5,9 +5,13 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
+import torch
 
-from guerdon.call_queue import MOST, alone, batched, calls_of
+from guerdon.call_queue import MOST, alone, batched, calls_of, same
+from guerdon.evaluate.scores import score_episodes
+from guerdon.types import Episode, RewardInfo, Score
 
 
 class Squares:
@@ -82,6 +86,68 @@ def test_other_options_are_another_call():
     found = together(model, [one(2), one(2, power=3), one(2), one(3, power=3), one(3)])
     assert found == [[4], [8], [4], [27], [9]]
     assert sorted(len(items) for items, _ in model.calls) == [1, 2, 2]
+
+
+class Options:
+    def __eq__(self, other):
+        raise ValueError("cannot be compared")
+
+
+def test_options_that_cannot_be_compared_are_other_calls():
+    weights = np.array([1.0, 2.0])
+    given = [
+        2,
+        torch.tensor([2]),
+        torch.tensor([3]),
+        np.array(2),
+        np.ones(3),
+        weights,
+        weights,
+        Options(),
+        True,
+        1,
+        1.0,
+    ]
+    model = Squares(others=len(given) - 1)
+    found = together(model, [one(3.0, power=2), *(one(3.0, power=2, name=name) for name in given[1:])])
+    assert found == [[9.0]] * len(given)
+    assert sorted(len(items) for items, _ in model.calls) == [1] * (len(given) - 2) + [2]  # those of the same array
+
+
+def test_what_is_the_same_for_certain():
+    info = RewardInfo("a", (0.0, 1.0))
+    equal = [
+        (1, 1),
+        ("a", "a"),
+        ([1, {"a": (2,)}], [1, {"a": (2,)}]),
+        (info, RewardInfo("a", (0.0, 1.0))),
+        (None, None),
+    ]
+    assert all(same(*pair) for pair in equal)
+    arrays = (np.ones(1), np.ones(1)), (torch.ones(1), torch.ones(1)), ([np.ones(2)], [np.ones(2)])
+    other = [(1, True), (1, 1.0), ("a", b"a"), ((1,), [1]), ((1,), (1, 2)), ({"a": 1}, {"b": 1}), *arrays]
+    assert not any(same(*pair) for pair in [*other, (info, RewardInfo("a", (0.0, 2.0))), (Options(), Options())])
+
+
+def test_a_batched_score_is_still_called_together_by_hosts():
+    class Counts:
+        info = RewardInfo("counts", (0.0, 100.0), granularity="total", modality="text", frames_needed=0)
+        begun, calls = threading.Event(), []
+
+        @batched
+        def score(self, episodes):
+            self.calls.append(len(episodes))
+            self.begun.set()
+            while len(self.calls) == 1 and len(calls_of(self)._waiting) < 9:
+                os.sched_yield()
+            return [Score(total=float(len(one.texts))) for one in episodes]
+
+    def scored(model):
+        return score_episodes(model, [Episode(id="", task="q", texts=("a",))])[0].total
+
+    model = Counts()
+    assert together(model, [scored] * 10) == [1.0] * 10
+    assert model.calls == [1, 9]
 
 
 def test_a_call_that_raises_spoils_no_other():

@@ -3,13 +3,16 @@
 A forward pass switches adapters, attention and modes of the model, so concurrent passes would interfere. Every method
 that runs forward passes is `batched` or `alone`. While one call runs, other threads wait; then one of them makes a
 single call with the items of all waiting calls, which is faster than one call for each. In a single thread the cost is
-that of a lock. A method may call other methods of its own object.
+that of a lock. A method may call other methods of its own object. A method that needs no protection is `concurrent`.
+`guerdon.evaluate.scores.score_episodes` calls a `score` without any of these decorators one at a time.
 
     class Model:
         @batched
         def score(self, episodes): ...       # one result per episode, independent of the others
         @alone
         def learn(self, episodes): ...
+        @concurrent
+        def describe(self): ...
 
     with ThreadPoolExecutor(64) as pool:
         scores = list(pool.map(lambda one: model.score([one])[0], episodes))     # two calls or a few, not 64
@@ -24,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
@@ -32,6 +35,7 @@ from guerdon.errors import DataError, GuerdonError, boundary
 
 MOST = 1024  # most items of a merged call
 _THREADS = ThreadPoolExecutor(64, "guerdon-calls")  # they wait most of the time
+_WITHOUT_ATTRIBUTES: dict[int, CallQueue] = {}  # queues of objects that cannot hold their own, by `id`
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
@@ -120,7 +124,7 @@ class CallQueue:
             return found
         with self._free:
             for other in self._waiting:
-                alike = not other.single and other.method == call.method and other.options == call.options
+                alike = not other.single and other.method == call.method and same(other.options, call.options)
                 if alike and items + len(other.items) <= MOST:
                     found.append(other)
                     items += len(other.items)
@@ -151,11 +155,28 @@ def _make(calls: Sequence[_Call]) -> None:
             call.single = call.results is None
 
 
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are equal for certain; arrays, tensors and objects of other kinds only if they are one."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if is_dataclass(one) and not isinstance(one, type):
+        return all(same(getattr(one, field.name), getattr(other, field.name)) for field in fields(one))
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+    return isinstance(one, str | bytes | int | float) and one == other
+
+
 def calls_of(owner: Any) -> CallQueue:
     """The queue of an object."""
-    own = vars(owner)
-    found: CallQueue | None = own.get("_calls")
-    return own.setdefault("_calls", CallQueue()) if found is None else found
+    try:
+        own: dict[str, CallQueue] = vars(owner)
+        return own.get("_calls") or own.setdefault("_calls", CallQueue())
+    except (TypeError, AttributeError):  # it has `__slots__`, or is a class or a module
+        return _WITHOUT_ATTRIBUTES.setdefault(id(owner), CallQueue())
 
 
 def batched(method: F) -> F:
@@ -167,7 +188,7 @@ def batched(method: F) -> F:
         items, *options = given or (named.pop(first),)
         return calls_of(self).together(method.__get__(self), items, *options, **named)
 
-    return cast(F, call)
+    return concurrent(cast(F, call))
 
 
 def alone(method: F) -> F:
@@ -178,7 +199,13 @@ def alone(method: F) -> F:
         with calls_of(self).alone():
             return method(self, *given, **named)
 
-    return cast(F, call)
+    return concurrent(cast(F, call))
+
+
+def concurrent(method: F) -> F:
+    """Declare that a method may run in several threads at the same time."""
+    method.thread_safe = True  # type: ignore[attr-defined]
+    return method
 
 
 async def in_thread(call: Callable[..., T], *given: Any, **named: Any) -> T:

@@ -180,7 +180,7 @@ class RewardInfo:
 
 @runtime_checkable
 class RewardModel(Protocol):
-    """Scores episodes. Guerdon's own models may be called from several threads (`load_reward_model`)."""
+    """Scores episodes. Guerdon's own models may be called from several threads; others are called one at a time."""
 
     @property
     def info(self) -> RewardInfo:

@@ -58,12 +58,25 @@ def test_messages_are_brought_into_one_form():
         ([{"role": "user", "content": "x", "tool_calls": [{"name": "f"}]}], "only the assistant calls tools"),
         ([{"role": "assistant", "tool_calls": [{"function": {}}]}], "a function with a name"),
         ([{"role": "assistant", "tool_calls": "f"}], "a function with a name"),
+        ([{"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}], "type tool_use"),
+        ([{"role": "assistant", "content": [{"type": "text", "text": "x"}, {"type": ["a"]}]}], "not of type"),
+        ([{"role": "assistant", "content": [{"type": "text", "text": None}]}], "parts of type text"),
+        ([{"role": "tool", "content": []}], "parts of type text"),
+        ([{"role": "tool", "content": {"n": 24}}], "parts of type text"),
         ([{"role": "assistant", "tool_calls": [{"name": "f", "arguments": "2+"}]}], "are no map"),
     ],
 )
 def test_what_is_not_text_is_refused_by_its_name(given, why):
     with pytest.raises(ChatError, match=why):
         chat_messages(given)
+
+
+def test_parts_and_arguments_of_other_interfaces():
+    parts = [{"type": "output_text", "text": "2", "annotations": []}, {"type": "input_text", "text": "4"}]
+    assert chat_messages([{"role": "assistant", "content": parts}]) == ({"role": "assistant", "content": "24"},)
+    for arguments in (None, "", "{}", {}):
+        (message,) = chat_messages([{"role": "assistant", "tool_calls": [{"name": "f", "arguments": arguments}]}])
+        assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
 
 
 def test_tools_in_each_form_of_the_field():
@@ -97,10 +110,12 @@ def test_a_lone_question_needs_no_context():
 
 def test_the_answer_is_text_alone():
     assert split_answer([SYSTEM, USER, ANSWER]) == ((SYSTEM, USER), "4")
-    wrong = [{**ANSWER, "tool_calls": [{"function": {"name": "f"}}]}, {**ANSWER, "reasoning_content": "hm"}, USER]
-    for last in wrong:
-        with pytest.raises(ChatError):
+    for key in ("reasoning_content", "reasoning", "thinking"):
+        assert split_answer([USER, {**ANSWER, key: "hm"}]) == ((USER,), "4")
+    for last in ({**ANSWER, "tool_calls": [{"function": {"name": "f"}}]}, USER, {"role": "tool", "content": "4"}):
+        with pytest.raises(ChatError) as caught:
             split_answer([USER, last])
+        assert caught.value.failure.reason == "no_response"
     with pytest.raises(ChatError):
         split_answer([ANSWER])
 

@@ -12,7 +12,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from guerdon.errors import ConfigError, RewardFailure
+from guerdon.errors import ConfigError, MissingDependencyError, RewardFailure
 from guerdon.integrations.gymnasium import KeepTerminalFrame, RewardModelVectorWrapper, RewardModelWrapper
 from guerdon.types import Failure, RewardInfo, Score
 
@@ -192,6 +192,86 @@ def test_copies_in_processes_are_drawn_once_for_every_moment(mode):
         found[kind] = np.stack(paid)
         env.close()
     np.testing.assert_array_equal(*found.values())
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_only_the_copies_that_ended_are_drawn_where_episodes_are_paid_at_their_end(kind, mode):
+    keep = KeepTerminalFrame if mode is AutoresetMode.SAME_STEP else lambda env: env
+    env = kind([lambda i=i: keep(Drawn(first=i, stride=3)) for i in range(3)], autoreset_mode=mode)
+    env = RewardModelVectorWrapper(env, robot.Injected({}))
+    env.reset()
+    ends = np.zeros(3, np.int64)
+    for _ in range(20):
+        _, _, terminated, truncated, infos = env.step(np.zeros((3, 1), np.float32))
+        known = infos.get("_drawn", np.zeros(3, np.bool_))  # before this step's picture; a reset tells nothing
+        np.testing.assert_array_equal(infos["drawn"][known], ends[known])
+        ends += terminated | truncated
+    assert ends.min() > 0
+    env.close()
+
+
+class Breaks(robot.Playback):
+    def render(self):
+        raise RuntimeError("no display")
+
+
+def test_a_copy_in_a_process_that_cannot_draw_says_so():
+    make = [robot.Playback, Breaks, robot.Playback]
+    env = RewardModelVectorWrapper(AsyncVectorEnv(make), robot.Injected({}), **PER_STEP)
+    env.reset()
+    with pytest.raises(MissingDependencyError, match="no display"):
+        env.step(np.zeros((3, 1), np.float32))
+    env.close(terminate=True)
+
+
+AROUND = {
+    "time limit": lambda env: gymnasium.wrappers.TimeLimit(env, 3),
+    "statistics": gymnasium.wrappers.RecordEpisodeStatistics,
+    "reset": gymnasium.wrappers.Autoreset,
+    "terminal frame": KeepTerminalFrame,
+}
+
+
+@pytest.mark.parametrize("outside", [False, True])
+@pytest.mark.parametrize("name", AROUND)
+def test_wrappers_of_gymnasium_on_both_sides(name, outside):
+    def made():
+        env = gymnasium.make("guerdon-tests/Human-v0", render_mode="rgb_array")
+        env = env if outside else AROUND[name](env)
+        env = RewardModelWrapper(env, robot.Injected({}), **PER_STEP)
+        return AROUND[name](env) if outside else env
+
+    check_env(made(), skip_render_check=False)
+    env = made()
+    for one in (env, gymnasium.make(env.spec)):
+        one.reset(seed=0)
+        paid, done, info = [], False, {}
+        while not done:
+            _, reward, terminated, truncated, info = one.step(STILL)
+            paid.append(reward)
+            done = terminated or truncated
+        length = min(3, robot.LENGTHS[2]) if name == "time limit" else robot.LENGTHS[2]
+        np.testing.assert_allclose(paid, robot.VALUES[2, 1 : length + 1] / 100, rtol=1e-6)
+        if name == "statistics":
+            own = sum(paid) if outside else sum(range(1, length + 1))  # the environment's own reward is the row
+            assert (info["episode"]["r"], info["episode"]["l"]) == (pytest.approx(own, abs=1e-5), length)
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_video_is_recorded_on_both_sides(outside, tmp_path):
+    pytest.importorskip("moviepy", reason="moviepy is not installed: pip install gymnasium[other]")
+
+    def recorded(env):
+        return gymnasium.wrappers.RecordVideo(env, str(tmp_path), episode_trigger=lambda n: True, disable_logger=True)
+
+    env = gymnasium.make("guerdon-tests/Human-v0", render_mode="rgb_array")
+    env = RewardModelWrapper(env if outside else recorded(env), robot.Injected({}), **PER_STEP)
+    env = recorded(env) if outside else env
+    env.reset()
+    assert [env.step(STILL)[1] for _ in range(2)] == [np.float32(robot.VALUES[2, k] / 100) for k in (1, 2)]
+    env.close()
+    assert len(list(tmp_path.glob("*.mp4"))) == 1
 
 
 class DrawsItself(gymnasium.vector.VectorEnv):

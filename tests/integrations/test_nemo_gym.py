@@ -74,7 +74,16 @@ READ = {  # responses_create_params, output: the conversation, the answer, the t
     "reasoning": ({"input": [ASK]}, [REASONING, message("Two.")], [ASK], "Two.", []),
     "a call": ({"input": [ASK], "tools": [TOOL]}, [CALL, OUTPUT, message("24")], [ASK, CALLED, RETURNED], "24", [TOOL]),
     "a call of a text": ({"input": "How many eggs?", "tools": [TOOL]}, [REASONING, CALL, OUTPUT, REASONING,
-                         message("24")], [ASK, CALLED, RETURNED], "24", [TOOL]),
+                         message("24")], [ASK, {**CALLED, "reasoning_content": "hm"}, RETURNED], "24", [TOOL]),
+    "reasoning in two items": (
+        {"input": [ASK], "tools": [TOOL]},
+        [REASONING, {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "so"}]},
+         {"type": "reasoning", "encrypted_content": "x"}, message("Look:"), CALL, OUTPUT, message("24")],
+        [ASK, {**CALLED, "content": "Look:", "reasoning_content": "hm\nso"}, RETURNED], "24", [TOOL]),
+    "chat messages": (
+        {"input": [ASK], "tools": [TOOL]},
+        [{**CALLED, "content": None}, RETURNED, {"role": "assistant", "content": "24"}],
+        [ASK, CALLED, RETURNED], "24", [TOOL]),
     "calls at a time": (
         {"input": [ASK], "tools": [TOOL]},
         [message("Look:"), CALL, {**CALL, "call_id": "c2"}, OUTPUT, {**OUTPUT, "call_id": "c2"}, message("24")],
@@ -117,6 +126,8 @@ REFUSED = {
     "a call without its result": [CALL],
     "a result without an answer": [CALL, OUTPUT],
     "two messages": [message("One."), message("Two.")],
+    "a chat message with a call": [{**CALLED, "content": "Look:"}],
+    "a turn of another role": [message("One."), {"role": "user", "content": "Two."}],
     "a message before a call": [message("One."), CALL],
     "a message after a call without its result": [CALL, message("One.")],
     "an item of another kind": [{"type": "web_search_call", "id": "w"}, message("Two.")],
@@ -146,7 +157,20 @@ def test_a_question_that_cannot_be_read_is_no_number(given, served):
     assert (reply.status_code, reply.json()["error"]["code"]) == (422, "failed_measurement"), reply.text
 
 
-def test_a_compressed_body_is_refused_by_its_encoding(served):
+@pytest.mark.parametrize("encodings", [["gzip"], ["deflate"], ["br"], ["zstd"], ["identity", "gzip"], ["X-GZIP"]])
+def test_a_compressed_body_is_refused_by_its_encoding(encodings, served):
     client, _ = served
-    reply = client.post("/verify", content=gzip.compress(b"{}"), headers={"content-encoding": "gzip"})
+    headers = [("content-encoding", encoding) for encoding in encodings]
+    reply = client.post("/verify", content=gzip.compress(b"{}"), headers=headers)
     assert (reply.status_code, reply.json()["error"]["code"]) == (415, "unsupported_media_type")
+    assert encodings[-1].lower() in reply.json()["error"]["message"]
+    plain = [("content-encoding", encoding) for encoding in ("identity", "Identity")]
+    body = {"responses_create_params": {"input": "q"}, "response": {"output": [message("8")]}}
+    assert client.post("/verify", json=body, headers=plain).status_code == 200
+
+
+@pytest.mark.parametrize("body", [{}, [], {"responses_create_params": 5, "response": {}}, {"response": {"output": []}}])
+def test_a_body_of_another_shape_says_what_is_wrong(body, served):
+    client, _ = served
+    reply = client.post("/verify", json=body)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (422, "invalid_request")

@@ -1,6 +1,7 @@
 """Stable-Baselines3 learns from a reward model, and stops where a reward is missing."""
 
 import runpy
+from functools import partial
 from pathlib import Path
 
 import gymnasium
@@ -14,9 +15,10 @@ from guerdon.integrations.gymnasium import RewardModelWrapper
 from guerdon.types import Failure, RewardInfo, Score
 
 sb3 = pytest.importorskip("stable_baselines3", reason="stable-baselines3 is not installed")
+from stable_baselines3.common.callbacks import EvalCallback  # noqa: E402
 from stable_baselines3.common.env_checker import check_env  # noqa: E402
 from stable_baselines3.common.envs import BitFlippingEnv  # noqa: E402
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize  # noqa: E402
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize  # noqa: E402
 
 from guerdon.integrations.sb3 import KeepTerminalFrame, RewardModelVecEnv  # noqa: E402
 
@@ -132,13 +134,19 @@ class Numbered(gymnasium.Env):
         return np.full((2, 2, 3), self.number, np.uint8)
 
 
+def numbered(discrete=False):
+    env = Numbered()
+    env.action_space = gymnasium.spaces.Discrete(2) if discrete else env.action_space
+    return KeepTerminalFrame(env)
+
+
 class ReadsNumbers:
     """The number in a frame, which it fails to see once where it is 13."""
 
     info = RewardInfo("numbers", (0.0, 255.0))
 
-    def __init__(self):
-        self.failed = False
+    def __init__(self, fails=True):
+        self.failed = not fails
 
     def score(self, episodes):
         found = []
@@ -150,30 +158,87 @@ class ReadsNumbers:
         return found
 
 
-@pytest.mark.parametrize("normalized", [False, True])
-@pytest.mark.parametrize("kind", ["PPO", "SAC"])
-def test_after_a_failure_learning_goes_on_with_the_observation_that_the_copies_have(kind, normalized):
-    venv = RewardModelVecEnv(DummyVecEnv([lambda: KeepTerminalFrame(Numbered())]), ReadsNumbers(), tries=1, **PER_STEP)
-    if normalized:
+SLIM = {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}}
+LEARNERS = {
+    "PPO": {"n_steps": 12, "batch_size": 12, "n_epochs": 1, "gamma": 0.0},
+    "A2C": {"n_steps": 12, "gamma": 0.0},
+    "SAC": {},
+    "SAC, slim": SLIM,
+    "SAC, 3 steps": {"n_steps": 3, "gamma": 1.0},
+    "TD3": {},
+    "TD3, slim": SLIM,
+    "DQN": {},
+    "DQN, slim": SLIM,
+    "DQN, full": {"buffer_size": 9},
+    "DQN, full and slim": {"buffer_size": 9, **SLIM},
+}
+
+
+def learner_of(name, venv):
+    kind = name.partition(",")[0]
+    keys = {} if kind in ("PPO", "A2C") else {"learning_starts": 100, "buffer_size": 1000}
+    return getattr(sb3, kind)("MlpPolicy", venv, **{**keys, **LEARNERS[name]}, device="cpu", seed=0)
+
+
+AROUND = [(name, around) for name in LEARNERS for around in (None, "VecNormalize", "VecFrameStack")]
+
+
+@pytest.mark.parametrize(("name", "around"), [*AROUND, ("PPO", "SubprocVecEnv"), ("SAC", "SubprocVecEnv")])
+def test_after_a_failure_learning_goes_on_with_the_observation_that_the_copies_have(name, around):
+    made = [partial(numbered, discrete=name.startswith("DQN"))]
+    inside = SubprocVecEnv(made) if around == "SubprocVecEnv" else DummyVecEnv(made)
+    venv = RewardModelVecEnv(inside, ReadsNumbers(), tries=1, **PER_STEP)
+    if around == "VecNormalize":
         venv = VecNormalize(venv, norm_obs=False, norm_reward=False)
-    if kind == "PPO":
-        learner = sb3.PPO("MlpPolicy", venv, n_steps=12, batch_size=12, n_epochs=1, gamma=0.0, device="cpu", seed=0)
-    else:
-        learner = sb3.SAC("MlpPolicy", venv, learning_starts=100, device="cpu", seed=0)
+    if around == "VecFrameStack":
+        venv = VecFrameStack(venv, 2)
+    learner = learner_of(name, venv)
     with pytest.raises(RewardFailure, match="timeout"):
         learner.learn(12)
     assert venv.get_attr("number") == [13]
     learner.learn(12, reset_num_timesteps=False)
-    if kind == "PPO":
+    if around == "SubprocVecEnv":
+        venv.close()
+    if name in ("PPO", "A2C"):
         kept = learner.rollout_buffer
-        before, after = kept.observations.reshape(12), kept.rewards.reshape(12)
+        before, rewards = kept.observations.reshape(12, -1)[:, -1], kept.rewards.reshape(12)
         assert before.tolist() == [20, 21, 22, 23, 24, 30, 31, 32, 33, 34, 40, 41]
-    else:
-        kept = learner.replay_buffer
-        before, after = kept.observations[: kept.pos, 0, 0], kept.next_observations[: kept.pos, 0, 0]
-        assert before.tolist() == [0, 1, 2, 3, 4, 10, 11, 20, 21, 22, 23, 24, 30, 31, 32, 33, 34, 40, 41]
-        np.testing.assert_array_equal(kept.rewards[: kept.pos, 0], after)
+        np.testing.assert_allclose(rewards, before + 1)  # with gamma 0 nothing is added at the end of an episode
+        return
+    kept = learner.replay_buffer
+    count = kept.buffer_size if kept.full else kept.pos
+    wanted = [0, 1, 2, 3, 4, 10, 11, 20, 21, 22, 23, 24, 30, 31, 32, 33, 34, 40, 41]
+    places = np.arange(count) if not kept.full else (np.arange(1, count) + kept.pos) % count
+    found = kept._get_samples(places)
+    before, after = (one[:, -1].numpy() for one in (found.observations, found.next_observations))
+    assert sorted(before.tolist()) == wanted[-len(places) :]
+    bootstrapped = found.dones[:, 0].numpy() == 0
+    if name == "SAC, 3 steps":
+        steps = np.minimum(3, [5 - one % 10 if one < 10 or one >= 20 else 12 - one for one in before])
+        steps = np.minimum(steps, 42 - before)
+        np.testing.assert_allclose(after, before + steps)
+        np.testing.assert_allclose(found.rewards[:, 0], [sum(range(int(b) + 1, int(b + n) + 1)) for b, n in
+                                                        zip(before, steps, strict=True)])  # fmt: skip
+        assert bootstrapped.all()  # time limits only
+        return
+    np.testing.assert_allclose(found.rewards[:, 0].numpy(), before + 1)
+    np.testing.assert_allclose(after[bootstrapped], before[bootstrapped] + 1)
+    lost = {4, 14, 24, 34} | {11} if kept.optimize_memory_usage else set()  # that buffer ends episodes at time limits
+    assert set(before[~bootstrapped]) == {one for one in lost if one in before}
+
+
+def test_a_failure_while_a_callback_evaluates_resets_the_copies_too(tmp_path):
+    venv = RewardModelVecEnv(DummyVecEnv([numbered]), ReadsNumbers(fails=False), tries=1, **PER_STEP)
+    apart = RewardModelVecEnv(DummyVecEnv([numbered]), ReadsNumbers(), tries=1, **PER_STEP)
+    learner = learner_of("SAC", venv)
+    with pytest.raises(RewardFailure, match="timeout"):
+        learner.learn(12, EvalCallback(apart, eval_freq=2, n_eval_episodes=3, best_model_save_path=str(tmp_path)))
+    learner.learn(6, reset_num_timesteps=False)
+    kept = learner.replay_buffer
+    before, after = kept.observations[: kept.pos, 0, 0], kept.next_observations[: kept.pos, 0, 0]
+    assert before.tolist() == [0, 10, 11, 12, 13, 14, 20]
     np.testing.assert_allclose(after, before + 1)
+    np.testing.assert_allclose(kept.rewards[: kept.pos, 0], after)
 
 
 def test_relabelling_is_refused_and_other_methods_of_the_copies_are_not():
@@ -199,11 +264,14 @@ class Goals(robot.Playback):
         return 2 * number
 
 
-def test_hindsight_replay_does_not_learn_from_the_environments_own_reward():
+@pytest.mark.parametrize("copy_info_dict", [False, True])
+@pytest.mark.parametrize("goals", [0, 4])
+def test_hindsight_replay_does_not_learn_from_the_environments_own_reward(copy_info_dict, goals):
     venv = RewardModelVecEnv(
         DummyVecEnv([lambda: KeepTerminalFrame(BitFlipping())]), {"model_type": "constant", "value": 0.5}, **PER_STEP
     )
     learner = sb3.SAC("MultiInputPolicy", venv, replay_buffer_class=sb3.HerReplayBuffer, learning_starts=20,
+                      replay_buffer_kwargs={"copy_info_dict": copy_info_dict, "n_sampled_goal": goals},
                       device="cpu", seed=0)  # fmt: skip
     with pytest.raises(ConfigError, match="compute_reward"):
         learner.learn(30)

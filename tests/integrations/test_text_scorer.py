@@ -159,14 +159,15 @@ def test_the_model_gets_the_conversation_and_its_tools():
     prompts, tools = ["3+5=?", CHATML, told, used, pictures, told], [None, None, None, [{"name": "add"}], None, "[3]"]
     thought = [{"role": "assistant", "content": "8", "reasoning_content": "so"}]
     found = TextScorer(model).rewards([*prompts, "q"], ["8"] * 6 + [thought], [*tools, None])
-    assert [one.reason if isinstance(one, Failure) else one for one in found] == [0.5] * 4 + ["no_prompt"] * 3
-    lone, template, messages, called = model.seen
+    assert [one.reason if isinstance(one, Failure) else one for one in found] == [0.5] * 4 + ["no_prompt"] * 2 + [0.5]
+    lone, template, messages, called, thoughtful = model.seen
+    assert (thoughtful.task, thoughtful.texts) == ("q", ("8",))  # reasoning in a field of its own is no answer
     assert (lone.context, lone.tools) == ((), ())
     assert template.context == messages.context == tuple(told)
     assert [m["role"] for m in called.context] == ["system", "user", "assistant", "tool"]
     assert called.context[2]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 3}}
     assert called.tools == ({"type": "function", "function": {"name": "add"}},)
-    assert {episode.task for episode in model.seen} == {"3+5=?"}
+    assert {episode.task for episode in model.seen[:4]} == {"3+5=?"}
     with pytest.raises(DataError, match="1 lists of tools for 2 responses"):
         TextScorer(model).rewards(["a", "b"], ["c", "d"], [None])
 

@@ -248,6 +248,8 @@ SCALES = [
     {"scale_rewards": "batch", "reward_weights": [2.0, 0.25], "mask_truncated_completions": True},
     {"multi_objective_aggregation": "normalize_then_sum", "reward_weights": [2.0, 0.25]},
     {"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "none", "mask_truncated_completions": True},
+    {"scale_rewards": True, "num_iterations": 2, "max_steps": 3},
+    {"scale_rewards": False, "steps_per_generation": 2, "gradient_accumulation_steps": 1, "max_steps": 3},
 ]
 
 
@@ -263,11 +265,13 @@ def test_the_advantages_of_outcomes_are_those_of_trls_grpo(keys, tmp_path):
     check_pairs(pairs)
 
 
-@pytest.mark.parametrize("keys", [{}, {"mask_truncated_completions": True}], ids=str)
-@pytest.mark.parametrize("scale", ["none", "group"])
+@pytest.mark.parametrize(
+    "keys", [{}, {"mask_truncated_completions": True}, {"multi_objective_aggregation": "normalize_then_sum"}], ids=str
+)
+@pytest.mark.parametrize("scale", ["none", "group", "batch"])
 def test_unmeasured_and_truncated_outcomes_are_treated_as_by_trl(keys, scale, tmp_path):
+    name = "dr_grpo" if scale == "none" and "multi_objective_aggregation" not in keys else "grpo"
     keys = {"scale_rewards": scale, **keys}
-    name = "dr_grpo" if scale == "none" else "grpo"
     trainer, pairs = both(integration.TokenAdvantageTrainer, tmp_path, keys, GRPOConfig, rewards=[right],
                           algorithm={"adv_estimator": name})  # fmt: skip
     trainer.train()
@@ -285,19 +289,33 @@ def test_unmeasured_and_truncated_outcomes_are_treated_as_by_trl(keys, scale, tm
     ],
     ids=str,
 )
-def test_the_advantages_of_outcomes_are_those_of_trls_rloo(keys, tmp_path):
+@pytest.mark.parametrize("rewards", [[exact, sevens], [right]])
+def test_the_advantages_of_outcomes_are_those_of_trls_rloo(rewards, keys, tmp_path):
+    if len(rewards) == 1:  # it is missing for some responses
+        keys = {**keys, "reward_weights": None}
     trainer, pairs = both(integration.TokenRLOOTrainer, tmp_path, {"beta": 0.0, **keys}, RLOOConfig,
-                          rewards=[exact, sevens], algorithm=RLOO)  # fmt: skip
+                          rewards=rewards, algorithm=RLOO)  # fmt: skip
     trainer.train()
+    assert len(rewards) == 2 or trainer._outcomes.isnan().any()
     check_pairs(pairs)
 
 
-@pytest.mark.parametrize("loss", ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo"])
-def test_with_outcomes_alone_an_update_is_that_of_trls_grpo(loss, tmp_path):
+LOSSES = [
+    *({"loss_type": loss} for loss in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo")),
+    {"loss_type": "luspo", "importance_sampling_level": "sequence"},
+    {"importance_sampling_level": "sequence", "num_iterations": 2},
+    {"loss_type": "grpo", "num_iterations": 3, "epsilon": 0.01, "epsilon_high": 0.02, "delta": 1.5},
+    {"loss_type": "cispo", "num_iterations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 1},
+    {"top_entropy_quantile": 0.5, "scale_rewards": "batch"},
+    {"off_policy_mask_threshold": 0.01, "num_iterations": 2},
+    {"multi_objective_aggregation": "normalize_then_sum", "num_iterations": 2},
+]
+
+
+@pytest.mark.parametrize("keys", LOSSES, ids=str)
+def test_with_outcomes_alone_an_update_is_that_of_trls_grpo(keys, tmp_path):
     weights = []
-    keys = {"loss_type": loss, "max_steps": 2, "learning_rate": 1e-2, "beta": 0.1, "mask_truncated_completions": True}
-    if loss == "luspo":
-        keys["importance_sampling_level"] = "sequence"
+    keys = {"max_steps": 3, "learning_rate": 1e-2, "beta": 0.1, "mask_truncated_completions": True, **keys}
     own = {"sources": [], "algorithm": {"adv_estimator": "grpo"}}
     for cls, more in ((GRPOTrainer, {}), (integration.TokenAdvantageTrainer, own)):
         trainer = built(cls, tmp_path, keys, reward_funcs=[sevens], **more)

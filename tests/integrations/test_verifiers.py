@@ -118,6 +118,15 @@ CALL = vf.ToolCall(id="c1", name="count", arguments='{"of": "eggs"}')
         ([vf.AssistantMessage(tool_calls=[CALL])], "tool_calls"),
         ([vf.AssistantMessage(content="Look:", tool_calls=[CALL])], "tool_calls"),
         ([vf.AssistantMessage(tool_calls=[CALL]), vf.ToolMessage(tool_call_id="c1", content="24")], "no_response"),
+        (
+            [
+                vf.AssistantMessage(tool_calls=[CALL]),
+                vf.ToolMessage(tool_call_id="c1", content=[]),
+                vf.AssistantMessage(content="24."),
+            ],
+            "content must be",
+        ),
+        ([vf.AssistantMessage(content="24."), vf.UserMessage(content="Sure?")], "no_response"),
         ([vf.AssistantMessage(content=None)], "content"),
     ],
 )

@@ -21,6 +21,7 @@ core_algos = pytest.importorskip("verl.trainer.ppo.core_algos", reason="verl is 
 pytest.importorskip("verl.experimental.reward_loop", reason="verl's reward loop needs Ray: pip install verl")
 from tensordict import TensorDict  # noqa: E402
 from verl import DataProto  # noqa: E402
+from verl.experimental.reward_loop import reward_manager as reward_loop  # noqa: E402
 
 from guerdon.integrations.verl import (  # noqa: E402
     TokenRewardManager,
@@ -227,3 +228,54 @@ def test_a_score_function_reads_questions_from_pandas_and_whole_batches():
     assert np.isnan(caught.value.result).tolist() == [n == 1 for n in range(len(rows))]
     with pytest.raises(ConfigError, match=r"extra_info\.question"):
         compute_score(**many, solution_strs=answers, extra_infos=None)
+
+
+def rows_of_verl(rows):
+    """A batch as verl's reward managers get it."""
+    data = batch(rows)
+    for name, values in {
+        "data_source": ["gsm8k"] * len(rows),
+        "reward_model": [{"ground_truth": "8", "style": "rule"} for _ in rows],
+        "extra_info": [{"question": QUESTIONS[n], "index": n} for n in rows],
+    }.items():
+        data.non_tensor_batch[name] = np.empty(len(rows), dtype=object)
+        data.non_tensor_batch[name][:] = values
+    return data
+
+
+def paid_by(name, compute_score, data):
+    """Rewards of a batch by one of verl's own reward managers."""
+    if name.startswith("loop "):
+        omegaconf = pytest.importorskip("omegaconf", reason="omegaconf is not installed, which verl needs")
+        manager_class = reward_loop.get_reward_manager_cls(name.removeprefix("loop "))
+        config = omegaconf.OmegaConf.create({"reward": {"reward_kwargs": {}}})
+
+        async def every():
+            manager = manager_class(config, TOKENIZER, compute_score)
+            found = [await manager.run_single(data[n : n + 1]) for n in range(len(data))]
+            return [one["reward_score"] for one in found]
+
+        return asyncio.run(every())
+    managers = pytest.importorskip("verl.workers.reward_manager", reason="this verl has no such managers")
+    manager = managers.get_reward_manager_cls(name)(TOKENIZER, 0, compute_score)
+    paid = manager(data)
+    last = data.batch["attention_mask"][:, 40:].sum(dim=1) - 1
+    assert paid.sum(dim=1).tolist() == paid[range(len(data)), last].tolist()
+    return paid.sum(dim=1).tolist()
+
+
+@pytest.mark.parametrize("name", ["naive", "batch", "dapo", "loop naive", "loop dapo", "loop rate_limited"])
+def test_verls_own_reward_managers_get_the_rewards_and_no_number_where_one_is_missing(name):
+    rewards, _ = expected()
+    rows = [0, 1, 2, 4, 5]
+    compute_score = score_function(TextScorer(Scripted(), aggregation="min"))
+    assert paid_by(name, compute_score, rows_of_verl(rows)) == pytest.approx([rewards[n] for n in rows])
+    if name == "loop rate_limited":
+        return  # it catches every exception (docs/integrations/verl.md)
+    failed = next(iter(FAILED))
+    with pytest.raises(RewardFailure, match=FAILED[failed]):
+        paid_by(name, compute_score, rows_of_verl([0, failed]))
+    data = rows_of_verl([0])
+    data.non_tensor_batch["extra_info"][0] = {}
+    with pytest.raises(ConfigError, match=r"extra_info\.question"):
+        paid_by(name, compute_score, data)

@@ -79,7 +79,7 @@ def test_tools_and_their_calls_arrive(served, route):
     "messages",
     [
         [FIRST, {**ANSWER, "tool_calls": [WIRE_CALL]}],
-        [FIRST, {**ANSWER, "reasoning_content": "hm"}],
+        [FIRST, {**ANSWER, "content": [{"type": "tool_use", "name": "count"}]}],
         [{**FIRST, "content": [{"type": "image_url", "image_url": {"url": "data:x"}}]}, ANSWER],
         [{**FIRST, "function_call": {"name": "count"}}, ANSWER],
         [{"role": "narrator", "content": "x"}, FIRST, ANSWER],

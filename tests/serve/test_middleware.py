@@ -360,7 +360,7 @@ def test_the_token_is_never_shown():
         serve_settings(None, [], {"backend": "constant", "token": "short"})
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP", "identity, gzip"])
+@pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP", "identity, gzip", "deflate", "zstd"])
 def test_a_compressed_body_is_refused_by_its_encoding(guarded, encoding):
     body = json.dumps({"items": [{"prompt": "3+5=?", "completion": "8"}]}).encode()
     headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json", "content-encoding": encoding}

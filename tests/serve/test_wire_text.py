@@ -250,6 +250,8 @@ ASKED = "<|user|>\nHow many eggs are in two dozen ? Do  count.<|end|>\n<|assista
         "<|user|>\n How many  eggs are in two dozen ?  Do  count .<|end|>\n<|assistant|>\n",
         "eggs are in two dozen ? Do  count.<|end|>\n<|assistant|>\n",  # cut on the left
         "<s> s are in two dozen? Do count.<|end|><|assistant|>",
+        "[CLS] < | user | > how many eggs are in two dozen? do count. < | end | > < | assistant | > ",  # uncased
+        "are in two dozen ? do count. < | end | > < | assistant | >",
     ],
 )
 @pytest.mark.parametrize("answer", ["24", "24 ?\n\nSo 24", "<|user|> 24"])
@@ -268,6 +270,8 @@ def test_a_prompt_that_was_decoded_otherwise_or_cut_is_the_same_prompt(shown, an
         ("24", ASKED, "does not begin"),
         ("", ASKED, "does not begin"),
         (" 24", "   ", "does not begin"),
+        ("how many eggs are in three dozen? 24", "How many eggs are in two dozen?", "does not begin"),
+        ("How many… so 24", "How many..", "within a character"),
         ("hello " * 30, "oh, " + "hello " * 20, "several ways"),
         pytest.param("a" * 10**6 + "c", "a" * 10**6 + "b", "several ways", id="a million candidates"),
     ],
@@ -275,6 +279,12 @@ def test_a_prompt_that_was_decoded_otherwise_or_cut_is_the_same_prompt(shown, an
 def test_another_prompt_or_too_little_of_it_is_refused(shown, prompt, said):
     with pytest.raises(CutError, match=said):
         cut(shown, prompt)
+
+
+@pytest.mark.parametrize("decoded", ["Wait... 1⁄2 of 24, Zoë?", "wait… ½ of 24, zoe\u0308?", "WAIT… 1⁄2 of 24, ZOË?"])
+def test_other_forms_of_the_same_characters(decoded):
+    pair = cut(decoded + " 1⁄2… 12", "Wait… ½ of 24, Zoë?")
+    assert (pair.task, pair.response) == ("Wait… ½ of 24, Zoë?", "1⁄2… 12")
 
 
 @given(prompt=plain, answer=plain, spaces=st.lists(st.sampled_from(["", " ", "\n", "  "]), min_size=1))

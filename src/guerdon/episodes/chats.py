@@ -22,7 +22,7 @@ from guerdon.types import Episode, Failure, Message, Tool
 ROLES = ("system", "user", "assistant", "tool")
 _ALIASES = {"developer": "system", "model": "assistant", "ipython": "tool"}  # other names of these roles
 _KEPT = ("name", "tool_call_id", "reasoning_content", "reasoning", "thinking")  # texts that chat templates know
-_REASONING = _KEPT[2:]
+_TEXTS = ("text", "input_text", "output_text")  # parts of a content: of Chat Completions, and of the Responses API
 _UNREADABLE = ("function_call", "refusal", "audio", "images", "image", "videos", "video")  # said, but not as text
 
 
@@ -39,6 +39,12 @@ class ChatError(DataError):
     def failure(self) -> Failure:
         """Why the item has no value."""
         return Failure(self.reason, str(self))
+
+
+class NoResponseError(ChatError):
+    """What should be scored is not an answer in text."""
+
+    reason = "no_response"
 
 
 class ChangedTextError(ChatError):
@@ -132,7 +138,7 @@ def _message(given: Any, where: str) -> Message:
 
 
 def text_of(content: Any, where: str = "a message") -> str:
-    """The text of a message's content: a string, or parts of type `text`.
+    """The text of a message's content: a string, or parts of type `text`, `input_text` or `output_text`.
 
     Raises:
         ChatError: something else.
@@ -140,10 +146,12 @@ def text_of(content: Any, where: str = "a message") -> str:
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list | tuple) else []
-    texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
-    if not texts or len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
-        raise ChatError(f"{where}: content must be a string, or parts of type text")
-    return "".join(map(str, texts))
+    kinds = [part.get("type") if isinstance(part, Mapping) else type(part).__name__ for part in parts]
+    other = next((f", not of type {str(kind)[:40]!r}" for kind in kinds if kind not in _TEXTS), "")
+    texts = [] if other else [part.get("text") for part in parts]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise ChatError(f"{where}: content must be a string, or parts of type text{other}")
+    return "".join(texts)
 
 
 def _calls(given: Any, where: str) -> list[dict[str, Any]]:
@@ -152,7 +160,7 @@ def _calls(given: Any, where: str) -> list[dict[str, Any]]:
     for call in given if isinstance(given, list | tuple) else [None]:
         function = _function(call, f"{where}: a call of a tool")
         arguments = function.get("arguments")
-        arguments = {} if arguments is None else _decoded(arguments)
+        arguments = {} if arguments in (None, "") else _decoded(arguments)
         if not isinstance(arguments, Mapping):
             raise ChatError(f"{where}: the arguments of {function['name'][:40]!r} are no map: {str(arguments)[:80]!r}")
         name = call.get("id") if isinstance(call, Mapping) else None
@@ -236,22 +244,21 @@ def split_answer(messages: Sequence[Message]) -> tuple[tuple[Message, ...], str]
         ChatError: it does not end with an answer, the answer is not text alone, or there is no turn of a user.
     """
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
-        raise ChatError("messages must end with a question and the assistant's answer to it")
+        raise NoResponseError("messages must end with a question and the assistant's answer to it")
     question_of(messages[:-1])
     return tuple(messages[:-1]), answer_text(messages[-1])
 
 
 def answer_text(message: Message) -> str:
-    """The text of an answer.
+    """The text of an answer; reasoning in a field of its own is not part of it.
 
     Raises:
-        ChatError: it has more than text: calls of tools, or reasoning in a field of its own.
+        NoResponseError: it is a call of tools, or not the assistant's.
     """
     if message["role"] != "assistant":
-        raise ChatError(f"a response is a message of the assistant, this one's role is {message['role']}")
-    more = next((key for key in ("tool_calls", *_REASONING) if message.get(key)), None)
-    if more is not None:
-        raise ChatError(f"the response has {more}, and a response is scored as text: leave it out, or put it there")
+        raise NoResponseError(f"a response is a message of the assistant, this one's role is {message['role']}")
+    if message.get("tool_calls"):
+        raise NoResponseError("the response has tool_calls, and a response is scored as text: score the answer to them")
     return str(message["content"])
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -22,6 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from guerdon.atomic import write_json, write_text
+from guerdon.call_queue import calls_of
 from guerdon.episodes.chats import unreadable_texts
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
@@ -36,7 +38,8 @@ RECORD = "evaluation.json"
 def score_episodes(model: RewardModel, episodes: Sequence[Episode]) -> list[Score]:
     """One Score per episode; per-row values of another length than the episode become a `Failure`.
 
-    An episode with a text that no model can read (`unreadable_texts`) is a `Failure` and is not given to the model.
+    An episode with a text that no model can read (`unreadable_texts`) is a `Failure` and is not given to the model. May
+    be called from several threads: a `score` that does not say how (`guerdon.call_queue`) is called one at a time.
 
     Raises:
         DataError: the model gave another number of scores than there are episodes.
@@ -45,7 +48,8 @@ def score_episodes(model: RewardModel, episodes: Sequence[Episode]) -> list[Scor
     if unread:
         rest = iter(score_episodes(model, [one for i, one in enumerate(episodes) if i not in unread]))
         return [Score(failure=unread[i]) if i in unread else next(rest) for i in range(len(episodes))]
-    scores = model.score(list(episodes)) if episodes else []
+    with nullcontext() if getattr(model.score, "thread_safe", False) else calls_of(model).alone():
+        scores = model.score(list(episodes)) if episodes else []
     if len(scores) != len(episodes):
         raise DataError(
             f"reward model {model.info.name!r} gave {len(scores)} scores for {len(episodes)} episodes; "

@@ -7,17 +7,22 @@ A reward that could not be measured is a 422 with the reason, never a number.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
 from guerdon.call_queue import in_thread
+from guerdon.episodes.chats import LoneSurrogateError, check_characters
 from guerdon.errors import RewardFailure
 from guerdon.integrations.text import TextScorer, numbers
+from guerdon.serve.app import validation_error
 from guerdon.serve.errors import error_body
+from guerdon.serve.middleware import encoding_problem
 
 
 class SeedSession(BaseModel):
@@ -43,12 +48,12 @@ class VerifyRequest(BaseModel):
 def build_app(scorer: TextScorer) -> FastAPI:
     """The server. It has no token of its own: bind it to the loopback interface, or put a proxy in front of it."""
     app = FastAPI(title="guerdon for NeMo-Gym")
+    app.add_exception_handler(RequestValidationError, validation_error)
 
     @app.middleware("http")
     async def uncompressed(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-        if request.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
-            told = "the body has a content encoding: send it uncompressed"
-            return JSONResponse(error_body(told, 415, "unsupported_media_type"), status_code=415)
+        if (problem := encoding_problem(request.headers)) is not None:
+            return JSONResponse(error_body(problem, 415, "unsupported_media_type"), status_code=415)
         return await answer(request)
 
     @app.post("/seed_session")
@@ -58,12 +63,14 @@ def build_app(scorer: TextScorer) -> FastAPI:
     @app.post("/verify", response_model=None)
     async def verify(body: VerifyRequest) -> dict[str, Any] | JSONResponse:
         prompt, answer = _exchange(body.responses_create_params, body.response.get("output"))
-        tools = body.responses_create_params.get("tools")
+        tools, row = body.responses_create_params.get("tools"), body.model_dump()
         try:
+            check_characters(json.dumps(row, ensure_ascii=False))  # it is returned in UTF-8
             (reward,) = await in_thread(lambda: numbers(scorer.rewards([prompt], [answer], [tools])))
-        except RewardFailure as failure:
-            return JSONResponse(error_body(failure.reasons[0], 422, "failed_measurement"), status_code=422)
-        return {**body.model_dump(), "reward": reward}
+        except (RewardFailure, LoneSurrogateError) as error:
+            reason = error.reasons[0] if isinstance(error, RewardFailure) else f"{error.reason}: {error}"
+            return JSONResponse(error_body(reason, 422, "failed_measurement"), status_code=422)
+        return {**row, "reward": reward}
 
     return app
 
@@ -77,45 +84,41 @@ def _exchange(params: Mapping[str, Any], output: Any) -> tuple[str | list[dict[s
     given, system = params.get("input"), params.get("instructions")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else _listed(given)
     asked = [{"role": "system", "content": system}] if system else []
-    asked += _joined(message for item in items for message in _messages(item))
-    written = _joined(message for item in _listed(output) for message in _messages(item, "assistant"))
+    asked += _joined(_message(item) for item in items)
+    written = _joined(_message(item, "assistant") for item in _listed(output))
     return given if isinstance(given, str) and not system else asked, written
 
 
 def _joined(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Chat messages in which consecutive text and tool calls of the assistant are one message."""
+    """Chat messages in which reasoning, text and calls of the assistant that follow one another are one message."""
     found: list[dict[str, Any]] = []
     for message in messages:
-        if found and "tool_calls" in message and found[-1]["role"] == "assistant":
-            found[-1] = {**found[-1], "tool_calls": [*found[-1].get("tool_calls", ()), *message["tool_calls"]]}
+        before = found[-1] if found and found[-1]["role"] == message["role"] == "assistant" else None
+        if before is not None and before.keys() == {"role", "reasoning_content"}:
+            thought = [one["reasoning_content"] for one in (before, message) if one.get("reasoning_content")]
+            found[-1] = {**message, "reasoning_content": "\n".join(thought)}
+        elif before is not None and message.keys() == {"role", "tool_calls"}:
+            found[-1] = {**before, "tool_calls": [*before.get("tool_calls", ()), *message["tool_calls"]]}
         else:
             found.append(message)
     return found
 
 
-def _messages(item: Any, role: str | None = None) -> list[dict[str, Any]]:
-    """An item of the Responses API as a chat message; none where it is reasoning, which is no part of an answer."""
+def _message(item: Any, role: str = "") -> dict[str, Any]:
+    """An item of the Responses API as a chat message; a chat message as it is, with a default role."""
     if not isinstance(item, Mapping):
-        return [{"role": str(item), "content": ""}]  # refused later as an unknown role
+        return {"role": str(item)}  # refused later as an unknown role
     match item.get("type", "message"):
         case "message":
-            return [{"role": role or item.get("role"), "content": _content(item.get("content"))}]
+            return {"role": role, **item}
         case "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments")}
-            call = {"id": item.get("call_id"), "type": "function", "function": function}
-            return [{"role": "assistant", "content": "", "tool_calls": [call]}]
+            return {"role": "assistant", "tool_calls": [{"id": item.get("call_id"), "function": function}]}
         case "function_call_output":
-            return [{"role": "tool", "tool_call_id": item.get("call_id"), "content": _content(item.get("output"))}]
+            return {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}
         case "reasoning":
-            return []
+            parts = item.get("content") or item.get("summary") or ()
+            text = "\n".join(str(part["text"]) for part in parts if isinstance(part, Mapping) and part.get("text"))
+            return {"role": "assistant", "reasoning_content": text}
         case other:
-            return [{"role": str(other), "content": ""}]  # is refused by its name
-
-
-def _content(content: Any) -> Any:
-    """Parts of type `input_text` and `output_text` as parts of type `text`."""
-    if not isinstance(content, list):
-        return content
-    texts = ("input_text", "output_text")
-    known = [isinstance(part, Mapping) and part.get("type") in texts for part in content]
-    return [{**part, "type": "text"} if own else part for part, own in zip(content, known, strict=True)]
+            return {"role": str(other)}  # is refused by its name

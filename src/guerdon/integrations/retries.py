@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from guerdon.call_queue import concurrent
 from guerdon.errors import ConfigError
 from guerdon.evaluate.scores import score_episodes
 from guerdon.types import Episode, RewardInfo, RewardModel, Score
@@ -34,6 +35,7 @@ class RetriedModel:
         """The model's."""
         return self.model.info
 
+    @concurrent
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
         """One Score per episode; a failure is that of the last try."""
         scores = score_episodes(self.model, episodes)  # values of a wrong number are failures from here on

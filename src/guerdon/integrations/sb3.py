@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 from guerdon.integrations.step_rewards import CopyFrames, Frames, StepRewards, refuse_relabelling
@@ -108,7 +109,7 @@ class RewardModelVecEnv(VecEnvWrapper):  # type: ignore[misc]
 
 
 def _reset_before_learning() -> None:
-    """Make the algorithm that called `step` reset the copies at its next `learn`.
+    """Make the algorithm that called `step` reset the copies at its next `learn`, and end its last episode there.
 
     `learn(..., reset_num_timesteps=False)` would otherwise continue from the observation before this step. An
     environment has no reference to the algorithm of Stable-Baselines3, so it is found in the call stack.
@@ -118,4 +119,15 @@ def _reset_before_learning() -> None:
         caller = frame.f_locals.get("self")
         if isinstance(caller, BaseAlgorithm) and caller.env is not None:
             caller.set_env(caller.env)
+            if isinstance(buffer := getattr(caller, "replay_buffer", None), ReplayBuffer):
+                _end_last_episode(buffer)
         frame = frame.f_back
+
+
+def _end_last_episode(buffer: ReplayBuffer) -> None:
+    """Keep a replay buffer from reading on beyond the last transition, as n-step returns do."""
+    last = buffer.pos - 1
+    if buffer.optimize_memory_usage:  # its next observation will be overwritten; Stable-Baselines3 does the same
+        buffer.dones[last] = 1.0
+    else:
+        buffer.timeouts[last] = np.maximum(buffer.timeouts[last], 1.0 - buffer.dones[last])

@@ -17,7 +17,7 @@ import numpy as np
 
 from guerdon.collect.text import Responses, TextRollout
 from guerdon.config import validate
-from guerdon.episodes.chats import answer_text, chat_messages, question_of, tool_schemas
+from guerdon.episodes.chats import NoResponseError, answer_text, chat_messages, question_of, tool_schemas
 from guerdon.errors import ConfigError, DataError, RewardFailure
 from guerdon.evaluate.scores import score_episodes, solution_value
 from guerdon.labels.step_splitters import split
@@ -178,16 +178,16 @@ def _tools(given: Any) -> tuple[Tool, ...]:
 def exchange(prompt: Text, response: Text, *, id: str = "", tools: Any = None) -> tuple[Prompt, str]:
     """What a response answers, and its text without the tokens that end a turn.
 
-    Of a response in messages the last one is scored; calls of tools and their results before it belong to the
-    conversation that it answers.
+    Of a response in messages the last one is scored, without reasoning in a field of its own; calls of tools and their
+    results before it belong to the conversation that it answers.
 
     Args:
         prompt, id, tools: as of `as_prompt`.
         response: text, or chat messages; one without a role is the assistant's.
 
     Raises:
-        CutError: the prompt has no turn of a user, the response does not end with an answer in text, or there is
-            something else than text.
+        CutError: the prompt has no turn of a user, the response does not end with an answer in text (`no_response`), or
+            there is something else than text.
     """
     asked = as_prompt(prompt, id=id, tools=tools)
     if isinstance(response, str):
@@ -196,6 +196,8 @@ def exchange(prompt: Text, response: Text, *, id: str = "", tools: Any = None) -
     if isinstance(given, list):
         given = [{"role": "assistant", **one} if isinstance(one, Mapping) else one for one in given]
     with cutting():
+        if not given:
+            raise NoResponseError("a response is a text or a list of messages, and there is none")
         *before, last = chat_messages(given)
         text = answer_text(last)
         question_of(conversation := (*asked.messages, *before))

@@ -20,7 +20,7 @@ from verifiers.v1 import Trace
 
 from guerdon.call_queue import in_thread
 from guerdon.collect.text import Responses
-from guerdon.errors import ConfigError, DataError, RewardFailure
+from guerdon.errors import ConfigError, DataError
 from guerdon.integrations.text import TextScorer, outcome_rewards, rollout_of, token_advantages
 from guerdon.rl.reward_source import RewardSource, SourceTerms
 from guerdon.types import Rewards
@@ -32,8 +32,9 @@ async def trace_reward(scorer: TextScorer, trace: Trace) -> float:
     Raises:
         RewardFailure: it could not be measured, or the trace has no answer.
     """
-    prompt, answer = _exchange(trace)
-    (value,) = await in_thread(scorer.numbers, [prompt], [answer])
+    messages = _messages(trace)
+    asked = max((k + 1 for k, message in enumerate(messages) if message["role"] == "user"), default=0)
+    (value,) = await in_thread(scorer.numbers, [messages[:asked]], [messages[asked:]])
     return value
 
 
@@ -68,12 +69,11 @@ def assign_advantages(
         ConfigError: a source has the name of a reward; weights of a reward differ between traces.
     """
     nodes = [_sampled_node(trace) for trace in traces]
-    exchanges = [_exchange(trace) for trace in traces]
     places: dict[Any, int] = {}
     groups_B = np.array([places.setdefault(trace.task.key or trace.task.hash, len(places)) for trace in traces])
     sampled = [np.array(node.token_ids)[np.array(node.mask, dtype=np.bool_)] for node in nodes]
     before = [np.array(node.token_ids)[~np.array(node.mask, dtype=np.bool_)] for node in nodes]
-    rollout = rollout_of([prompt for prompt, _ in exchanges], before, sampled, tokenizer, groups_B=groups_B)
+    rollout = rollout_of([_messages(one)[:-1] for one in traces], before, sampled, tokenizer, groups_B=groups_B)
     measured: dict[str, tuple[Rewards, SourceTerms]] = {}
     for name in sorted({name for trace in traces for name in trace.rewards}):
         found = [trace.rewards.get(name) for trace in traces]
@@ -100,19 +100,6 @@ def _sampled_node(trace: Trace) -> Any:
     return nodes[0]
 
 
-def _exchange(trace: Trace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The messages before the last answer, and the answer."""
-    messages = list(trace.messages)
-    if not messages or messages[-1].role != "assistant":
-        raise RewardFailure("the reward of a trace", {0: "no_response: its last message is not the assistant's"})
-    return [_plain(message, last=False) for message in messages[:-1]], [_plain(messages[-1], last=True)]
-
-
-def _plain(message: Any, *, last: bool) -> dict[str, Any]:
-    """A message as chat templates know it; the last one, which is scored, without its reasoning."""
-    content = message.content
-    parts = content if isinstance(content, str | None) else [part.model_dump() for part in content]
-    keys = ("tool_call_id", "name") if last else ("tool_call_id", "name", "reasoning_content")
-    calls = [call.model_dump() for call in getattr(message, "tool_calls", None) or ()]
-    more = {key: getattr(message, key, None) for key in keys}
-    return {"role": message.role, "content": parts if last else parts or "", **more, "tool_calls": calls}
+def _messages(trace: Trace) -> list[dict[str, Any]]:
+    """The messages of a trace, without the provider's own state."""
+    return [message.model_dump(exclude={"provider_state"}) for message in trace.messages]

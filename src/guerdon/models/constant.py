@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from guerdon.call_queue import concurrent
 from guerdon.errors import ConfigError
 from guerdon.types import Episode, RewardInfo, Score
 
@@ -30,6 +31,7 @@ class ConstantModel:
         """A range of one value, no frames needed."""
         return RewardInfo(name="constant", range=(self.value, self.value), modality="state", frames_needed=0)
 
+    @concurrent
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
         """One Score per episode: `value` at every row and in total."""
         return [Score(steps=np.full(len(e), self.value, np.float32), total=self.value) for e in episodes]

@@ -41,8 +41,8 @@ def load_reward_model(
     `score` and `judge` may be called from any number of threads at a time: calls are queued, and those that wait are
     made as one, each with the values it would have alone. `learn`, `save` and `restore` wait until no other call is
     made. Models on one `SharedBase` take turns. What training uses (`logits`, `load_tensors`, the network itself) is
-    for one thread, and for no other at the same time. A model of a user's own is called as it comes, unless its
-    `score` is `batched` (`guerdon.call_queue`).
+    for one thread, and for no other at the same time. The `score` of a user's own model is called by one thread at a
+    time in `score_episodes`, unless it is `batched` or `concurrent` (`guerdon.call_queue`).
 
     Args:
         model_type: a name, `package.module:factory`, or a name that an installed package registers.

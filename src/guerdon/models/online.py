@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from guerdon.call_queue import alone, calls_of
+from guerdon.call_queue import alone, calls_of, concurrent
 from guerdon.devices import seeded
 from guerdon.episodes.targets import episode_success, frame_targets
 from guerdon.errors import CheckpointError, DataError, boundary
@@ -100,6 +100,7 @@ class OnlineImageModel:
         """That of the model."""
         return self.model.info
 
+    @concurrent
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
         """Scores with the current weights."""
         return self.model.score(episodes)

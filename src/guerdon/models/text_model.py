@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from guerdon import distributed
 from guerdon.atomic import sealed_folder, verify_folder
-from guerdon.call_queue import batched
+from guerdon.call_queue import batched, concurrent
 from guerdon.errors import CheckpointError, DataError, boundary
 from guerdon.finite import load_weights, refuse_to_write, save_weights
 from guerdon.models import checkpoint
@@ -247,6 +247,7 @@ class TextRewardModel:
         limits = [n for n in (self.card.max_length, self.policy.base.positions) if n is not None]
         return min(limits, default=None)
 
+    @concurrent
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
         """One Score per episode, in order; `episode.task` is the question, `episode.texts` are the steps."""
         return [judged.score for judged in self.judge(episodes, JudgeOptions())]

@@ -26,6 +26,7 @@ import torch
 from pydantic import ValidationError
 
 from guerdon.atomic import sealed_folder, verify_folder
+from guerdon.call_queue import concurrent
 from guerdon.config import validate
 from guerdon.devices import resolve_device
 from guerdon.episodes.chats import unreadable
@@ -127,6 +128,7 @@ class VLMRewardModel:
             progress_horizon=None if self.card is None else self.card.horizon,
         )
 
+    @concurrent
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
         """One Score per episode, in order; what the model did not answer is a `Failure`."""
         return [judged.score for judged in self.judge(episodes, JudgeOptions())]

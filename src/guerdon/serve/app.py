@@ -60,7 +60,7 @@ def build_app(models: ServedModels, settings: ServeSettings) -> FastAPI:
     for module in FORMATS:
         app.router.routes.extend(module.routes.routes)  # routers that are included cost a lookup per request
     app.add_exception_handler(ServeError, _serve_error)
-    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(RequestValidationError, validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _fault)
     app.add_middleware(RequestMiddleware, settings=settings, models=models)
@@ -71,7 +71,7 @@ async def _serve_error(request: Request, error: Any) -> JSONResponse:
     return JSONResponse(error_body(str(error), error.status, error.code, error.param), error.status, error.headers)
 
 
-async def _validation_error(request: Request, error: Any) -> JSONResponse:
+async def validation_error(request: Request, error: Any) -> JSONResponse:
     """The problems of a request, without the wrong values: they may be large, or not JSON at all."""
     found = error.errors()
     lines = []

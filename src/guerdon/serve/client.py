@@ -35,6 +35,7 @@ import httpx2
 import numpy as np
 from numpy.typing import NDArray
 
+from guerdon.call_queue import concurrent
 from guerdon.errors import ConfigError, DataError, RewardRequestError
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, joined_status
 from guerdon.models.vlm_frames import to_rgb_uint8
@@ -506,6 +507,7 @@ class RemoteRewardModel:
         self.client = client
         self.info = client.info()
 
+    @concurrent
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
         """One Score per episode, in order.
 

@@ -99,9 +99,8 @@ class RequestMiddleware:
             return await self.app(scope, exchange.plain_receive, exchange.send)
         if self.models.draining:
             raise _Refused(503, "not_ready", "the server is shutting down")
-        if (encoding := headers.get("content-encoding", "identity").strip().lower()) not in ("", "identity"):
-            told = f"the body has the content encoding {encoding[:40]!r}: send it uncompressed"
-            raise _Refused(415, "unsupported_media_type", told)
+        if (problem := encoding_problem(headers)) is not None:
+            raise _Refused(415, "unsupported_media_type", problem)
         claimed = headers.get("content-length", "0")
         if not (claimed.isascii() and claimed.isdigit()) or int(claimed) > limits.max_body_bytes:
             raise _Refused(413, "too_large", f"a request may have at most {limits.max_body_bytes} bytes")
@@ -139,6 +138,14 @@ class RequestMiddleware:
         if scheme.lower() not in ("bearer", "basic") or not secret:
             return MISSING
         return None if known else WRONG
+
+
+def encoding_problem(headers: Headers) -> str | None:
+    """Why the body of a request is not read, if it is compressed: its size would be known only after decoding."""
+    encoding = ", ".join(headers.getlist("content-encoding")).lower()
+    if {one.strip() for one in encoding.split(",")} <= {"", "identity"}:
+        return None
+    return f"the body has the content encoding {encoding[:40]!r}: send it uncompressed"
 
 
 class _Refused(Exception):

@@ -13,13 +13,22 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from functools import lru_cache
 from typing import Any
 
-from guerdon.episodes.chats import ChatError, chat_messages, context_of, question_of, split_answer, tool_schemas
+from guerdon.episodes.chats import (
+    ChatError,
+    NoResponseError,
+    chat_messages,
+    context_of,
+    question_of,
+    split_answer,
+    tool_schemas,
+)
 from guerdon.types import Failure, Message, Tool
 
 Turn = tuple[str, str]
@@ -49,10 +58,10 @@ _ENDS = (
     "<eos>", "<end_of_turn>", "<｜end▁of▁sentence｜>", "<|END_OF_TURN_TOKEN|>",
 )  # fmt: skip
 _OPENING = re.compile(
-    r"(?:<s>|<bos>|<BOS_TOKEN>|<\|begin_of_text\|>|<\|endoftext\|>|<\|end_of_text\|>|<｜begin▁of▁sentence｜>|\s)*"
+    r"(?:<s>|\[CLS\]|<bos>|<BOS_TOKEN>|<\|begin_of_text\|>|<\|endoftext\|>|<\|end_of_text\|>|<｜begin▁of▁sentence｜>|\s)*"
 )
 _MARKS = re.compile(r"<extra_0>|[ \n]ки(?![^\W\d_])")  # Qwen2.5-Math-PRM, Math-Shepherd
-_SURE = 32  # characters of the end of a prompt, without white space, that identify it where its beginning was cut off
+_SURE = 32  # characters of the end of a prompt (`_folded`) that identify it where its beginning was cut off
 _TRIES = 64  # places of a prompt that may begin like the text; each is compared with the whole text
 _ROLES = {"model": "assistant", "chatbot": "assistant", "ipython": "tool"}
 
@@ -93,9 +102,9 @@ def cut(text: str, prompt: str | None = None) -> PromptResponse:
 
     Args:
         text: both, special tokens included.
-        prompt: beginning of the text, if it is known; a beginning-of-text token may precede it. White space may differ
-            (a tokenizer's decoding need not be the inverse of its encoding), and the text may begin within the prompt
-            (a trainer cut it on the left).
+        prompt: beginning of the text, if it is known; a beginning-of-text token may precede it. White space, case
+            and compatibility forms may differ (a tokenizer's decoding need not be the inverse of its encoding), and the
+            text may begin within the prompt (a trainer cut it on the left).
 
     Raises:
         CutError: the text does not begin with the prompt, or there is none and no template is recognised.
@@ -126,7 +135,7 @@ def _behind(text: str, prompt: str) -> str:
     if at >= 0 and _OPENING.fullmatch(text[:at]):
         return text[at + len(prompt) :]
     opening, own = (_OPENING.match(one).end() for one in (text, prompt))  # type: ignore[union-attr]
-    shown, asked = ("".join(one.split()) for one in (text[opening:], prompt[own:]))
+    shown, asked = ("".join(map(_folded, one)) for one in (text[opening:], prompt[own:]))
     begins = [0] if asked and shown.startswith(asked) else []
     at = 0 if begins else asked.find(shown[:_SURE], 1)
     tries = 0
@@ -139,9 +148,18 @@ def _behind(text: str, prompt: str) -> str:
             if not begins and tries <= _TRIES
             else "the text begins with the end of its prompt in several ways, so the response cannot be told apart"
         )
-    count = len(asked) - begins[0]
-    places = (k for k in range(opening, len(text)) if not text[k].isspace())
-    return text[next(islice(places, count - 1, None)) + 1 :].lstrip()
+    left, end = len(asked) - begins[0], opening
+    while left > 0:
+        left, end = left - len(_folded(text[end])), end + 1
+    if left < 0:
+        raise CutError("the prompt ends within a character of the text")
+    return text[end:].lstrip()
+
+
+@lru_cache(4096)
+def _folded(character: str) -> str:
+    """What remains of a character without white space, case and compatibility forms, which tokenizers may change."""
+    return "".join(unicodedata.normalize("NFKD", character).casefold().split())
 
 
 def cut_or_failure(text: str, prompt: str | None = None) -> PromptResponse | Failure:
@@ -201,13 +219,15 @@ def turns_as_messages(turns: Sequence[Turn]) -> tuple[Message, ...]:
 
 @contextmanager
 def cutting() -> Iterator[None]:
-    """Makes what is wrong with a conversation a `CutError`."""
+    """Makes what is wrong with a conversation a `CutError`; one without an answer keeps its reason."""
     try:
         yield
     except CutError:
         raise
     except ChatError as error:
-        raise CutError(str(error)) from error
+        cut_error = CutError(str(error))
+        cut_error.reason = error.reason if isinstance(error, NoResponseError) else cut_error.reason
+        raise cut_error from error
 
 
 def read_prompt(text: str) -> list[Turn] | None:

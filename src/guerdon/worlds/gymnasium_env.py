@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
 from gymnasium.utils import RecordConstructorArgs
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from guerdon.episodes.images import rgb_picture
 from guerdon.errors import ConfigError, DataError, GuerdonError, MissingDependencyError, boundary
@@ -171,7 +171,7 @@ class RenderEye:
     def looks(self, indices: Sequence[int]) -> list[ByteArray]:
         """Current pictures of copies, each (H, W, 3) uint8.
 
-        Only a `SyncVectorEnv` draws the given copies alone; others draw all copies in one call of `render()`.
+        `SyncVectorEnv` and `AsyncVectorEnv` draw the given copies alone; others draw all of them in one `render()`.
 
         Raises:
             ConfigError: `render()` does not return one picture per copy.
@@ -180,6 +180,8 @@ class RenderEye:
         with _gymnasium(MissingDependencyError, "the environment cannot draw itself"):
             if isinstance(self._env, SyncVectorEnv):
                 drawn = {index: self._env.envs[index].render() for index in indices}
+            elif isinstance(self._env, AsyncVectorEnv):
+                drawn = _drawn_in_processes(self._env, indices)
             else:
                 pictures = self._env.render()
                 count = None if pictures is None else len(pictures)
@@ -201,6 +203,15 @@ class RenderEye:
 
     def close(self) -> None:
         """Nothing to free: the copies own their renderers."""
+
+
+def _drawn_in_processes(env: AsyncVectorEnv, indices: Sequence[int]) -> dict[int, Any]:
+    """Pictures of some copies; `AsyncVectorEnv.call` would let all of them draw."""
+    for index in indices:
+        env.parent_pipes[index].send(("_call", ("render", (), {})))
+    found = {index: env.parent_pipes[index].recv() for index in indices}
+    env._raise_if_errors([found.get(index, (None, True))[1] for index in range(env.num_envs)])
+    return {index: picture for index, (picture, _) in found.items()}
 
 
 class SceneEye:

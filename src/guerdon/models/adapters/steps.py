@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from guerdon.call_queue import batched
+from guerdon.call_queue import batched, concurrent
 from guerdon.devices import resolve_device
 from guerdon.episodes.chats import check_characters
 from guerdon.errors import CheckpointError, ConfigError, DataError
@@ -109,6 +109,7 @@ class StepReader:
         """Probabilities, one per step."""
         return RewardInfo(self._name, (0.0, 1.0), modality="text", frames_needed=0, success_threshold=0.5)
 
+    @concurrent
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
         """One Score per episode, with a value per step."""
         return [judged.score for judged in self.judge(episodes, JudgeOptions())]
