@@ -408,17 +408,16 @@ def json_objects(text: str, material: Sequence[str] = ()) -> list[Any] | Failure
         At least one value; one that is not JSON is a `Failure`, `not_json`. Or `not_json`, where there is none or
         the last one does not end.
     """
+    final: str | Failure = text
     try:
-        whole = _parsed(text)
+        whole = [_parsed(text)]
     except (ValueError, RecursionError):
-        final = final_part(text)
-        if isinstance(final, Failure):
-            return Failure("not_json", final.detail)
-    else:
-        if not (isinstance(whole, dict | list) and _BEGINS.search(text)):
-            return [whole]
-        final = text
+        whole, final = [], final_part(text)
+    if isinstance(final, Failure):
+        return Failure("not_json", final.detail)
     own = _unquoted(final, material)
+    if whole and own == text:
+        return whole
     found: list[Any] = []
     position = 0
     while start := _BEGINS.search(own, position):
@@ -456,17 +455,18 @@ def _unquoted(text: str, material: Sequence[str]) -> str:
     spans |= {mark.span(): mark[0] for mark in marks if "{" not in mark[0] or mark[0][0] == "\\"}
     plain = [_unescaped(one) for one in material]
     whole = "\n".join(plain)
-    own = {span: _words(_unescaped(text[span[0] : span[1]])) for span in sorted(spans)}
-    own = {span: words for span, words in own.items() if all(word in whole for word in words)}
+    said = {span: _ZEROS.sub("", _unescaped(text[slice(*span)])) for span in sorted(spans)}
+    own = {span: _words(one) for span, one in said.items() if all(word[0] in whole for word in _WORD.finditer(one))}
     if not own:
-        return text  # the usual case, found quickly
+        return text  # the usual case, found quickly: it has a word of its own
     given = [_words(one) for one in plain]
     joined = [_joined(words) for words in given]
     objects_given = {members for words in given for members in _objects_in(words)}
     quoted = []
     for span, words in own.items():
-        *_, members = [frozenset[str](), *(_objects_in(words) if isinstance(spans[span], dict) else ())]
-        if any(_joined(words) in one for one in joined) or (members and any(members <= one for one in objects_given)):
+        members = list(_objects_in(words))[-1:] if isinstance(spans[span], dict) else []
+        same = any(_joined(words) in one for one in joined)
+        if same or any(one and one <= other for one in members for other in objects_given):
             quoted.append(span)
     starts, ends = [0, *(end for _, end in quoted)], [*(start for start, _ in quoted), len(text)]
     rest = "".join(text[start:end] for start, end in zip(starts, ends, strict=True))
