@@ -23,7 +23,7 @@ CELL = """
 from guerdon.episodes.solutions import Solution
 from guerdon.labels.append_log import Cache, Ledger
 from guerdon.labels.labelers import PromptedSolution
-from guerdon.labels.llm_client import HttpLLMClient
+from guerdon.labels.llm_client import HttpLLMClient, LLMRequest, send
 from guerdon.labels.llm_judge import JudgeLabeler
 from guerdon.retry import Clock
 from guerdon.settings.label import OpenAIJudgeSettings
@@ -40,6 +40,10 @@ def labels(url, folder, question):
         return [getattr(one, "values", one) for one in labeler.label(given)]
     finally:
         cache.close(), ledger.close()
+
+def reply(url):
+    settings = OpenAIJudgeSettings(model="m", base_url=url + "/v1")
+    return send(settings, "key", LLMRequest(({"role": "user", "content": "q"},), 5)).text
 
 def rewards(url):
     from guerdon.serve.client import RewardClient
@@ -133,10 +137,11 @@ def test_endpoints_and_servers_inside_a_running_loop(tmp_path):
     exec(CELL, names)
 
     async def reward_function(judge, server):
-        return names["labels"](judge.url, tmp_path, "q"), names["rewards"](server.url)
+        return names["reply"](judge.url), names["labels"](judge.url, tmp_path, "q"), names["rewards"](server.url)
 
     with judge_server(lambda _: verdicts([1, -1])) as judge, chaos_server() as server:
-        assert asyncio.run(reward_function(judge, server)) == (WANTED, [worth("a"), worth("b")])
+        found = asyncio.run(reward_function(judge, server))
+    assert found == (verdicts([1, -1]), WANTED, [worth("a"), worth("b")])
 
 
 def test_a_notebook(tmp_path):
@@ -158,9 +163,10 @@ def test_a_notebook(tmp_path):
             assert str(WANTED) in run(f"print(labels({judge.url!r}, '.', 'first'))")
             assert str([worth("a"), worth("b")]) in run(f"print(rewards({server.url!r}))")
             said.clear()
+            assert verdicts([1, -1]) in run(f"print(reply({judge.url!r}))")
             run(f"async def ask(): return labels({judge.url!r}, '.', 'second')")
             assert str(WANTED) in run("print(await ask())")
-            assert len(judge.requests) == 6
+            assert len(judge.requests) == 7
     finally:
         client.stop_channels()
         kernel.shutdown_kernel(now=True)
