@@ -23,32 +23,39 @@ _LAST_STOP = re.compile(r"(?<![.…])[.?。](?=[\s}]*(?:\$\$?|\\[\])]|`{1,2}|\\e
 _LINE = re.compile(r"\n\s*")
 _EAST = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"  # letters of Chinese and Japanese
 _STOP = re.compile(
-    r"(?P<stop>[.!?…؟]+)(?P<closed>[\"'”’»›)\]}*_]*(?:\[\d+\])?)"
+    r"(?P<stop>[.!?…؟]+)(?P<closed>(?:[\"'”’“»«›)\]}*_]|</\w{1,9}>)*(?:\[\d+\])?)"
     r"(?:[^\S\n]?[\U0001f000-\U0001faff\u2600-\u27bf\u2b50\u200d\ufe0f]+)*"  # emoji
     rf"(?=\s|\Z|[{_EAST}])"
-    r"|(?:[。！？｡।॥۔።]|．(?!\d))+[」』”’»）)》】〉\"'*_]*(?![」』”’»）)》】〉])(?!(?<=[」』])(?:と|って))"
+    r"|(?:[。！？｡।॥۔።]|．(?!\d))+[」』”’»）)》】〉\"'*_]*(?![」』”’»）)》】〉])(?!(?<=[」』）])(?:[とではがをにのもだ]|って))"
 )
 _MASK = "\ue000"
+_NEAR = 200  # characters in front of a stop, and behind it, that are looked at
 _LISTED = re.compile(  # the number of a list, or the label of a part, at the beginning of a line
     r"[\s>#*_•◦▪–—+(（\\-]*(?:(?:step|case|part|claim|lemma|theorem|proposition|corollary|definition|example|exercise"
     r"|problem|question|rule|fact|property|section|paso|schritt|étape|caso|fall|cas|шаг|случай)\s+)?"
     r"(?:(?:\d{1,3}\.)*(?P<number>\d{1,3})|[^\W\d_]|[ivxlIVXL]{1,5}|proof|solution|remark)[\])）\\]?[*_]*",
     re.IGNORECASE,
 )
-_LISTED_INSIDE = re.compile(r"(?:\A|.*[:：])\s*[*_(]*(?P<number>\d{1,2})[*_)]*", re.DOTALL)
+_LISTED_INSIDE = re.compile(r"(?:\A|(?P<colon>:\s|：))\s*[*_(]*(?P<number>\d{1,2})[*_)]*\Z")
+_SECOND = re.compile(r"[.!?;,]\s+[*_(]*2[*_)]*\.\s")
+_ROW = re.compile(r"^[^\S\n]*\|[^\n]*\|[^\S\n]*$", re.MULTILINE)  # of a table
 _WORD = re.compile(r"(?:[^\W_]|\.(?=[^\W_]))+\Z")
 _ACRONYM = re.compile(r"(?:[^\W\d_]{1,2}\.)+[^\W\d_]{1,2}")
-_NEVER = frozenset("e.g i.e cf viz vs approx dr mr mrs ms prof st w.l.o.g s.t w.r.t i.i.d z.b d.h u.a bzw ca".split())
-_REFERS = frozenset(  # to what follows, a number or a letter
-    "fig figs eq eqs thm thms lem prop cor def sec secs ch chap no nos nr p pp ex ref refs tab vol alg app rem".split()
+_NEVER = re.compile(
+    r"e\.g|i\.e|cf|viz|vs|approx|ca|w\.l\.o\.g|s\.t|w\.r\.t|i\.i\.d|z\.b|d\.h|u\.a|bzw|dr|mrs?|ms|sra?|prof|st"
 )
-_SHORT = frozenset("etc al jr sr inc ltd co resp est dept ft in lb lbs oz min sec hr hrs yd mi".split())
-_BEGINS = frozenset(
-    "a after also an and as assume at because both but by compute consider each finally find first for from given he "
-    "hence her here how however i if in it its let next no not note now of on one our second she since so step "
-    "substitute suppose that the their then there therefore these they this those thus to using we what when where "
-    "which while why with yes you".split()
+_REFERS = re.compile(  # to what follows, a number or a letter
+    "figs?|eqs?|thms?|lem|prop|cor|def|secs?|ch|chap|nos?|nr|pp?|ex|refs?|tab|vol|alg|app|rem|jan|feb|mar|apr|jun|jul"
+    "|aug|sept?|oct|nov|dec"
 )
+_SHORT = re.compile("etc|usw|al|jr|inc|ltd|co|resp|est|dept|ft|lbs?|oz|min|sec|hrs?|yd|mi")
+_BEGINS = re.compile(  # words that begin a sentence more often than they follow a name
+    "an?|after|also|and|as|assume|at|because|both|but|by|compute|consider|each|finally|find|first|for|from|given|hence"
+    "|he|her|here|how|however|i|if|in|its?|let|next|no|note?|now|of|on|one|our|second|she|since|so|step|substitute"
+    "|suppose|that|the|then|their|there|therefore|these|they|this|those|thus|to|using|we|what|when|where|which|while"
+    "|why|with|yes|you"
+)
+_NAMED = re.compile(r"(?:\A|(?<![^\W_])(?:[^\W\d_]|Prof|Dr|Mrs?|Ms)\.|(?<![^\W_])[A-ZÀ-Þ]\w+)\s*\Z")
 
 
 def sentence_ends(text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -69,7 +76,7 @@ def sentence_ends(text: str) -> tuple[list[int], list[tuple[int, int]]]:
         masked[start:end] = _MASK * (end - start - 1) + (stop[0] if stop else _MASK)
         if kind == "display" and (begun := re.compile(r"[^\S\n]+(?=[A-ZА-ЯÀ-Þ])").match(text, end)):
             ends.add(begun.end())
-    plain = "".join(masked)
+    plain = _ROW.sub(lambda row: _MASK * len(row[0]), "".join(masked))
     ends |= {line.end() for line in _LINE.finditer(plain)}
     return [*_with_stops(plain, ends), len(text)], [(start, end) for start, end, kind in parts if kind == "code"]
 
@@ -117,32 +124,36 @@ def _with_stops(plain: str, lines: set[int]) -> list[int]:
             begun = ends[line]
             line += 1
         if stop["stop"]:
-            before = plain[begun : stop.start()]
+            before = plain[max(begun, stop.start() - _NEAR) : stop.start()]
             first = begun == 0 or (line > 0 and begun == ends[line - 1])
-            if stop["stop"] == "." and (number := _number(before, first, listed)) is not None:
+            after = plain[stop.end() : stop.end() + _NEAR]
+            if stop["stop"] == "." and (number := _number(before, first, listed, after)) is not None:
                 listed = number
                 continue
-            if not _is_end(before, stop["stop"], stop["closed"], plain[stop.end() : stop.end() + 40]):
+            if not _is_end(before, stop["stop"], stop["closed"], after):
                 continue
         begun = stop.end()
         found.append(begun)
     return sorted(lines.union(found))
 
 
-def _number(before: str, first: bool, listed: int) -> int | None:
+def _number(before: str, first: bool, listed: int, after: str) -> int | None:
     """The number of a list in front of a full stop (0 for a letter or a label); None where there is none.
 
     Args:
         before: the sentence up to the stop.
         first: whether the sentence begins a line.
-        listed: the last number of a list; inside a line only the next one, or the first, is one.
+        listed: the last number of a list; inside a line only the next one is one, or the first of several.
+        after: what follows the stop.
     """
     if first and len(before) < 60 and (found := _LISTED.fullmatch(before)):
         return int(found["number"] or 0)
-    inside = _LISTED_INSIDE.fullmatch(before[-200:])
-    if inside and int(inside["number"]) == (listed + 1 if not before.strip(" *_()")[:-1].strip("0123456789") else 1):
-        return int(inside["number"])
-    return None
+    inside = _LISTED_INSIDE.search(before, max(len(before) - 20, 0))
+    if inside is None:
+        return None
+    number = int(inside["number"])
+    begins = number == 1 and inside["colon"] and _SECOND.search(after)
+    return number if begins or number == listed + 1 > 1 else None
 
 
 def _is_end(before: str, stop: str, closed: str, after: str) -> bool:
@@ -153,10 +164,11 @@ def _is_end(before: str, stop: str, closed: str, after: str) -> bool:
     letter = following[0]
     lower, begins = letter.islower(), letter.isalpha() and not letter.islower()
     if "…" in stop or stop.startswith(".."):
-        return begins and not before.rstrip().endswith(",")
+        listing = before.rstrip().endswith(",") and not _BEGINS.fullmatch(_first_word(following))
+        return begins and after[0].isspace() and not listing
     if before[-1:].isspace():
         return begins
-    if stop == "!" and not closed and re.search(r"[\d)\]}\ue000]\Z|(?<![^\W_])[a-zA-Z]\Z", before):
+    if not stop.strip("!") and not closed.strip(")]}") and re.search(r"[\d)\]}\ue000]\Z|(?<![^\W_])[a-zA-Z]\Z", before):
         return begins and after[:1].isspace()  # else a factorial
     if lower and (closed.strip("*_") or before.endswith(_MASK)):
         return False
@@ -169,19 +181,20 @@ def _word_ends(before: str, following: str) -> bool:
     if found is None:
         return True
     word, letter = found[0].casefold(), following[0]
-    next_word = re.match(r"[^\W\d_]*", following)[0].casefold()  # type: ignore[index]  # it matches nothing, too
-    if word in _NEVER:
+    usual = _BEGINS.fullmatch(_first_word(following)) is not None
+    if _NEVER.fullmatch(word):
         return False
-    if word in _REFERS:
-        return not (letter.isdigit() or letter.islower() or letter in f"\\${_MASK}")
-    if word in _SHORT and (word != "in" or re.search(r"\d\s*in\Z", before)):
+    if _REFERS.fullmatch(word):
+        return not re.match(rf"[\d\\${_MASK}]|[A-Z](?![^\W\d_])", following) and not letter.islower()
+    if _SHORT.fullmatch(word) or re.search(r"\d\s*in\Z", before):
         return not (letter.islower() or letter.isdigit())
     if _ACRONYM.fullmatch(found[0]):
-        return letter.isalpha() and not letter.islower() and (found[0].islower() or next_word in _BEGINS)
-    if len(word) == 1 and word.isalpha() and ord(word) < 0x2E80:
-        if letter.islower():
-            return False
-        named = re.search(r"(?:\A|\.|(?<![^\W_])[^\W\d_]\w+)\s*\Z", before[: found.start()])
-        name = named and (named[0].strip(". ")[:1] or "A").isupper() and letter.isupper() and next_word not in _BEGINS
-        return not (found[0].isupper() and name)
+        return letter.isalpha() and not letter.islower() and (found[0].islower() or usual)
+    if len(word) == 1 and word.isalpha() and not re.match(f"[{_EAST}]", word):
+        initial = found[0].isupper() and letter.isupper() and not usual and _NAMED.search(before[: found.start()])
+        return not letter.islower() and not initial
     return True
+
+
+def _first_word(text: str) -> str:
+    return re.match(r"[^\W\d_]*", text)[0].casefold()  # type: ignore[index]  # it matches nothing, too
