@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from guerdon.labels.llm_judge import parse_judgement
 from guerdon.models.verdict_parser import Numbers, parse_answer
-from guerdon.replies import final_part, last_json, opened_reasoning
+from guerdon.replies import final_part, json_objects, opened_reasoning
 from guerdon.types import Failure
 
 DRAFT = '{"steps": [{"step_number": 1, "reasoning": "hm", "score": -1}]}'
@@ -343,7 +343,7 @@ def test_the_failure_names_the_mark():
     assert "'<seed:think>'" in final_part(f"<seed:think>{DRAFT}").detail
     assert "'<|channel|>analysis'" in final_part(f"<|channel|>analysis<|message|>{DRAFT}").detail
     assert final_part("<think>a</think> b") == " b"
-    assert last_json('<think>{"a": 4}</think>{"a": 5}') == {"a": 5}
+    assert json_objects('<think>{"a": 4}</think>{"a": 5}') == [{"a": 5}]
 
 
 CLOSING = {"end", "stop", "close", "suffix"}

@@ -9,28 +9,44 @@ not. A tag of an unknown name counts as reasoning too where it begins the reply 
 (`<answer>`, `<your answer>`), HTML and control tokens do not. A tag that is only mentioned, in a sentence, in quotes,
 in a block of code or inside a JSON object, changes nothing.
 
+What a judge quotes is no answer either, or a solution could hold its own verdict: a JSON object or a marked answer that
+stands in the material (the question, the solution, the task) is left out, however the quotation is indented, spaced,
+escaped or ordered. A verdict may equal one of the material by chance. It counts where the reply is that object and
+nothing else, as it was asked to be, and holds no text of more than `CHANCE` characters, which nobody repeats by chance.
+
     final_part("<think>maybe 40</think> 85")                     # " 85"
     final_part("<think>maybe 40")                                # Failure('truncated', ...)
-    last_json('<think>{"score": 4}</think>{"score": 5}')         # {"score": 5}
+    json_objects('<think>{"score": 4}</think>{"score": 5}')      # [{"score": 5}]
+    json_objects('He wrote {"a": 1}. {"a": 0}', ['{ "a":1 }'])   # [{"a": 0}]
 """
 
 from __future__ import annotations
 
+import html
 import json
 import re
+import unicodedata
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Never
 
 from guerdon.types import Failure
 
 BROKEN = 50  # beginnings of JSON objects that are no JSON, after which no more are tried
+CHANCE = 20  # characters of a text that two writers may write alike by chance
 
 _BEGINS = re.compile(r'\{\s*"|\[\s*\{')  # of a JSON object, or of a list of them
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.S)  # one that does not end takes the rest
 _TOKEN = re.compile(_STRING.pattern + r"|[{}\[\]]", re.S)
 _ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')  # one that JSON knows, or a backslash that escapes nothing
+
+_ANSWER_MARK = re.compile(r"<answer>[^<]*</answer>|\\boxed\{[^{}]*\}|\[\[[^\[\]\n]*\]\]", re.I)
+_CODE_POINT = re.compile(r"\\+u([0-9a-fA-F]{4})")
+_BLANK_ESCAPE = re.compile(r"\\+[nrt]")
+_WORD = re.compile(r"-?\d+(?:\.\d+)?|[^\W\d_]+|[{}\[\],]")
+_ZEROS = re.compile(r"(?<=\d)\.0+(?!\d)")
+_ONLY_FENCE = re.compile(r"[\s\ufeff]*(?:[`~]{3,}\w*)?[\s`~]*")
 
 _SPELLED = {"&lt;": "   <", "&#60;": "    <", "&gt;": ">   ", "&#62;": ">    ", "\\<": " <", "\\>": "> "}
 _SAME = str.maketrans("＜＞／｜▁［］【】◁▷⟨⟩⟪⟫\ufeff\u200b", "<>/|_[][]<><><>  ")  # other notations of a mark
@@ -336,13 +352,18 @@ def _within(place: int, spans: list[tuple[int, int]]) -> bool:
 
 def _objects(text: str) -> Iterator[tuple[int, int]]:
     """Where JSON objects are in a text; what is inside of them is not looked at."""
+    return ((start, end) for start, end, value in _found(text) if not isinstance(value, Failure))
+
+
+def _found(text: str) -> Iterator[tuple[int, int, Any]]:
+    """Where JSON objects are in a text, and their values: a `Failure` of one that is no JSON."""
     position = broken = 0
     while broken < BROKEN and (begin := _BEGINS.search(text, position)):
         end = _end(text, begin.start())
-        if end is None or isinstance(_read(text[begin.start() : end]), Failure):
-            broken += 1
-        else:
-            yield begin.start(), end
+        value = None if end is None else _read(text[begin.start() : end])
+        broken += end is None or isinstance(value, Failure)
+        if end is not None:
+            yield begin.start(), end, value
         position = end or begin.end()
 
 
@@ -372,36 +393,128 @@ def _blank(code: str) -> str:
     return re.sub(r"[^\n]", " ", code)
 
 
-def last_json(text: str) -> Any:
-    """The last JSON object of a reply after its reasoning.
+def json_objects(text: str, material: Sequence[str] = ()) -> list[Any] | Failure:
+    """The JSON objects of a reply after its reasoning, in order, without those that it quotes.
 
-    An object that does not end, or that is not JSON, hides whatever it holds: its parts are not read as the answer.
-    Errors that can mean one thing only are repaired: a plus sign before a number, a comma before a closing bracket, a
-    backslash that escapes nothing, line breaks inside a string.
+    An object that is not JSON hides whatever it holds: its parts are not read as the answer. Errors that can mean one
+    thing only are repaired: a plus sign before a number, a comma before a closing bracket, a backslash that escapes
+    nothing, line breaks inside a string.
 
     Args:
         text: the whole reply.
+        material: as of `own_part`.
 
     Returns:
-        The value, or `not_json`.
+        At least one value; one that is not JSON is a `Failure`, `not_json`. Or `not_json`, where there is none or
+        the last one does not end.
     """
+    final: str | Failure = text
     try:
-        return _parsed(text)
+        whole = [_parsed(text)]
     except (ValueError, RecursionError):
-        pass
-    final = final_part(text)
+        whole, final = [], final_part(text)
     if isinstance(final, Failure):
         return Failure("not_json", final.detail)
-    text = final
-    found: Any = Failure("not_json", f"there is no JSON object: {text[:80]!r}")
+    own = _unquoted(final, material)
+    if whole and own == text:
+        return whole
+    found: list[Any] = []
     position = 0
-    while start := _BEGINS.search(text, position):
-        end = _end(text, start.start())
+    while start := _BEGINS.search(own, position):
+        end = _end(own, start.start())
         if end is None:
-            return Failure("not_json", f"an object does not end: {text[start.start() :][:80]!r} ... {text[-40:]!r}")
-        found = _read(text[start.start() : end])
+            return Failure("not_json", f"an object does not end: {own[start.start() :][:80]!r} ... {own[-40:]!r}")
+        found.append(_read(own[start.start() : end]))
         position = end
-    return found
+    why = "there is no JSON object" if own == final else "every JSON object is a quotation from the material"
+    return found or Failure("not_json", f"{why}: {final[:80]!r}")
+
+
+def own_part(text: str, material: Sequence[str] = ()) -> str | Failure:
+    """What a reply says after its reasoning, without the verdicts that it quotes.
+
+    Args:
+        text: the whole reply.
+        material: what the reply is about, each text as a whole: a question, a solution, a task.
+
+    Returns:
+        The text without each JSON object and marked answer that stands in the material, unless it is all there is and
+        may be equal by chance (see the module); or as `final_part`.
+    """
+    final = final_part(text)
+    return final if isinstance(final, Failure) else _unquoted(final, material)
+
+
+def _unquoted(text: str, material: Sequence[str]) -> str:
+    """A text without the JSON objects and marked answers that stand in the material."""
+    if not material:
+        return text
+    spans = {(start, end): value for start, end, value in _found(text)}
+    objects = list(spans)
+    marks = (mark for mark in _ANSWER_MARK.finditer(text) if not _within(mark.start(), objects))
+    spans |= {mark.span(): mark[0] for mark in marks if "{" not in mark[0] or mark[0][0] == "\\"}
+    plain = [_unescaped(one) for one in material]
+    whole = "\n".join(plain)
+    said = {span: _ZEROS.sub("", _unescaped(text[slice(*span)])) for span in sorted(spans)}
+    own = {span: _words(one) for span, one in said.items() if all(word[0] in whole for word in _WORD.finditer(one))}
+    if not own:
+        return text  # the usual case, found quickly: it has a word of its own
+    given = [_words(one) for one in plain]
+    joined = [_joined(words) for words in given]
+    objects_given = {members for words in given for members in _objects_in(words)}
+    quoted = []
+    for span, words in own.items():
+        members = list(_objects_in(words))[-1:] if isinstance(spans[span], dict) else []
+        same = any(_joined(words) in one for one in joined)
+        if same or any(one and one <= other for one in members for other in objects_given):
+            quoted.append(span)
+    starts, ends = [0, *(end for _, end in quoted)], [*(start for start, _ in quoted), len(text)]
+    rest = "".join(text[start:end] for start, end in zip(starts, ends, strict=True))
+    alone = len(quoted) == 1 and _ONLY_FENCE.fullmatch(rest) and not _says_something(text[slice(*quoted[0])])
+    return text if alone else rest
+
+
+def _unescaped(text: str) -> str:
+    """A text without the escapes of JSON and HTML and with one form of each character, in lower case."""
+    if "&" in text:
+        text = html.unescape(text)
+    if "\\" in text:
+        text = _CODE_POINT.sub(lambda found: chr(int(found[1], 16)), text) if "\\u" in text else text
+        text = _BLANK_ESCAPE.sub(" ", text).replace("\\", "")
+    return (text if text.isascii() else unicodedata.normalize("NFKC", text).replace("\u2212", "-")).casefold()
+
+
+def _words(text: str) -> list[str]:
+    """The words, numbers, brackets and commas of a text."""
+    return _WORD.findall(_ZEROS.sub("", text))
+
+
+def _joined(words: list[str]) -> str:
+    return f" {' '.join(word for word in words if word != ',')} "
+
+
+def _objects_in(words: list[str]) -> Iterator[frozenset[str]]:
+    """The members of each `{...}`, whose order makes no difference; those of inner ones first."""
+    opened = [[""]]
+    for word in words:
+        if word in ("{", "["):
+            opened.append([""])
+        elif word == ",":
+            opened[-1].append("")
+        elif word not in ("}", "]"):
+            opened[-1][-1] += f" {word}"
+        elif len(opened) > 1:
+            members: Any = [one for one in opened.pop() if one]
+            if word == "}":
+                members = frozenset(members)
+                yield members
+            opened[-1][-1] += f" {word}{hash(members if word == '}' else tuple(members))}"
+
+
+def _says_something(code: str) -> bool:
+    """Whether JSON holds a text, other than a key, that nobody repeats by chance."""
+    strings = _STRING.finditer(code)
+    return any(len(one[0]) > CHANCE + 2 and not code[one.end() :].lstrip().startswith(":") for one in strings)
 
 
 def _end(text: str, start: int) -> int | None:

@@ -5,6 +5,7 @@ from typing import get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sentence_texts import LATER, TEXTS
 
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError
@@ -14,7 +15,9 @@ from guerdon.settings.label import Splitter
 
 PIECES = st.sampled_from(
     ["a", "1.5", ". ", "! ", "?", "\n", "\n\n", " \n \n", "```\n", "~~~", "<llm-code>", "</llm-code>", "<step>",
-     "</step>", "Step 3", "[ADVANCE] ", ";", " ", "e.g. ", "\t", "\r\n", "é", "#"]
+     "</step>", "Step 3", "[ADVANCE] ", ";", " ", "e.g. ", "\t", "\r\n", "é", "#", "$", "$$", "\\[", "\\]", "\\(",
+     "\\)", "`", "``", "\\begin{align}", "\\end{align}",
+     "1. ", "5!", "...", "。", "」", "।", "🎉", "|", "\ue000", '"', "**", "A. "]
 )  # fmt: skip
 
 
@@ -47,6 +50,50 @@ def test_steps_are_the_text_again(text, splitter):
 )  # fmt: skip
 def test_where_steps_end(splitter, text, steps):
     assert list(split(text, splitter, separator=";")) == steps
+
+
+@pytest.mark.parametrize("name", [*TEXTS, *LATER])
+def test_sentences_end_where_a_reader_ends_them(name):
+    marked = (TEXTS | LATER)[name]
+    assert "¦".join(split(marked.replace("¦", ""), "sentence")) == marked
+
+
+PARTS = st.sampled_from(
+    ["$x = 3. y$", "$$a! = b. C$$", "\\[\na. B\n\\]", "\\(1. 2\\)", "`f(x). G`", "```\na. B\n\nc\n```",
+     "~~~\na! B\n~~~", "\\begin{align*}\nx &= 1. \\\\\n\ny &= 2\n\\end{align*}", "\\begin{cases}1. & 2\\end{cases}"]
+)  # fmt: skip
+PROSE = st.sampled_from(["We add 3. Then ", "Is it so? Yes. ", "\n", "1. ", "so ", "设x=3。"])
+
+
+@given(st.lists(st.tuples(PROSE, PARTS), min_size=1, max_size=6), st.sampled_from(["sentence", "code_block"]))
+def test_mathematics_and_code_are_never_cut(parts, splitter):
+    text = "".join(f"{prose}{part} " for prose, part in parts)
+    steps = split(text, splitter)
+    assert "".join(steps) == text
+    ends, at = {sum(map(len, steps[:k])) for k in range(len(steps))}, 0
+    for prose, part in parts:
+        at += len(prose)
+        assert not ends.intersection(range(at + 1, at + len(part))), part
+        at += len(part) + 1
+
+
+def test_code_is_a_step_of_its_own_where_it_is_asked_for():
+    text = "Take ```x = 1. 2``` here. Then\n````\n```\na. B\n```\n````\nend <llm-code>\nx. Y\n</llm-code> now."
+    assert split(text, "code_block") == (
+        "Take ", "```x = 1. 2``` ", "here. ", "Then\n", "````\n```\na. B\n```\n````\n", "end ",
+        "<llm-code>\nx. Y\n</llm-code> ", "now.",
+    )  # fmt: skip
+    assert split(text, "sentence")[0] == "Take ```x = 1. 2``` here. "
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "piece", ["a. ", "1. ", "$", "$a\n", "\\[", "\\begin{align}", "`", "``", "…", "x! ", '. "', "| a. b", "。」"]
+)
+def test_long_texts_take_no_quadratic_time(piece):
+    text = piece * (200_000 // len(piece))
+    for splitter in ("sentence", "code_block"):
+        assert "".join(split(text, splitter)) == text
 
 
 def test_a_separator_must_be_known():

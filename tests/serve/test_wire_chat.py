@@ -4,7 +4,7 @@ import pytest
 from foreign import FRAME, VIDEO, Watching, b64, brightness, brightness_of_frames, failing, grey, picture, serving
 
 from guerdon.models.explained_score import ExplainedScore
-from guerdon.serve.wire_chat import trend_of_text
+from guerdon.serve.wire_chat import trend
 from guerdon.types import Failure, Score
 
 TREND = (
@@ -91,12 +91,13 @@ def test_a_failure_is_an_error_without_choices(served):
     ("text", "word"),
     [
         ("positive", "positive"), ("Positive.", "positive"), ('{"trend": "UNCLEAR"}', "unclear"),
-        ("I think negative", "negative"), ("positive, no: negative", None), ("", None), ("{}", None), ("7", None),
+        ("The trend is negative.", "negative"), ("I think negative", None),
+        ("positive, no: negative", None), ("", None), ("{}", None), ("7", None),
         ('{"trend": "positive or negative"}', None), ("positively", None), ("[" * 100_000, None),
     ],
 )  # fmt: skip
 def test_one_trend_or_none(text, word):
-    found = trend_of_text(text)
+    found = trend(ExplainedScore(Score(total=0.0), text), "stack the cups")
     assert isinstance(found, Failure) if word is None else found == word
 
 

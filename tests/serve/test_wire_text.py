@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from guerdon.models.explained_score import ExplainedScore
 from guerdon.serve.wire import text_episode
-from guerdon.serve.wire_chat import task_of, trend_of_text
+from guerdon.serve.wire_chat import task_of, trend
 from guerdon.serve.wire_text import (
     CutError,
     as_conversation,
@@ -17,6 +18,7 @@ from guerdon.serve.wire_text import (
     read_template,
     without_end,
 )
+from guerdon.types import Score
 
 CHATML = "<|im_start|>{role}\n{content}<|im_end|>\n", "<|im_start|>assistant\n{answer}<|im_end|>\n", "assistant"
 LLAMA = (
@@ -158,7 +160,7 @@ def test_long_texts_made_to_be_slow_are_not(piece):
             with contextlib.suppress(CutError):
                 text_episode(attempt(), separator="\n\n")
         task_of(given_text)
-        trend_of_text(given_text)
+        trend(ExplainedScore(Score(total=0.0), given_text), given_text)
 
 
 COMMAND = "<|START_OF_TURN_TOKEN|><|{}_TOKEN|>{}<|END_OF_TURN_TOKEN|>"

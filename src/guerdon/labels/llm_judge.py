@@ -21,7 +21,7 @@ from guerdon.episodes.chats import asked_key
 from guerdon.episodes.solutions import Solution
 from guerdon.labels.labelers import PromptedSolution, StepLabels
 from guerdon.labels.llm_client import LLMClient, LLMReply, LLMRequest, valid_unicode
-from guerdon.replies import last_json
+from guerdon.replies import json_objects
 from guerdon.settings.data import DataSettings
 from guerdon.settings.label import HttpJudgeSettings, JudgeSettings
 from guerdon.types import Failure, Message, Tool
@@ -95,28 +95,47 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def _material(given: PromptedSolution, request: LLMRequest) -> list[str]:
+    """All that a judge may quote: what it read, and the solution without the marks between its steps."""
+    return [*(str(message["content"]) for message in request.messages), "".join(given.solution.steps)]
+
+
 def longest_judgement_request(data: DataSettings, settings: JudgeSettings) -> LLMRequest:
     """The request about the longest possible solution, for an upper bound of its cost."""
     longest = Solution("", "q" * data.max_prompt_length, ("s" * 4 * data.max_response_length,))
     return judgement_request(PromptedSolution(longest, Prompt("", (), "", "")), settings)
 
 
-def parse_judgement(text: str, steps: int) -> StepLabels | Failure:
+def parse_judgement(text: str, steps: int, material: Sequence[str] = ()) -> StepLabels | Failure:
     """The labels in a judge's reply.
 
-    The last JSON object is read; thinking, sentences and a fence around it are left out. Errors that can mean one thing
-    only are repaired: a plus sign before a number, a comma before a closing bracket, a backslash that escapes nothing,
-    line breaks inside a string, a step number in quotes.
+    The last JSON object is read; thinking, sentences and a fence around it are left out, and so are objects that the
+    judge quotes from the material. Errors that can mean one thing only are repaired: a plus sign before a number, a
+    comma before a closing bracket, a backslash that escapes nothing, line breaks inside a string, a step number in
+    quotes.
 
     Args:
         text: the reply.
         steps: how many verdicts it must have.
+        material: what the judge read: an object that stands in it is no verdict (`replies.own_part`).
 
     Returns:
         Labels 1 and 0, and the reasons that it gave; or `not_json`, `bad_schema`, `missing_steps`, `extra_steps`,
-        `bad_score`.
+        `bad_score`; `several_answers` where it holds complete judgements with different labels.
     """
-    reply = last_json(text)
+    found = json_objects(text, material)
+    if isinstance(found, Failure):
+        return found
+    read = [_judgement(reply, steps) for reply in found]
+    last = read[-1]
+    given = {one.values for one in read if isinstance(one, StepLabels)}
+    if isinstance(last, StepLabels) and len(given) > 1:
+        return Failure("several_answers", f"{len(given)} different judgements: {text[:80]!r}")
+    return last
+
+
+def _judgement(reply: Any, steps: int) -> StepLabels | Failure:
+    """The labels in a JSON value."""
     if isinstance(reply, Failure):
         return reply
     rows = reply.get("steps") if isinstance(reply, dict) else None
@@ -174,11 +193,14 @@ class JudgeLabeler:
             ConfigError: as `label`.
         """
         requests = [judgement_request(one, self._settings) for one in solutions]
-        parsers = [partial(self._parse, len(one.solution.steps)) for one in solutions]
+        parsers = [
+            partial(self._parse, len(one.solution.steps), _material(one, request))
+            for one, request in zip(solutions, requests, strict=True)
+        ]
         yield from self._client.complete(requests, parsers, role="judge")
 
-    def _parse(self, steps: int, reply: LLMReply) -> StepLabels | Failure:
-        labels = parse_judgement(reply.text, steps)
+    def _parse(self, steps: int, material: Sequence[str], reply: LLMReply) -> StepLabels | Failure:
+        labels = parse_judgement(reply.text, steps, material)
         return (
             labels if isinstance(labels, Failure) else replace(labels, meta={**labels.meta, "judge": self._client.name})
         )

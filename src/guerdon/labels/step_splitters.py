@@ -13,20 +13,12 @@ import re
 from collections.abc import Iterable
 
 from guerdon.errors import ConfigError
+from guerdon.labels.sentences import sentence_ends
 from guerdon.policies.tokens import split_steps
 from guerdon.settings.label import Splitter
 
 _BLANK_LINE = re.compile(r"\n[^\S\n]*\n\s*")
 _NEWLINE = re.compile(r"\n\s*")
-_ABBREVIATION = re.compile(
-    r"(?:^|[\s(])(?:[A-Za-z]|e\.g|i\.e|etc|cf|vs|approx|resp|[Ee]qs?|[Ff]igs?|[Nn]os?|[Dd]r|[Mm]rs?|[Mm]s|[Ss]t)\.$"
-)
-_STOP = re.compile(r"[.!?]+[\"')\]}*]*(?=\s|$)")
-_CODE = re.compile(
-    r"```.*?(?:```[^\S\n]*\n?|\Z)|~~~.*?(?:~~~[^\S\n]*\n?|\Z)"
-    r"|<llm-code(?P<kind>-output)?>.*?(?:</llm-code(?(kind)-output)>|\Z)",
-    re.DOTALL,
-)
 _MARK = re.compile(
     r"(?P<closing></step>)|<step\b[^>]*>|^[^\S\n]*(?:[#*]+\s*)?Step\s+[0-9]+\b|^[^\S\n]*\[[A-Z][A-Z _-]*\]",
     re.IGNORECASE | re.MULTILINE,
@@ -38,8 +30,7 @@ def split(text: str, splitter: Splitter, *, separator: str = "") -> tuple[str, .
 
     - `blank_line`: a step ends with one or more blank lines (Qwen's convention, 2501.07301).
     - `newline`: with the end of a line.
-    - `sentence`: with a full stop, question or exclamation mark that blanks follow, or with the end of a line; not
-      inside a number, nor after common abbreviations.
+    - `sentence`: with a sentence or a line (`labels.sentences`).
     - `code_block`: a fenced block (or `<llm-code>`) is a step; the rest is cut into sentences.
     - `tags`: a step starts at `<step>`, `Step 3` or `[ADVANCE]` at the start of a line, and ends at `</step>`.
     - `separator`: with the text that the task itself ends its steps with.
@@ -64,29 +55,15 @@ def split(text: str, splitter: Splitter, *, separator: str = "") -> tuple[str, .
     ends = {
         "blank_line": lambda: [match.end() for match in _BLANK_LINE.finditer(text)],
         "newline": lambda: [match.end() for match in _NEWLINE.finditer(text)],
-        "sentence": lambda: _sentences(text, 0, len(text)),
-        "code_block": lambda: _code(text),
+        "sentence": lambda: sentence_ends(text)[0],
+        "code_block": lambda: _with_code(*sentence_ends(text)),
         "tags": lambda: [match.end() if match["closing"] else match.start() for match in _MARK.finditer(text)],
     }[splitter]()
     return _pieces(text, ends)
 
 
-def _sentences(text: str, start: int, stop: int) -> list[int]:
-    """Ends of the sentences and lines between two places."""
-    found = []
-    for match in _STOP.finditer(text, start, stop):
-        line = text[text.rfind("\n", start, match.end()) + 1 : match.end()]
-        if not _ABBREVIATION.search(line):
-            found.append(match.end())
-    return sorted({*found, *(m.end() for m in _NEWLINE.finditer(text, start, stop)), stop})
-
-
-def _code(text: str) -> list[int]:
-    ends, at = [], 0
-    for block in _CODE.finditer(text):
-        ends += [*_sentences(text, at, block.start()), block.end()]
-        at = block.end()
-    return ends + _sentences(text, at, len(text))
+def _with_code(ends: list[int], code: list[tuple[int, int]]) -> list[int]:
+    return [*ends, *(place for block in code for place in block)]
 
 
 def _pieces(text: str, ends: Iterable[int]) -> tuple[str, ...]:

@@ -15,11 +15,12 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, Protocol
 
-from guerdon.replies import final_part
+from guerdon.replies import own_part
 from guerdon.types import Failure
 
 LONGEST = 20_000  # characters of an answer without its reasoning
@@ -79,14 +80,14 @@ class Text:
     marks: list[str | dict[str, Any]] = field(default_factory=list)
 
 
-def final_text(text: str) -> Text | Failure:
-    """The text of a reply after its reasoning.
+def final_text(text: str, material: Sequence[str] = ()) -> Text | Failure:
+    """The text of a reply after its reasoning, without the answers that it quotes from the material.
 
     Returns:
         The words, never blank; or `empty`, `truncated` (reasoning or a tag is not closed), `unclear_answer` (tags out
         of order, a JSON object that is broken) or `too_long`.
     """
-    final = final_part(text)
+    final = own_part(text, material)
     if isinstance(final, Failure):
         return final
     plain = _plain(final)

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -397,18 +397,19 @@ class ParsedAnswer:
     source: str
 
 
-def parse_answer(text: str, form: Form) -> ParsedAnswer | Failure:
+def parse_answer(text: str, form: Form, material: Sequence[str] = ()) -> ParsedAnswer | Failure:
     """The one value that a model answered.
 
     Args:
         text: the whole reply.
         form: what was asked: `Numbers`, `Completed` or `Choices`.
+        material: what it was asked about, the task: what stands in it is no answer (`replies.own_part`).
 
     Returns:
         The answer, or why there is none: `empty`, `truncated`, `unclear_answer`, `several_answers`; `no_number` or
         `out_of_range` (never clamped) of a number; `no_verdict` of the others.
     """
-    answer = final_text(text)
+    answer = final_text(text, material)
     return answer if isinstance(answer, Failure) else _resolve(answer, form, 0)
 
 

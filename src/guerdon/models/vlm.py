@@ -244,16 +244,17 @@ class VLMRewardModel:
         if answer == "completed" and (s.answer or "soft") == "soft":
             return [_yes(found) for found in self.backend.word_log_probs(questions, (YES, NO))]
         options = GenerationOptions(s.max_tokens or plan.prompt.max_tokens, s.temperature, s.top_p, s.seed)
-        return [self._read(found, plan) for found in self.backend.generate(questions, options)]
+        replies = self.backend.generate(questions, options)
+        return [self._read(found, asked.prompt.task, plan) for found, asked in zip(replies, questions, strict=True)]
 
-    def _read(self, found: VLMReply | Failure, plan: _Plan) -> _Read:
-        """The value of a reply."""
+    def _read(self, found: VLMReply | Failure, task: str, plan: _Plan) -> _Read:
+        """The value of a reply to a question about a task."""
         if isinstance(found, Failure):
             return _Read(found)
         if not found.whole and plan.prompt.answer != "completed":
             cut = Failure("truncated", f"the answer did not end by itself (max_tokens): {found.text[-80:]!r}")
             return _Read(cut, found.text, found.tokens)
-        parsed = self._parse(found.text, plan)
+        parsed = self._parse(found.text, task, plan)
         if isinstance(parsed, Failure):
             return _Read(parsed, found.text, found.tokens)
         value, status = parsed
@@ -265,14 +266,15 @@ class VLMRewardModel:
             return _Read(Failure("fallback", f"{detail} (vlm.allow_fallback: true takes it)"), found.text, found.tokens)
         return _Read(value, found.text, found.tokens, status)
 
-    def _parse(self, text: str, plan: _Plan) -> tuple[float, ParseStatus] | Failure:
+    def _parse(self, text: str, task: str, plan: _Plan) -> tuple[float, ParseStatus] | Failure:
         """The value in an answer, and whether it has the form that was asked for."""
         s, answer = self.settings, plan.prompt.answer
         if answer in _WORDS:
-            found = parse_answer(text, Choices(*_WORDS[answer]))
+            found = parse_answer(text, Choices(*_WORDS[answer]), [task])
             rewards = {"positive": s.positive_reward, "negative": s.negative_reward, "unclear": s.unclear_reward}
             return found if isinstance(found, Failure) else (rewards[found.value], found.status)
-        found = parse_answer(text, Completed() if answer == "completed" else Numbers(plan.scale, plan.prompt.scale))
+        form = Completed() if answer == "completed" else Numbers(plan.scale, plan.prompt.scale)
+        found = parse_answer(text, form, [task])
         return found if isinstance(found, Failure) else (found.value, found.status)
 
     def _judged(self, episode: Episode, keys: list[bytes | None], answers: dict[bytes, _Read]) -> ExplainedScore:

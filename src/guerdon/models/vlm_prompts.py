@@ -67,7 +67,7 @@ class PromptTemplate:
         """The question about this task; where the template has no place for the task, the task comes first."""
         plain = plain_words(task)
         user = self.user if _PLACE.search(self.user) else "Task info:\n{task}\n\n" + self.user
-        return FilledPrompt(_PLACE.sub(lambda _: plain, user), _PLACE.sub(lambda _: plain, self.system), self)
+        return FilledPrompt(_PLACE.sub(lambda _: plain, user), _PLACE.sub(lambda _: plain, self.system), self, plain)
 
     @property
     def sees_video(self) -> bool:
@@ -83,11 +83,13 @@ class FilledPrompt:
         text: text of the user turn after the pictures.
         system: text of the system turn; empty for none.
         template: the template.
+        task: the task.
     """
 
     text: str
     system: str
     template: PromptTemplate
+    task: str = ""
 
 
 def plain_words(text: str) -> str:

@@ -23,7 +23,6 @@ import asyncio
 import difflib
 import os
 import random
-import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -35,6 +34,7 @@ import httpx2
 import numpy as np
 from numpy.typing import NDArray
 
+from guerdon.async_calls import run_async
 from guerdon.call_queue import concurrent
 from guerdon.errors import ConfigError, DataError, RewardRequestError
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, joined_status
@@ -423,15 +423,13 @@ def _blocking(
 class RewardClient:
     """`AsyncRewardClient` as plain functions, with the same arguments and methods.
 
-    Its event loop runs in a daemon thread that the first call starts, so that deadlines hold exactly and many requests
-    can be under way. Safe to use from several threads; after a fork the child starts a thread of its own.
+    Requests run in another thread (`async_calls.run_async`), so that deadlines hold exactly and many requests can be
+    under way, also where the caller's thread runs an event loop. Safe to use from several threads, and after a fork.
     """
 
     def __init__(self, settings: RemoteSettings | str, *, token: str | None = None, **more: Any) -> None:
         self._make: Callable[[], AsyncRewardClient] = partial(AsyncRewardClient, settings, token=token, **more)
         self._client, self._process = self._make(), os.getpid()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._lock = threading.Lock()
 
     @property
     def settings(self) -> RemoteSettings:
@@ -451,15 +449,9 @@ class RewardClient:
     score_videos = _blocking(AsyncRewardClient.score_videos)
 
     def close(self) -> None:
-        """Close all connections and end the thread; the next call starts a new one."""
-        with self._lock:
-            loop, self._loop = self._loop, None
-        if loop is not None and self._process == os.getpid():
-            asyncio.run_coroutine_threadsafe(self._client.close(), loop).result()
-            loop.call_soon_threadsafe(loop.stop)
-            self._thread.join(timeout=5.0)
-            if not self._thread.is_alive():
-                loop.close()
+        """Close all connections; the next call opens new ones."""
+        if self._process == os.getpid():
+            run_async(self._client.close())
 
     def __enter__(self) -> RewardClient:
         return self
@@ -474,20 +466,9 @@ class RewardClient:
         **options: P.kwargs,
     ) -> T:
         """The result of a method of the client, cancelled if the caller is interrupted."""
-        with self._lock:
-            if self._process != os.getpid():  # threads do not survive a fork
-                self._loop, self._client, self._process = None, self._make(), os.getpid()
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="guerdon-client", daemon=True)
-                self._thread.start()
-            loop, client = self._loop, self._client
-        future = asyncio.run_coroutine_threadsafe(method(client, *args, **options), loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        if self._process != os.getpid():  # connections of the parent
+            self._client, self._process = self._make(), os.getpid()
+        return run_async(method(self._client, *args, **options))
 
 
 class RemoteRewardModel:

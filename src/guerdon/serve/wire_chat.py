@@ -10,7 +10,6 @@ case is an error here. URLs are never fetched.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 import uuid
@@ -20,6 +19,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
+from guerdon.models.verdict_parser import Choices, parse_answer
 from guerdon.serve import wire
 from guerdon.serve.errors import ERRORS, BadRequest
 from guerdon.types import Episode, Failure
@@ -30,7 +30,7 @@ TREND_MARGIN = 0.05
 _TASK = ("performing the task: ", ". You are given")
 _TREND = re.compile(r"\bpositive, negative, or unclear\b")
 _VIEWS = re.compile(r"\btwo synchronized\b")
-_WORDS = re.compile(r"\b(positive|negative|unclear)\b")
+_WORDS = ("positive", "negative", "unclear")
 _DATA_URL = re.compile(r"\s*data:(?:image/[^;,]*|application/octet-stream)?;", re.IGNORECASE)
 routes = APIRouter(tags=["chat"], responses=ERRORS)
 
@@ -113,7 +113,7 @@ async def chat(request: Request) -> ChatAnswer:
         episode = Episode(id="", task=task, frames=frames)
         (explained,) = await queue.judge([episode], JudgeOptions(), deadline_s=left())
     value = wire.value_of(explained.score)
-    content = trend(explained) if _TREND.search(text) else _content(explained.text, value)
+    content = trend(explained, task) if _TREND.search(text) else _content(explained.text, value)
     if isinstance(content, Failure):
         raise wire.FailedMeasurement(content)
     number = None if isinstance(value, Failure) else value
@@ -141,30 +141,18 @@ def _content(text: str, value: float | Failure) -> str | Failure:
     return value if isinstance(value, Failure) else text if text.strip() else f"{value:.6g}"
 
 
-def trend(explained: ExplainedScore) -> str | Failure:
+def trend(explained: ExplainedScore, task: str) -> str | Failure:
     """`positive`, `negative` or `unclear`: as the model wrote, else by its values of the first and the last frame."""
     score = explained.score
     if score.failure is not None:
         return score.failure
     if explained.text.strip():
-        return trend_of_text(explained.text)
+        found = parse_answer(explained.text, Choices("trend", {word: word for word in _WORDS}), [task])
+        return found if isinstance(found, Failure) else str(found.value)
     if score.steps is None or len(score.steps) < 2:
         return Failure("no_trend", "the model neither writes a trend nor gives values for single frames")
     rise = float(score.steps[-1] - score.steps[0])
     return "positive" if rise > TREND_MARGIN else "negative" if rise < -TREND_MARGIN else "unclear"
-
-
-def trend_of_text(text: str) -> str | Failure:
-    """The one trend that a text states, as `{"trend": "positive"}` or as a word; several are a failure."""
-    try:
-        with_json = json.loads(text)
-    except (ValueError, RecursionError):
-        with_json = None
-    stated = str(with_json.get("trend", "")) if isinstance(with_json, dict) else text
-    found = set(_WORDS.findall(stated.lower()))
-    if len(found) != 1:
-        return Failure("no_trend", f"the model's answer states {len(found)} trends instead of one")
-    return str(found.pop())
 
 
 def _parts(message: dict[str, Any]) -> tuple[list[str], str]:
