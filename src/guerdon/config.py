@@ -49,10 +49,18 @@ _TOKEN = re.compile(r"\$\$\{|\$\{([^${}]*)(\}?)")
 
 
 def dot_env(path: Path = Path(".env")) -> dict[str, str]:
-    """The `NAME=value` lines of a file with secrets, nothing where there is no such file."""
-    if not path.is_file():
-        return {}
-    pairs = [line.partition("=") for line in path.read_text(encoding="utf-8-sig", errors="replace").splitlines()]
+    """The `NAME=value` lines of a file with secrets, nothing where there is no such file.
+
+    Raises:
+        ConfigError: it cannot be read, or is no text.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig", errors="replace") if path.is_file() else ""
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    if "\0" in text:
+        raise ConfigError(f"{path}: not UTF-8 text; save it again as UTF-8")
+    pairs = [line.partition("=") for line in text.splitlines()]
     return {name.strip().removeprefix("export "): _unquoted(value.strip()) for name, equals, value in pairs if equals}
 
 

@@ -1,0 +1,133 @@
+"""The process of a command: its streams and variables, and errors as one line with an exit status.
+
+Where the output is all that a command gives (`--dry-run`, `--help`), a full disk behind it is an error; a reader that
+went away is none.
+
+    run_command(lambda: app(standalone_mode=False))
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import typer
+
+from guerdon.errors import REFUSALS, ConfigError, GuerdonError, refused_by_system
+from guerdon.progress import log_line
+from guerdon.streams import keep_streams, lost_output
+from guerdon.subprocess_worker import end_with_parent
+
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer re-exports only some of click's errors
+_LONGEST = 2000  # characters of a line that says why a command failed
+_ADVICE = {
+    errno.ENOSPC: "free some space; --resume (of compare, label and search: the same command) continues",
+    errno.ENOMEM: "choose smaller batches, fewer environments or a machine with more memory",
+    errno.EMFILE: "raise the limit on open files: ulimit -n 65536",
+}
+_ADVICE[errno.EDQUOT] = _ADVICE[errno.ENOSPC]
+
+
+def run_command(call: Callable[[], Any]) -> NoReturn:
+    """Call a command and leave with its status; expected errors become one line.
+
+    Args:
+        call: returns an exit status, or something else for success.
+    """
+    keep_streams()
+    end_with_parent()
+    signal.signal(signal.SIGTERM, _interrupt)
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # numbers of GPUs are those of nvidia-smi
+    try:
+        _check_words()
+        _find_modules_here()
+        status = call()
+    except GuerdonError as error:
+        _fail(str(error), error.exit_code)
+    except UsageError as error:
+        _fail(_usage(error), 2)
+    except KeyboardInterrupt:
+        status = 130
+    except Exception as error:
+        refused = refused_by_system(error)
+        if refused is None or (refused.filename is None and refused.errno not in {*REFUSALS, *_ADVICE}):
+            raise
+        advice = _ADVICE.get(refused.errno or 0, "check the path, its permissions and the disk")
+        _fail(f"{refused.filename or 'the machine'}: {refused.strerror}; {advice}", 2)
+    if status == 130:
+        again = "--resume (of compare, label and search: the same command)"
+        _fail(f"interrupted; files written so far are complete, and {again} continues", 130)
+    if not status and (lost := lost_output()) is not None:
+        _fail(f"the standard output: {lost.strerror}", 2)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _check_words() -> None:
+    """The words of the command line are text: what they name is written into files of UTF-8."""
+    for word in sys.argv:
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            encoding = sys.getfilesystemencoding()
+            raise ConfigError(
+                f"{word!a} on the command line is no text in {encoding}, the encoding of this locale; rename it, or set "
+                "PYTHONUTF8=1"
+            ) from error
+
+
+def _find_modules_here() -> None:
+    """Have modules in the working directory found, as by `python -m guerdon`."""
+    try:
+        here = os.getcwd()
+    except OSError:  # it was deleted; absolute paths still work
+        return
+    if not {"", here} & set(sys.path):
+        sys.path.append(here)
+
+
+def give_hub_token() -> None:
+    """Give Hugging Face's client a token under the name that it reads: `HF_AUTH_TOKEN` or `HF_TOKEN` of `./.env`."""
+    if os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN"):
+        return
+    token = os.environ.get("HF_AUTH_TOKEN")
+    if not token:
+        from guerdon.config import dot_env
+
+        try:
+            given = dot_env()
+        except ConfigError as error:  # most commands need none
+            log_line(f"{error}; no token of the hub is taken from it")
+            return
+        token = given.get("HF_AUTH_TOKEN") or given.get("HF_TOKEN")
+    if token:
+        os.environ["HF_TOKEN"] = token
+
+
+def _fail(line: str, status: int) -> NoReturn:
+    if line:
+        sys.stderr.write(f"guerdon: {_shown(line)}\n")
+    sys.exit(status)
+
+
+def _shown(text: str) -> str:
+    """A message without what would move a terminal's cursor or change its colours, and each of its lines short."""
+    plain = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+    half = _LONGEST // 2
+    lines = plain.split("\n")
+    return "\n".join(x if len(x) <= _LONGEST else f"{x[:half]} ... {x[-half:]}" for x in lines)
+
+
+def _usage(error: Any) -> str:
+    """The error of the command line, with the command that shows help; empty where help was just shown."""
+    message = str(error.format_message()).strip()
+    verb = error.ctx.command_path if error.ctx is not None else "guerdon"
+    return f"{message.rstrip('.')}; see `{verb} --help`" if message else ""
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """A request to end is an interrupt: folders stay whole and child processes are ended."""
+    raise KeyboardInterrupt
