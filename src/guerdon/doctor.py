@@ -23,6 +23,8 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
+from guerdon.cores import usable_cores
+
 Status = Literal["ok", "warn", "fail"]
 
 PACKAGES = {

@@ -74,8 +74,8 @@ def _check_words() -> None:
         except UnicodeEncodeError as error:
             encoding = sys.getfilesystemencoding()
             raise ConfigError(
-                f"{word!a} on the command line is no text in {encoding}, the encoding of this locale; rename it, or set "
-                "PYTHONUTF8=1"
+                f"{word!a} on the command line is no text in {encoding}, the encoding of this locale; rename it, or "
+                "set PYTHONUTF8=1"
             ) from error
 
 

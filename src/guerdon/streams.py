@@ -4,7 +4,7 @@ What cannot be shown is left out, and characters that the encoding lacks are wri
 begins with `keep_streams`.
 
     keep_streams()
-    sys.stdout.write("done\n")                  # never raises, whatever is behind it
+    sys.stdout.write("done")                    # never raises, whatever is behind it
     lost_output()                               # OSError(28, "No space left on device"), or None
 """
 
@@ -43,8 +43,12 @@ class _KeptFile(io.FileIO):
             return memoryview(data).nbytes
 
 
+_output: _KeptFile | None = None
+
+
 def keep_streams() -> None:
     """Have the standard streams of this process take everything; those that tests or notebooks replaced stay."""
+    global _output
     for number in range(3):
         try:
             os.fstat(number)
@@ -67,17 +71,18 @@ def keep_streams() -> None:
         if stream is not None:
             stream.flush()
         setattr(sys, name, kept)
+        if name == "stdout":
+            _output = file
 
 
 def lost_output() -> OSError | None:
     """Why something of the standard output could not be written, unless its reader went away."""
     sys.stdout.flush()
-    lost: OSError | None = getattr(getattr(getattr(sys.stdout, "buffer", None), "raw", None), "lost", None)
-    return lost
+    return None if _output is None else _output.lost
 
 
 def forgive_output() -> None:
     """Say what happened to the standard output of a command whose work is done, whether or not it could be shown."""
-    if (lost := lost_output()) is not None:
+    if (lost := lost_output()) is not None and _output is not None:
         log_line(f"the standard output could not be written: {lost.strerror}")
-        sys.stdout.buffer.raw.lost = None  # type: ignore[attr-defined]
+        _output.lost = None
