@@ -169,7 +169,7 @@ def naming(path: Path | str) -> Iterator[None]:
         yield
     except Exception as error:
         refused = refused_by_system(error)
-        if refused is None:
+        if refused is None or refused.errno == errno.ENOMEM:
             raise
         refused.filename = refused.filename or str(path)
         if refused is error:

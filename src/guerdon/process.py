@@ -12,6 +12,7 @@ import errno
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -24,6 +25,7 @@ from guerdon.subprocess_worker import end_with_parent
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer re-exports only some of click's errors
 _LONGEST = 2000  # characters of a line that says why a command failed
+_UTF8 = "set PYTHONUTF8=1, or use other letters"
 _ADVICE = {
     errno.ENOSPC: "free some space; --resume (of compare, label and search: the same command) continues",
     errno.ENOMEM: "choose smaller batches, fewer environments or a machine with more memory",
@@ -41,6 +43,7 @@ def run_command(call: Callable[[], Any]) -> NoReturn:
     keep_streams()
     end_with_parent()
     signal.signal(signal.SIGTERM, _interrupt)
+    threading.excepthook = _thread_ended
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # numbers of GPUs are those of nvidia-smi
     try:
         _check_words()
@@ -52,6 +55,10 @@ def run_command(call: Callable[[], Any]) -> NoReturn:
         _fail(_usage(error), 2)
     except KeyboardInterrupt:
         status = 130
+    except UnicodeEncodeError as error:
+        if error.encoding == "utf-8" or error.encoding != sys.getfilesystemencoding():
+            raise
+        _fail(f"{error.object!a} cannot be written in {error.encoding}, the encoding of this locale; {_UTF8}", 2)
     except Exception as error:
         refused = refused_by_system(error)
         if refused is None or (refused.filename is None and refused.errno not in {*REFUSALS, *_ADVICE}):
@@ -74,8 +81,7 @@ def _check_words() -> None:
         except UnicodeEncodeError as error:
             encoding = sys.getfilesystemencoding()
             raise ConfigError(
-                f"{word!a} on the command line is no text in {encoding}, the encoding of this locale; rename it, or "
-                "set PYTHONUTF8=1"
+                f"{word!a} on the command line is no text in {encoding}, the encoding of this locale; {_UTF8}"
             ) from error
 
 
@@ -126,6 +132,15 @@ def _usage(error: Any) -> str:
     message = str(error.format_message()).strip()
     verb = error.ctx.command_path if error.ctx is not None else "guerdon"
     return f"{message.rstrip('.')}; see `{verb} --help`" if message else ""
+
+
+def _thread_ended(ended: threading.ExceptHookArgs) -> None:
+    """A thread that the disk stopped costs one line: whoever waits for it gets the error, too."""
+    refused = None if ended.exc_value is None else refused_by_system(ended.exc_value)
+    if refused is None or refused.errno not in REFUSALS:
+        threading.__excepthook__(ended)
+    else:
+        log_line(f"{refused.filename or 'a thread'}: {refused.strerror}")
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -65,8 +65,7 @@ def keep_streams() -> None:
             encoding=getattr(stream, "encoding", "utf-8"),
             errors="backslashreplace",
             newline="\n",
-            line_buffering=getattr(stream, "line_buffering", False),
-            write_through=getattr(stream, "write_through", False),
+            line_buffering=name == "stderr" or getattr(stream, "line_buffering", False),
         )
         if stream is not None:
             stream.flush()

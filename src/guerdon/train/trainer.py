@@ -32,7 +32,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from guerdon import distributed
 from guerdon.atomic import write_json
-from guerdon.errors import ConfigError, DataError, NonFiniteError, boundary
+from guerdon.errors import ConfigError, DataError, NonFiniteError, boundary, naming
 from guerdon.finite import load_weights, save_weights
 from guerdon.settings.train import (
     ProgressTrainSettings,
@@ -419,7 +419,8 @@ class TrainingFolder:
     def train(self, trainer: BaseTrainer) -> None:
         """Train to the end, from the newest checkpoint where there is one."""
         try:
-            trainer.train(resume_from_checkpoint=None if self.resume_from is None else str(self.resume_from))
+            with naming(self.checkpoints):
+                trainer.train(resume_from_checkpoint=None if self.resume_from is None else str(self.resume_from))
         finally:
             for callback in trainer.callback_handler.callbacks:
                 if isinstance(callback, TrainingProgress):
