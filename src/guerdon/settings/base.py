@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union, get_
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -73,6 +74,14 @@ class PythonSettings(Settings):
         __init__.__pydantic_base_init__ = True  # pydantic does not call it for a part of a larger configuration
 
 
+def _is_no_flag(given: Any) -> Any:
+    if isinstance(given, bool):
+        raise ValueError(f"{str(given).lower()} is no number")
+    return given
+
+
+Seed = Annotated[int, BeforeValidator(_is_no_flag), Field(ge=0, lt=2**64)]
+"""What random numbers start from: 64 bits, as torch takes; `guerdon.generators.small_seed` is for what takes fewer."""
 Schedule = Literal["constant", "linear", "cosine"]
 Bf16 = bool | Literal["auto"]
 

@@ -11,7 +11,7 @@ from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from guerdon.errors import ConfigError, boundary
 from guerdon.registry import Registry
-from guerdon.settings.base import PARAMS, ByName, Named, Settings, refuse
+from guerdon.settings.base import PARAMS, ByName, Named, Seed, Settings, refuse
 
 WORLDS = Registry(
     "world", "guerdon.worlds",
@@ -208,7 +208,7 @@ class MetaWorldSettings(EnvSettings):
     max_episode_steps: int = Field(200, ge=1, description="time limit of an episode")
     camera: str = Field("corner", description="Meta-World camera that rendered frames come from")
     render_workers: int = Field(0, ge=0, description="rendering processes; 0 renders in the run's own")
-    goals_seed: int = Field(0, description="which 50 goals Meta-World draws for the task")
+    goals_seed: Seed = Field(0, description="which 50 goals Meta-World draws for the task")
 
     @property
     def camera_name(self) -> str:
@@ -305,7 +305,7 @@ class LiberoSettings(EnvSettings):
         description="LIBERO moves cabinets and stoves by up to 1 cm at a reset. each: random numbers are seeded at "
         "every initial state; sequence: once, and counted on",
     )
-    fixtures_seed: int = Field(1000, ge=0, description="of these random numbers")
+    fixtures_seed: Seed = Field(1000, description="of these random numbers")
     init_states: Literal["ordered", "drawn"] = Field(
         "ordered",
         description="which of the 50 initial states an episode gets: the next, or one drawn by the run's seed",

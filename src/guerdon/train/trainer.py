@@ -34,6 +34,7 @@ from guerdon import distributed
 from guerdon.atomic import write_json
 from guerdon.errors import ConfigError, DataError, NonFiniteError, boundary, naming
 from guerdon.finite import load_weights, save_weights
+from guerdon.generators import small_seed
 from guerdon.settings.train import (
     ProgressTrainSettings,
     ResNetTrainSettings,
@@ -339,7 +340,7 @@ def _arguments(
         "report_to": [],
         "log_level": "error",
         "disable_tqdm": True,
-        "seed": settings.seed,
+        "seed": small_seed(settings.seed),
         "remove_unused_columns": False,
         "dataloader_num_workers": 0,
         "dataloader_pin_memory": False,
