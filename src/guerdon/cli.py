@@ -57,11 +57,22 @@ class _Verb(_PartsInHelp, TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Call the command; a log of one that takes long is never silent for 20 s."""
         give_hub_token()
+        ctx.params |= {name: _expanded(value) for name, value in ctx.params.items() if isinstance(value, Path)}
         with nullcontext() if ctx.info_name == "serve" else heartbeat(str(ctx.info_name)):
             status = super().invoke(ctx)
         if not ctx.params.get("dry_run"):
             forgive_output()
         return status
+
+
+def _expanded(path: Path) -> Path:
+    """A path of the command line, as one of a configuration; one that is there stays as it is."""
+    from guerdon.config import usable_value
+
+    try:
+        return path if path.exists() else Path(usable_value(str(path), path=True))
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 class _Verbs(_PartsInHelp, TyperGroup):

@@ -26,12 +26,14 @@ from guerdon.subprocess_worker import end_with_parent
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer re-exports only some of click's errors
 _LONGEST = 2000  # characters of a line that says why a command failed
 _UTF8 = "set PYTHONUTF8=1, or use other letters"
+_AGAIN = "--resume (of compare, label and search: the same command) continues"
 _ADVICE = {
-    errno.ENOSPC: "free some space; --resume (of compare, label and search: the same command) continues",
+    errno.ENOSPC: f"free some space; {_AGAIN}",
+    errno.EDQUOT: f"free some space; {_AGAIN}",
+    errno.EIO: f"look whether its disk is full or broken; {_AGAIN}",
     errno.ENOMEM: "choose smaller batches, fewer environments or a machine with more memory",
     errno.EMFILE: "raise the limit on open files: ulimit -n 65536",
 }
-_ADVICE[errno.EDQUOT] = _ADVICE[errno.ENOSPC]
 
 
 def run_command(call: Callable[[], Any]) -> NoReturn:
@@ -66,8 +68,7 @@ def run_command(call: Callable[[], Any]) -> NoReturn:
         advice = _ADVICE.get(refused.errno or 0, "check the path, its permissions and the disk")
         _fail(f"{refused.filename or 'the machine'}: {refused.strerror}; {advice}", 2)
     if status == 130:
-        again = "--resume (of compare, label and search: the same command)"
-        _fail(f"interrupted; files written so far are complete, and {again} continues", 130)
+        _fail(f"interrupted; files written so far are complete, and {_AGAIN}", 130)
     if not status and (lost := lost_output()) is not None:
         _fail(f"the standard output: {lost.strerror}", 2)
     sys.exit(status if isinstance(status, int) else 0)
