@@ -22,7 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from guerdon import __version__
 from guerdon.errors import ConfigError, MissingDependencyError
-from guerdon.process import UsageError, give_hub_token, run_command
+from guerdon.process import UsageError, check_start, give_hub_token, run_command
 from guerdon.progress import heartbeat
 from guerdon.serve.cli import serve
 from guerdon.streams import forgive_output
@@ -56,6 +56,7 @@ class _PartsInHelp:
 class _Verb(_PartsInHelp, TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Call the command; a log of one that takes long is never silent for 20 s."""
+        check_start()
         give_hub_token()
         ctx.params |= {name: _expanded(value) for name, value in ctx.params.items() if isinstance(value, Path)}
         with nullcontext() if ctx.info_name == "serve" else heartbeat(str(ctx.info_name)):
@@ -484,7 +485,7 @@ def doctor() -> None:
 
 for _verb in app.registered_commands:
     _verb.cls = _Verb
-    _verb.short_help = inspect.cleandoc(str(_verb.callback.__doc__))  # not cut to one line
+    _verb.short_help = inspect.getdoc(_verb.callback) or ""  # not cut to one line
 
 
 @app.callback(invoke_without_command=True)

@@ -24,12 +24,13 @@ REFUSALS = {
     errno.EIO: re.compile(
         r"[Ii]nput/output error|disk I/O error|file write failed|unexpected pos \d+ vs|\d+ requested and \d+ written"
     ),
+    errno.ENAMETOOLONG: re.compile(r"AF_UNIX path too long"),
     errno.ENOMEM: re.compile(
         r"MemoryError|Cannot allocate memory|not enough memory|can't allocate memory|size calculation overflowed|"
         r"array is too big|Maximum allowed dimension|int too large to convert to C"
     ),
 }
-"""What a machine refuses for want of disk or memory, and how libraries say it: torch `unexpected pos`, for example."""
+"""What a machine refuses for want of disk, memory or short names, and how libraries say it."""
 
 
 class GuerdonError(Exception):

@@ -32,6 +32,8 @@ _ADVICE = {
     errno.EDQUOT: f"free some space; {_AGAIN}",
     errno.EIO: f"look whether its disk is full or broken; {_AGAIN}",
     errno.ENOMEM: "choose smaller batches, fewer environments or a machine with more memory",
+    errno.ENOENT: "set TMPDIR to a folder that can be written",  # without a path: `tempfile` finds none
+    errno.ENAMETOOLONG: "choose shorter names; of temporary files, set TMPDIR to a shorter path",
     errno.EMFILE: "raise the limit on open files: ulimit -n 65536",
 }
 
@@ -90,10 +92,24 @@ def _find_modules_here() -> None:
     """Have modules in the working directory found, as by `python -m guerdon`."""
     try:
         here = os.getcwd()
-    except OSError:  # it was deleted; absolute paths still work
+    except OSError:  # `check_start` says so, where it matters
         return
     if not {"", here} & set(sys.path):
         sys.path.append(here)
+
+
+def check_start() -> None:
+    """Refuse to work where libraries cannot: torch ends the process where the working directory is gone.
+
+    Raises:
+        ConfigError: that was deleted or may not be read, or Python was told to drop docstrings.
+    """
+    if sys.flags.optimize > 1:
+        raise ConfigError("python -OO drops docstrings, which transformers reads: run it without -OO (PYTHONOPTIMIZE)")
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise ConfigError(f"the working directory cannot be used ({error.strerror}): cd to another one") from error
 
 
 def give_hub_token() -> None:
@@ -110,7 +126,9 @@ def give_hub_token() -> None:
             log_line(f"{error}; no token of the hub is taken from it")
             return
         token = given.get("HF_AUTH_TOKEN") or given.get("HF_TOKEN")
-    if token:
+    if token and not (token.isascii() and token.isprintable()):
+        log_line("the token of the hub holds characters that no token has, and is not used: copy it again into .env")
+    elif token:
         os.environ["HF_TOKEN"] = token
 
 

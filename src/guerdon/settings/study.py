@@ -73,7 +73,7 @@ class RunnerSettings(Settings):
     video_share: float = Field(0.1, gt=0, le=1, description="save_video: share of the episodes")
     video_every: int = Field(1, ge=1, description="save_video: steps between two frames")
     video_fps: int = Field(20, ge=1, description="save_video: frames per second")
-    threads: int = Field(1, ge=1, description="torch threads")
+    threads: int = Field(1, ge=1, le=1024, description="torch threads")
     rollout_shards: int = Field(
         1,
         ge=1,

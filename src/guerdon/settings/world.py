@@ -56,7 +56,7 @@ class EnvSettings(Settings):
         "observations end with which it is (one-hot, as in Meta-World's MT10)",
     )
     task_text: str | None = Field(None, description="the task in words; Meta-World tasks have one")
-    num_envs: int = Field(8, ge=1, description="copies stepped together")
+    num_envs: int = Field(8, ge=1, le=2**16, description="copies stepped together")
     max_episode_steps: int | None = Field(
         UNLIMITED, ge=1, description="time limit of an episode; null: the environment's own"
     )
@@ -193,9 +193,9 @@ class EnvSettings(Settings):
     def _square(cls, value: Any) -> Any:
         sizes = [value, value] if isinstance(value, int) else value
         if isinstance(sizes, list | tuple) and any(
-            isinstance(s, bool) or (isinstance(s, int) and s < 8) for s in sizes
+            isinstance(s, bool) or (isinstance(s, int) and not 8 <= s <= 8192) for s in sizes
         ):
-            raise ValueError("frame_size must be 64 or [48, 64] (height, width), at least 8 pixels")
+            raise ValueError("frame_size must be 64 or [48, 64] (height, width), 8 to 8192 pixels")
         return sizes
 
 
@@ -274,6 +274,7 @@ class LiberoSettings(EnvSettings):
     num_envs: int = Field(
         8,
         ge=1,
+        le=2**16,
         validation_alias=AliasChoices("num_envs", "n_rollout_threads"),
         description="copies stepped together",
     )
