@@ -89,8 +89,9 @@ def sealed_folder(final: Path) -> Iterator[Path]:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        yield temporary
-        seal_folder(temporary, final)
+        with naming(final):
+            yield temporary
+            seal_folder(temporary, final)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -129,7 +130,7 @@ def verify_folder(folder: Path) -> None:
     seal = folder / COMPLETE
     if not seal.is_file():
         raise CheckpointError(f"{folder} is incomplete: it has no {COMPLETE} file, so its writer was cut off")
-    for name, wanted in json.loads(seal.read_text()).items():
+    for name, wanted in json.loads(seal.read_bytes()).items():
         file = folder / name
         if not file.is_file():
             raise CheckpointError(f"{file} is missing; the checkpoint cannot be used")

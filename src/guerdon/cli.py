@@ -7,33 +7,29 @@ imported by the commands that need them.
 
 from __future__ import annotations
 
-import errno
 import inspect
 import json
-import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from functools import partial, wraps
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from guerdon import __version__
-from guerdon.errors import ConfigError, GuerdonError, MissingDependencyError
+from guerdon.errors import ConfigError, MissingDependencyError
+from guerdon.process import UsageError, check_start, give_hub_token, run_command
 from guerdon.progress import heartbeat
 from guerdon.serve.cli import serve
-from guerdon.subprocess_worker import end_with_parent
+from guerdon.streams import forgive_output
 
 if TYPE_CHECKING:
     from guerdon.settings.study import Study
 
-UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer re-exports only some of click's errors
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 _PARTS = {  # kinds of parts that the configuration of a command names; `guerdon --help` shows all
     "collect": ("world",), "label": ("verifier", "labeler", "judge"), "train": ("policy", "packaged model"),
@@ -60,8 +56,24 @@ class _PartsInHelp:
 class _Verb(_PartsInHelp, TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Call the command; a log of one that takes long is never silent for 20 s."""
+        check_start()
+        give_hub_token()
+        ctx.params |= {name: _expanded(value) for name, value in ctx.params.items() if isinstance(value, Path)}
         with nullcontext() if ctx.info_name == "serve" else heartbeat(str(ctx.info_name)):
-            return super().invoke(ctx)
+            status = super().invoke(ctx)
+        if not ctx.params.get("dry_run"):
+            forgive_output()
+        return status
+
+
+def _expanded(path: Path) -> Path:
+    """A path of the command line, as one of a configuration; one that is there stays as it is."""
+    from guerdon.config import usable_value
+
+    try:
+        return path if path.exists() else Path(usable_value(str(path), path=True))
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 class _Verbs(_PartsInHelp, TyperGroup):
@@ -473,7 +485,7 @@ def doctor() -> None:
 
 for _verb in app.registered_commands:
     _verb.cls = _Verb
-    _verb.short_help = inspect.cleandoc(str(_verb.callback.__doc__))  # not cut to one line
+    _verb.short_help = inspect.getdoc(_verb.callback) or ""  # not cut to one line
 
 
 @app.callback(invoke_without_command=True)
@@ -487,63 +499,7 @@ def _root(
 
 def main() -> None:
     """Entry point: expected errors become one line and an exit status."""
-    end_with_parent()
-    signal.signal(signal.SIGTERM, _interrupt)
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.append(os.getcwd())  # modules in the working directory are found, as by `python -m guerdon`
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # numbers of GPUs are those of nvidia-smi
-    try:
-        _hub_token()
-        status = app(standalone_mode=False)
-    except GuerdonError as error:
-        _fail(str(error), error.exit_code)
-    except UsageError as error:
-        _fail(_usage(error), 2)
-    except KeyboardInterrupt:
-        status = 130
-    except OSError as error:
-        if error.errno == errno.EPIPE:  # the reader of the output is gone
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(141)
-        if error.filename is None and error.errno not in _FULL:
-            raise
-        _fail(f"{error.filename or 'the disk'}: {error.strerror}; check the path, its permissions and the disk", 2)
-    if status == 130:
-        again = "--resume (of compare, label and search: the same command)"
-        _fail(f"interrupted; files written so far are complete, and {again} continues", 130)
-    sys.exit(status if isinstance(status, int) else 0)
-
-
-def _hub_token() -> None:
-    """Give Hugging Face's client a token under the name that it reads: `HF_AUTH_TOKEN` or `HF_TOKEN` of `./.env`."""
-    if os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN"):
-        return
-    token = os.environ.get("HF_AUTH_TOKEN")
-    if not token and Path(".env").is_file():
-        from guerdon.config import dot_env
-
-        given = dot_env()
-        token = given.get("HF_AUTH_TOKEN") or given.get("HF_TOKEN")
-    if token:
-        os.environ["HF_TOKEN"] = token
-
-
-def _fail(line: str, status: int) -> NoReturn:
-    if line:
-        sys.stderr.write(f"guerdon: {line}\n")
-    sys.exit(status)
-
-
-def _usage(error: Any) -> str:
-    """The error of the command line, with the command that shows help; empty where help was just shown."""
-    message = str(error.format_message()).strip()
-    verb = error.ctx.command_path if error.ctx is not None else "guerdon"
-    return f"{message.rstrip('.')}; see `{verb} --help`" if message else ""
-
-
-def _interrupt(number: int, frame: object) -> None:
-    """A request to end is an interrupt: folders stay whole and child processes are ended."""
-    raise KeyboardInterrupt
+    run_command(lambda: app(standalone_mode=False))
 
 
 def _load(path: Path, overrides: list[str] | None) -> Study:

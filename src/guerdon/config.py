@@ -25,9 +25,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 
-from guerdon.config_problems import problem_lines, unknown_lines
+from guerdon.config_problems import is_secret, problem_lines, unknown_lines
 from guerdon.config_schema import Spot, child, field_of, leaves, models_in, names_of, without_nulls
-from guerdon.config_tree import CoreLoader, Tree, apply_overrides, describe, merge, parse_yaml, read_yaml
+from guerdon.config_tree import LONGEST_KEY, CoreLoader, Tree, apply_overrides, describe, merge, parse_yaml, read_yaml
 from guerdon.errors import ConfigError
 
 __all__ = [
@@ -41,18 +41,35 @@ __all__ = [
     "resolve_refs",
     "to_plain",
     "to_yaml",
+    "usable_value",
     "validate",
 ]
 
 M = TypeVar("M", bound=BaseModel)
+_PATHS = re.compile(
+    r"(?:^|_)(?:paths?|dir|root|folder|files?|checkpoint|adapter|bench|table|samples|pairs|questions)$|^experiment_name$"
+)
+"""Keys whose values are paths."""
+_VARIABLE = r"(?:\$\w*[A-Za-z_]\w*|\$\{\w+\}|%[A-Za-z_]\w*%)"
+_UNEXPANDED = re.compile(rf"(?:~[\w.-]+|{_VARIABLE})[/\\]\S*$")  # in any key: the whole value looks like a path
+_UNEXPANDED_INSIDE = re.compile(rf"^~[\w.+-]*(?:/|$)|(?:^|/)~(?:/|$)|{_VARIABLE}")
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 _TOKEN = re.compile(r"\$\$\{|\$\{([^${}]*)(\}?)")
 
 
 def dot_env(path: Path = Path(".env")) -> dict[str, str]:
-    """The `NAME=value` lines of a file with secrets, nothing where there is no such file."""
-    if not path.is_file():
-        return {}
-    pairs = [line.partition("=") for line in path.read_text(encoding="utf-8-sig", errors="replace").splitlines()]
+    """The `NAME=value` lines of a file with secrets, nothing where there is no such file.
+
+    Raises:
+        ConfigError: it cannot be read, or is no text.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig", errors="replace") if path.is_file() else ""
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    if "\0" in text:
+        raise ConfigError(f"{path}: not UTF-8 text; save it again as UTF-8")
+    pairs = [line.partition("=") for line in text.splitlines()]
     return {name.strip().removeprefix("export "): _unquoted(value.strip()) for name, equals, value in pairs if equals}
 
 
@@ -63,7 +80,7 @@ def _unquoted(value: str) -> str:
 
 
 def validate(model: type[M], tree: Tree | Mapping[str, Any], *, source: str) -> M:
-    """Check a tree against a pydantic model; a value that begins with `~/` is expanded to a path in the home folder.
+    """Check a tree against a pydantic model; `~/` at the beginning of a value is expanded (`usable_value`).
 
     Args:
         model: what the configuration must look like.
@@ -73,7 +90,8 @@ def validate(model: type[M], tree: Tree | Mapping[str, Any], *, source: str) -> 
     Raises:
         ConfigError: one line per problem: place, dotted path, value, what is allowed.
     """
-    known = Tree(_expand_home(tree.data), tree.places) if isinstance(tree, Tree) else Tree(_expand_home(dict(tree)))
+    given = tree if isinstance(tree, Tree) else Tree(dict(tree))
+    known = Tree(_usable(given.data, "", given, source), given.places)
     try:
         return model.model_validate(known.data)
     except ValidationError as exc:
@@ -82,12 +100,45 @@ def validate(model: type[M], tree: Tree | Mapping[str, Any], *, source: str) -> 
         raise ConfigError(head + "\n  ".join(lines)) from exc
 
 
-def _expand_home(value: Any) -> Any:
-    if isinstance(value, str):
-        return os.path.expanduser(value) if value.startswith("~/") else value
+def _usable(value: Any, path: str, tree: Tree, source: str) -> Any:
+    """`usable_value` of every value below a path."""
     if isinstance(value, dict):
-        return {key: _expand_home(inner) for key, inner in value.items()}
-    return [_expand_home(inner) for inner in value] if isinstance(value, list) else value
+        return {key: _usable(inner, f"{path}.{key}" if path else key, tree, source) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_usable(inner, f"{path}.{i}", tree, source) for i, inner in enumerate(value)]
+    key = next((part for part in reversed(path.split(".")) if not part.isdecimal()), "")
+    try:
+        return usable_value(value, path=_PATHS.search(key) is not None)
+    except ValueError as error:
+        shown = "not shown here" if is_secret(key) else describe(value)
+        raise ConfigError(f"{tree.place(path) or source}: {path} is {shown}: {error}") from error
+
+
+def usable_value(value: Any, *, path: bool) -> Any:
+    """A value of a file or of the command line, with `~/` at its beginning expanded to the home folder.
+
+    Args:
+        value: a scalar.
+        path: it is the path of a file or a folder.
+
+    Raises:
+        ValueError: a number of more than 64 bits, text that no file can hold or name; or a path with `~` that stands
+            for no folder, or with the name of a variable, which would become a folder of that name.
+    """
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise ValueError("numbers have at most 64 bits here")
+    if not isinstance(value, str):
+        return value
+    if odd := _NO_TEXT.search(value):
+        raise ValueError(f"{odd[0]!a} cannot stand in a file or a name; remove it")
+    if value.startswith("~/") or (path and value == "~"):
+        whole = os.path.expanduser(value)
+        if not os.environ.get("HOME", "/") or not os.path.isabs(whole):
+            raise ValueError("this user has no home folder: set HOME, or write the whole path")
+        return whole
+    if _UNEXPANDED.match(value) or (path and "://" not in value and _UNEXPANDED_INSIDE.search(value)):
+        raise ValueError("guerdon expands ~/ alone, no other user's folder and no variables: write the whole path")
+    return value
 
 
 def load(model: type[M], path: Path | str | None, overrides: Sequence[str] = (), *, source: str | None = None) -> M:
@@ -305,8 +356,10 @@ class _Resolver:
             return self.at(value, name)
         keys = {path for path in leaves((self.defaults,)) if "<" not in path}
         known = sorted({*_paths(self.tree.data), *keys} - {name})
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+        close = difflib.get_close_matches(name[:LONGEST_KEY], known, n=1, cutoff=0.6)
         hint = f"; did you mean ${{{close[0]}}}?" if close else "; it is neither in the file nor has it a default"
+        if name in os.environ and not close:
+            hint = "; it is a variable of the environment, and these are not expanded: write its value"
         self.fail(path, f"${{{name}}} names nothing{hint}")
 
     def fail(self, path: str, what: str) -> Any:

@@ -103,7 +103,7 @@ def _texts(model: type[BaseModel], found: list[tuple[_Location, Mapping[str, Any
             texts.append(f"{shown}; allowed: {_one_of([repr(c) for c in choices])}")
             hint = _close(str(context.get("tag", "")), choices)
         else:
-            secret = _is_secret(str(detail["loc"][-1:])) and isinstance(value, str)
+            secret = is_secret(str(detail["loc"][-1:])) and isinstance(value, str)
             texts.append("is not shown here" if secret else f"is {describe(value)}")
             allowed.append(str(context["expected"]) if kind in ("literal_error", "enum") else _requirement(detail))
             if kind == "literal_error" and isinstance(value, str):
@@ -113,7 +113,8 @@ def _texts(model: type[BaseModel], found: list[tuple[_Location, Mapping[str, Any
     return [*texts, *([hint] if hint else [])]
 
 
-def _is_secret(key: str) -> bool:
+def is_secret(key: str) -> bool:
+    """Whether the value of a key is not to be shown."""
     return any(word in key for word in ("token", "key", "password"))
 
 
@@ -180,7 +181,7 @@ def _unknown(spot: Spot, value: Any, path: str) -> Iterator[_Unknown]:
 
 
 def _unknown_text(model: type[BaseModel], one: _Unknown) -> str:
-    hidden = isinstance(one.value, str) and _is_secret(one.path.rpartition(".")[2])
+    hidden = isinstance(one.value, str) and is_secret(one.path.rpartition(".")[2])
     shown = "(not shown here)" if hidden else describe(one.value)
     return f"= {shown}: unknown key; {_suggestion(model, one)}"
 

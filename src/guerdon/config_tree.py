@@ -23,6 +23,8 @@ import yaml
 from guerdon.errors import ConfigError
 
 _MAX_NODES = 200_000  # a file that expands to more through its aliases is a mistake or an attack
+LONGEST_KEY = 255  # characters; many become the name of a file
+_DEEPEST = 50  # maps and lists inside each other
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 _NULLS = ("null", "Null", "NULL", "~")
 
@@ -100,6 +102,8 @@ class _Reader:
         if isinstance(node, yaml.ScalarNode):
             return self.loader.construct_object(node)
         self.open.append(id(node))
+        if len(self.open) > _DEEPEST:
+            raise ConfigError(f"{self.place(node)}: more than {_DEEPEST} maps and lists inside each other")
         try:
             if node.tag not in ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"):
                 raise ConfigError(f"{self.place(node)}: the tag {node.tag} is not allowed in a configuration")
@@ -121,6 +125,8 @@ class _Reader:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise ConfigError(f"{self.place(key_node)}: a key must be a word, not a list or a map")
             key = str(key_node.value)
+            if len(key) > LONGEST_KEY or not key.isprintable():
+                raise ConfigError(f"{self.place(key_node)}: {describe(key)} is no key: keys are short words")
             here = f"{path}.{key}" if path else key
             if key in own:
                 raise ConfigError(
@@ -172,16 +178,16 @@ def read_yaml(path: Path | str) -> Tree:
     Raises:
         ConfigError: the file is missing or empty, is not UTF-8 YAML, repeats a key, or is not a map at its top.
     """
-    file = Path(path)
+    file = str(path) if str(path).isprintable() else repr(str(path))
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError as exc:
         raise ConfigError(f"{file}: there is no such file; is the path right?") from exc
     except UnicodeDecodeError as exc:
         raise ConfigError(f"{file}: not UTF-8 text ({exc.reason} at byte {exc.start}); is it a YAML file?") from exc
     except OSError as exc:
         raise ConfigError(f"{file}: cannot be read: {exc.strerror}") from exc
-    data, places = parse_yaml(text, str(file))
+    data, places = parse_yaml(text, file)
     if data is None or data == {}:
         raise ConfigError(f"{file}: the file is empty: write at least one section (`key: value`)")
     if not isinstance(data, dict):
@@ -204,6 +210,8 @@ def apply_overrides(tree: Tree, overrides: Sequence[str]) -> Tree:
         path, equals, value_text = text.partition("=")
         path = path.strip()
         parts = path.split(".")
+        if len(parts) > _DEEPEST or len(max(parts, key=len)) > LONGEST_KEY or not path.isprintable():
+            raise ConfigError(f"override {describe(text)}: {describe(path)} is no key: write section.key=value")
         if not equals or not all(parts) or any(part != part.strip() for part in parts):
             raise ConfigError(f"override {text!r}: write section.key=value, for example runner.seed=3")
         _put(data, parts, _override_value(value_text, text), text)

@@ -23,6 +23,8 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
+from guerdon.cores import usable_cores
+
 Status = Literal["ok", "warn", "fail"]
 
 PACKAGES = {
@@ -105,7 +107,7 @@ def check_torch() -> Check:
         import torch
     except (ImportError, OSError) as exc:
         return Check("torch", "fail", f"cannot be imported: {exc}", "pip install torch")
-    threads = f"{torch.get_num_threads()} threads on {os.cpu_count()} cores"
+    threads = f"{torch.get_num_threads()} threads on {usable_cores()} cores"
     if torch.cuda.is_available():
         half = "with" if torch.cuda.is_bf16_supported() else "without"
         return Check("torch", "ok", f"{torch.__version__}, {torch.cuda.get_device_name(0)} {half} bfloat16, {threads}")

@@ -6,6 +6,8 @@ any other exception is a bug and keeps its traceback. This module does not know 
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +15,22 @@ from pathlib import Path
 from typing import Any
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # as in <_io.BytesIO object at 0x7f0c8a2b>
+_NUMBER = re.compile(r"(?:os error |[Ee]rrno )(\d+)")  # as in (os error 28), [Errno 28]
+REFUSALS = {
+    errno.ENOSPC: re.compile(r"No space left on device|disk is full|StorageFull"),
+    errno.EDQUOT: re.compile(r"[Qq]uota exceeded"),
+    errno.EROFS: re.compile(r"Read-only file system|readonly database"),
+    errno.EFBIG: re.compile(r"File too large"),
+    errno.EIO: re.compile(
+        r"[Ii]nput/output error|disk I/O error|file write failed|unexpected pos \d+ vs|\d+ requested and \d+ written"
+    ),
+    errno.ENAMETOOLONG: re.compile(r"AF_UNIX path too long"),
+    errno.ENOMEM: re.compile(
+        r"MemoryError|Cannot allocate memory|not enough memory|can't allocate memory|size calculation overflowed|"
+        r"array is too big|Maximum allowed dimension|int too large to convert to C"
+    ),
+}
+"""What a machine refuses for want of disk, memory or short names, and how libraries say it."""
 
 
 class GuerdonError(Exception):
@@ -145,10 +163,37 @@ def said_by(error: BaseException) -> str:
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Give an `OSError` that names no file (a full disk, say) the path that was being written."""
+    """Give what says that a file cannot be written (a full disk, say) its path, as an `OSError`.
+
+    Raises:
+        OSError: any that the block raises, with the path where it names none; or instead of the error of a library
+            that has another type for it (`refused_by_system`).
+    """
     try:
         yield
-    except OSError as error:
-        if error.errno is not None:
-            error.filename = error.filename or str(path)
-        raise
+    except Exception as error:
+        refused = refused_by_system(error)
+        if refused is None or refused.errno == errno.ENOMEM:
+            raise
+        refused.filename = refused.filename or str(path)
+        if refused is error:
+            raise
+        raise refused from error
+
+
+def refused_by_system(error: BaseException) -> OSError | None:
+    """What the operating system refused, where an exception says that; None: it says something else.
+
+    Args:
+        error: an `OSError` with a number, or what a library raises in its place: safetensors and tokenizers with
+            `(os error 28)`, torch, sqlite3 and allocators of memory with words of their own.
+    """
+    if isinstance(error, GuerdonError):
+        return None
+    if isinstance(error, OSError) and error.errno is not None:
+        return error
+    said = f"{type(error).__name__}: {error}"
+    numbers = [int(found[1]) for found in _NUMBER.finditer(said)]
+    numbers += [number for number, words in REFUSALS.items() if words.search(said)]
+    number = next((number for number in numbers if number in REFUSALS), None)
+    return None if number is None else OSError(number, os.strerror(number))

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from guerdon import distributed
-from guerdon.errors import CheckpointError, NonFiniteError
+from guerdon.errors import CheckpointError, NonFiniteError, naming
 from guerdon.hub import check_links
 
 MAX_SKIPPED = 10  # gradient steps in a row
@@ -114,9 +114,11 @@ def save_weights(tensors: Mapping[str, Tensor], path: Path) -> None:
 
     Raises:
         NonFiniteError: a tensor is not finite; nothing is written.
+        OSError: the disk is full or not writable.
     """
     refuse_to_write(tensors, path)
-    save_file({name: t.contiguous() for name, t in tensors.items()}, path, metadata={"format": "pt"})
+    with naming(path):
+        save_file({name: t.contiguous() for name, t in tensors.items()}, path, metadata={"format": "pt"})
     path.chmod(0o644)
 
 

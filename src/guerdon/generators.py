@@ -40,3 +40,12 @@ def shard_seed(seed: int, shard: int) -> int:
     if not shard:
         return seed
     return int(np.random.SeedSequence([seed, SHARDS, shard]).generate_state(1, dtype=np.uint32)[0] >> 1)
+
+
+def small_seed(seed: int) -> int:
+    """A seed for a library that takes 32 bits, such as `numpy.random.seed`: the same, where it fits.
+
+    Args:
+        seed: at least 0.
+    """
+    return seed if seed < 2**32 else int(np.random.SeedSequence(seed).generate_state(1, dtype=np.uint32)[0])

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.atomic import COMPLETE, sealed_folder, sha256, write_text
-from guerdon.errors import CheckpointError, MissingDependencyError, boundary
+from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError, boundary
 from guerdon.registry import Registry
 
 PREFIX = "package:"
@@ -110,10 +110,22 @@ def packaged_config(path: str) -> dict[str, Any] | None:
         return None if found.config is None else found.config(found.source)
 
 
+def cache_folder() -> Path:
+    """Guerdon's folder among the caches of this user.
+
+    Raises:
+        ConfigError: the user has no home folder.
+    """
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    folder = given if os.path.isabs(given) else os.path.expanduser("~/.cache")
+    if not os.path.isabs(folder):
+        raise ConfigError("this user has no home folder for caches: set HOME, or XDG_CACHE_HOME to a whole path")
+    return Path(folder, "guerdon")
+
+
 def _folder_of(name: str, model: PackagedModel) -> Path:
     """Where a model lies once it is converted."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "guerdon" / "models"
-    return cache / f"{name.replace(':', '-')}-{model.version}-{sha256(model.source)[:16]}"
+    return cache_folder() / "models" / f"{name.replace(':', '-')}-{model.version}-{sha256(model.source)[:16]}"
 
 
 def _card(name: str, model: PackagedModel) -> str:

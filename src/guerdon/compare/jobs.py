@@ -294,5 +294,5 @@ def _mark(folder: Path, job: Job) -> Path:
 
 
 def _last_line(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     return lines[-1][-300:] if lines else "no output"

@@ -7,7 +7,6 @@ keys changed. Started again, a study continues with the jobs that are not done.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from guerdon.compare.jobs import Job, JobPlace, Outcome, run_jobs
 from guerdon.compare.report import write_report
 from guerdon.compare.report_tables import markdown_table
 from guerdon.config import Tree, apply_overrides, holds, merge, read_yaml, resolve_refs, to_yaml, validate
+from guerdon.cores import usable_cores
 from guerdon.devices import names_gpu, names_one_of_several, visible_gpus
 from guerdon.durations import duration
 from guerdon.errors import ConfigError, GuerdonError, JobError, MissingDependencyError
@@ -178,7 +178,7 @@ def _room(study: Study, configs: Sequence[Study]) -> tuple[int, tuple[str, ...]]
     values = [config.model_dump() for config in configs]
     gpus = tuple(visible_gpus()) if names_gpu(values) else ()
     if not gpus:
-        return len(os.sched_getaffinity(0)), ()
+        return usable_cores(), ()
     return (1, ()) if names_one_of_several(values) else (len(gpus), gpus)
 
 
@@ -397,7 +397,7 @@ def _write_card(plan: StudyPlan, seconds: float) -> None:
     before = 0.0
     started = provenance.now()
     if path.exists():
-        card = json.loads(path.read_text())
+        card = json.loads(path.read_bytes())
         before, started = float(card["wall_seconds"]), card["started"]
     command = provenance.command()
     if not command.startswith("guerdon "):  # called from Python

@@ -92,11 +92,11 @@ def merge(parts: Iterable[Stats]) -> Stats:
     Exact for min, max, mean, std and count (Chan, Golub and LeVeque 1979, eq. 2.1); quantiles are the
     count-weighted mean of the parts' quantiles, the approximation that LeRobot makes.
     """
-    by_feature: dict[str, list[FeatureStats]] = {}
-    for part in parts:
+    merged: Stats = {}
+    for part in parts:  # one after the other: the same bytes wherever a writer stopped and went on
         for feature, stats in part.items():
-            by_feature.setdefault(feature, []).append(stats)
-    return {feature: _merge_feature(group) for feature, group in by_feature.items()}
+            merged[feature] = _merge_feature([merged[feature], stats]) if feature in merged else stats
+    return merged
 
 
 def _merge_feature(group: list[FeatureStats]) -> FeatureStats:

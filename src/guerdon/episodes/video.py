@@ -77,8 +77,11 @@ class VideoWriter:
     def __enter__(self) -> VideoWriter:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._container.close()  # FFmpeg crashes where frames follow a header that it could not write
 
 
 def decode_video(path: Path, times_T: NDArray[Any], *, fps: float) -> ByteArray:

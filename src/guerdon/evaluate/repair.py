@@ -276,7 +276,7 @@ class _Repair:
         rounds = self._rounds(models, starts)
         itself = {"before": [one[0].value if one else -np.inf for one in committed["search"]]}
         if "after" in models:
-            models["control"] = self._refit("control", (), self._settings.seed + 1)
+            models["control"] = self._refit("control", (), (self._settings.seed + 1) % 2**64)
             again = find("search", models["after"], starts)
             itself["after"] = [one[0].value if one else -np.inf for one in again]
         wins = {name: _success_values(models[name], self._wins, self._masks) for name in MODELS if name in models}

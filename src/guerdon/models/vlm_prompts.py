@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.errors import ConfigError
+from guerdon.generators import small_seed
 from guerdon.models.explained_score import Scale
 from guerdon.models.vlm_frames import sample_frames
 from guerdon.types import ByteArray, Failure
@@ -232,7 +233,7 @@ class GenerationOptions:
 
     def request(self) -> dict[str, Any]:
         """The parameters as vLLM and chat completions endpoints name them."""
-        sampled = {"top_p": self.top_p, "seed": self.seed} if self.temperature > 0 else {}
+        sampled = {"top_p": self.top_p, "seed": small_seed(self.seed)} if self.temperature > 0 else {}
         return {"max_tokens": self.max_tokens, "temperature": self.temperature, **sampled}
 
 

@@ -86,7 +86,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Raises:
         CheckpointError: a tensor is not finite.
     """
-    values: dict[str, Any] = json.loads((path / "state.json").read_text())
+    values: dict[str, Any] = json.loads((path / "state.json").read_bytes())
     return load_weights(path / "state.safetensors"), values
 
 

@@ -27,7 +27,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from guerdon.episodes.targets import outcome_of
 from guerdon.episodes.video import VideoWriter, require_av
-from guerdon.errors import DataError, GuerdonError, boundary
+from guerdon.errors import REFUSALS, DataError, GuerdonError, boundary, refused_by_system
 from guerdon.progress import log_line
 from guerdon.types import ByteArray, FloatArray, Rewards, Rollout, Segment
 
@@ -77,6 +77,7 @@ class EpisodeVideos:
             left.unlink()
         self._tapes: dict[int, _Tape] = {}
         self._failed = False
+        self._error: OSError | None = None
         self._queue: queue.Queue[_Tape | None] = queue.Queue(WAITING)
         self._thread = threading.Thread(target=self._work, name="guerdon-episode-videos", daemon=True)
         self._thread.start()
@@ -87,7 +88,11 @@ class EpisodeVideos:
         Args:
             rollout: with `filmed`.
             rewards: of every source.
+
+        Raises:
+            OSError: the disk is full or broken, as an earlier video found.
         """
+        self._raise_error()
         if rollout.filmed is None or rollout.actions is None:
             return
         if rollout.fresh:
@@ -104,20 +109,32 @@ class EpisodeVideos:
             if segment.finished:
                 self._queue.put(self._tapes.pop(segment.stream))
 
+    def flush(self) -> None:
+        """Write what waits; raises as `add` does."""
+        self._queue.join()
+        self._raise_error()
+
     def close(self) -> None:
         """Write what waits, and stop."""
         self._queue.put(None)
         self._thread.join()
 
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
     def _work(self) -> None:
         while (tape := self._queue.get()) is not None:
             try:
                 with boundary(DataError, f"the video of episode {tape.number} cannot be written to {self.folder}"):
-                    self._write(tape)
-            except GuerdonError as error:  # the run goes on without it
-                if not self._failed:
+                    if self._error is None:
+                        self._write(tape)
+            except GuerdonError as error:
+                self._error = self._error or _of_the_disk(error, self.folder)
+                if not self._failed and self._error is None:  # the run goes on without it
                     log_line(f"{error}; further failures of this kind are not shown")
                 self._failed = True
+            self._queue.task_done()
 
     def _write(self, tape: _Tape) -> None:
         name = video_name(self._rank, tape.number, outcome_of(tape.success), tape.task)
@@ -125,10 +142,21 @@ class EpisodeVideos:
         factor = -(-_LOWEST // tape.shots[0].frame.shape[0])
         high, wide = (side * factor for side in tape.shots[0].frame.shape[:2])
         high, wide = high + high % 2, wide + PANEL + wide % 2
-        with VideoWriter(part, height=high, width=wide, fps=self._fps) as video:
-            for shot in tape.shots:
-                video.add(shown(shot.frame, shot.lines, factor=factor)[None])
-        os.replace(part, self.folder / name)
+        try:
+            with VideoWriter(part, height=high, width=wide, fps=self._fps) as video:
+                for shot in tape.shots:
+                    video.add(shown(shot.frame, shot.lines, factor=factor)[None])
+            os.replace(part, self.folder / name)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _of_the_disk(error: GuerdonError, folder: Path) -> OSError | None:
+    """What the disk refused where that is why a video failed; it will refuse other files, too."""
+    refused = None if error.__cause__ is None else refused_by_system(error.__cause__)
+    if refused is None or refused.errno not in REFUSALS:
+        return None
+    return OSError(refused.errno, refused.strerror, refused.filename or str(folder))
 
 
 def video_name(rank: int, number: int, success: bool | None, task: str) -> str:

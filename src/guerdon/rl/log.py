@@ -13,8 +13,9 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from guerdon.errors import CheckpointError, naming
 from guerdon.rl.log_sinks import LogSink
@@ -33,21 +34,22 @@ class RunLog:
         offsets: Mapping[str, int] | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._files: dict[str, TextIO] = {}
+        self._files: dict[str, FileIO] = {}
         for name in FILES:
             path = folder / name
             if offsets is None:
                 path.write_bytes(b"")
             else:
                 _cut(path, offsets[name])
-            self._files[name] = path.open("a", encoding="utf-8")
+            self._files[name] = path.open("ab", buffering=0)  # what a full disk refused is not tried again by `close`
         self._sinks = sinks
 
     def write(self, name: str, row: Mapping[str, Any]) -> None:
         """Append one row to one of the files; a number that is not finite is refused."""
-        with naming(Path(self._files[name].name)):
-            self._files[name].write(json.dumps(row, allow_nan=False) + "\n")
-            self._files[name].flush()
+        file, line = self._files[name], json.dumps(row, allow_nan=False).encode() + b"\n"
+        with naming(str(file.name)):
+            while line:
+                line = line[file.write(line) :]
 
     def metrics(self, kind: str, step: int, row: Mapping[str, Any]) -> None:
         """One row of metrics, also to the sinks as `kind/name`; missing values are null there and absent here."""
@@ -57,11 +59,16 @@ class RunLog:
         for sink in self._sinks:
             sink.log(step, shown)
 
+    def flush(self) -> None:
+        """Return when what the sinks were given is written."""
+        for sink in self._sinks:
+            sink.flush()
+
     def offsets(self) -> dict[str, int]:
         """Bytes written to each file, for a checkpoint."""
         for file in self._files.values():
-            file.flush()
-            os.fsync(file.fileno())
+            with naming(str(file.name)):
+                os.fsync(file.fileno())
         return {name: file.tell() for name, file in self._files.items()}
 
     def close(self) -> None:

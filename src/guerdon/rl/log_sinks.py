@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from guerdon.atomic import write_json, write_text
-from guerdon.errors import ConfigError, MissingDependencyError, boundary
+from guerdon.errors import ConfigError, MissingDependencyError, boundary, naming
 from guerdon.settings.study import Study
 
 
@@ -28,6 +28,14 @@ class LogSink(Protocol):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show metrics by name, all of the same step; steps do not decrease."""
+        ...
+
+    def flush(self) -> None:
+        """Return when what was shown is written.
+
+        Raises:
+            OSError: it cannot be.
+        """
         ...
 
     def close(self) -> None:
@@ -45,7 +53,9 @@ class TensorBoardSink:
         from torch.utils.tensorboard import SummaryWriter
 
         purge = None if resumed_at is None else resumed_at + 1
-        self._writer: Any = SummaryWriter(str(folder / "tb"), purge_step=purge)
+        self._folder = folder / "tb"
+        with naming(self._folder):
+            self._writer: Any = SummaryWriter(str(self._folder), purge_step=purge)
         self._shown: str | None = None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -56,12 +66,19 @@ class TensorBoardSink:
             self._writer.add_custom_scalars(
                 {"result": {result: ["Multiline", [f"eval/{result}$", f"train/{result}$"]]}}
             )
-        for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
+        with naming(self._folder):
+            for name, value in metrics.items():
+                self._writer.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        """See `LogSink.flush`."""
+        with naming(self._folder):
+            self._writer.flush()
 
     def close(self) -> None:
         """See `LogSink.close`."""
-        self._writer.close()
+        with naming(self._folder):
+            self._writer.close()
 
 
 class WandbSink:
@@ -85,6 +102,9 @@ class WandbSink:
         """See `LogSink.log`."""
         if new := self._given.new(step, metrics):
             self._run.log(new, step=step)
+
+    def flush(self) -> None:
+        """Its own process writes."""
 
     def close(self) -> None:
         """See `LogSink.close`."""
@@ -110,6 +130,9 @@ class TrackioSink:
         """See `LogSink.log`."""
         if new := self._given.new(step, metrics):
             self._run.log(new, step=step)
+
+    def flush(self) -> None:
+        """Its own process writes."""
 
     def close(self) -> None:
         """See `LogSink.close`."""

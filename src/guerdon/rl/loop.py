@@ -14,6 +14,7 @@ import copy
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -141,9 +142,8 @@ class Loop:
 
     def close(self) -> None:
         """Close files, worlds and bars."""
-        self.progress.close()
-        self.log.close()
-        self.parts.close()
+        with closing(self.parts), closing(self.log):
+            self.progress.close()
 
     # Parts of an iteration.
 
@@ -330,6 +330,9 @@ class Loop:
                 )
             self._fall_back()
             return
+        self.log.flush()
+        if self.parts.videos is not None:
+            self.parts.videos.flush()
         keep = self.study.runner.keep_checkpoints
         ckpt.save_checkpoint(self.folder / "checkpoints", self.step, *self._state(), keep=keep)
         self._start = None

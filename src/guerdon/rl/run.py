@@ -77,7 +77,7 @@ def _run(study: Study, folder: Path, *, resume: bool) -> tuple[Path, dict[str, A
                 "with. Choose another runner.logger.experiment_name for the new one"
             )
         if (folder / "COMPLETE").is_file():
-            return folder, json.loads((folder / "COMPLETE").read_text())
+            return folder, json.loads((folder / "COMPLETE").read_bytes())
     atomic.write_text(config, text)
     (folder / "FAILED.json").unlink(missing_ok=True)
     try:

@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from guerdon.cores import usable_cores
 from guerdon.serve.backends import IMAGE_KINDS, TEXT, backend_name, plain_name
 from guerdon.settings.serve import ServedModelSettings, ServeSettings
 
@@ -25,7 +26,7 @@ class Machine(NamedTuple):
     """What a server may use.
 
     Attributes:
-        cores: that this process may run on.
+        cores: that this process may use.
         memory: bytes that are free.
         gpu: whether there is one; a model is put there, and one copy is enough.
         threads: what `OMP_NUM_THREADS` of the environment allows; None: it says nothing.
@@ -39,12 +40,11 @@ class Machine(NamedTuple):
 
 def machine() -> Machine:
     """This machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if "SC_AVPHYS_PAGES" in os.sysconf_names else 0
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpu = Path("/proc/driver/nvidia/gpus").exists() and visible not in ("", "-1")
     said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # a list is one number per level of nesting
-    return Machine(cores, free, gpu, int(said) if said.isdigit() else None)
+    return Machine(usable_cores(), free, gpu, int(said) if said.isdigit() else None)
 
 
 def choose_copies(settings: ServeSettings, machine: Machine) -> tuple[ServeSettings, list[str]]:

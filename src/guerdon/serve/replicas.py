@@ -31,6 +31,7 @@ from guerdon.errors import GuerdonError, boundary
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, judge
 from guerdon.serve.errors import ModelFailed, NotReady
 from guerdon.serve.logs import log_to_stderr
+from guerdon.streams import keep_streams
 from guerdon.subprocess_worker import end_with_parent
 from guerdon.types import Episode, RewardInfo, RewardModel, Score
 
@@ -199,6 +200,7 @@ def _end_with(life: Connection) -> None:
 
 def _work(pipe: Connection, life: Connection, build: Callable[[], RewardModel], gpu: str | None, threads: int) -> None:
     """Body of a process: build the model, then judge until the pipe closes."""
+    keep_streams()
     end_with_parent(spawned=True)
     threading.Thread(target=_end_with, args=(life,), daemon=True).start()
     for name in (signal.SIGINT, signal.SIGTERM):  # the server handles a signal to the group

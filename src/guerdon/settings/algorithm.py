@@ -88,7 +88,7 @@ class ControlAlgorithmSettings(_SharedSettings):
         description="gae: critic and GAE; rloo, grpo, dr_grpo: compare episodes with the same start; reinforce: the "
         "return in the rollout; reinforce_pp: whitened; your own: with the critic",
     )
-    rollout_steps: int = Field(250, ge=1, description="steps per copy between updates (not of groups)")
+    rollout_steps: int = Field(250, ge=1, le=10**7, description="steps per copy between updates (not of groups)")
     num_epochs: int = Field(10, ge=1, description="passes over a rollout per update")
     minibatch_size: int = Field(250, ge=1, description="decisions per gradient step: steps, or chunks of actions")
     micro_batch_size: int | None = Field(None, ge=1, description="decisions per forward pass; null: minibatch_size")

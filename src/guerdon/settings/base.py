@@ -11,8 +11,8 @@
 from __future__ import annotations
 
 import re
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -27,6 +27,7 @@ from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_after_validator_function, tagged_union_schema
 
 from guerdon.config_problems import problem_lines
+from guerdon.config_schema import Spot, child, members
 from guerdon.config_tree import Tree
 from guerdon.errors import ConfigError
 from guerdon.registry import Registry
@@ -50,8 +51,8 @@ class Settings(BaseModel):
     def _true_is_no_number(cls, given: Any) -> Any:
         if isinstance(given, dict):
             for name, field in cls.model_fields.items():
-                if isinstance(given.get(name), bool) and _is_number(field.annotation):
-                    raise ValueError(f"{name} is {str(given[name]).lower()}, which is no number")
+                if (flag := _flag_for_number(members(field.annotation), given.get(name))) is not None:
+                    raise ValueError(f"{name} is {str(flag).lower()}, which is no number")
         return given
 
 
@@ -73,6 +74,8 @@ class PythonSettings(Settings):
         __init__.__pydantic_base_init__ = True  # pydantic does not call it for a part of a larger configuration
 
 
+Seed = Annotated[int, Field(ge=0, lt=2**64)]
+"""What random numbers start from: 64 bits, as torch takes; `guerdon.generators.small_seed` is for what takes fewer."""
 Schedule = Literal["constant", "linear", "cosine"]
 Bf16 = bool | Literal["auto"]
 
@@ -169,6 +172,10 @@ def names_in(form: type[BaseModel], key: str) -> tuple[str, ...]:
     return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
-def _is_number(annotation: Any) -> bool:
-    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    return set(parts) <= {int, float, NoneType}
+def _flag_for_number(spot: Spot, given: Any) -> bool | None:
+    """A bool that stands where only a number may stand, in the value or in its items; None: there is none."""
+    if isinstance(given, bool):
+        return given if spot and set(spot) <= {int, float, NoneType} else None
+    items = given if isinstance(given, list | tuple) else ()
+    found = (_flag_for_number(child(spot, i), item) for i, item in enumerate(items))
+    return next((flag for flag in found if flag is not None), None)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from guerdon.settings.base import Settings
+from guerdon.settings.base import Seed, Settings
 
 
 class ArmSettings(Settings):
@@ -24,7 +24,7 @@ class CompareSettings(Settings):
 
     arms: dict[str, ArmSettings] = Field(description="by name; the override compare.arms=[a, b] chooses some of them")
     baseline: str = Field(description="the arm that others are compared with")
-    seeds: tuple[int, ...] = Field((0, 1, 2), description="one run per arm, task and seed")
+    seeds: tuple[Seed, ...] = Field((0, 1, 2), description="one run per arm, task and seed")
     tasks: tuple[str, ...] | dict[str, dict[str, Any]] = Field(
         (),
         description="names that replace env.task, or names with what differs from the rest of the file; empty: the "

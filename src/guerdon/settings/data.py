@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from guerdon.errors import ConfigError
 from guerdon.registry import Registry
-from guerdon.settings.base import PARAMS, ByName, Named, Settings, refuse
+from guerdon.settings.base import PARAMS, ByName, Named, Seed, Settings, refuse
 
 
 class _FamilySettings(Settings):
@@ -21,7 +21,7 @@ class _FamilySettings(Settings):
 
     steps: int = Field(6, ge=1, le=200, description="lines of a solution")
     min_steps: int | None = Field(None, ge=1, description="draw the number of lines from here on; null: always steps")
-    seed: int = Field(0, ge=0, description="decides every problem, of training and of validation")
+    seed: Seed = Field(0, description="decides every problem, of training and of validation")
 
     @model_validator(mode="after")
     def _range_of_steps(self) -> _FamilySettings:

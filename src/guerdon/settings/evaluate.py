@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from guerdon.errors import ConfigError
-from guerdon.settings.base import DEVICE, Device, Settings, refuse
+from guerdon.settings.base import DEVICE, Device, Seed, Settings, refuse
 from guerdon.settings.data import TaskSettings
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.train import TEXT_MODELS
@@ -78,7 +78,7 @@ class EvaluateSettings(Settings):
     type: Literal["control"] = Field("control", description="robots; follows from policy.type")
     data_path: str | None = Field(None, description="held-out episodes; null: each model's own validation split")
     reps: int = Field(1000, ge=100, description="bootstrap replications")
-    seed: int = Field(0, ge=0, description="of the bootstrap and of attacks")
+    seed: Seed = Field(0, description="of the bootstrap and of attacks")
     remote: dict[str, RemoteSettings] = Field(
         default_factory=dict,
         description="models on a reward server, evaluated, too, by name",
@@ -99,7 +99,7 @@ class GeneratedBenchSettings(Settings):
     families: tuple[TaskSettings, ...] = Field(min_length=1, description="a subset each, named by its family")
     size: int = Field(200, ge=2, description="solutions per family")
     error_rate: float = Field(0.5, gt=0, lt=1, description="share of the solutions with a slip, placed uniformly")
-    seed: int = Field(0, ge=0, description="of problems and slips")
+    seed: Seed = Field(0, description="of problems and slips")
 
 
 class BestOfNSettings(Settings):
@@ -174,7 +174,7 @@ class EvaluateTextSettings(Settings):
     batch_size: int = Field(64, ge=1, description="solutions per call of the model")
     gate: GateSettings = Field(GateSettings(), description="whether a model will help RL")
     reps: int = Field(1000, ge=100, description="bootstrap resamples")
-    seed: int = Field(0, ge=0, description="of the bootstrap and of random subsets")
+    seed: Seed = Field(0, description="of the bootstrap and of random subsets")
 
     @field_validator("models", mode="before")
     @classmethod

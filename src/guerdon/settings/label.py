@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from guerdon.registry import Registry
 from guerdon.retry import TRIES
-from guerdon.settings.base import PARAMS, ByName, Named, Settings, as_tuple, refuse
+from guerdon.settings.base import PARAMS, ByName, Named, Seed, Settings, as_tuple, refuse
 from guerdon.settings.text_policy import TextPolicySettings
 
 Reward = Literal["HE", "SE"]
@@ -259,7 +259,7 @@ class LabelSettings(Settings):
     )
     max_usd: float | None = Field(None, gt=0, description="stop before the calls of this save_dir cost more")
     max_failure_rate: float = Field(0.5, ge=0, le=1, description="stop when a larger share of labels fails")
-    seed: int = Field(0, ge=0, description="of everything that is sampled")
+    seed: Seed = Field(0, description="of everything that is sampled")
 
     @property
     def asks_judge(self) -> bool:

@@ -147,7 +147,9 @@ class ServeSettings(Settings):
     token: str | None = Field(None, min_length=8, repr=False, description="secret of every request but GET /health")
     insecure: bool = Field(False, description="listen beyond this machine without a token")
     gpu_ids: str | None = Field(None, description="GPUs to use, such as 0,1; null: all that are visible")
-    threads: int | None = Field(None, ge=1, description="cores of a model; null: OMP_NUM_THREADS, or half of all")
+    threads: int | None = Field(
+        None, ge=1, le=1024, description="cores of a model; null: OMP_NUM_THREADS, or half of all"
+    )
     batch: BatchSettings = Field(BatchSettings(), description="how requests are put together")
     limits: LimitSettings = Field(LimitSettings(), description="what requests may take")
     media: MediaSettings = Field(MediaSettings(), description="what pictures and videos may take")

@@ -16,7 +16,7 @@ from guerdon.config_tree import Tree
 from guerdon.errors import ConfigError
 from guerdon.settings.algorithm import AlgorithmSettings, ControlAlgorithmSettings, TextAlgorithmSettings
 from guerdon.settings.aliases import guide_names
-from guerdon.settings.base import Settings, refuse
+from guerdon.settings.base import Seed, Settings, refuse
 from guerdon.settings.cluster import ClusterSettings
 from guerdon.settings.compare import CompareSettings
 from guerdon.settings.data import DataSettings, GeneratedDataSettings
@@ -57,7 +57,7 @@ class RunnerSettings(Settings):
     """`runner`: how long, how often, from where."""
 
     logger: LoggerSettings = Field(LoggerSettings(), description="where a run writes")
-    seed: int = Field(0, description="of weights, exploration and every reset")
+    seed: Seed = Field(0, description="of weights, exploration and every reset")
     total_steps: int = Field(100_000, ge=1, description="environment steps, all copies together")
     eval_every: int = Field(10_000, ge=1, description="environment steps between evaluations of the policy")
     eval_episodes: int = Field(20, ge=1, description="episodes per evaluation, rounded up to a multiple of num_envs")
@@ -73,7 +73,7 @@ class RunnerSettings(Settings):
     video_share: float = Field(0.1, gt=0, le=1, description="save_video: share of the episodes")
     video_every: int = Field(1, ge=1, description="save_video: steps between two frames")
     video_fps: int = Field(20, ge=1, description="save_video: frames per second")
-    threads: int = Field(1, ge=1, description="torch threads")
+    threads: int = Field(1, ge=1, le=1024, description="torch threads")
     rollout_shards: int = Field(
         1,
         ge=1,
@@ -148,7 +148,7 @@ class CollectSettings(Settings):
     )
     video: bool = Field(False, description="MP4 instead of images in Parquet")
     fps: int = Field(20, ge=1, description="rows per second, as the data set declares")
-    seed: int = Field(0, description="of the actors and every reset")
+    seed: Seed = Field(0, description="of the actors and every reset")
 
     def success_readers(self) -> list[str]:
         """The keys, other than those of `env` itself, that need the environment to report true success."""

@@ -176,7 +176,7 @@ def _config_of(path: str) -> dict[str, Any] | None:
         if (folder / "base").is_dir():
             return _config_of(str(folder / "base"))
         with boundary(DataError, f"{folder / 'adapter_config.json'} cannot be read"):
-            return _config_of(str(json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]))
+            return _config_of(str(json.loads((folder / "adapter_config.json").read_bytes())["base_model_name_or_path"]))
     file = folder / "config.json"
     if not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from guerdon.errors import ConfigError
-from guerdon.settings.base import DEVICE, Bf16, Device, Schedule, Settings, as_tuple, check_multiple, refuse
+from guerdon.settings.base import DEVICE, Bf16, Device, Schedule, Seed, Settings, as_tuple, check_multiple, refuse
 from guerdon.settings.text_policy import (
     CHAT_TEMPLATE,
     CHAT_TEMPLATE_KWARGS,
@@ -78,7 +78,7 @@ class _TextFitSettings(_TransformerFitSettings):
     """What trainers of language models share."""
 
     epochs: float = Field(3.0, gt=0, description="passes over the training data")
-    seed: int = Field(0, ge=0, description="of the split, fresh weights, adapters and the order of the examples")
+    seed: Seed = Field(0, description="of the split, fresh weights, adapters and the order of the examples")
 
     @model_validator(mode="before")
     @classmethod
@@ -99,7 +99,7 @@ class _FrameFitSettings(_FitSettings):
     val_split: float = Field(0.2, ge=0, lt=1, description="share of the episodes held out; 0: none")
     num_samples_per_episode: int = Field(0, ge=0, description="rows per episode, the last always; 0: all")
     tensorboard: bool = Field(True, description="write TensorBoard logs")
-    seed: int = Field(42, ge=0, description="of the split, fresh weights, the batches and the augmentation")
+    seed: Seed = Field(42, description="of the split, fresh weights, the batches and the augmentation")
 
     @property
     def data_paths(self) -> tuple[str, ...]:
@@ -467,7 +467,7 @@ class MistakesSettings(Settings):
 
     facts: float = Field(0.2, gt=0, lt=1, description="share of what a line can compute that is believed wrongly")
     rate: float = Field(0.8, gt=0, le=1, description="how often a wrong belief shows; else the true line is written")
-    seed: int = Field(0, ge=0, description="decides which facts, what is believed of them, and where it shows")
+    seed: Seed = Field(0, description="decides which facts, what is believed of them, and where it shows")
 
 
 class SFTSettings(_TextFitSettings):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from guerdon.retry import TRIES
-from guerdon.settings.base import Bf16, Settings, refuse
+from guerdon.settings.base import Bf16, Seed, Settings, refuse
 from guerdon.settings.label import LEAVE_OUT, OptionalSetting
 
 VLMType = Literal["qwen_vl", "primo_r1", "true_logprob", "trend", "preference"]
@@ -140,7 +140,7 @@ class VLMSettings(Settings):
     max_tokens: int | None = Field(None, ge=1, description="a longer reply is a failure; null: the prompt's own")
     temperature: float = Field(0.0, ge=0, description="of answers; 0: the likeliest token")
     top_p: float = Field(1.0, gt=0, le=1, description="of answers, with temperature above 0")
-    seed: int = Field(0, ge=0, description="of answers, with temperature above 0")
+    seed: Seed = Field(0, description="of answers, with temperature above 0")
     checkpoint_generation: bool = Field(
         False,
         description="transformers: the checkpoint's generation_config.json is applied (repetition_penalty, num_beams, "

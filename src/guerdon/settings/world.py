@@ -11,7 +11,7 @@ from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from guerdon.errors import ConfigError, boundary
 from guerdon.registry import Registry
-from guerdon.settings.base import PARAMS, ByName, Named, Settings, refuse
+from guerdon.settings.base import PARAMS, ByName, Named, Seed, Settings, refuse
 
 WORLDS = Registry(
     "world", "guerdon.worlds",
@@ -56,7 +56,7 @@ class EnvSettings(Settings):
         "observations end with which it is (one-hot, as in Meta-World's MT10)",
     )
     task_text: str | None = Field(None, description="the task in words; Meta-World tasks have one")
-    num_envs: int = Field(8, ge=1, description="copies stepped together")
+    num_envs: int = Field(8, ge=1, le=2**16, description="copies stepped together")
     max_episode_steps: int | None = Field(
         UNLIMITED, ge=1, description="time limit of an episode; null: the environment's own"
     )
@@ -193,9 +193,9 @@ class EnvSettings(Settings):
     def _square(cls, value: Any) -> Any:
         sizes = [value, value] if isinstance(value, int) else value
         if isinstance(sizes, list | tuple) and any(
-            isinstance(s, bool) or (isinstance(s, int) and s < 8) for s in sizes
+            isinstance(s, bool) or (isinstance(s, int) and not 8 <= s <= 8192) for s in sizes
         ):
-            raise ValueError("frame_size must be 64 or [48, 64] (height, width), at least 8 pixels")
+            raise ValueError("frame_size must be 64 or [48, 64] (height, width), 8 to 8192 pixels")
         return sizes
 
 
@@ -208,7 +208,7 @@ class MetaWorldSettings(EnvSettings):
     max_episode_steps: int = Field(200, ge=1, description="time limit of an episode")
     camera: str = Field("corner", description="Meta-World camera that rendered frames come from")
     render_workers: int = Field(0, ge=0, description="rendering processes; 0 renders in the run's own")
-    goals_seed: int = Field(0, description="which 50 goals Meta-World draws for the task")
+    goals_seed: Seed = Field(0, description="which 50 goals Meta-World draws for the task")
 
     @property
     def camera_name(self) -> str:
@@ -274,6 +274,7 @@ class LiberoSettings(EnvSettings):
     num_envs: int = Field(
         8,
         ge=1,
+        le=2**16,
         validation_alias=AliasChoices("num_envs", "n_rollout_threads"),
         description="copies stepped together",
     )
@@ -305,7 +306,7 @@ class LiberoSettings(EnvSettings):
         description="LIBERO moves cabinets and stoves by up to 1 cm at a reset. each: random numbers are seeded at "
         "every initial state; sequence: once, and counted on",
     )
-    fixtures_seed: int = Field(1000, ge=0, description="of these random numbers")
+    fixtures_seed: Seed = Field(1000, description="of these random numbers")
     init_states: Literal["ordered", "drawn"] = Field(
         "ordered",
         description="which of the 50 initial states an episode gets: the next, or one drawn by the run's seed",

@@ -32,8 +32,9 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from guerdon import distributed
 from guerdon.atomic import write_json
-from guerdon.errors import ConfigError, DataError, NonFiniteError, boundary
+from guerdon.errors import ConfigError, DataError, NonFiniteError, boundary, naming
 from guerdon.finite import load_weights, save_weights
+from guerdon.generators import small_seed
 from guerdon.settings.train import (
     ProgressTrainSettings,
     ResNetTrainSettings,
@@ -339,7 +340,7 @@ def _arguments(
         "report_to": [],
         "log_level": "error",
         "disable_tqdm": True,
-        "seed": settings.seed,
+        "seed": small_seed(settings.seed),
         "remove_unused_columns": False,
         "dataloader_num_workers": 0,
         "dataloader_pin_memory": False,
@@ -419,7 +420,8 @@ class TrainingFolder:
     def train(self, trainer: BaseTrainer) -> None:
         """Train to the end, from the newest checkpoint where there is one."""
         try:
-            trainer.train(resume_from_checkpoint=None if self.resume_from is None else str(self.resume_from))
+            with naming(self.checkpoints):
+                trainer.train(resume_from_checkpoint=None if self.resume_from is None else str(self.resume_from))
         finally:
             for callback in trainer.callback_handler.callbacks:
                 if isinstance(callback, TrainingProgress):

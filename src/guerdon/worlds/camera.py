@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.errors import ConfigError, MissingDependencyError, boundary
+from guerdon.streams import keep_streams
 from guerdon.subprocess_worker import end_with_parent
 from guerdon.types import ByteArray
 
@@ -251,6 +252,7 @@ class CameraPool:
 def _open_camera(model_bytes: bytes, camera: str, size: tuple[int, int]) -> None:
     """Start of a rendering process: its camera."""
     global _eye
+    keep_streams()
     end_with_parent(spawned=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle; its end stops this process
     model = import_mujoco().MjModel.from_binary_path("scene.mjb", {"scene.mjb": model_bytes})

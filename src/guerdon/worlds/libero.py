@@ -24,6 +24,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from guerdon.errors import MissingDependencyError, boundary
+from guerdon.generators import small_seed
 from guerdon.types import BoolArray, ByteArray
 from guerdon.worlds.camera import MuJoCoCamera, Snapshot, check_camera
 from guerdon.worlds.libero_files import INSTALL, LiberoTask, import_libero, init_states
@@ -178,12 +179,12 @@ class _Copy:
     def _reset_scene(self, number: int) -> None:
         """LIBERO's own reset, with the random numbers that the protocol has at this initial state."""
         if self._settling.fixtures == "each":
-            np.random.seed(self._settling.fixtures_seed + number)
+            np.random.seed(small_seed(self._settling.fixtures_seed + number))
             kept = self._settling.resets_before  # 0: RLinf makes a new environment for every episode
             self._reset_once(1 + kept + (number if kept else 0))
             return
         if not self._drawn:
-            np.random.seed(self._settling.fixtures_seed)
+            np.random.seed(small_seed(self._settling.fixtures_seed))
             self._drawn.append(np.random.get_state())
         while len(self._drawn) <= number:
             np.random.set_state(self._drawn[-1])

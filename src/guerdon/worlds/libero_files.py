@@ -29,6 +29,7 @@ from packaging.version import Version
 
 from guerdon.atomic import write_text
 from guerdon.errors import ConfigError, MissingDependencyError, boundary
+from guerdon.packaged import cache_folder
 from guerdon.worlds.camera import import_mujoco
 
 INSTALL = "pip install 'guerdon[libero]'"
@@ -145,8 +146,7 @@ def _configure() -> None:
     }
     folder = os.environ.get("LIBERO_CONFIG_PATH")
     if not folder:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = str(cache / "guerdon" / "libero" / str(root).strip("/").replace("/", "-"))
+        folder = str(cache_folder() / "libero" / str(root).strip("/").replace("/", "-"))
         os.environ["LIBERO_CONFIG_PATH"] = folder
     path, text = Path(folder) / "config.yaml", yaml.safe_dump(values)
     if not path.is_file() or path.read_text(encoding="utf-8") != text:

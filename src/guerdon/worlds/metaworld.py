@@ -25,6 +25,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from guerdon.errors import ConfigError, MissingDependencyError
+from guerdon.generators import small_seed
 from guerdon.types import BoolArray
 from guerdon.worlds.camera import MuJoCoCamera, Snapshot, import_mujoco
 from guerdon.worlds.mujoco_state import (
@@ -109,7 +110,7 @@ def _benchmark(name: str, goals_seed: int) -> tuple[type[Any], list[Any]]:
     """The environment class of a task and its 50 goals. Meta-World simulates each goal's reset to draw them."""
     import metaworld
 
-    benchmark = metaworld.MT1(name, seed=goals_seed)
+    benchmark = metaworld.MT1(name, seed=small_seed(goals_seed))
     return benchmark.train_classes[name], benchmark.train_tasks
 
 

@@ -26,6 +26,7 @@ from gymnasium.vector import AutoresetMode
 
 from guerdon.errors import ConfigError, GuerdonError, SimulatorError, boundary
 from guerdon.settings.world import WorldSettings
+from guerdon.streams import keep_streams
 from guerdon.subprocess_worker import end_with_parent
 from guerdon.types import BoolArray, ByteArray
 from guerdon.worlds.build import make_parts
@@ -117,6 +118,7 @@ def _answer(work: Callable[[], Any]) -> tuple[str, Any]:
 
 def main() -> None:
     """Make copies and answer until the other end is closed."""
+    keep_streams()
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles an interrupt; its end closes the line
     line = Connection(int(sys.argv[1]))
