@@ -36,6 +36,7 @@ from guerdon.models.vlm import ADAPTER, BASE, VLMCard, VLMRewardModel, load_vlm,
 from guerdon.models.vlm_prompts import PROMPTS, FilledPrompt, Question, make_question
 from guerdon.models.vlm_transformers import TransformersBackend, read_vlm
 from guerdon.policies.adapters import fresh_lora, import_peft
+from guerdon.policies.chat_template import set_arguments
 from guerdon.policies.precision import halve_linear
 from guerdon.progress import doing
 from guerdon.settings.train import VLMTrainSettings
@@ -104,6 +105,7 @@ def train_vlm(
 def _backend(settings: VLMTrainSettings, path: str) -> tuple[TransformersBackend, distributed.Shards | None]:
     """The model to train, with a fresh adapter where `lora` is set, and its shards where several processes train it."""
     model, inputs = read_vlm(path)
+    set_arguments(inputs.tokenizer, settings.chat_template_kwargs, "chat_template_kwargs")
     shards = distributed.Shards(model) if distributed.peers() > 1 else None
     if settings.lora is None:
         model.requires_grad_(True)
@@ -118,7 +120,9 @@ def _backend(settings: VLMTrainSettings, path: str) -> tuple[TransformersBackend
 
 
 def _write(settings: VLMTrainSettings, backend: TransformersBackend, base: Path, target: Path, data_hash: str) -> None:
-    names = ("question", "input", "max_pixels") + (("nframes", "fps") if settings.input == "video" else ())
+    names = ["question", "input", "max_pixels"]
+    names += ["nframes", "fps"] if settings.input == "video" else []
+    names += ["chat_template_kwargs"] if settings.chat_template_kwargs else []
     path = str(settings.path)
     origin = str(Path(path).resolve()) if Path(path).is_dir() else path
     card = VLMCard(
