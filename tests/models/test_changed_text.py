@@ -28,7 +28,7 @@ from guerdon.models.text_model import TextModelCard
 from guerdon.policies.chat_template import set_arguments
 from guerdon.policies.pretrained import read_tokenizer
 from guerdon.policies.text import reference
-from guerdon.policies.text_files import read_prompting
+from guerdon.policies.text_files import outline
 from guerdon.policies.tiny_text import byte_tokenizer
 from guerdon.policies.tokens import chat_text
 from guerdon.settings.text_policy import TextPolicySettings
@@ -176,7 +176,7 @@ def test_a_study_and_a_folder_give_arguments(tmp_path):
     apart = StepwiseTrainSettings(save_dir="unused", tiny={}, chat_template_kwargs={"style": "x"}).start(policy)
     assert (start.chat_template_kwargs, apart.chat_template_kwargs) == ({"enable_thinking": False}, {"style": "x"})
     for one in (policy, start):
-        tokenizer, _ = read_prompting(one)
+        tokenizer = outline(one).tokenizer
         assert "<|im_start|>off" in chat_text(tokenizer, CHAT, answered=False)
     Qwen(tmp_path, tokenizer=qwen(SWITCH))
     without = load_adapter("qwen_prm", str(tmp_path), 8).tokenize("a?", ["b"])

@@ -34,7 +34,7 @@ from guerdon.labels.labelers import Labeler, PromptedSolution, StepLabels
 from guerdon.labels.llm_client import BUDGET, NOT_ASKED, HttpLLMClient, LLMClient, OwnLLMClient, ReplyModel
 from guerdon.labels.llm_judge import JudgeLabeler, longest_judgement_request
 from guerdon.labels.step_rewards import with_rewards
-from guerdon.policies.text_files import load_policy, read_prompting
+from guerdon.policies.text_files import load_policy, outline
 from guerdon.progress import ProgressBar
 from guerdon.retry import Clock
 from guerdon.settings.data import DataSettings, GeneratedDataSettings
@@ -120,7 +120,7 @@ def check_label(study: Study) -> None:
         check_here(data)
         prompts, _ = load_prompts(data)
         if settings.mining is not None or settings.method == 1:
-            _short_enough(prompts, read_prompting(study.text_policy)[0], data)
+            _short_enough(prompts, outline(study.text_policy).tokenizer, data)
 
 
 def _short_enough(prompts: Sequence[Prompt], tokenizer: Any, data: DataSettings) -> list[Prompt]:

@@ -96,8 +96,8 @@ class ImplicitModel(TextRewardModel):
         self.ref = reference(policy.base, remove_padding=policy.remove_padding) if ref is None else ref
         self.learning = LEARNING | dict(card.learning)
         self.updates = 0
-        sharded = policy.base.shards is not None  # then it is trained, and learns nothing in use
-        self._origin = "" if sharded else origin_of(self._weights(), card)
+        unused = policy.base.shards is not None or policy.device.type == "meta"  # it learns nothing in use
+        self._origin = "" if unused else origin_of(self._weights(), card)
         self._optimizer: torch.optim.AdamW | None = None
 
     def _read(self, question: str, steps: Sequence[str], **conversation: Any) -> Reading:

@@ -145,6 +145,8 @@ class SharedBase:
     @cached_property
     def packs(self) -> bool:
         """Whether it can read sequences without padding; tested when first needed."""
+        if self.device.type == "meta":
+            return True
         with self._lock, torch.autocast(self.device.type, torch.bfloat16, enabled=self.halved):
             return packing.packs(self.model, bf16=self.halved)
 
@@ -420,6 +422,8 @@ class SharedBase:
     @torch.no_grad()
     def _probed(self) -> tuple[str, int, bool]:
         """`fused`, `width` and `plain_head`, found by forward passes of a few tokens."""
+        if self.device.type == "meta":
+            return "sdpa", self.model.config.get_text_config().hidden_size, True
         ids = torch.arange(min(4, self.vocabulary), device=self.device)[None]
         close = partial(torch.allclose, rtol=1e-4, atol=1e-5)  # two passes may differ in the last bits
         fused = "sdpa"

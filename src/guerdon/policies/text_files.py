@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from guerdon.atomic import COMPLETE, sealed_folder, verify_folder
 from guerdon.devices import resolve_device
 from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError, boundary
 from guerdon.finite import load_weights, refuse_to_write, save_weights
-from guerdon.hub import ADAPTER, model_folder, quietly, reading
+from guerdon.hub import ADAPTER, check_model, model_folder, quietly, reading
 from guerdon.packaged import local_model
 from guerdon.policies.adapter_files import (
     ADAPTER_WEIGHTS,
@@ -63,11 +64,16 @@ def load_base(settings: TextPolicySettings, *, seed: int, device: torch.device |
         raise ConfigError(
             "policy.device: the processes that torchrun starts use a GPU each; hide them, or set it to auto"
         )
+    without_weights = device.type == "meta"
     if settings.tiny is not None:
         tokenizer = build_tokenizer(settings.tiny)
-        model = build_model(settings.tiny, tokenizer, seed=seed)
+        with device if without_weights else nullcontext():
+            model = build_model(settings.tiny, tokenizer, seed=seed)
     elif settings.path is None:
         raise ConfigError(f"no language model is named: {NAME_A_MODEL}")
+    elif without_weights:
+        model = _outlined(settings.path)
+        tokenizer = read_tokenizer(tokenizer_home(settings.path), template=settings.chat_template is None)
     else:
         model, tokenizer = read_model(settings.path, template=settings.chat_template is None)
     give_template(tokenizer, settings)
@@ -75,34 +81,35 @@ def load_base(settings: TextPolicySettings, *, seed: int, device: torch.device |
     return SharedBase(model if distributed.peers() > 1 else model.to(device), tokenizer, settings)
 
 
-def read_prompting(settings: TextPolicySettings) -> tuple[Any, int | None]:
-    """The tokenizer of the `policy` section and the positions of its model (None: no limit); no weights are read.
+def outline(settings: TextPolicySettings, *, value_heads: int = 0) -> TextPolicy:
+    """The policy that `load_policy` would read, with a tokenizer but without the weights (on torch's device `meta`).
+
+    It says what a run will find: how long prompts may be, which layers carry an adapter, how much is written.
 
     Raises:
-        CheckpointError: they cannot be read.
-        ConfigError: no model is named.
-        MissingDependencyError: the model is not on this machine.
+        CheckpointError: its configuration, its tokenizer or an adapter's file cannot be read.
+        ConfigError: no model is named, or no layer has the names of `lora.target_modules`.
+        MissingDependencyError: the model is not on this machine, or its package is not converted yet.
     """
-    if settings.tiny is not None:
-        tokenizer: Any = build_tokenizer(settings.tiny)
-        room: int | None = settings.tiny.max_positions
-    elif settings.path is None:
-        raise ConfigError(f"no language model is named: {NAME_A_MODEL}")
-    else:
-        from transformers import AutoConfig
+    return load_policy(settings, seed=0, device="meta", value_heads=value_heads)
 
-        path = local_model(settings.path)
-        origin = path
-        while (Path(origin) / ADAPTER).is_file():
-            origin = local_model(base_of(Path(origin)))
-        if model_folder(origin) is None:
-            raise MissingDependencyError(f"lengths of prompts, as {origin} is not on this machine")
-        tokenizer = read_tokenizer(tokenizer_home(path), template=settings.chat_template is None)
-        with reading("the language model", origin):
-            config = AutoConfig.from_pretrained(origin, trust_remote_code=False).get_text_config()
-        room = getattr(config, "max_position_embeddings", None)
-    give_template(tokenizer, settings)
-    return tokenizer, room
+
+def _outlined(path: str) -> Any:
+    """A causal language model without weights, with as many tokens as its adapters have."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    path, what = local_model(path, convert=False), "the language model"
+    folder = model_folder(path)
+    if (Path(path) / ADAPTER).is_file():
+        model = _outlined(base_of(Path(path)))
+        fit_vocabulary(model, Path(path))
+        return model
+    if folder is None:
+        raise MissingDependencyError(f"{path} is not on this machine")
+    check_model(CheckpointError, what, path)
+    with reading(what, path), torch.device("meta"):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
 
 
 def give_template(tokenizer: Any, settings: TextPolicySettings) -> None:
