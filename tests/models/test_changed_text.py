@@ -19,6 +19,7 @@ from adapter_models import (
 from tiny_text_policies import tiny_policy
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
+from guerdon.episodes.chats import ChatError
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.models.adapters import load_adapter, read_notes
 from guerdon.models.implicit_text import ImplicitModel
@@ -236,3 +237,27 @@ def test_an_argument_is_what_a_template_reads_and_does_not_set(template, known):
         else:
             with pytest.raises(ConfigError, match="has no argument 'think'"):
                 set_arguments(tokenizer, {"think": 7}, "policy.chat_template_kwargs")
+
+
+@pytest.mark.parametrize(
+    ("template", "chat", "kept"),
+    [
+        # the answer stands in the question, and the template drops it, or changes it to what stands before
+        ("{{ messages[0].content }}|", [("user", "is it 4?"), ("assistant", "4")], False),
+        ("{% for m in messages %}{{ m.content | lower }}|{% endfor %}", [("user", "is it a?"), ("assistant", "A")], False),
+        ("{% for m in messages %}{{ m.content }}|{% endfor %}", [("user", "is it 4?"), ("assistant", "4")], True),
+        ("{% for m in messages | reverse %}{{ m.content }}|{% endfor %}", [("user", "b"), ("assistant", "a b")], False),
+        # Mistral's place of a system turn
+        ("{% for m in messages[1:] %}{% if loop.last %}{{ messages[0].content }}\n{% endif %}{{ m.content }}|{% endfor %}",
+         [("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "a")], True),
+    ],
+)  # fmt: skip
+def test_messages_follow_each_other(template, chat, kept):
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = template
+    messages = [{"role": role, "content": content} for role, content in chat]
+    if kept:
+        assert chat_text(tokenizer, messages, answered=True)
+    else:
+        with pytest.raises(ChatError, match=r"chat template (changes|leaves out)"):
+            chat_text(tokenizer, messages, answered=True)

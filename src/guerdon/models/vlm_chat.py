@@ -26,7 +26,7 @@ from PIL import Image
 
 from guerdon.call_queue import alone
 from guerdon.errors import CheckpointError, ConfigError, GuerdonError, MissingDependencyError, boundary
-from guerdon.hub import check_folder, model_folder
+from guerdon.hub import adapter_config, check_folder, model_folder
 from guerdon.labels.llm_client import api_key, post_json
 from guerdon.labels.request_settings import AcceptedSettings, neutral
 from guerdon.models.vlm_frames import limit_pixels
@@ -39,7 +39,7 @@ from guerdon.models.vlm_prompts import (
     WordLogProbs,
     matches_word,
 )
-from guerdon.policies.adapter_files import adapter_config, changes_base
+from guerdon.policies.adapter_files import changes_base
 from guerdon.replies import opened_reasoning
 from guerdon.retry import Attempt, Calls, Clock, HttpFailure, RequestPool, Retry
 from guerdon.settings.vlm import EndpointSettings, VLLMSettings

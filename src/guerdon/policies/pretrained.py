@@ -68,6 +68,24 @@ def read_pretrained(
     return model
 
 
+def read_config(path: str, what: str) -> Any:
+    """The configuration of a model of transformers.
+
+    Args:
+        path: as of `read_pretrained`.
+        what: as of `read_pretrained`.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    from transformers import AutoConfig
+
+    path = local_model(path)
+    check_model(CheckpointError, what, path)
+    with reading(what, path):
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+
+
 def _check_stops(model: Any, where: str) -> None:
     """Refuse a generation configuration whose `eos_token_id` is not a token id."""
     given = getattr(getattr(model, "generation_config", None), "eos_token_id", None)

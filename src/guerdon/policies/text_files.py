@@ -23,19 +23,12 @@ from guerdon.atomic import COMPLETE, sealed_folder, verify_folder
 from guerdon.devices import resolve_device
 from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError, boundary
 from guerdon.finite import load_weights, refuse_to_write, save_weights
-from guerdon.hub import ADAPTER, check_model, model_folder, quietly, reading
+from guerdon.hub import ADAPTER, adapter_config, base_of, model_folder, quietly, reading
 from guerdon.packaged import local_model
-from guerdon.policies.adapter_files import (
-    ADAPTER_WEIGHTS,
-    PEFT_PREFIX,
-    adapter_config,
-    base_of,
-    read_adapter,
-    stored_adapter,
-)
+from guerdon.policies.adapter_files import ADAPTER_WEIGHTS, PEFT_PREFIX, read_adapter, stored_adapter
 from guerdon.policies.adapters import adapter_layers, mark_untied, untie
 from guerdon.policies.chat_template import check_templates, set_arguments
-from guerdon.policies.pretrained import read_pretrained, read_tokenizer
+from guerdon.policies.pretrained import read_config, read_pretrained, read_tokenizer
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy
 from guerdon.policies.tiny_text import build_model, build_tokenizer
@@ -96,7 +89,7 @@ def outline(settings: TextPolicySettings, *, value_heads: int = 0) -> TextPolicy
 
 def _outlined(path: str) -> Any:
     """A causal language model without weights, with as many tokens as its adapters have."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     path, what = local_model(path, convert=False), "the language model"
     folder = model_folder(path)
@@ -106,9 +99,8 @@ def _outlined(path: str) -> Any:
         return model
     if folder is None:
         raise MissingDependencyError(f"{path} is not on this machine")
-    check_model(CheckpointError, what, path)
+    config = read_config(path, what)
     with reading(what, path), torch.device("meta"):
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
 
 
@@ -399,15 +391,13 @@ def read_classifier(kind: Any, path: str, what: str, **options: Any) -> Any:
     stored, origin = stored_adapter(folder), base_of(folder)
     head = {key.removeprefix(PEFT_PREFIX): tensor for key, tensor in stored.items() if _HEAD.search(key)}
     labels: dict[str, Any] = {"num_labels": min(map(len, head.values()))} if head else {}
-    try:
-        model = read_pretrained(kind, origin, f"{what} under the adapter {folder}:", given=head, **labels)
-    except CheckpointError as error:
-        if head or "lacks" not in str(error):
-            raise
+    under = f"{what} under the adapter {folder}:"
+    if not head and not any("Classification" in name for name in read_config(origin, under).architectures or ()):
         raise CheckpointError(
             f"the adapter {folder} has no classification head, and its model {origin!r} has none: train it with "
             'modules_to_save=["score"] (as peft does for task_type SEQ_CLS), or save the merged classifier'
-        ) from error
+        )
+    model = read_pretrained(kind, origin, under, given=head, **labels)
     config = model.config.get_text_config()
     if config.pad_token_id is None:
         config.pad_token_id = read_tokenizer(tokenizer_home(path)).pad_token_id
