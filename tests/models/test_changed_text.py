@@ -244,11 +244,11 @@ def test_an_argument_is_what_a_template_reads_and_does_not_set(template, known):
     [
         # the answer stands in the question, and the template drops it, or changes it to what stands before
         ("{{ messages[0].content }}|", [("user", "is it 4?"), ("assistant", "4")], False),
-        ("{% for m in messages %}{{ m.content | lower }}|{% endfor %}", [("user", "is it a?"), ("assistant", "A")], False),
+        ("{% for m in messages %}{{ m.content | lower }}|{% endfor %}", [("user", "is a?"), ("assistant", "A")], False),
         ("{% for m in messages %}{{ m.content }}|{% endfor %}", [("user", "is it 4?"), ("assistant", "4")], True),
         ("{% for m in messages | reverse %}{{ m.content }}|{% endfor %}", [("user", "b"), ("assistant", "a b")], False),
         # Mistral's place of a system turn
-        ("{% for m in messages[1:] %}{% if loop.last %}{{ messages[0].content }}\n{% endif %}{{ m.content }}|{% endfor %}",
+        ("{% for m in messages[1:] %}{% if loop.last %}{{ messages[0].content }},{% endif %}{{ m.content }}|{% endfor %}",
          [("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "a")], True),
     ],
 )  # fmt: skip
