@@ -248,7 +248,7 @@ def test_an_argument_is_what_a_template_reads_and_does_not_set(template, known):
         ("{% for m in messages %}{{ m.content }}|{% endfor %}", [("user", "is it 4?"), ("assistant", "4")], True),
         ("{% for m in messages | reverse %}{{ m.content }}|{% endfor %}", [("user", "b"), ("assistant", "a b")], False),
         # Mistral's place of a system turn
-        ("{% for m in messages[1:] %}{% if loop.last %}{{ messages[0].content }},{% endif %}{{ m.content }}|{% endfor %}",
+        ("{% for m in messages[1:] %}{{ messages[0].content if loop.last }} {{ m.content }}|{% endfor %}",
          [("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "a")], True),
     ],
 )  # fmt: skip

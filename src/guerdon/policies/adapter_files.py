@@ -90,7 +90,10 @@ def read_adapter(model: Any, folder: Path, *, name: str = "default", trainable: 
             _follow(how, stored, new)
         adapted = peft.get_peft_model(model, how, adapter_name=name)
         report = adapted.load_adapter(str(folder), name, is_trainable=trainable, key_mapping=new)
-    wrong = sorted({*report.missing_keys, *report.unexpected_keys})
+    given = dict(adapted.named_parameters(remove_duplicate=False))
+    there = {id(p) for key, p in given.items() if key not in report.missing_keys}  # layers may share one (VB-LoRA)
+    missing = {key for key in report.missing_keys if id(given.get(key)) not in there}
+    wrong = sorted({*missing, *report.unexpected_keys})
     if wrong:
         raise CheckpointError(
             f"the adapter {folder} does not fit its model: {len(wrong)} weights, such as {wrong[0]}; name the model "

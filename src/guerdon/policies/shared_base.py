@@ -86,12 +86,16 @@ class SharedBase:
         if settings.use_remove_padding:
             self.check_packs()
         if settings.gradient_checkpointing:
+            from transformers.modeling_layers import GradientCheckpointingLayer
+
             if not model.supports_gradient_checkpointing:
                 raise ConfigError(f"{type(model).__name__} has no gradient_checkpointing; set it to false")
             # The newer name first; older versions of transformers have only the other one.
             enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
             enable({"use_reentrant": False, "context_fn": self._as_on_the_way_there})
-            self._checkpointed = [m for m in model.modules() if hasattr(m, "_gradient_checkpointing_func")]
+            found = [m for m in model.modules() if hasattr(m, "_gradient_checkpointing_func")]
+            layers = [m for m in found if isinstance(m, GradientCheckpointingLayer)]
+            self._checkpointed = layers or found  # what is around layers only has dropout of its own (layerdrop)
             for module in self._checkpointed:
                 module._gradient_checkpointing_func = partial(
                     self._recomputed, module, module._gradient_checkpointing_func

@@ -361,7 +361,8 @@ def merge(model: Any, folder: Path) -> Any:
         MissingDependencyError: peft is not installed.
     """
     adapted = read_adapter(model, folder)
-    with quietly(), boundary(CheckpointError, f"the adapter {folder} does not fit its model {base_of(folder)!r}"):
+    what = f"the adapter {folder} cannot be merged into its model {base_of(folder)!r}"
+    with quietly(), boundary(CheckpointError, what):
         untie(model, adapter_layers(model))
         merged = adapted.merge_and_unload(safe_merge=True)
     head = merged.get_output_embeddings()

@@ -66,7 +66,7 @@ def text_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         )
     learning = distributed.everywhere(build_learning, study, fresh=fresh)
     policy, prompts, learner = learning.policy, learning.prompts, learning.learner
-    _check_room(study, folder, policy, learning.primes)
+    _check_disk_of(study, folder, policy, learning.primes)
     models = run_reward_models(study, load_model, study.text_sources)
     sources = build_text_sources(study, learning.primes, models)
     recompute = learner.kl_in_reward or any(source.needs_log_probs for source in sources.values())
@@ -107,10 +107,10 @@ def check_text(study: Study) -> None:
         load_prompts(data)
         raise
     RunPrompts.read(data, policy.tokenizer, policy.base.positions)
-    _check_room(study, study.runner.logger.folder, policy, build_primes(study, policy))
+    _check_disk_of(study, study.runner.logger.folder, policy, build_primes(study, policy))
 
 
-def _check_room(study: Study, folder: Path, policy: TextPolicy, primes: Mapping[str, PrimeReward]) -> None:
+def _check_disk_of(study: Study, folder: Path, policy: TextPolicy, primes: Mapping[str, PrimeReward]) -> None:
     sizes = {f"policy: {what}": size for what, size in written_bytes(policy).items()}
     for name, prime in primes.items() if study.runner.save_reward_models else ():
         sizes |= {f"{name}: {what}": size for what, size in prime.written_bytes().items()}
