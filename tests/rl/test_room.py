@@ -5,7 +5,7 @@ from collections import namedtuple
 import pytest
 from text_rl import letter_study, sum_study
 
-from guerdon.errors import ConfigError
+from guerdon.errors import ConfigError, DataError
 from guerdon.policies import text_files
 from guerdon.rl import build_text
 from guerdon.rl.build_text import check_text, text_parts
@@ -82,3 +82,26 @@ def test_a_dry_run_needs_the_room_that_the_start_needs(tmp_path, monkeypatch, ca
             with pytest.raises(ConfigError, match=r"the disk of .* free some space"):
                 check(study)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("case", ["run", "sft", "stepwise"])
+def test_a_file_in_the_place_of_a_folder_is_refused_by_a_dry_run(tmp_path, case):
+    build_study, check = CASES[case]
+    study = build_study(tmp_path)
+    check(study)
+    folder = {"run": study.runner.logger.folder, "sft": tmp_path / "sft", "stepwise": tmp_path / "rm"}[case]
+    folder.write_text("")
+    with pytest.raises(ConfigError, match=rf"{folder} cannot be written: .* is a file; choose another folder"):
+        check(study)
+
+
+def test_a_dry_run_reads_what_would_be_learned(tmp_path):
+    study = reward(tmp_path, "stepwise")
+    check_data(study)
+    rows = (tmp_path / "solutions.jsonl").read_text().replace("true", "null").replace("false", "null")
+    (tmp_path / "solutions.jsonl").write_text(rows)
+    with pytest.raises(DataError) as refused:
+        check_data(study)
+    with pytest.raises(DataError) as started:
+        text.train_text_model(study.text_models["judge"], study)
+    assert str(refused.value) == str(started.value)

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from guerdon.models.tiny_vlm import CHAT_TEMPLATE, write_tiny_vlm
 from guerdon.models.vlm import find_card, load_vlm
 from guerdon.models.vlm_prompts import PROMPTS, make_question
 from guerdon.models.vlm_transformers import read_vlm
+from guerdon.policies import text_files
 from guerdon.settings.text_policy import LoraSettings
 from guerdon.settings.train import VLMTrainSettings
 from guerdon.settings.vlm import TinyVLMSettings, VLMSettings
@@ -128,6 +130,14 @@ def test_arguments_of_the_template_are_those_of_the_training(tmp_path, monkeypat
         load_vlm("qwen_vl", base, vlm={"chat_template_kwargs": {"thinks": True}})
     with pytest.raises(ConfigError, match=r"has no chat template: remove vlm\.chat_template_kwargs"):
         load_vlm("true_logprob", base, vlm={"prompt": "true_logprob", "chat_template_kwargs": {"think": True}})
+
+
+def test_a_disk_without_room_is_refused_before_the_first_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_files.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    for lora in (None, LoraSettings(r=4)):
+        with pytest.raises(ConfigError, match=r"the disk of .*what is trained .* free some space"):
+            train_vlm(settings(tmp_path / "a", lora=lora), lamps(4))
+        assert not list(tmp_path.rglob("checkpoint-*"))
 
 
 def test_what_was_altered_or_cut_off_is_refused(trained, tmp_path):

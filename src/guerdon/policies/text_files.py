@@ -9,6 +9,7 @@ and are checked when they are read.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -221,9 +222,12 @@ def check_disk(folder: Path, parts: Mapping[str, int]) -> None:
         parts: bytes, by what they are.
 
     Raises:
-        ConfigError: the disk has less room.
+        ConfigError: it is no folder, may not be written to, or its disk has less room.
     """
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        why = "may not be written to" if there.is_dir() else "is a file"
+        raise ConfigError(f"{folder} cannot be written: {there} {why}; choose another folder")
     free, needed = shutil.disk_usage(there).free, sum(parts.values())
     if needed > free:
         counted = ", ".join(f"{what} {size / 1e9:.3g} GB" for what, size in parts.items())

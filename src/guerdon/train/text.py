@@ -193,12 +193,16 @@ def check_training(settings: TextTrainSettings, study: Study) -> None:
         CheckpointError: the model's configuration or tokenizer cannot be read.
         MissingDependencyError: the model is not on this machine.
     """
+    data = None
     if all(Path(path).exists() for path in data_paths(settings, study.label)):
         data = read_data(settings, study.label)
-        split_questions(data.solutions, settings.val_split, settings.seed)
+        rows, held = split_questions(data.solutions, settings.val_split, settings.seed)
         _check_rewards(settings, data)
-    model = start_model(settings, study.text_default, separator="\n", device="meta")
+    model = start_model(settings, study.text_default, separator="\n" if data is None else data.separator, device="meta")
     check_disk(Path(settings.save_dir), model.written_bytes())
+    if data is not None:
+        train, _ = (make_lessons(model, [data.solutions[i] for i in part], settings) for part in (rows, held))
+        _training_items(train, settings)
 
 
 def _check_rewards(settings: TextTrainSettings, data: TextData) -> None:
@@ -346,9 +350,7 @@ class RewardTrainer(BaseTrainer):
     def __init__(
         self, model: TextRewardModel, train: Lessons, val: Lessons, settings: TextTrainSettings, folder: Path
     ) -> None:
-        self._items, self._val_items = items_of(train, settings), items_of(val, settings)
-        if not self._items:
-            raise DataError(_nothing(train, settings))
+        self._items, self._val_items = _training_items(train, settings), items_of(val, settings)
         self._reward, self._lessons, self._val = model, train, val
         self._tokens = model.policy.base.tokens_per_pass
         total, self.head_steps = planned_steps(settings, len(self._items))
@@ -491,14 +493,21 @@ def _schedule(
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factors)
 
 
-def _nothing(lessons: Lessons, settings: TextTrainSettings) -> str:
+def _training_items(lessons: Lessons, settings: TextTrainSettings) -> list[Item]:
+    """`items_of` what is trained on.
+
+    Raises:
+        DataError: there is nothing.
+    """
+    if items := items_of(lessons, settings):
+        return items
     left = ", ".join(f"{n} {why}" for why, n in sorted(lessons.counts.items())) or "none was left out"
     if len(lessons):
-        return (
+        raise DataError(
             f"none of {len(lessons)} training solutions pairs a right with a wrong one of the same question, which "
             f"loss {getattr(settings, 'loss', '')} needs ({left})"
         )
-    return f"there is no solution left to train {settings.type} on ({left})"
+    raise DataError(f"there is no solution left to train {settings.type} on ({left})")
 
 
 # metrics
