@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from guerdon.errors import CheckpointError, GuerdonError, boundary, said_by
 
@@ -170,6 +171,48 @@ def check_configs(error: type[GuerdonError], what: str, folder: Path) -> None:
                         f"{what} {str(folder)!r} cannot be read: {key} in {file.name} names code on the hub, "
                         f"{str(part[key])[:80]!r}; remove the key"
                     )
+
+
+def adapter_config(folder: Path) -> dict[str, Any]:
+    """The `adapter_config.json` of a folder.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    with boundary(CheckpointError, f"the adapter {folder} cannot be read"):
+        return dict(json.loads((folder / ADAPTER).read_text(encoding="utf-8")))
+
+
+def base_of(folder: Path) -> str:
+    """The model that an adapter's folder belongs to: a folder inside of it, a full path, a package or a hub id.
+
+    Raises:
+        CheckpointError: the folder does not say, names a path that leads out of it, or its models lead back to it.
+    """
+    found, passed = _named_base(folder), {folder.resolve()}
+    place = Path(found)
+    while (place / ADAPTER).is_file():
+        if place.resolve() in passed:
+            raise CheckpointError(
+                f"{folder / ADAPTER}: base_model_name_or_path {found[:200]!r} leads back to an adapter itself; write "
+                "the full path or the hub id of its model there"
+            )
+        passed.add(place.resolve())
+        place = Path(_named_base(place))
+    return found
+
+
+def _named_base(folder: Path) -> str:
+    origin = adapter_config(folder).get("base_model_name_or_path")
+    if not origin:
+        raise CheckpointError(f"{folder / ADAPTER} does not say which model it belongs to (base_model_name_or_path)")
+    if ".." in Path(str(origin)).parts:
+        raise CheckpointError(
+            f"{folder / ADAPTER}: base_model_name_or_path {str(origin)[:200]!r} leads out of the folder; write the "
+            "full path or the hub id of the model there"
+        )
+    inside = folder / str(origin)
+    return str(inside if inside.is_dir() else origin)
 
 
 def check_data_set(error: type[GuerdonError], what: str, name: str) -> None:

@@ -59,12 +59,16 @@ class PackagedModel:
     config: Callable[[Path], dict[str, Any]] | None = None
 
 
-def local_model(path: str) -> str:
+def local_model(path: str, *, convert: bool = True) -> str:
     """The folder of `package:<name>`, converted at its first use; any other path as it is.
+
+    Args:
+        path: of a model.
+        convert: False: refuse a packaged model that would have to be converted.
 
     Raises:
         ConfigError: no such packaged model is known.
-        MissingDependencyError: its package is not installed; the message says which extra has it.
+        MissingDependencyError: its package is not installed (the message says which extra has it), or not converted.
         CheckpointError: it cannot be converted, or the cache cannot be written.
     """
     if not path.startswith(PREFIX):
@@ -74,6 +78,10 @@ def local_model(path: str) -> str:
     name = path.removeprefix(PREFIX)
     found = PACKAGED_MODELS.build(name, {}, PackagedModel)
     folder = _folder_of(name, found)
+    if not convert:
+        if not (folder / COMPLETE).is_file():
+            raise MissingDependencyError(f"{path} is converted at its first use")
+        return str(folder)
     cache = folder.parent
     with boundary(CheckpointError, f"{path}: {cache} cannot be written; set XDG_CACHE_HOME to another folder"):
         cache.mkdir(parents=True, exist_ok=True)

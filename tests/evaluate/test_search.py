@@ -5,7 +5,7 @@ import pytest
 import torch
 from text_models import Scripted
 
-from guerdon.errors import ConfigError
+from guerdon.errors import ConfigError, DataError
 from guerdon.evaluate.search import (
     Piece,
     PolicyWriter,
@@ -16,6 +16,7 @@ from guerdon.evaluate.search import (
     dvts,
     sampled_solutions,
 )
+from guerdon.evaluate.text_suite import check_evaluation
 from guerdon.policies.generate import LocalEngine
 from guerdon.policies.text_files import load_policy
 from guerdon.settings.study import Study
@@ -259,6 +260,18 @@ def test_every_sample_is_kept_and_checked(tmp_path):
     kept = (tmp_path / "completions.jsonl").read_bytes()
     assert [one.text for one in sampled_solutions(STUDY, questions=2, n=40, folder=tmp_path)] == texts
     assert (tmp_path / "completions.jsonl").read_bytes() == kept
+
+
+def test_a_question_without_room_is_refused_before_the_first_sample(tmp_path):
+    study = STUDY.model_copy(update={"data": STUDY.data.model_copy(update={"max_response_length": 60})})
+    with pytest.raises(DataError, match=r"the question \S+ of \d+ tokens and a response of up to 60 .* 64 positions"):
+        sampled_solutions(study, questions=2, n=1, folder=tmp_path)
+    given = STUDY.model_dump(exclude_unset=True, mode="json")
+    given["evaluate"] = {"aggregation": "min", "best_of_n": {"n": 2}}
+    check_evaluation(Study.model_validate(given))
+    given["data"]["max_response_length"] = 60
+    with pytest.raises(DataError, match=r"the question \S+ of \d+ tokens"):
+        check_evaluation(Study.model_validate(given))
 
 
 def test_questions_are_those_held_out(tmp_path):

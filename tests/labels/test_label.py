@@ -1,6 +1,7 @@
 """`guerdon label` from end to end, with a real policy and a real judge over HTTP."""
 
 import json
+import re
 import sys
 from contextlib import closing
 
@@ -12,20 +13,24 @@ from label_studies import DATA, TINY, rows, study_of
 from guerdon import cli
 from guerdon.config import to_yaml, validate
 from guerdon.episodes.solution_files import read_solutions
+from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError
 from guerdon.labels.append_log import Cache
 from guerdon.labels.candidates import fail_rate_row
 from guerdon.labels.completions import Completer, CompletionRequest, LocalLLMClient, SamplingParams, weights_hash
 from guerdon.labels.label import label
+from guerdon.labels.labelers import ContinuationSampler, MonteCarloLabeler, PromptedSolution
 from guerdon.labels.llm_client import LLMReply, LLMRequest
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import prompt_ids
 from guerdon.retry import Clock
+from guerdon.settings.data import GeneratedDataSettings
 from guerdon.settings.label import LabelSettings, MiningSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import LocalGenerationSettings, TextPolicySettings
 from guerdon.types import Failure
 from guerdon.worlds.prompts import Prompt
+from guerdon.worlds.verifier import verifier_from
 
 torch.set_num_threads(1)
 
@@ -245,6 +250,37 @@ def test_a_local_judge_answers_like_one_behind_an_api(policy, tmp_path):
         }  # fmt: skip
         assert isinstance(seen[0], LLMReply)
         assert seen[0].text.count(";") == 2
+
+
+def test_a_request_that_a_local_judge_cannot_read_fails_alone(policy, tmp_path):
+    with closing(Cache(tmp_path / "c.jsonl")) as cache:
+        client = LocalLLMClient(completer(policy, cache), "tiny")
+        texts = ["0+1=?;?+1=?;", "0+1=?;" * 60, "0+1=?;\u20ac", "0+1=?;?+1=?;"]
+        requests = [LLMRequest(({"role": "user", "content": text},), 16, 0.0) for text in texts]
+        found = dict(client.complete(requests, [lambda _: "yes"] * 4, role="judge"))
+        assert (found[0], found[3]) == ("yes", "yes")
+        assert {found[1].reason, found[2].reason} == {"unreadable"}
+        assert re.search(r"a request of \d+ tokens .* 64 positions", found[1].detail)
+
+
+def test_a_solution_beyond_the_positions_of_the_policy_fails_alone(policy, tmp_path):
+    prompt = Prompt("p", ({"role": "user", "content": "0+1=?;"},), "1", "0+1=?;")
+
+    def given(*steps):
+        return PromptedSolution(Solution("s", "0+1=?;", steps, is_correct=False), prompt)
+
+    data = GeneratedDataSettings.model_validate(DATA)
+    with closing(Cache(tmp_path / "c.jsonl")) as cache, verifier_from(data) as verifier:
+        one = completer(policy, cache)
+        sampler = ContinuationSampler(one, verifier, data, SamplingParams(1.0, 1.0))
+        rest = one.policy.base.positions - len(prompt_ids(one.policy.tokenizer, prompt.messages))
+        assert sampler.unreadable(given("0" * (rest - 1), "1")) is None
+        assert sampler.unreadable(given("0" * rest, "1")).reason == "too_long"
+        assert sampler.unreadable(given("0" * rest)) is None  # a single step has no prefix
+        assert sampler.unreadable(given("\u20ac", "1")).reason == "unknown_character"
+        labeler = MonteCarloLabeler(sampler, k=2, hard=True)
+        found = labeler.label([given("0;", "1;"), given("0" * rest, "1"), given("0" * (rest - 1), "1")])
+        assert [isinstance(one, Failure) and one.reason == "too_long" for one in found] == [False, True, False]
 
 
 @pytest.mark.parametrize(

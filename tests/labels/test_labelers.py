@@ -41,6 +41,10 @@ class Lively:
     def __init__(self, right=1, known=None):
         self.right, self.known, self.looks = right, known, []
 
+    def unreadable(self, given):
+        long = len(given.solution.steps) > 40
+        return Failure("too_long", "as told") if long else None
+
     def sample(self, prefixes, k):
         self.looks += [prefix for _, prefix in prefixes]
         known = k if self.known is None else self.known
@@ -76,6 +80,15 @@ def test_what_cannot_be_checked_has_no_label():
     labeler = MonteCarloLabeler(Lively(known=1, right=0), k=4, hard=True)
     assert labeler.label([written(2)])[0].values == (None, 1.0)
     assert labeler.label([written(2, is_correct=None)])[0].reason == "unchecked_completions"
+
+
+def test_a_solution_that_the_policy_cannot_read_fails_alone():
+    for labeler in (MonteCarloLabeler(Lively(), k=2, hard=True), BinarySearchLabeler(Lively(), k=2)):
+        found = labeler.label([written(3, 1), written(41, 2), written(2, 0)])
+        assert [getattr(one, "values", None) for one in found][::2] == [
+            labeler.label([written(3, 1)])[0].values, labeler.label([written(2, 0)])[0].values,
+        ]  # fmt: skip
+        assert found[1] == Failure("too_long", "as told")
 
 
 @hypothesis_settings(deadline=None)

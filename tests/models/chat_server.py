@@ -41,7 +41,7 @@ def _decoded(text):
 class ChatServer(ThreadingHTTPServer):
     """Answers with the model of a backend, after the failures of `script`, one per request.
 
-    A failure is a status, a status with headers, DROP, NOT_JSON, or a payload to send with status 200.
+    A failure is a status (with headers and perhaps a payload), DROP, NOT_JSON, or a payload to send with status 200.
     """
 
     daemon_threads = True
@@ -98,7 +98,7 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(told, int):
             return self._send(told, {}, b'{"error": {"message": "as told"}}')
         if isinstance(told, tuple):
-            return self._send(told[0], told[1], b"{}")
+            return self._send(told[0], told[1], json.dumps(told[2] if len(told) > 2 else {}).encode())
         payload = told
         if told is None:
             with server.lock:  # the model keeps positions between calls

@@ -1,5 +1,6 @@
 """Markers are the tokens that they become within a text; text that a chat template changes is a `Failure` by name."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -18,8 +19,9 @@ from adapter_models import (
 from tiny_text_policies import tiny_policy
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
+from guerdon.episodes.chats import ChatError
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.models.adapters import load_adapter
+from guerdon.models.adapters import load_adapter, read_notes
 from guerdon.models.implicit_text import ImplicitModel
 from guerdon.models.sequence_classifier import SequenceClassifier
 from guerdon.models.text_load import load_text_model
@@ -27,11 +29,12 @@ from guerdon.models.text_model import TextModelCard
 from guerdon.policies.chat_template import set_arguments
 from guerdon.policies.pretrained import read_tokenizer
 from guerdon.policies.text import reference
-from guerdon.policies.text_files import read_prompting
+from guerdon.policies.text_files import outline
 from guerdon.policies.tiny_text import byte_tokenizer
 from guerdon.policies.tokens import chat_text
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train import StepwiseTrainSettings
+from guerdon.settings.vlm import VLMSettings
 from guerdon.types import Episode
 
 THINKS = QWEN_TEMPLATE.replace(
@@ -174,7 +177,7 @@ def test_a_study_and_a_folder_give_arguments(tmp_path):
     apart = StepwiseTrainSettings(save_dir="unused", tiny={}, chat_template_kwargs={"style": "x"}).start(policy)
     assert (start.chat_template_kwargs, apart.chat_template_kwargs) == ({"enable_thinking": False}, {"style": "x"})
     for one in (policy, start):
-        tokenizer, _ = read_prompting(one)
+        tokenizer = outline(one).tokenizer
         assert "<|im_start|>off" in chat_text(tokenizer, CHAT, answered=False)
     Qwen(tmp_path, tokenizer=qwen(SWITCH))
     without = load_adapter("qwen_prm", str(tmp_path), 8).tokenize("a?", ["b"])
@@ -197,3 +200,64 @@ def test_an_own_model_whose_template_refuses_its_system_turn_is_refused_when_it_
         load_text_model(str(folder))
     folder = ImplicitModel(policy, replace(card, system_prompt=None), ref=ref).write(tmp_path / "without")
     load_text_model(str(folder))
+
+
+@pytest.mark.parametrize(
+    "name", ["messages", "tools", "add_generation_prompt", "tokenize", "bos_token", "conversation"]
+)
+def test_what_renders_a_template_gives_some_names_itself(name, tmp_path):
+    for kind, needed in ((TextPolicySettings, {}), (VLMSettings, {}), (StepwiseTrainSettings, {"save_dir": "unused"})):
+        with pytest.raises(ValueError, match=f"{name} is given to the chat template by what renders it; remove it"):
+            kind.model_validate({**needed, "chat_template_kwargs": {name: False}})
+    (tmp_path / "adapter.json").write_text(json.dumps({"chat_template_kwargs": {name: False}}))
+    with pytest.raises(CheckpointError, match=f"adapter.json: chat_template_kwargs: .*{name} is given"):
+        read_notes(str(tmp_path), "classifier", {"chat_template_kwargs"})
+
+
+@pytest.mark.parametrize(
+    ("template", "known"),
+    [
+        ("{% set think = think | default(true) %}{{ messages[0].content }}{{ think }}", True),
+        ("{% if think is not defined %}{% set think = 1 %}{% endif %}{{ think }}", True),
+        ("{% generation %}{{ messages[0].content }}{{ think }}{% endgeneration %}", True),
+        ("{% macro shown(x) %}{{ x }}{{ think }}{% endmacro %}{{ shown(messages[0].content) }}", True),
+        ("{# think #}{{ messages[0].content }}think", False),
+        ("{% set think = 1 %}{{ messages[0].content }}{{ think }}", False),
+        ("{% for think in messages %}{{ think.content }}{% endfor %}", False),
+        ("{{ messages[0].think }}{{ strftime_now('think') }}", False),
+    ],
+)
+def test_an_argument_is_what_a_template_reads_and_does_not_set(template, known):
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = template
+    for _ in range(2):  # the second time it is set in front of the template
+        if known:
+            set_arguments(tokenizer, {"think": 7}, "policy.chat_template_kwargs")
+            assert "7" in tokenizer.apply_chat_template(CHAT, tokenize=False)
+        else:
+            with pytest.raises(ConfigError, match="has no argument 'think'"):
+                set_arguments(tokenizer, {"think": 7}, "policy.chat_template_kwargs")
+
+
+@pytest.mark.parametrize(
+    ("template", "chat", "kept"),
+    [
+        # the answer stands in the question, and the template drops it, or changes it to what stands before
+        ("{{ messages[0].content }}|", [("user", "is it 4?"), ("assistant", "4")], False),
+        ("{% for m in messages %}{{ m.content | lower }}|{% endfor %}", [("user", "is a?"), ("assistant", "A")], False),
+        ("{% for m in messages %}{{ m.content }}|{% endfor %}", [("user", "is it 4?"), ("assistant", "4")], True),
+        ("{% for m in messages | reverse %}{{ m.content }}|{% endfor %}", [("user", "b"), ("assistant", "a b")], False),
+        # Mistral's place of a system turn
+        ("{% for m in messages[1:] %}{{ messages[0].content if loop.last }} {{ m.content }}|{% endfor %}",
+         [("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "a")], True),
+    ],
+)  # fmt: skip
+def test_messages_follow_each_other(template, chat, kept):
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = template
+    messages = [{"role": role, "content": content} for role, content in chat]
+    if kept:
+        assert chat_text(tokenizer, messages, answered=True)
+    else:
+        with pytest.raises(ChatError, match=r"chat template (changes|leaves out)"):
+            chat_text(tokenizer, messages, answered=True)

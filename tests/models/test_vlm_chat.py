@@ -310,6 +310,34 @@ def test_vllm_reads_no_adapter_that_changes_its_base(monkeypatch, tmp_path, made
         VLLMBackend("base", str(tmp_path), VLLMSettings())
 
 
+def test_template_arguments_go_to_vllm_and_into_requests(sharp, monkeypatch):
+    fake, arguments = FakeVLLM(sharp), {"enable_thinking": False}
+    sent, chat = [], fake.chat
+    fake.chat = lambda *given, chat_template_kwargs=None, **more: (
+        sent.append(chat_template_kwargs) or chat(*given, **more)
+    )
+    monkeypatch.setitem(sys.modules, "vllm", fake.module)
+    for given in ({}, {"chat_template_kwargs": arguments}):
+        load_reward_model("qwen_vl", vlm={"backend": "vllm", "path": "somewhere", **given}).score([episode(1)])
+        with serving(sharp) as server:
+            where = {"backend": "openai", "openai": endpoint(server).model_dump()}
+            load_reward_model("qwen_vl", vlm={**where, **given}).score([episode(1)])
+            assert [body.get("chat_template_kwargs") for _, body in server.requests] == [(given and arguments) or None]
+    assert sent == [None, arguments]
+
+
+@pytest.mark.parametrize("message", ["Unknown parameter: 'chat_template_kwargs'.", "context length is 8"])
+def test_an_endpoint_that_refuses_template_arguments_stops_by_name(sharp, message):
+    with serving(sharp, script=[(400, {}, {"error": {"message": message}})]) as server:
+        backend = OpenAIBackend(endpoint(server, retries=0), template={"enable_thinking": False})
+        if "chat_template" in message:
+            with pytest.raises(ConfigError, match=r"refuses vlm\.chat_template_kwargs .*remove it"):
+                backend.generate([question()], GenerationOptions(3))
+        else:
+            (found,) = backend.generate([question()], GenerationOptions(3))
+            assert found == Failure("rejected", f"400: {message}")
+
+
 def test_vllm_that_is_not_there_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(MissingDependencyError, match="pip install vllm"):

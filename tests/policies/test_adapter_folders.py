@@ -134,6 +134,40 @@ def test_the_rows_of_single_tokens_are_enough(tmp_path):
     same(saved(adapted, tokenizer, tmp_path / "adapter", save_embedding_layers=False), adapted, extra=[104, 103])
 
 
+KINDS = {
+    "LoHaConfig": {"r": 2}, "LoKrConfig": {"r": 2}, "AdaLoraConfig": {"total_step": 9, "init_r": 2, "target_r": 1},
+    "IA3Config": {"feedforward_modules": []}, "VeraConfig": {"r": 2}, "OFTConfig": {"oft_block_size": 4},
+    "VBLoRAConfig": {"r": 2, "vector_length": 8, "num_vectors": 8},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_kinds_of_adapters_are_read_as_peft_reads_them(tmp_path, kind):
+    model, tokenizer = start(tmp_path / "start", **TIED)
+    config = getattr(peft, kind)(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", **KINDS[kind])
+    adapted = shaken(model, config)
+    same(saved(adapted, tokenizer, tmp_path / "adapter"), adapted)
+
+
+@pytest.mark.parametrize("kind", ["poly", "alora"])
+def test_adapters_that_cannot_be_merged_are_refused_by_name(tmp_path, kind):
+    model, tokenizer = start(tmp_path / "start")
+    config = {"poly": lambda **given: peft.PolyConfig(n_tasks=1, **given),
+              "alora": lambda **given: peft.LoraConfig(alora_invocation_tokens=[5], **given)}[kind]  # fmt: skip
+    adapted = peft.get_peft_model(model, config(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    with pytest.raises(CheckpointError, match=r"cannot be merged into its model.*NotImplementedError"):
+        read_model(saved(adapted, tokenizer, tmp_path / "adapter"))
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("options", [{}, {"use_rslora": True, "target_modules": ["o_proj"]}], ids=["experts", "both"])
+def test_parameters_of_fused_experts(tmp_path, family, options):
+    model, tokenizer = start(tmp_path / "start", family)
+    given = {"target_modules": [], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"], **options}
+    adapted = shaken(model, peft.LoraConfig(r=2, task_type="CAUSAL_LM", **given))
+    same(saved(adapted, tokenizer, tmp_path / "adapter"), adapted)
+
+
 @pytest.mark.parametrize("made", ["corda", "lora_ga", "pissa_niter_16"])
 def test_adapters_whose_base_was_changed_by_data_are_refused_by_name(tmp_path, made):
     model, tokenizer = start(tmp_path / "start")

@@ -6,6 +6,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
 
+from guerdon.errors import CheckpointError
 from guerdon.policies.pretrained import read_tokenizer
 
 CORPUS = ["Step 1: 3+5=8. The answer is 12345, isn't it?\n\nNo: \\boxed{6}  naïve ки"] * 20
@@ -99,3 +100,40 @@ def test_special_tokens_that_only_the_class_names_are_kept(declared, tmp_path):
     assert found("a12 b")["input_ids"] == core.encode("a12 b").ids
     assert found.eos_token_id == core.token_to_id("<|endoftext|>")
     assert len(found) == core.get_vocab_size()
+
+
+@pytest.mark.parametrize(
+    ("declared", "file", "content", "message"),
+    [
+        (
+            "LlamaTokenizer",
+            "spiece.model",
+            "",
+            "special tokens only: .* vocabulary of its class Llama",
+        ),
+        ("LlamaTokenizer", "tekken.json", "{}", "cannot be read"),
+        ("BertTokenizer", "vocab.txt", "a\nb\n", r"cannot be read: .*Missing \[UNK\]"),
+    ],
+)
+def test_a_class_without_its_files_is_refused(declared, file, content, message, tmp_path):
+    PreTrainedTokenizerFast(tokenizer_object=byte_level(), eos_token="<e>").save_pretrained(tmp_path)
+    assert read_tokenizer(str(tmp_path)).encode("a")
+    (tmp_path / "tokenizer.json").unlink()
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "tokenizer_class": declared}))
+    (tmp_path / file).write_text(content)
+    with pytest.raises(CheckpointError, match=message):
+        read_tokenizer(str(tmp_path))
+
+
+def test_a_vocabulary_in_other_files_is_read(tmp_path):
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level(), eos_token="<e>")
+    tokenizer.save_pretrained(tmp_path)
+    model = json.loads((tmp_path / "tokenizer.json").read_text())["model"]
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(map(" ".join, model["merges"])))
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "tokenizer_class": "GPT2Tokenizer"}))
+    found = read_tokenizer(str(tmp_path))
+    assert found.decode(found.encode(CORPUS[0])) == CORPUS[0]

@@ -29,6 +29,9 @@ OTHERS = {  # with dropout in the layers' own code, whole layers that are left o
     "stablelm": ("StableLmConfig", {**SMALL, "intermediate_size": 48, "num_key_value_heads": 4}),
     "mixtral": ("MixtralConfig", {**SMALL, "intermediate_size": 48, "num_key_value_heads": 2,
                                   "num_local_experts": 2, "router_jitter_noise": 0.3}),
+    "starcoder2": ("Starcoder2Config", {**SMALL, "intermediate_size": 48, "num_key_value_heads": 2}),
+    "xglm": ("XGLMConfig", {"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48,
+                            "max_position_embeddings": 128}),
     "gptj": ("GPTJConfig", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "rotary_dim": 4}),
 }  # fmt: skip
 
@@ -96,6 +99,18 @@ def gradients(family, lora):
     policy, _ = policies(family, lora=lora)
     policy.log_probs(batch_of(policy.tokenizer)).sum().backward()
     return {name: p.grad for name, p in policy.named_parameters().items() if p.grad is not None}
+
+
+@pytest.mark.parametrize("family", ["opt", "xglm", "starcoder2"])
+def test_what_is_around_recomputed_layers_draws_nothing_either(family):
+    policy, _ = policies(family, checkpointing=True)
+    around = [(m, name) for m in policy.base.model.modules() for name in ("layerdrop", "embedding_dropout")
+              if isinstance(getattr(m, name, None), float)]  # fmt: skip
+    assert around
+    for module, name in around:
+        setattr(module, name, 0.9)
+    batch = batch_of(policy.tokenizer)
+    assert torch.equal(policy.log_probs(batch).detach(), policy.evaluate_all(batch, micro=8).log_probs)
 
 
 @pytest.mark.parametrize("dropout", [False, True])

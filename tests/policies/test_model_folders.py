@@ -26,7 +26,7 @@ from guerdon.policies import adapter_files, chat_template
 from guerdon.policies.chat_template import check_templates
 from guerdon.policies.pickled import import_model
 from guerdon.policies.pretrained import read_pretrained, read_tokenizer
-from guerdon.policies.text_files import load_policy, read_model, read_prompting, save_policy
+from guerdon.policies.text_files import load_policy, outline, read_model, save_policy
 from guerdon.policies.tokens import prompt_ids
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
 from guerdon.types import Episode
@@ -586,12 +586,12 @@ def test_an_adapter_on_an_adapter_may_leave_its_tokenizer_to_the_model(model, tm
     for file in (*first.glob("*token*"), *second.glob("*token*")):
         file.unlink()
     assert read_model(str(second))[1].encode("1+2=") == expected
-    tokenizer, room = read_prompting(TextPolicySettings(path=str(second), bf16=False))
-    assert tokenizer.encode("1+2=") == expected
-    assert room == read_prompting(TextPolicySettings(path=str(model), bf16=False))[1]
+    found = outline(TextPolicySettings(path=str(second), bf16=False))
+    assert found.tokenizer.encode("1+2=") == expected
+    assert found.base.positions == load_policy(TextPolicySettings(path=str(model), bf16=False), seed=0).base.positions
     edited(first / "adapter_config.json", base_model_name_or_path="nobody/of-this-name")
     with pytest.raises(MissingDependencyError, match="nobody/of-this-name is not on this machine"):
-        read_prompting(TextPolicySettings(path=str(second), bf16=False))
+        outline(TextPolicySettings(path=str(second), bf16=False))
 
 
 def test_a_refused_pickle_is_no_advice_to_run_it(model, tmp_path, recwarn):
@@ -647,4 +647,4 @@ def test_a_broken_template_that_is_replaced_is_not_looked_at(model, broken):
     template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     replaced = given.model_copy(update={"chat_template": template})
     assert load_policy(replaced, seed=0).tokenizer.chat_template == template
-    assert read_prompting(replaced)[0].chat_template == template
+    assert outline(replaced).tokenizer.chat_template == template

@@ -16,7 +16,7 @@ from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError
 from guerdon.models.text_load import load_text_model
 from guerdon.packaged import local_model
 from guerdon.policies.pretrained import read_tokenizer
-from guerdon.policies.text_files import load_policy, read_model, read_prompting, save_policy
+from guerdon.policies.text_files import load_policy, outline, read_model, save_policy
 from guerdon.settings.estimate import size_of_start
 from guerdon.settings.text_policy import TextPolicySettings
 
@@ -70,7 +70,8 @@ def test_a_packaged_model_is_converted_once_and_read_as_any_other(package):
     save_policy(policy, package / "adapted")
     assert json.loads((package / "adapted/adapter_config.json").read_text())["base_model_name_or_path"] == NAME
     read_model(str(package / "adapted"))
-    assert read_prompting(TextPolicySettings(path=str(package / "adapted")))[1] == own.config.max_position_embeddings
+    outlined = outline(TextPolicySettings(path=str(package / "adapted")))
+    assert outlined.base.positions == own.config.max_position_embeddings
     start = size_of_start(TextPolicySettings(path=NAME))
     assert start.millions == pytest.approx(sum(p.numel() for p in own.parameters()) / 1e6)
     assert not start.assumed

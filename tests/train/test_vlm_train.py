@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,10 +12,13 @@ from safetensors.torch import load_file
 
 from guerdon.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from guerdon.finite import first_non_finite
+from guerdon.models import tiny_vlm
 from guerdon.models.load import load_reward_model
-from guerdon.models.tiny_vlm import write_tiny_vlm
+from guerdon.models.tiny_vlm import CHAT_TEMPLATE, write_tiny_vlm
 from guerdon.models.vlm import find_card, load_vlm
+from guerdon.models.vlm_prompts import PROMPTS, make_question
 from guerdon.models.vlm_transformers import read_vlm
+from guerdon.policies import text_files
 from guerdon.settings.text_policy import LoraSettings
 from guerdon.settings.train import VLMTrainSettings
 from guerdon.settings.vlm import TinyVLMSettings, VLMSettings
@@ -102,6 +106,38 @@ def test_the_adapter_is_kept_apart_and_makes_the_difference(trained):
     np.testing.assert_array_equal(scores[1], scores[2])
     assert np.abs(scores[0] - scores[1]).max() > 0.01
     assert "lora" in " ".join(n for n, _ in read_vlm(base, adapter).model.named_parameters())
+
+
+@pytest.mark.parametrize("lora", [LoraSettings(r=4), None])
+def test_arguments_of_the_template_are_those_of_the_training(tmp_path, monkeypatch, lora):
+    template = CHAT_TEMPLATE + "{% if think is defined and not think %}<|im_start|>off{% endif %}"
+    monkeypatch.setattr(tiny_vlm, "CHAT_TEMPLATE", template)
+    base = write_tiny_vlm(TINY, tmp_path / "vlm", seed=0)
+    train_vlm(settings(tmp_path / "a", tiny=None, path=str(base), lora=lora, chat_template_kwargs={"think": False},
+                       max_steps=1), lamps(4))  # fmt: skip
+    judge = load_vlm("qwen_vl", tmp_path / "a")
+    asked = judge.backend.inputs
+    said = make_question(
+        PROMPTS["completed"].fill("light the lamp"), lamp(1, lit=True).frames[:1], nframes=1, max_pixels=784
+    )
+    assert asked.render(said).endswith("<|im_start|>off")
+    assert not read_vlm(base).inputs.render(said).endswith("off")
+    again = load_vlm("qwen_vl", base, vlm={"chat_template_kwargs": {"think": False}})
+    assert again.backend.inputs.render(said) == asked.render(said)
+    with pytest.raises(CheckpointError, match="chat_template_kwargs mismatch"):
+        load_vlm("qwen_vl", tmp_path / "a", vlm={"chat_template_kwargs": {"think": True}})
+    with pytest.raises(ConfigError, match=r"vlm\.chat_template_kwargs: the chat template has no argument 'thinks'"):
+        load_vlm("qwen_vl", base, vlm={"chat_template_kwargs": {"thinks": True}})
+    with pytest.raises(ConfigError, match=r"has no chat template: remove vlm\.chat_template_kwargs"):
+        load_vlm("true_logprob", base, vlm={"prompt": "true_logprob", "chat_template_kwargs": {"think": True}})
+
+
+def test_a_disk_without_room_is_refused_before_the_first_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_files.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    for lora in (None, LoraSettings(r=4)):
+        with pytest.raises(ConfigError, match=r"the disk of .*what is trained .* free some space"):
+            train_vlm(settings(tmp_path / "a", lora=lora), lamps(4))
+        assert not list(tmp_path.rglob("checkpoint-*"))
 
 
 def test_what_was_altered_or_cut_off_is_refused(trained, tmp_path):

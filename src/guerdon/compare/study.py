@@ -90,10 +90,16 @@ class StudyPlan:
                 check_collect(config)
             elif job.arguments[0] == "train":
                 check_data(config)
+        missing: MissingDependencyError | None = None
         for config in runs.values():
-            (check_text if config.text else check_control)(config)
+            try:
+                (check_text if config.text else check_control)(config)
+            except MissingDependencyError as error:  # the others are checked all the same
+                missing = error
         for data in prompts.values():
             check_prompts(data)
+        if missing is not None:
+            raise missing
 
     def check_tasks(self) -> None:
         """Refuse tasks that a simulator does not have, where it is installed.

@@ -30,7 +30,8 @@ from guerdon.labels.append_log import Cache
 from guerdon.labels.candidates import check_answers, split_solution
 from guerdon.labels.completions import Completer, CompletionRequest, SamplingParams
 from guerdon.labels.labelers import ExactLabeler, StepLabels
-from guerdon.policies.generate import Engine
+from guerdon.policies.generate import Engine, check_room
+from guerdon.policies.text import TextPolicy
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import prompt_ids, response_ids, response_texts, sequence, split_steps
 from guerdon.settings.evaluate import Aggregation
@@ -38,7 +39,7 @@ from guerdon.settings.label import Splitter
 from guerdon.settings.study import Study
 from guerdon.types import Failure, IntArray, RewardModel
 from guerdon.worlds.prompt_files import load_prompts
-from guerdon.worlds.prompts import insert_system_prompt
+from guerdon.worlds.prompts import Prompt, insert_system_prompt
 from guerdon.worlds.reasoning import is_generated
 from guerdon.worlds.verifier import verifier_from
 
@@ -360,6 +361,25 @@ def _cut(text: str, finished: bool, stop: str | None) -> Piece:
     return Piece(text[:end], finished and not text[end:].strip())
 
 
+def sampled_requests(
+    study: Study, policy: TextPolicy, questions: int
+) -> tuple[Sequence[Prompt], list[CompletionRequest]]:
+    """The questions of `sampled_solutions` and what the policy is given, which must fit into its positions.
+
+    Raises:
+        ConfigError: the study has no prompts.
+        DataError: a question does not fit the model.
+    """
+    if study.data is None:
+        raise ConfigError("best_of_n without samples needs a data section: which questions the policy answers")
+    prompts = load_prompts(study.data)[1][:questions]
+    requests = [CompletionRequest(prompt_ids(policy.tokenizer, p.messages, p.tools)) for p in prompts]
+    for prompt, request in zip(prompts, requests, strict=True):
+        length, most = len(request.prompt), study.data.max_response_length
+        check_room(length, most, policy.base.positions, f"the question {prompt.id}")
+    return prompts, requests
+
+
 def sampled_solutions(
     study: Study, *, questions: int, n: int, folder: Path, temperature: float = 1.0
 ) -> list[Solution]:
@@ -378,14 +398,11 @@ def sampled_solutions(
         ConfigError: the study has no prompts.
         DataError: a question does not fit the model.
     """
-    if study.data is None:
-        raise ConfigError("best_of_n without samples needs a data section: which questions the policy answers")
-    _, validation = load_prompts(study.data)
-    prompts = validation[:questions]
     policy = load_policy(study.text_policy.model_copy(update={"lora": None}), seed=study.runner.seed)
+    prompts, requests = sampled_requests(study, policy, questions)
+    assert study.data is not None
     with closing(Cache(folder / "completions.jsonl")) as cache:
         completer = Completer(policy, study.generation, cache, seed=study.runner.seed)
-        requests = [CompletionRequest(prompt_ids(policy.tokenizer, p.messages, p.tools)) for p in prompts]
         completions = completer.complete(
             requests, n=n, limit=study.data.max_response_length, sampling=SamplingParams(temperature),
             purpose="choose from", show_progress=True,

@@ -33,7 +33,7 @@ from guerdon.models.load import load_source_model
 from guerdon.policies.generate import Engine, check_room
 from guerdon.policies.generate_vllm import build_engine
 from guerdon.policies.text import TextPolicy
-from guerdon.policies.text_files import load_policy, read_prompting
+from guerdon.policies.text_files import load_policy, outline
 from guerdon.progress import ProgressBar
 from guerdon.settings.data import DataSettings
 from guerdon.settings.search import SearchSettings
@@ -139,7 +139,8 @@ def check_search(study: Study) -> None:
     if settings is None or data is None:
         raise ConfigError(NEEDED)
     prompts, _ = questions_of(settings, data)
-    check_lengths(prompts, data, *read_prompting(study.text_policy))
+    policy = outline(study.text_policy)
+    check_lengths(prompts, data, policy.tokenizer, policy.base.positions)
 
 
 def check_lengths(prompts: Sequence[Prompt], data: DataSettings, tokenizer: Any, room: int | None) -> None:

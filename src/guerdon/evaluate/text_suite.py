@@ -32,7 +32,7 @@ from guerdon.evaluate.intervals import BootstrapOptions
 from guerdon.evaluate.metrics import Table, aligned, classification_metrics, figure_table, number
 from guerdon.evaluate.reward_bench import PreferenceChoice, choices_from_rows, reward_bench, reward_bench_2
 from guerdon.evaluate.scores import RECORD, failure_counts, info_record, score_solutions, solution_value, write_record
-from guerdon.evaluate.search import sampled_solutions
+from guerdon.evaluate.search import sampled_requests, sampled_solutions
 from guerdon.evaluate.step_benchmarks import (
     category_of,
     first_errors,
@@ -42,6 +42,7 @@ from guerdon.evaluate.step_benchmarks import (
     true_first_error,
 )
 from guerdon.models.text_load import FINAL, find_text_model, load_text_model
+from guerdon.policies.text_files import outline
 from guerdon.progress import doing, log_line
 from guerdon.settings.data import DataSettings
 from guerdon.settings.evaluate import EvaluateTextSettings, GeneratedBenchSettings, ThirdPartySettings, judged_names
@@ -146,6 +147,8 @@ def check_evaluation(study: Study) -> None:
         if not Path(path).exists():
             raise MissingDependencyError(f"the data, as {path} is not on this machine")
     read_sets(settings)
+    if b is not None and b.samples is None:
+        sampled_requests(study, outline(study.text_policy), b.questions)
 
 
 class _Suite:

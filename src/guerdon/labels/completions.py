@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from guerdon.errors import DataError
 from guerdon.labels.append_log import Cache, content_key
 from guerdon.labels.llm_client import LLMReply, LLMRequest, Parse, T, unusable
-from guerdon.policies.generate import Engine
+from guerdon.policies.generate import Engine, check_room
 from guerdon.policies.generate_vllm import build_engine
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.tokens import decode, prompt_ids, response_ids, sequence
@@ -235,17 +236,19 @@ class LocalLLMClient:
     def complete(
         self, requests: Sequence[LLMRequest], parsers: Sequence[Parse[T]], *, role: str
     ) -> Generator[tuple[int, T | Failure]]:
-        """See `LLMClient`.
-
-        Raises:
-            DataError: a request does not fit the model.
-        """
-        tokenizer = self._completer.policy.tokenizer
+        """See `LLMClient`; a request that the model cannot be given is a `Failure`."""
+        policy, ids = self._completer.policy, {}
         groups: dict[tuple[int, float | None], list[int]] = {}
         for i, request in enumerate(requests):
-            groups.setdefault((request.max_tokens, request.temperature), []).append(i)
+            try:
+                ids[i] = prompt_ids(policy.tokenizer, request.messages)
+                check_room(len(ids[i]), request.max_tokens, policy.base.positions, "a request")
+            except DataError as error:
+                yield i, Failure("unreadable", str(error))
+            else:
+                groups.setdefault((request.max_tokens, request.temperature), []).append(i)
         for (limit, temperature), rows in groups.items():
-            prompts = [(prompt_ids(tokenizer, requests[i].messages), str(requests[i].sample)) for i in rows]
+            prompts = [(ids[i], str(requests[i].sample)) for i in rows]
             texts = self._completer.complete(
                 [CompletionRequest(prompt, salt=sample) for prompt, sample in prompts], n=1, limit=limit,
                 sampling=SamplingParams(1.0 if temperature is None else temperature), purpose=role,

@@ -34,7 +34,9 @@ from guerdon.labels.labelers import Labeler, PromptedSolution, StepLabels
 from guerdon.labels.llm_client import BUDGET, NOT_ASKED, HttpLLMClient, LLMClient, OwnLLMClient, ReplyModel
 from guerdon.labels.llm_judge import JudgeLabeler, longest_judgement_request
 from guerdon.labels.step_rewards import with_rewards
-from guerdon.policies.text_files import load_policy, read_prompting
+from guerdon.policies.generate import check_room
+from guerdon.policies.text import TextPolicy
+from guerdon.policies.text_files import load_policy, outline
 from guerdon.progress import ProgressBar
 from guerdon.retry import Clock
 from guerdon.settings.data import DataSettings, GeneratedDataSettings
@@ -120,15 +122,17 @@ def check_label(study: Study) -> None:
         check_here(data)
         prompts, _ = load_prompts(data)
         if settings.mining is not None or settings.method == 1:
-            _short_enough(prompts, read_prompting(study.text_policy)[0], data)
+            _short_enough(prompts, outline(study.text_policy), data)
 
 
-def _short_enough(prompts: Sequence[Prompt], tokenizer: Any, data: DataSettings) -> list[Prompt]:
-    lengths, most = chat_lengths(tokenizer, prompts, data), data.max_prompt_length
-    fitting = [p for p, length in zip(prompts, lengths, strict=True) if length <= most]
+def _short_enough(prompts: Sequence[Prompt], policy: TextPolicy, data: DataSettings) -> list[Prompt]:
+    lengths, most = chat_lengths(policy.tokenizer, prompts, data), data.max_prompt_length
+    fitting = [(p, length) for p, length in zip(prompts, lengths, strict=True) if length <= most]
     if not fitting:
         raise DataError(f"all {len(prompts)} questions are longer than data.max_prompt_length ({most})")
-    return fitting
+    for prompt, length in fitting:
+        check_room(length, data.max_response_length, policy.base.positions, f"the question {prompt.id}")
+    return [p for p, _ in fitting]
 
 
 class _LabelRun:
@@ -309,7 +313,7 @@ class _LabelRun:
         prompts, _ = load_prompts(data)
         fitting = list(prompts)
         if settings.mining is not None or settings.method == 1:
-            fitting = _short_enough(prompts, self._completer().policy.tokenizer, data)
+            fitting = _short_enough(prompts, self._completer().policy, data)
         self._too_long = len(prompts) - len(fitting)
         if settings.mining is None:
             return fitting[: settings.num_samples]

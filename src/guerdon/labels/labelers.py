@@ -23,8 +23,9 @@ from itertools import accumulate
 from typing import Any, Protocol, runtime_checkable
 
 from guerdon.episodes.solutions import Solution
+from guerdon.errors import DataError
 from guerdon.labels.completions import Completer, CompletionRequest, SamplingParams
-from guerdon.policies.tokens import prompt_ids
+from guerdon.policies.tokens import prompt_ids, response_ids
 from guerdon.settings.data import DataSettings
 from guerdon.types import Failure
 from guerdon.worlds.prompts import Prompt
@@ -148,6 +149,19 @@ class ContinuationSampler:
     def __init__(self, completer: Completer, verifier: Verifier, data: DataSettings, sampling: SamplingParams) -> None:
         self._completer, self._verifier, self._data, self._sampling = completer, verifier, data, sampling
 
+    def unreadable(self, given: PromptedSolution) -> Failure | None:
+        """Why the policy cannot complete every prefix of a solution; None where it can."""
+        policy, steps = self._completer.policy, given.solution.steps
+        try:
+            prompt = prompt_ids(policy.tokenizer, given.prompt.messages, given.prompt.tools)
+            length = len(prompt) + len(response_ids(policy.tokenizer, "".join(steps[:-1])))
+        except DataError as error:
+            return Failure(getattr(error, "reason", "unknown_character"), str(error))
+        room = policy.base.positions
+        if len(steps) > 1 and room is not None and length > room:
+            return Failure("too_long", f"question and steps of {length - 1} tokens fill the policy's {room} positions")
+        return None
+
     def sample(self, prefixes: Sequence[tuple[Prompt, str]], k: int) -> list[CompletionCounts]:
         """Complete each prefix k times and check the answers; in order."""
         tokenizer = self._completer.policy.tokenizer
@@ -187,9 +201,11 @@ class MonteCarloLabeler:
 
     def label(self, solutions: Sequence[PromptedSolution]) -> list[StepLabels | Failure]:
         """Labels of each solution; a `Failure` where no step has one."""
-        wanted = [(w.prompt, prefix) for w in solutions for prefix in _prefixes(w)]
+        unread = [self._sampler.unreadable(w) for w in solutions]
+        pairs = list(zip(solutions, unread, strict=True))
+        wanted = [(w.prompt, prefix) for w, why in pairs if why is None for prefix in _prefixes(w)]
         reached = iter(self._sampler.sample(wanted, self._k) if wanted else [])
-        return [self._one(w, [next(reached) for _ in _prefixes(w)]) for w in solutions]
+        return [why or self._one(w, [next(reached) for _ in _prefixes(w)]) for w, why in pairs]
 
     def _one(self, given: PromptedSolution, reached: Sequence[CompletionCounts]) -> StepLabels | Failure:
         right = given.solution.is_correct
@@ -241,11 +257,12 @@ class BinarySearchLabeler:
         return [done or self._until(solutions[i], low[i], probes[i]) for i, done in enumerate(found)]
 
     def _without_search(self, given: PromptedSolution) -> StepLabels | Failure | None:
-        """Labels, or the failure, of a solution that needs no search."""
+        """Labels, or the failure, of a solution that needs no search or allows none."""
         if given.solution.is_correct is None:
             return Failure("unchecked_answer", "whether its answer is right is not known")
         n = len(given.solution.steps)
-        return StepLabels((1.0,) * n, {"completions": 0}) if given.solution.is_correct else None
+        right = given.solution.is_correct
+        return StepLabels((1.0,) * n, {"completions": 0}) if right else self._sampler.unreadable(given)
 
     def _until(self, given: PromptedSolution, first: int, probes: int) -> StepLabels:
         right = [k < first for k in range(len(given.solution.steps))]

@@ -29,12 +29,12 @@ from guerdon.call_queue import alone
 from guerdon.devices import resolve_device, seeded
 from guerdon.episodes.chats import asked_key
 from guerdon.errors import CheckpointError, ConfigError, NonFiniteError, boundary
-from guerdon.hub import ADAPTER
+from guerdon.hub import ADAPTER, base_of
 from guerdon.models.checkpoint import adam_tensors, load_adam, load_state, save_state
 from guerdon.models.text_inputs import Reading, as_batch, buckets, read_steps
 from guerdon.models.text_losses import bce_terms, implicit_rewards, pair_terms, pairs
 from guerdon.models.text_model import TextModelCard, TextRewardModel, read_policy
-from guerdon.policies.adapter_files import base_of, read_adapter
+from guerdon.policies.adapter_files import read_adapter
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, reference
 from guerdon.policies.text_files import read_under
@@ -96,8 +96,8 @@ class ImplicitModel(TextRewardModel):
         self.ref = reference(policy.base, remove_padding=policy.remove_padding) if ref is None else ref
         self.learning = LEARNING | dict(card.learning)
         self.updates = 0
-        sharded = policy.base.shards is not None  # then it is trained, and learns nothing in use
-        self._origin = "" if sharded else origin_of(self._weights(), card)
+        unused = policy.base.shards is not None or policy.device.type == "meta"  # it learns nothing in use
+        self._origin = "" if unused else origin_of(self._weights(), card)
         self._optimizer: torch.optim.AdamW | None = None
 
     def _read(self, question: str, steps: Sequence[str], **conversation: Any) -> Reading:

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 
 from guerdon.episodes.chats import ChatError
 from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
-from guerdon.hub import ADAPTER, check_folder, model_folder
+from guerdon.hub import ADAPTER, adapter_config, check_folder, model_folder
 from guerdon.models.adapters import ADAPTERS, adapter_of, load_adapter, recognise
 from guerdon.models.load import load_reward_model
 from guerdon.models.text_model import TextRewardModel, is_own, read_card
 from guerdon.packaged import local_model
-from guerdon.policies.adapter_files import adapter_config
 from guerdon.progress import doing
 from guerdon.settings.remote import remote_at
 from guerdon.settings.train import TEXT_MODELS

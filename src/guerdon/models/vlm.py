@@ -49,12 +49,13 @@ from guerdon.models.vlm_prompts import (
     find_prompt,
     make_question,
 )
+from guerdon.policies.chat_template import set_arguments
 from guerdon.policies.precision import uses_bf16
 from guerdon.settings.vlm import VLM_NAMES, VLMSettings, VLMType, implied_by
 from guerdon.types import ByteArray, Episode, Failure, RewardInfo, Score
 
 CARD, BASE, ADAPTER = "vlm.json", "base", "adapter"
-ASKED = ("question", "input", "nframes", "max_pixels", "fps")  # what training fixes
+ASKED = ("question", "input", "nframes", "max_pixels", "fps", "chat_template_kwargs")  # what training fixes
 ANSWERS: dict[VLMType, tuple[Answer, ...]] = {
     "qwen_vl": ("completed", "number"),
     "primo_r1": ("number",),
@@ -197,6 +198,8 @@ class VLMRewardModel:
         if (prompt.open or not prompt.chat) and s.backend != "transformers":
             how = "ends inside the user's turn" if prompt.open else "has no chat template"
             raise ConfigError(f"the prompt {name!r} {how}; backend {s.backend} always writes the whole chat template")
+        if not prompt.chat and s.chat_template_kwargs:
+            raise ConfigError(f"the prompt {name!r} has no chat template: remove vlm.chat_template_kwargs")
         if options.prompt is None and prompt.answer != "completed" and "answer" in s.model_fields_set:
             raise ConfigError(f"reward.model.vlm: answer would do nothing with prompt {name}; remove it")
         if options.score_mode not in (None, "auto") and prompt.answer != "number":  # auto leaves it to the prompt
@@ -452,17 +455,18 @@ def open_backend(settings: VLMSettings, device: str | torch.device | None = None
         from guerdon.models.vlm_chat import OpenAIBackend
 
         assert settings.openai is not None
-        return OpenAIBackend(settings.openai)
+        return OpenAIBackend(settings.openai, template=settings.chat_template_kwargs)
     assert settings.path is not None
     if settings.backend == "vllm":
         from guerdon.models.vlm_chat import VLLMBackend
 
-        return VLLMBackend(settings.path, settings.adapter, settings.vllm)
+        return VLLMBackend(settings.path, settings.adapter, settings.vllm, template=settings.chat_template_kwargs)
     from guerdon.models.vlm_transformers import TransformersBackend, read_vlm
 
     where = resolve_device(device)
     bf16 = uses_bf16(settings.bf16, where)
     loaded = read_vlm(settings.path, settings.adapter, dtype=torch.bfloat16 if bf16 else torch.float32)
+    set_arguments(loaded.inputs.tokenizer, settings.chat_template_kwargs, "vlm.chat_template_kwargs")
     return TransformersBackend(
         *loaded, batch_size=settings.batch_size, bf16=bf16, device=where,
         checkpoint_generation=settings.checkpoint_generation,

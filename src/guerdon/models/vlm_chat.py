@@ -25,8 +25,8 @@ import numpy as np
 from PIL import Image
 
 from guerdon.call_queue import alone
-from guerdon.errors import CheckpointError, GuerdonError, MissingDependencyError, boundary
-from guerdon.hub import check_folder, model_folder
+from guerdon.errors import CheckpointError, ConfigError, GuerdonError, MissingDependencyError, boundary
+from guerdon.hub import adapter_config, check_folder, model_folder
 from guerdon.labels.llm_client import api_key, post_json
 from guerdon.labels.request_settings import AcceptedSettings, neutral
 from guerdon.models.vlm_frames import limit_pixels
@@ -39,7 +39,7 @@ from guerdon.models.vlm_prompts import (
     WordLogProbs,
     matches_word,
 )
-from guerdon.policies.adapter_files import adapter_config, changes_base
+from guerdon.policies.adapter_files import changes_base
 from guerdon.replies import opened_reasoning
 from guerdon.retry import Attempt, Calls, Clock, HttpFailure, RequestPool, Retry
 from guerdon.settings.vlm import EndpointSettings, VLLMSettings
@@ -60,13 +60,17 @@ class OpenAIBackend:
     Args:
         settings: address, retries and timeouts.
         clock: source of time, for tests.
+        template: arguments of the chat template, for vLLM and SGLang.
 
     Raises:
         ConfigError: the key is missing.
     """
 
-    def __init__(self, settings: EndpointSettings, clock: Clock | None = None) -> None:
+    def __init__(
+        self, settings: EndpointSettings, clock: Clock | None = None, *, template: Mapping[str, Any] | None = None
+    ) -> None:
         self.settings = settings
+        self._template = {"chat_template_kwargs": dict(template)} if template else {}
         key = api_key(settings.api_key_env) if settings.api_key_env else None
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._accepted = AcceptedSettings(f"the vision-language model {settings.model}", settings.leave_out)
@@ -105,7 +109,7 @@ class OpenAIBackend:
     ) -> Attempt[T | Failure]:
         s = self.settings
         messages = chat_messages(question, s.image_format)
-        payload = {"model": s.model, "messages": messages, **neutral(body["temperature"]), **body}
+        payload = {"model": s.model, "messages": messages, **neutral(body["temperature"]), **self._template, **body}
         url = s.base_url.rstrip("/") + "/chat/completions"
         try:
             found = post_json(
@@ -113,6 +117,8 @@ class OpenAIBackend:
                 who="the vision-language model", check="vlm.openai", accepted=self._accepted,
             )  # fmt: skip
         except HttpFailure as error:
+            if self._template and error.reason == "rejected" and "chat_template_kwargs" in str(error):
+                raise ConfigError(f"{url} refuses vlm.chat_template_kwargs ({error}): remove it") from error
             return Attempt(Failure(error.reason, str(error)), again=error.again, retry_after=error.retry_after)
         return Attempt(decode(found))
 
@@ -209,13 +215,17 @@ class VLLMBackend:
         path: folder or hub id of the model.
         adapter: peft folder; None for the weights alone.
         settings: of the engine.
+        template: arguments of the chat template.
 
     Raises:
         MissingDependencyError: vLLM is not installed.
         GuerdonError: it does not start with this model.
     """
 
-    def __init__(self, path: str, adapter: str | None, settings: VLLMSettings) -> None:
+    def __init__(
+        self, path: str, adapter: str | None, settings: VLLMSettings, *, template: Mapping[str, Any] | None = None
+    ) -> None:
+        self._template = {"chat_template_kwargs": dict(template)} if template else {}
         try:
             self._vllm = importlib.import_module("vllm")
         except ImportError as error:
@@ -282,6 +292,7 @@ class VLLMBackend:
                 self._vllm.SamplingParams(**sampling),
                 lora_request=self._lora,
                 use_tqdm=False,
+                **self._template,
             )
         return found
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from guerdon.errors import CheckpointError, MissingDependencyError, boundary
 from guerdon.finite import load_weights
-from guerdon.hub import ADAPTER, check_folder, quietly, reading
+from guerdon.hub import ADAPTER, adapter_config, check_folder, quietly, reading
 from guerdon.policies.adapters import import_peft
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -45,16 +45,6 @@ for pattern in patterns:
 _CONVERT = "save it again with peft's save_pretrained(path_initial_model_for_weight_conversion=...), or merged"
 
 
-def adapter_config(folder: Path) -> dict[str, Any]:
-    """The `adapter_config.json` of a folder.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
-    with boundary(CheckpointError, f"the adapter {folder} cannot be read"):
-        return dict(json.loads((folder / ADAPTER).read_text(encoding="utf-8")))
-
-
 def stored_adapter(folder: Path) -> dict[str, Tensor]:
     """The weights in the folder of an adapter, by the names that peft stores them under.
 
@@ -65,38 +55,6 @@ def stored_adapter(folder: Path) -> dict[str, Tensor]:
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise CheckpointError(f"no adapter at {folder}: expected {ADAPTER} and {ADAPTER_WEIGHTS}")
     return load_weights(folder / ADAPTER_WEIGHTS)
-
-
-def base_of(folder: Path) -> str:
-    """The model that an adapter's folder belongs to: a folder inside of it, a full path, a package or a hub id.
-
-    Raises:
-        CheckpointError: the folder does not say, names a path that leads out of it, or its models lead back to it.
-    """
-    found, passed = _named_base(folder), {folder.resolve()}
-    place = Path(found)
-    while (place / ADAPTER).is_file():
-        if place.resolve() in passed:
-            raise CheckpointError(
-                f"{folder / ADAPTER}: base_model_name_or_path {found[:200]!r} leads back to an adapter itself; write "
-                "the full path or the hub id of its model there"
-            )
-        passed.add(place.resolve())
-        place = Path(_named_base(place))
-    return found
-
-
-def _named_base(folder: Path) -> str:
-    origin = adapter_config(folder).get("base_model_name_or_path")
-    if not origin:
-        raise CheckpointError(f"{folder / ADAPTER} does not say which model it belongs to (base_model_name_or_path)")
-    if ".." in Path(str(origin)).parts:
-        raise CheckpointError(
-            f"{folder / ADAPTER}: base_model_name_or_path {str(origin)[:200]!r} leads out of the folder; write the "
-            "full path or the hub id of the model there"
-        )
-    inside = folder / str(origin)
-    return str(inside if inside.is_dir() else origin)
 
 
 def changes_base(config: Mapping[str, Any]) -> str | None:
@@ -131,10 +89,12 @@ def read_adapter(model: Any, folder: Path, *, name: str = "default", trainable: 
             how.task_type = None  # peft's classes for tasks need a model of transformers
         if new := _renamed(model, stored):
             _follow(how, stored, new)
-        options: dict[str, Any] = {"is_trainable": trainable, "key_mapping": new}
-        adapted = peft.PeftModel.from_pretrained(model, str(folder), adapter_name=name, config=how, **options)
-        report = adapted.load_adapter(str(folder), name, **options)  # once more, for its report
-    wrong = sorted({*report.missing_keys, *report.unexpected_keys})
+        adapted = peft.get_peft_model(model, how, adapter_name=name)
+        report = adapted.load_adapter(str(folder), name, is_trainable=trainable, key_mapping=new)
+    given = dict(adapted.named_parameters(remove_duplicate=False))
+    there = {id(p) for key, p in given.items() if key not in report.missing_keys}  # layers may share one (VB-LoRA)
+    missing = {key for key in report.missing_keys if id(given.get(key)) not in there}
+    wrong = sorted({*missing, *report.unexpected_keys})
     if wrong:
         raise CheckpointError(
             f"the adapter {folder} does not fit its model: {len(wrong)} weights, such as {wrong[0]}; name the model "

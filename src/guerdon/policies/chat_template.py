@@ -10,7 +10,6 @@ that cannot write a single question is refused as well, before every item fails 
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -57,14 +56,25 @@ def set_arguments(tokenizer: Any, arguments: Mapping[str, Any], key: str) -> Non
         ConfigError: no template uses an argument of this name.
     """
     templates = templates_of(tokenizer) if arguments else {}
+    known = set().union(*map(_arguments_of, templates.values()))
     for name in arguments:
-        if not name.isidentifier() or not any(re.search(rf"\b{name}\b", text) for text in templates.values()):
+        if name not in known:
             raise ConfigError(f"{key}: the chat template has no argument {name!r}; remove it")
     sets = "".join(f"{{% set {name} = {value!r} %}}" for name, value in arguments.items())
     for kind, text in templates.items():
         templates[kind] = text.replace(_SET, sets + _SET, 1) if _SET in text else sets + _SET + text
     if templates:
         tokenizer.chat_template = templates["default"] if isinstance(tokenizer.chat_template, str) else templates
+
+
+def _arguments_of(template: str) -> set[str]:
+    """What a template reads before it sets it."""
+    from jinja2 import meta
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    own = template.partition(_SET)[2] or template
+    with boundary(ConfigError, "the chat template is not valid Jinja"):
+        return meta.find_undeclared_variables(_compile_jinja_template(own).environment.parse(own))
 
 
 def check_templates(

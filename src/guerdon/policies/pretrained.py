@@ -68,6 +68,24 @@ def read_pretrained(
     return model
 
 
+def read_config(path: str, what: str) -> Any:
+    """The configuration of a model of transformers.
+
+    Args:
+        path: as of `read_pretrained`.
+        what: as of `read_pretrained`.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    from transformers import AutoConfig
+
+    path = local_model(path)
+    check_model(CheckpointError, what, path)
+    with reading(what, path):
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+
+
 def _check_stops(model: Any, where: str) -> None:
     """Refuse a generation configuration whose `eos_token_id` is not a token id."""
     given = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
@@ -118,6 +136,12 @@ def read_tokenizer(path: str, *, template: bool = True) -> Any:
             for name, token in declared.items():
                 if getattr(tokenizer, name, token) is None and token in tokenizer.get_vocab():
                     setattr(tokenizer, name, token)
+        tokenizer("1 + 1")  # some classes break here only, without a token that they need
+        if set(tokenizer.get_vocab()) <= {*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens}:
+            raise CheckpointError(
+                f"{what} {path!r} has special tokens only: the folder lacks the vocabulary of its class "
+                f"{type(tokenizer).__name__}; copy the files of the tokenizer from the model that it was trained from"
+            )
         if not template:
             tokenizer.chat_template = None
         templates = templates_of(tokenizer)

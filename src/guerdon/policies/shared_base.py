@@ -86,12 +86,16 @@ class SharedBase:
         if settings.use_remove_padding:
             self.check_packs()
         if settings.gradient_checkpointing:
+            from transformers.modeling_layers import GradientCheckpointingLayer
+
             if not model.supports_gradient_checkpointing:
                 raise ConfigError(f"{type(model).__name__} has no gradient_checkpointing; set it to false")
             # The newer name first; older versions of transformers have only the other one.
             enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
             enable({"use_reentrant": False, "context_fn": self._as_on_the_way_there})
-            self._checkpointed = [m for m in model.modules() if hasattr(m, "_gradient_checkpointing_func")]
+            found = [m for m in model.modules() if hasattr(m, "_gradient_checkpointing_func")]
+            layers = [m for m in found if isinstance(m, GradientCheckpointingLayer)]
+            self._checkpointed = layers or found  # what is around layers only has dropout of its own (layerdrop)
             for module in self._checkpointed:
                 module._gradient_checkpointing_func = partial(
                     self._recomputed, module, module._gradient_checkpointing_func
@@ -145,6 +149,8 @@ class SharedBase:
     @cached_property
     def packs(self) -> bool:
         """Whether it can read sequences without padding; tested when first needed."""
+        if self.device.type == "meta":
+            return True
         with self._lock, torch.autocast(self.device.type, torch.bfloat16, enabled=self.halved):
             return packing.packs(self.model, bf16=self.halved)
 
@@ -420,6 +426,8 @@ class SharedBase:
     @torch.no_grad()
     def _probed(self) -> tuple[str, int, bool]:
         """`fused`, `width` and `plain_head`, found by forward passes of a few tokens."""
+        if self.device.type == "meta":
+            return "sdpa", self.model.config.get_text_config().hidden_size, True
         ids = torch.arange(min(4, self.vocabulary), device=self.device)[None]
         close = partial(torch.allclose, rtol=1e-4, atol=1e-5)  # two passes may differ in the last bits
         fused = "sdpa"

@@ -9,9 +9,11 @@ and are checked when they are read.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +24,12 @@ from guerdon.atomic import COMPLETE, sealed_folder, verify_folder
 from guerdon.devices import resolve_device
 from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError, boundary
 from guerdon.finite import load_weights, refuse_to_write, save_weights
-from guerdon.hub import ADAPTER, model_folder, quietly, reading
+from guerdon.hub import ADAPTER, adapter_config, base_of, model_folder, quietly, reading
 from guerdon.packaged import local_model
-from guerdon.policies.adapter_files import (
-    ADAPTER_WEIGHTS,
-    PEFT_PREFIX,
-    adapter_config,
-    base_of,
-    read_adapter,
-    stored_adapter,
-)
+from guerdon.policies.adapter_files import ADAPTER_WEIGHTS, PEFT_PREFIX, read_adapter, stored_adapter
 from guerdon.policies.adapters import adapter_layers, mark_untied, untie
 from guerdon.policies.chat_template import check_templates, set_arguments
-from guerdon.policies.pretrained import read_pretrained, read_tokenizer
+from guerdon.policies.pretrained import read_config, read_pretrained, read_tokenizer
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy
 from guerdon.policies.tiny_text import build_model, build_tokenizer
@@ -63,11 +58,16 @@ def load_base(settings: TextPolicySettings, *, seed: int, device: torch.device |
         raise ConfigError(
             "policy.device: the processes that torchrun starts use a GPU each; hide them, or set it to auto"
         )
+    without_weights = device.type == "meta"
     if settings.tiny is not None:
         tokenizer = build_tokenizer(settings.tiny)
-        model = build_model(settings.tiny, tokenizer, seed=seed)
+        with device if without_weights else nullcontext():
+            model = build_model(settings.tiny, tokenizer, seed=seed)
     elif settings.path is None:
         raise ConfigError(f"no language model is named: {NAME_A_MODEL}")
+    elif without_weights:
+        model = _outlined(settings.path)
+        tokenizer = read_tokenizer(tokenizer_home(settings.path), template=settings.chat_template is None)
     else:
         model, tokenizer = read_model(settings.path, template=settings.chat_template is None)
     give_template(tokenizer, settings)
@@ -75,34 +75,34 @@ def load_base(settings: TextPolicySettings, *, seed: int, device: torch.device |
     return SharedBase(model if distributed.peers() > 1 else model.to(device), tokenizer, settings)
 
 
-def read_prompting(settings: TextPolicySettings) -> tuple[Any, int | None]:
-    """The tokenizer of the `policy` section and the positions of its model (None: no limit); no weights are read.
+def outline(settings: TextPolicySettings, *, value_heads: int = 0) -> TextPolicy:
+    """The policy that `load_policy` would read, with a tokenizer but without the weights (on torch's device `meta`).
+
+    It says what a run will find: how long prompts may be, which layers carry an adapter, how much is written.
 
     Raises:
-        CheckpointError: they cannot be read.
-        ConfigError: no model is named.
-        MissingDependencyError: the model is not on this machine.
+        CheckpointError: its configuration, its tokenizer or an adapter's file cannot be read.
+        ConfigError: no model is named, or no layer has the names of `lora.target_modules`.
+        MissingDependencyError: the model is not on this machine, or its package is not converted yet.
     """
-    if settings.tiny is not None:
-        tokenizer: Any = build_tokenizer(settings.tiny)
-        room: int | None = settings.tiny.max_positions
-    elif settings.path is None:
-        raise ConfigError(f"no language model is named: {NAME_A_MODEL}")
-    else:
-        from transformers import AutoConfig
+    return load_policy(settings, seed=0, device="meta", value_heads=value_heads)
 
-        path = local_model(settings.path)
-        origin = path
-        while (Path(origin) / ADAPTER).is_file():
-            origin = local_model(base_of(Path(origin)))
-        if model_folder(origin) is None:
-            raise MissingDependencyError(f"lengths of prompts, as {origin} is not on this machine")
-        tokenizer = read_tokenizer(tokenizer_home(path), template=settings.chat_template is None)
-        with reading("the language model", origin):
-            config = AutoConfig.from_pretrained(origin, trust_remote_code=False).get_text_config()
-        room = getattr(config, "max_position_embeddings", None)
-    give_template(tokenizer, settings)
-    return tokenizer, room
+
+def _outlined(path: str) -> Any:
+    """A causal language model without weights, with as many tokens as its adapters have."""
+    from transformers import AutoModelForCausalLM
+
+    path, what = local_model(path, convert=False), "the language model"
+    folder = model_folder(path)
+    if (Path(path) / ADAPTER).is_file():
+        model = _outlined(base_of(Path(path)))
+        fit_vocabulary(model, Path(path))
+        return model
+    if folder is None:
+        raise MissingDependencyError(f"{path} is not on this machine")
+    config = read_config(path, what)
+    with reading(what, path), torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
 
 
 def give_template(tokenizer: Any, settings: TextPolicySettings) -> None:
@@ -222,9 +222,12 @@ def check_disk(folder: Path, parts: Mapping[str, int]) -> None:
         parts: bytes, by what they are.
 
     Raises:
-        ConfigError: the disk has less room.
+        ConfigError: it is no folder, may not be written to, or its disk has less room.
     """
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        why = "may not be written to" if there.is_dir() else "is a file"
+        raise ConfigError(f"{folder} cannot be written: {there} {why}; choose another folder")
     free, needed = shutil.disk_usage(there).free, sum(parts.values())
     if needed > free:
         counted = ", ".join(f"{what} {size / 1e9:.3g} GB" for what, size in parts.items())
@@ -362,7 +365,8 @@ def merge(model: Any, folder: Path) -> Any:
         MissingDependencyError: peft is not installed.
     """
     adapted = read_adapter(model, folder)
-    with quietly(), boundary(CheckpointError, f"the adapter {folder} does not fit its model {base_of(folder)!r}"):
+    what = f"the adapter {folder} cannot be merged into its model {base_of(folder)!r}"
+    with quietly(), boundary(CheckpointError, what):
         untie(model, adapter_layers(model))
         merged = adapted.merge_and_unload(safe_merge=True)
     head = merged.get_output_embeddings()
@@ -392,15 +396,13 @@ def read_classifier(kind: Any, path: str, what: str, **options: Any) -> Any:
     stored, origin = stored_adapter(folder), base_of(folder)
     head = {key.removeprefix(PEFT_PREFIX): tensor for key, tensor in stored.items() if _HEAD.search(key)}
     labels: dict[str, Any] = {"num_labels": min(map(len, head.values()))} if head else {}
-    try:
-        model = read_pretrained(kind, origin, f"{what} under the adapter {folder}:", given=head, **labels)
-    except CheckpointError as error:
-        if head or "lacks" not in str(error):
-            raise
+    under = f"{what} under the adapter {folder}:"
+    if not head and not any("Classification" in name for name in read_config(origin, under).architectures or ()):
         raise CheckpointError(
             f"the adapter {folder} has no classification head, and its model {origin!r} has none: train it with "
             'modules_to_save=["score"] (as peft does for task_type SEQ_CLS), or save the merged classifier'
-        ) from error
+        )
+    model = read_pretrained(kind, origin, under, given=head, **labels)
     config = model.config.get_text_config()
     if config.pad_token_id is None:
         config.pad_token_id = read_tokenizer(tokenizer_home(path)).pad_token_id

@@ -407,7 +407,8 @@ def check_unchanged(messages: Sequence[Mapping[str, Any]], text: str) -> None:
     """Refuse the text that a chat template wrote if it changes the messages.
 
     Spaces around a message may be left out, and reasoning (up to `</think>`) of an assistant's turn before the last
-    message.
+    message. Messages are looked for one behind the other, those of the system anywhere: some templates put them into
+    the last turn.
 
     Args:
         messages: of the chat; of content in parts, only those of type text are compared.
@@ -416,6 +417,7 @@ def check_unchanged(messages: Sequence[Mapping[str, Any]], text: str) -> None:
     Raises:
         ChangedTextError: a message of the system, the user or the assistant is not in the text unchanged.
     """
+    done = 0
     for k, message in enumerate(messages):
         content = message["content"]
         parts = [content] if isinstance(content, str) else [p["text"] for p in content or () if p["type"] == "text"]
@@ -423,7 +425,10 @@ def check_unchanged(messages: Sequence[Mapping[str, Any]], text: str) -> None:
             continue  # functions and what they return are data, which templates write in forms of their own
         for part in parts:
             said = part if k == len(messages) - 1 or message["role"] != "assistant" else part.rpartition("</think>")[2]
-            if said.strip() not in text:
+            system = message["role"] == "system"
+            found = text.find(said.strip(), 0 if system else done)
+            done = done if system else found + len(said.strip())
+            if found < 0:
                 raise ChangedTextError(
                     f"the chat template changes message {k + 1} (role {message['role']}), for example by leaving out "
                     "the part before </think>: the model would read another text than was given"

@@ -17,7 +17,7 @@ from guerdon.engines.reward_models import RewardModels
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.models.load import load_source_model
 from guerdon.policies.text import TextPolicy, add_policy, reference
-from guerdon.policies.text_files import check_disk, load_policy, read_prompting, save_policy, written_bytes
+from guerdon.policies.text_files import check_disk, load_policy, outline, save_policy, written_bytes
 from guerdon.rl.episode_stats import EpisodeStats
 from guerdon.rl.films import write_text_film
 from guerdon.rl.learner import KL, Learner
@@ -66,10 +66,7 @@ def text_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         )
     learning = distributed.everywhere(build_learning, study, fresh=fresh)
     policy, prompts, learner = learning.policy, learning.prompts, learning.learner
-    sizes = {f"policy: {what}": size for what, size in written_bytes(policy).items()}
-    for name, prime in learning.primes.items() if study.runner.save_reward_models else ():
-        sizes |= {f"{name}: {what}": size for what, size in prime.written_bytes().items()}
-    check_disk(folder, sizes)
+    _check_disk_of(study, folder, policy, learning.primes)
     models = run_reward_models(study, load_model, study.text_sources)
     sources = build_text_sources(study, learning.primes, models)
     recompute = learner.kl_in_reward or any(source.needs_log_probs for source in sources.values())
@@ -95,21 +92,29 @@ def text_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
 
 
 def check_text(study: Study) -> None:
-    """Refuse what the start of a run refuses of its prompts; no weights are read.
+    """Refuse what the start of a run refuses of its prompts, its models and the disk; no weights are read.
 
     Raises:
-        ConfigError: there are none.
-        DataError: they cannot be read, or the model has no room for one.
-        MissingDependencyError: the model or the data are not on this machine.
+        ConfigError: there are no prompts, parts do not go together, or the disk has no room.
+        DataError: prompts cannot be read, or the model has no room for one.
+        MissingDependencyError: a model or the data are not on this machine.
     """
     data = run_prompts(study.data)
     check_here(data)
     try:
-        found = read_prompting(study.text_policy)
+        policy = outline(study.text_policy)
     except MissingDependencyError:
         load_prompts(data)
         raise
-    RunPrompts.read(data, *found)
+    RunPrompts.read(data, policy.tokenizer, policy.base.positions)
+    _check_disk_of(study, study.runner.logger.folder, policy, build_primes(study, policy))
+
+
+def _check_disk_of(study: Study, folder: Path, policy: TextPolicy, primes: Mapping[str, PrimeReward]) -> None:
+    sizes = {f"policy: {what}": size for what, size in written_bytes(policy).items()}
+    for name, prime in primes.items() if study.runner.save_reward_models else ():
+        sizes |= {f"{name}: {what}": size for what, size in prime.written_bytes().items()}
+    check_disk(folder, sizes)
 
 
 class Learning(NamedTuple):

@@ -481,14 +481,14 @@ def _models(
     if own.lora is not None and start in frozen:
         phi = add_policy(frozen[start], _free_name(frozen[start]), own.lora, seed=seed + 1, remove_padding=padding)
     else:
-        phi = load_policy(_at(own, start, padding), seed=seed)
+        phi = load_policy(_at(own, start, padding), seed=seed, device=policy.device)
         if own.lora is not None:
             frozen[start] = phi.base
     if prime.ref_type == "policy":
         return phi, None
     if ref_start not in frozen:
         whole = _at(own, ref_start, padding).model_copy(update={"lora": None})
-        frozen[ref_start] = load_policy(whole, seed=seed).base
+        frozen[ref_start] = load_policy(whole, seed=seed, device=policy.device).base
     return phi, reference(frozen[ref_start], remove_padding=padding)
 
 

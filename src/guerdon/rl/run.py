@@ -24,7 +24,7 @@ from guerdon.settings.study import Study
 
 def run_folder(study: Study) -> Path:
     """Where a run writes: `runner.logger.log_path/experiment_name`."""
-    return Path(study.runner.logger.log_path) / study.runner.logger.experiment_name
+    return study.runner.logger.folder
 
 
 def run(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any]]:

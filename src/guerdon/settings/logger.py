@@ -7,6 +7,8 @@ For example:
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field, model_validator
 
 from guerdon.settings.base import Settings, refuse
@@ -21,6 +23,11 @@ class LoggerSettings(Settings):
     wandb: bool = Field(False, description="log to Weights & Biases, too; WANDB_MODE=offline sends nothing")
     trackio: bool = Field(False, description="log to Trackio, too: dashboards on this machine")
     project: str = Field("guerdon", description="wandb, trackio: the project that the run belongs to")
+
+    @property
+    def folder(self) -> Path:
+        """Where a run writes."""
+        return Path(self.log_path) / self.experiment_name
 
     @model_validator(mode="after")
     def _project(self) -> LoggerSettings:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import string
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from guerdon.settings.base import DEVICE, Bf16, ByName, Device, Settings, refuse
 from guerdon.settings.gpus import GPUS_FIELD, known_gpus
@@ -33,6 +33,21 @@ CHAT_TEMPLATE: Any = Field(
     description="how a chat becomes text, for a model whose tokenizer does not say: a Jinja template, or the path of a "
     "file with one; stored with what is trained. null: the tokenizer's own",
 )
+_GIVEN = {  # what transformers, vLLM and SGLang give a chat template, or take out of its arguments
+    "messages", "conversation", "conversations", "tools", "documents", "chat_template", "add_generation_prompt",
+    "continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+    "return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs", "bos_token", "eos_token", "unk_token",
+    "sep_token", "pad_token", "cls_token", "mask_token", "additional_special_tokens", "extra_special_tokens",
+}  # fmt: skip
+
+
+def _own_arguments(given: dict[str, Any]) -> dict[str, Any]:
+    if taken := sorted(given.keys() & _GIVEN):
+        raise ValueError(f"{taken[0]} is given to the chat template by what renders it; remove it")
+    return given
+
+
+TemplateArguments = Annotated[dict[str, bool | int | float | str | None], AfterValidator(_own_arguments)]
 CHAT_TEMPLATE_KWARGS: Any = Field(
     {},
     description="arguments of the chat template, such as {enable_thinking: false}; stored in the template with what is "
@@ -94,7 +109,7 @@ class TextPolicySettings(Settings):
     )
     tiny: TinyModelSettings | None = Field(None, description="make a small model in code instead of reading one")
     chat_template: str | None = CHAT_TEMPLATE
-    chat_template_kwargs: dict[str, bool | int | float | str | None] = CHAT_TEMPLATE_KWARGS
+    chat_template_kwargs: TemplateArguments = CHAT_TEMPLATE_KWARGS
     lora: LoraSettings | None = Field(None, description="train adapters on frozen weights; null: train all weights")
     dropout: bool | None = Field(
         None,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.errors import DataError, boundary
+from guerdon.hub import ADAPTER, base_of
 from guerdon.packaged import PREFIX, packaged_config
 from guerdon.settings.text_policy import TextPolicySettings
 
@@ -172,11 +173,8 @@ def _config_of(path: str) -> dict[str, Any] | None:
     if path.startswith(PREFIX):
         return packaged_config(path)
     folder = Path(path)
-    if (folder / "adapter_config.json").is_file():
-        if (folder / "base").is_dir():
-            return _config_of(str(folder / "base"))
-        with boundary(DataError, f"{folder / 'adapter_config.json'} cannot be read"):
-            return _config_of(str(json.loads((folder / "adapter_config.json").read_bytes())["base_model_name_or_path"]))
+    if (folder / ADAPTER).is_file():
+        return _config_of(base_of(folder))
     file = folder / "config.json"
     if not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache

@@ -18,6 +18,7 @@ from guerdon.settings.text_policy import (
     CHAT_TEMPLATE_KWARGS,
     MAX_TOKENS_PER_PASS,
     LoraSettings,
+    TemplateArguments,
     TextPolicySettings,
     TinyModelSettings,
 )
@@ -250,6 +251,7 @@ class VLMTrainSettings(_FrameFitSettings, _TransformerFitSettings):
 
     type: Literal["qwen_vl"] = "qwen_vl"
     path: str | None = Field(None, description="folder or hub id of a Qwen2-VL, Qwen2.5-VL or Qwen3-VL")
+    chat_template_kwargs: TemplateArguments = CHAT_TEMPLATE_KWARGS
     tiny: TinyVLMSettings | None = Field(None, description="make a small model in code instead of reading one")
     question: Literal["completed", "progress"] = Field(
         "completed", description="what it learns to answer: yes or no, or a percentage"
@@ -297,7 +299,7 @@ class _TextTrainSettings(_TextFitSettings):
     )
     path: str | None = Field(None, description="folder or hub id to start from; null: that of the study's policy")
     chat_template: str | None = CHAT_TEMPLATE
-    chat_template_kwargs: dict[str, bool | int | float | str | None] = CHAT_TEMPLATE_KWARGS
+    chat_template_kwargs: TemplateArguments = CHAT_TEMPLATE_KWARGS
     tiny: TinyModelSettings | None = Field(None, description="make a small model in code instead of reading one")
     lora: LoraSettings | None = Field(
         None,

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from guerdon.retry import TRIES
 from guerdon.settings.base import Bf16, Seed, Settings, refuse
 from guerdon.settings.label import LEAVE_OUT, OptionalSetting
+from guerdon.settings.text_policy import TemplateArguments
 
 VLMType = Literal["qwen_vl", "primo_r1", "true_logprob", "trend", "preference"]
 VLM_NAMES: dict[str, VLMType] = {
@@ -109,6 +110,11 @@ class VLMSettings(Settings):
         None, description="qwen_vl: single frames or videos; null: images for completed, videos for progress"
     )
     prompt: str | None = Field(None, description="name of a prompt template; null: the one of question and input")
+    chat_template_kwargs: TemplateArguments = Field(
+        {},
+        description="arguments of the model's chat template, such as {enable_thinking: false}; with backend openai in "
+        "the body of a request, as vLLM and SGLang take them",
+    )
     answer: Literal["soft", "hard"] | None = Field(
         None,
         description="completed: soft: p(yes) / (p(yes) + p(no)) of the next token; hard: what it writes, 1 or 0. null: "

@@ -29,10 +29,10 @@ def check_data(study: Study, only: Sequence[str] = ()) -> None:
             that are needed, or too few episodes to hold some out.
     """
     if study.text:
-        from guerdon.train.text import check_solutions
+        from guerdon.train.text import check_training
 
         for name in only or study.text_models:
-            check_solutions(study.text_models[name], study.label)
+            check_training(study.text_models[name], study)
         return
     for name in only or study.train:
         settings: Settings | VLMTrainSettings = {**study.image_models, **study.vlm_models}[name]

@@ -27,7 +27,7 @@ from guerdon import distributed
 from guerdon.errors import ConfigError, DataError
 from guerdon.policies.passes import passes
 from guerdon.policies.text import TextPolicy
-from guerdon.policies.text_files import check_disk, load_policy, read_prompting, save_policy, written_bytes
+from guerdon.policies.text_files import check_disk, load_policy, outline, save_policy, written_bytes
 from guerdon.policies.tokens import pad_id, prompt_ids, response_ids, token_batch
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
@@ -64,7 +64,7 @@ def train_sft_study(study: Study, *, resume: bool) -> tuple[Path, dict[str, Any]
 
 
 def check_sft(study: Study) -> None:
-    """Refuse what `train_sft_study` refuses of its data; no weights are read.
+    """Refuse what `train_sft_study` refuses of its data, its model and the disk; no weights are read.
 
     Raises:
         ConfigError: as `train_sft_study`.
@@ -75,9 +75,12 @@ def check_sft(study: Study) -> None:
         check_here(study.data)
     pairs = _pairs_of(study)
     assert study.sft is not None
-    tokenizer, room = read_prompting(study.sft.policy or study.text_policy)
-    tokens = tokenize_pairs(tokenizer, pairs[: study.sft.examples], study.sft.max_length or room)
+    policy = outline(study.sft.policy or study.text_policy)
+    tokens = tokenize_pairs(
+        policy.tokenizer, pairs[: study.sft.examples], study.sft.max_length or policy.base.positions
+    )
     split_by_prompt(tokens, study.sft.val_split, study.sft.seed)
+    check_disk(Path(study.sft.save_dir), written_bytes(policy, merged=True))
 
 
 def _pairs_of(study: Study) -> list[Pair]:

@@ -43,7 +43,6 @@ from guerdon.policies.text import TextPolicy, add_policy
 from guerdon.policies.text_files import check_disk, give_template, load_policy
 from guerdon.progress import log_line
 from guerdon.schedules import scheduled
-from guerdon.settings.label import LabelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train import TextTrainSettings
@@ -185,17 +184,25 @@ def _counts(train: Lessons, val: Lessons, data: TextData) -> dict[str, Any]:
     }
 
 
-def check_solutions(settings: TextTrainSettings, label: LabelSettings | None) -> None:
-    """Refuse existing solutions that cannot be read, split or learned from; missing files are skipped.
+def check_training(settings: TextTrainSettings, study: Study) -> None:
+    """Refuse what `train_text_model` refuses at its start; missing files of solutions are skipped, no weights are read.
 
     Raises:
-        ConfigError: no key names them.
+        ConfigError: no key names the solutions, the model cannot be trained so, or the disk has no room.
         DataError: as `train_text_model`.
+        CheckpointError: the model's configuration or tokenizer cannot be read.
+        MissingDependencyError: the model is not on this machine.
     """
-    if all(Path(path).exists() for path in data_paths(settings, label)):
-        data = read_data(settings, label)
-        split_questions(data.solutions, settings.val_split, settings.seed)
+    data = None
+    if all(Path(path).exists() for path in data_paths(settings, study.label)):
+        data = read_data(settings, study.label)
+        rows, held = split_questions(data.solutions, settings.val_split, settings.seed)
         _check_rewards(settings, data)
+    model = start_model(settings, study.text_default, separator="\n" if data is None else data.separator, device="meta")
+    check_disk(Path(settings.save_dir), model.written_bytes())
+    if data is not None:
+        train, _ = (make_lessons(model, [data.solutions[i] for i in part], settings) for part in (rows, held))
+        _training_items(train, settings)
 
 
 def _check_rewards(settings: TextTrainSettings, data: TextData) -> None:
@@ -217,13 +224,16 @@ def _counted(counts: Mapping[str, int]) -> str:
 # the model before its first gradient step
 
 
-def start_model(settings: TextTrainSettings, policy: TextPolicySettings, *, separator: str) -> TextRewardModel:
+def start_model(
+    settings: TextTrainSettings, policy: TextPolicySettings, *, separator: str, device: str | None = None
+) -> TextRewardModel:
     """The model before its first gradient step: a language model, its adapter, a fresh head.
 
     Args:
         settings: of `train`.
         policy: the study's policy.
         separator: what ends a step of the data.
+        device: instead of the one of the settings; `meta`: as of `outline`.
 
     Raises:
         CheckpointError: the language model cannot be read.
@@ -233,7 +243,7 @@ def start_model(settings: TextTrainSettings, policy: TextPolicySettings, *, sepa
     start = settings.start(policy)
 
     def fresh() -> TextPolicy:
-        return load_policy(start, seed=settings.seed)
+        return load_policy(start, seed=settings.seed, device=device)
 
     kind = model_class(settings.type)
     loss = getattr(settings, "loss", "pointwise")
@@ -257,7 +267,8 @@ def start_model(settings: TextTrainSettings, policy: TextPolicySettings, *, sepa
             "seed": settings.seed,
         },
     )
-    model = kind.start(fresh() if settings.quantize is None else _in_4_bits(start, settings), card, fresh)
+    whole = settings.quantize is None or device == "meta"
+    model = kind.start(fresh() if whole else _in_4_bits(start, settings), card, fresh)
     if settings.type != "implicit":
         model.policy.dropout = start.dropout is not False
     elif start.dropout:
@@ -339,9 +350,7 @@ class RewardTrainer(BaseTrainer):
     def __init__(
         self, model: TextRewardModel, train: Lessons, val: Lessons, settings: TextTrainSettings, folder: Path
     ) -> None:
-        self._items, self._val_items = items_of(train, settings), items_of(val, settings)
-        if not self._items:
-            raise DataError(_nothing(train, settings))
+        self._items, self._val_items = _training_items(train, settings), items_of(val, settings)
         self._reward, self._lessons, self._val = model, train, val
         self._tokens = model.policy.base.tokens_per_pass
         total, self.head_steps = planned_steps(settings, len(self._items))
@@ -484,14 +493,21 @@ def _schedule(
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factors)
 
 
-def _nothing(lessons: Lessons, settings: TextTrainSettings) -> str:
+def _training_items(lessons: Lessons, settings: TextTrainSettings) -> list[Item]:
+    """`items_of` what is trained on.
+
+    Raises:
+        DataError: there is nothing.
+    """
+    if items := items_of(lessons, settings):
+        return items
     left = ", ".join(f"{n} {why}" for why, n in sorted(lessons.counts.items())) or "none was left out"
     if len(lessons):
-        return (
+        raise DataError(
             f"none of {len(lessons)} training solutions pairs a right with a wrong one of the same question, which "
             f"loss {getattr(settings, 'loss', '')} needs ({left})"
         )
-    return f"there is no solution left to train {settings.type} on ({left})"
+    raise DataError(f"there is no solution left to train {settings.type} on ({left})")
 
 
 # metrics

@@ -36,7 +36,9 @@ from guerdon.models.vlm import ADAPTER, BASE, VLMCard, VLMRewardModel, load_vlm,
 from guerdon.models.vlm_prompts import PROMPTS, FilledPrompt, Question, make_question
 from guerdon.models.vlm_transformers import TransformersBackend, read_vlm
 from guerdon.policies.adapters import fresh_lora, import_peft
+from guerdon.policies.chat_template import set_arguments
 from guerdon.policies.precision import halve_linear
+from guerdon.policies.text_files import check_disk
 from guerdon.progress import doing
 from guerdon.settings.train import VLMTrainSettings
 from guerdon.train.images import LabelledRows, TrainResult, is_classifier, label_meaning, label_rows, read_data
@@ -65,7 +67,7 @@ def train_vlm(
 
     Raises:
         DataError: no usable episodes, or only one outcome.
-        ConfigError: resuming with other settings or data than the training started with.
+        ConfigError: resuming with other settings or data than the training started with, or the disk has no room.
         CheckpointError: the model cannot be read.
     """
     if episodes is None:
@@ -84,6 +86,11 @@ def train_vlm(
             write_tiny_vlm(settings.tiny, base, seed=settings.seed)
     distributed.wait()  # the others read it
     backend, shards = _backend(settings, str(settings.path if settings.tiny is None else base))
+    trained = 4 * sum(p.numel() for p in backend.model.parameters() if p.requires_grad)
+    parts = {"what is trained": trained, "a checkpoint, with the optimizer's two moments": 3 * trained}
+    if settings.tiny is not None and settings.lora is not None:
+        parts["the model under the adapter"] = 4 * sum(p.numel() for p in backend.model.parameters()) - trained
+    check_disk(run.save_dir, parts)
     trainer = AnswerTrainer(backend, examples, settings, run.checkpoints, shards=shards)
     run.train(trainer)
     loss = trainer.evaluate()["eval_loss"] if examples.held.any() else None
@@ -104,6 +111,7 @@ def train_vlm(
 def _backend(settings: VLMTrainSettings, path: str) -> tuple[TransformersBackend, distributed.Shards | None]:
     """The model to train, with a fresh adapter where `lora` is set, and its shards where several processes train it."""
     model, inputs = read_vlm(path)
+    set_arguments(inputs.tokenizer, settings.chat_template_kwargs, "chat_template_kwargs")
     shards = distributed.Shards(model) if distributed.peers() > 1 else None
     if settings.lora is None:
         model.requires_grad_(True)
@@ -118,7 +126,9 @@ def _backend(settings: VLMTrainSettings, path: str) -> tuple[TransformersBackend
 
 
 def _write(settings: VLMTrainSettings, backend: TransformersBackend, base: Path, target: Path, data_hash: str) -> None:
-    names = ("question", "input", "max_pixels") + (("nframes", "fps") if settings.input == "video" else ())
+    names = ["question", "input", "max_pixels"]
+    names += ["nframes", "fps"] if settings.input == "video" else []
+    names += ["chat_template_kwargs"] if settings.chat_template_kwargs else []
     path = str(settings.path)
     origin = str(Path(path).resolve()) if Path(path).is_dir() else path
     card = VLMCard(

@@ -32,6 +32,7 @@ from pydantic import Field, ValidationError
 
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.settings.base import Settings
+from guerdon.settings.text_policy import TemplateArguments
 from guerdon.types import RewardModel
 
 if TYPE_CHECKING:
@@ -103,9 +104,7 @@ class AdapterNotes(Settings):
     adapter: str | None = Field(None, description="name of the family; null: what the configuration shows")
     separator: str | None = Field(None, min_length=1, description="trl: what ends a step; null: a new line")
     ref_path: str | None = Field(None, min_length=1, description="implicit: folder or hub id of the reference model")
-    chat_template_kwargs: dict[str, bool | int | float | str | None] = Field(
-        {}, description="families that read chats: arguments of the chat template"
-    )
+    chat_template_kwargs: TemplateArguments = Field({}, description="of families that read chats")
     beta: float | None = Field(None, gt=0, description="implicit: factor of the log-ratio; null: 0.001")
 
 
