@@ -90,6 +90,7 @@ def _measure(source: str, url: str, slots: int) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Measure, or be one of the processes that are measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--other", help="the folder src of the other version")
     parser.add_argument("--repetitions", type=int, default=7)

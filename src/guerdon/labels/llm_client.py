@@ -127,10 +127,9 @@ def answer_of(request: LLMRequest, reply: LLMReply, parse: Parse[T]) -> T | Fail
     """
     end = kind_of_end(reply.stop)
     if end == "refusal":
-        return Failure("refusal", reply.text[:200])
+        return Failure("refusal", reply.text[:200] or f"the reply ended with {reply.stop!r}")
     if end == "length":
-        said = "" if reply.stop == "length" else f" ({reply.stop})"
-        return Failure("truncated", f"the reply reached its length limit{said}")
+        return Failure("truncated", f"the reply reached its length limit ({reply.stop})")
     if end == "end" and not reply.text.strip():
         return Failure("no_text", "the reply has reasoning and no text")
     if end == "end":
