@@ -266,7 +266,8 @@ MESSAGES = [
     ({"error": {"message": "Provider returned error", "metadata": {"raw": '{"message": "too large"}'}}},
      "Provider returned error: too large"),
     ({"title": "Bad", "detail": "too large", "status": 400}, "too large"),
-    ({"fault": {"faultstring": "too large"}}, "too large"), ({"error": {"message": "", "code": "too_large"}}, "too_large"),
+    ({"fault": {"faultstring": "too large"}}, "too large"),
+    ({"error": {"message": "", "code": "too_large"}}, "too_large"),
     (b"<!DOCTYPE html><html><head><title>400 &amp; more</title></head><body>x</body></html>", "400 & more"),
     (b"<html><head></head><body><p>Too  large</p></body></html>", "Too large"), (b"plain\n text", "plain text"),
     (b'"too large"', "too large"), (b"", "no reason given"), ({}, "no reason given"), ({"x": 1}, '{"x": 1}'),
@@ -297,7 +298,7 @@ SPENT = [
     (403, {"code": "The caller does not have permission", "error": "Your team 1 has either used all available credits "
            "or reached its monthly spending limit."}),
     (429, {"error": {"message": "Billing hard limit has been reached", "code": "billing_hard_limit_reached"}}),
-    (400, {"error": {"message": "Budget has been exceeded! Current cost: 1, Max budget: 1", "type": "budget_exceeded"}}),
+    (400, {"error": {"message": "Budget has been exceeded! Current cost: 1", "type": "budget_exceeded"}}),
     (429, {"error": {"code": "1113", "message": "余额不足或无可用资源包,请充值。"}}),
     (403, {"code": 30001, "message": "Sorry, your account balance is insufficient"}),
     (200, {"error": {"code": 402, "message": "Insufficient credits"}}),
@@ -323,13 +324,13 @@ def test_a_spent_quota_stops_the_run_with_one_line_and_keeps_what_was_paid(tmp_p
 
 
 LIMITED = [
-    ({}, {"error": {"message": "Rate limit reached for gpt-4o on tokens per min (TPM): Limit 30000. Please try again in "
-          "2s. You can increase your rate limit by adding a payment method at https://x/account/billing.",
+    ({}, {"error": {"message": "Rate limit reached for gpt-4o on tokens per min (TPM): Limit 30000. Please try again "
+          "in 2s. You can increase your rate limit by adding a payment method at https://x/account/billing.",
           "type": "tokens", "code": "rate_limit_exceeded"}}),
     ({}, [{"error": {"code": 429, "message": "You exceeded your current quota, please check your plan and billing "
            "details. Please retry in 4s.", "status": "RESOURCE_EXHAUSTED"}}]),
     ({"Retry-After": "2"}, {"error": {"message": "You exceeded your current quota", "code": 429}}),
-    ({}, {"error": {"message": "Rate limit exceeded: free-models-per-min. Add 10 credits to unlock more", "code": 429}}),
+    ({}, {"error": {"message": "Rate limit exceeded: free-models-per-min. Add 10 credits for more", "code": 429}}),
     ({}, {"statusCode": 429, "message": "Requests have exceeded the token rate limit of your current pricing tier"}),
     ({}, b"Too Many Requests"), ({}, {"error": {"message": "Service tier capacity exceeded for this model."}}),
 ]  # fmt: skip

@@ -182,7 +182,7 @@ def test_only_an_answer_that_ended_by_itself_is_whole(reason, whole):
       "finish_reason": "stop"}, "85", True),
     ({"message": {"content": "85", "reasoning_content": "maybe 9"}, "finish_reason": "stop"}, "85", True),
     ({"message": {"content": '{"score": 85}'}}, '{"score": 85}', True),
-    ({"message": {"content": '```json\n{"score": 85}\n```'}, "finish_reason": None}, '```json\n{"score": 85}\n```', True),
+    ({"message": {"content": '```json\n{"a": 85}\n```'}, "finish_reason": None}, '```json\n{"a": 85}\n```', True),
     ({"message": {"content": '{"score": 8'}, "finish_reason": None}, '{"score": 8', False),
     ({"message": {"content": '{"score": 85}'}, "finish_reason": "max_tokens"}, '{"score": 85}', False),
     ({"message": {"content": None, "reasoning": "85"}, "finish_reason": "stop"}, "", True),

@@ -22,19 +22,16 @@ from guerdon.retry import error_message
 End = Literal["end", "length", "refusal", "error", "unsaid", "unknown"]
 """How a text ended: by itself, at a limit, as a refusal, as something broke; not said; or in an unknown word."""
 
-_ENDS: dict[str, End] = {
-    word: end
-    for end, words in {
-        "end": "end stop end_turn end_of_turn stop_sequence stop_string eos eos_token eos_token_id eos_found complete "
-        "completed finish finished done success",
-        "length": "length max_tokens max_length model_length max_output_tokens max_completion_tokens max_new_tokens "
-        "token_limit length_limit truncated model_context_window_exceeded context_length_exceeded error_limit",
-        "refusal": "refusal content_filter content_filtered content_filtering safety recitation blocklist language "
-        "prohibited_content spii guardrail_intervened sensitive moderation flagged image_safety error_toxic",
-        "unsaid": " null none unspecified",
-    }.items()
-    for word in words.split(" ")
-}  # fmt: skip
+_WORDS: dict[End, str] = {
+    "end": "end stop end_turn end_of_turn stop_sequence stop_string eos eos_token eos_token_id eos_found complete "
+    "completed finish finished done success",
+    "length": "length max_tokens max_length model_length max_output_tokens max_completion_tokens max_new_tokens "
+    "token_limit length_limit truncated model_context_window_exceeded context_length_exceeded error_limit",
+    "refusal": "refusal content_filter content_filtered content_filtering safety recitation blocklist language "
+    "prohibited_content spii guardrail_intervened sensitive moderation flagged image_safety error_toxic",
+    "unsaid": " null none unspecified",
+}
+_ENDS = {word: end for end, words in _WORDS.items() for word in words.split(" ")}
 _BROKEN = re.compile(
     r"error|abort|fail|timeout|timed_out|time_out|cancel|overload|unavailable|insufficient|interrupt|disconnect"
     r"|exception|crash|preempt|malformed"
