@@ -188,6 +188,13 @@ def test_content_is_a_text_or_a_list_of_parts_and_thinking_is_left_out(tmp_path,
         assert judge(world) == [[1, -1]]
 
 
+def test_a_refusal_may_be_a_part(tmp_path):
+    message = {"content": [{"type": "refusal", "refusal": "I cannot"}]}
+    script = [{"choices": [{"message": message, "finish_reason": "stop"}]}]
+    with judge_server(script=script) as server, World(tmp_path, server) as world:
+        assert judge(world) == [Failure("refusal", "I cannot")]
+
+
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
 def test_reasoning_beside_the_text_is_no_answer(tmp_path, field):
     with_text = {"message": {"content": WHOLE, field: '{"steps": [-1, -1]}'}, "finish_reason": "stop"}

@@ -11,15 +11,18 @@ from contextlib import closing, contextmanager
 
 import calls_child
 import pytest
-from judge_server import openai
+from judge_server import FakeClock, openai
 
 from guerdon.labels.append_log import Cache, Ledger
 from guerdon.labels.llm_client import HttpLLMClient, LLMRequest
+from guerdon.retry import Clock
 from guerdon.settings.label import OpenAIJudgeSettings
 
 
 class Gate:
     """A judge that keeps connections open and answers once as many requests wait as `opens_at` says.
+
+    With `closes` it ends every connection after a reply without announcing it.
 
     Attributes:
         connections: opened so far.
@@ -28,7 +31,8 @@ class Gate:
         waiting: the most that ever waited at a time.
     """
 
-    def __init__(self, opens_at=1):
+    def __init__(self, opens_at, closes):
+        self.closes = closes
         self.opens_at, self.connections, self.closed = opens_at, 0, 0
         self.requests, self.waiting, self.most = 0, 0, 0
         self.arrived, self.loop = threading.Condition(), asyncio.new_event_loop()
@@ -52,6 +56,8 @@ class Gate:
                 self.waiting -= 1
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
                 await writer.drain()
+                if self.closes:
+                    raise ConnectionError
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
             with self.arrived:
@@ -68,9 +74,9 @@ class Gate:
 
 
 @contextmanager
-def gate(opens_at=1):
+def gate(opens_at=1, *, closes=False):
     """The judge, running, and its address."""
-    found = Gate(opens_at)
+    found = Gate(opens_at, closes)
     server = found.loop.run_until_complete(asyncio.start_server(found.answer, "127.0.0.1", 0, backlog=2048))
     thread = threading.Thread(target=found.loop.run_forever, daemon=True)
     thread.start()
@@ -141,9 +147,10 @@ def client(tmp_path, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     cache, ledger = Cache(tmp_path / "replies.jsonl"), Ledger(tmp_path / "calls.jsonl", prices=(0.0, 0.0))
 
-    def make(url, concurrency):
-        settings = OpenAIJudgeSettings(model="m", base_url=url + "/v1", concurrency=concurrency, retries=0)
-        return HttpLLMClient(settings, cache, ledger)
+    def make(url, concurrency, retries=0):
+        settings = OpenAIJudgeSettings(model="m", base_url=url + "/v1", concurrency=concurrency, retries=retries)
+        clock = FakeClock()
+        return HttpLLMClient(settings, cache, ledger, Clock(clock.now, clock.sleep))
 
     yield make
     cache.close()
@@ -161,6 +168,14 @@ def test_connections_are_used_again(client):
             assert ask(client(url, 4), *(f"{k} {i}" for i in range(40))) == ["ok"] * 40
         assert judge.requests == 120
         assert judge.connections <= 4
+
+
+def test_a_server_that_closes_connections_unannounced_gets_new_ones(client, tmp_path):
+    with gate(closes=True) as (judge, url):
+        assert ask(client(url, 4, retries=7), *map(str, range(300))) == ["ok"] * 300
+        assert judge.requests == 300
+    calls = (tmp_path / "calls.jsonl").read_text().count('"failure": "connection"')
+    assert calls <= 4  # those under way when the first one met a closed connection
 
 
 def test_calls_from_a_running_event_loop_and_from_a_forked_process(client):

@@ -84,6 +84,14 @@ def _part(part: Any) -> str:
     return text if isinstance(text, str) else ""
 
 
+def refusal_of(message: Mapping[str, Any]) -> str:
+    """Why a message refuses to answer, in a field or a part of its own; empty where it does not."""
+    parts = message.get("content")
+    parts = [part for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
+    refusals = [one.get("refusal") for one in (message, *(part for part in parts if part.get("type") == "refusal"))]
+    return " ".join(str(one) for one in refusals if one)
+
+
 def has_reasoning(message: Mapping[str, Any]) -> bool:
     """Whether a message has the thinking of its model beside, or instead of, its text."""
     parts = message.get("content")

@@ -163,15 +163,25 @@ async def _post(
     content = json.dumps(body, ensure_ascii=True, allow_nan=False).encode()
     headers = {"Content-Type": "application/json", "User-Agent": "guerdon", "Accept-Encoding": "identity", **headers}
     proxies = None if url.host in LOOPBACK else tuple(sorted(urllib.request.getproxies().items()))
-    async with _connections(asyncio.get_running_loop(), proxies).one() as client:
-        opening = client.stream("POST", url, content=content, headers=headers)
-        status, found, payload = await read_reply(opening, timeout, MAX_BYTES, read_payload)
+    connections = _connections(asyncio.get_running_loop(), proxies)
+    if url.netloc in connections.broken:
+        headers["Connection"] = "close"
+    async with connections.one() as client:
+        try:
+            opening = client.stream("POST", url, content=content, headers=headers)
+            status, found, payload = await read_reply(opening, timeout, MAX_BYTES, read_payload)
+        except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
+            connections.broken.add(url.netloc)
+            raise
     error = error_in(payload) if status == 200 else None
     return (status, found, payload, status == 200) if error is None else (error[0], found, error[1], True)
 
 
 class _Connections:
     """Clients with one connection each: one with hundreds of connections looks at all of them for every request.
+
+    Attributes:
+        broken: servers that broke a connection; they may close them unannounced, and get a new one for every request.
 
     Args:
         loop: in which they are used.
@@ -182,6 +192,7 @@ class _Connections:
         self._loop, self._trust_env = loop, trust_env
         self._idle: list[httpx2.AsyncClient] = []
         self._busy = 0
+        self.broken: set[bytes] = set()
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[httpx2.AsyncClient]:

@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from guerdon.config import dot_env
 from guerdon.errors import ConfigError, boundary
 from guerdon.labels.append_log import Cache, CallUsage, Ledger, content_key
-from guerdon.labels.chat_replies import has_reasoning, kind_of_end, model_of, text_of, valid_unicode
+from guerdon.labels.chat_replies import has_reasoning, kind_of_end, model_of, refusal_of, text_of, valid_unicode
 from guerdon.labels.endpoint import ReplyModels, bearer, endpoint, post_json
 from guerdon.labels.request_settings import AcceptedSettings, neutral
 from guerdon.retry import Attempt, Calls, Clock, HttpFailure, RequestPool, Retry, error_message
@@ -383,8 +383,8 @@ def _openai_reply(payload: Any) -> LLMReply:
     message = choice["message"]
     usage = payload.get("usage") or {}
     used = _usage([usage.get("prompt_tokens")], usage.get("completion_tokens"))
-    if refusal := message.get("refusal"):
-        return LLMReply(str(refusal), "refusal", used, model_of(payload))
+    if refusal := refusal_of(message):
+        return LLMReply(refusal, "refusal", used, model_of(payload))
     stop = choice.get("finish_reason")
     return LLMReply(_text(message.get("content"), message, stop), stop, used, model_of(payload))
 

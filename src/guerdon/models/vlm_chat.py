@@ -27,7 +27,7 @@ from PIL import Image
 from guerdon.call_queue import alone
 from guerdon.errors import CheckpointError, GuerdonError, MissingDependencyError, boundary
 from guerdon.hub import check_folder, model_folder
-from guerdon.labels.chat_replies import has_reasoning, is_whole_json, kind_of_end, model_of, text_of
+from guerdon.labels.chat_replies import has_reasoning, is_whole_json, kind_of_end, model_of, refusal_of, text_of
 from guerdon.labels.endpoint import ReplyModels, bearer, endpoint, post_json
 from guerdon.labels.llm_client import api_key
 from guerdon.labels.request_settings import AcceptedSettings, neutral
@@ -186,9 +186,9 @@ def _choice(payload: Any) -> Mapping[str, Any]:
 def _reply(payload: Any) -> VLMReply | Failure:
     choice = _choice(payload)
     message, stop = choice["message"], choice.get("finish_reason")
-    text, refusal, end = text_of(message.get("content")), message.get("refusal"), kind_of_end(stop)
+    text, refusal, end = text_of(message.get("content")), refusal_of(message), kind_of_end(stop)
     if refusal or end == "refusal":
-        return Failure("refusal", str(refusal or text)[:200])
+        return Failure("refusal", (refusal or text)[:200])
     if not text.strip() and end in ("end", "unsaid") and not has_reasoning(message):
         raise HttpFailure("bad_reply", "no text in the reply")
     whole = end == "end" or (end == "unsaid" and is_whole_json(text))
