@@ -397,7 +397,7 @@ async def read_reply(
 
 def error_message(payload: Any, most_characters: int) -> str:
     """The message of an error reply, in one line; that of a page is its title."""
-    return " ".join(_said(payload, 0).split())[:most_characters] or "no reason given"
+    return " ".join(_said(payload, 0).split())[:most_characters].rstrip() or "no reason given"
 
 
 def _said(payload: Any, depth: int) -> str:
