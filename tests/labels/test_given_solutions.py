@@ -98,8 +98,9 @@ def test_keys_that_write_solutions_do_nothing_with_given_ones(given, words):
 
 
 def test_the_models_that_replied_are_in_the_card_and_with_the_labels(tmp_path):
-    source = [Solution(str(i), f"{i}+{i}=?", (f"{i}+{i}=\n", f"{2 * i}"), separator="\n") for i in range(4)]
-    path = write_solutions(tmp_path / "mine.jsonl", source, "training").path
+    steps = ("we add\n", "that is it")
+    source = [Solution(str(i), f"{i}+{i}=?", steps, (1.0, 1.0), separator="\n") for i in range(4)]
+    path = write_solutions(tmp_path / "mine.jsonl", source, "prm800k").path
     script = [{"model": name} for name in ("m", "m", "m-mini")]
     with judge_server(lambda text: verdicts([1] * len(steps_asked(text))), script) as server:
         judge = {"api": "openai", "model": "m", "base_url": server.url + "/v1", "concurrency": 1}
