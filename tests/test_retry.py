@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from guerdon.errors import ConfigError
 from guerdon.retry import (
     OPEN_PER_SLOT,
     Attempt,
@@ -136,6 +137,25 @@ def test_calls_at_a_time_fit_the_limit_of_open_files(monkeypatch, limit, slots, 
     monkeypatch.setattr(resource, "getrlimit", lambda what: (limit, limit))
     found = affordable(slots)
     assert found == allowed if allowed else 1 <= found < limit - 32
+
+
+def test_no_more_threads_is_one_line_and_what_was_begun_ends(monkeypatch):
+    begin, left, ended = threading.Thread.start, [2], []
+
+    def start(thread):
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    over = threading.Event()
+    calls = [(n, lambda seconds: over.wait(60) and (ended.append(1) or Attempt("ok"))) for n in range(2)]
+    calls.append((2, lambda seconds: Attempt("ok")))
+    begin(threading.Timer(0.05, over.set))
+    with pytest.raises(ConfigError, match=r"can't start new thread.*lower concurrency"):
+        list(pool(FakeTime(), slots=3).run(deque(calls)))
+    assert len(ended) == 2
 
 
 def test_no_limit_of_open_files_is_no_limit(monkeypatch):

@@ -32,6 +32,7 @@ from email.utils import parsedate_to_datetime
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from guerdon.errors import ConfigError
 from guerdon.progress import log_once
 from guerdon.types import Failure
 
@@ -215,6 +216,9 @@ class RequestPool:
 
         Args:
             todo: is emptied, and may be added to until the iterator ends.
+
+        Raises:
+            ConfigError: no more threads can be started.
         """
         waiting: list[_Call[K, T | Failure]] = []  # a heap
         running: dict[Future[Attempt[T | Failure]], _Call[K, T | Failure]] = {}
@@ -229,7 +233,7 @@ class RequestPool:
                     if isinstance(found, float):
                         wake = found
                         break
-                    future = pool.submit(found.one_try, found.until - now)
+                    future = _submitted(pool, found.one_try, found.until - now)
                     running[future] = found
                     future.add_done_callback(over.put)
                 if not running:
@@ -266,6 +270,16 @@ class RequestPool:
             return heapq.heappop(waiting)
         self._begun += 1
         return _Call(now, self._begun, *todo.popleft(), now + self.limit)
+
+
+def _submitted(pool: ThreadPoolExecutor, one_try: Callable[[float], Attempt[T]], left: float) -> Future[Attempt[T]]:
+    try:
+        return pool.submit(one_try, left)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"requests at a time need a thread each, and this process gets no more ({error}); lower concurrency, or "
+            "raise the limit of processes (`ulimit -u`, or that of the container)"
+        ) from error
 
 
 def affordable(slots: int) -> int:
