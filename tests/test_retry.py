@@ -3,6 +3,7 @@
 import asyncio
 import math
 import random
+import resource
 import threading
 from collections import deque
 
@@ -10,12 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from guerdon.errors import ConfigError
 from guerdon.retry import (
     OPEN_PER_SLOT,
     Attempt,
     Clock,
     RequestPool,
     Retry,
+    affordable,
+    error_message,
     is_transient,
     retry_after,
     retry_async,
@@ -25,6 +29,7 @@ from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.vlm import EndpointSettings
 from guerdon.types import Failure
 
+DATE = "Thu, 26 Nov 2026 00:00:00 GMT"  # 1795651200
 AGAIN = Attempt(Failure("connection"), again=True)
 
 
@@ -84,16 +89,78 @@ def test_by_default_a_call_outlives_half_a_minute(seed):
         ({"retry-after": "Thu, 99 Jan 1970 00:00:00 GMT"}, None),
         ({"retry-after-ms": "250"}, 0.25), ({"retry-after-ms": "250", "retry-after": "1"}, 0.25),
         ({"retry-after-ms": "soon", "retry-after": "1"}, 1.0), ({"retry-after-ms": "nan"}, None),
+        ({"retry-after": "1795651230", "date": DATE}, 30.0), ({"retry-after": "1795651230000", "date": DATE}, 30.0),
+        ({"retry-after": "1795651230.5", "date": DATE}, 30.5), ({"retry-after": "1795651100", "date": DATE}, 0.0),
+        ({"retry-after": "Thu, 26 Nov 2026 00:00:07 GMT", "date": DATE}, 7.0), ({"date": DATE}, None),
+        ({"retry-after": "2026-11-26T00:00:09Z", "date": DATE}, 9.0),
+        ({"retry-after": "2026-11-26T01:00:09+01:00", "date": DATE}, 9.0),
+        ({"retry-after": "Thu, 01 Jan 1970 00:02:00 GMT", "date": "yesterday"}, 20.0),
+        ({"retry-after": "1m30s"}, 90.0), ({"retry-after": "1h2m3.5s"}, 3723.5), ({"retry-after": "20ms"}, 0.02),
+        ({"x-ratelimit-reset": "12"}, 12.0), ({"x-ratelimit-reset": "1795651260", "date": DATE}, 60.0),
+        ({"ratelimit-reset": "5"}, 5.0), ({"x-ratelimit-reset": "12", "retry-after": "3"}, 3.0),
+        ({"x-ratelimit-reset-requests": "6m0s", "x-ratelimit-remaining-requests": "0",
+          "x-ratelimit-reset-tokens": "7m0s", "x-ratelimit-remaining-tokens": "150"}, 360.0),
+        ({"x-ratelimit-reset-requests": "1s", "x-ratelimit-reset-tokens": "2s"}, 2.0),
+        ({"x-ratelimit-reset": "soon"}, None),
     ],
 )  # fmt: skip
 def test_servers_ask_in_seconds_milliseconds_or_dates(headers, seconds):
     assert retry_after(headers, FakeTime().clock) == seconds
 
 
-@given(st.text(max_size=30), st.text(max_size=30))
-def test_no_header_breaks_anything(seconds, milliseconds):
-    pause = retry_after({"retry-after": seconds, "retry-after-ms": milliseconds}, Clock())
+def test_the_end_of_a_limit_counts_only_where_the_limit_is_the_reason():
+    assert retry_after({"x-ratelimit-reset": "12"}, FakeTime().clock, 500) is None
+    assert retry_after({"x-ratelimit-reset": "12", "retry-after": "2"}, FakeTime().clock, 503) == 2.0
+
+
+@given(st.dictionaries(
+    st.sampled_from(["retry-after", "retry-after-ms", "date", "x-ratelimit-reset", "x-ratelimit-remaining"]),
+    st.text(max_size=30) | st.integers().map(str) | st.datetimes().map(str),
+))  # fmt: skip
+def test_no_header_breaks_anything(headers):
+    pause = retry_after(headers, Clock())
     assert pause is None or 0 <= pause < math.inf
+
+
+@given(st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=9),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["error", "message", "detail", "loc", "x"]), inner),
+))  # fmt: skip
+def test_every_error_has_one_line(payload):
+    said = error_message(payload, 50)
+    assert 0 < len(said) <= 50
+    assert said == " ".join(said.split())
+
+
+@pytest.mark.parametrize(("limit", "slots", "allowed"), [(10**6, 300, 300), (200, 100_000, None), (8, 300, 1)])
+def test_calls_at_a_time_fit_the_limit_of_open_files(monkeypatch, limit, slots, allowed):
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (limit, limit))
+    found = affordable(slots)
+    assert found == allowed if allowed else 1 <= found < limit - 32
+
+
+def test_no_more_threads_is_one_line_and_what_was_begun_ends(monkeypatch):
+    begin, left, ended = threading.Thread.start, [2], []
+
+    def start(thread):
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    over = threading.Event()
+    calls = [(n, lambda seconds: over.wait(60) and (ended.append(1) or Attempt("ok"))) for n in range(2)]
+    calls.append((2, lambda seconds: Attempt("ok")))
+    begin(threading.Timer(0.05, over.set))
+    with pytest.raises(ConfigError, match=r"can't start new thread.*lower concurrency"):
+        list(pool(FakeTime(), slots=3).run(deque(calls)))
+    assert len(ended) == 2
+
+
+def test_no_limit_of_open_files_is_no_limit(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (resource.RLIM_INFINITY,) * 2)
+    assert affordable(5000) == 5000
 
 
 @given(st.floats(0.001, 600), st.integers(1, 20), st.integers(0, 2**32))

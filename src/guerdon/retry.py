@@ -13,19 +13,27 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import html
 import json
 import logging
 import math
+import os
 import random
+import re
+import resource
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractAsyncContextManager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from guerdon.errors import ConfigError
+from guerdon.progress import log_once
 from guerdon.types import Failure
 
 if TYPE_CHECKING:
@@ -37,6 +45,17 @@ OPEN_PER_SLOT = 4  # open calls per slot: some wait for their next try while oth
 _TRANSIENT = frozenset({408, 425, 429})  # of the 4xx; every 5xx is too
 _JITTER = 1.1  # clients that a server asked to wait come back spread over a tenth of that time
 _MIN_SHARE = 0.75  # of the longest that a pause may be
+_MESSAGES = (  # fields of an error reply, the most telling first
+    "error_description", "message", "detail", "details", "msg", "error", "errors", "title", "reason", "description",
+    "fault", "faultstring", "code", "status", "type",
+)  # fmt: skip
+_PAGE = re.compile(r"<[!?a-z/]", re.IGNORECASE)
+_TITLE = re.compile(r"<(?:title|h1)\b[^>]*>([^<]*\w[^<]*)<", re.IGNORECASE)
+_TAG = re.compile(r"<(?:style|script)\b.*?</(?:style|script)>|<[^>]*>", re.IGNORECASE | re.DOTALL)
+_RESETS = ("x-ratelimit-reset", "ratelimit-reset", "x-ratelimit-reset-requests", "x-ratelimit-reset-tokens")
+_SPARE_FILES = 32  # for everything but connections
+_EPOCH = 1e9  # seconds; a larger number is a date, above a hundred times that in milliseconds or less
+_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")
 
 _http = logging.getLogger("httpx2")
 if _http.level == logging.NOTSET:  # else a program that logs at INFO gets a line per request
@@ -197,35 +216,44 @@ class RequestPool:
 
         Args:
             todo: is emptied, and may be added to until the iterator ends.
+
+        Raises:
+            ConfigError: no more threads can be started.
         """
         waiting: list[_Call[K, T | Failure]] = []  # a heap
         running: dict[Future[Attempt[T | Failure]], _Call[K, T | Failure]] = {}
-        pool = ThreadPoolExecutor(self.slots)
+        over: SimpleQueue[Future[Attempt[T | Failure]]] = SimpleQueue()
+        slots = affordable(self.slots)
+        pool = ThreadPoolExecutor(slots)
         try:
             while todo or waiting or running:
                 now, wake = self.clock.now(), math.inf
-                while len(running) < self.slots:
+                while len(running) < slots:
                     found = self._start(todo, waiting, len(running), now)
                     if isinstance(found, float):
                         wake = found
                         break
-                    running[pool.submit(found.one_try, found.until - now)] = found
+                    future = _submitted(pool, found.one_try, found.until - now)
+                    running[future] = found
+                    future.add_done_callback(over.put)
                 if not running:
                     self.clock.sleep(wake - now)
                     continue
-                done, _ = wait(running, None if math.isinf(wake) else wake - now, FIRST_COMPLETED)
-                for future in done:
-                    call, attempt, now = running.pop(future), future.result(), self.clock.now()
-                    call.made += 1
-                    pause = self.retry.next_pause(call.made, attempt, call.until - now, self.rng)
-                    if isinstance(pause, str):
-                        last = attempt.outcome
-                        yield call.key, Failure(last.reason, last.detail + pause) if isinstance(last, Failure) else last
-                        continue
-                    if attempt.retry_after:
-                        self._free_at = max(self._free_at, now + attempt.retry_after)
-                    call.due = now + pause
-                    heapq.heappush(waiting, call)
+                try:
+                    future = over.get(timeout=None if math.isinf(wake) else max(wake - now, 0.0))
+                except Empty:
+                    continue
+                call, attempt, now = running.pop(future), future.result(), self.clock.now()
+                call.made += 1
+                pause = self.retry.next_pause(call.made, attempt, call.until - now, self.rng)
+                if isinstance(pause, str):
+                    last = attempt.outcome
+                    yield call.key, Failure(last.reason, last.detail + pause) if isinstance(last, Failure) else last
+                    continue
+                if attempt.retry_after:
+                    self._free_at = max(self._free_at, now + attempt.retry_after)
+                call.due = now + pause
+                heapq.heappush(waiting, call)
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -244,30 +272,82 @@ class RequestPool:
         return _Call(now, self._begun, *todo.popleft(), now + self.limit)
 
 
+def _submitted(pool: ThreadPoolExecutor, one_try: Callable[[float], Attempt[T]], left: float) -> Future[Attempt[T]]:
+    try:
+        return pool.submit(one_try, left)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"requests at a time need a thread each, and this process gets no more ({error}); lower concurrency, or "
+            "raise the limit of processes (`ulimit -u`, or that of the container)"
+        ) from error
+
+
+def affordable(slots: int) -> int:
+    """As many of the slots as can have a connection each within the limit of open files; fewer are logged once."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        used = len(os.listdir("/dev/fd"))
+    except OSError:
+        used = _SPARE_FILES
+    room = max(most - used - _SPARE_FILES, 1)
+    if most == resource.RLIM_INFINITY or slots <= room:
+        return slots
+    needed = slots + used + _SPARE_FILES
+    log_once(
+        f"{room} instead of {slots} requests at a time, because this process may open {most} files: "
+        f"`ulimit -n {needed}` before the command allows all of them"
+    )
+    return room
+
+
 def is_transient(status: int) -> bool:
     """Whether a status code may be another one later."""
     return status in _TRANSIENT or status >= 500
 
 
-def retry_after(headers: Mapping[str, str], clock: Clock) -> float | None:
+def retry_after(headers: Mapping[str, str], clock: Clock, status: int = 429) -> float | None:
     """Seconds that a reply asks to wait; None where it does not say, or nonsense.
 
     Args:
-        headers: found by names in lower case. `retry-after-ms` is milliseconds; `retry-after` is seconds, whole or
-            not, or a date.
-        clock: what a date is compared with.
+        headers: found by names in lower case: `retry-after-ms` in milliseconds; `retry-after` in seconds, whole or not,
+            or as a date (also in seconds or milliseconds since 1970); with status 429 the end of a limit that is used
+            up, `x-ratelimit-reset` and its relatives, also as a duration (`6m0s`). A date is compared with the `date`
+            of the reply, as the clocks of two machines differ.
+        clock: what a date is compared with in a reply without one.
+        status: of the reply.
     """
-    seconds = _number(headers.get("retry-after-ms", ""))
-    if seconds is not None:
-        return max(seconds / 1000, 0.0)
-    text = headers.get("retry-after", "")
-    seconds = _number(text)
-    if seconds is None:
-        try:
-            seconds = parsedate_to_datetime(text).timestamp() - clock.wall()
-        except (TypeError, ValueError, OverflowError):
-            return None
-    return max(seconds, 0.0)
+    milliseconds = _number(headers.get("retry-after-ms", ""))
+    if milliseconds is not None:
+        return max(milliseconds / 1000, 0.0)
+    sent = _date(headers.get("date", ""))
+    now = clock.wall() if sent is None else sent
+    found = [_seconds(headers.get(name, ""), now) for name in ("retry-after", "retrydelay")]
+    if status == 429:
+        resets = [reset for reset in _RESETS if not _number(headers.get(reset.replace("reset", "remaining"), "0"))]
+        found.append(max((s for reset in resets if (s := _seconds(headers.get(reset, ""), now))), default=None))
+    return next((max(seconds, 0.0) for seconds in found if seconds is not None), None)
+
+
+def _seconds(text: str, now: float) -> float | None:
+    """Seconds from `now`, from a number, a duration or a date."""
+    number = _number(text)
+    if number is not None:
+        while number >= 100 * _EPOCH:
+            number /= 1000
+        return number - now if number >= _EPOCH else number
+    if text and (parts := _DURATION.fullmatch(text)):
+        return sum(float(part or 0) * unit for part, unit in zip(parts.groups(), (3600, 60, 1, 0.001), strict=True))
+    date = _date(text)
+    return None if date is None else date - now
+
+
+def _date(text: str) -> float | None:
+    """Seconds since 1970 of a date as in HTTP, or as in ISO 8601; UTC where it names no zone."""
+    for read in (parsedate_to_datetime, datetime.fromisoformat):
+        with suppress(TypeError, ValueError, OverflowError):
+            date = read(text)
+            return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+    return None
 
 
 def _number(text: str) -> float | None:
@@ -296,7 +376,10 @@ class HttpFailure(Exception):
 
 
 async def read_reply(
-    opening: AbstractAsyncContextManager[httpx2.Response], seconds: float, most_bytes: int
+    opening: AbstractAsyncContextManager[httpx2.Response],
+    seconds: float,
+    most_bytes: int,
+    decode: Callable[[bytes], Any] = json.loads,
 ) -> tuple[int, Mapping[str, str], Any]:
     """Status, headers and JSON of a reply; text that is not JSON is returned as it is, unless the status is 200.
 
@@ -304,6 +387,7 @@ async def read_reply(
         opening: sends the request, as `AsyncClient.stream` does.
         seconds: of wall-clock, from here to the end of the reply.
         most_bytes: of the reply.
+        decode: reads the JSON; raises ValueError or RecursionError.
 
     Raises:
         TimeoutError: there was no complete reply in time.
@@ -317,16 +401,43 @@ async def read_reply(
             if len(data) > most_bytes:
                 raise HttpFailure("bad_reply", f"longer than {most_bytes} bytes", billed=True)
     try:
-        return reply.status_code, reply.headers, json.loads(data)
+        return reply.status_code, reply.headers, decode(bytes(data))
     except (ValueError, RecursionError) as error:
+        text = data[:4000].decode("utf-8", "replace")
         if reply.status_code == 200:
-            raise HttpFailure("bad_reply", f"not JSON: {bytes(data[:80])!r}", billed=True) from error
-        return reply.status_code, reply.headers, data[:1000].decode("utf-8", "replace")
+            raise HttpFailure("bad_reply", f"not JSON: {error_message(text, 80)!r}", billed=True) from error
+        return reply.status_code, reply.headers, text
 
 
 def error_message(payload: Any, most_characters: int) -> str:
-    """The message of an error reply, in one line."""
-    if isinstance(payload, Mapping):
-        error = payload.get("error", payload.get("detail", payload))
-        payload = error.get("message", error) if isinstance(error, Mapping) else error
-    return " ".join(str(payload or "no reason given").split())[:most_characters]
+    """The message of an error reply, in one line; that of a page is its title."""
+    return " ".join(_said(payload, 0).split())[:most_characters].rstrip() or "no reason given"
+
+
+def _said(payload: Any, depth: int) -> str:
+    """The message inside a payload; empty where there is none."""
+    if isinstance(payload, str):
+        text = payload.strip()
+        if text.startswith(("{", "[")):
+            with suppress(ValueError, RecursionError):
+                return _said(json.loads(text), depth + 1) or text
+        if _PAGE.match(text):
+            title = _TITLE.search(text)
+            return html.unescape(_TAG.sub(" ", title[1] if title else text))
+        return text
+    if depth > 8 or isinstance(payload, bool):
+        return ""
+    if isinstance(payload, list):
+        return "; ".join(filter(None, (_said(one, depth + 1) for one in payload[:3])))
+    if not isinstance(payload, Mapping):
+        return "" if payload is None else str(payload)
+    fields = {str(key).lower(): value for key, value in payload.items()}
+    message = next(filter(None, (_said(fields.get(key), depth + 1) for key in _MESSAGES)), "")
+    if isinstance(fields.get("loc"), list) and message:
+        message = f"{'.'.join(map(str, fields['loc']))}: {message}"
+    more = fields.get("metadata")
+    raw = _said(more.get("raw"), depth + 1) if isinstance(more, Mapping) else ""
+    if not message and payload and depth == 0:
+        with suppress(RecursionError):
+            message = json.dumps(payload)
+    return f"{message}: {raw}" if raw else message

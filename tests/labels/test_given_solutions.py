@@ -95,3 +95,19 @@ def test_nothing_to_label_names_the_file(tmp_path):
 def test_keys_that_write_solutions_do_nothing_with_given_ones(given, words):
     with pytest.raises(ValueError, match=words):
         LabelSettings.model_validate({"labeler": "exact", "solutions": {"data_path": "x"}, **given})
+
+
+def test_the_models_that_replied_are_in_the_card_and_with_the_labels(tmp_path):
+    steps = ("we add\n", "that is it")
+    source = [Solution(str(i), f"{i}+{i}=?", steps, (1.0, 1.0), separator="\n") for i in range(4)]
+    path = write_solutions(tmp_path / "mine.jsonl", source, "prm800k").path
+    script = [{"model": name} for name in ("m", "m", "m-mini")]
+    with judge_server(lambda text: verdicts([1] * len(steps_asked(text))), script) as server:
+        judge = {"api": "openai", "model": "m", "base_url": server.url + "/v1", "concurrency": 1}
+        for _ in range(2):
+            done = label(without_data(tmp_path, path, labeler="judge", judge=judge), clock=fake())
+            assert done.card["judge_models"] == {"m": 2, "m-mini": 1}
+            metas = [one.meta["labels"] for one in read_solutions(done.folder)]
+            assert [meta["judge"] for meta in metas] == ["m"] * 4
+            assert sorted(meta.get("judge_model", "") for meta in metas) == ["", "", "", "m-mini"]
+        assert len(server.requests) == 4

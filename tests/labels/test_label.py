@@ -246,7 +246,7 @@ def test_a_local_judge_answers_like_one_behind_an_api(policy, tmp_path):
             return "yes"
 
         assert dict(client.complete([request, short], [check, check], role="judge")) == {
-            0: "yes", 1: Failure("truncated", "the reply reached its length limit"),
+            0: "yes", 1: Failure("truncated", "the reply reached its length limit (length)"),
         }  # fmt: skip
         assert isinstance(seen[0], LLMReply)
         assert seen[0].text.count(";") == 2

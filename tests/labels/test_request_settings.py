@@ -135,7 +135,7 @@ def questions(count):
 
 @pytest.mark.parametrize("words", WORDS)
 def test_settings_that_are_refused_by_name_are_left_out_or_renamed(words, capsys):
-    refused = ("max_tokens", "temperature", "repetition_penalty", "top_k", "min_p", "seed", "top_p")
+    refused = ("max_tokens", "temperature", "repetition_penalty", "top_k", "min_p", "seed", "top_p", "stream")
     with strict(words, *refused) as server:
         model = backend(server, concurrency=1)
         found = model.generate(questions(3), GenerationOptions(7, temperature=0.5, seed=3))
@@ -172,7 +172,7 @@ def test_requests_under_way_together_learn_the_same(capsys):
 def test_settings_can_be_left_out_from_the_start():
     with strict(openai) as server:
         backend(server, leave_out=("temperature", "repetition_penalty")).generate(questions(1), GenerationOptions(7))
-        assert server.requests[0].keys() == {"model", "messages", "max_tokens"}
+        assert server.requests[0].keys() == {"model", "messages", "max_tokens", "stream"}
 
 
 def test_labelling_shares_it(tmp_path, monkeypatch):

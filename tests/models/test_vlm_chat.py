@@ -145,8 +145,11 @@ def test_what_may_pass_is_tried_again_with_pauses(sharp):
         ([NOT_JSON] * 9, "bad_reply", 3),
         ([400], "rejected", 1),
         ([422], "rejected", 1),
-        ([{"choices": []}], "bad_reply", 1),
-        ([{"choices": [{"message": {"content": None}}]}], "bad_reply", 1),
+        ([{"choices": []}] * 9, "bad_reply", 3),
+        ([{"choices": [{"message": {"content": None}}]}] * 9, "bad_reply", 3),
+        ([{"choices": [{"message": {"content": "8"}, "finish_reason": "abort"}]}] * 9, "server_error", 3),
+        ([{"choices": [{"message": {"content": "8"}, "error": {"code": 429}}]}] * 9, "rate_limited", 3),
+        ([{"error": {"code": 502, "message": "no provider"}}] * 9, "server_error", 3),
         ([{"choices": [{"message": {"content": "", "refusal": "no"}}]}], "refusal", 1),
         ([(429, {"Retry-After": "9999"})] * 9, "rate_limited", 1),
     ],
@@ -162,13 +165,65 @@ def test_what_stays_is_a_failure_with_its_reason(script, reason, asked):
         assert len(server.requests) == asked
 
 
-@pytest.mark.parametrize(("reason", "whole"), [("stop", True), ("length", False), ("abort", False), (None, False)])
+@pytest.mark.parametrize(("reason", "whole"), [
+    ("stop", True), ("STOP", True), ("eos", True), ("length", False), ("MAX_TOKENS", False), ("tool_calls", False),
+    ("banana", False), (None, False),
+])  # fmt: skip
 def test_only_an_answer_that_ended_by_itself_is_whole(reason, whole):
     payload = {"choices": [{"message": {"content": "8"}, "finish_reason": reason}]}  # 8, or the first half of 85
     with serving(None, [payload]) as server:
         settings = VLMSettings(backend="openai", openai=endpoint(server), question="progress")
         judged = VLMRewardModel("qwen_vl", settings, OpenAIBackend(endpoint(server))).score([episode(2)])[0]
     assert judged.total == pytest.approx(0.08) if whole else judged.failure.reason == "truncated"
+
+
+@pytest.mark.parametrize(("choice", "text", "whole"), [
+    ({"message": {"content": [{"type": "thinking", "thinking": "9"}, {"type": "text", "text": "85"}]},
+      "finish_reason": "stop"}, "85", True),
+    ({"message": {"content": "85", "reasoning_content": "maybe 9"}, "finish_reason": "stop"}, "85", True),
+    ({"message": {"content": '{"score": 85}'}}, '{"score": 85}', True),
+    ({"message": {"content": '```json\n{"a": 85}\n```'}, "finish_reason": None}, '```json\n{"a": 85}\n```', True),
+    ({"message": {"content": '{"score": 8'}, "finish_reason": None}, '{"score": 8', False),
+    ({"message": {"content": '{"score": 85}'}, "finish_reason": "max_tokens"}, '{"score": 85}', False),
+    ({"message": {"content": None, "reasoning": "85"}, "finish_reason": "stop"}, "", True),
+])  # fmt: skip
+def test_shapes_of_replies(choice, text, whole):
+    with serving(None, [{"choices": [choice], "model": "tiny-2", "usage": {"prompt_tokens": 3}}]) as server:
+        backend = OpenAIBackend(endpoint(server, retries=0))
+        (found,) = backend.generate([question()], GenerationOptions(3))
+        assert (found.text, found.whole, found.tokens) == (text, whole, 3)
+        assert backend.models.counts == {"tiny-2": 1}
+        assert server.requests[0][1]["stream"] is False
+
+
+def test_azure_has_its_own_header_and_a_query(monkeypatch, sharp):
+    monkeypatch.setenv("VISION_KEY", "sesame")
+    with serving(sharp) as server:
+        url = server.url + "/deployments/d?api-version=2024-10-21"
+        settings = EndpointSettings(base_url=url, model="tiny", api_key_env="VISION_KEY")
+        assert isinstance(OpenAIBackend(settings).generate([question()], GenerationOptions(1))[0], VLMReply)
+        assert server.requests[0][0] == "/v1/deployments/d/chat/completions?api-version=2024-10-21"
+        assert (server.headers[0].get("api-key"), server.headers[0].get("Authorization")) == ("sesame", None)
+
+
+def test_a_spent_credit_stops_everything():
+    with serving(None, [(402, {})] * 9) as server:
+        with pytest.raises(ConfigError, match="quota or credit there is spent"):
+            OpenAIBackend(endpoint(server)).generate([question()], GenerationOptions(3))
+        assert len(server.requests) == 1
+
+
+def test_errors_in_place_of_log_probs_are_tried_again():
+    glass, payloads = Hourglass(), [{"choices": []}, {"choices": [{"error": {"code": 502}}]}, {"error": {"code": 503}}]
+    top = [{"token": "Yes", "logprob": -0.01}, {"token": "No", "logprob": -5.0}]
+    good = {"choices": [{"message": {"content": "Yes"}, "logprobs": {"content": [{"top_logprobs": top}]}}]}
+    refused = {"choices": [{"message": {"content": ""}, "finish_reason": "content_filter"}]}
+    with serving(None, [*payloads, good, refused]) as server:
+        backend = OpenAIBackend(endpoint(server), glass.clock)
+        (found,) = backend.word_log_probs([question()], (YES, NO))
+        np.testing.assert_allclose(found.log_probs, [-0.01, -5.0])
+        assert len(server.requests) == 4
+        assert backend.word_log_probs([question()], (YES, NO))[0].reason == "refusal"
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])

@@ -135,6 +135,9 @@ class ChaosServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
+    def date_time_string(self, timestamp=None):
+        return "Thu, 01 Jan 1970 00:00:00 GMT"  # as the fake clocks of the clients
+
     def log_message(self, *_):
         pass
 

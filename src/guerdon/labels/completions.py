@@ -24,7 +24,7 @@ import torch
 
 from guerdon.errors import DataError
 from guerdon.labels.append_log import Cache, content_key
-from guerdon.labels.llm_client import LLMReply, LLMRequest, Parse, T, unusable
+from guerdon.labels.llm_client import LLMReply, LLMRequest, Parse, T, answer_of
 from guerdon.policies.generate import Engine, check_room
 from guerdon.policies.generate_vllm import build_engine
 from guerdon.policies.text import TextPolicy
@@ -255,7 +255,7 @@ class LocalLLMClient:
             )  # fmt: skip
             for i, (one,) in zip(rows, texts, strict=True):
                 reply = LLMReply(one.text, "end" if one.finished else "length")
-                yield i, unusable(reply) or parsers[i](reply)
+                yield i, answer_of(requests[i], reply, parsers[i])
 
 
 def weights_hash(policy: TextPolicy) -> str:

@@ -453,6 +453,7 @@ class _LabelRun:
             },
             **data_set.step_counts(self.solutions),
             "ledger": self._ledger.totals(),
+            "judge_models": dict(sorted(self._http_client.models.counts.items())) if self._http_client else {},
             "sampled": dict(sorted(sampled.items())),
             "settings": {
                 key: None if part is None else to_plain(part)

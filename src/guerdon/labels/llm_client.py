@@ -1,8 +1,5 @@
 """Language models behind the HTTP APIs of Anthropic (Messages) and OpenAI (chat completions): retries, cache, budget.
 
-`post_json` sends one request: redirects are not followed (a key would follow them), replies are bounded in size, and
-the time limit holds for the whole request, however slowly a server sends.
-
 Each reply is parsed by the caller: into a value, or a `Failure` that says what is wrong with it. A reply that can be
 used, and the failure that remains after the last try, are kept on disk by the content of the request, so the same
 request is sent once. Failures of the network or the server are not kept: a later run tries again. Keys come from the
@@ -15,54 +12,29 @@ environment or from a `.env` file, never from a configuration.
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import json
 import math
 import os
-import ssl
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
-
-import httpx2
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from guerdon.config import dot_env
 from guerdon.errors import ConfigError, boundary
 from guerdon.labels.append_log import Cache, CallUsage, Ledger, content_key
+from guerdon.labels.chat_replies import has_reasoning, kind_of_end, model_of, refusal_of, text_of, valid_unicode
+from guerdon.labels.endpoint import ReplyModels, bearer, endpoint, post_json
 from guerdon.labels.request_settings import AcceptedSettings, neutral
-from guerdon.retry import (
-    LOOPBACK,
-    Attempt,
-    Calls,
-    Clock,
-    HttpFailure,
-    RequestPool,
-    Retry,
-    error_message,
-    is_transient,
-    read_reply,
-    retry_after,
-)
+from guerdon.retry import Attempt, Calls, Clock, HttpFailure, RequestPool, Retry, error_message
 from guerdon.settings.label import HttpJudgeSettings, OpenAIJudgeSettings, OwnJudgeSettings
 from guerdon.types import Failure, Message
 
 BUDGET = "budget_spent"  # the reason of a request that the budget does not allow
 NOT_ASKED = "not_asked"  # the reason of a request that is not in the cache, where only the cache is used
 PARSE_TRIES = 3  # of a request whose replies cannot be used, unless temperature 0 makes them all the same
-
-MAX_BYTES = 16_000_000  # of a reply
-_FATAL = {401: "does not accept the key", 403: "does not allow this", 404: "has no such model or path"}
-_NOT_SENT = (httpx2.ConnectError, httpx2.ProxyError, httpx2.WriteError)
-_Stop = Literal["end", "length", "refusal"]
-_STOPS: dict[Any, _Stop] = {  # anything else, or nothing, does not say that the text is complete
-    "stop": "end", "end_turn": "end", "stop_sequence": "end", "eos_token": "end",
-    "max_tokens": "length", "length": "length", "model_context_window_exceeded": "length",
-    "refusal": "refusal", "content_filter": "refusal",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -99,13 +71,16 @@ class LLMReply:
 
     Attributes:
         text: what the model wrote.
-        stop: why it ended: by itself, at the length limit, or as a refusal.
+        stop: how it ended, in the word of the endpoint: "end", "length", "refusal", or any other that
+            `chat_replies.kind_of_end` knows; None where it does not say.
         usage: None where the endpoint does not say.
+        model: that wrote it; None where the endpoint does not say.
     """
 
     text: str
-    stop: _Stop
+    stop: str | None
     usage: CallUsage | None = None
+    model: str | None = None
 
 
 T = TypeVar("T")
@@ -145,13 +120,25 @@ def request_key(model: HttpJudgeSettings | OwnJudgeSettings, request: LLMRequest
     )  # fmt: skip
 
 
-def unusable(reply: LLMReply) -> Failure | None:
-    """Why a reply cannot be used, whatever was asked: a refusal, or cut by the length limit."""
-    if reply.stop == "refusal":
-        return Failure("refusal", reply.text[:200])
-    if reply.stop == "length":
-        return Failure("truncated", "the reply reached its length limit")
-    return None
+def answer_of(request: LLMRequest, reply: LLMReply, parse: Parse[T]) -> T | Failure:
+    """What the parser makes of a reply; a `Failure` where the reply is a refusal, or did not end by itself.
+
+    A reply that does not say how it ended counts if JSON was requested and is complete.
+    """
+    end = kind_of_end(reply.stop)
+    if end == "refusal":
+        return Failure("refusal", reply.text[:200] or f"the reply ended with {reply.stop!r}")
+    if end == "length":
+        return Failure("truncated", f"the reply reached its length limit ({reply.stop})")
+    if end == "end" and not reply.text.strip():
+        return Failure("no_text", "the reply has reasoning and no text")
+    if end == "end":
+        return parse(reply)
+    found = parse(reply) if end == "unsaid" and request.schema is not None else None
+    if found is not None and not isinstance(found, Failure):
+        return found
+    word = "the reply does not say how it ended" if end == "unsaid" else f"the reply ended with {reply.stop!r}"
+    return Failure("unfinished", word + (f" ({found.reason}: {found.detail})" if found else ""))
 
 
 class HttpLLMClient:
@@ -161,6 +148,7 @@ class HttpLLMClient:
         name: the model.
         only_cached: answer `NOT_ASKED` instead of sending requests.
         reserve_later: by role, dollars to reserve with a request for a later one about its reply.
+        models: which of them wrote the replies that are used.
 
     Args:
         settings: which API, where, which model.
@@ -176,6 +164,7 @@ class HttpLLMClient:
         self.name = settings.model_name
         self.only_cached = False
         self.reserve_later: dict[str, float] = {}
+        self.models = ReplyModels(f"the judge {self.name}")
         own = settings.url != settings.default_url and settings.api_key_env is None
         self._key = api_key(settings.api_key_env or settings.key_variable, required=not own)
         self._settings, self._cache, self._ledger = settings, cache, ledger
@@ -198,7 +187,7 @@ class HttpLLMClient:
             places.setdefault(request_key(self._settings, request), []).append(i)
         todo: Calls[str, T | Failure] = deque()
         for key, (first, *_) in places.items():
-            answer = self._cached(key, parsers[first])
+            answer = self._cached(key, requests[first], parsers[first])
             if answer is not None:
                 self._ledger.count_cached(role)
             elif self.only_cached:
@@ -211,15 +200,16 @@ class HttpLLMClient:
             for key, answer in outcomes:
                 yield from ((i, answer) for i in places[key])
 
-    def _cached(self, key: str, parse: Parse[T]) -> T | Failure | None:
+    def _cached(self, key: str, request: LLMRequest, parse: Parse[T]) -> T | Failure | None:
         kept: dict[str, Any] | None = self._cache.get(key)
         if kept is None or "tries" in kept:
             return None
-        if "reason" not in kept:
-            return parse(LLMReply(kept["text"], "end"))
-        if "refused" in kept:  # text that an earlier version could not parse
-            answer = parse(LLMReply(kept["refused"], "end"))
-            if not isinstance(answer, Failure):
+        text = kept.get("text", kept.get("refused"))  # refused: what an earlier version could not use
+        if text is not None:
+            reply = LLMReply(text, kept.get("stop", "end"), model=kept.get("model"))
+            answer = answer_of(request, reply, parse)
+            if "reason" not in kept or not isinstance(answer, Failure):
+                self.models.count(reply.model)
                 return answer
         return Failure(kept["reason"], kept["detail"])
 
@@ -236,7 +226,7 @@ class HttpLLMClient:
             reply = send(
                 self._settings, self._key, request, seconds=seconds, clock=self._clock, accepted=self._accepted
             )
-            answer = unusable(reply) or parse(reply)
+            answer = answer_of(request, reply, parse)
         except HttpFailure as error:
             self._ledger.settle(reservation, None, failure=error.reason, billed=error.billed)
             return Attempt(Failure(error.reason, str(error)), again=error.again, retry_after=error.retry_after)
@@ -245,14 +235,18 @@ class HttpLLMClient:
             self._ledger.settle(reservation, usage, failure="stopped", billed=billed)
             raise
         failure = answer if isinstance(answer, Failure) else None
-        kept: dict[str, Any] = {"text": reply.text}
+        kept: dict[str, Any] = {"stop": reply.stop} | ({"model": reply.model} if reply.model else {})
         last = True
-        if failure is not None:
+        if failure is None:
+            kept["text"] = reply.text
+            self.models.count(reply.model)
+        else:
             tries = (self._cache.get(key) or {}).get("tries", 0) + 1  # also those of a run that was cut off
             same = request.temperature == 0 and not self._accepted.left_out("temperature")
-            last = tries >= (1 if same else min(PARSE_TRIES, self._settings.retries + 1))
-            kept = {"reason": failure.reason, "detail": failure.detail, **({} if last else {"tries": tries})}
-            kept |= {"refused": reply.text} if reply.stop == "end" else {}
+            once = same and failure.reason != "unfinished"  # the next reply may have an end
+            last = tries >= (1 if once else min(PARSE_TRIES, self._settings.retries + 1))
+            kept |= {"reason": failure.reason, "detail": failure.detail, "refused": reply.text}
+            kept |= {} if last else {"tries": tries}
         try:
             self._cache.put({key: kept})  # first: a reply that was paid for is not lost to a kill
         finally:
@@ -300,9 +294,9 @@ class OwnLLMClient:
                     what = f"returned a {type(reply).__name__}, which is no LLMReply"
                     raise ConfigError(f"the judge {self._settings.api} {what}")
                 kept = {"text": reply.text, "stop": reply.stop}
-                self._cache.put({key: kept})
-            reply = LLMReply(kept["text"], kept["stop"])
-            yield i, unusable(reply) or parse(reply)
+                if kind_of_end(reply.stop) != "error":
+                    self._cache.put({key: kept})
+            yield i, answer_of(request, LLMReply(kept["text"], kept["stop"]), parse)
 
 
 def api_key(variable: str, *, required: bool = True) -> str | None:
@@ -343,26 +337,21 @@ def send(
     path, headers, body = _encode(settings, request, key)
     check = f"label.judge.model, base_url and the key in {settings.api_key_env or settings.key_variable}"
     payload = post_json(
-        settings.url + path, headers, body, timeout=min(settings.timeout, seconds), clock=clock or Clock(),
+        endpoint(settings.url, path), headers, body, timeout=min(settings.timeout, seconds), clock=clock or Clock(),
         who="the judge", check=check, accepted=accepted,
     )  # fmt: skip
     try:
         reply = _anthropic_reply(payload) if settings.api == "anthropic" else _openai_reply(payload)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise HttpFailure("bad_reply", f"not what the API promises: {str(payload)[:80]!r}", billed=True) from error
+        raise HttpFailure("bad_reply", f"no text in the reply: {error_message(payload, 80)!r}", billed=True) from error
     return replace(reply, text=valid_unicode(reply.text))
-
-
-def valid_unicode(text: str) -> str:
-    """The text with lone surrogates, which JSON can express and UTF-8 cannot, replaced."""
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _encode(
     settings: HttpJudgeSettings, request: LLMRequest, key: str | None
 ) -> tuple[str, dict[str, str], dict[str, Any]]:
     """Path, headers and body of a request."""
-    body: dict[str, Any] = {"model": settings.model_name, **settings.extra_body}
+    body: dict[str, Any] = {"model": settings.model_name, "stream": False, **settings.extra_body}
     if request.temperature is not None:
         if isinstance(settings, OpenAIJudgeSettings) and settings.url != settings.default_url:
             body = {**neutral(request.temperature), **body}
@@ -379,28 +368,37 @@ def _encode(
         schema = {"json_schema": {"name": "judgement", "strict": True, "schema": request.schema}}
         body["response_format"] = {"type": form, **(schema if form == "json_schema" else {})}
     body |= {settings.token_limit_key: request.max_tokens, "messages": [dict(m) for m in request.messages]}
-    return "/chat/completions", {"Authorization": f"Bearer {key}"} if key else {}, body
+    return "/chat/completions", bearer(settings.url, key), body
 
 
 def _anthropic_reply(payload: Any) -> LLMReply:
-    blocks = [block["text"] for block in payload["content"] if block["type"] == "text"]
     usage = payload.get("usage") or {}
     read = [usage.get(k) for k in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")]
-    stop = _STOPS.get(payload["stop_reason"], "length")
-    return LLMReply("".join(blocks), stop, _usage(read, usage.get("output_tokens")))
+    text = _text(payload["content"], payload, payload.get("stop_reason"))
+    return LLMReply(text, payload.get("stop_reason"), _usage(read, usage.get("output_tokens")), model_of(payload))
 
 
 def _openai_reply(payload: Any) -> LLMReply:
     choice = payload["choices"][0]
     message = choice["message"]
-    stop: _Stop = "refusal" if message.get("refusal") else _STOPS.get(choice.get("finish_reason"), "length")
     usage = payload.get("usage") or {}
-    text = message.get("content")
-    if not isinstance(text, str):
-        text = str(message.get("refusal") or "")
-        if stop == "end":
-            raise KeyError("content")
-    return LLMReply(text, stop, _usage([usage.get("prompt_tokens")], usage.get("completion_tokens")))
+    used = _usage([usage.get("prompt_tokens")], usage.get("completion_tokens"))
+    if refusal := refusal_of(message):
+        return LLMReply(refusal, "refusal", used, model_of(payload))
+    stop = choice.get("finish_reason")
+    return LLMReply(_text(message.get("content"), message, stop), stop, used, model_of(payload))
+
+
+def _text(content: Any, message: Mapping[str, Any], stop: str | None) -> str:
+    """The text of a reply; where it has nothing else, something went wrong, unless it says why.
+
+    Raises:
+        KeyError: there is nothing.
+    """
+    text = text_of(content)
+    if not text.strip() and kind_of_end(stop) in ("end", "unsaid") and not has_reasoning(message):
+        raise KeyError("content")
+    return text
 
 
 def _usage(read: list[Any], written: Any) -> CallUsage | None:
@@ -408,88 +406,3 @@ def _usage(read: list[Any], written: Any) -> CallUsage | None:
     if not counts or not all(isinstance(n, int) and n >= 0 for n in (*counts, written)):
         return None
     return CallUsage(sum(counts), written)
-
-
-def post_json(
-    url: str,
-    headers: Mapping[str, str],
-    body: Mapping[str, Any],
-    *,
-    timeout: float,
-    clock: Clock,
-    who: str,
-    check: str,
-    accepted: AcceptedSettings | None = None,
-) -> Any:
-    """The payload of a reply with status 200. Not to be called in an event loop.
-
-    Args:
-        url: http or https.
-        headers: besides the content type.
-        body: plain JSON values.
-        timeout: seconds of wall-clock.
-        clock: what a date in `Retry-After` is compared with.
-        who: the endpoint, for messages.
-        check: what a user should look at where the address, the key or the model is wrong.
-        accepted: which settings the endpoint accepts; the request is repeated without those it rejects by name.
-
-    Raises:
-        HttpFailure: no reply in time, no connection, another status, or a reply that is not JSON.
-        ConfigError: the address is invalid, or the endpoint refuses the key, the model or the path.
-    """
-    address = _parsed(url)
-    if address is None:
-        raise ConfigError(f"{who}: {url!r} is no address; write http://host:port/v1 or https://...; check {check}")
-    sent = accepted.fit(body) if accepted else body
-    try:
-        status, found, payload = asyncio.run(_post(address, headers, sent, timeout))
-        while accepted and accepted.learn(sent, status, payload):
-            sent = accepted.fit(body)
-            status, found, payload = asyncio.run(_post(address, headers, sent, timeout))
-    except TimeoutError as error:
-        raise HttpFailure("timeout", f"no reply within {timeout:g} s", billed=True) from error
-    except httpx2.HTTPError as error:
-        detail = f"{address.netloc.decode()}: {_first_cause(error)}"
-        raise HttpFailure("connection", detail, billed=not isinstance(error, _NOT_SENT)) from error
-    if status == 200:
-        return payload
-    message = f"{status}: {error_message(payload, 200)}"
-    if status in _FATAL:
-        raise ConfigError(f"{who} at {url} {_FATAL[status]} ({message}); check {check}")
-    if is_transient(status):
-        reason = "rate_limited" if status == 429 else "server_error"
-        raise HttpFailure(reason, message, retry_after=retry_after(found, clock))
-    raise HttpFailure("rejected", message, again=False)
-
-
-def _first_cause(error: BaseException) -> str:
-    """What went wrong in the network, below the layers of the client."""
-    while (below := error.__cause__ or error.__context__) is not None:
-        error = below.exceptions[0] if isinstance(below, BaseExceptionGroup) else below
-    if isinstance(error, ConnectionError) and error.errno:
-        return os.strerror(error.errno)
-    return str(error) or type(error).__name__
-
-
-def _parsed(url: str) -> httpx2.URL | None:
-    try:
-        address = httpx2.URL(url)
-    except httpx2.InvalidURL:
-        return None
-    return address if address.scheme in ("http", "https") and address.host else None
-
-
-async def _post(
-    url: httpx2.URL, headers: Mapping[str, str], body: Mapping[str, Any], timeout: float
-) -> tuple[int, Mapping[str, str], Any]:
-    """Status, headers and payload of a reply."""
-    content = json.dumps(body, ensure_ascii=True, allow_nan=False).encode()
-    headers = {"Content-Type": "application/json", "User-Agent": "guerdon", "Accept-Encoding": "identity", **headers}
-    trust_env = url.host not in LOOPBACK
-    async with httpx2.AsyncClient(verify=_ssl_context(), trust_env=trust_env, timeout=None) as client:
-        return await read_reply(client.stream("POST", url, content=content, headers=headers), timeout, MAX_BYTES)
-
-
-@functools.cache
-def _ssl_context() -> ssl.SSLContext:
-    return ssl.create_default_context()

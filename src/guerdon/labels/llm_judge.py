@@ -19,8 +19,9 @@ from typing import Any
 
 from guerdon.episodes.chats import asked_key
 from guerdon.episodes.solutions import Solution
+from guerdon.labels.chat_replies import valid_unicode
 from guerdon.labels.labelers import PromptedSolution, StepLabels
-from guerdon.labels.llm_client import LLMClient, LLMReply, LLMRequest, valid_unicode
+from guerdon.labels.llm_client import LLMClient, LLMReply, LLMRequest
 from guerdon.replies import json_objects
 from guerdon.settings.data import DataSettings
 from guerdon.settings.label import HttpJudgeSettings, JudgeSettings
@@ -201,6 +202,7 @@ class JudgeLabeler:
 
     def _parse(self, steps: int, material: Sequence[str], reply: LLMReply) -> StepLabels | Failure:
         labels = parse_judgement(reply.text, steps, material)
-        return (
-            labels if isinstance(labels, Failure) else replace(labels, meta={**labels.meta, "judge": self._client.name})
-        )
+        if isinstance(labels, Failure):
+            return labels
+        model = {"judge_model": reply.model} if reply.model not in (None, self._client.name) else {}
+        return replace(labels, meta={**labels.meta, "judge": self._client.name, **model})

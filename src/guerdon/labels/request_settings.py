@@ -95,7 +95,9 @@ class AcceptedSettings:
                     continue
                 others = [one for one in LIMITS if name in LIMITS and one not in {name, *self._instead}]
                 self._instead[name] = other = others[0] if others else None
-            if sent[name] != {**NEUTRAL, **NEUTRAL_WARM}.get(name):  # an endpoint without these needs no neutral value
+            if sent[name] != {**NEUTRAL, **NEUTRAL_WARM, "stream": False}.get(
+                name
+            ):  # an endpoint without these needs no neutral value
                 how = f"it is sent as {other}" if other else "it is left out, and the endpoint's own value applies"
                 log_line(f"{self._who} does not accept {name}: {how}")
         return self.fit(sent) != dict(sent)
@@ -119,20 +121,22 @@ def _named(text: str) -> set[str]:
     return {name for name in _OPTIONAL if re.search(rf"(?<![a-z0-9_]){name}(?![a-z0-9_])", joined)}
 
 
-def _complaints(payload: Any) -> Iterator[tuple[str, str]]:
+def _complaints(payload: Any, depth: int = 0) -> Iterator[tuple[str, str]]:
     """Each message of an error reply with its codes, and the field that it concerns, if it names one."""
+    if depth > 12:
+        return
     if isinstance(payload, str):
         try:
             inner = json.loads(payload)
         except (ValueError, RecursionError):
             inner = None
         if isinstance(inner, Mapping | list):
-            yield from _complaints(inner)
+            yield from _complaints(inner, depth + 1)
         else:
             yield payload, ""
     elif isinstance(payload, list):
         for one in payload:
-            yield from _complaints(one)
+            yield from _complaints(one, depth + 1)
     elif isinstance(payload, Mapping):
         kept = {key: value for key, value in payload.items() if key not in _ECHOES}
         words = [value for value in kept.values() if isinstance(value, str) and not value.startswith(("{", "["))]
@@ -141,4 +145,4 @@ def _complaints(payload: Any) -> Iterator[tuple[str, str]]:
         yield " ".join(words), "" if where == "body" else where
         for value in kept.values():
             if value is not about and (isinstance(value, Mapping | list) or str(value).startswith(("{", "["))):
-                yield from _complaints(value)
+                yield from _complaints(value, depth + 1)

@@ -255,7 +255,7 @@ class VLMRewardModel:
         if isinstance(found, Failure):
             return _Read(found)
         if not found.whole and plan.prompt.answer != "completed":
-            cut = Failure("truncated", f"the answer did not end by itself (max_tokens): {found.text[-80:]!r}")
+            cut = Failure("truncated", f"the answer did not end by itself ({found.stop}): {found.text[-80:]!r}")
             return _Read(cut, found.text, found.tokens)
         parsed = self._parse(found.text, task, plan)
         if isinstance(parsed, Failure):

@@ -27,11 +27,12 @@ from PIL import Image
 from guerdon.call_queue import alone
 from guerdon.errors import CheckpointError, ConfigError, GuerdonError, MissingDependencyError, boundary
 from guerdon.hub import adapter_config, check_folder, model_folder
-from guerdon.labels.llm_client import api_key, post_json
+from guerdon.labels.chat_replies import has_reasoning, is_whole_json, kind_of_end, model_of, refusal_of, text_of
+from guerdon.labels.endpoint import ReplyModels, bearer, endpoint, post_json
+from guerdon.labels.llm_client import api_key
 from guerdon.labels.request_settings import AcceptedSettings, neutral
 from guerdon.models.vlm_frames import limit_pixels
 from guerdon.models.vlm_prompts import (
-    ENDED,
     GenerationOptions,
     Picture,
     Question,
@@ -41,7 +42,7 @@ from guerdon.models.vlm_prompts import (
 )
 from guerdon.policies.adapter_files import changes_base
 from guerdon.replies import opened_reasoning
-from guerdon.retry import Attempt, Calls, Clock, HttpFailure, RequestPool, Retry
+from guerdon.retry import Attempt, Calls, Clock, HttpFailure, RequestPool, Retry, error_message
 from guerdon.settings.vlm import EndpointSettings, VLLMSettings
 from guerdon.types import ByteArray, Failure
 
@@ -56,6 +57,9 @@ T = TypeVar("T")
 
 class OpenAIBackend:
     """Answers of a chat completions endpoint, several requests at a time.
+
+    Attributes:
+        models: which of them wrote the answers.
 
     Args:
         settings: address, retries and timeouts.
@@ -72,8 +76,9 @@ class OpenAIBackend:
         self.settings = settings
         self._template = {"chat_template_kwargs": dict(template)} if template else {}
         key = api_key(settings.api_key_env) if settings.api_key_env else None
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._accepted = AcceptedSettings(f"the vision-language model {settings.model}", settings.leave_out)
+        self._headers = bearer(settings.base_url, key)
+        who = f"the vision-language model {settings.model}"
+        self._accepted, self.models = AcceptedSettings(who, settings.leave_out), ReplyModels(who)
         self._pool = RequestPool(Retry(settings.retries + 1), settings.concurrency, clock or Clock(), settings.deadline)
 
     def generate(self, questions: Sequence[Question], options: GenerationOptions) -> list[VLMReply | Failure]:
@@ -109,18 +114,23 @@ class OpenAIBackend:
     ) -> Attempt[T | Failure]:
         s = self.settings
         messages = chat_messages(question, s.image_format)
-        payload = {"model": s.model, "messages": messages, **neutral(body["temperature"]), **self._template, **body}
-        url = s.base_url.rstrip("/") + "/chat/completions"
+        url = endpoint(s.base_url, "/chat/completions")
+        payload = {
+            "model": s.model, "stream": False, "messages": messages, **neutral(body["temperature"]), **self._template,
+            **body,
+        }  # fmt: skip
         try:
             found = post_json(
                 url, self._headers, payload, timeout=min(s.timeout, seconds), clock=self._pool.clock,
                 who="the vision-language model", check="vlm.openai", accepted=self._accepted,
             )  # fmt: skip
+            answer = decode(found)
         except HttpFailure as error:
             if self._template and error.reason == "rejected" and "chat_template_kwargs" in str(error):
                 raise ConfigError(f"{url} refuses vlm.chat_template_kwargs ({error}): remove it") from error
             return Attempt(Failure(error.reason, str(error)), again=error.again, retry_after=error.retry_after)
-        return Attempt(decode(found))
+        self.models.count(model_of(found))
+        return Attempt(answer)
 
 
 def chat_messages(question: Question, image_format: Literal["png", "jpeg"] = "png") -> list[dict[str, Any]]:
@@ -170,25 +180,37 @@ def group_log_probs(
     return WordLogProbs(sums, tokens)
 
 
+def _choice(payload: Any) -> Mapping[str, Any]:
+    """The choice of a reply.
+
+    Raises:
+        HttpFailure: there is none.
+    """
+    choices = payload.get("choices") if isinstance(payload, Mapping) else None
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(choice, Mapping) or not isinstance(choice.get("message"), Mapping):
+        raise HttpFailure("bad_reply", f"no choice in the reply: {error_message(payload, 80)!r}")
+    return choice
+
+
 def _reply(payload: Any) -> VLMReply | Failure:
-    try:
-        choice = payload["choices"][0]
-        message = choice["message"]
-        text, refusal = message.get("content"), message.get("refusal")
-        whole = choice.get("finish_reason") in ENDED
-        filtered = choice.get("finish_reason") == "content_filter"
-    except (KeyError, TypeError, IndexError, AttributeError):
-        return Failure("bad_reply", f"not what the API promises: {str(payload)[:80]!r}")
-    if refusal or filtered:
-        return Failure("refusal", str(refusal or text or "")[:200])
-    if not isinstance(text, str):
-        return Failure("bad_reply", f"no text: {str(payload)[:80]!r}")
-    return VLMReply(text, _tokens(payload), whole)
+    choice = _choice(payload)
+    message, stop = choice["message"], choice.get("finish_reason")
+    text, refusal, end = text_of(message.get("content")), refusal_of(message), kind_of_end(stop)
+    if refusal or end == "refusal":
+        return Failure("refusal", (refusal or text)[:200])
+    if not text.strip() and end in ("end", "unsaid") and not has_reasoning(message):
+        raise HttpFailure("bad_reply", "no text in the reply")
+    whole = end == "end" or (end == "unsaid" and is_whole_json(text))
+    return VLMReply(text, _tokens(payload), whole, str(stop or "no finish_reason"))
 
 
 def _first_word(payload: Any, groups: Sequence[Sequence[str]]) -> WordLogProbs | Failure:
+    choice = _choice(payload)
+    if kind_of_end(choice.get("finish_reason")) == "refusal":
+        return Failure("refusal", text_of(choice["message"].get("content"))[:200])
     try:
-        first = payload["choices"][0]["logprobs"]["content"][0]
+        first = choice["logprobs"]["content"][0]
         listed = [(str(top["token"]), float(top["logprob"])) for top in first["top_logprobs"]]
     except (KeyError, TypeError, IndexError, ValueError):
         return Failure("no_logprobs", "the endpoint gives no top_logprobs: use answer hard, or another endpoint")
@@ -268,7 +290,7 @@ class VLLMBackend:
             VLMReply(
                 opened_reasoning(found.prompt or "") + found.outputs[0].text,
                 _tokens_read(found),
-                whole=found.outputs[0].finish_reason in ENDED,
+                whole=kind_of_end(found.outputs[0].finish_reason) == "end",
             )
             for found in self._chat(questions, {**options.request(), "skip_special_tokens": False})
         ]

@@ -169,8 +169,6 @@ YES, NO, TRUE = ("yes", "true", "1"), ("no", "false", "0"), ("true",)
 """Words that the first token of an answer may be."""
 TRUE_CONTINUATION = (" True",)
 """The token that continues a text ending in "The answer is:"."""
-ENDED = ("stop", "eos_token", "stop_sequence", "end_turn")
-"""Finish reasons of an answer that ended by itself; any other, or none, means that it was cut off."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,11 +243,13 @@ class VLMReply:
         text: the answer.
         tokens: input tokens; 0 where they were not counted.
         whole: it ended by itself, not at the length limit.
+        stop: how it ended, in the backend's word.
     """
 
     text: str
     tokens: int = 0
     whole: bool = True
+    stop: str = "max_tokens"
 
 
 @dataclass(frozen=True, eq=False)

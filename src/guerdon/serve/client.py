@@ -46,6 +46,7 @@ from guerdon.retry import (
     Clock,
     HttpFailure,
     Retry,
+    affordable,
     error_message,
     is_transient,
     read_reply,
@@ -379,7 +380,7 @@ class AsyncRewardClient:
         said = f"{status}: {error_message(value, MOST_CHARACTERS)}"
         if is_transient(status):
             reason = "overloaded" if status in _OVERLOADED else _REASONS.get(status, "server_error")
-            asked = retry_after(headers, self._clock)
+            asked = retry_after(headers, self._clock, status)
             return Attempt(_no(reason, said, transient=True), again=True, retry_after=asked)
         problem = value.get("error") if isinstance(value, Mapping) else None
         fields: Mapping[str, Any] = problem if isinstance(problem, Mapping) else {}
@@ -397,11 +398,12 @@ class AsyncRewardClient:
         if self._http is None or self._loop is not loop:  # connections belong to the loop that opened them
             self._loop = loop
             s = self.settings
-            self._slots = asyncio.Semaphore(s.concurrency)
+            slots = affordable(s.concurrency)
+            self._slots = asyncio.Semaphore(slots)
             self._http = httpx2.AsyncClient(
                 base_url=s.base,
                 timeout=httpx2.Timeout(s.read_timeout, connect=s.connect_timeout, pool=None),
-                limits=httpx2.Limits(max_connections=s.concurrency, max_keepalive_connections=s.concurrency),
+                limits=httpx2.Limits(max_connections=slots, max_keepalive_connections=slots),
                 transport=self._transport,
                 trust_env=httpx2.URL(s.base).host not in LOOPBACK,
             )

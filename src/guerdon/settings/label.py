@@ -37,8 +37,9 @@ JUDGES = Registry(
     ("model",),
 )  # fmt: skip
 OptionalSetting = Literal[
-    "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty"
-]
+    "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty",
+    "stream",
+]  # fmt: skip
 """Settings of requests that can be left out."""
 LIMITS = ("max_tokens", "max_completion_tokens")  # two names of one setting
 LEAVE_OUT: Any = Field(
@@ -116,15 +117,17 @@ class HttpJudgeSettings(_JudgeSettings):
     @field_validator("extra_body")
     @classmethod
     def _fields_are_free(cls, given: dict[str, Any]) -> dict[str, Any]:
-        for key in sorted(_OWN & set(given)):
+        more = {key: value for key, value in given.items() if (key, value) != ("stream", False)}  # sent anyway
+        for key in sorted(_OWN & set(more)):
             raise ValueError(f"extra_body.{key} is set by guerdon or by another key; remove it")
-        return given
+        return more
 
     @property
     def url(self) -> str:
         """Where the API is, the default filled in; paths of requests begin with what `default_url` ends with."""
-        given = (self.base_url or self.default_url).rstrip("/")
-        return given if self.default_url.endswith("/v1") else given.removesuffix("/v1")
+        address, mark, query = (self.base_url or self.default_url).partition("?")
+        address = address.rstrip("/")
+        return (address if self.default_url.endswith("/v1") else address.removesuffix("/v1")) + mark + query
 
     @property
     def prices(self) -> tuple[float, float]:

@@ -1,0 +1,232 @@
+"""One request to an endpoint of a language model, over connections that all calls of this process share.
+
+Redirects are not followed (a key would follow them), replies are bounded in size, and the time limit holds for the
+whole request, however slowly a server sends. All requests run in one event loop; a connection is used again.
+
+    url = endpoint("https://host/openai/deployments/d?api-version=2024-10-21", "/chat/completions")
+    payload = post_json(url, bearer(url, key), body, timeout=60.0, clock=Clock(), who="the judge", check="the key")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import ssl
+import threading
+import urllib.request
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Any
+
+import httpx2
+
+from guerdon.async_calls import run_async
+from guerdon.errors import ConfigError
+from guerdon.labels.chat_replies import error_in, fields_of, is_flagged, is_spent, read_payload
+from guerdon.labels.request_settings import AcceptedSettings
+from guerdon.progress import log_line
+from guerdon.retry import LOOPBACK, Clock, HttpFailure, error_message, is_transient, read_reply, retry_after
+
+MAX_BYTES = 16_000_000  # of a reply
+KEEP_ALIVE = 1.5  # seconds that an idle connection is kept; servers close theirs after 2 or 5
+_FATAL = {401: "does not accept the key", 403: "does not allow this", 404: "has no such model or path"}
+_NOT_SENT = (httpx2.ConnectError, httpx2.ProxyError, httpx2.WriteError)
+
+
+def endpoint(base_url: str, path: str) -> str:
+    """The address of a path below a base address, which may have a query, or end with the path already."""
+    address, mark, query = base_url.partition("?")
+    address = address.rstrip("/")
+    return (address if address.endswith(path) else address + path) + mark + query
+
+
+class ReplyModels:
+    """How many replies are of which model, as an endpoint says; a change is logged. Thread-safe.
+
+    Attributes:
+        counts: replies by model.
+
+    Args:
+        who: the endpoint, for messages.
+    """
+
+    def __init__(self, who: str) -> None:
+        self.counts: Counter[str] = Counter()
+        self._who, self._lock = who, threading.Lock()
+
+    def count(self, model: str | None) -> None:
+        """Count a reply; None: the endpoint does not say of which model it is."""
+        if model is None:
+            return
+        with self._lock:
+            if self.counts and model not in self.counts:
+                log_line(f"{self._who}: replies are now of the model {model}, before of {', '.join(self.counts)}")
+            self.counts[model] += 1
+
+
+def bearer(base_url: str, key: str | None) -> dict[str, str]:
+    """The header with the key of a chat completions endpoint; Azure has its own."""
+    if not key:
+        return {}
+    address = _parsed(base_url)
+    azure = address is not None and (
+        "api-version" in address.params or address.host.endswith((".azure.com", ".azure.us", ".azure-api.net"))
+    )
+    return {"api-key": key} if azure else {"Authorization": f"Bearer {key}"}
+
+
+def post_json(
+    url: str,
+    headers: Mapping[str, str],
+    body: Mapping[str, Any],
+    *,
+    timeout: float,
+    clock: Clock,
+    who: str,
+    check: str,
+    accepted: AcceptedSettings | None = None,
+) -> Any:
+    """The payload of a reply with status 200.
+
+    Args:
+        url: http or https.
+        headers: besides the content type.
+        body: plain JSON values.
+        timeout: seconds of wall-clock.
+        clock: what a date in `Retry-After` is compared with.
+        who: the endpoint, for messages.
+        check: what a user should look at where the address, the key or the model is wrong.
+        accepted: which settings the endpoint accepts; the request is repeated without those it rejects by name.
+
+    Raises:
+        HttpFailure: no reply in time, no connection, another status, or a reply that is not JSON.
+        ConfigError: the address is invalid, or the endpoint refuses the key, the model or the path.
+    """
+    address = _parsed(url)
+    if address is None:
+        raise ConfigError(f"{who}: {url!r} is no address; write http://host:port/v1 or https://...; check {check}")
+    sent = accepted.fit(body) if accepted else body
+    try:
+        status, found, payload, billed = run_async(_post(address, headers, sent, timeout))
+        while accepted and accepted.learn(sent, status, payload):
+            sent = accepted.fit(body)
+            status, found, payload, billed = run_async(_post(address, headers, sent, timeout))
+    except TimeoutError as error:
+        raise HttpFailure("timeout", f"no reply within {timeout:g} s", billed=True) from error
+    except httpx2.HTTPError as error:
+        detail = f"{address.netloc.decode()}: {_first_cause(error)}"
+        raise HttpFailure("connection", detail, billed=not isinstance(error, _NOT_SENT)) from error
+    if status == 200:
+        return payload
+    message = f"{status}: {error_message(payload, 200)}"
+    asked = retry_after({**dict(fields_of(payload)), **found}, clock, status)
+    if is_spent(status, payload, asked):
+        raise ConfigError(
+            f"{who} at {url}: the quota or credit there is spent ({message}); add credit, or give another endpoint, "
+            "and start the same command again: it goes on"
+        )
+    if is_flagged(status, payload):
+        raise HttpFailure("refusal", message, again=False, billed=billed)
+    if status in _FATAL:
+        raise ConfigError(f"{who} at {url} {_FATAL[status]} ({message}); check {check}")
+    if is_transient(status):
+        reason = "rate_limited" if status == 429 else "server_error"
+        raise HttpFailure(reason, message, retry_after=asked, billed=billed)
+    raise HttpFailure("rejected", message, again=False, billed=billed)
+
+
+def _first_cause(error: BaseException) -> str:
+    """What went wrong in the network, below the layers of the client."""
+    while (below := error.__cause__ or error.__context__) is not None:
+        error = below.exceptions[0] if isinstance(below, BaseExceptionGroup) else below
+    if isinstance(error, ConnectionError) and error.errno:
+        return os.strerror(error.errno)
+    return str(error) or type(error).__name__
+
+
+def _parsed(url: str) -> httpx2.URL | None:
+    try:
+        address = httpx2.URL(url)
+    except httpx2.InvalidURL:
+        return None
+    return address if address.scheme in ("http", "https") and address.host else None
+
+
+async def _post(
+    url: httpx2.URL, headers: Mapping[str, str], body: Mapping[str, Any], timeout: float
+) -> tuple[int, Mapping[str, str], Any, bool]:
+    """Status, headers and payload of a reply, and whether it may have been paid for."""
+    content = json.dumps(body, ensure_ascii=True, allow_nan=False).encode()
+    headers = {"Content-Type": "application/json", "User-Agent": "guerdon", "Accept-Encoding": "identity", **headers}
+    proxies = None if url.host in LOOPBACK else tuple(sorted(urllib.request.getproxies().items()))
+    connections = _connections(asyncio.get_running_loop(), proxies)
+    if url.netloc in connections.broken:
+        headers["Connection"] = "close"
+    async with connections.one() as client:
+        try:
+            opening = client.stream("POST", url, content=content, headers=headers)
+            status, found, payload = await read_reply(opening, timeout, MAX_BYTES, read_payload)
+        except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
+            connections.broken.add(url.netloc)
+            raise
+    error = error_in(payload) if status == 200 else None
+    return (status, found, payload, status == 200) if error is None else (error[0], found, error[1], True)
+
+
+class _Connections:
+    """Clients with one connection each: one with hundreds of connections looks at all of them for every request.
+
+    Attributes:
+        broken: servers that broke a connection; they may close them unannounced, and get a new one for every request.
+
+    Args:
+        loop: in which they are used.
+        trust_env: whether they take the proxies of the environment.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, trust_env: bool) -> None:
+        self._loop, self._trust_env = loop, trust_env
+        self._idle: list[httpx2.AsyncClient] = []
+        self._busy = 0
+        self.broken: set[bytes] = set()
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[httpx2.AsyncClient]:
+        """A client that nobody else uses meanwhile, the one used last if there is any."""
+        client = self._idle.pop() if self._idle else self._new()
+        self._busy += 1
+        try:
+            yield client
+        finally:
+            self._busy -= 1
+            self._idle.append(client)
+            if not self._busy:
+                self._loop.call_later(KEEP_ALIVE, self._close)
+
+    def _new(self) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(
+            verify=_ssl_context(), trust_env=self._trust_env, timeout=None,
+            limits=httpx2.Limits(max_connections=1, keepalive_expiry=KEEP_ALIVE),
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # requests have nothing to do with each other
+        )  # fmt: skip
+
+    def _close(self) -> None:
+        """Close all connections, unless calls have begun meanwhile."""
+        if not self._busy:
+            closing, self._idle = self._idle, []
+            self._closing = [self._loop.create_task(client.aclose()) for client in closing]
+
+
+@functools.lru_cache(maxsize=8)
+def _connections(loop: asyncio.AbstractEventLoop, proxies: tuple[tuple[str, str], ...] | None) -> _Connections:
+    """Those of an event loop and the proxies of the environment; None: without proxies."""
+    return _Connections(loop, proxies is not None)
+
+
+@functools.cache
+def _ssl_context() -> ssl.SSLContext:
+    return ssl.create_default_context()
