@@ -25,7 +25,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from guerdon import __version__
 from guerdon.errors import ConfigError, GuerdonError, MissingDependencyError
+from guerdon.hub import use_token
 from guerdon.progress import heartbeat
+from guerdon.secrets import hide_in_tracebacks
 from guerdon.serve.cli import serve
 from guerdon.subprocess_worker import end_with_parent
 
@@ -488,12 +490,13 @@ def _root(
 def main() -> None:
     """Entry point: expected errors become one line and an exit status."""
     end_with_parent()
+    hide_in_tracebacks()
     signal.signal(signal.SIGTERM, _interrupt)
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())  # modules in the working directory are found, as by `python -m guerdon`
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # numbers of GPUs are those of nvidia-smi
     try:
-        _hub_token()
+        use_token()
         status = app(standalone_mode=False)
     except GuerdonError as error:
         _fail(str(error), error.exit_code)
@@ -512,20 +515,6 @@ def main() -> None:
         again = "--resume (of compare, label and search: the same command)"
         _fail(f"interrupted; files written so far are complete, and {again} continues", 130)
     sys.exit(status if isinstance(status, int) else 0)
-
-
-def _hub_token() -> None:
-    """Give Hugging Face's client a token under the name that it reads: `HF_AUTH_TOKEN` or `HF_TOKEN` of `./.env`."""
-    if os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN"):
-        return
-    token = os.environ.get("HF_AUTH_TOKEN")
-    if not token and Path(".env").is_file():
-        from guerdon.config import dot_env
-
-        given = dot_env()
-        token = given.get("HF_AUTH_TOKEN") or given.get("HF_TOKEN")
-    if token:
-        os.environ["HF_TOKEN"] = token
 
 
 def _fail(line: str, status: int) -> NoReturn:

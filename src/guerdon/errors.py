@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from guerdon.secrets import hide
+
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # as in <_io.BytesIO object at 0x7f0c8a2b>
 
 
@@ -23,6 +25,10 @@ class GuerdonError(Exception):
     """
 
     exit_code = 2
+
+    def __str__(self) -> str:
+        """The message, without secrets."""
+        return hide(super().__str__())
 
 
 class ConfigError(GuerdonError, ValueError):
@@ -139,7 +145,7 @@ def boundary(error: type[GuerdonError], what: str) -> Iterator[None]:
 
 def said_by(error: BaseException) -> str:
     """Kind and message of a foreign exception, in one line and without addresses of objects."""
-    said = " ".join(_ADDRESS.sub("", str(error)).split())
+    said = hide(" ".join(_ADDRESS.sub("", str(error)).split()))
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 

@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from guerdon.errors import CheckpointError, GuerdonError, boundary, said_by
+from guerdon.progress import log_line
+from guerdon.secrets import clean_key
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 CONFIGS = (CONFIG, ADAPTER, "generation_config.json", "tokenizer_config.json")  # of a folder, where it has them
@@ -251,3 +253,23 @@ def quietly() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
+
+
+def use_token() -> None:
+    """Give Hugging Face's client a token under the name that it reads: one of the environment, else of `./.env`.
+
+    A token that no request can have is left out; a line says so.
+    """
+    given, names = dict(os.environ), ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_AUTH_TOKEN")
+    if not any(given.get(name) for name in names) and Path(".env").is_file():
+        from guerdon.config import dot_env
+
+        given, names = dot_env(), ("HF_AUTH_TOKEN", "HF_TOKEN")
+    name = next((name for name in names if given.get(name)), None)
+    if name is None:
+        return
+    try:
+        os.environ["HF_TOKEN"] = clean_key(given[name], name)
+    except ValueError as error:
+        log_line(f"{error}; until then requests to the hub have no token")
+        os.environ.pop(name, None)

@@ -16,6 +16,7 @@ import heapq
 import json
 import logging
 import math
+import os
 import random
 import time
 from collections import deque
@@ -25,7 +26,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from urllib.parse import urlsplit
 
+from guerdon.errors import ConfigError
+from guerdon.secrets import hide, remember_environment
 from guerdon.types import Failure
 
 if TYPE_CHECKING:
@@ -291,14 +295,14 @@ class HttpFailure(Exception):
     def __init__(
         self, reason: str, detail: str, *, again: bool = True, retry_after: float | None = None, billed: bool = False
     ) -> None:
-        super().__init__(detail)
+        super().__init__(hide(detail))
         self.reason, self.again, self.retry_after, self.billed = reason, again, retry_after, billed
 
 
 async def read_reply(
     opening: AbstractAsyncContextManager[httpx2.Response], seconds: float, most_bytes: int
 ) -> tuple[int, Mapping[str, str], Any]:
-    """Status, headers and JSON of a reply; text that is not JSON is returned as it is, unless the status is 200.
+    """Status, headers and JSON of a reply, without secrets; other text is returned as it is, unless the status is 200.
 
     Args:
         opening: sends the request, as `AsyncClient.stream` does.
@@ -316,12 +320,41 @@ async def read_reply(
             data += piece
             if len(data) > most_bytes:
                 raise HttpFailure("bad_reply", f"longer than {most_bytes} bytes", billed=True)
+    text = data.decode("utf-8", "replace")
     try:
-        return reply.status_code, reply.headers, json.loads(data)
+        payload = json.loads(data)
     except (ValueError, RecursionError) as error:
         if reply.status_code == 200:
-            raise HttpFailure("bad_reply", f"not JSON: {bytes(data[:80])!r}", billed=True) from error
-        return reply.status_code, reply.headers, data[:1000].decode("utf-8", "replace")
+            raise HttpFailure("bad_reply", f"not JSON: {hide(text)[:80]!r}", billed=True) from error
+        return reply.status_code, reply.headers, hide(text)[:1000]
+    if "\\" in text or hide(text) != text:  # an escaped character may be one of a secret
+        payload = hide(payload)
+    return reply.status_code, reply.headers, payload
+
+
+def check_proxies(url: str) -> None:
+    """Refuse proxies of the environment that no request could use; their passwords are hidden from now on.
+
+    Args:
+        url: that requests go to.
+
+    Raises:
+        ConfigError: there are such proxies.
+    """
+    import httpx2
+
+    remember_environment()
+    if urlsplit(url).hostname in LOOPBACK:
+        return
+    try:
+        httpx2.AsyncClient(verify=False)
+    except (httpx2.InvalidURL, ValueError, ImportError) as error:
+        names = ", ".join(sorted(name for name in os.environ if name.lower().endswith("_proxy")))
+        socks = "; a proxy of socks5:// needs `pip install socksio`" if isinstance(error, ImportError) else ""
+        raise ConfigError(
+            f"a proxy of the environment ({names}) is no address that can be used: write http://host:port or "
+            f"http://user:password@host:port, other characters than letters and digits as %40{socks}"
+        ) from None
 
 
 def error_message(payload: Any, most_characters: int) -> str:

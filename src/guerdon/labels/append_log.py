@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.errors import DataError
+from guerdon.secrets import hide
 
 COUNTS = ("calls", "failed", "tokens_in", "tokens_out", "usd", "unpriced", "usd_at_most", "from_cache")
 UNFINISHED = "unfinished"  # the failure of a call that a kill cut off
@@ -82,12 +83,12 @@ class AppendLog:
         return rows
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add one line; it is on the disk when this returns.
+        """Add one line without secrets; it is on the disk when this returns.
 
         Raises:
             DataError: it cannot be written; the file is as it was.
         """
-        data = json.dumps(row, ensure_ascii=True, allow_nan=False).encode() + b"\n"
+        data = hide(json.dumps(row, ensure_ascii=True, allow_nan=False)).encode() + b"\n"
         with self._lock:
             size = os.fstat(self._file.fileno()).st_size
             try:

@@ -30,7 +30,7 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import httpx2
 
-from guerdon.config import dot_env
+from guerdon.config import api_key
 from guerdon.errors import ConfigError, boundary
 from guerdon.labels.append_log import Cache, CallUsage, Ledger, content_key
 from guerdon.labels.request_settings import AcceptedSettings, neutral
@@ -42,11 +42,13 @@ from guerdon.retry import (
     HttpFailure,
     RequestPool,
     Retry,
+    check_proxies,
     error_message,
     is_transient,
     read_reply,
     retry_after,
 )
+from guerdon.secrets import hide, remember
 from guerdon.settings.label import HttpJudgeSettings, OpenAIJudgeSettings, OwnJudgeSettings
 from guerdon.types import Failure, Message
 
@@ -136,9 +138,9 @@ class LLMClient(Protocol):
 def request_key(model: HttpJudgeSettings | OwnJudgeSettings, request: LLMRequest) -> str:
     """A hash of a request's content; where the model is served does not count."""
     if isinstance(model, OwnJudgeSettings):
-        more: list[Any] = [dict(model.params)]
+        more: list[Any] = [hide(dict(model.params))]
     else:
-        more = [dict(model.extra_body), model.response_format if request.schema is not None else None]
+        more = [hide(dict(model.extra_body)), model.response_format if request.schema is not None else None]
     return content_key(
         model.api, model.model_name, list(request.messages), request.max_tokens, request.temperature, request.sample,
         *[part for part in more if part],
@@ -176,6 +178,8 @@ class HttpLLMClient:
         self.name = settings.model_name
         self.only_cached = False
         self.reserve_later: dict[str, float] = {}
+        remember(settings.model_dump())
+        check_proxies(settings.url)
         own = settings.url != settings.default_url and settings.api_key_env is None
         self._key = api_key(settings.api_key_env or settings.key_variable, required=not own)
         self._settings, self._cache, self._ledger = settings, cache, ledger
@@ -303,18 +307,6 @@ class OwnLLMClient:
                 self._cache.put({key: kept})
             reply = LLMReply(kept["text"], kept["stop"])
             yield i, unusable(reply) or parse(reply)
-
-
-def api_key(variable: str, *, required: bool = True) -> str | None:
-    """A key from the environment or from `.env` in the working directory; None where neither has it.
-
-    Raises:
-        ConfigError: it is required and missing.
-    """
-    key = os.environ.get(variable) or dot_env().get(variable)
-    if not key and required:
-        raise ConfigError(f"{variable} is not set: export it, or write {variable}=... into a file .env here")
-    return key or None
 
 
 def send(

@@ -25,9 +25,10 @@ import numpy as np
 from PIL import Image
 
 from guerdon.call_queue import alone
+from guerdon.config import api_key
 from guerdon.errors import CheckpointError, GuerdonError, MissingDependencyError, boundary
 from guerdon.hub import check_folder, model_folder
-from guerdon.labels.llm_client import api_key, post_json
+from guerdon.labels.llm_client import post_json
 from guerdon.labels.request_settings import AcceptedSettings, neutral
 from guerdon.models.vlm_frames import limit_pixels
 from guerdon.models.vlm_prompts import (
@@ -41,7 +42,8 @@ from guerdon.models.vlm_prompts import (
 )
 from guerdon.policies.adapter_files import adapter_config, changes_base
 from guerdon.replies import opened_reasoning
-from guerdon.retry import Attempt, Calls, Clock, HttpFailure, RequestPool, Retry
+from guerdon.retry import Attempt, Calls, Clock, HttpFailure, RequestPool, Retry, check_proxies
+from guerdon.secrets import remember
 from guerdon.settings.vlm import EndpointSettings, VLLMSettings
 from guerdon.types import ByteArray, Failure
 
@@ -67,6 +69,8 @@ class OpenAIBackend:
 
     def __init__(self, settings: EndpointSettings, clock: Clock | None = None) -> None:
         self.settings = settings
+        remember(settings.model_dump())
+        check_proxies(settings.base_url)
         key = api_key(settings.api_key_env) if settings.api_key_env else None
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._accepted = AcceptedSettings(f"the vision-language model {settings.model}", settings.leave_out)
