@@ -32,8 +32,9 @@ import httpx2
 
 from guerdon.config import api_key
 from guerdon.errors import ConfigError, boundary
-from guerdon.labels.append_log import Cache, CallUsage, Ledger, content_key
+from guerdon.labels.append_log import Cache, Ledger, content_key
 from guerdon.labels.request_settings import AcceptedSettings, neutral
+from guerdon.labels.usage import LONG_WRITE, CallUsage, reported_usage
 from guerdon.retry import (
     LOOPBACK,
     Attempt,
@@ -58,6 +59,7 @@ PARSE_TRIES = 3  # of a request whose replies cannot be used, unless temperature
 
 MAX_BYTES = 16_000_000  # of a reply
 _FATAL = {401: "does not accept the key", 403: "does not allow this", 404: "has no such model or path"}
+_NOT_BEGUN = {425, 429, 501, 503, 529}  # no other error says that no text was written, and none is charged
 _NOT_SENT = (httpx2.ConnectError, httpx2.ProxyError, httpx2.WriteError)
 _Stop = Literal["end", "length", "refusal"]
 _STOPS: dict[Any, _Stop] = {  # anything else, or nothing, does not say that the text is complete
@@ -183,7 +185,10 @@ class HttpLLMClient:
         own = settings.url != settings.default_url and settings.api_key_env is None
         self._key = api_key(settings.api_key_env or settings.key_variable, required=not own)
         self._settings, self._cache, self._ledger = settings, cache, ledger
-        self._accepted = AcceptedSettings(f"the judge {self.name}", settings.leave_out)
+        self._accepted = AcceptedSettings(
+            f"the judge {self.name}", settings.leave_out, needs_limit=ledger.max_usd is not None
+        )
+        self._may_write_cache = settings.api == "anthropic" or "cache_control" in str(settings.extra_body)
         self._clock = clock or Clock()
         self._pool = RequestPool(
             Retry(settings.retries + 1), settings.concurrency, self._clock, per_minute=settings.requests_per_minute
@@ -215,6 +220,11 @@ class HttpLLMClient:
             for key, answer in outcomes:
                 yield from ((i, answer) for i in places[key])
 
+    def most(self, request: LLMRequest) -> CallUsage:
+        """The most that a request can use; where a cache may be written, in tokens of that price."""
+        dearest = LONG_WRITE if self._may_write_cache else 1.0
+        return CallUsage(math.ceil(request.max_prompt_tokens * dearest), request.max_tokens)
+
     def _cached(self, key: str, parse: Parse[T]) -> T | Failure | None:
         kept: dict[str, Any] | None = self._cache.get(key)
         if kept is None or "tries" in kept:
@@ -230,8 +240,9 @@ class HttpLLMClient:
     def _try(self, key: str, request: LLMRequest, parse: Parse[T], role: str, seconds: float) -> Attempt[T | Failure]:
         """Send a request once."""
         later = self.reserve_later.get(role, 0.0)
+        most = self.most(request)
         reservation = self._ledger.reserve(
-            role, tokens_in=request.max_prompt_tokens, tokens_out=request.max_tokens, later=later
+            role, tokens_in=most.tokens_in or 0, tokens_out=request.max_tokens, later=later
         )
         if reservation is None:
             return Attempt(Failure(BUDGET))
@@ -376,30 +387,20 @@ def _encode(
 
 def _anthropic_reply(payload: Any) -> LLMReply:
     blocks = [block["text"] for block in payload["content"] if block["type"] == "text"]
-    usage = payload.get("usage") or {}
-    read = [usage.get(k) for k in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")]
-    stop = _STOPS.get(payload["stop_reason"], "length")
-    return LLMReply("".join(blocks), stop, _usage(read, usage.get("output_tokens")))
+    text, stop = "".join(blocks), _STOPS.get(payload["stop_reason"], "length")
+    return LLMReply(text, stop, reported_usage(payload.get("usage"), text))
 
 
 def _openai_reply(payload: Any) -> LLMReply:
     choice = payload["choices"][0]
     message = choice["message"]
     stop: _Stop = "refusal" if message.get("refusal") else _STOPS.get(choice.get("finish_reason"), "length")
-    usage = payload.get("usage") or {}
     text = message.get("content")
     if not isinstance(text, str):
         text = str(message.get("refusal") or "")
         if stop == "end":
             raise KeyError("content")
-    return LLMReply(text, stop, _usage([usage.get("prompt_tokens")], usage.get("completion_tokens")))
-
-
-def _usage(read: list[Any], written: Any) -> CallUsage | None:
-    counts = [n for n in read if n is not None]
-    if not counts or not all(isinstance(n, int) and n >= 0 for n in (*counts, written)):
-        return None
-    return CallUsage(sum(counts), written)
+    return LLMReply(text, stop, reported_usage(payload.get("usage"), text))
 
 
 def post_json(
@@ -450,7 +451,7 @@ def post_json(
         raise ConfigError(f"{who} at {url} {_FATAL[status]} ({message}); check {check}")
     if is_transient(status):
         reason = "rate_limited" if status == 429 else "server_error"
-        raise HttpFailure(reason, message, retry_after=retry_after(found, clock))
+        raise HttpFailure(reason, message, retry_after=retry_after(found, clock), billed=status not in _NOT_BEGUN)
     raise HttpFailure("rejected", message, again=False)
 
 
