@@ -29,7 +29,11 @@ def forms(secret):
 
 def leaks(text):
     """The planted secrets that a text gives away, each in the form that it has there."""
-    given = [(form, form if secret[:4] in form or "%" in form else form[4:-5]) for secret in SECRETS for form in forms(secret)]
+    given = [
+        (form, form if secret[:4] in form or "%" in form else form[4:-5])
+        for secret in SECRETS
+        for form in forms(secret)
+    ]
     return [form for form, part in given if part in text]
 
 

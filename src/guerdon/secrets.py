@@ -151,7 +151,7 @@ def _remember(secrets: Iterable[_Secret]) -> None:
         whole: dict[str, str] = {}  # texts that are hidden wherever they stand, with what else is hidden behind them
         words: set[str] = set()  # that are hidden where they stand as a secret
         fields = {one.field for one in _known if one.field}
-        for secret in _known:
+        for secret in sorted(_known, key=lambda one: not one.user):  # what is hidden anywhere wins
             whole |= _forms(secret)
             words |= set() if secret.user or _is_plain_secret(secret.text) else {secret.text}
         names = "|".join([_NAMES, *map(re.escape, sorted(fields))])
@@ -175,8 +175,9 @@ def _is_plain_secret(text: str) -> bool:
 def _forms(secret: _Secret) -> dict[str, str]:
     """The texts that give a secret away wherever they stand, each with a pattern of what is hidden behind it."""
     text = secret.text
-    forms = {text, html.escape(text), json.dumps(text)[1:-1], text.replace("/", "\\/")}
+    forms = {text, html.escape(text), json.dumps(text)[1:-1]}
     forms |= {quote(text, "", errors=_ANY), quote(text, errors=_ANY), quote_plus(text, errors=_ANY)}
+    forms |= {form.replace("/", "\\/") for form in forms}
     if secret.user:
         encoded = base64.b64encode(text.encode("utf-8", _ANY)).decode()
         return dict.fromkeys(forms, "(?=@)") | ({encoded: ""} if len(encoded) >= _SHORT else {})
