@@ -68,8 +68,6 @@ def reported_usage(given: Any, text: str) -> CallUsage:
         written += more
     elif more > 0 and written:
         read = more
-    elif more > 0:
-        written = more
     elif more < 0 or reasoning > written:  # the total is missing or nonsense
         written += reasoning
     silent = not text and read > 0 and _count(usage.get("completion_tokens", usage.get("output_tokens"))) == 0
