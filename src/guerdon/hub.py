@@ -260,11 +260,11 @@ def use_token() -> None:
 
     A token that no request can have is left out; a line says so.
     """
-    given, names = dict(os.environ), ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_AUTH_TOKEN")
+    given, names = dict(os.environ), ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_AUTH_TOKEN"]
     if not any(given.get(name) for name in names) and Path(".env").is_file():
         from guerdon.config import dot_env
 
-        given, names = dot_env(), ("HF_AUTH_TOKEN", "HF_TOKEN")
+        given, names = dot_env(), ["HF_AUTH_TOKEN", "HF_TOKEN"]
     name = next((name for name in names if given.get(name)), None)
     if name is None:
         return

@@ -247,13 +247,15 @@ class Ledger:
         """
         row: dict[str, Any] = {"ended": reservation.number, "role": reservation.role, "failure": failure}
         if usage is not None:
-            known = self.price(usage)
-            counts = {name: getattr(usage, name) for name in ("tokens_in", "tokens_out")}
-            missing = [getattr(reservation.most, name) if n is None else None for name, n in counts.items()]
-            row |= {name: n for name, n in counts.items() if n is not None} | {"usd": max(known, usage.usd or 0.0)}
-            if None in counts.values():
-                most = known + self.price(CallUsage(*missing)) * reservation.scale
-                row["usd_at_most"] = max(most - row["usd"], 0.0)
+            known, most = self.price(usage), reservation.most
+            for name in ("tokens_in", "tokens_out"):
+                row |= {name: n} if (n := getattr(usage, name)) is not None else {}
+            row["usd"] = max(known, usage.usd or 0.0)
+            if usage.tokens_in is None or usage.tokens_out is None:
+                missing = CallUsage(
+                    most.tokens_in if usage.tokens_in is None else 0, most.tokens_out if usage.tokens_out is None else 0
+                )
+                row["usd_at_most"] = max(known + self.price(missing) * reservation.scale - row["usd"], 0.0)
         elif billed:
             row |= {"usd_at_most": reservation.usd}
         try:
