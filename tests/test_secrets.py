@@ -1,11 +1,14 @@
 """Keys as people copy them, and which text gives a secret away."""
 
+import asyncio
 import base64
 import json
 import subprocess
 import sys
+from contextlib import asynccontextmanager
 from urllib.parse import quote
 
+import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +18,7 @@ from echo_server import forms
 from guerdon import secrets
 from guerdon.config import api_key, load
 from guerdon.errors import ConfigError
-from guerdon.retry import check_proxies
+from guerdon.retry import check_proxies, read_reply
 from guerdon.secrets import HIDDEN, clean_key, hide, remember
 from guerdon.settings.serve import ServeSettings
 
@@ -182,3 +185,19 @@ def test_a_traceback_has_no_secret(tmp_path):
 def test_the_forms_of_the_echo_server_are_those_that_are_hidden():
     remember({"password": "p@ss/w0rd-Zq81"})
     assert not [form for form in forms("p@ss/w0rd-Zq81") if hide(form) == form]
+
+
+@pytest.mark.parametrize("escape", [
+    lambda text: text, lambda text: text.replace("/", "\\/"), lambda text: "".join(f"\\u{ord(c):04x}" for c in text),
+    lambda text: text.replace("k", "\\u006B"), lambda text: text.replace("/", "\\\\/"),
+])  # fmt: skip
+def test_escaped_characters_of_a_reply_hide_no_secret(escape):
+    clean_key("sk-live/0123456789abc", "MINE")
+    data = b'{"error": {"message": "wrong ' + escape("sk-live/0123456789abc").encode() + b'", "n": [1.5, null]}}'
+
+    @asynccontextmanager
+    async def reply():
+        yield httpx2.Response(400, content=data)
+
+    status, _, payload = asyncio.run(read_reply(reply(), 60.0, 10**6))
+    assert (status, payload) == (400, {"error": {"message": "wrong ***", "n": [1.5, None]}})

@@ -327,7 +327,7 @@ async def read_reply(
         if reply.status_code == 200:
             raise HttpFailure("bad_reply", f"not JSON: {hide(text)[:80]!r}", billed=True) from error
         return reply.status_code, reply.headers, hide(text)[:1000]
-    if "\\" in text or hide(text) != text:  # an escaped character may be one of a secret
+    if "\\u" in text or hide(text) != text:  # an escaped character may be one of a secret
         payload = hide(payload)
     return reply.status_code, reply.headers, payload
 
