@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.errors import CheckpointError, naming
+from guerdon.secrets import hide
 
 COMPLETE = "COMPLETE"
 
@@ -49,8 +50,8 @@ def publish(temporary: Path, path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text in one piece."""
-    write_bytes(path, text.encode("utf-8"))
+    """Write UTF-8 text in one piece, without secrets."""
+    write_bytes(path, hide(text).encode("utf-8"))
 
 
 def write_json(path: Path, value: Any) -> None:

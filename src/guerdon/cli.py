@@ -22,7 +22,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from guerdon import __version__
 from guerdon.errors import ConfigError, MissingDependencyError
-from guerdon.process import UsageError, check_start, give_hub_token, run_command
+from guerdon.hub import use_token
+from guerdon.process import UsageError, check_start, run_command
 from guerdon.progress import heartbeat
 from guerdon.serve.cli import serve
 from guerdon.streams import forgive_output
@@ -57,7 +58,7 @@ class _Verb(_PartsInHelp, TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Call the command; a log of one that takes long is never silent for 20 s."""
         check_start()
-        give_hub_token()
+        use_token()
         ctx.params |= {name: _expanded(value) for name, value in ctx.params.items() if isinstance(value, Path)}
         with nullcontext() if ctx.info_name == "serve" else heartbeat(str(ctx.info_name)):
             status = super().invoke(ctx)

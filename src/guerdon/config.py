@@ -29,9 +29,11 @@ from guerdon.config_problems import is_secret, problem_lines, unknown_lines
 from guerdon.config_schema import Spot, child, field_of, leaves, models_in, names_of, without_nulls
 from guerdon.config_tree import LONGEST_KEY, CoreLoader, Tree, apply_overrides, describe, merge, parse_yaml, read_yaml
 from guerdon.errors import ConfigError
+from guerdon.secrets import clean_key, hide, remember
 
 __all__ = [
     "Tree",
+    "api_key",
     "apply_overrides",
     "dot_env",
     "holds",
@@ -73,6 +75,30 @@ def dot_env(path: Path = Path(".env")) -> dict[str, str]:
     return {name.strip().removeprefix("export "): _unquoted(value.strip()) for name, equals, value in pairs if equals}
 
 
+def api_key(variable: str, *, given: str | None = None, required: bool = True) -> str | None:
+    """A key from the environment or from `.env` in the working directory; None where neither has it.
+
+    Args:
+        variable: its name there.
+        given: the key itself, if it is known.
+        required: whether there has to be one.
+
+    Raises:
+        ConfigError: it is required and missing, or has a line break or a character that no key has.
+    """
+    known = os.environ.get(variable) if given is None else given
+    try:
+        key = clean_key(known or "", variable)
+        if given is None and not key:
+            key = clean_key(dot_env().get(variable, ""), variable)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if not key and required:
+        empty = "is not set" if known is None else "is not set (it is empty)"
+        raise ConfigError(f"{variable} {empty}: export it, or write {variable}=... into a file .env here")
+    return key or None
+
+
 def _unquoted(value: str) -> str:
     """A value of a `.env` file without its quotes and the comment behind it."""
     quoted = re.fullmatch(r"""(["'])(.*?)\1\s*(?:#.*)?""", value)
@@ -91,6 +117,7 @@ def validate(model: type[M], tree: Tree | Mapping[str, Any], *, source: str) -> 
         ConfigError: one line per problem: place, dotted path, value, what is allowed.
     """
     given = tree if isinstance(tree, Tree) else Tree(dict(tree))
+    remember(given.data)
     known = Tree(_usable(given.data, "", given, source), given.places)
     try:
         return model.model_validate(known.data)
@@ -173,8 +200,8 @@ def to_plain(config: BaseModel) -> dict[str, Any]:
 
 
 def to_yaml(config: BaseModel) -> str:
-    """`to_plain` as YAML that `load` reads back; a literal `${` is written `$${`."""
-    return yaml.dump(
+    """`to_plain` as YAML that `load` reads back, without secrets; a literal `${` is written `$${`."""
+    text: str = yaml.dump(
         _escape_refs(to_plain(config)),
         Dumper=_Dumper,
         sort_keys=False,
@@ -182,6 +209,7 @@ def to_yaml(config: BaseModel) -> str:
         width=110,
         indent=2,
     )
+    return hide(text)
 
 
 def holds(path: Path, text: str) -> bool:

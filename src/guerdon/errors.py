@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from guerdon.secrets import hide
+
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # as in <_io.BytesIO object at 0x7f0c8a2b>
 _NUMBER = re.compile(r"(?:os error |[Ee]rrno )(\d+)")  # as in (os error 28), [Errno 28]
 REFUSALS = {
@@ -41,6 +43,10 @@ class GuerdonError(Exception):
     """
 
     exit_code = 2
+
+    def __str__(self) -> str:
+        """The message, without secrets."""
+        return hide(super().__str__())
 
 
 class ConfigError(GuerdonError, ValueError):
@@ -157,7 +163,7 @@ def boundary(error: type[GuerdonError], what: str) -> Iterator[None]:
 
 def said_by(error: BaseException) -> str:
     """Kind and message of a foreign exception, in one line and without addresses of objects."""
-    said = " ".join(_ADDRESS.sub("", str(error)).split())
+    said = hide(" ".join(_ADDRESS.sub("", str(error)).split()))
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 

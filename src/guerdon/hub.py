@@ -20,7 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from guerdon.errors import CheckpointError, GuerdonError, boundary, said_by
+from guerdon.errors import CheckpointError, ConfigError, GuerdonError, boundary, said_by
+from guerdon.progress import log_line
+from guerdon.secrets import clean_key
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 CONFIGS = (CONFIG, ADAPTER, "generation_config.json", "tokenizer_config.json")  # of a folder, where it has them
@@ -294,3 +296,25 @@ def quietly() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
+
+
+def use_token() -> None:
+    """Give Hugging Face's client a token under the name that it reads: one of the environment, else of `./.env`.
+
+    A token that no request can have is left out; a line says so.
+    """
+    given, names = dict(os.environ), ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_AUTH_TOKEN"]
+    try:
+        if not any(given.get(name) for name in names):
+            from guerdon.config import dot_env
+
+            given, names = dot_env(), ["HF_AUTH_TOKEN", "HF_TOKEN"]
+        name = next((name for name in names if given.get(name)), None)
+        if name is not None:
+            os.environ["HF_TOKEN"] = clean_key(given[name], name)
+    except ConfigError as error:  # `.env` cannot be read, and most commands need none
+        log_line(f"{error}; no token of the hub is taken from it")
+    except ValueError as error:
+        log_line(f"{error}; until then requests to the hub have no token")
+        for name in names:
+            os.environ.pop(name, None)

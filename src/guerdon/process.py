@@ -20,6 +20,7 @@ import typer
 
 from guerdon.errors import REFUSALS, ConfigError, GuerdonError, refused_by_system
 from guerdon.progress import log_line
+from guerdon.secrets import hide_in_tracebacks
 from guerdon.streams import keep_streams, lost_output
 from guerdon.subprocess_worker import end_with_parent
 
@@ -46,6 +47,7 @@ def run_command(call: Callable[[], Any]) -> NoReturn:
     """
     keep_streams()
     end_with_parent()
+    hide_in_tracebacks()
     signal.signal(signal.SIGTERM, _interrupt)
     threading.excepthook = _thread_ended
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # numbers of GPUs are those of nvidia-smi
@@ -110,26 +112,6 @@ def check_start() -> None:
         os.getcwd()
     except OSError as error:
         raise ConfigError(f"the working directory cannot be used ({error.strerror}): cd to another one") from error
-
-
-def give_hub_token() -> None:
-    """Give Hugging Face's client a token under the name that it reads: `HF_AUTH_TOKEN` or `HF_TOKEN` of `./.env`."""
-    if os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN"):
-        return
-    token = os.environ.get("HF_AUTH_TOKEN")
-    if not token:
-        from guerdon.config import dot_env
-
-        try:
-            given = dot_env()
-        except ConfigError as error:  # most commands need none
-            log_line(f"{error}; no token of the hub is taken from it")
-            return
-        token = given.get("HF_AUTH_TOKEN") or given.get("HF_TOKEN")
-    if token and not (token.isascii() and token.isprintable()):
-        log_line("the token of the hub holds characters that no token has, and is not used: copy it again into .env")
-    elif token:
-        os.environ["HF_TOKEN"] = token
 
 
 def _fail(line: str, status: int) -> NoReturn:

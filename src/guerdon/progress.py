@@ -20,6 +20,8 @@ from functools import cache
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from guerdon.secrets import hide
+
 QUIET_S = 15.0  # seconds without a line after which `heartbeat` writes one
 _silent = False
 _written = 0.0  # when the last line was written
@@ -33,12 +35,12 @@ def fall_silent() -> None:
 
 
 def log_line(line: str) -> None:
-    """Write one line to the standard error stream, so that output can be piped."""
+    """Write one line without secrets to the standard error stream, so that output can be piped."""
     global _written
     _written = time.monotonic()
     if _silent:
         return
-    sys.stderr.write(line + "\n")
+    sys.stderr.write(hide(line) + "\n")
     sys.stderr.flush()
 
 
@@ -117,7 +119,7 @@ class ProgressBar:
     def advance(self, done: int, text: str) -> None:
         """Move the bar to `done`; without a terminal, write a line each time another share of the total is done."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, description=text)
+            self._bar.update(self._task, completed=done, description=hide(text))
             return
         self._line = f"{self._what} {done}/{self._total}" + (f": {text}" if text else "")
         share = done * self._lines // max(self._total, 1)
@@ -128,7 +130,7 @@ class ProgressBar:
     def write_line(self, line: str) -> None:
         """Write one line above the bar."""
         if self._bar is not None:
-            self._bar.console.print(line, highlight=False, markup=False)
+            self._bar.console.print(hide(line), highlight=False, markup=False)
         else:
             log_line(line)
 

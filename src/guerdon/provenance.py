@@ -12,6 +12,8 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from guerdon.secrets import hide
+
 _PACKAGES = (
     "guerdon",
     "torch",
@@ -52,9 +54,9 @@ def machine() -> dict[str, Any]:
 
 
 def command() -> str:
-    """The command line as typed, with the program's bare name."""
+    """The command line as typed, with the program's bare name and without secrets."""
     name = os.path.basename(sys.argv[0]) if sys.argv else "guerdon"
-    return " ".join(["guerdon" if name in ("__main__.py", "guerdon") else name, *sys.argv[1:]])
+    return hide(" ".join(["guerdon" if name in ("__main__.py", "guerdon") else name, *sys.argv[1:]]))
 
 
 def now() -> str:

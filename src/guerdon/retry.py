@@ -31,9 +31,11 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from urllib.parse import urlsplit
 
 from guerdon.errors import ConfigError
 from guerdon.progress import log_once
+from guerdon.secrets import hide, remember_environment
 from guerdon.types import Failure
 
 if TYPE_CHECKING:
@@ -371,7 +373,7 @@ class HttpFailure(Exception):
     def __init__(
         self, reason: str, detail: str, *, again: bool = True, retry_after: float | None = None, billed: bool = False
     ) -> None:
-        super().__init__(detail)
+        super().__init__(hide(detail))
         self.reason, self.again, self.retry_after, self.billed = reason, again, retry_after, billed
 
 
@@ -381,7 +383,7 @@ async def read_reply(
     most_bytes: int,
     decode: Callable[[bytes], Any] = json.loads,
 ) -> tuple[int, Mapping[str, str], Any]:
-    """Status, headers and JSON of a reply; text that is not JSON is returned as it is, unless the status is 200.
+    """Status, headers and JSON of a reply, without secrets; other text is returned as it is, unless the status is 200.
 
     Args:
         opening: sends the request, as `AsyncClient.stream` does.
@@ -400,13 +402,41 @@ async def read_reply(
             data += piece
             if len(data) > most_bytes:
                 raise HttpFailure("bad_reply", f"longer than {most_bytes} bytes", billed=True)
+    text = data.decode("utf-8", "replace")
     try:
-        return reply.status_code, reply.headers, decode(bytes(data))
+        payload = decode(bytes(data))
     except (ValueError, RecursionError) as error:
-        text = data[:4000].decode("utf-8", "replace")
         if reply.status_code == 200:
-            raise HttpFailure("bad_reply", f"not JSON: {error_message(text, 80)!r}", billed=True) from error
-        return reply.status_code, reply.headers, text
+            raise HttpFailure("bad_reply", f"not JSON: {error_message(hide(text), 80)!r}", billed=True) from error
+        return reply.status_code, reply.headers, hide(text)[:4000]
+    if "\\u" in text or hide(text) != text:  # an escaped character may be one of a secret
+        payload = hide(payload)
+    return reply.status_code, reply.headers, payload
+
+
+def check_proxies(url: str) -> None:
+    """Refuse proxies of the environment that no request could use; their passwords are hidden from now on.
+
+    Args:
+        url: that requests go to.
+
+    Raises:
+        ConfigError: there are such proxies.
+    """
+    import httpx2
+
+    remember_environment()
+    if urlsplit(url).hostname in LOOPBACK:
+        return
+    try:
+        httpx2.AsyncClient(verify=False)
+    except (httpx2.InvalidURL, ValueError, ImportError) as error:
+        names = ", ".join(sorted(name for name in os.environ if name.lower().endswith("_proxy")))
+        socks = "; a proxy of socks5:// needs `pip install socksio`" if isinstance(error, ImportError) else ""
+        raise ConfigError(
+            f"a proxy of the environment ({names}) is no address that can be used: write http://host:port or "
+            f"http://user:password@host:port, other characters than letters and digits as %40{socks}"
+        ) from None
 
 
 def error_message(payload: Any, most_characters: int) -> str:

@@ -27,6 +27,7 @@ from guerdon.errors import ConfigError, GuerdonError, JobError, MissingDependenc
 from guerdon.folder_lock import held
 from guerdon.progress import ProgressBar
 from guerdon.rl.reward_warnings import harm_warnings
+from guerdon.secrets import hide
 from guerdon.settings.base import Settings
 from guerdon.settings.data import DataSettings
 from guerdon.settings.estimate import EVALUATION, estimate, total_bytes, total_seconds
@@ -289,6 +290,12 @@ def _resolved(tree: Tree, change: dict[str, Any], source: str, *, verb: str = "r
     """The configuration of jobs. One that needs nothing else of a cluster is that of one process, as without it."""
     changed = resolve_refs(Tree(merge(tree.data, change), tree.places), Study)
     study = validate(Study, changed, source=source)
+    written = study.model_dump_json()
+    if hide(written) != written:
+        raise ConfigError(
+            f"{source}: an address or a field has a key or a password in it, and compare writes the configurations of "
+            "its jobs: put the key into a variable of the environment that api_key_env names"
+        )
     cluster = study.cluster
     several = cluster.collectors > 1 or cluster.learners > 1 or cluster.reward_workers > 0
     spreads = cluster.label_workers > 1 if verb == "label" else several

@@ -5,7 +5,7 @@ while it is open.
 
 A call is two lines of the ledger: one before its request is sent, with the most that it can cost, and one when it is
 over, with what it did cost. A call without the second line (the process was killed) counts with its maximum, however
-many calls were under way. So the budget holds over kills and restarts.
+many calls were under way; so does what a reply does not say. So the budget holds over kills and restarts.
 
     with contextlib.closing(Cache(folder / "replies.jsonl")) as cache:
         cache.put({content_key("question"): {"text": "answer"}})
@@ -30,6 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.errors import DataError
+from guerdon.labels.usage import CallUsage
+from guerdon.secrets import hide
 
 COUNTS = ("calls", "failed", "tokens_in", "tokens_out", "usd", "unpriced", "usd_at_most", "from_cache")
 UNFINISHED = "unfinished"  # the failure of a call that a kill cut off
@@ -82,12 +84,12 @@ class AppendLog:
         return rows
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add one line; it is on the disk when this returns.
+        """Add one line without secrets; it is on the disk when this returns.
 
         Raises:
             DataError: it cannot be written; the file is as it was.
         """
-        data = json.dumps(row, ensure_ascii=True, allow_nan=False).encode() + b"\n"
+        data = hide(json.dumps(row, ensure_ascii=True, allow_nan=False)).encode() + b"\n"
         with self._lock:
             size = os.fstat(self._file.fileno()).st_size
             try:
@@ -129,19 +131,21 @@ class Cache(AppendLog):
 
 
 @dataclass(frozen=True)
-class CallUsage:
-    """Tokens that a call read and wrote."""
-
-    tokens_in: int
-    tokens_out: int
-
-
-@dataclass(frozen=True)
 class Reservation:
-    """Dollars reserved for a call, its number in the file, and what it is for."""
+    """Dollars reserved for a call.
+
+    Attributes:
+        number: of the call in the file.
+        role: what it is for.
+        most: what it can use by its own limits.
+        scale: how far calls of that role have passed their limits, at least 1.
+        usd: the price of `most` times `scale`.
+    """
 
     number: int
     role: str
+    most: CallUsage
+    scale: float
     usd: float
 
 
@@ -161,23 +165,27 @@ class Ledger:
         self._open: dict[int, float] = {}  # dollars reserved, by number of a call under way
         self._later = 0.0  # dollars reserved for calls that will follow those already made
         self._totals: dict[str, dict[str, float]] = {}
+        self._scales: dict[str, float] = {}  # by role: the largest cost of a call, as a share of its reservation
         self._log = AppendLog(path)
         begun: dict[int, dict[str, Any]] = {}
         self._next = 0
         for row in self._log.rows:
             if "begun" in row:
-                begun[row["begun"]] = row
+                begun[row["begun"]] = {"scale": self._scale(row["role"]), **row}
                 self._next = max(self._next, row["begun"] + 1)
             else:
-                begun.pop(row.get("ended", -1), None)
+                reserved = begun.pop(row.get("ended", -1), None)
                 self._count(row)
+                if reserved is not None:
+                    self._learn(row, reserved["scale"], reserved["usd_at_most"])
         for row in begun.values():
             self._count({**row, "failure": UNFINISHED})
         self._log.rows = []
 
     def price(self, usage: CallUsage) -> float:
-        """Dollars."""
-        return (usage.tokens_in * self.prices[0] + usage.tokens_out * self.prices[1]) / 1e6
+        """Dollars for the tokens that are known."""
+        read = (usage.tokens_in or 0) + usage.surcharge_in
+        return (read * self.prices[0] + (usage.tokens_out or 0) * self.prices[1]) / 1e6
 
     @property
     def spent(self) -> float:
@@ -195,21 +203,23 @@ class Ledger:
             tokens_out: the most that it writes.
             later: dollars to reserve, too, for a call about its reply; until `release`.
         """
-        most = self.price(CallUsage(tokens_in, tokens_out))
+        most = CallUsage(tokens_in, tokens_out)
         with self._settled:
-            while (
-                self.max_usd is not None
-                and self.spent + sum(self._open.values()) + self._later + most + later > self.max_usd
-            ):
+            while True:
+                scale = self._scale(role)
+                usd = self.price(most) * scale
+                reserved = self.spent + sum(self._open.values()) + self._later + usd + later
+                if self.max_usd is None or (reserved <= self.max_usd):
+                    break
                 if not self._open:
                     return None
                 self._settled.wait()
-            reservation = Reservation(self._next, role, most)
+            reservation = Reservation(self._next, role, most, scale, usd)
             self._next += 1
-            self._open[reservation.number] = most
+            self._open[reservation.number] = usd
             self._later += later
         try:
-            self._log.append({"begun": reservation.number, "role": role, "usd_at_most": most})
+            self._log.append({"begun": reservation.number, "role": role, "usd_at_most": usd})
         except BaseException:
             with self._settled:
                 del self._open[reservation.number]
@@ -230,13 +240,22 @@ class Ledger:
 
         Args:
             reservation: from `reserve`.
-            usage: what it used; None where the reply did not say.
+            usage: what its reply says that it used; None: there was none. What the reply does not say counts with its
+                maximum; where it says what it costs, too, the larger amount counts.
             failure: why its reply cannot be used; empty where it can.
             billed: whether a call of unknown usage may have cost anything; it then counts with its maximum.
         """
         row: dict[str, Any] = {"ended": reservation.number, "role": reservation.role, "failure": failure}
         if usage is not None:
-            row |= {"tokens_in": usage.tokens_in, "tokens_out": usage.tokens_out, "usd": self.price(usage)}
+            known, most = self.price(usage), reservation.most
+            for name in ("tokens_in", "tokens_out"):
+                row |= {name: n} if (n := getattr(usage, name)) is not None else {}
+            row["usd"] = max(known, usage.usd or 0.0)
+            if usage.tokens_in is None or usage.tokens_out is None:
+                missing = CallUsage(
+                    most.tokens_in if usage.tokens_in is None else 0, most.tokens_out if usage.tokens_out is None else 0
+                )
+                row["usd_at_most"] = max(known + self.price(missing) * reservation.scale - row["usd"], 0.0)
         elif billed:
             row |= {"usd_at_most": reservation.usd}
         try:
@@ -245,6 +264,7 @@ class Ledger:
             with self._settled:
                 del self._open[reservation.number]
                 self._count(row)
+                self._learn(row, reservation.scale, reservation.usd)
                 self._settled.notify_all()
 
     def count_cached(self, role: str, n: int = 1) -> None:
@@ -259,6 +279,15 @@ class Ledger:
 
     def _row(self, role: str) -> dict[str, float]:
         return self._totals.setdefault(role, {**dict.fromkeys(COUNTS, 0), "usd": 0.0, "usd_at_most": 0.0})
+
+    def _scale(self, role: str) -> float:
+        return self._scales.get(role, 1.0)
+
+    def _learn(self, row: dict[str, Any], scale: float, reserved: float) -> None:
+        """Reserve more for later calls if a call cost more than was reserved for it."""
+        cost = row.get("usd", 0.0) + row.get("usd_at_most", 0.0)
+        if reserved > 0:
+            self._scales[row["role"]] = max(self._scale(row["role"]), scale * cost / reserved)
 
     def _count(self, row: dict[str, Any]) -> None:
         total = self._row(row["role"])

@@ -34,6 +34,7 @@ from guerdon.retry import LOOPBACK, Clock, HttpFailure, error_message, is_transi
 MAX_BYTES = 16_000_000  # of a reply
 KEEP_ALIVE = 1.5  # seconds that an idle connection is kept; servers close theirs after 2 or 5
 _FATAL = {401: "does not accept the key", 403: "does not allow this", 404: "has no such model or path"}
+_NOT_BEGUN = {425, 429, 501, 503, 529}  # no other error says that no text was written, and none is charged
 _NOT_SENT = (httpx2.ConnectError, httpx2.ProxyError, httpx2.WriteError)
 
 
@@ -135,7 +136,7 @@ def post_json(
         raise ConfigError(f"{who} at {url} {_FATAL[status]} ({message}); check {check}")
     if is_transient(status):
         reason = "rate_limited" if status == 429 else "server_error"
-        raise HttpFailure(reason, message, retry_after=asked, billed=billed)
+        raise HttpFailure(reason, message, retry_after=asked, billed=billed or status not in _NOT_BEGUN)
     raise HttpFailure("rejected", message, again=False, billed=billed)
 
 

@@ -27,7 +27,7 @@ from guerdon.episodes.solution_files import published_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError
 from guerdon.labels import candidates, data_set, labelers
-from guerdon.labels.append_log import Cache, CallUsage, Ledger
+from guerdon.labels.append_log import Cache, Ledger
 from guerdon.labels.candidates import Candidates
 from guerdon.labels.completions import Completer, LocalLLMClient, Sample, SamplingParams, weights_hash
 from guerdon.labels.labelers import Labeler, PromptedSolution, StepLabels
@@ -210,8 +210,7 @@ class _LabelRun:
         client = HttpLLMClient(judge, replies, self._ledger, self._clock)
         if self._settings.method == 2 and self._settings.labeler in JUDGED:
             longest = longest_judgement_request(self._data, judge)
-            usage = CallUsage(longest.max_prompt_tokens, longest.max_tokens)
-            client.reserve_later["solve"] = self._ledger.price(usage)
+            client.reserve_later["solve"] = self._ledger.price(client.most(longest))
         self._http_client = client
         return client
 

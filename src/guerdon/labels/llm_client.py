@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
@@ -22,13 +21,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from guerdon.config import dot_env
+from guerdon.config import api_key
 from guerdon.errors import ConfigError, boundary
-from guerdon.labels.append_log import Cache, CallUsage, Ledger, content_key
+from guerdon.labels.append_log import Cache, Ledger, content_key
 from guerdon.labels.chat_replies import has_reasoning, kind_of_end, model_of, refusal_of, text_of, valid_unicode
 from guerdon.labels.endpoint import ReplyModels, bearer, endpoint, post_json
 from guerdon.labels.request_settings import AcceptedSettings, neutral
-from guerdon.retry import Attempt, Calls, Clock, HttpFailure, RequestPool, Retry, error_message
+from guerdon.labels.usage import LONG_WRITE, CallUsage, reported_usage
+from guerdon.retry import Attempt, Calls, Clock, HttpFailure, RequestPool, Retry, check_proxies, error_message
+from guerdon.secrets import hide, remember
 from guerdon.settings.label import HttpJudgeSettings, OpenAIJudgeSettings, OwnJudgeSettings
 from guerdon.types import Failure, Message
 
@@ -111,9 +112,9 @@ class LLMClient(Protocol):
 def request_key(model: HttpJudgeSettings | OwnJudgeSettings, request: LLMRequest) -> str:
     """A hash of a request's content; where the model is served does not count."""
     if isinstance(model, OwnJudgeSettings):
-        more: list[Any] = [dict(model.params)]
+        more: list[Any] = [hide(dict(model.params))]
     else:
-        more = [dict(model.extra_body), model.response_format if request.schema is not None else None]
+        more = [hide(dict(model.extra_body)), model.response_format if request.schema is not None else None]
     return content_key(
         model.api, model.model_name, list(request.messages), request.max_tokens, request.temperature, request.sample,
         *[part for part in more if part],
@@ -165,10 +166,15 @@ class HttpLLMClient:
         self.only_cached = False
         self.reserve_later: dict[str, float] = {}
         self.models = ReplyModels(f"the judge {self.name}")
+        remember(settings.model_dump())
+        check_proxies(settings.url)
         own = settings.url != settings.default_url and settings.api_key_env is None
         self._key = api_key(settings.api_key_env or settings.key_variable, required=not own)
         self._settings, self._cache, self._ledger = settings, cache, ledger
-        self._accepted = AcceptedSettings(f"the judge {self.name}", settings.leave_out)
+        self._accepted = AcceptedSettings(
+            f"the judge {self.name}", settings.leave_out, needs_limit=ledger.max_usd is not None
+        )
+        self._may_write_cache = settings.api == "anthropic" or "cache_control" in str(settings.extra_body)
         self._clock = clock or Clock()
         self._pool = RequestPool(
             Retry(settings.retries + 1), settings.concurrency, self._clock, per_minute=settings.requests_per_minute
@@ -200,6 +206,11 @@ class HttpLLMClient:
             for key, answer in outcomes:
                 yield from ((i, answer) for i in places[key])
 
+    def most(self, request: LLMRequest) -> CallUsage:
+        """The most that a request can use; where a cache may be written, in tokens of that price."""
+        dearest = LONG_WRITE if self._may_write_cache else 1.0
+        return CallUsage(math.ceil(request.max_prompt_tokens * dearest), request.max_tokens)
+
     def _cached(self, key: str, request: LLMRequest, parse: Parse[T]) -> T | Failure | None:
         kept: dict[str, Any] | None = self._cache.get(key)
         if kept is None or "tries" in kept:
@@ -216,8 +227,9 @@ class HttpLLMClient:
     def _try(self, key: str, request: LLMRequest, parse: Parse[T], role: str, seconds: float) -> Attempt[T | Failure]:
         """Send a request once."""
         later = self.reserve_later.get(role, 0.0)
+        most = self.most(request)
         reservation = self._ledger.reserve(
-            role, tokens_in=request.max_prompt_tokens, tokens_out=request.max_tokens, later=later
+            role, tokens_in=most.tokens_in or 0, tokens_out=request.max_tokens, later=later
         )
         if reservation is None:
             return Attempt(Failure(BUDGET))
@@ -299,18 +311,6 @@ class OwnLLMClient:
             yield i, answer_of(request, LLMReply(kept["text"], kept["stop"]), parse)
 
 
-def api_key(variable: str, *, required: bool = True) -> str | None:
-    """A key from the environment or from `.env` in the working directory; None where neither has it.
-
-    Raises:
-        ConfigError: it is required and missing.
-    """
-    key = os.environ.get(variable) or dot_env().get(variable)
-    if not key and required:
-        raise ConfigError(f"{variable} is not set: export it, or write {variable}=... into a file .env here")
-    return key or None
-
-
 def send(
     settings: HttpJudgeSettings,
     key: str | None,
@@ -372,21 +372,18 @@ def _encode(
 
 
 def _anthropic_reply(payload: Any) -> LLMReply:
-    usage = payload.get("usage") or {}
-    read = [usage.get(k) for k in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")]
     text = _text(payload["content"], payload, payload.get("stop_reason"))
-    return LLMReply(text, payload.get("stop_reason"), _usage(read, usage.get("output_tokens")), model_of(payload))
+    return LLMReply(text, payload.get("stop_reason"), reported_usage(payload.get("usage"), text), model_of(payload))
 
 
 def _openai_reply(payload: Any) -> LLMReply:
     choice = payload["choices"][0]
     message = choice["message"]
-    usage = payload.get("usage") or {}
-    used = _usage([usage.get("prompt_tokens")], usage.get("completion_tokens"))
     if refusal := refusal_of(message):
-        return LLMReply(refusal, "refusal", used, model_of(payload))
+        return LLMReply(refusal, "refusal", reported_usage(payload.get("usage"), refusal), model_of(payload))
     stop = choice.get("finish_reason")
-    return LLMReply(_text(message.get("content"), message, stop), stop, used, model_of(payload))
+    text = _text(message.get("content"), message, stop)
+    return LLMReply(text, stop, reported_usage(payload.get("usage"), text), model_of(payload))
 
 
 def _text(content: Any, message: Mapping[str, Any], stop: str | None) -> str:
@@ -399,10 +396,3 @@ def _text(content: Any, message: Mapping[str, Any], stop: str | None) -> str:
     if not text.strip() and kind_of_end(stop) in ("end", "unsaid") and not has_reasoning(message):
         raise KeyError("content")
     return text
-
-
-def _usage(read: list[Any], written: Any) -> CallUsage | None:
-    counts = [n for n in read if n is not None]
-    if not counts or not all(isinstance(n, int) and n >= 0 for n in (*counts, written)):
-        return None
-    return CallUsage(sum(counts), written)

@@ -59,10 +59,11 @@ class AcceptedSettings:
     Args:
         who: the endpoint, for messages.
         leave_out: settings that are never sent.
+        needs_limit: keep a limit of tokens in every request, as costs are limited.
     """
 
-    def __init__(self, who: str, leave_out: tuple[str, ...] = ()) -> None:
-        self._who = who
+    def __init__(self, who: str, leave_out: tuple[str, ...] = (), *, needs_limit: bool = False) -> None:
+        self._who, self._needs_limit = who, needs_limit
         self._lock = threading.Lock()
         self._instead: dict[str, str | None] = dict.fromkeys(leave_out)
 
@@ -94,6 +95,8 @@ class AcceptedSettings:
                 if name in self._instead:
                     continue
                 others = [one for one in LIMITS if name in LIMITS and one not in {name, *self._instead}]
+                if self._needs_limit and name in LIMITS and not others:
+                    continue
                 self._instead[name] = other = others[0] if others else None
             if sent[name] != {**NEUTRAL, **NEUTRAL_WARM, "stream": False}.get(
                 name

@@ -25,11 +25,11 @@ import numpy as np
 from PIL import Image
 
 from guerdon.call_queue import alone
+from guerdon.config import api_key
 from guerdon.errors import CheckpointError, ConfigError, GuerdonError, MissingDependencyError, boundary
 from guerdon.hub import adapter_config, check_folder, model_folder
 from guerdon.labels.chat_replies import has_reasoning, is_whole_json, kind_of_end, model_of, refusal_of, text_of
 from guerdon.labels.endpoint import ReplyModels, bearer, endpoint, post_json
-from guerdon.labels.llm_client import api_key
 from guerdon.labels.request_settings import AcceptedSettings, neutral
 from guerdon.models.vlm_frames import limit_pixels
 from guerdon.models.vlm_prompts import (
@@ -42,7 +42,8 @@ from guerdon.models.vlm_prompts import (
 )
 from guerdon.policies.adapter_files import changes_base
 from guerdon.replies import opened_reasoning
-from guerdon.retry import Attempt, Calls, Clock, HttpFailure, RequestPool, Retry, error_message
+from guerdon.retry import Attempt, Calls, Clock, HttpFailure, RequestPool, Retry, check_proxies, error_message
+from guerdon.secrets import remember
 from guerdon.settings.vlm import EndpointSettings, VLLMSettings
 from guerdon.types import ByteArray, Failure
 
@@ -75,6 +76,8 @@ class OpenAIBackend:
     ) -> None:
         self.settings = settings
         self._template = {"chat_template_kwargs": dict(template)} if template else {}
+        remember(settings.model_dump())
+        check_proxies(settings.base_url)
         key = api_key(settings.api_key_env) if settings.api_key_env else None
         self._headers = bearer(settings.base_url, key)
         who = f"the vision-language model {settings.model}"

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from guerdon.atomic import write_json, write_text
 from guerdon.errors import ConfigError, MissingDependencyError, boundary, naming
+from guerdon.secrets import hide
 from guerdon.settings.study import Study
 
 
@@ -198,7 +199,7 @@ def _named(study: Study) -> dict[str, Any]:
         "project": logger.project,
         "name": logger.experiment_name,
         "group": study.name,
-        "config": study.model_dump(mode="json"),
+        "config": json.loads(hide(study.model_dump_json())),
     }
 
 

@@ -36,7 +36,8 @@ from numpy.typing import NDArray
 
 from guerdon.async_calls import run_async
 from guerdon.call_queue import concurrent
-from guerdon.errors import ConfigError, DataError, RewardRequestError
+from guerdon.config import api_key
+from guerdon.errors import ConfigError, DataError, RewardRequestError, said_by
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, joined_status
 from guerdon.models.vlm_frames import to_rgb_uint8
 from guerdon.retry import (
@@ -47,6 +48,7 @@ from guerdon.retry import (
     HttpFailure,
     Retry,
     affordable,
+    check_proxies,
     error_message,
     is_transient,
     read_reply,
@@ -120,7 +122,8 @@ class AsyncRewardClient:
     ) -> None:
         self.settings = RemoteSettings(endpoint=settings) if isinstance(settings, str) else settings
         _refuse_unknown(unknown)
-        self._token = token if token is not None else os.environ.get(self.settings.token_env)
+        check_proxies(self.settings.base)
+        self._token = api_key(self.settings.token_env, given=token, required=False)
         self._clock, self._rng = clock or Clock(), rng or random.Random()
         self._transport, self._new_id = transport, new_id
         self._counts: Counter[str] = Counter()
@@ -368,11 +371,11 @@ class AsyncRewardClient:
         except TimeoutError:
             return Attempt(_no("deadline", f"no complete reply within {self.settings.timeout:g} s", transient=True))
         except httpx2.TimeoutException as error:
-            return Attempt(_no("timeout", _described(error), transient=True), again=True)
+            return Attempt(_no("timeout", said_by(error), transient=True), again=True)
         except httpx2.TransportError as error:
-            return Attempt(_no("connection", _described(error), transient=True), again=True)
+            return Attempt(_no("connection", said_by(error), transient=True), again=True)
         except (httpx2.DecodingError, httpx2.InvalidURL) as error:
-            return Attempt(_no("bad_reply", _described(error)))
+            return Attempt(_no("bad_reply", said_by(error)))
         except HttpFailure as error:
             return Attempt(_no(error.reason, str(error)))
         if status == 200:
@@ -576,8 +579,3 @@ def _late(reply: wire.ServerReply | None, note: str) -> wire.ServerReply:
         return _no("deadline", note.removeprefix("; "), transient=True)
     failure = reply.failure
     return reply if failure is None else replace(reply, failure=Failure(failure.reason, failure.detail + note))
-
-
-def _described(error: Exception) -> str:
-    said = " ".join(str(error).split())[:200]
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__

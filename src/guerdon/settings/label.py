@@ -122,6 +122,14 @@ class HttpJudgeSettings(_JudgeSettings):
             raise ValueError(f"extra_body.{key} is set by guerdon or by another key; remove it")
         return more
 
+    @model_validator(mode="after")
+    def _has_both_prices(self) -> Self:
+        given = {"usd_per_million_in": self.usd_per_million_in, "usd_per_million_out": self.usd_per_million_out}
+        missing = [name for name, price in given.items() if price is None]
+        if len(missing) == 1:
+            raise ValueError(f"{missing[0]} is missing: give both prices, 0 where it is free")
+        return self
+
     @property
     def url(self) -> str:
         """Where the API is, the default filled in; paths of requests begin with what `default_url` ends with."""
@@ -290,6 +298,8 @@ class LabelSettings(Settings):
             refuse({"judge", "max_usd"} & given, f"labeler {self.labeler} and method {self.method}: no judge is asked")
         elif self.max_usd is not None and not any(self.judge.prices):
             raise ValueError("max_usd would do nothing while both prices of the judge are 0; set usd_per_million_...")
+        elif self.max_usd is not None and set(LIMITS) <= set(getattr(self.judge, "leave_out", ())):
+            raise ValueError("max_usd needs a limit of tokens in each request, and judge.leave_out removes both")
         if self.labeler not in CONTINUED:
             refuse({"monte_carlo"} & given, f"labeler {self.labeler}")
         elif self.labeler != "monte_carlo":

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from guerdon.secrets import clean_key
 from guerdon.settings.base import Settings, refuse
 
 MIB = 1024 * 1024
@@ -155,6 +156,11 @@ class ServeSettings(Settings):
     media: MediaSettings = Field(MediaSettings(), description="what pictures and videos may take")
 
     ray: RayServeSettings | None = Field(None, description="serve with replicas on a Ray cluster; null: one process")
+
+    @field_validator("token", mode="before")
+    @classmethod
+    def _is_plain(cls, given: Any) -> Any:
+        return clean_key(given, "token") if isinstance(given, str) else given
 
     @field_validator("gpu_ids")
     @classmethod

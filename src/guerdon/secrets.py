@@ -1,0 +1,194 @@
+"""Secrets of endpoints: what is taken off a key that was copied, and `hide`, which removes secrets from text.
+
+A secret is known once it was read: a key (`clean_key`), or what an address or a setting contains (`remember`): user
+information, keys in a query, fields such as `api_key`. From then on `hide` replaces it, also percent-encoded, as base64
+and cut in half. All text of endpoints goes through it, every message of a `GuerdonError`, and all text that is written.
+
+A secret that may be an ordinary word or number (`EMPTY`) is hidden only where it stands as a secret: `Bearer EMPTY`.
+
+    clean_key(' "sk-live-4f9a" ', "OPENAI_API_KEY")                       # sk-live-4f9a
+    remember({"base_url": "https://me:pass@host/v1"})
+    hide("no connection to https://me:pass@host/v1: wrong key sk-live-4f9a")
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from traceback import format_exception
+from types import TracebackType
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote, quote_plus, unquote
+
+T = TypeVar("T")
+
+HIDDEN = "***"
+_AROUND = " \t\r\n\v\f\0\x85\xa0\u1680\u3000\ufeff\"'`´«»" + "".join(map(chr, (*range(0x2000, 0x2010), 0x2028, 0x2029)))
+_AROUND += "\u2018\u2019\u201a\u201b\u201c\u201d\u201e\u201f"  # typographic quotes
+_BEFORE = re.compile(r"(authorization\s*:\s*)?bearer(\s+|$)", re.IGNORECASE)
+_ANY = "surrogatepass"
+_SHORT, _LONG = 8, 16  # characters from which a secret is hidden wherever it stands; if it is a word, the second
+_HALVED = 20  # characters from which half of a secret is hidden too
+_WORD = re.compile(r"[A-Za-z]?[a-z_. -]+|[A-Z_. -]+")
+_NUMBER = re.compile(r"[\d.eE+-]+")
+_NAMES = (
+    r"(?:api|access|subscription|secret|private|account|signing|master|virtual)[ _-]?key(?:[_-]id)?"
+    r"|(?:access|auth|api|bearer|refresh|session|security|hf|hub|client)[_-]?token"
+    r"|password|passwd|pwd|passphrase|secret|authorization|credentials?"
+)
+_NAMED = re.compile(rf"(?:[\w-]*[_-])?(?:{_NAMES})|token|key", re.IGNORECASE)
+_IN_QUERY = re.compile(r"[?&;]([^=&#\s]*(?:key|token|secret|sig|pass|auth|code|cred)[^=&#\s]*)=([^&#\s]+)", re.I)
+_USER = re.compile(r"(?:^|//)([^/?#\s@:]*)(?::([^/?#\s]*))?@(?=[^\s/@])")
+_ADDRESS = re.compile(r"(url|endpoint|address|host|proxy)$", re.IGNORECASE)
+
+
+class _Secret(NamedTuple):
+    text: str
+    field: str = ""  # the name of its setting
+    user: bool = False  # the whole user information of an address
+
+
+_lock = threading.Lock()
+_known: set[_Secret] = set()
+_marks: tuple[str, ...] = ()  # a text with a secret has one of them, in lower case
+_places = re.compile(r"(?P<before>)(?!)")  # where the secrets are in it
+
+
+def clean_key(given: str, name: str) -> str:
+    """A key without the blanks, quotes and `Bearer` that copying adds around it; `hide` knows it from now on.
+
+    Args:
+        given: the key.
+        name: of the variable or setting, for the message.
+
+    Returns:
+        The key; empty where nothing is left.
+
+    Raises:
+        ValueError: it has a line break or a character that no header can have; the message has no part of it.
+    """
+    key, before = given, ""
+    while key != before:
+        before = key
+        key = _BEFORE.sub("", key.strip(_AROUND).removeprefix(f"{name}="), count=1)
+    wrong = next((c for c in key if not " " <= c <= "~"), None)
+    if wrong is not None:
+        what = "a line break" if wrong in "\r\n" else f"the character U+{ord(wrong):04X}"
+        raise ValueError(f"{name} contains {what}, which no key has: copy the key again, as plain text in one line")
+    _remember([_Secret(key)])
+    return key
+
+
+def remember(value: Any, name: str = "") -> None:
+    """Let `hide` know the secrets in settings: user information and keys of addresses, and fields with their names.
+
+    Args:
+        value: plain values; lists and maps are searched.
+        name: of the value.
+    """
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            remember(inner, str(key))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            remember(inner, name)
+    elif isinstance(value, str):
+        found = [_Secret(unquote(key), field) for field, key in _IN_QUERY.findall(value)]
+        if "//" in value or _ADDRESS.search(name):
+            for user, password in _USER.findall(value):
+                both = f"{user}:{password}" if password else user
+                found += [_Secret(both, user=True), _Secret(unquote(both), user=True)]
+                found += [_Secret(unquote(user)), _Secret(unquote(password))]
+        if _NAMED.fullmatch(name):
+            found.append(_Secret(_BEFORE.sub("", value.strip()), name))
+        _remember(found)
+
+
+def remember_environment() -> None:
+    """Let `hide` know the keys and the user information of proxies in the environment."""
+    remember(dict(os.environ))
+
+
+def hide(value: T) -> T:
+    """A text without secrets; a list or map with every text of it without them."""
+    return _hide(value) if _known else value
+
+
+def hide_in_tracebacks() -> None:
+    """Hide secrets, also those of the environment, in the traceback of an exception that ends the program."""
+    remember_environment()
+
+    def write(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        sys.stderr.write(hide("".join(format_exception(kind, error, trace))))
+
+    sys.excepthook = write
+
+
+def _hide(value: Any) -> Any:
+    if isinstance(value, str):
+        lower = value.lower()
+        if not any(mark in lower for mark in _marks):
+            return value
+        return _places.sub(lambda found: (found["before"] or "") + HIDDEN, value)
+    if isinstance(value, Mapping):
+        return {_hide(key): _hide(inner) for key, inner in value.items()}
+    return [_hide(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _remember(secrets: Iterable[_Secret]) -> None:
+    global _marks, _places
+    with _lock:
+        new = {one for one in secrets if len(one.text) > 1} - _known
+        if not new:
+            return
+        _known.update(new)
+        whole: dict[str, str] = {}  # texts that are hidden wherever they stand, with what else is hidden behind them
+        words: set[str] = set()  # that are hidden where they stand as a secret
+        fields = {one.field for one in _known if one.field}
+        for secret in sorted(_known, key=lambda one: not one.user):  # what is hidden anywhere wins
+            whole |= _forms(secret)
+            words |= set() if secret.user or _is_plain_secret(secret.text) else {secret.text}
+        names = "|".join([_NAMES, *map(re.escape, sorted(fields))])
+        before = rf"\b(?:bearer|basic)\s+|(?:{names})[\"']?(?: provided)?\s*[:=]\s*[\"'`]?"
+        patterns = [re.escape(text) + whole[text] for text in sorted(whole, key=lambda text: (-len(text), text))]
+        if words:
+            some = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
+            patterns.append(rf"(?P<before>{before})(?:{some})(?![\w-])")
+        else:
+            patterns.append("(?P<before>)(?!)")
+        _places = re.compile("|".join(patterns), re.IGNORECASE)
+        _marks = tuple({text.lower() for text in (*whole, *words)})
+
+
+def _is_plain_secret(text: str) -> bool:
+    """Whether a text is nothing but a secret: neither short, nor a word, nor a number."""
+    word = len(text) < _LONG and _WORD.fullmatch(text)
+    return len(text) >= _SHORT and not word and not _NUMBER.fullmatch(text)
+
+
+def _forms(secret: _Secret) -> dict[str, str]:
+    """The texts that give a secret away wherever they stand, each with a pattern of what is hidden behind it."""
+    text = secret.text
+    forms = {text, html.escape(text), json.dumps(text)[1:-1]}
+    forms |= {quote(text, "", errors=_ANY), quote(text, errors=_ANY), quote_plus(text, errors=_ANY)}
+    forms |= {form.replace("/", "\\/") for form in forms}
+    if secret.user:
+        encoded = base64.b64encode(text.encode("utf-8", _ANY)).decode()
+        return dict.fromkeys(forms, "(?=@)") | ({encoded: ""} if len(encoded) >= _SHORT else {})
+    if not _is_plain_secret(text):
+        return {}
+    for shift in range(3):  # how a text before it moves the bits
+        bits = 8 * (shift + len(text.encode("utf-8", _ANY)))
+        inside = base64.b64encode(b"\0" * shift + text.encode("utf-8", _ANY)).decode()[(shift * 8 + 5) // 6 : bits // 6]
+        forms |= {inside, inside.translate(str.maketrans("+/", "-_"))}
+    found = dict.fromkeys(forms, "")
+    if len(text) >= _HALVED:
+        half = (len(text) + 1) // 2
+        found = {text[:half]: r"[\w\-.~+/=%]*", text[-half:]: "", **found}
+    return found
