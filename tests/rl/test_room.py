@@ -1,5 +1,6 @@
 """A dry run refuses what its start would refuse for want of room on the disk."""
 
+import json
 from collections import namedtuple
 
 import pytest
@@ -29,10 +30,9 @@ def supervised(folder, **policy):
 
 def reward(folder, kind, **given):
     rows = folder / "solutions.jsonl"
-    rows.write_text("".join(
-        f'{{"prompt": "q{k}", "completions": ["1;", "2;"], "labels": [true, {("false", "true")[k % 2]}]}}\n'
-        for k in range(8)
-    ))  # fmt: skip
+    row = {"completions": ["1;", "2;"]}
+    lines = [row | {"prompt": f"q{k}", "labels": [True, bool(k % 2)], "is_correct": bool(k % 2)} for k in range(8)]
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
     own = {"type": kind, "tiny": {"hidden_size": 16}, "data_path": str(rows), "save_dir": str(folder / "rm"), **given}
     own |= {"max_steps": 1, "tensorboard": False}
     return Study.model_validate({"train": {"judge": own}, "work_dir": str(folder)})
@@ -98,7 +98,12 @@ def test_a_file_in_the_place_of_a_folder_is_refused_by_a_dry_run(tmp_path, case)
 def test_a_dry_run_reads_what_would_be_learned(tmp_path):
     study = reward(tmp_path, "stepwise")
     check_data(study)
-    rows = (tmp_path / "solutions.jsonl").read_text().replace("true", "null").replace("false", "null")
+    rows = (
+        (tmp_path / "solutions.jsonl")
+        .read_text()
+        .replace("[true, true]", "[null, null]")
+        .replace("[true, false]", "[null, null]")
+    )
     (tmp_path / "solutions.jsonl").write_text(rows)
     with pytest.raises(DataError) as refused:
         check_data(study)
