@@ -261,15 +261,15 @@ def use_token() -> None:
     A token that no request can have is left out; a line says so.
     """
     given, names = dict(os.environ), ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_AUTH_TOKEN"]
-    if not any(given.get(name) for name in names) and Path(".env").is_file():
-        from guerdon.config import dot_env
-
-        given, names = dot_env(), ["HF_AUTH_TOKEN", "HF_TOKEN"]
-    name = next((name for name in names if given.get(name)), None)
-    if name is None:
-        return
     try:
-        os.environ["HF_TOKEN"] = clean_key(given[name], name)
+        if not any(given.get(name) for name in names) and Path(".env").is_file():
+            from guerdon.config import dot_env
+
+            given, names = dot_env(), ["HF_AUTH_TOKEN", "HF_TOKEN"]
+        name = next((name for name in names if given.get(name)), None)
+        if name is not None:
+            os.environ["HF_TOKEN"] = clean_key(given[name], name)
     except ValueError as error:
         log_line(f"{error}; until then requests to the hub have no token")
-        os.environ.pop(name, None)
+        for name in names:
+            os.environ.pop(name, None)
