@@ -3,6 +3,8 @@
 import asyncio
 import base64
 import json
+import logging
+import os
 import subprocess
 import sys
 from contextlib import asynccontextmanager
@@ -18,8 +20,11 @@ from echo_server import forms
 from guerdon import secrets
 from guerdon.config import api_key, load
 from guerdon.errors import ConfigError
+from guerdon.hub import use_token
 from guerdon.retry import check_proxies, read_reply
 from guerdon.secrets import HIDDEN, clean_key, hide, remember
+from guerdon.serve.logs import CountingHandler
+from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.serve import ServeSettings
 
 KEY = "sk-proj-A1b2C3d4E5f6"
@@ -86,7 +91,7 @@ def test_a_key_that_no_header_can_have_is_refused_by_the_name_of_its_variable(wr
 def test_the_token_of_a_server_is_checked_too():
     models = {"m": {"backend": "constant"}}
     assert ServeSettings(models=models, token=' "Bearer tok-12345678"\n').token == "tok-12345678"
-    with pytest.raises(ConfigError, match="token is not shown here: token contains a line break") as refused:
+    with pytest.raises(ConfigError, match=r"token is '\*\*\*': token contains a line break") as refused:
         load(ServeSettings, None, ["models={m: {backend: constant}}", 'token="tok-1234\\n5678-abc"'])
     assert "5678" not in str(refused.value)
 
@@ -201,3 +206,36 @@ def test_escaped_characters_of_a_reply_hide_no_secret(escape):
 
     status, _, payload = asyncio.run(read_reply(reply(), 60.0, 10**6))
     assert (status, payload) == (400, {"error": {"message": "wrong ***", "n": [1.5, None]}})
+
+
+def test_a_token_of_the_hub_that_no_request_can_have_is_left_out(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_AUTH_TOKEN"):
+        monkeypatch.setenv(name, "")
+    (tmp_path / ".env").write_text("HF_TOKEN=“Bearer hf_planted0123”\n")
+    use_token()
+    assert os.environ["HF_TOKEN"] == "hf_planted0123"
+    monkeypatch.setenv("HF_TOKEN", "hf_pl“anted0123")
+    use_token()
+    assert "HF_TOKEN" not in os.environ
+    said = capfd.readouterr().err
+    assert said.startswith("HF_TOKEN contains the character U+201C")
+    assert "planted" not in said
+    assert "anted0123" not in said
+
+
+def test_an_address_with_a_password_is_refused_without_it():
+    with pytest.raises(ConfigError, match="a token does not belong into an address") as refused:
+        RemoteSettings(endpoint="http://me:planted-pass1@host/v1/rewards")
+    assert "planted" not in str(refused.value)
+
+
+def test_the_log_of_a_server_has_no_secret(capsys):
+    clean_key(KEY, "MINE")
+    handler = CountingHandler()
+    try:
+        raise OSError(f"no route with {KEY}")
+    except OSError:
+        record = logging.LogRecord("x", logging.ERROR, "f", 1, "failed: %s", (KEY,), sys.exc_info())
+    assert KEY not in handler.format(record)
+    assert handler.format(record).count(HIDDEN) >= 2

@@ -124,8 +124,6 @@ def _validator_message(where: _Location, detail: Mapping[str, Any]) -> str:
     value = detail["input"]
     if not where.path or isinstance(value, dict | BaseModel):
         return f"does not fit together: {message}"
-    if is_secret(str(detail["loc"][-1])) and isinstance(value, str):
-        return f"is not shown here: {message}"
     return f"is {describe(value)}: {message}"
 
 

@@ -305,7 +305,7 @@ def use_token() -> None:
     """
     given, names = dict(os.environ), ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_AUTH_TOKEN"]
     try:
-        if not any(given.get(name) for name in names):
+        if not any(given.get(name) for name in names) and Path(".env").is_file():
             from guerdon.config import dot_env
 
             given, names = dot_env(), ["HF_AUTH_TOKEN", "HF_TOKEN"]

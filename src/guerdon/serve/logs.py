@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from guerdon.secrets import hide
+
 FEW = 3
 WINDOW_S = 60.0
 _FORM = "%(asctime)s %(name)s %(levelname)s %(message)s"
@@ -55,6 +57,10 @@ class CountingHandler(logging.StreamHandler):  # type: ignore[type-arg]
         else:
             place.left_out += 1
             place.said = record.getMessage()
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line of a record, without secrets."""
+        return hide(super().format(record))
 
     def close(self) -> None:
         """Write the counts that were not written yet; called at the end of the process."""

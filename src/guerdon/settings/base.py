@@ -31,6 +31,7 @@ from guerdon.config_schema import Spot, child, members
 from guerdon.config_tree import Tree
 from guerdon.errors import ConfigError
 from guerdon.registry import Registry
+from guerdon.secrets import remember
 
 
 class Settings(BaseModel):
@@ -68,6 +69,7 @@ class PythonSettings(Settings):
             try:
                 super().__init__(**given)
             except ValidationError as error:
+                remember(given)
                 lines = problem_lines(type(self), Tree(given), error, type(self).__name__)
                 raise ConfigError("; ".join(lines)) from error
 
