@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt
 		{ echo "guerdon needs Python 3.11 or newer; try: make PYTHON=python3.12 env"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[metaworld,video,text,serve,dev]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[gymnasium,metaworld,video,text,serve,dev]"
 	@touch $(STAMP)
 
 demo: env  ## run the demo study and say where its report is
@@ -68,7 +68,7 @@ prm-continued: env  # ... and from what continuations reach
 	$(BIN)/guerdon train configs/prm_demo.yaml --only continued --resume
 	$(BIN)/guerdon evaluate configs/prm_demo.yaml --only continued
 
-quickstart: env  ## the same chain at the smallest scale, in under a minute
+quickstart: env  ## a reward that helps and one that is gamed, in under a minute
 	$(BIN)/guerdon quickstart
 
 doctor: env  ## is this machine ready?

@@ -64,7 +64,7 @@ FILLED_IN = {
 }  # by a reader
 README = {  # the page is kept short: why these are not run
     "python3 -m venv .venv": "make env, with which the checks begin, does the same",
-    '.venv/bin/pip install -c constraints.txt -e ".[metaworld,video,text,serve,dev]"': "as above",
+    '.venv/bin/pip install -c constraints.txt -e ".[gymnasium,metaworld,video,text,serve,dev]"': "as above",
     ". .venv/bin/activate": "as above",
     "pytest": "it is the tests",
     "apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri": "it changes the system",

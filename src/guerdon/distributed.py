@@ -25,14 +25,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from guerdon.devices import show_only, visible_gpus
 from guerdon.errors import (
@@ -45,6 +42,9 @@ from guerdon.errors import (
     said_by,
 )
 from guerdon.progress import fall_silent
+
+if TYPE_CHECKING:  # importing FSDP takes longer than anything else here, and one process needs none of it
+    from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
@@ -75,6 +75,8 @@ class _Group:
     @functools.cached_property
     def mesh(self) -> DeviceMesh:
         """All processes in a row."""
+        from torch.distributed.device_mesh import init_device_mesh
+
         return init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", (self.size,))
 
     def place(self, part: object) -> int | None:
@@ -207,6 +209,8 @@ def joined() -> Iterator[None]:
         yield
         return
     global _group
+    from torch.distributed.fsdp import FSDPModule
+
     if not hasattr(FSDPModule, "reset_iter_state"):
         raise ConfigError(f"several processes need torch 2.13 or newer, and this is {torch.__version__}")
     if torch.cuda.device_count():  # `is_available` would initialise CUDA
@@ -373,7 +377,7 @@ def sum_gradients(parameters: Iterable[Tensor]) -> None:
     """Add up the gradients of weights that every process holds; FSDP has added up those of sharded ones."""
     if peers() == 1:
         return
-    found = [p.grad for p in parameters if p.grad is not None and not isinstance(p.grad, DTensor)]
+    found = [p.grad for p in parameters if p.grad is not None and not _is_sharded(p.grad)]
     if not found:
         return
     flat = total(torch.cat([gradient.reshape(-1) for gradient in found]))
@@ -401,6 +405,8 @@ class Shards:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
         assert _group is not None
         self._root: Any = _Root(model)
         kinds = set(getattr(model, "_no_split_modules", None) or ())
@@ -466,10 +472,19 @@ class _Root(nn.Module):
         return call()
 
 
+def _is_sharded(value: Any) -> bool:
+    """Whether a tensor is spread over the processes."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(value, DTensor)
+
+
 @torch.no_grad()
 def gathered(tensor: Tensor) -> Tensor:
     """A copy of a whole tensor in memory of the CPU; of a sharded one, an empty tensor but in the first process."""
-    if not isinstance(tensor, DTensor):
+    if not _is_sharded(tensor):
         return tensor.detach().cpu().clone()
     found = tensor.full_tensor()
     assert _group is not None
@@ -489,7 +504,9 @@ def spread(value: Tensor, like: Tensor) -> Tensor:
         own = torch.empty(like.shape, dtype=like.dtype, device=like.device)
     else:
         own = value.to(device=like.device, dtype=like.dtype)
-    if isinstance(like, DTensor):
+    if _is_sharded(like):
+        from torch.distributed.tensor import distribute_tensor
+
         return distribute_tensor(own, like.device_mesh, like.placements)
     own = own.contiguous()
     dist.broadcast(own, src=0)
@@ -509,7 +526,7 @@ def keeps_whole_state(optimizer: torch.optim.Optimizer) -> None:
 
     def give(_: Any, state: dict[str, Any]) -> dict[str, Any]:
         slots = {
-            i: {name: gathered(v) if isinstance(v, DTensor) else v for name, v in own.items()}
+            i: {name: gathered(v) if _is_sharded(v) else v for name, v in own.items()}
             for i, own in state["state"].items()
         }
         return {**state, "state": slots}
@@ -520,7 +537,7 @@ def keeps_whole_state(optimizer: torch.optim.Optimizer) -> None:
         parameters = [p for group in own.param_groups for p in group["params"]]
 
         def laid_out(i: int, value: Any) -> Any:
-            if not isinstance(value, Tensor) or isinstance(value, DTensor):
+            if not isinstance(value, Tensor) or _is_sharded(value):
                 return value
             alike = value.shape == parameters[i].shape
             return spread(value, parameters[i] if alike else torch.empty(value.shape, dtype=value.dtype))
@@ -534,19 +551,19 @@ def keeps_whole_state(optimizer: torch.optim.Optimizer) -> None:
 
 def alike(parameters: Sequence[nn.Parameter]) -> list[Any]:
     """The parameter groups of an optimiser, which takes sharded and whole tensors in different groups only."""
-    kinds = itertools.groupby(parameters, key=lambda p: isinstance(p, DTensor))
+    kinds = itertools.groupby(parameters, key=lambda p: _is_sharded(p))
     groups = [{"params": list(found)} for _, found in kinds]
     return groups if len(groups) > 1 else list(parameters)
 
 
 def clip_gradients(parameters: Sequence[Tensor], max_norm: float) -> float:
     """Clip gradients to a norm, those of sharded and of whole weights together; the norm before clipping."""
-    kinds = [[p for p in parameters if p.grad is not None and isinstance(p.grad, DTensor) == kind] for kind in (0, 1)]
+    kinds = [[p for p in parameters if p.grad is not None and _is_sharded(p.grad) == kind] for kind in (0, 1)]
     found = []
     for kind in kinds:
         if kind:
             norm = torch.nn.utils.get_total_norm([p.grad for p in kind if p.grad is not None])
-            found.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+            found.append(norm.full_tensor() if _is_sharded(norm) else norm)
     if not found:
         return 0.0
     norm = torch.linalg.vector_norm(torch.stack(found))

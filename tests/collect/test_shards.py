@@ -64,6 +64,25 @@ def test_streams_of_the_second_shard_follow_those_of_the_first():
     assert not np.array_equal(first.inputs.actions, second.inputs.actions), "shards draw numbers of their own"
 
 
+def test_nothing_is_drawn_where_states_are_enough(monkeypatch):
+    drawn = []
+    draw = corridor.Corridor.render
+    monkeypatch.setattr(corridor.Corridor, "render", lambda env: drawn.append(1) or draw(env))
+    given = study(shards=1)
+    (seeing,), (blind,) = collectors(given), collectors(given)
+    blind.observes = (Observes(every=2, first=True, frames=False),)
+    seeing.observes = (Observes(every=2, first=True),)
+    shown, states = (one.collect(one.build_policy()).segments for one in (seeing, blind))
+    assert drawn
+    assert len(shown) == len(states) > 4
+    for one, other in zip(shown, states, strict=True):
+        assert np.array_equal(one.rows_F, other.rows_F)
+        assert np.array_equal(one.states_F, other.states_F)
+    drawn.clear()
+    blind.collect(blind.build_policy())
+    assert not drawn
+
+
 def test_shorter_groups_are_padded_and_numbered_on():
     given = study(algorithm={"adv_estimator": "grpo", "group_size": 2})
     apart = collectors(given, group_size=2, heads=())

@@ -9,6 +9,7 @@ from guerdon.collect.stepping import evaluate
 from guerdon.episodes.read import read_episodes
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError, DataError
+from guerdon.policies.experts import MountainCarExpert
 from guerdon.settings.world import GymnasiumSettings, MetaWorldSettings
 from guerdon.worlds.build import build_world
 from guerdon.worlds.success import success_from_info
@@ -204,3 +205,21 @@ def test_a_recording_that_began_without_success_goes_on_without_it(tmp_path):
     episodes = list(read_episodes(tmp_path / "d"))
     assert len(episodes) > 2
     assert {(e.outcome, e.success is None) for e in episodes} == {(True, True)}
+
+
+def test_a_car_at_the_goal_has_succeeded_and_one_that_ran_out_of_time_has_not():
+    world = build_world(GymnasiumSettings(task="MountainCarContinuous-v0", num_envs=2, max_episode_steps=130), seed=0)
+    world.takes_pictures = False
+    shown = world.reset().observations
+    expert, rng, ends = MountainCarExpert(), np.random.default_rng(0), {}
+    for row in range(1, 131):
+        actions = expert.act(shown, rng)
+        actions[1] = 0  # the second car does nothing
+        transition = world.step(actions)
+        shown = transition.observations
+        for i in np.flatnonzero(transition.done).tolist():
+            ends[i] = (row, transition.success_of(i))
+    world.close()
+    assert 100 < ends[0][0] < 115
+    assert ends[0][1] is True
+    assert ends[1] == (130, False)

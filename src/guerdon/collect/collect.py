@@ -25,7 +25,7 @@ from guerdon.collect.stepping import ActionQueue, steps
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
 from guerdon.policies.control import GaussianPolicy, load_policy
-from guerdon.policies.experts import NoisyActor, RandomActor, ScriptedExpert
+from guerdon.policies.experts import MountainCarExpert, NoisyActor, RandomActor, ScriptedExpert
 from guerdon.policies.libero_expert import LiberoExpert
 from guerdon.policies.maniskill_expert import ManiSkillExpert
 from guerdon.policies.robot import Action, RobotPolicy
@@ -323,6 +323,8 @@ def actor_maker(share: ActorShare, world: World, study: Study, policy: RobotPoli
             return _planner(share, ManiSkillExpert(world.env, noise))
         if study.env.type in ("libero", "maniskill"):
             raise ConfigError("collect.mixture: this expert looks into the simulator; set env.vectorization=sync")
+        if study.env.type == "gymnasium" and study.env.task.startswith("MountainCarContinuous-"):
+            return lambda: MountainCarExpert(noise)
         if study.env.type != "metaworld":
             raise ConfigError(
                 f"collect.mixture: {study.env.task} has no scripted expert; use type random or checkpoint"

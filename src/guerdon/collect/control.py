@@ -351,9 +351,15 @@ class ControlCollector:
             return ActionQueue(self.eval_world, lambda shown: actor.act(shown, rng, greedy=True), policy.chunk)
         return lambda observations: actor.act(observations, rng, greedy=True).values
 
+    @property
+    def _pictured(self) -> bool:
+        """Whether pictures of the copies are needed: drawing is slow where the environment draws at once."""
+        return any(o.frames for o in self.observes) or self._recorder is not None or self._filmed is not None
+
     def _begin(self) -> None:
         """Start new episodes in every copy; nothing of those under way may reach them."""
         looking = bool(self.observes) or self._recorder is not None or self._filmed is not None
+        self.world.takes_pictures = self._pictured
         start = self.world.reset(capture=np.full(self.world.num_envs, looking))
         self._failed_resets += [why for _, why in start.failed_resets]
         self._begun, self._fresh = True, True
@@ -368,6 +374,7 @@ class ControlCollector:
     def _act(self, policy: RobotPolicy, seconds: dict[str, float], *, watched: bool) -> _Acted:
         """Step all copies; of a group, until the one episode of each is over."""
         actor, recorder, acted = policy.actor(), self._recorder, _Acted()
+        self.world.takes_pictures = self._pictured
         acted.failed_resets = [(0, why) for why in self._failed_resets]
         self._failed_resets = []
         over = np.zeros(self.world.num_envs, dtype=np.bool_)

@@ -26,7 +26,6 @@ from guerdon.compare import read_runs as read
 from guerdon.compare import report_charts as pictures
 from guerdon.compare import report_format as fmt
 from guerdon.compare.comparison import FAILURE_GAP, ArmRow, arm_styles, comparison_rows, failure_rate
-from guerdon.compare.gate_rows import FILE, gate_rows
 from guerdon.compare.read_runs import (
     OUTCOMES,
     RETURN,
@@ -73,6 +72,8 @@ def write_report(study_dir: Path, *, out: Path | None = None) -> Path:
     study = read.read_study(study_dir)
     context = _study_context(study)
     films = choose_films([run for run in study.runs if run.status != "missing"])
+    from guerdon.compare.gate_rows import FILE, gate_rows  # scipy's optimisers: a run's own report needs none
+
     if rows := gate_rows(study):
         atomic.write_text(study_dir / FILE, "".join(json.dumps(row) + "\n" for row in rows))
     return _write("report.html.j2", context, films, out or study_dir / "report.html")

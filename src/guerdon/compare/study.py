@@ -103,13 +103,14 @@ class StudyPlan:
             raise missing
 
     def check_tasks(self) -> None:
-        """Refuse tasks that a simulator does not have, where it is installed.
+        """Refuse tasks that a simulator does not have; on a cluster, where it is installed here.
 
         Raises:
             ConfigError: with the nearest names.
+            MissingDependencyError: jobs run on this machine, which lacks the simulator or what it draws with.
         """
         worlds = {repr(config.env): config.env for config in self.configs.values() if not config.text}
-        with suppress(MissingDependencyError):
+        with suppress(*([] if self.study.engine == "local" else [MissingDependencyError])):
             for settings in worlds.values():
                 check_tasks(settings)
 

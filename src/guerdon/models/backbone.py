@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval
-from transformers import ResNetConfig, ResNetModel
 
 from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
 from guerdon.finite import refuse_to_read
@@ -34,6 +33,9 @@ from guerdon.packaged import local_model
 from guerdon.policies.efficientnet import EfficientNetLite0, read_efficientnet
 from guerdon.policies.precision import PaddedConv2d
 from guerdon.types import ByteArray
+
+if TYPE_CHECKING:  # a model on states needs none of it
+    from transformers import ResNetConfig
 
 _DEPTHS: dict[str, tuple[str, list[int]]] = {
     "resnet18": ("basic", [2, 2, 2, 2]),
@@ -89,6 +91,8 @@ class ImageScorer(nn.Module):
             self.backbone = EfficientNetLite0() if pretrained_path is None else read_efficientnet(pretrained_path)
             width = self.backbone.width
         else:
+            from transformers import ResNetModel
+
             self.backbone = (
                 ResNetModel(_config(arch)) if pretrained_path is None else _load_backbone(arch, pretrained_path)
             )
@@ -227,6 +231,8 @@ def inference_copy(scorer: ImageScorer, *, bf16: bool) -> ImageScorer:
 
 
 def _config(arch: str) -> ResNetConfig:
+    from transformers import ResNetConfig
+
     if arch not in _DEPTHS:
         raise ConfigError(f"unknown arch {arch!r}: choose one of {', '.join([*_DEPTHS, EFFICIENTNET, MLP])}")
     layer_type, depths = _DEPTHS[arch]
@@ -237,6 +243,8 @@ def _config(arch: str) -> ResNetConfig:
 
 
 def _load_backbone(arch: str, path: str) -> Any:
+    from transformers import ResNetModel
+
     expected, path = _config(arch), local_model(path)
     check_model(CheckpointError, "pretrained_path", path)
     with boundary(CheckpointError, f"pretrained_path {path!r} cannot be read as a transformers ResNet"):

@@ -52,6 +52,28 @@ class ScriptedExpert:
         return np.asarray(np.clip(actions, -1.0, 1.0), dtype=np.float32)
 
 
+class MountainCarExpert:
+    """Accelerates the car of MountainCarContinuous in the direction in which it moves, which adds the most energy.
+
+    Args:
+        noise: standard deviation of Gaussian noise added to every action.
+
+    Attributes:
+        intended_B_A: the last actions without the noise.
+    """
+
+    intended_B_A: np.ndarray
+
+    def __init__(self, noise: float = 0.0) -> None:
+        self._noise = noise
+
+    def act(self, observations_B: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """(B, 1) actions in [-1, 1]."""
+        self.intended_B_A = np.where(observations_B[:, 1:2] < 0, -1.0, 1.0).astype(np.float32)
+        noise = self._noise * rng.standard_normal(self.intended_B_A.shape)
+        return np.asarray(np.clip(self.intended_B_A + noise, -1.0, 1.0), dtype=np.float32)
+
+
 class RandomActor:
     """Uniform actions that are held for a few steps, so that the arm really moves about.
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Sequence
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from guerdon.errors import ConfigError, boundary
+from guerdon.errors import ConfigError, MissingDependencyError, boundary
 from guerdon.progress import doing, log_once
 from guerdon.settings.world import (
     WORLDS,
@@ -134,7 +135,7 @@ def check_tasks(settings: WorldSettings) -> None:
 
     Raises:
         ConfigError: with the nearest names.
-        MissingDependencyError: the simulator is not installed.
+        MissingDependencyError: the simulator, or what it draws with, is not installed.
     """
     for task in settings.task_names:
         if isinstance(settings, LiberoSettings):
@@ -145,7 +146,9 @@ def check_tasks(settings: WorldSettings) -> None:
             metaworld_task(task)
         elif isinstance(settings, GymnasiumSettings) and ":" not in task:  # a module registers the others
             with boundary(ConfigError, f"env.task {task!r} could not be found"):
-                gymnasium.spec(task)
+                made_by = str(gymnasium.spec(task).entry_point)
+            if made_by.startswith("gymnasium.envs.classic_control.") and find_spec("pygame") is None:
+                raise MissingDependencyError(f"env.task {task} is drawn by pygame: pip install 'guerdon[gymnasium]'")
 
 
 def first_world(settings: WorldSettings, success_readers: Sequence[str] = ()) -> World:

@@ -51,6 +51,22 @@ class KeepTerminalFrame(gymnasium.Wrapper, RecordConstructorArgs):  # type: igno
         return observation, reward, terminated, truncated, info
 
 
+_GOALS = ("MountainCarContinuous",)  # of Gymnasium's own environments: only the goal terminates an episode
+
+
+class GoalReached(gymnasium.Wrapper, RecordConstructorArgs):  # type: ignore[misc]
+    """Reports success in `info` for environments that terminate an episode only at the goal."""
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """One step, with `info["success"]`."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return observation, reward, terminated, truncated, {**info, "success": bool(terminated)}
+
+
 def make_gymnasium_env(
     env_id: str,
     num_envs: int,
@@ -78,6 +94,8 @@ def make_gymnasium_env(
         env = gymnasium.make(env_id, render_mode="rgb_array", **extra, **(kwargs or {}))
         if (env.spec.max_episode_steps or 0) < 1:
             env = gymnasium.wrappers.TimeLimit(env, UNLIMITED)
+        if _gymnasium_own(env_id) in _GOALS:
+            env = GoalReached(env)
         return named_copy(KeepTerminalFrame(env) if autoreset == "same_step" else env, index, num_envs, env_id)
 
     mode = AutoresetMode[autoreset.upper()]
@@ -141,19 +159,26 @@ def merged_infos(infos: Sequence[Mapping[str, np.ndarray]], shares: Sequence[int
     return merged
 
 
-def never_reports_success(env_id: str) -> bool:
-    """Whether an id is one of Gymnasium's own environments: none of those reports success in its info.
-
-    Only the registry is read, no environment is made. An id that is not registered (yet) may report success.
-    """
+def _gymnasium_own(env_id: str) -> str | None:
+    """Name of an environment of Gymnasium itself, without version; None: another one, or not registered (yet)."""
     try:
         namespace, name, version = parse_env_id(env_id)
     except gymnasium.error.Error:
-        return False
+        return None
     newest = find_highest_version(namespace, name) if version is None else version
     spec = gymnasium.registry.get(get_env_id(namespace, name, newest))
     entry_point = None if spec is None or spec.additional_wrappers else spec.entry_point
-    return isinstance(entry_point, str) and entry_point.startswith("gymnasium.envs.")
+    own = isinstance(entry_point, str) and entry_point.startswith("gymnasium.envs.")
+    return str(name) if own else None
+
+
+def never_reports_success(env_id: str) -> bool:
+    """Whether an id is an environment of Gymnasium whose success is unknown.
+
+    Only the registry is read, no environment is made. An id that is not registered (yet) may report success.
+    """
+    name = _gymnasium_own(env_id)
+    return name is not None and name not in _GOALS
 
 
 class RenderEye:

@@ -39,6 +39,7 @@ class World:
         tasks: the task of each copy, in words; with `playing` that of its current episode.
         num_envs: B.
         reports_every_step: False once the environment left success open at a step.
+        takes_pictures: False: no picture is taken or drawn until it is set to True; looks are None.
         exact_resume: whether `state_dict` restores the simulators themselves (autoreset disabled); elsewhere the
             episodes under way start again after a resume.
 
@@ -128,6 +129,7 @@ class World:
         self._pixels = pixels
         self._drawn: dict[int, Drawn] = {}  # copies whose picture is drawn, as they stand
         self._spec: ObservationSpec | None = None
+        self.takes_pictures = True
         if pixels and eye is None:
             raise ConfigError("env.observation pixels needs a camera")
         space = env.single_action_space
@@ -525,7 +527,9 @@ class World:
         return [pictures, *(self.render(list(looks.values()), camera) for camera in self.cameras[1:cameras])]
 
     def _look(self, wanted: BoolArray) -> dict[int, Any]:
-        """By copy, in order; what is drawn already is not looked at again."""
+        """By copy, in order; what is drawn already is not looked at again. Without `takes_pictures`: None for each."""
+        if not self.takes_pictures:
+            return dict.fromkeys(np.flatnonzero(wanted).tolist())
         copies = [] if self.eye is None else np.flatnonzero(wanted).tolist()
         left = [i for i in copies if i not in self._drawn]
         new = dict(zip(left, looks_at(self.eye, left), strict=True)) if self.eye is not None and left else {}

@@ -1,0 +1,71 @@
+"""`guerdon quickstart` repeated with other seeds: does its story hold each time?
+
+A repetition uses data, models and runs of its own: repetition s collects and trains with seed s, and its runs have the
+seeds 10 s to 10 s + 7. Two statements are checked:
+
+helps    the verdict on arm B is "better" (the interval of the difference in final success, corrected for both arms,
+         lies above 0), and the hacking alarm is off after every update of every run of B
+caught   the hacking alarm is on after the last update of every run of C
+
+    python benchmarks/quickstart_repeats.py --first 100 --last 119
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+from harness import machine_line, table
+
+from guerdon.compare.comparison import comparison_rows
+from guerdon.compare.read_runs import StudyRecord, number, read_study
+from guerdon.compare.study import plan_study, quickstart_file, run_study
+
+SEEDS = 8
+
+
+def repeat(seed: int, folder: Path) -> tuple[StudyRecord, float]:
+    """One repetition, and its seconds of wall-clock time."""
+    changes = [f"work_dir={folder}", f"collect.seed={seed}", f"train.progress.seed={seed}", f"train.success.seed={seed}",
+               f"compare.seeds={[10 * seed + i for i in range(SEEDS)]}"]  # fmt: skip
+    started = time.perf_counter()
+    run_study(plan_study(quickstart_file(), changes, parallel=0))
+    return read_study(folder), time.perf_counter() - started
+
+
+def alarms(study: StudyRecord, arm: str) -> list[list[bool]]:
+    """Of each run, whether the alarm was on, update by update."""
+    return [
+        [bool(number(row, "hacking_alarm")) for row in run.trains if number(row, "hacking_alarm") is not None]
+        for run in study.runs
+        if run.arm == arm
+    ]
+
+
+def main() -> None:
+    """Print a row per repetition and how many hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--first", type=int, default=100)
+    parser.add_argument("--last", type=int, default=119)
+    options = parser.parse_args()
+    rows, held = [], 0
+    for seed in range(options.first, options.last + 1):
+        with tempfile.TemporaryDirectory() as folder:
+            study, seconds = repeat(seed, Path(folder))
+            row = next(row for row in comparison_rows(study) if row.arm == "B")
+            helping, gamed = alarms(study, "B"), alarms(study, "C")
+        helps = row.outcome == "better" and not any(map(any, helping))
+        caught = bool(gamed) and all(run and run[-1] for run in gamed)
+        held += helps and caught
+        gain = row.difference.interval
+        rows.append([str(seed), f"{gain.estimate:+.2f} [{gain.low:.2f}, {gain.high:.2f}]", "yes" if helps else "no", "yes" if caught else "no", f"{seconds:.0f}"])
+        print(*rows[-1], sep="\t", flush=True)
+    print(machine_line())
+    print(table(["seed", "B - A", "B helps, no alarm", "C caught", "seconds"], rows))
+    print(f"both hold in {held} of {len(rows)}")
+
+
+if __name__ == "__main__":
+    main()
