@@ -28,8 +28,8 @@ SEEDS = 8
 
 def repeat(seed: int, folder: Path) -> tuple[StudyRecord, float]:
     """One repetition, and its seconds of wall-clock time."""
-    changes = [f"work_dir={folder}", f"collect.seed={seed}", f"train.progress.seed={seed}", f"train.success.seed={seed}",
-               f"compare.seeds={[10 * seed + i for i in range(SEEDS)]}"]  # fmt: skip
+    changes = [f"{name}.seed={seed}" for name in ("collect", "train.progress", "train.success")]
+    changes += [f"work_dir={folder}", f"compare.seeds={[10 * seed + i for i in range(SEEDS)]}"]
     started = time.perf_counter()
     run_study(plan_study(quickstart_file(), changes, parallel=0))
     return read_study(folder), time.perf_counter() - started
@@ -60,7 +60,8 @@ def main() -> None:
         caught = bool(gamed) and all(run and run[-1] for run in gamed)
         held += helps and caught
         gain = row.difference.interval
-        rows.append([str(seed), f"{gain.estimate:+.2f} [{gain.low:.2f}, {gain.high:.2f}]", "yes" if helps else "no", "yes" if caught else "no", f"{seconds:.0f}"])
+        shown = f"{gain.estimate:+.2f} [{gain.low:.2f}, {gain.high:.2f}]"
+        rows.append([str(seed), shown, "yes" if helps else "no", "yes" if caught else "no", f"{seconds:.0f}"])
         print(*rows[-1], sep="\t", flush=True)
     print(machine_line())
     print(table(["seed", "B - A", "B helps, no alarm", "C caught", "seconds"], rows))
