@@ -265,7 +265,7 @@ def test_a_token_of_the_env_file_reaches_the_hub_client(call, monkeypatch, own, 
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_AUTH_TOKEN"):
         monkeypatch.setenv(name, own.get(name, ""))
     monkeypatch.setenv("HF_TOKEN_PATH", "nowhere")
-    assert call("--version", files={".env": file})[0] == 0
+    assert call("run", "none.yaml", files={".env": file})[0] == 2
     assert get_token() == token
 
 

@@ -77,8 +77,8 @@ def shell(command, folder, **variables):
 @pytest.mark.parametrize(
     "streams",
     [
-        closed(1), closed(2), closed(0, 1, 2), unread(1), unread(2), unread(1, 2),
-        to("/dev/full", 1), to("/dev/full", 2), to("/dev/full", 1, 2),
+        closed(1), closed(2), closed(0, 1, 2),
+        unread(1), unread(2), unread(1, 2), to("/dev/full", 1), to("/dev/full", 2), to("/dev/full", 1, 2),
         to("/proc/self/status", 1, 2),  # may not be written
     ],
 )  # fmt: skip

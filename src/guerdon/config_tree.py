@@ -125,7 +125,7 @@ class _Reader:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise ConfigError(f"{self.place(key_node)}: a key must be a word, not a list or a map")
             key = str(key_node.value)
-            if len(key) > LONGEST_KEY or not key.isprintable():
+            if len(key) > LONGEST_KEY:
                 raise ConfigError(f"{self.place(key_node)}: {describe(key)} is no key: keys are short words")
             here = f"{path}.{key}" if path else key
             if key in own:
@@ -210,7 +210,7 @@ def apply_overrides(tree: Tree, overrides: Sequence[str]) -> Tree:
         path, equals, value_text = text.partition("=")
         path = path.strip()
         parts = path.split(".")
-        if len(parts) > _DEEPEST or len(max(parts, key=len)) > LONGEST_KEY or not path.isprintable():
+        if len(parts) > _DEEPEST or len(max(parts, key=len)) > LONGEST_KEY:
             raise ConfigError(f"override {describe(text)}: {describe(path)} is no key: write section.key=value")
         if not equals or not all(parts) or any(part != part.strip() for part in parts):
             raise ConfigError(f"override {text!r}: write section.key=value, for example runner.seed=3")

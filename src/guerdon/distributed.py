@@ -25,7 +25,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,7 @@ from guerdon.progress import fall_silent
 
 if TYPE_CHECKING:  # importing FSDP takes longer than anything else here, and one process needs none of it
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
@@ -472,7 +473,7 @@ class _Root(nn.Module):
         return call()
 
 
-def _is_sharded(value: Any) -> bool:
+def _is_sharded(value: Any) -> TypeGuard[DTensor]:
     """Whether a tensor is spread over the processes."""
     if "torch.distributed.tensor" not in sys.modules:
         return False

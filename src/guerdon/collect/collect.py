@@ -58,7 +58,7 @@ class CollectResult:
     tried: int
 
 
-Expert = ScriptedExpert | LiberoExpert | ManiSkillExpert
+Expert = ScriptedExpert | MountainCarExpert | LiberoExpert | ManiSkillExpert
 Actor = Expert | NoisyActor | RandomActor
 """`act`: (B, ...) observations to (B, A) actions; of a policy of chunks, (n, ...) to (n, C, A) where one is due."""
 
