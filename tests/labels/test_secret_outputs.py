@@ -73,7 +73,8 @@ def test_label(call, tmp_path, kinds):
         judge = {"api": "openai", "model": "m", "base_url": address(server), "api_key_env": "PLANTED",
                  "extra_body": EXTRA}  # fmt: skip
         study = {"policy": {"type": "text", "tiny": TINY},
-                 "label": {"save_dir": "out", "solutions": {"data_path": str(path)}, "judge": judge}}  # fmt: skip
+                 "label": {"save_dir": "out", "solutions": {"data_path": str(path)}, "judge": judge,
+                           "max_failure_rate": 0.8}}  # fmt: skip
         status, said = call("label", study, "label.judge.retries=2", f"label.judge.extra_body.token={KEY}")
         assert status == (2 if kinds[0] in (401, 404) else 0 if "good" in kinds else 3), said
         if "good" in kinds:
