@@ -1,0 +1,109 @@
+"""One rule for every seed, for absurd sizes, and for paths that would become folders with odd names."""
+
+import os
+from typing import Annotated
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from guerdon.config import load
+from guerdon.errors import ConfigError
+from guerdon.generators import small_seed
+from guerdon.settings.base import Settings
+from guerdon.settings.study import Study
+
+TINY = ["env={type: gymnasium, task: 'tiny_world:Dot-v1'}", "policy={type: mlp, hidden: [8]}"]
+
+
+def read(*overrides):
+    return load(Study, None, [*TINY, *overrides])
+
+
+def every_form(form=Settings):
+    return {form}.union(*(every_form(below) for below in form.__subclasses__()))
+
+
+def test_every_seed_has_the_rule():
+    """No key of any section that is called a seed takes another number."""
+    seeds = [
+        (name, field)
+        for form in every_form()
+        for name, field in form.model_fields.items()
+        if form.__module__.startswith("guerdon.settings") and name.endswith(("seed", "seeds"))
+    ]
+    assert len(seeds) > 8
+    for name, field in seeds:
+        takes = TypeAdapter(Annotated[(field.annotation, *field.metadata, name)])
+        several = name.endswith("seeds")
+        takes.validate_python([2**64 - 1] if several else 2**64 - 1)
+        for wrong in (-1, 2**64):
+            with pytest.raises(ValidationError):
+                takes.validate_python([wrong] if several else wrong)
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**32, 2**63, 2**64 - 1])
+def test_seeds_of_64_bits_are_taken(seed):
+    assert read(f"runner.seed={seed}").runner.seed == seed
+
+
+@pytest.mark.parametrize("seed", ["-1", str(2**64), "1.5", "true", ".inf", ".nan", "1e308", "[1]", "null_", "9" * 400])
+def test_other_seeds_are_one_line(seed):
+    with pytest.raises(ConfigError) as refused:
+        read(f"runner.seed={seed}")
+    assert "\n" not in str(refused.value)
+    assert "seed" in str(refused.value)
+
+
+def test_a_seed_for_32_bits_is_itself_where_it_fits():
+    assert [small_seed(seed) for seed in (0, 5, 2**32 - 1)] == [0, 5, 2**32 - 1]
+    large = [small_seed(seed) for seed in (2**32, 2**32 + 5, 2**64 - 1)]
+    assert all(0 <= seed < 2**32 for seed in large)
+    assert len({*large, 0, 5}) == 5  # not the seed modulo 2^32
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "env.num_envs=" + "9" * 400, "env.num_envs=true", "policy.hidden=[true]", "env.num_envs=1e308",
+        "env.num_envs=9223372036854775807", "algorithm.learning_rate=" + "9" * 400,
+        'name="a\\0b"', 'work_dir="\\ud800"',
+        ".".join("a" * 3000) + "=1", "runner." + "x" * 300 + "=1", "name=" + "[" * 400 + "]" * 400,
+        "name=${" + ".".join("a" * 3000) + "}", "runner.threads=100000", "env.frame_size=1000000",
+    ],
+)  # fmt: skip
+def test_absurd_values_are_refused(override):
+    with pytest.raises(ConfigError):
+        read(override)
+
+
+@pytest.mark.parametrize(
+    "path", ["~nobody/x", "~nobody", "~+/x", "$HOME/x", "$HOME", "runs/$USER", "%USERPROFILE%\\x", "a/~/b", "${HOME}/x"]
+)
+@pytest.mark.parametrize("key", ["work_dir", "runner.logger.log_path", "runner.resume_dir"])
+def test_a_path_that_would_become_an_odd_folder_is_refused(key, path):
+    with pytest.raises(ConfigError, match="expand"):
+        read(f"{key}='{path}'")
+
+
+@pytest.mark.parametrize("path", ["runs/a$", "runs/50%", "a~b", "file~", "./~x", "runs/%20", "a$1", "$$"])
+def test_odd_names_that_are_meant_stay(path):
+    assert read(f"work_dir='{path}'").work_dir == path
+
+
+@pytest.mark.parametrize("text", ["$x$ is here", "~50 steps", "$HOME is where", "push ~user", "100% of", "$5/box"])
+def test_texts_are_no_paths(text):
+    assert read(f"env.task_text='{text}'").env.task_text == text
+
+
+def test_the_home_folder_is_expanded_or_refused(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/x")
+    assert read("work_dir=~/y").work_dir == "/home/x/y"
+    assert read("work_dir='~'").work_dir == "/home/x"
+    for home in ("", "relative"):
+        monkeypatch.setenv("HOME", home)
+        with pytest.raises(ConfigError, match="no home folder"):
+            read("work_dir=~/y")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # of a user without an entry
+    with pytest.raises(ConfigError, match="no home folder"):
+        read("work_dir=~/y")
