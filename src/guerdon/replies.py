@@ -45,6 +45,7 @@ _ANSWER_MARK = re.compile(r"<answer>[^<]*</answer>|\\boxed\{[^{}]*\}|\[\[[^\[\]\
 _CODE_POINT = re.compile(r"\\+u([0-9a-fA-F]{4})")
 _BLANK_ESCAPE = re.compile(r"\\+[nrt]")
 _WORD = re.compile(r"-?\d+(?:\.\d+)?|[^\W\d_]+|[{}\[\],]")
+_LETTERS = re.compile(r"[^\W\d_]+")
 _ZEROS = re.compile(r"(?<=\d)\.0+(?!\d)")
 _ONLY_FENCE = re.compile(r"[\s\ufeff]*(?:[`~]{3,}\w*)?[\s`~]*")
 
@@ -415,7 +416,7 @@ def json_objects(text: str, material: Sequence[str] = ()) -> list[Any] | Failure
         whole, final = [], final_part(text)
     if isinstance(final, Failure):
         return Failure("not_json", final.detail)
-    own = _unquoted(final, material)
+    own = _unquoted(final, material, whole)
     if whole and own == text:
         return whole
     found: list[Any] = []
@@ -445,20 +446,23 @@ def own_part(text: str, material: Sequence[str] = ()) -> str | Failure:
     return final if isinstance(final, Failure) else _unquoted(final, material)
 
 
-def _unquoted(text: str, material: Sequence[str]) -> str:
-    """A text without the JSON objects and marked answers that stand in the material."""
+def _unquoted(text: str, material: Sequence[str], whole: Sequence[Any] = ()) -> str:
+    """A text, whose JSON value is `whole` if it is one, without the objects and marked answers of the material."""
     if not material:
         return text
-    spans = {(start, end): value for start, end, value in _found(text)}
+    parts = [(0, len(text), whole[0])] if whole else _found(text)
+    spans = {(start, end): value for start, end, value in parts}
     objects = list(spans)
     marks = (mark for mark in _ANSWER_MARK.finditer(text) if not _within(mark.start(), objects))
     spans |= {mark.span(): mark[0] for mark in marks if "{" not in mark[0] or mark[0][0] == "\\"}
-    plain = [_unescaped(one) for one in material]
-    whole = "\n".join(plain)
-    said = {span: _ZEROS.sub("", _unescaped(text[slice(*span)])) for span in sorted(spans)}
-    own = {span: _words(one) for span, one in said.items() if all(word[0] in whole for word in _WORD.finditer(one))}
+    read = "\n".join(material).casefold()
+    if not read.isascii() or "\\u" in read or "&" in read:
+        read = _unescaped(read)
+    said = {span: _unescaped(text[slice(*span)]) for span in sorted(spans)}
+    own = {span: _words(one) for span, one in said.items() if all(word[0] in read for word in _LETTERS.finditer(one))}
     if not own:
         return text  # the usual case, found quickly: it has a word of its own
+    plain = [_unescaped(one) for one in material]
     given = [_words(one) for one in plain]
     joined = [_joined(words) for words in given]
     objects_given = {members for words in given for members in _objects_in(words)}
