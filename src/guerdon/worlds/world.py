@@ -39,7 +39,7 @@ class World:
         tasks: the task of each copy, in words; with `playing` that of its current episode.
         num_envs: B.
         reports_every_step: False once the environment left success open at a step.
-        takes_pictures: False: no picture is taken or drawn until it is set to True; looks are None.
+        takes_pictures: False: captured looks are None until it is set to True; nothing is drawn for them.
         exact_resume: whether `state_dict` restores the simulators themselves (autoreset disabled); elsewhere the
             episodes under way start again after a resume.
 
@@ -201,7 +201,7 @@ class World:
             success_known=nothing,
             mask=nothing,
             actions=NO_STATE,
-            first_looks=self._look(np.ones(self.num_envs, np.bool_) if capture is None else capture),
+            first_looks=self._captured(np.ones(self.num_envs, np.bool_) if capture is None else capture),
             failed_resets=self._resets.take_failures(),
         )
 
@@ -320,7 +320,7 @@ class World:
             mask=mask,
             actions=actions,
             looks={i: look for i, look in looks.items() if i not in failures} if failures else looks,
-            first_looks=self._look(fresh) if capture_ends else {},
+            first_looks=self._captured(fresh) if capture_ends else {},
             failures=failures,
             failed_resets=self._resets.take_failures(),
         )
@@ -526,10 +526,12 @@ class World:
                 self._drawn[int(i)] = Drawn(looks[int(i)], picture)
         return [pictures, *(self.render(list(looks.values()), camera) for camera in self.cameras[1:cameras])]
 
+    def _captured(self, wanted: BoolArray) -> dict[int, Any]:
+        """Looks for whoever captures, by copy; without `takes_pictures` None for each."""
+        return self._look(wanted) if self.takes_pictures else dict.fromkeys(np.flatnonzero(wanted).tolist())
+
     def _look(self, wanted: BoolArray) -> dict[int, Any]:
-        """By copy, in order; what is drawn already is not looked at again. Without `takes_pictures`: None for each."""
-        if not self.takes_pictures:
-            return dict.fromkeys(np.flatnonzero(wanted).tolist())
+        """By copy, in order; what is drawn already is not looked at again."""
         copies = [] if self.eye is None else np.flatnonzero(wanted).tolist()
         left = [i for i in copies if i not in self._drawn]
         new = dict(zip(left, looks_at(self.eye, left), strict=True)) if self.eye is not None and left else {}
@@ -556,8 +558,8 @@ class World:
     def _look_after(self, wanted: BoolArray, ended: BoolArray, info: dict[str, Any]) -> dict[int, Any]:
         """Looks after the action; a SAME_STEP environment has moved on, so its terminal look comes with the info."""
         if self.mode is not AutoresetMode.SAME_STEP:
-            return self._look(wanted)
-        looks = self._look(wanted & ~ended)
+            return self._captured(wanted)
+        looks = self._captured(wanted & ~ended)
         for i in np.flatnonzero(wanted & ended):
             kept = info.get("final_info", {}).get("terminal_frame")
             if self.eye is not None and kept is None:
