@@ -113,10 +113,14 @@ def test_an_interrupted_caller_cancels_the_coroutine():
         signal.pthread_kill(main, signal.SIGINT)
 
     main = threading.get_ident()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        run_async(waits())
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_async(waits())
+    finally:
+        signal.signal(signal.SIGINT, before)
     thread.join()
     assert cancelled.wait(20)
 

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import httpx2
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +23,7 @@ from guerdon.config import api_key, load
 from guerdon.errors import ConfigError
 from guerdon.hub import use_token
 from guerdon.retry import check_proxies, read_reply
-from guerdon.secrets import HIDDEN, clean_key, hide, remember
+from guerdon.secrets import HIDDEN, clean_key, hide, remember, remember_environment
 from guerdon.serve.logs import CountingHandler
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.serve import ServeSettings
@@ -91,7 +92,7 @@ def test_a_key_that_no_header_can_have_is_refused_by_the_name_of_its_variable(wr
 def test_the_token_of_a_server_is_checked_too():
     models = {"m": {"backend": "constant"}}
     assert ServeSettings(models=models, token=' "Bearer tok-12345678"\n').token == "tok-12345678"
-    with pytest.raises(ConfigError, match=r"token is '\*\*\*': token contains a line break") as refused:
+    with pytest.raises(ConfigError, match=r"token is '\(hidden\)': token contains a line break") as refused:
         load(ServeSettings, None, ["models={m: {backend: constant}}", 'token="tok-1234\\n5678-abc"'])
     assert "5678" not in str(refused.value)
 
@@ -132,17 +133,17 @@ def test_where_a_short_key_stands_as_a_key_it_is_hidden(said, word):
 @pytest.mark.parametrize(
     ("setting", "text", "hidden"),
     [
-        ({"base_url": "https://me:pass@host/v1"}, "at https://me:pass@host/v1: pass", "at https://***@host/v1: pass"),
-        ({"base_url": "https://me:pass@host"}, f"Basic {base64.b64encode(b'me:pass').decode()}", "Basic ***"),
-        ({"base_url": "https://me:p%40ss-w0rd@host"}, "wrong p@ss-w0rd, p%40ss-w0rd", "wrong ***, ***"),
-        ({"endpoint": "me:pass@host:80"}, "'me:pass@host:80' is no address", "'***@host:80' is no address"),
-        ({"base_url": "https://tok_1234567@host"}, "user tok_1234567", "user ***"),
+        ({"base_url": "https://me:pass@host/v1"}, "at https://me:pass@host/v1: pass", "at https://(hidden)@host/v1: pass"),
+        ({"base_url": "https://me:pass@host"}, f"Basic {base64.b64encode(b'me:pass').decode()}", "Basic (hidden)"),
+        ({"base_url": "https://me:p%40ss-w0rd@host"}, "wrong p@ss-w0rd, p%40ss-w0rd", "wrong (hidden), (hidden)"),
+        ({"endpoint": "me:pass@host:80"}, "'me:pass@host:80' is no address", "'(hidden)@host:80' is no address"),
+        ({"base_url": "https://tok_1234567@host"}, "user tok_1234567", "user (hidden)"),
         ({"base_url": "http://h/v1?key=abc&api-version=2024-10-21"}, "/v1?key=abc&api-version=2024-10-21",
-         "/v1?key=***&api-version=2024-10-21"),
-        ({"base_url": "http://h/v1?sig=zz%2F99%2Bzz99"}, "zz/99+zz99 zz%2f99%2bzz99", "*** ***"),
-        ({"extra_body": {"api_key": "qwe"}}, '{"api_key": "qwe", "n": "qwe"}', '{"api_key": "***", "n": "qwe"}'),
-        ({"headers": [{"X-Goog-Api-Key": "g00gle-key-1"}]}, "g00gle-key-1", "***"),
-        ({"HTTPS_PROXY": "me:pr0xy-pass@proxy:3128"}, "proxy me:pr0xy-pass@proxy:3128", "proxy ***@proxy:3128"),
+         "/v1?key=(hidden)&api-version=2024-10-21"),
+        ({"base_url": "http://h/v1?sig=zz%2F99%2Bzz99"}, "zz/99+zz99 zz%2f99%2bzz99", "(hidden) (hidden)"),
+        ({"extra_body": {"api_key": "qwe"}}, '{"api_key": "qwe", "n": "qwe"}', '{"api_key": "(hidden)", "n": "qwe"}'),
+        ({"headers": [{"X-Goog-Api-Key": "g00gle-key-1"}]}, "g00gle-key-1", "(hidden)"),
+        ({"HTTPS_PROXY": "me:pr0xy-pass@proxy:3128"}, "proxy me:pr0xy-pass@proxy:3128", "proxy (hidden)@proxy:3128"),
         # no secrets
         ({"base_url": "http://localhost:8000/v1"}, "http://localhost:8000/v1", "http://localhost:8000/v1"),
         ({"eos_token": "<|end|>", "max_tokens": "12345678a"}, "<|end|> 12345678a", "<|end|> 12345678a"),
@@ -158,7 +159,7 @@ def test_secrets_of_settings(setting, text, hidden):
 
 def test_the_first_two_thirds_of_a_key_are_hidden_and_a_masked_one_stays():
     clean_key("sk-abcdefgh0123456789ijkl", "MINE")
-    assert hide("wrong key sk-abcdefgh0123456!") == "wrong key ***!"
+    assert hide("wrong key sk-abcdefgh0123456!") == "wrong key (hidden)!"
     assert hide("wrong key sk-a****ijkl") == "wrong key sk-a****ijkl"
 
 
@@ -184,7 +185,7 @@ def test_a_traceback_has_no_secret(tmp_path):
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment(tmp_path, **secret), check=False
     )
     assert done.returncode == 1
-    assert done.stderr.endswith("RuntimeError: header ******\n"), done.stderr
+    assert done.stderr.endswith("RuntimeError: header (hidden)(hidden)\n"), done.stderr
 
 
 def test_the_forms_of_the_echo_server_are_those_that_are_hidden():
@@ -205,7 +206,7 @@ def test_escaped_characters_of_a_reply_hide_no_secret(escape):
         yield httpx2.Response(400, content=data)
 
     status, _, payload = asyncio.run(read_reply(reply(), 60.0, 10**6))
-    assert (status, payload) == (400, {"error": {"message": "wrong ***", "n": [1.5, None]}})
+    assert (status, payload) == (400, {"error": {"message": "wrong (hidden)", "n": [1.5, None]}})
 
 
 def test_a_token_of_the_hub_that_no_request_can_have_is_left_out(tmp_path, monkeypatch, capfd):
@@ -239,3 +240,23 @@ def test_the_log_of_a_server_has_no_secret(capsys):
         record = logging.LogRecord("x", logging.ERROR, "f", 1, "failed: %s", (KEY,), sys.exc_info())
     assert KEY not in handler.format(record)
     assert handler.format(record).count(HIDDEN) >= 2
+
+
+def test_folders_in_variables_with_such_names_are_no_secrets(monkeypatch, tmp_path):
+    monkeypatch.setenv("PWD", "/a/folder/that/was/deleted")
+    monkeypatch.setenv("MY_SECRET", str(tmp_path))
+    monkeypatch.setenv("DB_PASSWORD", "/a/folder-like-secret-1f0b")
+    remember_environment()
+    for folder in ("/a/folder/that/was/deleted/runs", str(tmp_path / "runs"), str(tmp_path)[:10]):
+        assert hide(folder) == folder
+    assert hide("wrong: /a/folder-like-secret-1f0b") == "wrong: (hidden)"
+
+
+def test_a_configuration_without_its_secrets_is_still_yaml():
+    remember({"token": "a-long-secret-4"})
+    text = hide("token: a-long-secret-4\nbase_url: https://a-long-secret-4@host/v1\nlist: [a-long-secret-4, b]\n")
+    assert yaml.safe_load(text) == {
+        "token": "(hidden)",
+        "base_url": "https://(hidden)@host/v1",
+        "list": ["(hidden)", "b"],
+    }

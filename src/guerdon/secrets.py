@@ -28,7 +28,7 @@ from urllib.parse import quote, quote_plus, unquote
 
 T = TypeVar("T")
 
-HIDDEN = "***"
+HIDDEN = "(hidden)"  # plain text in YAML and JSON
 _AROUND = " \t\r\n\v\f\0\x85\xa0\u1680\u3000\ufeff\"'`´«»" + "".join(map(chr, (*range(0x2000, 0x2010), 0x2028, 0x2029)))
 _AROUND += "\u2018\u2019\u201a\u201b\u201c\u201d\u201e\u201f"  # typographic quotes
 _BEFORE = re.compile(r"(authorization\s*:\s*)?bearer(\s+|$)", re.IGNORECASE)
@@ -105,7 +105,7 @@ def remember(value: Any, name: str = "") -> None:
                 both = f"{user}:{password}" if password else user
                 found += [_Secret(both, user=True), _Secret(unquote(both), user=True)]
                 found += [_Secret(unquote(user)), _Secret(unquote(password))]
-        if _NAMED.fullmatch(name):
+        if _NAMED.fullmatch(name) and name != "PWD" and not os.path.exists(value):
             found.append(_Secret(_BEFORE.sub("", value.strip()), name))
         _remember(found)
 

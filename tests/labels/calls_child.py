@@ -5,6 +5,7 @@ Prints how many replies are right and, after a line on its input, how many files
 
 import os
 import resource
+import signal
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +16,7 @@ from guerdon.settings.label import OpenAIJudgeSettings
 
 
 def main(folder, url, n, concurrency, open_files):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(open_files), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     settings = OpenAIJudgeSettings(model="m", base_url=url + "/v1", concurrency=int(concurrency), retries=0)
     requests = [LLMRequest(({"role": "user", "content": f"question {i}"},), 50, 0.0) for i in range(int(n))]

@@ -1,5 +1,6 @@
 """Videos of training episodes: which, under which names, what they show, and that the run does not notice."""
 
+import errno
 import re
 
 import numpy as np
@@ -128,15 +129,19 @@ def test_a_run_that_was_cut_off_leaves_whole_files_and_ends_the_same(tmp_path):
     assert all(count_frames(path) for path in files(study))
 
 
-def test_a_disk_that_cannot_be_written_does_not_stop_the_run(tmp_path, monkeypatch, capsys):
+def test_a_full_disk_stops_the_run_and_another_error_of_a_video_does_not(tmp_path, monkeypatch, capsys):
     def broken(*args, **kwargs):
-        raise OSError("No space left on device")
+        raise errors.pop() if errors else ValueError("no such codec")
 
     monkeypatch.setattr(episode_videos, "VideoWriter", broken)
     study = study_of(tmp_path, save_video=True, video_share=1.0)
-    start(study).run()
-    assert files(study) == []
-    assert capsys.readouterr().err.count("No space left on device") == 1
+    errors = [OSError(errno.ENOSPC, "No space left on device")]
+    with pytest.raises(OSError, match="No space left on device"):
+        start(study).run()
+    other = study_of(tmp_path / "other", save_video=True, video_share=1.0)
+    start(other).run()
+    assert files(other) == []
+    assert capsys.readouterr().err.count("no such codec") == 1
 
 
 def test_cached_and_failed_values_are_said():

@@ -328,7 +328,7 @@ def test_several_models(tmp_path):
     assert (got.models["e"].backend, got.models["e"].model_path) == ("constant", None)
     assert (got.default, got.batch.max_items, got.media.root) == ("b", 7, "/data")
     done = CliRunner().invoke(cli, ["serve", "--backend", "constant", "--token", "a-long-secret", "--dry-run"])
-    assert ServeSettings.model_validate(yaml.safe_load(done.output)).token == "********"
+    assert ServeSettings.model_validate(yaml.safe_load(done.output)).token == "(hidden)"
 
 
 def test_flags_of_one_model_are_about_the_one_that_is_named():

@@ -69,6 +69,6 @@ def serve(
         from guerdon.serve.backends import refuse_all
 
         refuse_all(settings)
-        sys.stdout.write(to_yaml(settings.model_copy(update={"token": "*" * 8}) if settings.token else settings))
+        sys.stdout.write(to_yaml(settings))
         return None
     return settings
