@@ -133,7 +133,8 @@ def test_where_a_short_key_stands_as_a_key_it_is_hidden(said, word):
 @pytest.mark.parametrize(
     ("setting", "text", "hidden"),
     [
-        ({"base_url": "https://me:pass@host/v1"}, "at https://me:pass@host/v1: pass", "at https://(hidden)@host/v1: pass"),
+        ({"base_url": "https://me:pass@host/v1"}, "at https://me:pass@host/v1: pass",
+         "at https://(hidden)@host/v1: pass"),
         ({"base_url": "https://me:pass@host"}, f"Basic {base64.b64encode(b'me:pass').decode()}", "Basic (hidden)"),
         ({"base_url": "https://me:p%40ss-w0rd@host"}, "wrong p@ss-w0rd, p%40ss-w0rd", "wrong (hidden), (hidden)"),
         ({"endpoint": "me:pass@host:80"}, "'me:pass@host:80' is no address", "'(hidden)@host:80' is no address"),
