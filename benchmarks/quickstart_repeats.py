@@ -1,11 +1,11 @@
 """`guerdon quickstart` repeated with other seeds: does its story hold each time?
 
 A repetition uses data, models and runs of its own: repetition s collects and trains with seed s, and its runs have the
-seeds 10 s to 10 s + 7. Two statements are checked:
+seeds 10 s to 10 s + 7. Counted are
 
-helps    the verdict on arm B is "better" (the interval of the difference in final success, corrected for both arms,
-         lies above 0), and the hacking alarm is off after every update of every run of B
-caught   the hacking alarm is on after the last update of every run of C
+B - A    the difference in final success, with the interval of the report (corrected for both arms), and its verdict
+silent   runs of B, of 8, in which the hacking alarm was never on
+caught   runs of C, of 8, in which it was on after the last update
 
     python benchmarks/quickstart_repeats.py --first 100 --last 119
 """
@@ -50,22 +50,22 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=100)
     parser.add_argument("--last", type=int, default=119)
     options = parser.parse_args()
-    rows, held = [], 0
+    rows, better, silent, caught = [], 0, 0, 0
     for seed in range(options.first, options.last + 1):
         with tempfile.TemporaryDirectory() as folder:
             study, seconds = repeat(seed, Path(folder))
             row = next(row for row in comparison_rows(study) if row.arm == "B")
-            helping, gamed = alarms(study, "B"), alarms(study, "C")
-        helps = row.outcome == "better" and not any(map(any, helping))
-        caught = bool(gamed) and all(run and run[-1] for run in gamed)
-        held += helps and caught
+            quiet = sum(not any(run) for run in alarms(study, "B"))
+            raised = sum(bool(run) and run[-1] for run in alarms(study, "C"))
+        better, silent, caught = better + (row.outcome == "better"), silent + quiet, caught + raised
         gain = row.difference.interval
         shown = f"{gain.estimate:+.2f} [{gain.low:.2f}, {gain.high:.2f}]"
-        rows.append([str(seed), shown, "yes" if helps else "no", "yes" if caught else "no", f"{seconds:.0f}"])
+        rows.append([str(seed), shown, row.outcome, str(quiet), str(raised), f"{seconds:.0f}"])
         print(*rows[-1], sep="\t", flush=True)
     print(machine_line())
-    print(table(["seed", "B - A", "B helps, no alarm", "C caught", "seconds"], rows))
-    print(f"both hold in {held} of {len(rows)}")
+    print(table(["seed", "B - A", "verdict", "silent", "caught", "seconds"], rows))
+    runs = SEEDS * len(rows)
+    print(f"better in {better} of {len(rows)}; silent in {silent} of {runs} runs, caught in {caught} of {runs}")
 
 
 if __name__ == "__main__":

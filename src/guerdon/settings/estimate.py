@@ -34,6 +34,7 @@ from guerdon.settings.vla_policy import VLAPolicySettings
 SIMULATE, RENDER, SCORE, TRAIN, UPDATE = 5000.0, 120.0, 600.0, 200.0, 12000.0  # per second: steps, frames, ...
 SLOW = {"libero": (70.0, 30.0), "maniskill": (500.0, 20.0)}  # worlds with other speeds: steps, pictures of a camera
 START = 5.0  # seconds until the libraries are imported and a model is there
+RUN = 3.0  # seconds of a robot's run around its steps, without imports: jobs of a study are forked with them
 OVERHEAD = 0.15  # millions of parameters that a tiny model seems to have more, for the calls around it
 SOLUTION = 300  # tokens, where the data do not say
 WRITE = 90.0  # responses of about 40 tokens per second and million parameters, learning included
@@ -56,7 +57,7 @@ STATE = 256  # bytes of a state that a reward model looks at
 BYTES_PER_PIXEL = 1.2  # of a PNG of a rendered scene
 STEPS_BETWEEN_EVALUATIONS = 20  # of an image model, at least, where eval_every is null
 EVALUATION = 100_000  # bytes of an evaluation with its pictures
-RUN_FILES = 2_000_000  # bytes of a run without its checkpoints: policy, episodes, films, metrics
+RUN_FILES = 450_000  # bytes of a run without its checkpoints: policy, episodes, films, metrics
 
 
 def estimate_collect(study: Study) -> dict[str, Any]:
@@ -200,7 +201,8 @@ def estimate_evaluate(study: Study, only: Sequence[str] = ()) -> dict[str, Any]:
     """Models and seconds of `guerdon evaluate`; of a language study also solutions, as far as the file says."""
     if not study.text:
         models = only or [*study.train, *study.control_evaluate.remote]
-        return {"models": len(models), "seconds": 20.0 * len(models)}
+        frames = [name for name in models if getattr(study.train.get(name), "arch", None) != "mlp"]
+        return {"models": len(models), "seconds": len(models) + 20.0 * len(frames)}
     generated = GeneratedBenchSettings(families=(ChainSettings(),))
     settings = study.text_evaluate or EvaluateTextSettings(aggregation="min", generated=generated)
     names = judged_names(study.train, settings.models, only)
@@ -290,7 +292,7 @@ def estimate_run(study: Study) -> dict[str, Any]:
         "evaluation steps": evaluations,
         "frames": frames,
         **estimate_vla(study),
-        "seconds": steps + frames / _render(study) + frames * len(seeing) / SCORE + refits + 10,
+        "seconds": steps + frames / _render(study) + frames * len(seeing) / SCORE + refits + RUN,
         "bytes": left,
         "peak_bytes": peak,
     }
