@@ -3,11 +3,9 @@
 import base64
 import json
 import re
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import quote
 
-from local_server import running
+from local_server import LocalServer, QuietHandler, running
 
 KEY = "sk-live-7Qx9/Planted+Key=0123456789"
 USER, PASSWORD = "gateway-user7", "p@ss/w0rd-Zq81"
@@ -42,28 +40,19 @@ def address(server, path="/v1"):
     return f"http://{USER}:{quote(PASSWORD, safe='')}@127.0.0.1:{server.server_port}{path}?key={IN_QUERY}"
 
 
-class EchoServer(ThreadingHTTPServer):
+class EchoServer(LocalServer):
     """Answers the n-th request with the n-th of `kinds`, then begins again: a status, or what is wrong with a 200."""
 
-    daemon_threads = True
-
     def __init__(self, reply, kinds):
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.reply, self.kinds, self.asked = reply, kinds, 0
-        self.lock = threading.Lock()
 
     @property
     def url(self):
         return f"http://127.0.0.1:{self.server_port}/v1"
 
-    def handle_error(self, request, client_address):
-        """A client that went away is no news."""
 
-
-class _Handler(BaseHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
+class _Handler(QuietHandler):
     def do_GET(self):
         self.do_POST()
 

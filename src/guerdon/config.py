@@ -63,7 +63,7 @@ def dot_env(path: Path = Path(".env")) -> dict[str, str]:
     """The `NAME=value` lines of a file with secrets, nothing where there is no such file.
 
     Raises:
-        ConfigError: it cannot be read, or is no text.
+        ConfigError: it cannot be read, or is not UTF-8 text.
     """
     try:
         text = path.read_text(encoding="utf-8-sig", errors="replace") if path.is_file() else ""
@@ -84,7 +84,7 @@ def api_key(variable: str, *, given: str | None = None, required: bool = True) -
         required: whether there has to be one.
 
     Raises:
-        ConfigError: it is required and missing, or has a line break or a character that no key has.
+        ConfigError: it is required and missing, or has a line break or a character that is not printable ASCII.
     """
     known = os.environ.get(variable) if given is None else given
     try:
@@ -149,22 +149,22 @@ def usable_value(value: Any, *, path: bool) -> Any:
         path: it is the path of a file or a folder.
 
     Raises:
-        ValueError: a number of more than 64 bits, text that no file can hold or name; or a path with `~` that stands
-            for no folder, or with the name of a variable, which would become a folder of that name.
+        ValueError: a number of more than 64 bits, text with NUL or lone surrogates, or a path with `~` that is not
+            expanded or with the name of a variable, which would become a folder of that name.
     """
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        raise ValueError("numbers have at most 64 bits here")
+        raise ValueError("whole numbers must fit into 64 bits")
     if not isinstance(value, str):
         return value
     if odd := _NO_TEXT.search(value):
-        raise ValueError(f"{odd[0]!a} cannot stand in a file or a name; remove it")
+        raise ValueError(f"{odd[0]!a} is not allowed in files and names; remove it")
     if value.startswith("~/") or (path and value == "~"):
         whole = os.path.expanduser(value)
         if not os.environ.get("HOME", "/") or not os.path.isabs(whole):
-            raise ValueError("this user has no home folder: set HOME, or write the whole path")
+            raise ValueError("this user has no home folder: set HOME, or write the full path")
         return whole
     if _UNEXPANDED.match(value) or (path and "://" not in value and _UNEXPANDED_INSIDE.search(value)):
-        raise ValueError("guerdon expands ~/ alone, no other user's folder and no variables: write the whole path")
+        raise ValueError("only ~/ is expanded, not ~user and not variables: write the full path")
     return value
 
 
@@ -202,7 +202,7 @@ def to_plain(config: BaseModel) -> dict[str, Any]:
 def to_yaml(config: BaseModel) -> str:
     """`to_plain` as YAML that `load` reads back, without secrets; a literal `${` is written `$${`."""
     text: str = yaml.dump(
-        _escape_refs(to_plain(config)),
+        _escape_refs(hide(to_plain(config))),
         Dumper=_Dumper,
         sort_keys=False,
         allow_unicode=True,

@@ -301,7 +301,7 @@ def quietly() -> Iterator[None]:
 def use_token() -> None:
     """Give Hugging Face's client a token under the name that it reads: one of the environment, else of `./.env`.
 
-    A token that no request can have is left out; a line says so.
+    A token with characters that are not allowed in a header is not used; this is logged.
     """
     given, names = dict(os.environ), ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_AUTH_TOKEN"]
     try:
@@ -312,9 +312,9 @@ def use_token() -> None:
         name = next((name for name in names if given.get(name)), None)
         if name is not None:
             os.environ["HF_TOKEN"] = clean_key(given[name], name)
-    except ConfigError as error:  # `.env` cannot be read, and most commands need none
+    except ConfigError as error:  # `.env` cannot be read; most commands need no token
         log_line(f"{error}; no token of the hub is taken from it")
     except ValueError as error:
-        log_line(f"{error}; until then requests to the hub have no token")
+        log_line(f"{error}; requests to the hub are sent without a token")
         for name in names:
             os.environ.pop(name, None)

@@ -9,10 +9,10 @@ not. A tag of an unknown name counts as reasoning too where it begins the reply 
 (`<answer>`, `<your answer>`), HTML and control tokens do not. A tag that is only mentioned, in a sentence, in quotes,
 in a block of code or inside a JSON object, changes nothing.
 
-What a judge quotes is no answer either, or a solution could hold its own verdict: a JSON object or a marked answer that
-stands in the material (the question, the solution, the task) is left out, however the quotation is indented, spaced,
-escaped or ordered. A verdict may equal one of the material by chance. It counts where the reply is that object and
-nothing else, as it was asked to be, and holds no text of more than `CHANCE` characters, which nobody repeats by chance.
+Quotations are not answers either, or a solution could contain its own verdict: a JSON object or a marked answer that
+occurs in the material (the question, the solution, the task) is left out, however the quotation is indented, spaced,
+escaped or ordered. A verdict may equal one of the material by chance: it counts if the reply is that object and nothing
+else, as requested, and holds no text of more than `CHANCE` characters.
 
     final_part("<think>maybe 40</think> 85")                     # " 85"
     final_part("<think>maybe 40")                                # Failure('truncated', ...)
@@ -397,7 +397,7 @@ def _blank(code: str) -> str:
 def json_objects(text: str, material: Sequence[str] = ()) -> list[Any] | Failure:
     """The JSON objects of a reply after its reasoning, in order, without those that it quotes.
 
-    An object that is not JSON hides whatever it holds: its parts are not read as the answer. Errors that can mean one
+    The parts of an object that is not JSON are not read as the answer. Errors that can mean one
     thing only are repaired: a plus sign before a number, a comma before a closing bracket, a backslash that escapes
     nothing, line breaks inside a string.
 
@@ -432,15 +432,15 @@ def json_objects(text: str, material: Sequence[str] = ()) -> list[Any] | Failure
 
 
 def own_part(text: str, material: Sequence[str] = ()) -> str | Failure:
-    """What a reply says after its reasoning, without the verdicts that it quotes.
+    """The text of a reply after its reasoning, without the verdicts that it quotes.
 
     Args:
         text: the whole reply.
         material: what the reply is about, each text as a whole: a question, a solution, a task.
 
     Returns:
-        The text without each JSON object and marked answer that stands in the material, unless it is all there is and
-        may be equal by chance (see the module); or as `final_part`.
+        The text without each JSON object and marked answer that occurs in the material, unless it is the whole reply
+        and may be equal by chance (see the module); or as `final_part`.
     """
     final = final_part(text)
     return final if isinstance(final, Failure) else _unquoted(final, material)
@@ -474,7 +474,7 @@ def _unquoted(text: str, material: Sequence[str], whole: Sequence[Any] = ()) -> 
             quoted.append(span)
     starts, ends = [0, *(end for _, end in quoted)], [*(start for start, _ in quoted), len(text)]
     rest = "".join(text[start:end] for start, end in zip(starts, ends, strict=True))
-    alone = len(quoted) == 1 and _ONLY_FENCE.fullmatch(rest) and not _says_something(text[slice(*quoted[0])])
+    alone = len(quoted) == 1 and _ONLY_FENCE.fullmatch(rest) and not _has_long_text(text[slice(*quoted[0])])
     return text if alone else rest
 
 
@@ -515,8 +515,8 @@ def _objects_in(words: list[str]) -> Iterator[frozenset[str]]:
             opened[-1][-1] += f" {word}{hash(members if word == '}' else tuple(members))}"
 
 
-def _says_something(code: str) -> bool:
-    """Whether JSON holds a text, other than a key, that nobody repeats by chance."""
+def _has_long_text(code: str) -> bool:
+    """Whether JSON holds a text of more than `CHANCE` characters other than a key."""
     strings = _STRING.finditer(code)
     return any(len(one[0]) > CHANCE + 2 and not code[one.end() :].lstrip().startswith(":") for one in strings)
 

@@ -47,7 +47,7 @@ OPEN_PER_SLOT = 4  # open calls per slot: some wait for their next try while oth
 _TRANSIENT = frozenset({408, 425, 429})  # of the 4xx; every 5xx is too
 _JITTER = 1.1  # clients that a server asked to wait come back spread over a tenth of that time
 _MIN_SHARE = 0.75  # of the longest that a pause may be
-_MESSAGES = (  # fields of an error reply, the most telling first
+_MESSAGES = (  # fields of an error reply, the most specific first
     "error_description", "message", "detail", "details", "msg", "error", "errors", "title", "reason", "description",
     "fault", "faultstring", "code", "status", "type",
 )  # fmt: skip
@@ -434,8 +434,8 @@ def check_proxies(url: str) -> None:
         names = ", ".join(sorted(name for name in os.environ if name.lower().endswith("_proxy")))
         socks = "; a proxy of socks5:// needs `pip install socksio`" if isinstance(error, ImportError) else ""
         raise ConfigError(
-            f"a proxy of the environment ({names}) is no address that can be used: write http://host:port or "
-            f"http://user:password@host:port, other characters than letters and digits as %40{socks}"
+            f"a proxy of the environment ({names}) cannot be used: write http://host:port or "
+            f"http://user:password@host:port, with special characters percent-encoded (@ as %40){socks}"
         ) from None
 
 

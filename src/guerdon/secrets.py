@@ -1,10 +1,10 @@
-"""Secrets of endpoints: what is taken off a key that was copied, and `hide`, which removes secrets from text.
+"""Secrets of endpoints: `clean_key` reads a key that was copied, and `hide` removes secrets from text.
 
 A secret is known once it was read: a key (`clean_key`), or what an address or a setting contains (`remember`): user
 information, keys in a query, fields such as `api_key`. From then on `hide` replaces it, also percent-encoded, as base64
 and cut in half. All text of endpoints goes through it, every message of a `GuerdonError`, and all text that is written.
 
-A secret that may be an ordinary word or number (`EMPTY`) is hidden only where it stands as a secret: `Bearer EMPTY`.
+A secret that may be an ordinary word or number (`EMPTY`) is hidden only after a word for a secret: `Bearer EMPTY`.
 
     clean_key(' "sk-live-4f9a" ', "OPENAI_API_KEY")                       # sk-live-4f9a
     remember({"base_url": "https://me:pass@host/v1"})
@@ -36,15 +36,22 @@ _ANY = "surrogatepass"
 _SHORT, _LONG = 8, 16  # characters from which a secret is hidden wherever it stands; if it is a word, the second
 _HALVED = 20  # characters from which half of a secret is hidden too
 _WORD = re.compile(r"[A-Za-z]?[a-z_. -]+|[A-Z_. -]+")
+_CONSTANTS = ("null", "none", "true", "false")  # values of JSON and YAML
 _NUMBER = re.compile(r"[\d.eE+-]+")
 _NAMES = (
     r"(?:api|access|subscription|secret|private|account|signing|master|virtual)[ _-]?key(?:[_-]id)?"
     r"|(?:access|auth|api|bearer|refresh|session|security|hf|hub|client)[_-]?token"
     r"|password|passwd|pwd|passphrase|secret|authorization|credentials?"
 )
-_NAMED = re.compile(rf"(?:[\w-]*[_-])?(?:{_NAMES})|token|key", re.IGNORECASE)
-_IN_QUERY = re.compile(r"[?&;]([^=&#\s]*(?:key|token|secret|sig|pass|auth|code|cred)[^=&#\s]*)=([^&#\s]+)", re.I)
-_USER = re.compile(r"(?:^|//)([^/?#\s@:]*)(?::([^/?#\s]*))?@(?=[^\s/@])")
+_NAMED = re.compile(rf"(?:[\w-]*[_-])?(?:{_NAMES})", re.IGNORECASE)
+_UNCLEAR = re.compile("token|key", re.IGNORECASE)  # a secret, or a special token or the name of a column:
+_NO_SECRET = re.compile(r"[<\[].*[>\]]|[a-z]*\d{0,2}(?:[._/ -][a-z]*\d{0,2})*", re.DOTALL)
+_IN_QUERY = re.compile(
+    r"[?&;]([^=&#\s]*(?:key(?:[_-]?id)?|token|secret|sig(?:nature)?|pass(?:word|wd|phrase)?|pwd|auth(?:orization)?|code"
+    r"|cred(?:ential)?s?))=([^&#\s]+)",
+    re.IGNORECASE,
+)
+_USER = re.compile(r"//([^/?#\s@:]*)(?::([^/?#\s]*))?@(?=[^\s/@])")
 _ADDRESS = re.compile(r"(url|endpoint|address|host|proxy)$", re.IGNORECASE)
 
 
@@ -80,7 +87,9 @@ def clean_key(given: str, name: str) -> str:
     wrong = next((c for c in key if not " " <= c <= "~"), None)
     if wrong is not None:
         what = "a line break" if wrong in "\r\n" else f"the character U+{ord(wrong):04X}"
-        raise ValueError(f"{name} contains {what}, which no key has: copy the key again, as plain text in one line")
+        raise ValueError(
+            f"{name} contains {what}, which is not allowed in a key: copy the key again, as plain text in one line"
+        )
     _remember([_Secret(key)])
     return key
 
@@ -100,12 +109,15 @@ def remember(value: Any, name: str = "") -> None:
             remember(inner, name)
     elif isinstance(value, str):
         found = [_Secret(unquote(key), field) for field, key in _IN_QUERY.findall(value)]
-        if "//" in value or _ADDRESS.search(name):
-            for user, password in _USER.findall(value):
+        address = f"//{value}" if _ADDRESS.search(name) and "//" not in value else value
+        for user, password in _USER.findall(address):
+            if password or _is_plain_secret(user):  # `git@host` has none
                 both = f"{user}:{password}" if password else user
-                found += [_Secret(both, user=True), _Secret(unquote(both), user=True)]
-                found += [_Secret(unquote(user)), _Secret(unquote(password))]
-        if _NAMED.fullmatch(name) and name != "PWD" and not os.path.exists(value):
+                found += [_Secret(both, user=True), _Secret(unquote(both), user=True), _Secret(unquote(password))]
+            if not password or len(user) >= _HALVED:  # else the name of a person, which paths may have, too
+                found.append(_Secret(unquote(user)))
+        named = _NAMED.fullmatch(name) or (_UNCLEAR.fullmatch(name) and not _NO_SECRET.fullmatch(value))
+        if named and name != "PWD" and not os.path.exists(value):
             found.append(_Secret(_BEFORE.sub("", value.strip()), name))
         _remember(found)
 
@@ -144,7 +156,7 @@ def _hide(value: Any) -> Any:
 def _remember(secrets: Iterable[_Secret]) -> None:
     global _marks, _places
     with _lock:
-        new = {one for one in secrets if len(one.text) > 1} - _known
+        new = {one for one in secrets if len(one.text) > 1 and one.text.lower() not in _CONSTANTS} - _known
         if not new:
             return
         _known.update(new)
@@ -154,8 +166,8 @@ def _remember(secrets: Iterable[_Secret]) -> None:
         for secret in sorted(_known, key=lambda one: not one.user):  # what is hidden anywhere wins
             whole |= _forms(secret)
             words |= set() if secret.user or _is_plain_secret(secret.text) else {secret.text}
-        names = "|".join([_NAMES, *map(re.escape, sorted(fields))])
-        before = rf"\b(?:bearer|basic)\s+|(?:{names})[\"']?(?: provided)?\s*[:=]\s*[\"'`]?"
+        names = "|".join([_NAMES, *(rf"(?<![\w-]){re.escape(field)}" for field in sorted(fields))])
+        before = rf"\bbearer\s+|(?:{names})[\"']?(?: provided)?[ \t]*[:=][ \t]*[\"'`]?"
         patterns = [re.escape(text) + whole[text] for text in sorted(whole, key=lambda text: (-len(text), text))]
         if words:
             some = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
@@ -190,5 +202,6 @@ def _forms(secret: _Secret) -> dict[str, str]:
     found = dict.fromkeys(forms, "")
     if len(text) >= _HALVED:
         half = (len(text) + 1) // 2
-        found = {text[:half]: r"[\w\-.~+/=%]*", text[-half:]: "", **found}
+        halves = {text[:half]: r"[\w\-.~+/=%]*", text[-half:]: ""}
+        found = {part: more for part, more in halves.items() if _is_plain_secret(part)} | found
     return found

@@ -6,9 +6,8 @@ import json
 import re
 import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from local_server import running
+from local_server import LocalServer, QuietHandler, running
 
 HANG, DROP, CUT = "hang", "drop", "cut"  # no reply; the connection ends; the reply ends half way
 
@@ -47,32 +46,24 @@ class FakeClock:
             self.time += seconds
 
 
-class JudgeServer(ThreadingHTTPServer):
+class JudgeServer(LocalServer):
     """Answers with `reply(user text)`, after the failures of `script`, one per request in order of arrival.
 
     A failure is a status with headers, HANG, DROP, CUT, or a dict of what differs in the payload of a good reply.
     """
 
-    daemon_threads = True
-
     def __init__(self, reply=all_right, script=()):
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.reply, self.script = reply, list(script)
         self.requests, self.headers, self.paths = [], [], []
-        self.lock, self.over = threading.Lock(), threading.Event()
+        self.over = threading.Event()
 
     @property
     def url(self):
         return f"http://127.0.0.1:{self.server_port}"
 
-    def handle_error(self, request, client_address):
-        """A client that went away is no news."""
 
-
-class _Handler(BaseHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
+class _Handler(QuietHandler):
     def do_POST(self):
         server = self.server
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

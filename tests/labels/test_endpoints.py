@@ -15,14 +15,9 @@ from guerdon.labels.llm_client import LLMReply, LLMRequest, OwnLLMClient
 from guerdon.settings.label import AnthropicJudgeSettings, OpenAIJudgeSettings, OwnJudgeSettings
 from guerdon.types import Failure
 
+pytestmark = pytest.mark.usefixtures("keys")
+
 WHOLE, CUT = '{"steps": [1, -1]}', '{"steps": [1, -'
-
-
-@pytest.fixture(autouse=True)
-def _keys(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-test")
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
 def read(reply):

@@ -16,6 +16,8 @@ from guerdon.retry import Clock, HttpFailure
 from guerdon.settings.label import AnthropicJudgeSettings, OpenAIJudgeSettings
 from guerdon.types import Failure
 
+pytestmark = pytest.mark.usefixtures("keys")
+
 
 def complete(client, requests, parse, role):
     """Parsed replies in order."""
@@ -47,13 +49,6 @@ class World:
     def __exit__(self, *_):
         self.cache.close()
         self.ledger.close()
-
-
-@pytest.fixture(autouse=True)
-def _keys(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-test")
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
 def test_the_messages_api(tmp_path):

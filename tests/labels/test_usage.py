@@ -15,6 +15,8 @@ from guerdon.labels.usage import reported_usage
 from guerdon.retry import Clock
 from guerdon.settings.label import AnthropicJudgeSettings, LabelSettings, OpenAIJudgeSettings
 
+pytestmark = pytest.mark.usefixtures("keys")
+
 PRICES = {"usd_per_million_in": 10.0, "usd_per_million_out": 100.0}
 
 
@@ -141,12 +143,6 @@ class Judge:
     def __exit__(self, *_):
         self.cache.close()
         self.ledger.close()
-
-
-@pytest.fixture(autouse=True)
-def _keys(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ANTHROPIC_API_KEY", "EMPTY")
 
 
 MOST_IN, MOST_OUT = 49 * 10e-6, 50 * 100e-6  # of a question of one letter

@@ -5,7 +5,7 @@ while it is open.
 
 A call is two lines of the ledger: one before its request is sent, with the most that it can cost, and one when it is
 over, with what it did cost. A call without the second line (the process was killed) counts with its maximum, however
-many calls were under way; so does what a reply does not say. So the budget holds over kills and restarts.
+many calls were under way; so do counts that a reply does not report. So the budget holds over kills and restarts.
 
     with contextlib.closing(Cache(folder / "replies.jsonl")) as cache:
         cache.put({content_key("question"): {"text": "answer"}})
@@ -138,7 +138,7 @@ class Reservation:
         number: of the call in the file.
         role: what it is for.
         most: what it can use by its own limits.
-        scale: how far calls of that role have passed their limits, at least 1.
+        scale: the largest cost of a call of that role so far as a share of its reservation, at least 1.
         usd: the price of `most` times `scale`.
     """
 
@@ -209,7 +209,7 @@ class Ledger:
                 scale = self._scale(role)
                 usd = self.price(most) * scale
                 reserved = self.spent + sum(self._open.values()) + self._later + usd + later
-                if self.max_usd is None or (reserved <= self.max_usd):
+                if self.max_usd is None or reserved <= self.max_usd:
                     break
                 if not self._open:
                     return None
@@ -240,8 +240,8 @@ class Ledger:
 
         Args:
             reservation: from `reserve`.
-            usage: what its reply says that it used; None: there was none. What the reply does not say counts with its
-                maximum; where it says what it costs, too, the larger amount counts.
+            usage: as its reply reports it; None: there was no reply. Counts that are not reported are replaced by their
+                maximum; where the reply reports a cost, too, the larger amount counts.
             failure: why its reply cannot be used; empty where it can.
             billed: whether a call of unknown usage may have cost anything; it then counts with its maximum.
         """

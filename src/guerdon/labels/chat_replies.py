@@ -1,8 +1,8 @@
-"""What the replies of endpoints say: their text, how it ended, and errors, in the forms of many servers.
+"""Text, finish reason and errors of endpoints' replies, in the formats of many servers.
 
-Servers differ: text comes in a string or in parts, with the thinking beside it; the word for an end is that of the
-model's maker; an error may have the status 200, or stand where the text was expected; and some stream though they were
-told not to. A judge of steps and a vision-language model read replies with these functions.
+Servers differ: text is a string or a list of parts, with reasoning in other fields; finish reasons have many names; an
+error may have status 200 or be inside a choice; and some servers stream although `stream` is false. Judges of steps and
+vision-language models use these functions.
 
     payload = read_payload(data)                  # of a body in JSON, or as a stream of events
     error_in(payload)                             # None, or the status that the error in it should have had
@@ -20,7 +20,7 @@ from typing import Any, Literal
 from guerdon.retry import error_message
 
 End = Literal["end", "length", "refusal", "error", "unsaid", "unknown"]
-"""How a text ended: by itself, at a limit, as a refusal, as something broke; not said; or in an unknown word."""
+"""How a text ended: by itself, at a limit, as a refusal or in an error; not reported; or an unknown word."""
 
 _WORDS: dict[End, str] = {
     "end": "end stop end_turn end_of_turn stop_sequence stop_string eos eos_token eos_token_id eos_found complete "
@@ -166,7 +166,7 @@ def _status(error: Mapping[str, Any]) -> int:
 
 
 def is_spent(status: int, payload: Any, asked: float | None) -> bool:
-    """Whether an error says that a quota or a credit is used up, which no pause brings back.
+    """Whether an error says that a quota or a credit is used up, so that retries cannot succeed.
 
     Args:
         status: of the reply.

@@ -34,7 +34,7 @@ from guerdon.retry import LOOPBACK, Clock, HttpFailure, error_message, is_transi
 MAX_BYTES = 16_000_000  # of a reply
 KEEP_ALIVE = 1.5  # seconds that an idle connection is kept; servers close theirs after 2 or 5
 _FATAL = {401: "does not accept the key", 403: "does not allow this", 404: "has no such model or path"}
-_NOT_BEGUN = {425, 429, 501, 503, 529}  # no other error says that no text was written, and none is charged
+_NOT_BEGUN = {425, 429, 501, 503, 529}  # only these statuses say that no text was generated and charged
 _NOT_SENT = (httpx2.ConnectError, httpx2.ProxyError, httpx2.WriteError)
 
 
@@ -100,7 +100,7 @@ def post_json(
         timeout: seconds of wall-clock.
         clock: what a date in `Retry-After` is compared with.
         who: the endpoint, for messages.
-        check: what a user should look at where the address, the key or the model is wrong.
+        check: the settings to check if the address, the key or the model is wrong, for messages.
         accepted: which settings the endpoint accepts; the request is repeated without those it rejects by name.
 
     Raises:
@@ -128,7 +128,7 @@ def post_json(
     if is_spent(status, payload, asked):
         raise ConfigError(
             f"{who} at {url}: the quota or credit there is spent ({message}); add credit, or give another endpoint, "
-            "and start the same command again: it goes on"
+            "and start the same command again to continue"
         )
     if is_flagged(status, payload):
         raise HttpFailure("refusal", message, again=False, billed=billed)
@@ -179,14 +179,14 @@ async def _post(
 
 
 class _Connections:
-    """Clients with one connection each: one with hundreds of connections looks at all of them for every request.
+    """Clients with one connection each, as a client with hundreds of connections searches all of them per request.
 
     Attributes:
-        broken: servers that broke a connection; they may close them unannounced, and get a new one for every request.
+        broken: servers that closed a connection unexpectedly; each request to them uses a new one.
 
     Args:
         loop: in which they are used.
-        trust_env: whether they take the proxies of the environment.
+        trust_env: whether they use the proxies of the environment.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, trust_env: bool) -> None:
@@ -197,7 +197,7 @@ class _Connections:
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[httpx2.AsyncClient]:
-        """A client that nobody else uses meanwhile, the one used last if there is any."""
+        """A client for exclusive use, the most recently used one if any is idle."""
         client = self._idle.pop() if self._idle else self._new()
         self._busy += 1
         try:
@@ -212,11 +212,11 @@ class _Connections:
         return httpx2.AsyncClient(
             verify=_ssl_context(), trust_env=self._trust_env, timeout=None,
             limits=httpx2.Limits(max_connections=1, keepalive_expiry=KEEP_ALIVE),
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # requests have nothing to do with each other
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # requests are independent
         )  # fmt: skip
 
     def _close(self) -> None:
-        """Close all connections, unless calls have begun meanwhile."""
+        """Close all connections, unless calls are under way again."""
         if not self._busy:
             closing, self._idle = self._idle, []
             self._closing = [self._loop.create_task(client.aclose()) for client in closing]

@@ -303,7 +303,7 @@ class OwnLLMClient:
                 with boundary(ConfigError, f"the judge {self._settings.api} raised"):
                     reply = self._model.reply(request)
                 if not isinstance(reply, LLMReply):
-                    what = f"returned a {type(reply).__name__}, which is no LLMReply"
+                    what = f"returned a {type(reply).__name__}, which is not an LLMReply"
                     raise ConfigError(f"the judge {self._settings.api} {what}")
                 kept = {"text": reply.text, "stop": reply.stop}
                 if kind_of_end(reply.stop) != "error":
@@ -387,7 +387,7 @@ def _openai_reply(payload: Any) -> LLMReply:
 
 
 def _text(content: Any, message: Mapping[str, Any], stop: str | None) -> str:
-    """The text of a reply; where it has nothing else, something went wrong, unless it says why.
+    """The text of a reply; an empty one is an error if the reply has no reasoning and reports no other end.
 
     Raises:
         KeyError: there is nothing.

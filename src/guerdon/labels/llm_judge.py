@@ -118,7 +118,7 @@ def parse_judgement(text: str, steps: int, material: Sequence[str] = ()) -> Step
     Args:
         text: the reply.
         steps: how many verdicts it must have.
-        material: what the judge read: an object that stands in it is no verdict (`replies.own_part`).
+        material: what the judge read: an object that occurs in it is not a verdict (`replies.own_part`).
 
     Returns:
         Labels 1 and 0, and the reasons that it gave; or `not_json`, `bad_schema`, `missing_steps`, `extra_steps`,

@@ -1,8 +1,8 @@
 r"""Where sentences end in worked solutions: prose of several languages with mathematics, code and lists in it.
 
-A sentence ends with its stop and what closes behind it (quotes, brackets, bold, emoji), or with its line. Code and
-mathematics are whole: no line and no stop inside of them ends a sentence, but a full stop at their end does
-(`$x = 3.$ Then`). The numbers of lists, factorials, abbreviations, initials and dots in a sum end nothing.
+A sentence ends with its stop and what closes after it (quotes, brackets, bold, emoji), or with its line. Code and
+mathematics are not cut: no line and no stop inside of them ends a sentence, but a full stop at their end does
+(`$x = 3.$ Then`). The numbers of lists, factorials, abbreviations, initials and dots in a sum do not end a sentence.
 
     ends, code = sentence_ends("1. Add 5! and 2. Then stop.")     # [20, 31], []
 """
@@ -17,7 +17,7 @@ _OPENS = re.compile(
     r"|\\begin\{(?P<environment>(?:align(?:ed|at)?|flalign|gather(?:ed)?|multline|equation|eqnarray|split|[dr]?cases"
     r"|array|(?:small|[pbvBV])?matrix|subequations|(?:display)?math|tabular|tikzpicture|verbatim|lstlisting)\*?)\}"
 )
-_FORMULA = re.compile(r"\$(?=\S)(?:[^$\\\n]|\\.|\n(?!\s*\n))+(?<=\S)\$(?!\d)", re.DOTALL)  # of money it is none
+_FORMULA = re.compile(r"\$(?=\S)(?:[^$\\\n]|\\.|\n(?!\s*\n))+(?<=\S)\$(?!\d)", re.DOTALL)  # not an amount of money
 _INLINE_CODE = re.compile(r"(`{1,2})[^`\n]+\1(?!`)")
 _LAST_STOP = re.compile(r"(?<![.…])[.?。](?=[\s}]*(?:\$\$?|\\[\])]|`{1,2}|\\end\{[^}]*\})\Z)")
 _LINE = re.compile(r"\n\s*")
@@ -29,7 +29,7 @@ _STOP = re.compile(
     r"|(?:[。！？｡।॥۔።]|．(?!\d))+[」』”’»）)》】〉\"'*_]*(?![」』”’»）)》】〉])(?!(?<=[」』）])(?:[とではがをにのもだ]|って))"
 )
 _MASK = "\ue000"
-_NEAR = 200  # characters in front of a stop, and behind it, that are looked at
+_NEAR = 200  # characters before and after a stop that are examined
 _LISTED = re.compile(  # the number of a list, or the label of a part, at the beginning of a line
     r"[\s>#*_•◦▪–—+(（\\-]*(?:(?:step|case|part|claim|lemma|theorem|proposition|corollary|definition|example|exercise"
     r"|problem|question|rule|fact|property|section|paso|schritt|étape|caso|fall|cas|шаг|случай)\s+)?"
@@ -83,7 +83,7 @@ def sentence_ends(text: str) -> tuple[list[int], list[tuple[int, int]]]:
 
 def _whole_parts(text: str) -> Iterator[tuple[int, int, str]]:
     """Start, end and kind (`code`, `display`, `inline`) of the code and the mathematics in a text."""
-    at, missing = 0, set[str]()  # what is known not to end any more
+    at, missing = 0, set[str]()  # marks without an end in the rest of the text
     while begun := _OPENS.search(text, at):
         start, mark, end = begun.start(), begun[0], -1
         kind = "code" if begun["code"] else "display" if mark in ("$$", "\\[") or begun["environment"] else "inline"

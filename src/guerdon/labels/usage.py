@@ -1,8 +1,8 @@
-"""What a call used, as its reply says: tokens read and written, cache writes, dollars.
+"""The usage that a reply reports: tokens read and written, cache writes, dollars.
 
 Endpoints differ: reasoning is part of `completion_tokens` or not (`total_tokens` decides), tokens of a cache are part
 of the prompt or not, counts are missing, null, text or 0 beside a text. A count that is not reported is None, and its
-call is charged with the most that it can have used. Where two readings are possible, the dearer one counts.
+call is charged with the most that it can have used. Where two readings are possible, the more expensive one counts.
 
     usage = {"prompt_tokens": 119, "completion_tokens": 9, "total_tokens": 226}
     reported_usage(usage, "a text")                                       # CallUsage(tokens_in=119, tokens_out=107)
@@ -38,7 +38,7 @@ class CallUsage:
 
 
 def reported_usage(given: Any, text: str) -> CallUsage:
-    """What a reply says of its usage, in the names of Anthropic, OpenAI, DeepSeek, OpenRouter and xAI.
+    """The usage that a reply reports, by the names of Anthropic, OpenAI, DeepSeek, OpenRouter and xAI.
 
     Args:
         given: the field `usage` of the reply, whatever it is.
@@ -111,7 +111,7 @@ def _count(value: Any) -> int | None:
 
 
 def _number(value: Any) -> float | None:
-    """A count or an amount, also as text; None for what is none: negative, not finite, absurdly large."""
+    """A count or an amount, also as text; None if it is negative, not finite or larger than `MOST`."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
