@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from child import environment
 from echo_server import forms
 from guerdon import secrets
-from guerdon.config import api_key, load
+from guerdon.config import api_key, load, to_yaml
 from guerdon.errors import ConfigError
 from guerdon.hub import use_token
 from guerdon.retry import check_proxies, read_reply
@@ -271,3 +271,17 @@ def test_a_configuration_without_its_secrets_is_still_yaml():
         "base_url": "https://(hidden)@host/v1",
         "list": ["(hidden)", "b"],
     }
+
+
+def test_a_key_with_the_name_of_a_constant_leaves_json_as_it_is():
+    for word in ("null", "none", "true", "False"):
+        clean_key(word, "MINE")
+        remember({"token": word})
+    text = '{"api_key": null, "token": true, "password": false}'
+    assert hide(text) == text
+
+
+def test_a_written_configuration_has_no_secret_that_yaml_quotes():
+    remember({"password": "'it's-a-Secret-4"})
+    text = to_yaml(ServeSettings(models={"m": {"backend": "constant"}}, token="'it's-a-Secret-4"))
+    assert "Secret-4" not in text
