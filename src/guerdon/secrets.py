@@ -117,7 +117,7 @@ def remember(value: Any, name: str = "") -> None:
             if not password or len(user) >= _HALVED:  # else the name of a person, which paths may have, too
                 found.append(_Secret(unquote(user)))
         named = _NAMED.fullmatch(name) or (_UNCLEAR.fullmatch(name) and not _NO_SECRET.fullmatch(value))
-        if named and name != "PWD" and not os.path.exists(value):
+        if named and name != "PWD" and not (os.path.isabs(value) and os.path.exists(value)):
             found.append(_Secret(_BEFORE.sub("", value.strip()), name))
         _remember(found)
 
