@@ -9,7 +9,7 @@ import pytest
 
 from child import environment
 from forked import forked
-from guerdon.process import give_hub_token
+from guerdon.hub import use_token
 from guerdon.streams import keep_streams
 
 TINY = """\
@@ -219,7 +219,7 @@ def test_a_file_of_secrets_ends_no_command(tmp_path, monkeypatch, capsys, conten
         Path(".env").mkdir()
     else:
         Path(".env").write_bytes(content)
-    give_hub_token()
+    use_token()
     assert os.environ.get("HF_TOKEN") == token
     monkeypatch.delenv("HF_TOKEN", raising=False)
     assert capsys.readouterr().err.count("\n") == warns
@@ -235,7 +235,7 @@ def test_a_file_of_secrets_that_may_not_be_read(tmp_path, monkeypatch, capsys):
 
     Path(".env").write_text("HF_TOKEN=a\n")
     monkeypatch.setattr(Path, "read_text", refuses)
-    give_hub_token()
+    use_token()
     assert "HF_TOKEN" not in os.environ
     assert ".env: cannot be read: Permission denied" in capsys.readouterr().err
 
