@@ -56,6 +56,15 @@ def _no_heartbeat(monkeypatch):
 
 
 @pytest.fixture
+def frequent_switches():
+    """Threads are switched very often, so that unprotected calls interfere."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture
 def no_gpu(monkeypatch):
     """The test computes by hand on the CPU what a policy computes: that has to be there, too."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)

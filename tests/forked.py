@@ -53,7 +53,7 @@ def forked(*words, folder, most_bytes=None, before=None):
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(left.code or 0)
-        except BaseException:  # noqa: BLE001 (the parent looks at it)
+        except BaseException:  # noqa: BLE001 (the parent reads it)
             traceback.print_exc()
             sys.stderr.flush()
         os._exit(1)

@@ -150,6 +150,20 @@ def test_a_batched_score_is_still_called_together_by_hosts():
     assert model.calls == [1, 9]
 
 
+@pytest.mark.parametrize("own", [0, [], {"a": 1}])
+def test_a_model_may_have_an_attribute_of_any_common_name(own):
+    class Counting:
+        info = RewardInfo("counting", (0.0, 1.0), granularity="total", modality="text", frames_needed=0)
+
+        def __init__(self):
+            self._calls = self._queue = self._lock = own
+
+        def score(self, episodes):
+            return [Score(total=1.0) for _ in episodes]
+
+    assert score_episodes(Counting(), [Episode(id="", task="q", texts=("a",))])[0].total == 1.0
+
+
 def test_a_call_that_raises_spoils_no_other():
     model = Squares(others=3)
     found = together(model, [one(1), one(2), one("bad"), one(3)])

@@ -142,7 +142,7 @@ def test_prompts_that_a_run_reads_and_those_of_another_machine(call):
     assert "not checked" not in out
     code, said, out = call("run", "data={type: gsm8k, path: elsewhere}", "--dry-run")
     assert (code, said) == (0, "")
-    assert "not checked: data.path elsewhere is no folder on this machine" in out
+    assert "not checked: data.path elsewhere does not exist on this machine" in out
     assert sorted(os.listdir()) == ["rows.jsonl", "study.yaml"]
 
 

@@ -156,7 +156,7 @@ def _make(calls: Sequence[_Call]) -> None:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are equal for certain; arrays, tensors and objects of other kinds only if they are one."""
+    """Whether two values are certainly equal; arrays, tensors and other objects only if they are identical."""
     if one is other:
         return True
     if type(one) is not type(other):
@@ -174,7 +174,7 @@ def calls_of(owner: Any) -> CallQueue:
     """The queue of an object."""
     try:
         own: dict[str, CallQueue] = vars(owner)
-        return own.get("_calls") or own.setdefault("_calls", CallQueue())
+        return own.get("_guerdon_calls") or own.setdefault("_guerdon_calls", CallQueue())
     except (TypeError, AttributeError):  # it has `__slots__`, or is a class or a module
         return _WITHOUT_ATTRIBUTES.setdefault(id(owner), CallQueue())
 

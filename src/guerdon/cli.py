@@ -26,7 +26,7 @@ from guerdon.hub import use_token
 from guerdon.process import UsageError, check_start, run_command
 from guerdon.progress import heartbeat
 from guerdon.serve.cli import serve
-from guerdon.streams import forgive_output
+from guerdon.streams import report_lost_output
 
 if TYPE_CHECKING:
     from guerdon.settings.study import Study
@@ -63,12 +63,12 @@ class _Verb(_PartsInHelp, TyperCommand):
         with nullcontext() if ctx.info_name == "serve" else heartbeat(str(ctx.info_name)):
             status = super().invoke(ctx)
         if not ctx.params.get("dry_run"):
-            forgive_output()
+            report_lost_output()
         return status
 
 
 def _expanded(path: Path) -> Path:
-    """A path of the command line, as one of a configuration; one that is there stays as it is."""
+    """A path of the command line, expanded as in a configuration; the path of an existing file stays as it is."""
     from guerdon.config import usable_value
 
     try:
@@ -530,7 +530,7 @@ def _dry_run(
         config: the resolved configuration.
         cost: in numbers, or the command.
         only: names of models.
-        check: raises what the start of the command raises.
+        check: makes the checks of the start of the command.
     """
     from guerdon.config import to_yaml
     from guerdon.settings.estimate import estimate, readable

@@ -1,7 +1,7 @@
-"""How many processor cores this process may use: what everything that plans processes or threads starts from.
+"""Number of processor cores that this process may use, to plan processes and threads.
 
-A container often sees every core of its machine and may use the time of a few only: its CPU quota, which stands in the
-files of control groups. A process that plans by the cores alone is stopped again and again.
+A container often sees all cores of its machine, but its CPU quota (in the files of control groups) limits it to the
+time of a few. A process with a thread for each core is then throttled.
 
     workers = usable_cores()
 """
@@ -17,7 +17,7 @@ def usable_cores(root: Path = Path("/")) -> int:
     """The smaller of the cores that this process may run on and the whole cores of its CPU quota, at least 1.
 
     Args:
-        root: of the files of the kernel, for tests.
+        root: folder of `proc` and `sys`; tests use another one.
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([allowed, *map(int, _quotas(root))]))
@@ -30,14 +30,13 @@ def _quotas(root: Path) -> Iterator[float]:
         _, controllers, group = line.split(":", 2)
         for words in mounts:
             kind, options = words[words.index("-") + 1], words[-1].split(",")
-            wanted = kind == "cgroup2" if not controllers else kind == "cgroup" and "cpu" in options
-            if not wanted or (controllers and "cpu" not in controllers.split(",")):
+            version_1 = kind == "cgroup" and "cpu" in options and "cpu" in controllers.split(",")
+            if not version_1 and (controllers or kind != "cgroup2"):
                 continue
             top, mounted = words[3], root / words[4].lstrip("/")
             below = Path(group).is_relative_to(top) and ".." not in Path(group).parts
-            folder = (
-                mounted / Path(group).relative_to(top) if below else mounted
-            )  # a container may see its own top only
+            # a container may see only its own group, mounted as the top
+            folder = mounted / Path(group).relative_to(top) if below else mounted
             for place in (folder, *folder.parents):
                 yield from _quota(place)
                 if place == mounted:
@@ -53,7 +52,7 @@ def _quota(folder: Path) -> Iterator[float]:
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a file of the kernel; none where it cannot be read."""
+    """The lines of a file; an empty list if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:

@@ -43,7 +43,7 @@ from guerdon.errors import (
 )
 from guerdon.progress import fall_silent
 
-if TYPE_CHECKING:  # importing FSDP takes longer than anything else here, and one process needs none of it
+if TYPE_CHECKING:  # importing FSDP is slow, and a single process does not need it
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 

@@ -32,7 +32,7 @@ REFUSALS = {
         r"array is too big|Maximum allowed dimension|int too large to convert to C"
     ),
 }
-"""What a machine refuses for want of disk, memory or short names, and how libraries say it."""
+"""Errors of a machine without enough disk or memory or with too long a name, and the words of libraries for them."""
 
 
 class GuerdonError(Exception):
@@ -169,11 +169,11 @@ def said_by(error: BaseException) -> str:
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Give what says that a file cannot be written (a full disk, say) its path, as an `OSError`.
+    """Add the path to an error of a file that cannot be written (for example a full disk), as an `OSError`.
 
     Raises:
-        OSError: any that the block raises, with the path where it names none; or instead of the error of a library
-            that has another type for it (`refused_by_system`).
+        OSError: one that the block raises, with the path if it names none; or in place of an error of a library that
+            `refused_by_system` recognises.
     """
     try:
         yield
@@ -188,11 +188,11 @@ def naming(path: Path | str) -> Iterator[None]:
 
 
 def refused_by_system(error: BaseException) -> OSError | None:
-    """What the operating system refused, where an exception says that; None: it says something else.
+    """The `OSError` that an exception is or describes; None for other exceptions.
 
     Args:
-        error: an `OSError` with a number, or what a library raises in its place: safetensors and tokenizers with
-            `(os error 28)`, torch, sqlite3 and allocators of memory with words of their own.
+        error: an `OSError` with a number, or an exception of a library whose message describes one: `(os error 28)` of
+            safetensors and tokenizers, or the words of torch, sqlite3 and memory allocators (`REFUSALS`).
     """
     if isinstance(error, GuerdonError):
         return None

@@ -119,7 +119,7 @@ def packaged_config(path: str) -> dict[str, Any] | None:
 
 
 def cache_folder() -> Path:
-    """Guerdon's folder among the caches of this user.
+    """Guerdon's cache folder of this user.
 
     Raises:
         ConfigError: the user has no home folder.
@@ -127,7 +127,7 @@ def cache_folder() -> Path:
     given = os.environ.get("XDG_CACHE_HOME", "")
     folder = given if os.path.isabs(given) else os.path.expanduser("~/.cache")
     if not os.path.isabs(folder):
-        raise ConfigError("this user has no home folder for caches: set HOME, or XDG_CACHE_HOME to a whole path")
+        raise ConfigError("this user has no home folder for caches: set HOME, or XDG_CACHE_HOME to an absolute path")
     return Path(folder, "guerdon")
 
 

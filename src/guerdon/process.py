@@ -1,7 +1,7 @@
 """The process of a command: its streams and variables, and errors as one line with an exit status.
 
-Where the output is all that a command gives (`--dry-run`, `--help`), a full disk behind it is an error; a reader that
-went away is none.
+For commands whose only result is their output (`--dry-run`, `--help`), output lost to a full disk is an error. A closed
+pipe is not.
 
     run_command(lambda: app(standalone_mode=False))
 """
@@ -31,7 +31,7 @@ _AGAIN = "--resume (of compare, label and search: the same command) continues"
 _ADVICE = {
     errno.ENOSPC: f"free some space; {_AGAIN}",
     errno.EDQUOT: f"free some space; {_AGAIN}",
-    errno.EIO: f"look whether its disk is full or broken; {_AGAIN}",
+    errno.EIO: f"check whether its disk is full or broken; {_AGAIN}",
     errno.ENOMEM: "choose smaller batches, fewer environments or a machine with more memory",
     errno.ENOENT: "set TMPDIR to a folder that can be written",  # without a path: `tempfile` finds none
     errno.ENAMETOOLONG: "choose shorter names; of temporary files, set TMPDIR to a shorter path",
@@ -40,10 +40,10 @@ _ADVICE = {
 
 
 def run_command(call: Callable[[], Any]) -> NoReturn:
-    """Call a command and leave with its status; expected errors become one line.
+    """Call a command and exit with its status; expected errors become one line.
 
     Args:
-        call: returns an exit status, or something else for success.
+        call: returns an exit status; other values mean success.
     """
     keep_streams()
     end_with_parent()
@@ -79,32 +79,32 @@ def run_command(call: Callable[[], Any]) -> NoReturn:
 
 
 def _check_words() -> None:
-    """The words of the command line are text: what they name is written into files of UTF-8."""
+    """Refuse words of the command line that cannot be written as UTF-8."""
     for word in sys.argv:
         try:
             word.encode()
         except UnicodeEncodeError as error:
             encoding = sys.getfilesystemencoding()
             raise ConfigError(
-                f"{word!a} on the command line is no text in {encoding}, the encoding of this locale; {_UTF8}"
+                f"{word!a} on the command line is not text in {encoding}, the encoding of this locale; {_UTF8}"
             ) from error
 
 
 def _find_modules_here() -> None:
-    """Have modules in the working directory found, as by `python -m guerdon`."""
+    """Put the working directory on the module path, as `python -m guerdon` does."""
     try:
         here = os.getcwd()
-    except OSError:  # `check_start` says so, where it matters
+    except OSError:  # reported by `check_start`
         return
     if not {"", here} & set(sys.path):
         sys.path.append(here)
 
 
 def check_start() -> None:
-    """Refuse to work where libraries cannot: torch ends the process where the working directory is gone.
+    """Check what libraries need: torch ends the process if the working directory is gone.
 
     Raises:
-        ConfigError: that was deleted or may not be read, or Python was told to drop docstrings.
+        ConfigError: the working directory was deleted or may not be read, or Python runs with `-OO`.
     """
     if sys.flags.optimize > 1:
         raise ConfigError("python -OO drops docstrings, which transformers reads: run it without -OO (PYTHONOPTIMIZE)")
@@ -121,7 +121,7 @@ def _fail(line: str, status: int) -> NoReturn:
 
 
 def _shown(text: str) -> str:
-    """A message without what would move a terminal's cursor or change its colours, and each of its lines short."""
+    """A message with control characters escaped and long lines shortened."""
     plain = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
     half = _LONGEST // 2
     lines = plain.split("\n")
@@ -136,7 +136,7 @@ def _usage(error: Any) -> str:
 
 
 def _thread_ended(ended: threading.ExceptHookArgs) -> None:
-    """A thread that the disk stopped costs one line: whoever waits for it gets the error, too."""
+    """Report an error of the disk in a thread as one line; the thread that waits for it raises the error, too."""
     refused = None if ended.exc_value is None else refused_by_system(ended.exc_value)
     if refused is None or refused.errno not in REFUSALS:
         threading.__excepthook__(ended)
@@ -145,5 +145,5 @@ def _thread_ended(ended: threading.ExceptHookArgs) -> None:
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """A request to end is an interrupt: folders stay whole and child processes are ended."""
+    """Treat SIGTERM as an interrupt, so that folders stay whole and child processes are ended."""
     raise KeyboardInterrupt

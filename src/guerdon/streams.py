@@ -1,10 +1,10 @@
-"""Standard streams that never end the work: closed, broken, full or not UTF-8.
+"""Standard streams that raise no errors when they are closed, broken, full or not UTF-8.
 
-What cannot be shown is left out, and characters that the encoding lacks are written as escapes. A process of ours
-begins with `keep_streams`.
+Output that cannot be written is dropped, and characters that the encoding lacks are written as escapes. Every process
+of guerdon calls `keep_streams` first.
 
     keep_streams()
-    sys.stdout.write("done")                    # never raises, whatever is behind it
+    sys.stdout.write("done")                    # never raises
     lost_output()                               # OSError(28, "No space left on device"), or None
 """
 
@@ -19,20 +19,20 @@ from typing import Any
 
 from guerdon.progress import log_line
 
-_GONE = {errno.EPIPE, errno.ENOTCONN, errno.ECONNRESET}  # nobody reads any more
+_GONE = {errno.EPIPE, errno.ENOTCONN, errno.ECONNRESET}  # the reader closed the pipe
 
 
 class _KeptFile(io.FileIO):
-    """A descriptor that takes everything that is written to it.
+    """A descriptor whose `write` never fails.
 
     Attributes:
-        lost: why something could not be written, unless its reader went away.
+        lost: the first error of a write, except of a closed pipe.
     """
 
     lost: OSError | None = None
 
     def write(self, data: Any, /) -> int:
-        """Write; what cannot be written counts as written."""
+        """Write; data that cannot be written is dropped and counts as written."""
         try:
             while (written := super().write(data)) is None:  # a full pipe that does not block
                 select.select([], [self], [])
@@ -47,7 +47,7 @@ _output: _KeptFile | None = None
 
 
 def keep_streams() -> None:
-    """Have the standard streams of this process take everything; those that tests or notebooks replaced stay."""
+    """Replace the standard streams of this process by ones that never fail; streams of tests and notebooks stay."""
     global _output
     for number in range(3):
         try:
@@ -75,13 +75,13 @@ def keep_streams() -> None:
 
 
 def lost_output() -> OSError | None:
-    """Why something of the standard output could not be written, unless its reader went away."""
+    """The first error of the standard output, except of a closed pipe."""
     sys.stdout.flush()
     return None if _output is None else _output.lost
 
 
-def forgive_output() -> None:
-    """Say what happened to the standard output of a command whose work is done, whether or not it could be shown."""
+def report_lost_output() -> None:
+    """Log an error of the standard output, and clear it: the work of the command is done."""
     if (lost := lost_output()) is not None and _output is not None:
         log_line(f"the standard output could not be written: {lost.strerror}")
         _output.lost = None

@@ -1,8 +1,7 @@
-"""A reward model of one's own without any protection, called from eight threads in every host: exact rewards."""
+"""A user's reward model that is not thread-safe, called from eight threads in every host: exact rewards."""
 
 import asyncio
 import os
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -19,6 +18,7 @@ from guerdon.integrations.text import TextScorer, rollout_of, step_source
 from guerdon.policies.tiny_text import byte_tokenizer
 from guerdon.types import RewardInfo, Score
 
+pytestmark = pytest.mark.usefixtures("frequent_switches")
 THREADS, CALLS = 8, 48
 QUESTIONS = [f"{k}?" for k in range(CALLS)]
 ANSWERS = ["8" * (1 + k % 7) for k in range(CALLS)]
@@ -26,7 +26,7 @@ LENGTHS = [float(len(answer)) for answer in ANSWERS]
 
 
 class Stateful:
-    """Keeps what it looks at in its attributes, and is interrupted between reading and using them."""
+    """Keeps the current episode in an attribute, and is interrupted between writing and reading it."""
 
     info = RewardInfo("stateful", (0.0, 100.0), granularity="total", modality="text", frames_needed=0)
 
@@ -46,14 +46,6 @@ class Stateful:
             self.total = total + 1
         self.calls += 1
         return found
-
-
-@pytest.fixture(autouse=True)
-def often():
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
 
 
 def in_threads(call, items=range(CALLS)):

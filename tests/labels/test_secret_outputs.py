@@ -123,7 +123,7 @@ def test_compare_writes_no_secret_into_the_files_of_its_jobs(call):
     study = {key: value for key, value in ROBOT.items() if key != "runner"}
     status, said = call("compare", {**study, "compare": {"baseline": "A", "seeds": [0], "arms": arms}})
     assert status == 2
-    assert "put the key into a variable of the environment" in said
+    assert "put the key into an environment variable" in said
     assert not Path("work").exists()
 
 

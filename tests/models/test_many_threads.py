@@ -1,6 +1,5 @@
 """Every kind of model, called from eight threads at a time: each item gets what it gets alone."""
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -31,17 +30,9 @@ from guerdon.settings.text_policy import LoraSettings
 from guerdon.settings.vlm import VLMSettings
 from guerdon.types import Episode
 
+pytestmark = pytest.mark.usefixtures("frequent_switches")
 torch.set_num_threads(1)
 THREADS = 8
-
-
-@pytest.fixture(autouse=True)
-def often():
-    """Threads take turns all the time, so that a pass that is not protected is disturbed."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
 
 
 def in_threads(call, items):

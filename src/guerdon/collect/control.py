@@ -353,7 +353,7 @@ class ControlCollector:
 
     @property
     def _pictured(self) -> bool:
-        """Whether pictures of the copies are needed: drawing is slow where the environment draws at once."""
+        """Whether pictures of the copies are used; if not, environments that draw at every capture are faster."""
         return any(o.frames for o in self.observes) or self._recorder is not None or self._filmed is not None
 
     def _begin(self) -> None:

@@ -77,7 +77,7 @@ class StudyPlan:
         from guerdon.worlds.prompt_files import check_prompts
 
         prompts: dict[str, DataSettings] = {}
-        runs: dict[str, Study] = {}  # one of those that are equal in everything that is checked
+        runs: dict[str, Study] = {}  # one of each set with equal values in everything that is checked
         for job in self.jobs:
             config = self.configs[job.name]
             if config.text and job.arguments[0] == "label" and config.data is not None:
@@ -95,7 +95,7 @@ class StudyPlan:
         for config in runs.values():
             try:
                 (check_text if config.text else check_control)(config)
-            except MissingDependencyError as error:  # the others are checked all the same
+            except MissingDependencyError as error:  # raised after the other checks
                 missing = error
         for data in prompts.values():
             check_prompts(data)
@@ -103,11 +103,11 @@ class StudyPlan:
             raise missing
 
     def check_tasks(self) -> None:
-        """Refuse tasks that a simulator does not have; on a cluster, where it is installed here.
+        """Refuse tasks that a simulator does not have. On a cluster, only simulators installed here are checked.
 
         Raises:
             ConfigError: with the nearest names.
-            MissingDependencyError: jobs run on this machine, which lacks the simulator or what it draws with.
+            MissingDependencyError: jobs run on this machine, and the simulator or its renderer is not installed.
         """
         worlds = {repr(config.env): config.env for config in self.configs.values() if not config.text}
         with suppress(*([] if self.study.engine == "local" else [MissingDependencyError])):
@@ -294,8 +294,8 @@ def _resolved(tree: Tree, change: dict[str, Any], source: str, *, verb: str = "r
     written = study.model_dump_json()
     if hide(written) != written:
         raise ConfigError(
-            f"{source}: an address or a field has a key or a password in it, and compare writes the configurations of "
-            "its jobs: put the key into a variable of the environment that api_key_env names"
+            f"{source}: an address or a field contains a key or a password, and compare writes the configurations of "
+            "its jobs to files: put the key into an environment variable and name it by api_key_env"
         )
     cluster = study.cluster
     several = cluster.collectors > 1 or cluster.learners > 1 or cluster.reward_workers > 0

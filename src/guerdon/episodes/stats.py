@@ -93,7 +93,7 @@ def merge(parts: Iterable[Stats]) -> Stats:
     count-weighted mean of the parts' quantiles, the approximation that LeRobot makes.
     """
     merged: Stats = {}
-    for part in parts:  # one after the other: the same bytes wherever a writer stopped and went on
+    for part in parts:  # in order, so that a resumed writer gets the same bytes
         for feature, stats in part.items():
             merged[feature] = _merge_feature([merged[feature], stats]) if feature in merged else stats
     return merged

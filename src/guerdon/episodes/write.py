@@ -265,7 +265,7 @@ class EpisodeWriter:
         """`stats.json` and `info.json`, which repeat what the index shards say."""
         stats = {
             name: {statistic: value.tolist() for statistic, value in group.items()}
-            for name, group in sorted(self._state.stats.items())  # one that goes on reads another order
+            for name, group in sorted(self._state.stats.items())  # a resumed writer has them in another order
         }
         _write_json(self._root / layout.STATS_PATH, stats)
         self._write_info()

@@ -121,4 +121,4 @@ def _message(item: Any, role: str = "") -> dict[str, Any]:
             text = "\n".join(str(part["text"]) for part in parts if isinstance(part, Mapping) and part.get("text"))
             return {"role": "assistant", "reasoning_content": text}
         case other:
-            return {"role": str(other)}  # is refused by its name
+            return {"role": str(other)}  # refused later as an unknown role

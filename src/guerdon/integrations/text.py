@@ -197,7 +197,7 @@ def exchange(prompt: Text, response: Text, *, id: str = "", tools: Any = None) -
         given = [{"role": "assistant", **one} if isinstance(one, Mapping) else one for one in given]
     with cutting():
         if not given:
-            raise NoResponseError("a response is a text or a list of messages, and there is none")
+            raise NoResponseError("a response is a text or a list of messages; this one is missing or empty")
         *before, last = chat_messages(given)
         text = answer_text(last)
         question_of(conversation := (*asked.messages, *before))

@@ -34,7 +34,7 @@ from guerdon.policies.efficientnet import EfficientNetLite0, read_efficientnet
 from guerdon.policies.precision import PaddedConv2d
 from guerdon.types import ByteArray
 
-if TYPE_CHECKING:  # a model on states needs none of it
+if TYPE_CHECKING:  # a model on states does not need transformers
     from transformers import ResNetConfig
 
 _DEPTHS: dict[str, tuple[str, list[int]]] = {

@@ -403,7 +403,7 @@ def parse_answer(text: str, form: Form, material: Sequence[str] = ()) -> ParsedA
     Args:
         text: the whole reply.
         form: what was asked: `Numbers`, `Completed` or `Choices`.
-        material: what it was asked about, the task: what stands in it is no answer (`replies.own_part`).
+        material: texts of the question, such as the task; a quote of them is not an answer (`replies.own_part`).
 
     Returns:
         The answer, or why there is none: `empty`, `truncated`, `unclear_answer`, `several_answers`; `no_number` or

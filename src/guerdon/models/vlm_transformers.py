@@ -220,7 +220,7 @@ def _limited(
         frames: whose pixels the processor's limits count together.
 
     Returns:
-        By name; empty where the processor's own limits do.
+        Keyword arguments of the call; empty if the processor's own limits are enough.
     """
     own = {name: int(processor.size[name]) for name in ("shortest_edge", "longest_edge")}
     limits = own

@@ -68,7 +68,7 @@ def set_arguments(tokenizer: Any, arguments: Mapping[str, Any], key: str) -> Non
 
 
 def _arguments_of(template: str) -> set[str]:
-    """What a template reads before it sets it."""
+    """The variables that a template reads and does not set first."""
     from jinja2 import meta
     from transformers.utils.chat_template_utils import _compile_jinja_template
 

@@ -136,7 +136,7 @@ def read_tokenizer(path: str, *, template: bool = True) -> Any:
             for name, token in declared.items():
                 if getattr(tokenizer, name, token) is None and token in tokenizer.get_vocab():
                     setattr(tokenizer, name, token)
-        tokenizer("1 + 1")  # some classes break here only, without a token that they need
+        tokenizer("1 + 1")  # some classes fail only here if a token that they need is missing
         if set(tokenizer.get_vocab()) <= {*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens}:
             raise CheckpointError(
                 f"{what} {path!r} has special tokens only: the folder lacks the vocabulary of its class "

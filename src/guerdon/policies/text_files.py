@@ -78,7 +78,7 @@ def load_base(settings: TextPolicySettings, *, seed: int, device: torch.device |
 def outline(settings: TextPolicySettings, *, value_heads: int = 0) -> TextPolicy:
     """The policy that `load_policy` would read, with a tokenizer but without the weights (on torch's device `meta`).
 
-    It says what a run will find: how long prompts may be, which layers carry an adapter, how much is written.
+    It has what a run needs to check before it starts: the positions, the adapted layers and the sizes of files.
 
     Raises:
         CheckpointError: its configuration, its tokenizer or an adapter's file cannot be read.
@@ -222,7 +222,7 @@ def check_disk(folder: Path, parts: Mapping[str, int]) -> None:
         parts: bytes, by what they are.
 
     Raises:
-        ConfigError: it is no folder, may not be written to, or its disk has less room.
+        ConfigError: it is not a folder, may not be written to, or its disk has less free space.
     """
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):

@@ -407,8 +407,8 @@ def check_unchanged(messages: Sequence[Mapping[str, Any]], text: str) -> None:
     """Refuse the text that a chat template wrote if it changes the messages.
 
     Spaces around a message may be left out, and reasoning (up to `</think>`) of an assistant's turn before the last
-    message. Messages are looked for one behind the other, those of the system anywhere: some templates put them into
-    the last turn.
+    message. Messages must follow each other in the text, except system messages, which some templates move into the
+    last turn.
 
     Args:
         messages: of the chat; of content in parts, only those of type text are compared.

@@ -95,7 +95,7 @@ def check_text(study: Study) -> None:
     """Refuse what the start of a run refuses of its prompts, its models and the disk; no weights are read.
 
     Raises:
-        ConfigError: there are no prompts, parts do not go together, or the disk has no room.
+        ConfigError: there are no prompts, parts do not fit each other, or the disk has too little free space.
         DataError: prompts cannot be read, or the model has no room for one.
         MissingDependencyError: a model or the data are not on this machine.
     """

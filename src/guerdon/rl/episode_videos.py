@@ -110,7 +110,7 @@ class EpisodeVideos:
                 self._queue.put(self._tapes.pop(segment.stream))
 
     def flush(self) -> None:
-        """Write what waits; raises as `add` does."""
+        """Wait until all finished episodes are written; raises as `add` does."""
         self._queue.join()
         self._raise_error()
 
@@ -131,7 +131,7 @@ class EpisodeVideos:
                         self._write(tape)
             except GuerdonError as error:
                 self._error = self._error or _of_the_disk(error, self.folder)
-                if not self._failed and self._error is None:  # the run goes on without it
+                if not self._failed and self._error is None:  # the run continues without it
                     log_line(f"{error}; further failures of this kind are not shown")
                 self._failed = True
             self._queue.task_done()
@@ -152,7 +152,7 @@ class EpisodeVideos:
 
 
 def _of_the_disk(error: GuerdonError, folder: Path) -> OSError | None:
-    """What the disk refused where that is why a video failed; it will refuse other files, too."""
+    """The error of the disk if a video failed because of it: other files will fail, too."""
     refused = None if error.__cause__ is None else refused_by_system(error.__cause__)
     if refused is None or refused.errno not in REFUSALS:
         return None

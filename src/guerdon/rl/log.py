@@ -60,7 +60,7 @@ class RunLog:
             sink.log(step, shown)
 
     def flush(self) -> None:
-        """Return when what the sinks were given is written."""
+        """Return when all metrics given to the sinks are written."""
         for sink in self._sinks:
             sink.flush()
 

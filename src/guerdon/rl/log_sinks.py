@@ -32,10 +32,10 @@ class LogSink(Protocol):
         ...
 
     def flush(self) -> None:
-        """Return when what was shown is written.
+        """Return when all metrics are written.
 
         Raises:
-            OSError: it cannot be.
+            OSError: they cannot be written.
         """
         ...
 

@@ -62,7 +62,7 @@ _OPENING = re.compile(
 )
 _MARKS = re.compile(r"<extra_0>|[ \n]ки(?![^\W\d_])")  # Qwen2.5-Math-PRM, Math-Shepherd
 _SURE = 32  # characters of the end of a prompt (`_folded`) that identify it where its beginning was cut off
-_TRIES = 64  # places of a prompt that may begin like the text; each is compared with the whole text
+_TRIES = 64  # most places of a prompt that are compared with the text
 _ROLES = {"model": "assistant", "chatbot": "assistant", "ipython": "tool"}
 
 

@@ -53,7 +53,7 @@ class Settings(BaseModel):
         if isinstance(given, dict):
             for name, field in cls.model_fields.items():
                 if (flag := _flag_for_number(members(field.annotation), given.get(name))) is not None:
-                    raise ValueError(f"{name} is {str(flag).lower()}, which is no number")
+                    raise ValueError(f"{name} is {str(flag).lower()}, which is not a number")
         return given
 
 
@@ -77,7 +77,7 @@ class PythonSettings(Settings):
 
 
 Seed = Annotated[int, Field(ge=0, lt=2**64)]
-"""What random numbers start from: 64 bits, as torch takes; `guerdon.generators.small_seed` is for what takes fewer."""
+"""Seed of random numbers: 64 bits, as in torch; `guerdon.generators.small_seed` makes one of 32 bits."""
 Schedule = Literal["constant", "linear", "cosine"]
 Bf16 = bool | Literal["auto"]
 
@@ -175,7 +175,7 @@ def names_in(form: type[BaseModel], key: str) -> tuple[str, ...]:
 
 
 def _flag_for_number(spot: Spot, given: Any) -> bool | None:
-    """A bool that stands where only a number may stand, in the value or in its items; None: there is none."""
+    """The first bool in place of a number, in the value or in its items; None if there is none."""
     if isinstance(given, bool):
         return given if spot and set(spot) <= {int, float, NoneType} else None
     items = given if isinstance(given, list | tuple) else ()

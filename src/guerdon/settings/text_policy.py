@@ -33,7 +33,7 @@ CHAT_TEMPLATE: Any = Field(
     description="how a chat becomes text, for a model whose tokenizer does not say: a Jinja template, or the path of a "
     "file with one; stored with what is trained. null: the tokenizer's own",
 )
-_GIVEN = {  # what transformers, vLLM and SGLang give a chat template, or take out of its arguments
+_RESERVED = {  # arguments that transformers, vLLM and SGLang pass to a chat template themselves, or consume
     "messages", "conversation", "conversations", "tools", "documents", "chat_template", "add_generation_prompt",
     "continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
     "return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs", "bos_token", "eos_token", "unk_token",
@@ -42,7 +42,7 @@ _GIVEN = {  # what transformers, vLLM and SGLang give a chat template, or take o
 
 
 def _own_arguments(given: dict[str, Any]) -> dict[str, Any]:
-    if taken := sorted(given.keys() & _GIVEN):
+    if taken := sorted(given.keys() & _RESERVED):
         raise ValueError(f"{taken[0]} is given to the chat template by what renders it; remove it")
     return given
 

@@ -56,6 +56,6 @@ class TrainingProgress(TrainerCallback):  # type: ignore[misc]
         self.close()
 
     def close(self) -> None:
-        """Close the bar, where there is one; a training that ends with an error does not reach its end."""
+        """Close the bar, if there is one; `on_train_end` is not called after an error."""
         if self._progress is not None:
             self._progress.close()

@@ -135,7 +135,7 @@ def check_tasks(settings: WorldSettings) -> None:
 
     Raises:
         ConfigError: with the nearest names.
-        MissingDependencyError: the simulator, or what it draws with, is not installed.
+        MissingDependencyError: the simulator or its renderer is not installed.
     """
     for task in settings.task_names:
         if isinstance(settings, LiberoSettings):
@@ -146,9 +146,9 @@ def check_tasks(settings: WorldSettings) -> None:
             metaworld_task(task)
         elif isinstance(settings, GymnasiumSettings) and ":" not in task:  # a module registers the others
             with boundary(ConfigError, f"env.task {task!r} could not be found"):
-                made_by = str(gymnasium.spec(task).entry_point)
-            if made_by.startswith("gymnasium.envs.classic_control.") and find_spec("pygame") is None:
-                raise MissingDependencyError(f"env.task {task} is drawn by pygame: pip install 'guerdon[gymnasium]'")
+                entry_point = str(gymnasium.spec(task).entry_point)
+            if entry_point.startswith("gymnasium.envs.classic_control.") and find_spec("pygame") is None:
+                raise MissingDependencyError(f"env.task {task} needs pygame to draw: pip install 'guerdon[gymnasium]'")
 
 
 def first_world(settings: WorldSettings, success_readers: Sequence[str] = ()) -> World:

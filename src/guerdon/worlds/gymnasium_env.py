@@ -231,7 +231,7 @@ class RenderEye:
 
 
 def _drawn_in_processes(env: AsyncVectorEnv, indices: Sequence[int]) -> dict[int, Any]:
-    """Pictures of some copies; `AsyncVectorEnv.call` would let all of them draw."""
+    """Pictures of some copies; `AsyncVectorEnv.call` would draw all of them."""
     for index in indices:
         env.parent_pipes[index].send(("_call", ("render", (), {})))
     found = {index: env.parent_pipes[index].recv() for index in indices}

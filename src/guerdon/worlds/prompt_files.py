@@ -87,7 +87,7 @@ def check_here(data: DataSettings) -> None:
         MissingDependencyError: `data.path` does not exist here.
     """
     if data.type != "files" and data.type != "generated" and not Path(data.path).exists():
-        raise MissingDependencyError(f"data.path {data.path} is no folder on this machine; the run reads its rows")
+        raise MissingDependencyError(f"data.path {data.path} does not exist on this machine; the run reads its rows")
 
 
 def check_prompts(data: DataSettings | None) -> None:

@@ -39,7 +39,7 @@ class World:
         tasks: the task of each copy, in words; with `playing` that of its current episode.
         num_envs: B.
         reports_every_step: False once the environment left success open at a step.
-        takes_pictures: False: captured looks are None until it is set to True; nothing is drawn for them.
+        takes_pictures: set it to False to draw nothing: captured looks are then None.
         exact_resume: whether `state_dict` restores the simulators themselves (autoreset disabled); elsewhere the
             episodes under way start again after a resume.
 
@@ -527,7 +527,7 @@ class World:
         return [pictures, *(self.render(list(looks.values()), camera) for camera in self.cameras[1:cameras])]
 
     def _captured(self, wanted: BoolArray) -> dict[int, Any]:
-        """Looks for whoever captures, by copy; without `takes_pictures` None for each."""
+        """Captured looks, by copy; None for each without `takes_pictures`."""
         return self._look(wanted) if self.takes_pictures else dict.fromkeys(np.flatnonzero(wanted).tolist())
 
     def _look(self, wanted: BoolArray) -> dict[int, Any]:
