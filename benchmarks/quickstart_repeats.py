@@ -3,7 +3,7 @@
 A repetition uses data, models and runs of its own: repetition s collects and trains with seed s, and its runs have the
 seeds 10 s to 10 s + 7. Counted are
 
-B - A    the difference in final success, with the interval of the report (corrected for both arms), and its verdict
+B - A    the difference in final success, with the interval of the report, and its verdict
 silent   runs of B, of 8, in which the hacking alarm was never on
 caught   runs of C, of 8, in which it was on after the last update
 
