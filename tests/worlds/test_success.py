@@ -8,10 +8,10 @@ from guerdon.collect.episode_capture import Recorder
 from guerdon.collect.stepping import evaluate
 from guerdon.episodes.read import read_episodes
 from guerdon.episodes.write import EpisodeWriter
-from guerdon.errors import ConfigError, DataError
+from guerdon.errors import ConfigError, DataError, MissingDependencyError
 from guerdon.policies.experts import MountainCarExpert
 from guerdon.settings.world import GymnasiumSettings, MetaWorldSettings
-from guerdon.worlds.build import build_world
+from guerdon.worlds.build import build_world, check_tasks
 from guerdon.worlds.success import success_from_info
 
 MODES = ("disabled", "next_step", "same_step")
@@ -223,3 +223,11 @@ def test_a_car_at_the_goal_has_succeeded_and_one_that_ran_out_of_time_has_not():
     assert 100 < ends[0][0] < 115
     assert ends[0][1] is True
     assert ends[1] == (130, False)
+
+
+def test_a_missing_renderer_is_an_error_only_where_frames_are_required(monkeypatch):
+    monkeypatch.setattr("guerdon.worlds.build.find_spec", lambda name: None)
+    settings = GymnasiumSettings(task="MountainCarContinuous-v0", num_envs=2)
+    check_tasks(settings)
+    with pytest.raises(MissingDependencyError, match=r"needs pygame to draw: pip install 'guerdon\[gymnasium\]'"):
+        check_tasks(settings, drawn=True)

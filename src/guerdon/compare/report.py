@@ -69,11 +69,11 @@ def write_report(study_dir: Path, *, out: Path | None = None) -> Path:
     Raises:
         DataError: the directory holds no study.
     """
+    from guerdon.compare.gate_rows import FILE, gate_rows  # imports scipy.optimize, which reports of runs do not need
+
     study = read.read_study(study_dir)
     context = _study_context(study)
     films = choose_films([run for run in study.runs if run.status != "missing"])
-    from guerdon.compare.gate_rows import FILE, gate_rows  # scipy's optimisers: a run's own report needs none
-
     if rows := gate_rows(study):
         atomic.write_text(study_dir / FILE, "".join(json.dumps(row) + "\n" for row in rows))
     return _write("report.html.j2", context, films, out or study_dir / "report.html")

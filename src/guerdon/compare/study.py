@@ -112,7 +112,7 @@ class StudyPlan:
         worlds = {repr(config.env): config.env for config in self.configs.values() if not config.text}
         with suppress(*([] if self.study.engine == "local" else [MissingDependencyError])):
             for settings in worlds.values():
-                check_tasks(settings)
+                check_tasks(settings, drawn=self.study.collect is not None)
 
     def estimate(self) -> dict[str, Any]:
         """Counts, time and disk of the whole study."""

@@ -130,12 +130,16 @@ def build_world(
     )
 
 
-def check_tasks(settings: WorldSettings) -> None:
+def check_tasks(settings: WorldSettings, *, drawn: bool = False) -> None:
     """Refuse tasks that the simulator does not have; nothing is made.
+
+    Args:
+        settings: the `env` section.
+        drawn: the task cannot do without frames; a run without them only lacks its films.
 
     Raises:
         ConfigError: with the nearest names.
-        MissingDependencyError: the simulator or its renderer is not installed.
+        MissingDependencyError: the simulator is not installed, or its renderer and it is `drawn`.
     """
     for task in settings.task_names:
         if isinstance(settings, LiberoSettings):
@@ -147,7 +151,8 @@ def check_tasks(settings: WorldSettings) -> None:
         elif isinstance(settings, GymnasiumSettings) and ":" not in task:  # a module registers the others
             with boundary(ConfigError, f"env.task {task!r} could not be found"):
                 entry_point = str(gymnasium.spec(task).entry_point)
-            if entry_point.startswith("gymnasium.envs.classic_control.") and find_spec("pygame") is None:
+            classic = entry_point.startswith("gymnasium.envs.classic_control.")
+            if drawn and classic and find_spec("pygame") is None:
                 raise MissingDependencyError(f"env.task {task} needs pygame to draw: pip install 'guerdon[gymnasium]'")
 
 
