@@ -90,7 +90,7 @@ def clean_key(given: str, name: str) -> str:
         raise ValueError(
             f"{name} contains {what}, which is not allowed in a key: copy the key again, as plain text in one line"
         )
-    _remember([_Secret(key)])
+    _remember([_Secret(key, name)])
     return key
 
 

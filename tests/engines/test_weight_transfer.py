@@ -108,7 +108,7 @@ def test_nccl_is_for_processes_with_a_gpu_of_their_own(gpus, wanted, backend, sa
     sender = WeightSender(ray, settings, torch.device("cuda"))
     actors = [PlacedActor(SimpleNamespace(gpu=SimpleNamespace(remote=lambda gpu=gpu: gpu)), None) for gpu in gpus]
     assert [sender._choose_backend(actors) for _ in range(2)] == [backend, backend]
-    lines = capfd.readouterr().err.splitlines()
+    lines = [line for line in capfd.readouterr().err.splitlines() if "weights reach" in line]  # torch writes others
     assert len(lines) == bool(said), "said once"
     assert said in "".join(lines)
 

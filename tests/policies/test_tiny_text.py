@@ -76,7 +76,7 @@ def test_bytes_learn_pairs_and_know_every_text():
         (LocalGenerationSettings, {"gpu_memory_utilization": 0.5}, "Extra inputs"),
         (SFTSettings, {"save_dir": "x", "epochs": 1, "max_steps": 3}, "would do nothing"),
         (SFTSettings, {"save_dir": "x", "batch_size": 6, "micro_batch_size": 4}, "multiple"),
-        (LoraSettings, {"r": True}, "no number"),
+        (LoraSettings, {"r": True}, "r is true, which is not a number"),
     ],
 )
 def test_settings_refuse_what_cannot_be_or_would_do_nothing(kind, given, message):
