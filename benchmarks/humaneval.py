@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from guerdon.worlds.code_tests import Sandbox, read_tests, run_tests
-from guerdon.worlds.prompt_files import prompt_from_row
+from guerdon.tasks.code_tests import Sandbox, read_tests, run_tests
+from guerdon.tasks.prompt_files import prompt_from_row
 
 EQUAL = """
 class Any:

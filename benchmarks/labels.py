@@ -61,7 +61,7 @@ def label(url: str, slots: int) -> None:
     from guerdon.labels.llm_client import HttpLLMClient
     from guerdon.labels.llm_judge import JudgeLabeler
     from guerdon.settings.label import OpenAIJudgeSettings
-    from guerdon.worlds.prompts import Prompt
+    from guerdon.tasks.prompts import Prompt
 
     settings = OpenAIJudgeSettings(model="judge", base_url=f"{url}/v1", concurrency=slots)
     step = "We add the two numbers and carry the one, which gives the next line of the sum.\n\n"

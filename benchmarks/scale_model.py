@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from guerdon.settings.estimate import size_of_start
-from guerdon.settings.estimate_vla import ACTION, PATCHES, PROMPT
+from guerdon.plan.estimate import size_of_start
+from guerdon.plan.estimate_vla import ACTION, PATCHES, PROMPT
 from guerdon.settings.gpus import GPUS
 from guerdon.settings.text_policy import TextPolicySettings
 

@@ -178,8 +178,8 @@ def run_trl(model: str, size: Size, *, kind: str, bf16: bool) -> dict[str, Any]:
 
     from guerdon.policies.pretrained import read_tokenizer
     from guerdon.settings.data import GeneratedDataSettings
-    from guerdon.worlds.prompt_files import load_prompts
-    from guerdon.worlds.verifier import outcome, verifier_from
+    from guerdon.tasks.prompt_files import load_prompts
+    from guerdon.tasks.verifier import outcome, verifier_from
 
     torch.set_num_threads(1)
     data = GeneratedDataSettings.model_validate(data_section(size))
@@ -242,7 +242,7 @@ def requests(model: str, size: Size) -> tuple[Any, list[np.ndarray]]:
     from guerdon.policies.pretrained import read_tokenizer
     from guerdon.policies.tokens import prompt_ids
     from guerdon.settings.data import GeneratedDataSettings
-    from guerdon.worlds.prompt_files import load_prompts
+    from guerdon.tasks.prompt_files import load_prompts
 
     prompts, _ = load_prompts(GeneratedDataSettings.model_validate(data_section(size)))
     tokenizer = read_tokenizer(model)

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import harness
 
-from guerdon.worlds.prompts import Prompt
-from guerdon.worlds.verifier import Verifier
+from guerdon.tasks.prompts import Prompt
+from guerdon.tasks.verifier import Verifier
 
 COLUMNS = ("right", "called different", "no verdict", "falsely equal")
 

@@ -55,8 +55,8 @@ def symbolic(rng: random.Random) -> list[tuple[str, str]]:
 
 def measure(what: str) -> dict[str, float]:
     """Seconds for all answers of one kind, and how many were equal."""
-    from guerdon.worlds.prompts import Prompt
-    from guerdon.worlds.verifier import Verifier
+    from guerdon.tasks.prompts import Prompt
+    from guerdon.tasks.verifier import Verifier
 
     rows = {"numeric": numeric, "symbolic": symbolic}[what](random.Random(7))
     source = "openai/gsm8k" if what == "numeric" else "test"

@@ -334,8 +334,8 @@ class SlowModel:
 def overlap(world: str, copies: int, steps: int, together: int) -> dict[str, Any]:
     """Seconds of simulation, and of rollouts whose every step is scored for as long as it simulates, in turns."""
     from guerdon.collect.control import ControlCollector
-    from guerdon.rl.control_sources import ControlReward
-    from guerdon.rl.reward_source import SourceTerms
+    from guerdon.rewards.control_sources import ControlReward
+    from guerdon.rewards.source import SourceTerms
     from guerdon.settings.policy import MLPPolicySettings
     from guerdon.settings.reward import SourceSettings
 

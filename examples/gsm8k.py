@@ -28,11 +28,11 @@ from guerdon.labels.step_splitters import split
 from guerdon.policies.tiny_text import byte_tokenizer
 from guerdon.policies.tokens import step_ends, token_ends
 from guerdon.settings.label import Splitter
-from guerdon.worlds.answers import final_answer
-from guerdon.worlds.prompt_files import read_gsm8k
-from guerdon.worlds.prompts import Prompt
-from guerdon.worlds.quantities import numbers_of
-from guerdon.worlds.verifier import Verifier
+from guerdon.tasks.answers import final_answer
+from guerdon.tasks.prompt_files import read_gsm8k
+from guerdon.tasks.prompts import Prompt
+from guerdon.tasks.quantities import numbers_of
+from guerdon.tasks.verifier import Verifier
 
 SPLITS = ("train", "test")
 SPLITTERS: tuple[Splitter, ...] = ("newline", "sentence", "blank_line", "code_block", "tags")

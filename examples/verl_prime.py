@@ -18,10 +18,10 @@ from typing import Any
 from guerdon.errors import ConfigError
 from guerdon.integrations.verl import prime_source, register_sources
 from guerdon.policies.text_files import load_policy
-from guerdon.rl.prime import PrimeReward
+from guerdon.rewards.prime import PrimeReward
 from guerdon.settings.text_policy import TextPolicySettings
-from guerdon.worlds.answers import final_answer
-from guerdon.worlds.quantities import same_number
+from guerdon.tasks.answers import final_answer
+from guerdon.tasks.quantities import same_number
 
 START = os.environ.get("PRIME_START", "")
 

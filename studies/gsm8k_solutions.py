@@ -41,9 +41,9 @@ from guerdon.models.text_inputs import as_batch, read_steps
 from guerdon.models.text_load import load_text_model
 from guerdon.policies.text_files import load_policy
 from guerdon.settings.study import Study
+from guerdon.tasks.prompts import question_hash
 from guerdon.train.text import train_text_model
 from guerdon.types import Failure, Score
-from guerdon.worlds.prompts import question_hash
 
 FILE = Path(__file__).with_suffix(".yaml")
 SYSTEMS = ("6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification")

@@ -28,9 +28,9 @@ from guerdon import atomic
 from guerdon.collect.text import RunPrompts, TextCollector, TextRollout, join
 from guerdon.compare.study import plan_study
 from guerdon.policies.text_files import load_policy
-from guerdon.rl.prime import PrimeReward
-from guerdon.rl.reward_source import SourceTerms
-from guerdon.rl.tabular import TabularReward
+from guerdon.rewards.prime import PrimeReward
+from guerdon.rewards.source import SourceTerms
+from guerdon.rewards.tabular import TabularReward
 from guerdon.settings.prime import PrimeSettings
 from guerdon.settings.reward_models import TabularModelSettings
 from guerdon.settings.study import Study

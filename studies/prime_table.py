@@ -17,12 +17,12 @@ import numpy as np
 
 from guerdon.compare.study import plan_study
 from guerdon.evaluate.classification import auroc, point
-from guerdon.rl.tabular import OutcomeTable
+from guerdon.rewards.tabular import OutcomeTable
 from guerdon.settings.data import GeneratedDataSettings
 from guerdon.settings.study import Study
-from guerdon.worlds.claims import claims
-from guerdon.worlds.demonstrations import demonstrate
-from guerdon.worlds.reasoning import StepTruth, step_truth, task_family
+from guerdon.tasks.claims import claims
+from guerdon.tasks.demonstrations import demonstrate
+from guerdon.tasks.reasoning import StepTruth, step_truth, task_family
 
 L2 = 0.05
 

@@ -27,7 +27,7 @@ from guerdon.labels.llm_client import HttpLLMClient, LLMRequest, send
 from guerdon.labels.llm_judge import JudgeLabeler
 from guerdon.retry import Clock
 from guerdon.settings.label import OpenAIJudgeSettings
-from guerdon.worlds.prompts import Prompt
+from guerdon.tasks.prompts import Prompt
 import pathlib, time
 
 def labels(url, folder, question):

@@ -15,8 +15,8 @@ import guerdon
 
 SOURCE = Path(guerdon.__file__).parent
 FOLDERS = (
-    "settings", "episodes", "worlds", "policies", "collect", "labels", "models", "train", "evaluate", "serve",
-    "engines", "rl", "compare", "integrations",
+    "settings", "plan", "episodes", "tasks", "worlds", "policies", "collect", "labels", "models", "train", "evaluate",
+    "serve", "engines", "rewards", "rl", "compare", "integrations",
 )  # fmt: skip
 FRONT_DOORS = {"cli", "doctor", "__main__"}  # top files that may use every folder; no folder may use them
 FORBIDDEN = re.compile(

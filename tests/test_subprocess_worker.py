@@ -28,7 +28,7 @@ TESTS = Path(__file__).parent
 
 PARENTS = {
     "verifier": """
-from guerdon.worlds.verifier import MathPool
+from guerdon.tasks.verifier import MathPool
 pool = MathPool(timeout=600)
 assert pool.compare("2", "3")[0] == "different"
 """,
@@ -116,7 +116,7 @@ def test_children_end_with_a_parent_that_is_killed(kind, tmp_path, monkeypatch):
 
 def test_a_program_under_test_ends_with_a_parent_that_is_killed(tmp_path, monkeypatch):
     """The process that isolates programs looks after itself: its namespace is gone with it."""
-    from guerdon.worlds.code_tests import check_isolation
+    from guerdon.tasks.code_tests import check_isolation
 
     try:
         check_isolation()
@@ -124,7 +124,7 @@ def test_a_program_under_test_ends_with_a_parent_that_is_killed(tmp_path, monkey
         pytest.skip(str(error))
     monkeypatch.setenv("PARENTS", str(tmp_path))
     code = """
-from guerdon.worlds.code_tests import Sandbox
+from guerdon.tasks.code_tests import Sandbox
 sandbox = Sandbox()
 print("ready", flush=True)
 sandbox.run("while True: pass", [{"stdin": ""}], 300)

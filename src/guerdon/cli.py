@@ -533,7 +533,7 @@ def _dry_run(
         check: makes the checks of the start of the command.
     """
     from guerdon.config import to_yaml
-    from guerdon.settings.estimate import estimate, readable
+    from guerdon.plan.estimate import estimate, readable
 
     notes = [] if config.text else list(config.env.notes)
     try:

@@ -4,7 +4,7 @@ For work that cannot be limited from within a thread: comparing formulas, runnin
 A process that hangs or dies is killed and replaced. It gets none of our environment variables but those it needs to
 start, so no token or key; open files can be sent with a request, so that it needs no permission to open any.
 
-    pool = SubprocessPool([sys.executable, "-m", "guerdon.worlds.verifier_worker", "10", "0"], workers=2,
+    pool = SubprocessPool([sys.executable, "-m", "guerdon.tasks.verifier_worker", "10", "0"], workers=2,
                           start_seconds=120)
     pool.request({"gold": "1/2", "answer": "0.5"}, timeout=10)            # {"verdict": "equal", "detail": ""}
     pool.close()

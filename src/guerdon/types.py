@@ -572,13 +572,7 @@ class Collector(Protocol[_Policy, Collected]):
     """Lets a policy act, and measures ground truth."""
 
     def collect(self, policy: _Policy, *, version: int = 0, warm_up: bool = False) -> Rollout[Collected]:
-        """The next rollout.
-
-        Args:
-            policy: chooses the actions.
-            version: of its weights, kept with the rollout.
-            warm_up: only reward models learn from it.
-        """
+        """The next rollout, with the `version` of the weights; after `warm_up` ones only reward models learn."""
         ...
 
     def evaluate(self, policy: _Policy, *, episodes: int, step: int = 0) -> dict[str, float]:
@@ -596,3 +590,9 @@ class Collector(Protocol[_Policy, Collected]):
     def close(self) -> None:
         """Close worlds, files and processes."""
         ...
+
+
+def last_valid(mask_B_T: BoolArray) -> BoolArray:
+    """(B, T) bool, True at the last valid step of each row that has one."""
+    later = np.cumsum(mask_B_T[:, ::-1], axis=1)[:, ::-1]
+    return np.asarray(mask_B_T & (later == 1))

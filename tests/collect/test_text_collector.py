@@ -12,9 +12,9 @@ from guerdon.policies.tiny_text import build_tokenizer
 from guerdon.policies.tokens import prompt_ids
 from guerdon.settings.data import FilesDataSettings
 from guerdon.settings.text_policy import TinyModelSettings
+from guerdon.tasks.prompts import Prompt
+from guerdon.tasks.verifier import verifier_from
 from guerdon.types import Failure
-from guerdon.worlds.prompts import Prompt
-from guerdon.worlds.verifier import verifier_from
 from scripted import LETTERS, SHAPE, Scripted
 
 TOKENIZER = build_tokenizer(TinyModelSettings(**SHAPE, alphabet=LETTERS))

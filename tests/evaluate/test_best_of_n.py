@@ -20,8 +20,8 @@ from guerdon.evaluate.best_of_n import (
     same_number_or_text,
     weighted_majority,
 )
+from guerdon.tasks.verifier import Verifier
 from guerdon.types import Score
-from guerdon.worlds.verifier import Verifier
 
 
 def samples(question, answers, gold="1"):

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from guerdon.errors import ConfigError, DataError
 from guerdon.evaluate.generated_bench import generated_bench, right_and_wrong
 from guerdon.settings.data import AutomatonSettings, ChainSettings, RegisterSettings, SwapSettings
-from guerdon.worlds.prompts import Prompt
-from guerdon.worlds.reasoning import generate, step_truth
+from guerdon.tasks.prompts import Prompt
+from guerdon.tasks.reasoning import generate, step_truth
 
 FAMILIES = [ChainSettings(steps=5), RegisterSettings(steps=4), SwapSettings(steps=4), AutomatonSettings(steps=5)]
 

@@ -31,9 +31,9 @@ from guerdon.settings.data import ChainSettings, SwapSettings
 from guerdon.settings.evaluate import EvaluateTextSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
+from guerdon.tasks.prompt_files import load_prompts
+from guerdon.tasks.prompts import question_hash
 from guerdon.types import Failure
-from guerdon.worlds.prompt_files import load_prompts
-from guerdon.worlds.prompts import question_hash
 
 FAMILIES = ({"family": "chain", "steps": 4}, {"family": "swap", "steps": 4})
 

@@ -5,9 +5,9 @@ import hashlib
 import numpy as np
 
 from guerdon.episodes.solutions import Solution
+from guerdon.tasks.prompts import Prompt
+from guerdon.tasks.reasoning import step_truth
 from guerdon.types import Failure, RewardInfo, Score
-from guerdon.worlds.prompts import Prompt
-from guerdon.worlds.reasoning import step_truth
 
 INFO = RewardInfo("scripted", (0.0, 1.0), modality="text", frames_needed=0, success_threshold=0.5)
 

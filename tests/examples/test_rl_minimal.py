@@ -21,7 +21,7 @@ def test_it_is_short_and_takes_pure_functions_only():
     text = EXAMPLE.read_text()
     assert len(text.splitlines()) < 200
     used = {n.module for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ImportFrom) and "guerdon" in n.module}
-    assert used == {"guerdon.rl.advantages", "guerdon.rl.losses", "guerdon.rl.shaping"}
+    assert used == {"guerdon.rl.advantages", "guerdon.rl.losses", "guerdon.rewards.shaping"}
 
 
 def test_the_policy_learns_the_task_from_the_learned_reward_alone(capsys):

@@ -11,8 +11,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from guerdon.collect.observed_frames import ObservedRow, cut_into_segments
 from guerdon.errors import RewardFailure
 from guerdon.integrations.gymnasium import KeepTerminalFrame, RewardModelVectorWrapper, RewardModelWrapper
-from guerdon.rl.control_sources import ControlReward
-from guerdon.rl.reward_source import SourceTerms
+from guerdon.rewards.control_sources import ControlReward
+from guerdon.rewards.source import SourceTerms
 from guerdon.settings.reward import SourceSettings
 
 COPIES = 4

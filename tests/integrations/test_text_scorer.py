@@ -16,10 +16,9 @@ from guerdon.integrations.text import (
 )
 from guerdon.models.constant import ConstantModel
 from guerdon.policies.tiny_text import byte_tokenizer
-from guerdon.rl.advantages import last_valid
-from guerdon.rl.reward_source import SourceTerms
-from guerdon.types import Failure, RewardInfo, Score
-from guerdon.worlds.prompts import Prompt
+from guerdon.rewards.source import SourceTerms
+from guerdon.tasks.prompts import Prompt
+from guerdon.types import Failure, RewardInfo, Score, last_valid
 
 CHATML = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n3+5=?<|im_end|>\n<|im_start|>assistant\n"
 

@@ -28,9 +28,9 @@ from guerdon.settings.data import GeneratedDataSettings
 from guerdon.settings.label import LabelSettings, MiningSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import LocalGenerationSettings, TextPolicySettings
+from guerdon.tasks.prompts import Prompt
+from guerdon.tasks.verifier import verifier_from
 from guerdon.types import Failure
-from guerdon.worlds.prompts import Prompt
-from guerdon.worlds.verifier import verifier_from
 
 torch.set_num_threads(1)
 

@@ -21,9 +21,9 @@ from guerdon.labels.labelers import (
     until_first_error,
 )
 from guerdon.settings.data import ChainSettings
+from guerdon.tasks.prompts import Prompt
+from guerdon.tasks.reasoning import task_family
 from guerdon.types import Failure
-from guerdon.worlds.prompts import Prompt
-from guerdon.worlds.reasoning import task_family
 
 PROMPT = Prompt("p", ({"role": "user", "content": "q"},), "1", "x")
 

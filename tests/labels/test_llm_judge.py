@@ -15,8 +15,8 @@ from guerdon.labels.llm_client import HttpLLMClient
 from guerdon.labels.llm_judge import JudgeLabeler, judgement_request, parse_judgement
 from guerdon.retry import Clock
 from guerdon.settings.label import AnthropicJudgeSettings, OpenAIJudgeSettings
+from guerdon.tasks.prompts import Prompt
 from guerdon.types import Failure
-from guerdon.worlds.prompts import Prompt
 
 
 def written(*steps, question="q?"):

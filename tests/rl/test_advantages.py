@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from guerdon.errors import ConfigError, DataError
+from guerdon.rewards.source import SourceTerms
 from guerdon.rl.advantages import Estimate, SourceRewards, Steps, episode_scores, estimate_advantages, estimators, gae
 from guerdon.rl.learner import source_advantages
-from guerdon.rl.reward_source import SourceTerms
 from guerdon.settings.algorithm import ControlAlgorithmSettings, TextAlgorithmSettings
 from guerdon.types import Rewards
 

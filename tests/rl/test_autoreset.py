@@ -8,8 +8,8 @@ import rl_clock as tiny
 
 from guerdon.collect.control import ControlCollector
 from guerdon.policies.robot import Action
-from guerdon.rl.control_sources import ControlReward
-from guerdon.rl.reward_source import SourceTerms
+from guerdon.rewards.control_sources import ControlReward
+from guerdon.rewards.source import SourceTerms
 from guerdon.settings.policy import MLPPolicySettings
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.world import GymnasiumSettings

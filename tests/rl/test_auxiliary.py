@@ -10,11 +10,11 @@ from guerdon.errors import ConfigError
 from guerdon.policies.control import load_policy
 from guerdon.policies.passes import slices
 from guerdon.rl.auxiliary import observation_values
-from guerdon.rl.optimizers import FlatAdam
 from guerdon.rl.run import run_folder
 from guerdon.rl.update import Batch, update_policy
 from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.reward import RewardSettings
+from guerdon.train.optimizers import FlatAdam
 from guerdon.types import Evaluated, RawScores
 
 ALGORITHM = {"rollout_steps": 12, "minibatch_size": 8, "num_epochs": 2, "auxiliary_losses": {"constant": 0.5}}

@@ -14,10 +14,10 @@ from test_loop import interrupted
 import fragile
 from guerdon.episodes.read import read_episodes
 from guerdon.errors import TooManyFailuresError
+from guerdon.rewards.source import GroundTruth, SourceTerms
 from guerdon.rl.episode_stats import lost_at
 from guerdon.rl.learner import source_advantages
 from guerdon.rl.loop import Loop
-from guerdon.rl.reward_source import GroundTruth, SourceTerms
 from guerdon.rl.run import run, run_folder
 from guerdon.settings.study import Study
 from guerdon.worlds.build import build_world

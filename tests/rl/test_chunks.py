@@ -15,19 +15,19 @@ from chunk_policy import ChunkPolicy
 from guerdon.errors import ConfigError
 from guerdon.policies.control import build_policy
 from guerdon.policies.robot import ControlInputs
+from guerdon.rewards.control_sources import ControlReward
+from guerdon.rewards.source import SourceTerms
 from guerdon.rl.advantages import groups_within
 from guerdon.rl.build_control import check_bounds, check_decisions
 from guerdon.rl.chunks import decision_mask, decision_rows
-from guerdon.rl.control_sources import ControlReward
 from guerdon.rl.learner import Learner, source_advantages
 from guerdon.rl.losses import sum_parts
-from guerdon.rl.optimizers import FlatAdam
-from guerdon.rl.reward_source import SourceTerms
 from guerdon.rl.update import make_batch, update_policy
 from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.policy import MLPPolicySettings
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.study import Study
+from guerdon.train.optimizers import FlatAdam
 from guerdon.types import Advantages, Chunks, RewardInfo, Rewards, Rollout, Score
 
 HEADS = ("env", "prm")

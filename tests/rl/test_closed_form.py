@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from guerdon.policies.control import build_policy
 from guerdon.policies.robot import ControlInputs
 from guerdon.rl import closed_form
-from guerdon.rl.optimizers import FlatAdam
 from guerdon.rl.update import make_batch, update_policy
 from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.policy import MLPPolicySettings
+from guerdon.train.optimizers import FlatAdam
 from guerdon.types import Advantages
 
 ACTIONS = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)

@@ -147,7 +147,7 @@ def test_a_full_disk_stops_the_run_and_another_error_of_a_video_does_not(tmp_pat
 def test_cached_and_failed_values_are_said():
     reader = Reader()
     assert reader.info.name == "reader"
-    from guerdon.rl.reward_source import RawRow, raw_scores
+    from guerdon.rewards.source import RawRow, raw_scores
     from guerdon.types import Rewards
 
     failed = np.array([[False, True, False]])

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from guerdon.errors import ConfigError, DataError
-from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, estimators, gae, last_valid, paid_means
+from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, estimators, gae, paid_means
+from guerdon.types import last_valid
 
 ESTIMATORS = tuple(estimators())
 GROUPED = ("rloo", "grpo", "dr_grpo")

@@ -9,10 +9,10 @@ from text_rl import LETTERS, tiny
 
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import token_batch
-from guerdon.rl.optimizers import AdamW
 from guerdon.rl.update import Batch, steps_per_update, update_policy
 from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.text_policy import TextPolicySettings
+from guerdon.train.optimizers import AdamW
 
 torch.set_num_threads(1)
 SETTINGS = TextPolicySettings.model_validate(tiny(LETTERS))

@@ -13,6 +13,7 @@ from rl_killed import Killed, kill_at
 
 from guerdon.episodes.read import read_episodes
 from guerdon.errors import CheckpointError, ConfigError, TooManyFailuresError
+from guerdon.models.checkpoint import under
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.run import run, run_folder
 
@@ -277,7 +278,7 @@ def test_two_stages_keep_the_policy_and_change_the_reward(tmp_path):
     loop = start(second)
     stored, _ = ckpt.load_checkpoint(ckpt.find_checkpoint(run_folder(first)))
     own = loop.learner.policy.tensors()
-    for name, value in ckpt.under("policy", stored).items():
+    for name, value in under("policy", stored).items():
         if not name.startswith("vf."):
             assert torch.equal(own[name], value), name
     assert loop.step == 0

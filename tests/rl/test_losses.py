@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from guerdon.policies.control import GaussianPolicy, StateInputs
 from guerdon.rl.losses import old_kl_terms, ppo_clip_terms, value_errors
-from guerdon.rl.optimizers import FlatAdam
 from guerdon.rl.update import Batch, _policy_terms, update_policy
 from guerdon.schedules import scheduled
 from guerdon.settings.algorithm import ControlAlgorithmSettings, TextAlgorithmSettings
 from guerdon.settings.policy import MLPPolicySettings
+from guerdon.train.optimizers import FlatAdam
 
 torch.set_num_threads(1)
 

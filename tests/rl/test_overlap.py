@@ -11,7 +11,7 @@ from test_broken_simulators import BROKEN, fragile_study
 from test_loop import GRPO, interrupted
 from test_resume import kill_and_resume
 
-from guerdon.rl.score_ahead import ScoresAhead
+from guerdon.rewards.score_ahead import ScoresAhead
 from guerdon.settings.reward import RewardSettings
 from guerdon.types import Episode, RewardInfo, Score
 

@@ -10,13 +10,12 @@ from text_rl import LETTERS, advise, letter_study, tiny
 
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import token_batch
-from guerdon.rl.advantages import last_valid
 from guerdon.rl.build_text import VERIFIER
 from guerdon.rl.learner import KL
-from guerdon.rl.optimizers import AdamW
 from guerdon.rl.update import make_batch, update_policy
 from guerdon.settings.text_policy import TextPolicySettings
-from guerdon.types import Rewards
+from guerdon.train.optimizers import AdamW
+from guerdon.types import Rewards, last_valid
 
 torch.set_num_threads(1)
 LENGTHS = [1, 4, 2, 3, 5, 2]

@@ -30,7 +30,7 @@ from guerdon.policies.tiny_text import build_tokenizer
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
-from guerdon.worlds.reasoning import family_of
+from guerdon.tasks.reasoning import family_of
 
 torch.set_num_threads(1)
 ESTIMATORS = ("rloo", "grpo", "dr_grpo", "reinforce", "reinforce_pp", "remax", "gae")

@@ -8,10 +8,10 @@ from text_rl import LETTERS, letter_study, prime, prime_reward, tiny
 
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import token_batch
-from guerdon.rl.optimizers import AdamW
 from guerdon.rl.update import Batch, update_policy
 from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.text_policy import TextPolicySettings
+from guerdon.train.optimizers import AdamW
 
 torch.set_num_threads(1)
 ROWS = 8

@@ -15,9 +15,9 @@ from guerdon.compare.report import write_single_report
 from guerdon.errors import ConfigError
 from guerdon.models.load import load_reward_model
 from guerdon.models.online import OnlineImageModel
+from guerdon.rewards.refit import RefittedReward
+from guerdon.rewards.source import SourceTerms
 from guerdon.rl.log import true_success
-from guerdon.rl.reward_refit import RefittedReward
-from guerdon.rl.reward_source import SourceTerms
 from guerdon.rl.run import run_folder
 from guerdon.settings.reward import SourceSettings
 

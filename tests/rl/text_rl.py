@@ -9,14 +9,13 @@ from rl_killed import kill_at
 
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import prompt_ids
-from guerdon.rl.advantages import last_valid
+from guerdon.rewards.source import SourceTerms
 from guerdon.rl.build_text import build_primes, text_terms
 from guerdon.rl.learner import source_advantages
 from guerdon.rl.loop import Loop
-from guerdon.rl.reward_source import SourceTerms
 from guerdon.rl.run import run_folder
 from guerdon.settings.study import Study
-from guerdon.types import Failure, Rollout
+from guerdon.types import Failure, Rollout, last_valid
 from scripted import LETTERS, SHAPE, Scripted
 
 SUMS = "0123456789+-*=?;"

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from guerdon.config import load, to_plain, validate
 from guerdon.errors import ConfigError
-from guerdon.rl.control_sources import ControlReward
-from guerdon.rl.reward_source import SourceTerms
+from guerdon.rewards.control_sources import ControlReward
+from guerdon.rewards.source import SourceTerms
 from guerdon.serve.client import AsyncRewardClient, RewardClient, load_remote
 from guerdon.settings.remote import RemoteSettings, remote_at
 from guerdon.settings.reward import RewardSettings, SourceSettings
@@ -196,7 +196,7 @@ class Never:
 
 @given(st.floats(0, 1))
 def test_the_guides_threshold_counts_equality_as_success_and_ours_does_not(threshold):
-    from guerdon.rl.shaping import threshold_reward
+    from guerdon.rewards.shaping import threshold_reward
 
     for key, at_threshold in (("success_threshold", 1.0), ("reward_threshold", 0.0)):
         settings = source(**{key: threshold})

@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from guerdon.config import to_plain, validate
 from guerdon.errors import ConfigError
+from guerdon.plan.estimate import estimate
 from guerdon.rl.run import run
 from guerdon.settings.algorithm import ControlAlgorithmSettings, TextAlgorithmSettings
-from guerdon.settings.estimate import estimate
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from guerdon.settings.estimate import estimate
+from guerdon.plan.estimate import estimate
 from guerdon.settings.study import Study
 from guerdon.settings.world import GymnasiumSettings, MetaWorldSettings
 from guerdon.worlds.build import build_world

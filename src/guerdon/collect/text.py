@@ -43,11 +43,11 @@ from guerdon.policies.tokens import (
 )
 from guerdon.settings.data import DataSettings
 from guerdon.settings.text_policy import GenerationSettings, TextPolicySettings
-from guerdon.types import BoolArray, Failure, IntArray, Message, Metrics, Rollout
-from guerdon.worlds.prompt_files import load_prompts
-from guerdon.worlds.prompts import Prompt, PromptStream, insert_system_prompt
-from guerdon.worlds.reasoning import family_of, is_generated
-from guerdon.worlds.verifier import Verifier, outcome, verifier_from
+from guerdon.tasks.prompt_files import load_prompts
+from guerdon.tasks.prompts import Prompt, PromptStream, insert_system_prompt
+from guerdon.tasks.reasoning import family_of, is_generated
+from guerdon.tasks.verifier import Verifier, outcome, verifier_from
+from guerdon.types import BoolArray, Failure, IntArray, Message, Metrics, Rollout, last_valid
 
 MOST_DRAWS = 50  # of prompts for one rollout, before the filter is declared too narrow
 DEFAULT_SEPARATOR = "\n"
@@ -317,7 +317,7 @@ class Sampler:
         outcomes_B = np.array([0.0 if isinstance(f, Failure) else f for f in found], dtype=np.float32)
         failed = np.zeros(batch.mask_B_T.shape, dtype=np.bool_)
         failed[[row for row, _, _ in failures]] = True
-        last = np.arange(batch.mask_B_T.shape[1]) == batch.lengths_B[:, None] - 1
+        last = last_valid(np.asarray(batch.mask_B_T))
         return Rollout(
             inputs=Responses(batch, prompts, tuple(texts), self.tokenizer),
             log_probs=made.log_probs_B_T,

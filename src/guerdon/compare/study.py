@@ -25,12 +25,12 @@ from guerdon.devices import names_gpu, names_one_of_several, visible_gpus
 from guerdon.durations import duration
 from guerdon.errors import ConfigError, GuerdonError, JobError, MissingDependencyError
 from guerdon.folder_lock import held
+from guerdon.plan.estimate import EVALUATION, estimate, total_bytes, total_seconds
 from guerdon.progress import ProgressBar
-from guerdon.rl.reward_warnings import harm_warnings
+from guerdon.rewards.warnings import harm_warnings
 from guerdon.secrets import hide
 from guerdon.settings.base import Settings
 from guerdon.settings.data import DataSettings
-from guerdon.settings.estimate import EVALUATION, estimate, total_bytes, total_seconds
 from guerdon.settings.study import Study
 from guerdon.worlds.build import check_success_reported, check_tasks
 
@@ -73,8 +73,8 @@ class StudyPlan:
         from guerdon.collect.collect import check_collect
         from guerdon.rl.build_control import check_control
         from guerdon.rl.build_text import check_text
+        from guerdon.tasks.prompt_files import check_prompts
         from guerdon.train.dry_run import check_data
-        from guerdon.worlds.prompt_files import check_prompts
 
         prompts: dict[str, DataSettings] = {}
         runs: dict[str, Study] = {}  # one of each set with equal values in everything that is checked

@@ -27,11 +27,11 @@ from guerdon.errors import DataError
 from guerdon.evaluate.intervals import Float64, Interval, bootstrap_ci, mean, widen_at_edge
 from guerdon.evaluate.scores import AGGREGATIONS, failure_counts, paired, solution_value
 from guerdon.settings.evaluate import Aggregation
+from guerdon.tasks.answer_text import normalized
+from guerdon.tasks.prompts import Prompt
+from guerdon.tasks.quantities import same_number
+from guerdon.tasks.verifier import Verifier
 from guerdon.types import Failure, Score
-from guerdon.worlds.answer_text import normalized
-from guerdon.worlds.prompts import Prompt
-from guerdon.worlds.quantities import same_number
-from guerdon.worlds.verifier import Verifier
 
 MOST_EXACT = 64  # samples up to which majority is counted out; above, random subsets
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -187,3 +188,8 @@ def baselines(prevalence: float) -> dict[str, float]:
         "brier": prevalence * (1 - prevalence),
         "ece": 0.0,
     }
+
+
+def correlation(a_E: NDArray[Any], b_E: NDArray[Any]) -> float | None:
+    """Pearson's r of a run's log; None where either does not vary or there are fewer than three episodes."""
+    return None if len(a_E) < 3 or a_E.std() == 0 or b_E.std() == 0 else float(np.corrcoef(a_E, b_E)[0, 1])

@@ -17,8 +17,8 @@ import numpy as np
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError
 from guerdon.settings.data import TaskSettings
-from guerdon.worlds.prompts import Prompt
-from guerdon.worlds.reasoning import TaskFamily, family_of, step_truth, task_family
+from guerdon.tasks.prompts import Prompt
+from guerdon.tasks.reasoning import TaskFamily, family_of, step_truth, task_family
 
 STREAM = 0x62656E6368
 _TRIES_PER_PROBLEM = 50

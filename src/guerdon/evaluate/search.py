@@ -37,11 +37,11 @@ from guerdon.policies.tokens import prompt_ids, response_ids, response_texts, se
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.label import Splitter
 from guerdon.settings.study import Study
+from guerdon.tasks.prompt_files import load_prompts
+from guerdon.tasks.prompts import Prompt, insert_system_prompt
+from guerdon.tasks.reasoning import is_generated
+from guerdon.tasks.verifier import verifier_from
 from guerdon.types import Failure, IntArray, RewardModel
-from guerdon.worlds.prompt_files import load_prompts
-from guerdon.worlds.prompts import Prompt, insert_system_prompt
-from guerdon.worlds.reasoning import is_generated
-from guerdon.worlds.verifier import verifier_from
 
 MOST_ROUNDS = 40
 

@@ -38,12 +38,12 @@ from guerdon.progress import ProgressBar
 from guerdon.settings.data import DataSettings
 from guerdon.settings.search import SearchSettings
 from guerdon.settings.study import Study
+from guerdon.tasks.answers import final_answer
+from guerdon.tasks.prompt_files import load_prompts, prompted, read_prompts
+from guerdon.tasks.prompts import Prompt, question_hash, shared_system_prompt
+from guerdon.tasks.reasoning import family_of, is_generated
+from guerdon.tasks.verifier import OwnVerifier, Verifier, VerifierResult, outcome, verifier_from
 from guerdon.types import Failure, RewardModel
-from guerdon.worlds.answers import final_answer
-from guerdon.worlds.prompt_files import load_prompts, prompted, read_prompts
-from guerdon.worlds.prompts import Prompt, question_hash, shared_system_prompt
-from guerdon.worlds.reasoning import family_of, is_generated
-from guerdon.worlds.verifier import OwnVerifier, Verifier, VerifierResult, outcome, verifier_from
 
 FIRST_LOOK = 20  # measurements; fewer count as so many while a search goes on
 BLANK_LINE = "\n\n"

@@ -48,9 +48,9 @@ from guerdon.settings.data import DataSettings
 from guerdon.settings.evaluate import EvaluateTextSettings, GeneratedBenchSettings, ThirdPartySettings, judged_names
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.study import Study
+from guerdon.tasks.prompt_files import load_prompts
+from guerdon.tasks.prompts import conversation_hash
 from guerdon.types import Failure, RewardModel, Score
-from guerdon.worlds.prompt_files import load_prompts
-from guerdon.worlds.prompts import conversation_hash
 
 
 def evaluate_text(

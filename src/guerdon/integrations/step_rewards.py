@@ -1,7 +1,7 @@
 """Rewards of copies of an environment, one step at a time, for libraries that own the stepping loop.
 
 Shaping, thresholds, the baseline of each episode and the treatment of failures are those of a run's reward source
-(`guerdon.rl.control_sources.ControlReward`): every step is a rollout of length one. The wrappers of Gymnasium and
+(`guerdon.rewards.control_sources.ControlReward`): every step is a rollout of length one. The wrappers of Gymnasium and
 Stable-Baselines3 only say what happened.
 
     rewards = StepRewards(model, num_envs=2, reward_mode="per_step", shaping="relative")
@@ -24,8 +24,8 @@ from guerdon.errors import ConfigError, DataError, RewardFailure
 from guerdon.integrations.retries import RetriedModel
 from guerdon.models.image import ImageRewardModel
 from guerdon.models.load import load_source_model
-from guerdon.rl.control_sources import ControlReward
-from guerdon.rl.reward_source import SourceTerms
+from guerdon.rewards.control_sources import ControlReward
+from guerdon.rewards.source import SourceTerms
 from guerdon.settings.reward import SourceSettings
 from guerdon.types import BoolArray, ByteArray, FloatArray, RewardModel, Segment
 from guerdon.worlds.transition import NO_STATE

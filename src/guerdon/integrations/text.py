@@ -22,18 +22,29 @@ from guerdon.errors import ConfigError, DataError, RewardFailure
 from guerdon.evaluate.scores import score_episodes, solution_value
 from guerdon.labels.step_splitters import split
 from guerdon.policies.tokens import pad_id, response_texts, token_batch
-from guerdon.rl.advantages import last_valid
-from guerdon.rl.failures import refuse_failures
+from guerdon.rewards.failures import refuse_failures
+from guerdon.rewards.source import SourceTerms, response_rewards
+from guerdon.rewards.text_sources import TextReward
 from guerdon.rl.learner import source_advantages
-from guerdon.rl.reward_source import SourceTerms, response_rewards
-from guerdon.rl.text_sources import TextReward
 from guerdon.serve.wire_text import CutError, as_conversation, cutting, without_end
 from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.label import Splitter
 from guerdon.settings.reward import SourceSettings
-from guerdon.types import Advantages, BoolArray, Episode, Failure, IntArray, RewardModel, Rewards, Rollout, Score, Tool
-from guerdon.worlds.prompts import Prompt
+from guerdon.tasks.prompts import Prompt
+from guerdon.types import (
+    Advantages,
+    BoolArray,
+    Episode,
+    Failure,
+    IntArray,
+    RewardModel,
+    Rewards,
+    Rollout,
+    Score,
+    Tool,
+    last_valid,
+)
 
 ESTIMATOR_KEYS = frozenset({"adv_estimator", "rloo_form", "normalize_advantages", "estimator_params"})
 
@@ -261,7 +272,7 @@ def rollout_of(
     )
     mask = batch.mask_B_T
     zeros, no = np.zeros(mask.shape, dtype=np.float32), np.zeros(mask.shape, dtype=np.bool_)
-    last = np.arange(mask.shape[1]) == batch.lengths_B[:, None] - 1
+    last = last_valid(mask)
     given: Sequence[Any] = [None] * len(prompts) if tools is None else tools
     asked = tuple(as_prompt(p, id=str(n), tools=t) for n, (p, t) in enumerate(zip(prompts, given, strict=True)))
     return Rollout(

@@ -23,8 +23,8 @@ from guerdon.collect.text import Responses, TextRollout
 from guerdon.errors import ConfigError
 from guerdon.integrations.text import TextScorer, checked_algorithm, or_none, outcome_rewards, rollout_of
 from guerdon.integrations.text import token_advantages as advantages_of
+from guerdon.rewards.source import RewardSource, SourceTerms, response_rewards
 from guerdon.rl.learner import KL
-from guerdon.rl.reward_source import RewardSource, SourceTerms, response_rewards
 from guerdon.types import Failure, Rewards
 
 RewardFunction = Callable[..., list[float | None]]

@@ -22,7 +22,7 @@ from guerdon.call_queue import in_thread
 from guerdon.collect.text import Responses
 from guerdon.errors import ConfigError, DataError
 from guerdon.integrations.text import TextScorer, outcome_rewards, rollout_of, token_advantages
-from guerdon.rl.reward_source import RewardSource, SourceTerms
+from guerdon.rewards.source import RewardSource, SourceTerms
 from guerdon.types import Rewards
 
 

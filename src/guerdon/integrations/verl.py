@@ -37,10 +37,10 @@ from guerdon.integrations.text import (
 )
 from guerdon.policies.pretrained import read_tokenizer
 from guerdon.policies.text import TextPolicy
+from guerdon.rewards.prime import PrimeReward
+from guerdon.rewards.source import RewardSource, SourceTerms, response_rewards
 from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, named_estimator
 from guerdon.rl.learner import KL
-from guerdon.rl.prime import PrimeReward
-from guerdon.rl.reward_source import RewardSource, SourceTerms, response_rewards
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import PrimeModelSettings
 from guerdon.types import Failure, Metrics, Rewards

@@ -33,11 +33,11 @@ from guerdon.progress import ProgressBar
 from guerdon.proportion import wilson_bounds
 from guerdon.settings.data import DataSettings
 from guerdon.settings.label import LabelSettings, MiningSettings, Splitter
+from guerdon.tasks.prompt_files import prompted
+from guerdon.tasks.prompts import Prompt, conversation_hash
+from guerdon.tasks.reasoning import family_of, is_generated
+from guerdon.tasks.verifier import Verifier, outcome
 from guerdon.types import Failure
-from guerdon.worlds.prompt_files import prompted
-from guerdon.worlds.prompts import Prompt, conversation_hash
-from guerdon.worlds.reasoning import family_of, is_generated
-from guerdon.worlds.verifier import Verifier, outcome
 
 MINED_AT_A_TIME = 64  # questions
 FIRST_LOOK = 20  # answers after which failures are counted

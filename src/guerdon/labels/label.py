@@ -43,10 +43,10 @@ from guerdon.settings.data import DataSettings, GeneratedDataSettings
 from guerdon.settings.label import JUDGED, JUDGES, LABELERS, LabelSettings, LocalJudgeSettings, OwnJudgeSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
+from guerdon.tasks.prompt_files import check_here, load_prompts
+from guerdon.tasks.prompts import Prompt
+from guerdon.tasks.verifier import verifier_from
 from guerdon.types import Failure
-from guerdon.worlds.prompt_files import check_here, load_prompts
-from guerdon.worlds.prompts import Prompt
-from guerdon.worlds.verifier import verifier_from
 
 QUESTIONS_AT_A_TIME = 16  # sent to the judge's model where there is a budget
 

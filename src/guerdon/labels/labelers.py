@@ -27,10 +27,10 @@ from guerdon.errors import DataError
 from guerdon.labels.completions import Completer, CompletionRequest, SamplingParams
 from guerdon.policies.tokens import prompt_ids, response_ids
 from guerdon.settings.data import DataSettings
+from guerdon.tasks.prompts import Prompt
+from guerdon.tasks.reasoning import is_generated, step_truth
+from guerdon.tasks.verifier import Verifier, outcome
 from guerdon.types import Failure
-from guerdon.worlds.prompts import Prompt
-from guerdon.worlds.reasoning import is_generated, step_truth
-from guerdon.worlds.verifier import Verifier, outcome
 
 NO_CONSENSUS = "no_consensus"  # two labelers disagree: left out on purpose, not a failed measurement
 MIN_CHECKED = 0.5  # share of the completions of a step whose answers can be checked

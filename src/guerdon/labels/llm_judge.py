@@ -25,8 +25,8 @@ from guerdon.labels.llm_client import LLMClient, LLMReply, LLMRequest
 from guerdon.replies import json_objects
 from guerdon.settings.data import DataSettings
 from guerdon.settings.label import HttpJudgeSettings, JudgeSettings
+from guerdon.tasks.prompts import Prompt
 from guerdon.types import Failure, Message, Tool
-from guerdon.worlds.prompts import Prompt
 
 SYSTEM = (
     "You check solutions step by step. For each step decide whether it is right: it must follow from the question and "

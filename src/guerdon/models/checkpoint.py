@@ -99,3 +99,9 @@ def load_adam(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], p
             whole = value.shape != like.shape or distributed.peers() > 1  # among several, the optimiser lays it out
             state.setdefault(int(index), {})[slot] = value.clone() if whole else torch.empty_like(like).copy_(value)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names start with `prefix.`, without it."""
+    start = f"{prefix}."
+    return {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}

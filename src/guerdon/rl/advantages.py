@@ -27,7 +27,7 @@ import numpy as np
 
 from guerdon.errors import ConfigError, DataError
 from guerdon.settings.algorithm import ESTIMATORS, AlgorithmSettings, estimator_info
-from guerdon.types import Advantages, BoolArray, IntArray
+from guerdon.types import Advantages, BoolArray, IntArray, last_valid
 
 LeaveOneOut = Literal["paper", "prime_compat"]
 Credit = Literal["dense", "episode"]
@@ -275,12 +275,6 @@ def estimate_advantages(
 
 
 # Parts of the estimators.
-
-
-def last_valid(mask_B_T: BoolArray) -> BoolArray:
-    """(B, T) bool, True at the last valid step of each row that has one."""
-    later = np.cumsum(mask_B_T[:, ::-1], axis=1)[:, ::-1]
-    return np.asarray(mask_B_T & (later == 1))
 
 
 def paid_means(rewards_B_T: np.ndarray, paid_B_T: BoolArray) -> np.ndarray:

@@ -24,21 +24,21 @@ from guerdon.models.load import load_source_model
 from guerdon.models.vlm_prm import log_loading
 from guerdon.policies.control import save_policy, start_from_policy
 from guerdon.policies.robot import RobotPolicy
-from guerdon.rl.control_sources import LOGGED_AS_PRM, ControlReward
+from guerdon.rewards.control_sources import LOGGED_AS_PRM, ControlReward
+from guerdon.rewards.refit import RefittedReward, online_model
+from guerdon.rewards.source import GroundTruth, RewardSource, SourceTerms
+from guerdon.rewards.warnings import reward_warnings
 from guerdon.rl.episode_stats import EpisodeStats, RewardScaler
 from guerdon.rl.episode_videos import EpisodeVideos
 from guerdon.rl.films import write_film
 from guerdon.rl.learner import Learner
-from guerdon.rl.optimizers import AdamW, FlatAdam, Optimizer
 from guerdon.rl.parts import Parts
-from guerdon.rl.reward_refit import RefittedReward, online_model
-from guerdon.rl.reward_source import GroundTruth, RewardSource, SourceTerms
-from guerdon.rl.reward_warnings import reward_warnings
 from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import VLMModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.vla_policy import VLAPolicySettings
+from guerdon.train.optimizers import AdamW, FlatAdam, Optimizer
 from guerdon.types import RewardModel
 from guerdon.worlds.build import first_world
 

@@ -18,25 +18,25 @@ from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.models.load import load_source_model
 from guerdon.policies.text import TextPolicy, add_policy, reference
 from guerdon.policies.text_files import check_disk, load_policy, outline, save_policy, written_bytes
+from guerdon.rewards.prime import PrimeReward
+from guerdon.rewards.source import GroundTruth, RewardSource, SourceTerms
+from guerdon.rewards.tabular import TabularReward
+from guerdon.rewards.text_sources import ExactReward, TextReward
+from guerdon.rewards.warnings import reward_warnings
 from guerdon.rl.episode_stats import EpisodeStats
 from guerdon.rl.films import write_text_film
 from guerdon.rl.learner import KL, Learner
-from guerdon.rl.optimizers import AdamW
 from guerdon.rl.parts import Parts
-from guerdon.rl.prime import PrimeReward
-from guerdon.rl.reward_source import GroundTruth, RewardSource, SourceTerms
-from guerdon.rl.reward_warnings import reward_warnings
-from guerdon.rl.tabular import TabularReward
-from guerdon.rl.text_sources import ExactReward, TextReward
 from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.data import run_prompts
 from guerdon.settings.reward import RewardSettings, SourceSettings
 from guerdon.settings.reward_models import ExactModelSettings, PrimeModelSettings, TabularModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
+from guerdon.tasks.prompt_files import check_here, load_prompts
+from guerdon.tasks.prompts import shared_system_prompt
+from guerdon.train.optimizers import AdamW
 from guerdon.types import RewardModel
-from guerdon.worlds.prompt_files import check_here, load_prompts
-from guerdon.worlds.prompts import shared_system_prompt
 
 VERIFIER = "verifier"
 FILMED_PROMPTS, FILMED_SAMPLES = 6, 4

@@ -104,9 +104,3 @@ def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             "guerdon that wrote it, or start another run from its policy (runner.resume_dir)"
         )
     return tensors, values
-
-
-def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names start with `prefix.`, without it."""
-    start = f"{prefix}."
-    return {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from guerdon.evaluate.classification import correlation
 from guerdon.policies.control import RunningMeanStd
 from guerdon.types import BoolArray, Inputs, Rewards, Rollout
 
@@ -266,13 +267,6 @@ def hacking_alarm(
     if learned is None or success is None:
         return False
     return learned > z and success < z / 2 and float(success_E[-window:].mean()) < solved
-
-
-def correlation(a_E: np.ndarray, b_E: np.ndarray) -> float | None:
-    """Pearson's r; None where either does not vary or there are fewer than three episodes."""
-    if len(a_E) < 3 or a_E.std() == 0 or b_E.std() == 0:
-        return None
-    return float(np.corrcoef(a_E, b_E)[0, 1])
 
 
 class RewardScaler:

@@ -17,8 +17,8 @@ import numpy as np
 from guerdon.atomic import write_bytes, write_json
 from guerdon.collect.text import TextRollout, generated
 from guerdon.episodes.targets import outcome_of
-from guerdon.rl.control_sources import ControlReward
-from guerdon.rl.text_steps import true_steps
+from guerdon.rewards.control_sources import ControlReward
+from guerdon.rewards.text_steps import true_steps
 from guerdon.types import Episode, FloatArray, Rewards, Segment
 
 

@@ -20,6 +20,9 @@ from torch import Tensor
 from guerdon import distributed
 from guerdon.errors import CheckpointError
 from guerdon.generators import LEARNING, generator
+from guerdon.models.checkpoint import under
+from guerdon.rewards.share_weight import ShareWeight, observe_shares
+from guerdon.rewards.source import SourceTerms
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.advantages import (
     SourceRewards,
@@ -33,12 +36,10 @@ from guerdon.rl.advantages import (
 from guerdon.rl.auxiliary import auxiliary_targets
 from guerdon.rl.chunks import decision_rows, per_decision
 from guerdon.rl.episode_stats import RewardScaler
-from guerdon.rl.optimizers import Optimizer
-from guerdon.rl.reward_source import SourceTerms
-from guerdon.rl.share_weight import ShareWeight, observe_shares
 from guerdon.rl.update import make_batch, steps_per_update, update_policy
 from guerdon.schedules import scheduled
 from guerdon.settings.algorithm import AlgorithmSettings
+from guerdon.train.optimizers import Optimizer
 from guerdon.types import Advantages, BoolArray, Collected, FloatArray, Inputs, Metrics, Policy, Rewards, Rollout
 
 KL = "kl"  # the KL from the reference as a source of reward
@@ -201,15 +202,15 @@ class Learner(Generic[Collected, Inputs]):
     @distributed.collective
     def _restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         if self.store_reference and self.reference is not None:
-            start = ckpt.under("kl_start", tensors)
+            start = under("kl_start", tensors)
             if not start:
                 raise CheckpointError(
                     "this checkpoint does not hold the policy that its run started from (runner.resume_dir), from "
                     "which algorithm.kl_coef measures: start the run anew in another folder"
                 )
             self.reference.load_tensors(start)
-        self.policy.load_tensors(ckpt.under("policy", tensors))
-        self.optimizer.load_tensors(ckpt.under("optimizer", tensors))
+        self.policy.load_tensors(under("policy", tensors))
+        self.optimizer.load_tensors(under("optimizer", tensors))
         self.rng.bit_generator.state = values["rng"]
         self.version = int(values["version"])
         if self.scaler is not None:
@@ -241,11 +242,11 @@ class Learner(Generic[Collected, Inputs]):
         sources, done = values["sources"], "policy and optimiser"
         before, auxiliary = values["learner"].get("auxiliary", []), list(self.settings.auxiliary_losses)
         same = tuple(sources) == self.heads and before == auxiliary
-        self.policy.load_tensors(ckpt.under("policy", tensors), critic=same)
+        self.policy.load_tensors(under("policy", tensors), critic=same)
         if same and self.settings.value_init_steps:  # Adam's moments would move the policy without a gradient
             done = "policy; the optimiser starts fresh, because value_init_steps trains the critic alone at first"
         elif same:
-            self.optimizer.load_tensors(ckpt.under("optimizer", tensors))
+            self.optimizer.load_tensors(under("optimizer", tensors))
         else:
             changes = (("sources of reward", list(sources), list(self.heads)), ("auxiliary losses", before, auxiliary))
             done = "policy; the critic and the optimiser start fresh, because " + " and ".join(

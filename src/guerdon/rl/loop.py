@@ -24,13 +24,14 @@ from guerdon.atomic import write_json
 from guerdon.collect.timing import timed
 from guerdon.errors import ClusterError, GuerdonError, NonFiniteError, TooManyFailuresError
 from guerdon.finite import first_non_finite
+from guerdon.models.checkpoint import under
 from guerdon.progress import ProgressBar, doing
+from guerdon.rewards.failures import EVALUATION, FailureCounter, failure_rows, refuse_failures
+from guerdon.rewards.source import GroundTruth
 from guerdon.rl import checkpoint as ckpt
-from guerdon.rl.failures import EVALUATION, FailureCounter, failure_rows, refuse_failures
 from guerdon.rl.log import RunLog, true_success
 from guerdon.rl.log_sinks import open_sinks
 from guerdon.rl.parts import Parts
-from guerdon.rl.reward_source import GroundTruth
 from guerdon.settings.study import Study
 from guerdon.types import Failure, Metrics, Rewards, Rollout
 
@@ -300,9 +301,9 @@ class Loop:
         """Return to a checkpoint; the sizes of the log files at that time."""
         tensors, values = ckpt.load_state(path)
         self.learner.restore(tensors, values["learner"])
-        self.collector.restore(ckpt.under("collector", tensors), values["collector"])
+        self.collector.restore(under("collector", tensors), values["collector"])
         for name, source in self.sources.items():
-            source.restore(ckpt.under(f"source/{name}", tensors), values[f"source/{name}"])
+            source.restore(under(f"source/{name}", tensors), values[f"source/{name}"])
         self.stats.load_state_dict(values["stats"])
         self.failures.load_state_dict(values["failures"])
         self.step, self._wall_before = int(values["step"]), float(values["wall_time"])

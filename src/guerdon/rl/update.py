@@ -21,8 +21,8 @@ from torch import Tensor
 from guerdon import distributed
 from guerdon.policies.passes import slices
 from guerdon.rl import closed_form, losses
-from guerdon.rl.optimizers import FlatAdam, Optimizer
 from guerdon.settings.algorithm import AlgorithmSettings
+from guerdon.train.optimizers import FlatAdam, Optimizer
 from guerdon.types import Advantages, BoolArray, Evaluated, Evaluates, FloatArray, Inputs, Metrics
 
 _HEAD_MASKS = ("value_mask", "auxiliary_mask")

@@ -134,7 +134,7 @@ _CHECKING = {
     "exact": {"unparsable"},
     "code": {"unparsable", "verifier_timeout", "verifier_workers"},
 }
-VERIFIERS = Registry("verifier", "guerdon.verifiers", dict.fromkeys(_CHECKING, "guerdon.worlds.verifier:Verifier"))
+VERIFIERS = Registry("verifier", "guerdon.verifiers", dict.fromkeys(_CHECKING, "guerdon.tasks.verifier:Verifier"))
 
 
 class _DataSettings(Settings):

@@ -32,11 +32,11 @@ from guerdon.policies.tokens import pad_id, prompt_ids, response_ids, token_batc
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train import SFTSettings
+from guerdon.tasks.demonstrations import demonstrate
+from guerdon.tasks.prompt_files import check_here, load_prompts
+from guerdon.tasks.prompts import insert_system_prompt
 from guerdon.train.trainer import BaseTrainer, TrainingFolder
 from guerdon.types import IntArray, Message, Tool
-from guerdon.worlds.demonstrations import demonstrate
-from guerdon.worlds.prompt_files import check_here, load_prompts
-from guerdon.worlds.prompts import insert_system_prompt
 
 Pair = tuple[Sequence[Message], str] | tuple[Sequence[Message], str, Sequence[Tool]]
 _FREE = {"save_dir", "resume", "log_every", "tensorboard", "eval_every"}  # what a resumed training may change

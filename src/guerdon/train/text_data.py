@@ -39,8 +39,8 @@ from guerdon.models.text_model import TextRewardModel
 from guerdon.progress import doing
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.train import StepwiseTrainSettings, TextTrainSettings, VerdictTrainSettings
+from guerdon.tasks.prompts import conversation_hash
 from guerdon.types import Failure, FloatArray, IntArray
-from guerdon.worlds.prompts import conversation_hash
 
 
 @dataclass(frozen=True)

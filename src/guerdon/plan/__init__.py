@@ -1,0 +1,1 @@
+"""What a study will take: calls, tokens, dollars, memory, disk and time."""

@@ -1,0 +1,431 @@
+"""Reward sources of control policies: reward models that score observed rows of episodes.
+
+A `ControlReward` remembers, for each stream, the last value of its open episode, so that rewards telescope across
+rollouts and nothing reaches the next episode; where whole episodes are scored, it remembers their frames. A failed
+measurement marks its step; no number takes its place, unless `fallback: native` asks for true success by name, and it
+counts as failed then too. A model that is refitted during the run is a `guerdon.rewards.refit.RefittedReward`.
+
+    source = ControlReward(SourceTerms("rm"), model, settings, num_envs=8)
+    rewards = source.measure(rollout)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from guerdon.collect.observed_frames import SeenRows
+from guerdon.errors import ConfigError
+from guerdon.models.checkpoint import under
+from guerdon.models.vlm_prm import log_computed, log_weighted
+from guerdon.policies.robot import ControlInputs
+from guerdon.rewards import shaping
+from guerdon.rewards.frame_cache import FrameCache
+from guerdon.rewards.score_ahead import Asked, ScoresAhead
+from guerdon.rewards.source import ModelReward, RawRow, SourceTerms, raw_scores
+from guerdon.settings.reward import SourceSettings
+from guerdon.types import (
+    BoolArray,
+    Episode,
+    Failure,
+    FloatArray,
+    IntArray,
+    Observes,
+    RewardModel,
+    Rewards,
+    Rollout,
+    Score,
+    Segment,
+)
+
+LOGGED_AS_PRM = ("QwenProcessRM", "DummyRM")  # the VLA guide's names of models, which come with its log lines
+
+
+@dataclass
+class Carry:
+    """What the open episode of a stream leaves for the next rollout."""
+
+    previous: float | None = None
+    streak: int = 0
+    paid: bool = False
+
+
+class ControlReward(ModelReward[ControlInputs]):
+    """One entry of `reward.sources`.
+
+    Args:
+        terms: how it counts.
+        model: scores frames or whole episodes.
+        settings: how its values become rewards.
+        num_envs: streams of a rollout.
+        rng: of the cache; None: one with a fixed seed.
+
+    Attributes:
+        carries: of each stream.
+        cache: measured values of earlier frames; None: every frame is scored.
+        ahead: scores of what `score_ahead` was given.
+
+    Raises:
+        ConfigError: the model cannot give the values that the settings ask for.
+    """
+
+    def __init__(
+        self,
+        terms: SourceTerms,
+        model: RewardModel,
+        settings: SourceSettings,
+        *,
+        num_envs: int,
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        super().__init__(terms, model, settings)
+        self._num_envs = num_envs
+        drawn = np.random.default_rng(0) if rng is None else rng
+        self.cache = None if settings.cache is None else FrameCache(settings.cache, drawn)
+        self.ahead = ScoresAhead(self._score)
+        self._under_way: dict[
+            tuple[int, int], list[tuple[IntArray, NDArray[Any]]]
+        ] = {}  # seen for `score_ahead` before their end
+        self._check()
+        self.reset_streams()
+
+    @property
+    def _whole(self) -> bool:
+        """Whether an episode is scored once, at its end, from all that was observed of it."""
+        return self.settings.reward_mode == "episode"
+
+    @property
+    def observes(self) -> Observes:
+        """The rows it looks at; the first moment is the baseline of a change, or the start of a video."""
+        return Observes(
+            every=self.settings.score_every if self.settings.reward_mode in ("per_step", "episode") else 0,
+            first=self._whole or self.settings.shaping in ("relative", "potential"),
+            frames=bool(self.model.info.frames_needed),
+        )
+
+    def return_range(self, steps: int) -> tuple[float, float] | None:
+        """Smallest and largest sum of its rewards in an episode of at most so many steps; None where it is unknown."""
+        s, (low, high) = self.settings, self.model.info.range
+        scored = -(-steps // s.score_every) if s.reward_mode == "per_step" else 1
+        match s.shaping:
+            case "threshold":
+                low, high = sorted((s.success_reward, s.effective_fail_reward))
+            case "bonus":  # once, or never
+                low, high, scored = min(s.success_reward, 0.0), max(s.success_reward, 0.0), 1
+            case "log_odds":
+                low, high = -shaping.MAX_LOG_ODDS, shaping.MAX_LOG_ODDS
+            case "relative":  # the sum telescopes
+                low, high, scored = low - high, high - low, 1
+            case "potential":
+                return None
+        ends = sorted(s.reward_coef * number * value for value in (low, high) for number in (1, scored))
+        return ends[0], ends[-1]
+
+    # Rewards.
+
+    def score_ahead(self, observed: Sequence[SeenRows]) -> None:
+        """Begin to score what was observed of a rollout that is not over: frames, or episodes that have ended."""
+        asked: list[Asked] = []
+        for part in observed:
+            chosen = self.observes.selects(part.rows_F, part.last_F)
+            rows, seen = part.rows_F[chosen], self.seen(part)[chosen]
+            if not self._framewise:
+                parts = self._under_way.setdefault((part.stream, part.number), [])
+                parts.append((rows, seen))
+                if not part.last_F.any():
+                    continue
+                rows, seen = (np.concatenate(column) for column in zip(*parts, strict=True))
+                if self._whole and rows[0] != 0:
+                    seen = np.stack([*self._frames[part.stream], *seen])
+            asked += self._asked(part.stream, part.number, part.task, rows, seen)
+        self.ahead.ask(asked)
+
+    def measure(self, rollout: Rollout[ControlInputs], *, learn: bool = True) -> Rewards:
+        """Score all segments and turn the values into rewards.
+
+        The model is called once, for what `score_ahead` did not ask for.
+        """
+        return self.rewards_of(rollout.segments, rollout.mask.shape)
+
+    def rewards_of(self, segments: Sequence[Segment], shape: tuple[int, ...]) -> Rewards:
+        """What is paid for these stretches of episodes, in order of time within each stream.
+
+        Args:
+            segments: their observed rows.
+            shape: (B, T) of the rollout that they are part of; T is 1 where an environment asks step by step.
+        """
+        rewards = np.zeros(shape, dtype=np.float32)
+        failed = np.zeros(shape, dtype=np.bool_)
+        failures: list[tuple[int, int, Failure]] = []
+        found: list[RawRow] = []
+        begins: list[bool] = []  # first moments of episodes, to which no action led
+        measured = 0
+        for segment, rows, scores, reused in self._scores(segments):
+            values_R, missing_R = self._values(segment, rows, scores)
+            moments = [(segment.stream, int(step)) for step in segment.steps_F[rows]]
+            measured += len(moments) - int(reused.sum())
+            failures += [(*moment, why) for moment, why in zip(moments, missing_R, strict=True) if why is not None]
+            facts = zip(moments, values_R, segment.last_F[rows], reused, strict=True)
+            found += [RawRow(*m, float(v), bool(last), bool(hit)) for m, v, last, hit in facts if np.isfinite(v)]
+            begins += (segment.rows_F[rows][np.isfinite(values_R)] == 0).tolist()
+            self._shape(segment, rows, values_R, rewards[segment.stream], failed[segment.stream])
+        rewards[failed] = 0.0
+        paid = Rewards(
+            rewards * np.float32(self.settings.reward_coef),
+            failed,
+            failures=tuple(failures),
+            measured=measured,
+            scores=raw_scores(found, self.threshold),
+            metrics={} if self.cache is None else self.cache.metrics,
+        )
+        if self.settings.model.model_type in LOGGED_AS_PRM:
+            _log_as_prm(paid, np.array(begins, dtype=np.bool_), self.terms.weight(0.0))
+        return paid
+
+    def _score(self, episodes: Sequence[Episode]) -> list[Score]:
+        """The model's scores; a bound method, not a lambda, so that a source can be pickled."""
+        return self.model.score(episodes)
+
+    def _scores(self, segments: Sequence[Segment]) -> list[tuple[Segment, list[int], list[Score], BoolArray]]:
+        """Of every segment the rows that are scored, their scores, and (R,) which are values of other frames.
+
+        There is one score for each row, or one for all of them: a model of single frames gets each as an episode of its
+        own, so that a failure is of one frame.
+        """
+        observes = self.observes
+        chosen = [np.flatnonzero(observes.selects(s.rows_F, s.last_F)).tolist() for s in segments]
+        frames = [self.seen(segment)[rows] for segment, rows in zip(segments, chosen, strict=True)]
+        if self._whole:
+            frames = [self._whole_episode(*one) for one in zip(segments, chosen, frames, strict=True)]
+        parts = [
+            self._asked(one.stream, one.number, one.task, one.rows_F[rows], stack) if len(stack) else []
+            for one, rows, stack in zip(segments, chosen, frames, strict=True)
+        ]
+        if self._whole:
+            chosen = [rows[-1:] if own else [] for rows, own in zip(chosen, parts, strict=True)]
+        asked = [one for own in parts for one in own]
+        episodes = [episode for _, episode in asked]
+        reused = np.zeros(len(episodes), dtype=np.bool_)
+        if self.cache is not None:
+            measured, reused = self.cache.score(episodes, self.model.score)
+        else:
+            measured = self.ahead.take(asked)
+            self._under_way.clear()
+        scores, hits = iter(measured), iter(reused)
+        return [
+            (
+                segment,
+                rows,
+                [next(scores) for _ in own],
+                np.array([next(hits) for _ in rows] if self._framewise else [False] * len(rows), dtype=np.bool_),
+            )
+            for segment, rows, own in zip(segments, chosen, parts, strict=True)
+        ]
+
+    def seen(self, part: Segment | SeenRows) -> NDArray[Any]:
+        """What the model looks at in these rows: (F, H, W, 3) frames, or (F, S) states where it looks at states."""
+        return part.states_F if self.model.info.modality == "state" else part.frames_F
+
+    def _asked(self, stream: int, number: int | None, task: str, rows_F: IntArray, seen: NDArray[Any]) -> list[Asked]:
+        """What the model is asked about these frames or states: each by itself, or all as one episode."""
+        rows, name = rows_F.tolist(), f"{stream}-{number}"
+        if not self._framewise:
+            states = self.model.info.modality == "state"
+            shown = Episode(id=name, task=task, frames=None if states else seen, states=seen if states else None)
+            return [((stream, number, tuple(rows)), shown)]
+        return [
+            ((stream, number, (row,)), Episode(id=name, task=task, frames=seen[i : i + 1]))
+            for i, row in enumerate(rows)
+        ]
+
+    @property
+    def _framewise(self) -> bool:
+        """Whether frames are scored one by one, because the model looks at one at a time."""
+        info = self.model.info
+        return not self._whole and info.modality == "image" and info.frames_needed == 1
+
+    def _whole_episode(self, segment: Segment, rows: list[int], frames: NDArray[Any]) -> NDArray[Any]:
+        """All frames or states of an episode that ended with a scored row; of another none, they are kept for later."""
+        if len(segment) and segment.rows_F[0] == 0:
+            self._frames[segment.stream] = []
+        kept = self._frames[segment.stream]
+        kept += list(frames)
+        if segment.finished:
+            self._frames[segment.stream] = []
+        return np.stack(kept) if segment.finished and rows and segment.last_F[rows[-1]] else frames[:0]
+
+    def _values(
+        self, segment: Segment, rows: list[int], scores: list[Score]
+    ) -> tuple[NDArray[np.float64], list[Failure | None]]:
+        """(R,) a value per scored row, NaN where it is missing, and R reasons why it is.
+
+        With `fallback: native` true success takes the place of a failed one where it is known.
+        """
+        missing = Failure("no_steps", "the model gives no value per row")
+        if self._whole:
+            missing = Failure("no_total", "the model gives no value for a whole episode")
+        values: list[float] = []
+        reasons: list[Failure | None] = []
+        groups = [[row] for row in rows] if len(scores) == len(rows) else [rows]
+        for score, group in zip(scores, groups, strict=True):
+            given = score.total if self._whole else score.steps
+            if given is not None:
+                values += np.atleast_1d(np.asarray(given, dtype=np.float64)).tolist()
+                reasons += [None] * len(group)
+                continue
+            success = [segment.success_F[n] if self.settings.native_fallback else None for n in group]
+            values += [np.nan if known is None else float(known) for known in success]
+            reasons += [score.failure or missing] * len(group)
+        return np.array(values, dtype=np.float64), reasons
+
+    def _shape(
+        self,
+        segment: Segment,
+        rows: list[int],
+        values_R: NDArray[np.float64],
+        rewards_T: FloatArray,
+        failed_T: BoolArray,
+    ) -> None:
+        """Write the rewards of one segment and update the stream's carry."""
+        if segment.lost:
+            self.carries[segment.stream] = Carry()
+            return
+        if len(segment) and segment.rows_F[0] == 0:
+            self.carries[segment.stream] = Carry()
+        carry = self.carries[segment.stream]
+        steps_R, known_R, first_R = segment.steps_F[rows], np.isfinite(values_R), segment.rows_F[rows] == 0
+        if (first_R & known_R).any():
+            carry.previous = float(values_R[0])
+        failed_T[steps_R[~known_R & ~first_R]] = True
+        steps, values = steps_R[known_R & ~first_R], values_R[known_R & ~first_R]
+        if self.settings.shaping == "potential":
+            self._shape_potential(segment, carry, steps, values, rewards_T, failed_T)
+        elif len(values):
+            if self.settings.shaping == "relative" and carry.previous is None:  # the baseline failed: the next is one
+                failed_T[steps[0]] = True
+                carry.previous, steps, values = float(values[0]), steps[1:], values[1:]
+            rewards_T[steps] = self._shaped(carry, values)
+        if segment.finished:
+            self.carries[segment.stream] = Carry()
+
+    def _shaped(self, carry: Carry, values: NDArray[np.float64]) -> np.ndarray:
+        """Rewards of scored rows alone."""
+        s = self.settings
+        match s.shaping:
+            case "threshold":
+                return self.thresholded(values)
+            case "bonus":
+                rewards, carry.streak, carry.paid = shaping.confirmed_bonus(
+                    values,
+                    threshold=self.threshold,
+                    frames=s.confirm_frames,
+                    bonus=s.success_reward,
+                    streak=carry.streak,
+                    paid=carry.paid,
+                )
+                return rewards
+            case "log_odds":
+                return shaping.log_odds_reward(values)
+            case "relative" if len(values) and carry.previous is not None:
+                previous, carry.previous = carry.previous, float(values[-1])
+                return shaping.relative_reward(values, previous=previous)
+            case _:
+                return values
+
+    def _shape_potential(
+        self,
+        segment: Segment,
+        carry: Carry,
+        steps: IntArray,
+        values: NDArray[np.float64],
+        rewards_T: FloatArray,
+        failed_T: BoolArray,
+    ) -> None:
+        """Rewards at every step of the segment: the potential is held between scored rows.
+
+        Until a first value is known, the potential is not, and those steps fail.
+        """
+        if segment.end < segment.start:
+            return
+        inside = slice(segment.start, segment.end + 1)
+        before = np.nan if carry.previous is None else carry.previous
+        held = np.full(segment.end - segment.start + 1, before)
+        for step, value in zip(steps, values, strict=True):
+            held[step - segment.start :] = value
+        shaped = shaping.potential_reward(held, previous=before, gamma=self.terms.gamma, terminated=segment.terminated)
+        unknown = np.isnan(shaped)
+        rewards_T[inside] = np.where(unknown, 0.0, shaped)
+        failed_T[inside] |= unknown
+        carry.previous = None if np.isnan(held[-1]) else float(held[-1])
+
+    # State.
+
+    def close(self) -> None:
+        """Stop scoring."""
+        self.ahead.close()
+
+    def reset_streams(self) -> None:
+        """Drop the open episodes: the world begins new ones."""
+        self.carries = [Carry() for _ in range(self._num_envs)]
+        self._frames: list[list[NDArray[Any]]] = [[] for _ in range(self._num_envs)]
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What open episodes leave for the next rollout."""
+        tensors = {f"frames.{i}": torch.from_numpy(np.stack(kept)) for i, kept in enumerate(self._frames) if kept}
+        values: dict[str, Any] = {"carries": [vars(carry).copy() for carry in self.carries]}
+        if self.cache is not None:
+            kept, values["cache"] = self.cache.state()
+            tensors |= {f"cache.{name}": tensor for name, tensor in kept.items()}
+        return tensors, values
+
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Return to a stored state."""
+        self.carries = [Carry(**carry) for carry in values["carries"]]
+        if self.cache is not None:
+            self.cache.restore(under("cache", tensors), values["cache"])
+        frames = under("frames", tensors)
+        self._frames = [list(frames[str(i)].numpy()) if str(i) in frames else [] for i in range(self._num_envs)]
+
+    def _check(self) -> None:
+        """The settings fit what the model measures."""
+        info, s, where = self.model.info, self.settings, f"reward.sources.{self.name}"
+        if info.granularity == "total" and s.reward_mode != "episode":
+            raise ConfigError(
+                f"{where}: the model {info.name!r} judges whole episodes, so it needs reward_mode: episode"
+            )
+        if s.cache is not None and not self._framewise:
+            raise ConfigError(
+                f"{where}: cache keeps the values of single frames, and {info.name!r} does not look at single frames"
+            )
+        if info.modality == "text":
+            raise ConfigError(f"{where}: the model {info.name!r} judges text, not frames")
+        if s.native_fallback and (info.range[0] < 0 or info.range[1] > 1):
+            raise ConfigError(
+                f"{where}: fallback native gives 0 or 1, and the values of {info.name!r} are from "
+                f"{info.range[0]:g} to {info.range[1]:g}"
+            )
+        if s.shaping == "log_odds" and (info.range[0] < 0 or info.range[1] > 1):
+            raise ConfigError(
+                f"{where}: shaping log_odds is of probabilities, and the values of {info.name!r} are from "
+                f"{info.range[0]:g} to {info.range[1]:g}"
+            )
+        if s.shaping == "bonus" and info.success_threshold is None and s.reward_threshold is None:
+            raise ConfigError(
+                f"{where}: shaping bonus needs a threshold; this model stores none, so set reward_threshold"
+            )
+
+
+def _log_as_prm(rewards: Rewards, begins_N: BoolArray, weight: float) -> None:
+    """The VLA guide's two log lines: what was measured after the actions of a rollout, and what of it is paid."""
+    scores = rewards.scores
+    if scores is None or begins_N.all():
+        return
+    log_computed(scores.values_N[~begins_N].tolist())
+    rows, steps = scores.rows_N[~begins_N], scores.steps_N[~begins_N]
+    log_weighted(rewards.values[rows, steps][~rewards.failed[rows, steps]].tolist(), weight)

@@ -1,0 +1,247 @@
+"""Refits of an image reward model during a run, so that the policy cannot exploit it for long.
+
+Observed frames (or states) are kept until their episode ends; then the model learns from the episode (`Learnable`),
+labelled by ground truth: success of each frame, or progress along the episode; failed episodes are hard negatives. Or
+an expert continues from observed moments, and the steps that it needs label them. Or (adversarial) all that the policy
+shows is negative, and no truth is read. The image twin of PRIME's online update (Cui et al. 2025, 2502.01456).
+
+    model = online_model("resnet", load_source_model(settings.model), settings.model, seed=0)
+    metrics = RefittedReward(SourceTerms("resnet"), model, settings, num_envs=8).learn(rollout)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from guerdon.episodes.read import read_episodes
+from guerdon.episodes.targets import frame_targets, no_labels, outcome_of
+from guerdon.errors import ConfigError, DataError
+from guerdon.models.checkpoint import under
+from guerdon.models.image import ImageModelConfig, ImageRewardModel, save_checkpoint
+from guerdon.models.online import OnlineImageModel
+from guerdon.policies.robot import ControlInputs
+from guerdon.rewards.control_sources import ControlReward
+from guerdon.rewards.source import SourceTerms
+from guerdon.settings.reward import SourceSettings
+from guerdon.settings.reward_models import RefittedModelSettings
+from guerdon.types import Episode, Metrics, Observes, RewardModel, Rollout, Segment
+
+
+@dataclass
+class _Observed:
+    """What was observed of an episode of a stream; `left` are the steps that an expert needs, if it continued."""
+
+    rows: list[NDArray[Any]] = field(default_factory=list)  # frames, or states
+    success: list[bool | None] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    left: list[int] | None = None
+
+    def episode(self, config: ImageModelConfig) -> Episode:
+        """As the model learns from it; a classifier learns nothing from an episode whose success has gaps."""
+        rows = np.stack(self.rows)
+        return Episode(
+            id="online",
+            task="",
+            frames=rows if config.state_size is None else None,
+            states=None if config.state_size is None else rows,
+            success=None if None in self.success else np.array(self.success, dtype=np.bool_),
+            outcome=outcome_of(self.success) if config.type == "progress" else None,
+            meta={"steps": self.steps} | ({} if self.left is None else {"steps_left": self.left}),
+        )
+
+
+def online_model(name: str, model: RewardModel, settings: RefittedModelSettings, *, seed: int) -> OnlineImageModel:
+    """The reward model of a source with its optimizer and its replay, as `update_params` asks for them.
+
+    Args:
+        name: of the source.
+        model: changed in place.
+        settings: of the model.
+        seed: of the draws.
+
+    Raises:
+        ConfigError: the model cannot be refitted, or not with these labels.
+        DataError: there are no labelled episodes at `replay_path`.
+    """
+    if not isinstance(model, ImageRewardModel):
+        raise ConfigError(f"reward.sources.{name}: a {settings.model_type} model cannot be refitted")
+    if settings.labeler == "continuation" and model.config.horizon is None:
+        raise ConfigError(
+            f"reward.sources.{name}: labeler continuation counts steps to success, so the progress model needs a "
+            "horizon: set train.<name>.horizon and train it again"
+        )
+    adversarial = settings.labeler == "adversarial"
+    if adversarial and model.config.state_size is None:
+        raise ConfigError(
+            f"reward.sources.{name}: labeler adversarial needs a model that looks at states: train it with arch mlp"
+        )
+    params = settings.update_params
+    frames, targets = _replay(settings, model.config, params.replay_size)
+    online = OnlineImageModel(
+        model,
+        frames,
+        targets,
+        learning_rate=params.learning_rate,
+        weight_decay=params.weight_decay,
+        batch_size=params.batch_size,
+        replay_size=params.replay_size,
+        replay_ratio=params.replay_ratio,
+        steps=params.steps,
+        frames_per_episode=None,
+        seed=seed,
+    )
+    if adversarial:
+        online.gradient_penalty = params.gradient_penalty
+    return online
+
+
+class RefittedReward(ControlReward):
+    """An image reward model that is refitted on finished episodes of the run.
+
+    A `resnet` model gets success as labels, a `progress` model progress, by the definition that travels with it.
+
+    Args:
+        terms: how it counts.
+        model: with its optimizer and its replay.
+        settings: how its values become rewards, and when it is refitted.
+        num_envs: streams of a rollout.
+    """
+
+    model: OnlineImageModel
+
+    def __init__(self, terms: SourceTerms, model: OnlineImageModel, settings: SourceSettings, *, num_envs: int) -> None:
+        assert settings.refitted is not None
+        super().__init__(terms, model, settings, num_envs=num_envs)
+        self.refits = settings.refitted.update_params
+        self.learn_before = settings.refitted.update == "before"
+        self._adversarial = settings.refitted.labeler == "adversarial"
+        self._label_every = self.refits.continuation_every if settings.refitted.labeler == "continuation" else 0
+        self._rollouts = 0
+        self._ready: list[_Observed] = []  # since the last refit
+
+    @property
+    def observes(self) -> Observes:
+        """With the labels that the refits need."""
+        limit = int(self.model.model.config.horizon or 0)
+        return replace(super().observes, label_every=self._label_every, label_limit=limit)
+
+    @property
+    def skipped_in_a_row(self) -> int:
+        """Gradient steps of the refits."""
+        return self.model.skipped.in_a_row
+
+    def learn(self, rollout: Rollout[ControlInputs]) -> Metrics:
+        """Label what a rollout shows, and refit if it is time and there are labels since the last refit.
+
+        Returns:
+            Of `OnlineImageModel.learn`, and `episodes_without_labels`: episodes since the last refit that could not be
+            labelled; empty where the model was not refitted.
+        """
+        for segment in rollout.segments:
+            if segment.lost:  # a broken simulator is no failure of the policy
+                self._open[segment.stream] = _Observed()
+                continue
+            if self._adversarial:
+                self._ready += [_Observed(list(self.seen(segment)), [None] * len(segment), segment.rows_F.tolist())]
+                continue
+            if self._label_every:
+                self._ready += self._continued(segment)
+                continue
+            episode = self._open[segment.stream]
+            episode.rows.extend(self.seen(segment))
+            episode.success.extend(segment.success_F)
+            episode.steps.extend(segment.rows_F.tolist())
+            if segment.finished:
+                self._ready += [episode] if episode.rows else []
+                self._open[segment.stream] = _Observed()
+        self._rollouts += 1
+        if self._rollouts % self.refits.every:
+            return {}
+        if self._adversarial:
+            rows = [row for one in self._ready for row in one.rows]
+            self._ready = []
+            return self.model.update(np.stack(rows), np.zeros(len(rows)), steps=self.refits.steps) if rows else {}
+        metrics = self.model.learn([one.episode(self.model.model.config) for one in self._ready])
+        self._ready = []
+        skipped = metrics.pop("skipped")
+        return metrics | ({"episodes_without_labels": skipped} if skipped else {})
+
+    def _continued(self, segment: Segment) -> list[_Observed]:
+        """The rows of a segment from which an expert continued."""
+        rows = [] if segment.steps_left_F is None else np.flatnonzero(~np.isnan(segment.steps_left_F)).tolist()
+        if segment.steps_left_F is None or not rows:
+            return []
+        horizon = int(self.model.model.config.horizon or 0)
+        left = [int(n) if n < horizon else -1 for n in segment.steps_left_F[rows].tolist()]  # others' experts go on
+        seen, success = [self.seen(segment)[n] for n in rows], [segment.success_F[n] for n in rows]
+        return [_Observed(seen, success, segment.rows_F[rows].tolist(), left)]
+
+    def reset_streams(self) -> None:
+        """Drop the open episodes: the world begins new ones."""
+        super().reset_streams()
+        self._open = [_Observed() for _ in range(self._num_envs)]
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """With model, optimizer, replay, open episodes and labelled frames."""
+        tensors, values = super().state()
+        online, values["online"] = self.model.state()
+        tensors |= {f"online.{k}": v for k, v in online.items()}
+        for i, one in enumerate([*self._open, *self._ready]):
+            if one.rows:
+                tensors[f"episode.{i}"] = torch.from_numpy(np.stack(one.rows))
+        episodes = [[one.success, one.steps, one.left] for one in [*self._open, *self._ready]]
+        return tensors, {**values, "rollouts": self._rollouts, "episodes": episodes}
+
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Return to a stored state."""
+        super().restore(tensors, values)
+        self.model.load_state(under("online", tensors), values["online"])
+        self._rollouts = int(values["rollouts"])
+        found = []
+        for i, (success, steps, left) in enumerate(values["episodes"]):
+            rows = list(tensors[f"episode.{i}"].numpy().copy()) if steps else []
+            found.append(_Observed(rows, list(success), list(steps), left))
+        self._open, self._ready = found[: self._num_envs], found[self._num_envs :]
+
+    def save(self, folder: Path) -> None:
+        """Write the model, so that it can be evaluated and used again."""
+        save_checkpoint(folder, self.model.model.scorer, self.model.model.config)
+
+
+def _replay(settings: RefittedModelSettings, config: ImageModelConfig, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Labelled frames or states of the episodes that the model was trained on, at most a few times `size`.
+
+    With adversarial labels those of all episodes, whose successes are the only positives.
+    """
+    frames, targets, count, skipped = [], [], 0, 0
+    adversarial = settings.labeler == "adversarial"
+    for episode in read_episodes(Path(settings.replay_path or ""), with_frames=config.state_size is None):
+        labels = frame_targets(episode, config.type, config.horizon, config.within_steps)
+        seen = config.rows(episode)
+        if labels is None or seen is None:
+            skipped += 1
+            continue
+        known = np.isfinite(labels)
+        frames.append(seen[known])
+        targets.append(labels[known])
+        count += int(known.sum())
+        if count > 4 * size and not adversarial:
+            break
+    if not frames:
+        raise DataError(
+            f"replay_path {settings.replay_path}: {no_labels(skipped, f'{config.column} and success labels')}"
+        )
+    found = np.concatenate(targets)
+    if adversarial and not (found > 0.5).any():
+        raise DataError(
+            f"replay_path {settings.replay_path} has no row of success, and labeler adversarial takes its positives "
+            "from there: name a data set with demonstrations that succeed"
+        )
+    return np.concatenate(frames), found

@@ -1,0 +1,224 @@
+"""A source of reward: one named stream of rewards, kept apart from the others until the advantage estimator.
+
+Ground truth (the verifier's outcome), reward models of every kind and models that learn during a run are sources
+alike. The loop calls `learn` before or after `measure`, as `learn_before` says. A failed measurement is marked, and the
+learner applies the source's `on_failure`.
+
+    for source in sources.values():
+        rewards[source.name] = source.measure(rollout)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from guerdon.rewards.shaping import threshold_reward
+from guerdon.rewards.share_weight import ShareWeight
+from guerdon.settings.reward import OnFailure, SourceSettings, WeightSchedule
+from guerdon.types import BoolArray, Failure, Inputs, Metrics, RawScores, RewardModel, Rewards, Rollout, last_valid
+
+
+@dataclass(frozen=True)
+class SourceTerms:
+    """How a source counts in the advantage.
+
+    Attributes:
+        name: in logs, metrics and checkpoints.
+        gamma: discount per step.
+        coefficient: weight of its advantage.
+        schedule: how the weight changes over the run.
+        on_failure: what a missing measurement means.
+        share: the weight, where it is learned; `coefficient` is its start.
+    """
+
+    name: str
+    gamma: float = 1.0
+    coefficient: float = 1.0
+    schedule: WeightSchedule = "constant"
+    on_failure: OnFailure = "drop"
+    share: ShareWeight | None = None
+
+    @classmethod
+    def of(cls, name: str, settings: SourceSettings, *, gamma: float) -> SourceTerms:
+        """Those of an entry of `reward.sources`; `gamma` where it has no discount of its own."""
+        own = gamma if settings.gamma is None else settings.gamma
+        learned, start = settings.adaptive_weight, settings.reward_weight
+        share = None if learned is None else ShareWeight(learned, start)
+        return cls(name, own, start, settings.reward_weight_schedule, settings.on_failure, share)
+
+    def weight(self, progress: float) -> float:
+        """The weight when so much of the run is over, from 0 to 1."""
+        if self.share is not None:
+            return self.share.value
+        factor = {"constant": 1.0, "linear_decay": 1.0 - progress, "linear_warmup": progress}[self.schedule]
+        return self.coefficient * max(0.0, factor)
+
+
+class RewardSource(Generic[Inputs]):
+    """One stream of rewards. Sources that hold no state only implement `score`.
+
+    Args:
+        terms: how it counts.
+
+    Attributes:
+        ready: False during its warm-up: the source learns from rollouts, and is not measured.
+        policy_waits: the policy does not learn during the warm-up; False: it learns from the other sources.
+        learn_before: `learn` is called before `measure`, not after it.
+        needs_log_probs: it compares with the log-probabilities of the policy that acted.
+    """
+
+    ready = True
+    policy_waits = True
+    learn_before = False
+    needs_log_probs = False
+
+    def __init__(self, terms: SourceTerms) -> None:
+        self.name, self.terms = terms.name, terms
+
+    def measure(self, rollout: Rollout[Inputs], *, learn: bool = True) -> Rewards:
+        """Rewards of the rollout and of its greedy responses.
+
+        Args:
+            rollout: what happened.
+            learn: let a model that learns from the forward pass that scores take its steps; False: no weight changes.
+        """
+        own = self.score(rollout)
+        return own if rollout.greedy is None else with_greedy(own, self.score(rollout.greedy))
+
+    def score(self, rollout: Rollout[Inputs]) -> Rewards:
+        """Rewards of the rollout without its greedy responses."""
+        raise NotImplementedError
+
+    def learn(self, rollout: Rollout[Inputs]) -> Metrics:
+        """Let the model learn from the rollout."""
+        return {}
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything that changes: tensors and JSON-able values."""
+        return {}, {}
+
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Return to a stored state."""
+
+    def reset_streams(self) -> None:
+        """Drop what open episodes left: the world begins new ones."""
+
+    def close(self) -> None:
+        """End what runs beside the loop."""
+
+    def save(self, folder: Path) -> None:
+        """Write the model as the run left it, where the run changed it."""
+
+    @property
+    def skipped_in_a_row(self) -> int:
+        """Updates skipped in a row up to now, because they were not finite."""
+        return 0
+
+
+class GroundTruth(RewardSource[Any]):
+    """What the collector measured: the environment's own reward, or the verifier's outcome.
+
+    Args:
+        terms: how it counts.
+        at_end: it is paid at the end of each row (an outcome).
+    """
+
+    def __init__(self, terms: SourceTerms, *, at_end: bool = False) -> None:
+        super().__init__(terms)
+        self._at_end = at_end
+
+    def measure(self, rollout: Rollout[Any], *, learn: bool = True) -> Rewards:
+        """Read it; failures of responses that are not part of the rollout count, too."""
+        return Rewards(
+            rollout.rewards,
+            rollout.failed,
+            paid=last_valid(rollout.mask) if self._at_end else None,
+            failures=rollout.failures,
+            measured=rollout.measured,
+            greedy=None if rollout.greedy is None else self.measure(rollout.greedy),
+        )
+
+
+class ModelReward(RewardSource[Inputs]):
+    """A reward model as a source: one entry of `reward.sources`.
+
+    Args:
+        terms: how it counts.
+        model: scores episodes.
+        settings: how its values become rewards.
+    """
+
+    def __init__(self, terms: SourceTerms, model: RewardModel, settings: SourceSettings) -> None:
+        super().__init__(terms)
+        self.model, self.settings = model, settings
+
+    @property
+    def threshold(self) -> float:
+        """The one threshold: the configuration's, else the model's own, else a half."""
+        least, own = self.settings.success_threshold, self.model.info.success_threshold
+        if least is not None:  # at least so much, also in float32, where the others say more than
+            return float(np.nextafter(min(least, float(np.float32(least))), -np.inf))
+        given = self.settings.reward_threshold
+        return given if given is not None else 0.5 if own is None else own
+
+    def thresholded(self, values: np.ndarray) -> np.ndarray:
+        """Values as one of two rewards."""
+        s = self.settings
+        return threshold_reward(
+            values, threshold=self.threshold, success=s.success_reward, fail=s.effective_fail_reward
+        )
+
+
+def with_greedy(rewards: Rewards, greedy: Rewards) -> Rewards:
+    """The rewards of a rollout together with those of its greedy responses; measurements and failures are added."""
+    failures = tuple((len(rewards.values) + row, step, why) for row, step, why in greedy.failures)
+    return replace(
+        rewards,
+        greedy=greedy,
+        failures=rewards.failures + failures,
+        measured=rewards.measured + greedy.measured,
+    )
+
+
+def response_rewards(values: np.ndarray, mask: BoolArray, failures: Mapping[int, Failure], **more: Any) -> Rewards:
+    """Rewards of responses, each measured once.
+
+    Args:
+        values: (B, T), 0 in the rows that failed.
+        mask: (B, T) which tokens there are.
+        failures: of the rows whose measurement is missing.
+        **more: further fields of `Rewards`.
+    """
+    failed = np.zeros(mask.shape, dtype=np.bool_)
+    failed[list(failures)] = True
+    reasons = tuple((row, 0, why) for row, why in failures.items())
+    return Rewards(values.astype(np.float32), failed, failures=reasons, measured=len(values), **more)
+
+
+class RawRow(NamedTuple):
+    """What a model said of one moment; see `RawScores`."""
+
+    row: int
+    step: int
+    value: float
+    last: bool = False
+    reused: bool = False
+
+
+def raw_scores(found: Sequence[tuple[int, int, float] | RawRow], threshold: float) -> RawScores:
+    """Single moments as arrays."""
+    rows = [RawRow(*one) for one in found]
+    return RawScores(
+        np.array([one.row for one in rows], dtype=np.int64),
+        np.array([one.step for one in rows], dtype=np.int64),
+        np.array([one.value for one in rows], dtype=np.float32),
+        threshold,
+        np.array([one.last for one in rows], dtype=np.bool_),
+        np.array([one.reused for one in rows], dtype=np.bool_),
+    )

@@ -1,0 +1,210 @@
+"""Reward sources of language models that do not change during a run: true steps, and reward models of text.
+
+A reward model's values of steps or of whole responses are shaped and paid at tokens: `per_step` pays each step at its
+last token, `per_token` at each of its tokens, `terminal` the whole response at its end. A failed measurement stays a
+failure of its response. The implicit model, which learns, is `guerdon.rewards.prime`.
+
+    source = TextReward(SourceTerms("prm"), model, settings)
+    rewards = source.measure(rollout)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from guerdon.collect.text import Responses, TextRollout, generated
+from guerdon.episodes.chats import asked_key
+from guerdon.errors import ConfigError
+from guerdon.evaluate.scores import score_episodes, solution_value
+from guerdon.models import text_losses as implicit
+from guerdon.rewards import shaping
+from guerdon.rewards.source import ModelReward, RewardSource, SourceTerms, raw_scores, response_rewards
+from guerdon.rewards.text_steps import Cut, cut_steps, step_auroc, true_steps
+from guerdon.settings.reward import SourceSettings
+from guerdon.types import Episode, Failure, FloatArray, Metrics, RewardModel, Rewards, Score, last_valid
+
+PROBABILITIES = (0.0, 1.0)
+
+
+class ExactReward(RewardSource[Responses]):
+    """The truth about each step: 1 for every token of a line that follows from the lines before, else 0.
+
+    The upper reference. Lines after a slip can earn again by reasoning well from it: what is paid does not depend on
+    luck elsewhere, and a response that earns all is the true solution. Nothing is below 0: with a penalty for wrong
+    lines the best thing to do after a slip is to stop writing.
+    """
+
+    def score(self, rollout: TextRollout) -> Rewards:
+        """Check every step."""
+        mask = rollout.mask
+        values = np.zeros(mask.shape, dtype=np.float32)
+        for row, (ends, sound) in enumerate(true_steps(rollout.inputs)):
+            start = 0
+            for end, right in zip(ends, sound, strict=True):
+                values[row, start : end + 1] = float(right)
+                start = end + 1
+        share = float(values[mask].mean()) if mask.any() else None
+        return response_rewards(values, mask, {}, metrics={"tokens_right": share})
+
+
+class TextReward(ModelReward[Responses]):
+    """One entry of `reward.sources`.
+
+    Args:
+        terms: how it counts.
+        model: scores steps or whole responses.
+        settings: how its values become rewards.
+        min_form: temperature of a soft minimum that makes the rewards of a response add up to about the smallest
+            (per_step only); None: they add up to their sum.
+
+    Raises:
+        ConfigError: the settings ask for what this model does not measure.
+    """
+
+    def __init__(
+        self, terms: SourceTerms, model: RewardModel, settings: SourceSettings, *, min_form: float | None = None
+    ) -> None:
+        super().__init__(terms, model, settings)
+        self._temperature = min_form if settings.reward_mode == "per_step" else None
+        self._check()
+
+    def score(self, rollout: TextRollout) -> Rewards:
+        """Score; and how well values separate right responses from wrong ones."""
+        responses, mask = rollout.inputs, rollout.mask
+        cuts = cut_steps(responses, self.settings.splitter)
+        scores = self._scores(responses, cuts)
+        values = np.zeros(mask.shape, dtype=np.float32)
+        failures: dict[int, Failure] = {}
+        for row, score in scores.items():
+            paid = self._paid(score)
+            if isinstance(paid, Failure):
+                failures[row] = paid
+            else:
+                self._pay(values[row], cuts[row], paid)
+        terminal = self.settings.reward_mode == "terminal"
+        rewards = response_rewards(values, mask, failures, paid=last_valid(mask) if terminal else None)
+        metrics = _pair_metrics(rollout, rewards)
+        if self.model.info.granularity != "step":
+            return replace(rewards, metrics=metrics)
+        steps = [scores[row].steps if row in scores else None for row in range(len(cuts))]
+        found = [
+            (row, int(end), float(value))
+            for row, values_S in enumerate(steps)
+            if values_S is not None
+            for end, value in zip(cuts[row].ends, values_S, strict=True)
+        ]
+        raw = raw_scores(found, self.threshold)
+        known = len(raw.values_N) > 0
+        metrics["step_value"] = float(raw.values_N.mean()) if known else None
+        metrics["steps_called_right"] = float((raw.values_N >= raw.threshold).mean()) if known else None
+        if generated(responses):
+            metrics["step_auroc"] = step_auroc(responses, cuts, steps)
+        return replace(rewards, metrics=metrics, scores=raw)
+
+    def _scores(self, responses: Responses, cuts: tuple[Cut, ...]) -> dict[int, Score]:
+        """Of every response that has a token; equal responses to one question are scored once."""
+        places: dict[tuple[str, tuple[str, ...]], int] = {}
+        episodes: list[Episode] = []
+        which: dict[int, int] = {}
+        for row, (prompt, cut) in enumerate(zip(responses.prompts, cuts, strict=True)):
+            if not cut.texts:
+                continue
+            key = (asked_key(prompt.question, prompt.context, prompt.tools), cut.texts)
+            if key not in places:
+                places[key] = len(episodes)
+                episodes.append(
+                    Episode(
+                        id=prompt.id,
+                        task=prompt.question,
+                        texts=cut.texts,
+                        meta=dict(prompt.extra_info),
+                        context=prompt.context,
+                        tools=prompt.tools,
+                    )
+                )
+            which[row] = places[key]
+        scores = score_episodes(self.model, episodes)
+        return {row: scores[place] for row, place in which.items()}
+
+    def _paid(self, score: Score) -> np.ndarray | Failure:
+        """(S,) rewards of the steps of a response, or (1,) of the whole; or why there are none."""
+        s = self.settings
+        if s.reward_mode == "terminal":
+            value = _whole(score, s)
+            if isinstance(value, Failure):
+                return value
+            values = np.array([value], dtype=np.float64)
+        elif score.failure is not None:
+            return score.failure
+        elif score.steps is None:
+            return Failure("no_step_values", "the model scored the whole response only")
+        else:
+            values = np.asarray(score.steps, dtype=np.float64)
+        match s.shaping:
+            case "threshold":
+                values = self.thresholded(values)
+            case "signed":
+                values = 2.0 * values - 1.0
+            case "relative":
+                values = shaping.relative_reward(values, previous=0.0)
+            case _:
+                pass
+        values = values * s.reward_coef
+        if self._temperature is None:
+            return values
+        every = np.ones((1, len(values)), dtype=np.bool_)
+        return np.asarray(shaping.min_form_rewards(values[None], every, temperature=self._temperature)[0])
+
+    def _pay(self, rewards_T: FloatArray, cut: Cut, paid_S: np.ndarray) -> None:
+        """Put rewards at tokens, in place. Steps that end in one token are paid there together."""
+        match self.settings.reward_mode:
+            case "terminal":
+                rewards_T[cut.ends[-1]] = paid_S[0]
+            case "per_step":
+                np.add.at(rewards_T, cut.ends, paid_S.astype(np.float32))
+            case "per_token":
+                start = 0
+                for end, paid in zip(cut.ends, paid_S, strict=True):
+                    rewards_T[min(start, end) : end + 1] += paid
+                    start = end + 1
+
+    def _check(self) -> None:
+        """The settings fit what the model measures."""
+        info, s, where = self.model.info, self.settings, f"reward.sources.{self.name}"
+        if info.modality != "text":
+            raise ConfigError(f"{where}: {info.name} looks at {info.modality}s, not at text")
+        steps = info.granularity == "step"
+        if not steps and s.reward_mode != "terminal":
+            raise ConfigError(f"{where}: {info.name} judges whole responses only, so reward_mode must be terminal")
+        if steps and s.reward_mode == "terminal" and s.aggregation is None:
+            raise ConfigError(f"{where}: {info.name} judges steps; say by aggregation how their values become one")
+        if not steps and s.aggregation is not None:
+            raise ConfigError(f"{where}: aggregation would do nothing, {info.name} judges whole responses; remove it")
+        bounded = PROBABILITIES[0] <= info.range[0] and info.range[1] <= PROBABILITIES[1]
+        if s.shaping == "signed" and not bounded:
+            raise ConfigError(f"{where}: shaping signed needs probabilities; {info.name} gives {info.range}")
+        if s.shaping == "threshold" and not bounded and s.reward_threshold is None and info.success_threshold is None:
+            raise ConfigError(f"{where}: shaping threshold needs reward_threshold; {info.name} gives {info.range}")
+
+
+def _pair_metrics(rollout: TextRollout, rewards: Rewards) -> Metrics:
+    """How well summed rewards order the responses to a prompt."""
+    pairs = implicit.dpo_acc(
+        torch.from_numpy(rewards.values.sum(axis=1, dtype=np.float64)),
+        torch.from_numpy(rollout.outcomes_B),
+        torch.from_numpy(rollout.groups_B),
+        known_B=torch.from_numpy(rollout.known_B & ~rewards.failed_B),
+    )
+    return {"dpo_acc": pairs.accuracy, "dpo_acc_coverage": pairs.coverage}
+
+
+def _whole(score: Score, settings: SourceSettings) -> float | Failure:
+    """One value of a response: its steps together where they are judged, else its total."""
+    if score.failure is not None:
+        return score.failure
+    if settings.aggregation is not None:
+        return solution_value(score, settings.aggregation)
+    return Failure("no_total", "the model judged steps only") if score.total is None else float(score.total)

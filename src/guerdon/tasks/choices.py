@@ -1,0 +1,404 @@
+"""Multiple-choice rows in the layouts of public data sets: the options become lettered lines, the answer a letter.
+
+Column names are compared without case, spaces and underscores count alike.
+
+| layout | columns |
+|---|---|
+| MMLU, MMLU-Pro, AQuA, RACE, LogiQA, MedQA, QuALITY | a list or map `choices` or `options`; `answer`, ... |
+| ARC, CommonsenseQA, OpenBookQA | `choices` with `text` and `label`; `answerKey` |
+| HellaSwag, SWAG | `ctx`, `endings`; `startphrase`, `ending0` to `ending3`; `label` |
+| GPQA, SciQ, TruthfulQA | the right answer and the wrong ones apart, or `mc1_targets`: the order is drawn |
+| Winogrande, COPA, PIQA, SIQA, CosmosQA, MedMCQA, C-Eval | a column for each option; `answer`, `label`, `cop` |
+| BoolQ | `passage`, `question`, a boolean `answer` |
+
+    row = {"question": "2 + 2?", "choices": ["3", "4"], "answer": 1}
+    read_choices(row, "test.jsonl:1").answer          # "B"
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from string import ascii_uppercase
+from typing import Any, NamedTuple
+
+from guerdon.errors import DataError
+from guerdon.tasks.answers import final_answer
+from guerdon.tasks.prompts import UnreadableGoldError
+
+_LISTS = (
+    "choices", "options", "answer_choices", "answer_options", "option_list", "alternatives", "endings", "answers",
+    "multiple_choice", "candidate_answers", "answer_candidates", "candidates",
+)  # fmt: skip
+_INNER = ("extra_info", "metadata", "meta", "info", "extra")  # maps that may hold the options
+_WRONG = ("incorrect_answers", "distractors", "wrong_answers", "false_answers", "incorrect_choices", "wrong_choices")
+_NO_OPTIONS = re.compile(  # columns whose lists are no options
+    r"\w*(?:tag|topic|keyword|step|categor|subject|skill|concept|domain|source|response|solution|message|hint|fact|author"
+    r"|reference|generation|completion|rationale)\w*"
+)
+_PASSAGES = ("passage", "article", "context", "paragraph", "story", "text", "hint")
+_QUESTIONS = ("query", "problem", "question", "question_stem", "goal", "startphrase")
+_AGREEING = (
+    "answerkey", "answer", "answer_index", "answer_idx", "answer_letter", "correct", "correct_option", "correct_choice",
+    "correct_answer", "correctanswer", "correct_index", "correct_answer_index", "gold_index",
+)  # fmt: skip
+_OTHERS = ("label", "gold", "ground_truth", "final_answer", "expected_answer", "target", "cop", "gold_label")
+_FAMILIES = {  # columns with one option each, and the number of the first option where the answer is a number
+    "option{1}": 1, "choice{1}": 0, "sol{1}": 0, "ending{0}": 0, "answer{0}": 0, "ans{0}": 0, "answer{a}": 1,
+    "op{a}": 0, "option{a}": None, "option_{a}": None, "option_{1}": None, "choice{a}": None, "choice_{a}": None,
+    "choice_{1}": None, "{A}": None,
+}  # fmt: skip
+_LIKE_OPTIONS = re.compile(
+    r"choices?|options?|endings?|answer_choices|mc[12]_targets|multiple_choice\w*|distractors?_?\d*"
+    r"|candidate_answers|answer_candidates|(?:choice|option|ending|ans)_?[a-f0-9]|op[a-d]|answer[a-f0]"
+)
+_ANY_OPTIONS = re.compile(_LIKE_OPTIONS.pattern + r"|\w*(?:options?|choices?|alternatives)(?:_\w+)?|possible_answers")
+_LONGEST = 300  # characters of an option of a column that may hold something else
+_LETTERED = re.compile(r"\(?\s*([A-Za-z])\s*[).:]\s*(.*)", re.DOTALL)
+_IN_ONE_LINE = re.compile(r"(?:^|,)\s*([a-z]) \)\s*")  # MathQA: "a ) 38 , b ) 27.675 , ..."
+
+
+class MultipleChoice(NamedTuple):
+    """A multiple-choice question.
+
+    Attributes:
+        question: without the options; None where the row's own question stands.
+        options: in the order in which they are shown.
+        answer: the letter of the right one, "" where the row names none.
+        shuffled: whether their order is not that of the row.
+    """
+
+    question: str | None
+    options: tuple[str, ...]
+    answer: str
+    shuffled: bool
+
+    def asked(self, question: str) -> str:
+        """The question with the options as lettered lines, unless it lists them already."""
+        lines = [f"({letter}) {option}" for letter, option in zip(ascii_uppercase, self.options, strict=False)]
+        marks = zip(ascii_uppercase, map(re.escape, self.options), strict=False)
+        listed = all(re.search(rf"(?<![A-Za-z]){letter}\s*[).:]\W*{option}", question) for letter, option in marks)
+        return question if listed and not self.shuffled else "\n".join([question.rstrip(), "", *lines])
+
+
+class _Options(NamedTuple):
+    """Options as a row has them: their texts, what it calls them, and the number of the first (None: unknown)."""
+
+    texts: list[str]
+    labels: list[str]
+    first: int | None = 0
+
+
+def is_blank(value: Any) -> bool:
+    """Whether a cell is empty: null, NaN, white space, or NaN or null as text."""
+    if isinstance(value, str):
+        return value.strip().lower() in ("", "nan", "null", "<na>")
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def read_choices(row: Mapping[str, Any], where: str, *, answered: bool = True, seed: int = 0) -> MultipleChoice | None:
+    """The options of a row and the letter of its answer; None where it is no multiple-choice question.
+
+    Where the right answer always stands first (GPQA, SciQ, TruthfulQA), the order is drawn from the seed, the question
+    and the options.
+
+    Args:
+        row: a mapping.
+        where: file and line, for errors.
+        answered: a row must have an answer.
+        seed: of the order.
+
+    Raises:
+        UnreadableGoldError: the answer is missing, or names no option.
+        DataError: its columns look like options, and fit no layout.
+    """
+    cells = _cells(row)
+    question = _question(cells)
+    truth = str(cells.get("answer")).lower()
+    if truth in ("true", "false") and "passage" in cells and question is not None:  # BoolQ
+        return MultipleChoice(question, ("yes", "no"), "A" if truth == "true" else "B", shuffled=False)
+    ordered = _right_first(cells, where)
+    if ordered is not None:
+        right, wrong = ordered
+        texts = [text for text in (right, *wrong) if text]
+        _check(texts, where)
+        if answered and (not right or right in wrong):
+            problem = "is among the wrong ones" if right else "is missing"
+            raise UnreadableGoldError(f"{where}: the right answer {problem}")
+        texts.sort(key=lambda text: hashlib.sha256(f"{seed}/{question}/{text}".encode("utf-8", "replace")).digest())
+        return MultipleChoice(
+            question, tuple(texts), ascii_uppercase[texts.index(right)] if right else "", shuffled=True
+        )
+    options = _options(row, cells)
+    if options is None:
+        columns = [
+            key
+            for key, value in row.items()
+            if not _is_empty(value)
+            and (_LIKE_OPTIONS if isinstance(value, str | int | float) else _ANY_OPTIONS).fullmatch(_name(key))
+        ]
+        if columns:
+            raise DataError(
+                f"{where}: {', '.join(columns)}: options in a layout that is not known, found "
+                f"{', '.join(map(str, row))}; write question, choices (a list of texts) and answer (a letter), or "
+                "remove these columns if the question is complete without them"
+            )
+        _check_open(row, cells, where)
+        return None
+    _check(options.texts, where)
+    place = _answer(cells, options, where)
+    if place is None and answered:
+        raise UnreadableGoldError(f"{where}: no true answer to a question with options, found {', '.join(row)}")
+    return MultipleChoice(
+        question, tuple(options.texts), "" if place is None else ascii_uppercase[place], shuffled=False
+    )
+
+
+def _name(key: Any) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", str(key).lower()).strip("_")
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a column of options has none."""
+    if isinstance(value, Mapping):
+        return all(_is_empty(one) for one in value.values())
+    return not value if isinstance(value, list | tuple) else is_blank(value) or value in ("[]", "{}")
+
+
+def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row has, by the names of columns in one spelling, the stem and options within `question` included."""
+    inner = row.get("question")
+    parts = [row, *([inner] if isinstance(inner, Mapping) else []), row.get("reward_model")]
+    cells: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.items() if isinstance(part, Mapping) else ():
+            if not _is_empty(value):
+                cells.setdefault(_name(key), value)
+    for part in map(row.get, _INNER):
+        for key, value in part.items() if isinstance(part, Mapping) else ():
+            if not _is_empty(value) and (_name(key) in _LISTS or _LIKE_OPTIONS.fullmatch(_name(key))):
+                cells.setdefault(_name(key), value)
+    if isinstance(inner, Mapping):  # ARC's and CommonsenseQA's own files
+        cells["question"] = cells.get("stem")
+    return cells
+
+
+def _question(cells: Mapping[str, Any]) -> str | None:
+    """The question of a layout; None where the row's own `prompt` is it."""
+    if isinstance(cells.get("prompt"), str | list | tuple):
+        return None
+    texts = {key: value.strip() for key, value in cells.items() if isinstance(value, str)}
+    if "ctx" in texts and "question" not in texts:
+        topic = f"{texts['activity_label']}: " if "activity_label" in texts else ""
+        return f"{topic}{texts['ctx']}\n\nHow does the text go on?"
+    if "sentence" in texts and "question" not in texts:
+        return f"{texts['sentence']}\n\nWhich option fits in the place of _?"
+    if "premise" in texts and texts.get("question") in ("cause", "effect"):
+        return f"{texts['premise']}\n\nWhat was the {texts['question']} of this?"
+    question = next((texts[key] for key in _QUESTIONS if key in texts), None)
+    if question is None:
+        return None
+    return "\n\n".join([*(texts[key] for key in _PASSAGES if key in texts and texts[key] not in question), question])
+
+
+def _right_first(cells: Mapping[str, Any], where: str) -> tuple[str, list[str]] | None:
+    """The right answer ("" where it is missing) and the wrong ones of layouts that keep them apart."""
+    targets = cells.get("mc1_targets")
+    if isinstance(targets, Mapping):  # TruthfulQA
+        apart = {"choices", "labels"} <= set(targets)
+        pairs = list(zip(targets["choices"], targets["labels"], strict=False) if apart else targets.items())
+        right = [str(text).strip() for text, label in pairs if label == 1]
+        if len(right) > 1:
+            raise DataError(f"{where}: mc1_targets has {len(right)} right answers, one is expected")
+        return "".join(right), [str(text).strip() for text, label in pairs if label != 1]
+    wrong = [
+        value for key, value in sorted(cells.items()) if re.fullmatch(r"(?:incorrect_answer|distractor)_?\d+", key)
+    ]
+    apart = any("distractor" in key or key in _WRONG[1:] for key in cells)
+    for key in _WRONG:
+        if not wrong and isinstance(cells.get(key), list | tuple):
+            wrong = list(cells[key])
+    names = ("correct_answer", "best_answer", *(("correct", "answer") if apart else ()))
+    if not wrong or not (any(name in cells for name in names) or apart or "incorrect_answer_1" in cells):
+        return None
+    right_one = next((cells[name] for name in names if name in cells), "")
+    return str(right_one).strip(), [str(text).strip() for text in wrong if not is_blank(text)]
+
+
+def _options(row: Mapping[str, Any], cells: Mapping[str, Any]) -> _Options | None:
+    for name in _LISTS:
+        if name in cells and (name != "answers" or "label" in cells):
+            found = _listed(cells[name])
+            if found is not None and not ("candidates" in name and len(max(found.texts, key=len)) > _LONGEST):
+                return found
+    for pattern, first in _FAMILIES.items():
+        prefix, start = pattern[:-1].split("{")
+        source: Mapping[str, Any] = cells if prefix else row
+        texts = []
+        for k in range(len(ascii_uppercase)):
+            value = source.get(prefix + chr(ord(start) + k))
+            number = isinstance(value, int | float) and not isinstance(value, bool) and prefix
+            if not (isinstance(value, str) or number) or is_blank(value):
+                break
+            texts.append(str(value).strip())
+        fewest = {"A": 3, "sol": 2 if "goal" in cells else 99, "answer": 2 if "label" in cells else 99}
+        if len(texts) >= fewest.get(prefix or start, 2):
+            return _Options(texts, [], first)
+    return None
+
+
+def _check_open(row: Mapping[str, Any], cells: Mapping[str, Any], where: str) -> None:
+    """Refuse a letter or an index as the true answer of a row that may have its options in an unknown layout.
+
+    Raises:
+        UnreadableGoldError: it may name one of the texts of a column.
+    """
+    gold = next((cells[key] for key in ("ground_truth", *_AGREEING, *_OTHERS) if key in cells), None)
+    index = gold if isinstance(gold, int) and not isinstance(gold, bool) else None
+    letter = re.fullmatch(r"\(?([A-Ja-j])\)?\.?", str(gold).strip()) if index is None else None
+    if index is None and letter is None:
+        return
+    asked = str(cells.get("question") or cells.get("prompt"))
+    if letter is not None and re.search(rf"(?<![A-Za-z]){letter[1]}\s*[).:]", asked):
+        return
+    place = ord(letter[1].upper()) - ord("A") if letter is not None else index
+    columns = {key: value for key, value in row.items() if re.fullmatch("[A-Ja-j]", str(key))}
+    inner = [part for part in row.values() if isinstance(part, Mapping)]
+    deep = [part for one in inner for part in one.values() if isinstance(part, Mapping)]
+    lists = [(key, value) for part in (row, *inner, *deep) for key, value in part.items()]
+    for key, value in [(", ".join(columns), columns), *lists]:
+        if _is_unknown_list(key, value, place, words=letter is None):
+            raise UnreadableGoldError(
+                f"{where}: the true answer {gold!r} may name one of the texts in {key}; write the options as choices "
+                "(a list of texts), or the answer in full"
+            )
+
+
+def _is_unknown_list(key: Any, value: Any, place: int | None, *, words: bool) -> bool:
+    found = None if isinstance(value, str) or _NO_OPTIONS.fullmatch(_name(key)) else _listed(value)
+    if found is None or place is None or not 0 <= place < len(found.texts) <= 10:
+        return False
+    return all(len(text) <= _LONGEST and (not words or re.search("[A-Za-z]{2}", text)) for text in found.texts)
+
+
+def _listed(value: Any) -> _Options | None:
+    """Options within one cell; None where it holds something else."""
+    if isinstance(value, str):
+        value = _parsed(value)
+    if isinstance(value, Mapping):
+        texts, labels = value.get("text"), value.get("label")
+        if isinstance(texts, list | tuple) and isinstance(labels, list | tuple) and len(texts) == len(labels):
+            return _of_texts(texts, labels)
+        kept = sorted((str(key), text) for key, text in value.items() if not is_blank(text))
+        names = "".join(key.upper() for key, _ in kept)
+        lettered = ascii_uppercase.startswith(names)
+        return _of_texts([text for _, text in kept], [key for key, _ in kept]) if lettered else None
+    if not isinstance(value, list | tuple):
+        return None
+    for label, text in (("label", "text"), ("key", "text"), ("key", "value"), ("id", "text"), ("letter", "text")):
+        if value and all(isinstance(one, Mapping) and {label, text} <= set(one) for one in value):
+            return _of_texts([one[text] for one in value], [one[label] for one in value])
+    return _of_texts(value, [])
+
+
+def _of_texts(texts: Sequence[Any], labels: Sequence[Any]) -> _Options | None:
+    if len(texts) < 2 or not all(isinstance(text, str | int | float) and not isinstance(text, bool) for text in texts):
+        return None
+    plain = [str(text).strip() for text in texts]
+    marked = [_LETTERED.fullmatch(text) for text in plain]
+    if all(m is not None and m[1].upper() == letter for m, letter in zip(marked, ascii_uppercase, strict=False)):
+        plain = [m[2].strip() for m in marked if m is not None]
+    return _Options(plain, [str(label).strip("(). ") for label in labels])
+
+
+def _parsed(text: str) -> Any:
+    """A list or map written as JSON, as Python, or as `a ) 38 , b ) 27`; None for other text."""
+    pieces = _IN_ONE_LINE.split(text)
+    if (
+        len(pieces) > 4
+        and not pieces[0].strip()
+        and "".join(pieces[1::2]) == ascii_uppercase[: len(pieces) // 2].lower()
+    ):
+        return [piece.strip() for piece in pieces[2::2]]
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(text) if len(text) < 20_000 else None
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    return None
+
+
+def _check(texts: Sequence[str], where: str) -> None:
+    if not 2 <= len(texts) <= len(ascii_uppercase):
+        raise DataError(f"{where}: {len(texts)} options; a question has 2 to {len(ascii_uppercase)}")
+    if not all(texts):
+        raise DataError(f"{where}: option {ascii_uppercase[[*map(bool, texts)].index(False)]} is empty")
+
+
+def _answer(cells: Mapping[str, Any], options: _Options, where: str) -> int | None:
+    """Place of the right option; None where no column names one.
+
+    Raises:
+        UnreadableGoldError: what is there names no option.
+        DataError: two columns name different options, or a number is out of range.
+    """
+    found: dict[str, int] = {}
+    problem: UnreadableGoldError | None = None
+    named = [key for key in _AGREEING if key in cells] or [key for key in _OTHERS if key in cells][:1]
+    for key in named:
+        try:
+            counted = options._replace(first=1) if key == "gold_label" else options  # of QuALITY
+            place = _place(cells[key], counted, f"{where}: {key}")
+        except UnreadableGoldError as error:
+            problem = error
+        else:
+            if place is not None:
+                found[key] = place
+    if len(set(found.values())) > 1:
+        says = ", ".join(f"{key} {ascii_uppercase[place]}" for key, place in found.items())
+        raise DataError(f"{where}: columns that name different options: {says}")
+    if not found and problem is not None:
+        raise problem
+    return next(iter(found.values()), None)
+
+
+def _place(value: Any, options: _Options, where: str) -> int | None:
+    """The option that a cell names: by label, number, letter or text; None for -1, which stands for no answer."""
+    texts, labels, first = options
+    if isinstance(value, float) and value.is_integer():  # a column of integers with gaps, as pandas writes it
+        value = int(value)
+    if isinstance(value, list | tuple) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, bool):  # of the options true and false
+        value = str(value)
+    if not isinstance(value, str | int):
+        raise DataError(f"{where} must be a letter, a number or the text of one option, this is {str(value)[:80]!r}")
+    text = str(value).strip()
+    if isinstance(value, str) and ("####" in text or "\\box" in text):
+        text = final_answer(text) or text
+    if text in labels:
+        return labels.index(text)
+    if text == "-1":
+        return None
+    readings = {k for k, option in enumerate(texts) if option.casefold() == text.casefold()} if value == text else set()
+    if re.fullmatch(r"[0-9]+", text):
+        place = -1 if first is None else int(text) - first
+        if not readings and not 0 <= place < len(texts):
+            counted = "the number of its first option is not known" if first is None else f"counted from {first}"
+            raise DataError(
+                f"{where} {text} names none of the {len(texts)} options ({counted}); write the letter of the right one"
+            )
+        readings |= {place} if 0 <= place < len(texts) else set()
+    else:
+        letter = re.fullmatch(r"\(?([A-Za-z])\)?[.:]?", text) or _LETTERED.fullmatch(text)
+        place = ord(letter[1].upper()) - ord("A") if letter is not None else -1
+        if letter is not None and 0 <= place < len(texts) and (letter.re is not _LETTERED or letter[2] == texts[place]):
+            readings.add(place)
+    if len(readings) != 1:
+        what = "names several options" if readings else f"names none of its {len(texts)} options"
+        raise UnreadableGoldError(f"{where} {text[:80]!r} {what}")
+    return readings.pop()

