@@ -119,6 +119,15 @@ def test_a_key_that_is_a_word_or_a_number_mangles_no_text(text, word):
         assert hide(said) == said
 
 
+def test_keys_of_other_programs_in_the_environment_are_hidden(monkeypatch, tmp_path):
+    key_file = tmp_path / "key_1234567.pem"
+    key_file.touch()
+    for name, value in {"GITHUB_TOKEN": "ghp_planted_0001", "MY_SSH_KEY": str(key_file), "TOKEN": "a_word"}.items():
+        monkeypatch.setenv(name, value)
+    remember_environment()
+    assert hide(f"ghp_planted_0001 in {key_file}, a_word") == f"(hidden) in {key_file}, a_word"
+
+
 @pytest.mark.parametrize("said", [
     "Authorization: Bearer {}", "bearer {}", "Incorrect API key provided: {}.", "api_key={}", '"x-api-key": "{}"',
     "password: {}", "{{'Authorization': 'Bearer {}'}}",
@@ -137,7 +146,8 @@ def test_where_a_short_key_stands_as_a_key_it_is_hidden(said, word):
          "at https://(hidden)@host/v1: pass"),
         ({"base_url": "https://me:pass@host"}, f"Basic {base64.b64encode(b'me:pass').decode()}", "Basic (hidden)"),
         ({"base_url": "https://me:p%40ss-w0rd@host"}, "wrong p@ss-w0rd, p%40ss-w0rd", "wrong (hidden), (hidden)"),
-        ({"endpoint": "me:pass@host:80"}, "'me:pass@host:80' is no address", "'(hidden)@host:80' is no address"),
+        ({"endpoint": "me:pass@host:80"},
+         "'me:pass@host:80' is not an address", "'(hidden)@host:80' is not an address"),
         ({"base_url": "https://tok_1234567@host"}, "user tok_1234567", "user (hidden)"),
         ({"base_url": "http://h/v1?key=abc&api-version=2024-10-21"}, "/v1?key=abc&api-version=2024-10-21",
          "/v1?key=(hidden)&api-version=2024-10-21"),

@@ -114,7 +114,7 @@ def _texts(model: type[BaseModel], found: list[tuple[_Location, Mapping[str, Any
 
 
 def is_secret(key: str) -> bool:
-    """Whether the value of a key is not to be shown."""
+    """Whether an error message leaves out the value of a key, which may be misspelled: in doubt, yes."""
     return any(word in key for word in ("token", "key", "password"))
 
 
@@ -200,7 +200,9 @@ def _suggestion(model: type[BaseModel], one: _Unknown) -> str:
         near = max(whole or here, key=lambda name: _likeness(key, name), default="")
         close, bar = bool(whole) or _likeness(key, near) >= 0.75, max(0.8, _likeness(key, near))
     guesses = [f"{prefix}{near}"] if close else _values_like(prefix, one)
-    elsewhere = {path: _likeness(key, path.rpartition(".")[2]) for path in _everywhere(model)}
+    ends = {path: path.rpartition(".")[2] for path in _everywhere(model)}
+    alike = {name: _likeness(key, name, at_least=bar) for name in dict.fromkeys(ends.values())}
+    elsewhere = {path: alike[name] for path, name in ends.items()}
     best = max(elsewhere, key=lambda path: (elsewhere[path], -path.count(".")))
     meant = close and _likeness(key, near) == 1.0  # no other section has a closer name
     if elsewhere[best] >= bar and not meant:
@@ -216,7 +218,7 @@ def _values_like(prefix: str, one: _Unknown) -> list[str]:
     return [
         f"{prefix}{name}: {choice}"
         for form in one.forms
-        for name, choices in literals(form)
+        for name, choices in literals(form).items()
         for choice in choices
         if _likeness(word, str(choice)) == 1.0
     ]
@@ -246,12 +248,17 @@ def _distance(key: str, name: str) -> tuple[int, float]:
     return row[-1], -_likeness(key, name)
 
 
-def _likeness(given: str, name: str) -> float:
-    """How alike what was written and a name are, 0 to 1; 1 also for its initials, and whatever joins its words."""
+def _likeness(given: str, name: str, *, at_least: float = 0.0) -> float:
+    """How alike what was written and a name are, 0 to 1; 1 also for its initials, and whatever joins its words.
+
+    Less than `at_least` is 0.
+    """
     plain, initials = _spellings(name)
     if _spellings(given)[0] in (plain, initials):
         return 1.0
-    return difflib.SequenceMatcher(None, given.lower(), name.lower()).ratio()
+    matcher = difflib.SequenceMatcher(None, given.lower(), name.lower())
+    possible = matcher.real_quick_ratio() >= at_least and matcher.quick_ratio() >= at_least  # upper bounds
+    return found if possible and (found := matcher.ratio()) >= at_least else 0.0
 
 
 @cache

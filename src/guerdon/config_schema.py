@@ -38,7 +38,7 @@ def models_in(spot: Spot, value: Any = None) -> list[type[BaseModel]]:
     key = discriminator(tuple(found))
     if key is None or not isinstance(value, Mapping) or not isinstance(value.get(key), str):
         return found
-    choices = [dict(literals(model)).get(key, ()) for model in found]
+    choices = [literals(model).get(key, ()) for model in found]
     fitting = [model for model, names in zip(found, choices, strict=True) if value[key] in names]
     return fitting or [model for model, names in zip(found, choices, strict=True) if not names] or found
 
@@ -46,9 +46,9 @@ def models_in(spot: Spot, value: Any = None) -> list[type[BaseModel]]:
 @cache
 def discriminator(models: tuple[type[BaseModel], ...]) -> str | None:
     """The field that tells models apart: all have it, and no `Literal` name of it is in two of them."""
-    choices = [dict(literals(model)) for model in models]
-    for name in dict.fromkeys(name for literals in choices for name in literals) if len(models) > 1 else ():
-        names = [choice for literals in choices for choice in literals.get(name, ())]
+    choices = [literals(model) for model in models]
+    for name in dict.fromkeys(name for known in choices for name in known) if len(models) > 1 else ():
+        names = [choice for known in choices for choice in known.get(name, ())]
         if len(set(names)) == len(names) and all(field_of(model, name) is not None for model in models):
             return name
     return None
@@ -57,21 +57,20 @@ def discriminator(models: tuple[type[BaseModel], ...]) -> str | None:
 def mark(model: type[BaseModel], models: Sequence[type[BaseModel]]) -> str:
     """`family: chain`: what a section says to be this model and none of the others; empty where nothing does."""
     key = discriminator(tuple(dict.fromkeys([*models, model])))
-    names = dict(literals(model)).get(key or "", ())
+    names = literals(model).get(key or "", ())
     return f"{key}: {names[0] if names else 'package.module:factory'}" if key else ""
 
 
 def tagged(spot: Spot, tag: Any) -> Spot:
     """The members of a union that carry a tag in a `Literal` field, or the spot itself where none does."""
     models = models_in(spot)
-    picked = tuple(model for model in models if any(tag in choices for _, choices in literals(model)))
+    picked = tuple(model for model in models if any(tag in choices for choices in literals(model).values()))
     return picked or tuple(model for model in models if model.__name__ == tag) or spot
 
 
 def tags(spot: Spot, discriminator: str) -> list[str]:
     """What the discriminator of a union may say."""
-    found = (choices for model in models_in(spot) for name, choices in literals(model) if name == discriminator)
-    return [str(choice) for choices in found for choice in choices]
+    return [str(choice) for model in models_in(spot) for choice in literals(model).get(discriminator, ())]
 
 
 def names_of(name: str, field: FieldInfo) -> list[str]:
@@ -85,10 +84,18 @@ def names_of(name: str, field: FieldInfo) -> list[str]:
 
 def field_of(model: type[BaseModel], key: Any) -> FieldInfo | None:
     """The field that a key sets, by alias or by name."""
+    return _fields(model).get(key) if isinstance(key, str) else None
+
+
+@cache
+def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    fields: dict[str, FieldInfo] = {}
     for name, field in model.model_fields.items():
-        if key == name or key in names_of(name, field):
-            return field
-    return next((found for short in _short_form(model) if (found := field_of(short, key)) is not None), None)
+        for known in (name, *names_of(name, field)):
+            fields.setdefault(known, field)
+    for short in _short_form(model):
+        fields = _fields(short) | fields
+    return fields
 
 
 def keys_of(model: type[BaseModel]) -> list[str]:
@@ -161,9 +168,8 @@ def leaves(spot: Spot, path: str = "", above: tuple[type, ...] = ()) -> Iterator
             yield from leaves(members(args[0]), f"{path}.<i>", above)
 
 
-def literals(model: type[BaseModel]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """The fields of a model that may only hold one of a few words."""
-    for name, field in model.model_fields.items():
-        if get_origin(field.annotation) is Literal:
-            for known in names_of(name, field):
-                yield known, get_args(field.annotation)
+@cache
+def literals(model: type[BaseModel]) -> dict[str, tuple[Any, ...]]:
+    """The fields of a model that may only hold one of a few words, by their names in a file."""
+    fields = [(name, field) for name, field in model.model_fields.items() if get_origin(field.annotation) is Literal]
+    return {known: get_args(field.annotation) for name, field in fields for known in names_of(name, field)}

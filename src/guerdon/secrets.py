@@ -125,6 +125,8 @@ def remember(value: Any, name: str = "") -> None:
 def remember_environment() -> None:
     """Let `hide` know the keys and the user information of proxies in the environment."""
     remember(dict(os.environ))
+    tokens = [value for name, value in os.environ.items() if name.endswith(("_TOKEN", "_KEY"))]
+    _remember(_Secret(value) for value in tokens if _is_plain_secret(value) and not os.path.exists(value))
 
 
 def hide(value: T) -> T:

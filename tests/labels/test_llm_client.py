@@ -254,7 +254,7 @@ def test_nobody_there(tmp_path):
 
 def test_an_address_that_is_none():
     settings = OpenAIJudgeSettings(model="m", base_url="localhost:80")
-    with pytest.raises(ConfigError, match="no address"):
+    with pytest.raises(ConfigError, match="not an address"):
         send(settings, None, LLMRequest(({"role": "user", "content": "x"},), 5))
 
 
@@ -329,7 +329,7 @@ def test_a_full_disk_leaves_no_half_line(tmp_path):
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20, hard))
         try:
-            with pytest.raises(DataError, match=r"x\.jsonl: File too large; the same command goes on"):
+            with pytest.raises(DataError, match=r"x\.jsonl: File too large; the same command resumes"):
                 log.append({"b": "b" * 100})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

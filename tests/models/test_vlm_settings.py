@@ -69,7 +69,7 @@ def test_every_name_can_be_loaded():
             "checkpoint_generation would do",
         ),
         ({"model_type": "primo_r1", "vlm": {"path": "a", "top_p": 0.9}}, "top_p would do nothing with temperature 0"),
-        ({"model_type": "qwen_vl", "vlm": {**OPENAI, "openai": {**ENDPOINT, "base_url": "x:1"}}}, "no address"),
+        ({"model_type": "qwen_vl", "vlm": {**OPENAI, "openai": {**ENDPOINT, "base_url": "x:1"}}}, "not an address"),
         ({"model_type": "qwen_vl", "vlm": {"path": "a", "nframes": 129}}, "less than or equal to 128"),
         ({"model_type": "qwen_vl", "vlm": {"path": "a", "max_pixels": 783}}, "greater than or equal to 784"),
     ],

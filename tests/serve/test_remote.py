@@ -251,7 +251,7 @@ def test_text_models_are_found_by_address(served, home):
     there, here = load_text_model(f"{served.url}/v1/rewards?model=prm"), load_text_model(str(home / "prm"), **CPU)
     episode = Episode(id="0", task="q", texts=("3+5=8\n", "so 8\n"))
     assert same(here.score([episode]), there.score([episode]))
-    for address, words in (("http://", "no address"), (served.url + "/elsewhere", "not a route that is known")):
+    for address, words in (("http://", "not an address"), (served.url + "/elsewhere", "not a route that is known")):
         with pytest.raises(ConfigError, match=words):
             load_text_model(address)
 

@@ -53,7 +53,8 @@ def test_the_route_says_which_protocol(endpoint, form, base):
 @pytest.mark.parametrize(
     ("endpoint", "words"),
     [
-        ("127.0.0.1:18080/score", "no address"), ("ftp://h/score", "no address"), ("http:///score", "no address"),
+        ("127.0.0.1:18080/score", "not an address"), ("ftp://h/score", "not an address"),
+        ("http:///score", "not an address"),
         ("http://me:secret@h/score", "does not belong into an address"), ("http://h/score?x=1", "more than a path"),
         ("http://h/v1/chat/completions", "not a route that is known"), ("http://h/scores", "not a route"),
     ],
@@ -90,7 +91,7 @@ def test_python_callers_are_told_what_is_wrong_as_files_are():
         RemoteSettings(endpoint=URL, time_out=3)
     with pytest.raises(ConfigError, match="timeout is 0; allowed: greater than 0"):
         RemoteSettings(timeout=0)
-    with pytest.raises(ConfigError, match="is no address"):
+    with pytest.raises(ConfigError, match="is not an address"):
         RewardClient("127.0.0.1:18080")
     with pytest.raises(ConfigError, match=r"^h/score: endpoint is 'h/score'"):
         remote_at("h/score")

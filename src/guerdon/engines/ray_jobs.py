@@ -98,7 +98,7 @@ class RayJobs:
                     self._waiting.pop(name, None)
                     self._lock.notify_all()
             if not self._ended:
-                log_line(f"{name} was lost ({why}): it goes on from its last checkpoint where there is room")
+                log_line(f"{name} was lost ({why}): it resumes from its last checkpoint where there is room")
         with log.open("a") as file:
             file.write(
                 f"guerdon: the job was lost {self._cluster.max_replacements + 1} times (cluster.max_replacements), the "

@@ -282,7 +282,7 @@ class _Searcher:
             raise TooManyFailuresError(
                 f"{lost} of {made} measurements of {self._model.info.name} failed ({why}), more than "
                 f"search.max_failure_rate {most:g} allows; what was answered before is written. Fix the cause and "
-                "start the same command again: it goes on"
+                "start the same command again: it resumes"
             )
 
     def _row(self, prompt: Prompt, result: SearchResult) -> dict[str, Any]:

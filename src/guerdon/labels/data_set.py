@@ -62,7 +62,7 @@ class LabelledDataSet:
         parts += [f"{'at most ' if bound else ''}${usd:.2f} spent so far"] if usd else []
         if self.stopped == "max_usd":
             parts.append(
-                f"stopped by max_usd with {counts.get('not_asked', 0)} solutions to go; the same command goes on"
+                f"stopped by max_usd with {counts.get('not_asked', 0)} solutions to go; the same command resumes"
                 + (
                     ""
                     if counts["labelled"]

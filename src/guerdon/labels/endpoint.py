@@ -109,7 +109,7 @@ def post_json(
     """
     address = _parsed(url)
     if address is None:
-        raise ConfigError(f"{who}: {url!r} is no address; write http://host:port/v1 or https://...; check {check}")
+        raise ConfigError(f"{who}: {url!r} is not an address; write http://host:port/v1 or https://...; check {check}")
     sent = accepted.fit(body) if accepted else body
     try:
         status, found, payload, billed = run_async(_post(address, headers, sent, timeout))

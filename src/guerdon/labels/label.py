@@ -99,7 +99,7 @@ def label(
         raise TooManyFailuresError(
             f"{run.failed} of {run.measured} measurements failed ({run.reasons}), more than label.max_failure_rate "
             f"{settings.max_failure_rate:g} allows; {done.kept_or_written}. Fix the cause and start the same command "
-            "again: it goes on"
+            "again: it resumes"
         )
     return done
 

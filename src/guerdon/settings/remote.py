@@ -26,7 +26,7 @@ def remote_at(address: str) -> RemoteSettings:
     """The settings of a server by its address alone; `?model=name` behind it picks one of its models.
 
     Raises:
-        ConfigError: it is no address.
+        ConfigError: it is not an address.
     """
     endpoint, _, backend = address.partition("?model=")
     return validate(RemoteSettings, {"endpoint": endpoint, "backend": backend or None}, source=address)
@@ -82,7 +82,7 @@ class RemoteSettings(PythonSettings):
     def _is_an_address(cls, endpoint: str) -> str:
         parts = urlsplit(endpoint)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{endpoint!r} is no address; write http://host:port{NATIVE} or https://...")
+            raise ValueError(f"{endpoint!r} is not an address; write http://host:port{NATIVE} or https://...")
         if parts.username or parts.password:
             raise ValueError("a token does not belong into an address: put it into the variable that token_env names")
         if parts.query or parts.fragment:

@@ -83,7 +83,7 @@ class EndpointSettings(Settings):
     @model_validator(mode="after")
     def _is_address(self) -> EndpointSettings:
         if not self.base_url.startswith(("http://", "https://")):
-            raise ValueError(f"base_url {self.base_url!r} is no address; write http://host:port/v1 or https://...")
+            raise ValueError(f"base_url {self.base_url!r} is not an address; write http://host:port/v1 or https://...")
         return self
 
 
