@@ -6,6 +6,8 @@ far as they exist here.
 """
 
 import argparse
+import functools
+import os
 import re
 import runpy
 import shlex
@@ -164,11 +166,19 @@ def dry_run(page, verb, words):
     words = [SHOWN.get((page, verb), word) if word == "study.yaml" else word for word in words]
     for name, given in FILLED_IN.items():
         words = [word.replace(name, given) for word in words]
-    done = CliRunner().invoke(app, [verb, *words, *([] if "--dry-run" in words else ["--dry-run"])])
-    missing = re.search(r"the package (\S+) is not installed: pip install", f"{done.output} {done.exception}")
+    variables = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    status, said = ended((verb, *(word for word in words if word != "--dry-run")), os.getcwd(), str(variables))
+    missing = re.search(r"the package (\S+) is not installed: pip install", said)
     if missing:
         pytest.skip(f"needs the package {missing[1]}")
-    assert done.exit_code == 0, (done.output, done.exception)
+    assert status == 0, said
+
+
+@functools.cache
+def ended(words, folder, variables):
+    """Exit status and messages of a command's dry run, once for the same command in the same place."""
+    done = CliRunner().invoke(app, [*words, "--dry-run"])
+    return done.exit_code, f"{done.output} {done.exception}"
 
 
 def dry_serve(page, words, folder):

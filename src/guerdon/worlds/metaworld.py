@@ -105,7 +105,7 @@ def _compiled_model(path: str) -> Any:
     return mujoco.MjModel.from_xml_path(path)
 
 
-@functools.lru_cache(maxsize=1)
+@functools.cache
 def _benchmark(name: str, goals_seed: int) -> tuple[type[Any], list[Any]]:
     """The environment class of a task and its 50 goals. Meta-World simulates each goal's reset to draw them."""
     import metaworld
