@@ -46,8 +46,8 @@ def predicted(case: str, vocabulary: int) -> dict[str, float]:
     from dataclasses import replace
 
     from guerdon.plan.estimate_text import update_memory
-    from guerdon.settings.text_policy import TextPolicySettings
     from guerdon.plan.text_size import size_of_start
+    from guerdon.settings.text_policy import TextPolicySettings
 
     settings = TextPolicySettings.model_validate(policy_section(case))
     size = size_of_start(settings)
@@ -110,10 +110,10 @@ def measure(case: str) -> dict[str, float]:
 
     from guerdon.policies.text_files import load_policy
     from guerdon.policies.tokens import token_batch
-    from guerdon.train.optimizers import AdamW
     from guerdon.rl.update import Batch, update_policy
     from guerdon.settings.algorithm import TextAlgorithmSettings
     from guerdon.settings.text_policy import TextPolicySettings
+    from guerdon.train.optimizers import AdamW
 
     torch.set_num_threads(1)
     load_policy(TextPolicySettings.model_validate({"tiny": {"hidden_size": 32}, "lora": {"r": 2}}), seed=0)  # imports

@@ -30,12 +30,12 @@ from guerdon.episodes.solutions import Solution
 from guerdon.evaluate.best_of_n import best_of_n
 from guerdon.evaluate.intervals import Interval
 from guerdon.evaluate.step_benchmarks import process_bench
-from guerdon.rl.build_text import text_parts
 from guerdon.rewards.prime import PrimeReward
 from guerdon.rewards.text_steps import steps_of
+from guerdon.rl.build_text import text_parts
+from guerdon.tasks.reasoning import step_spans, step_truth
 from guerdon.train.sft import train_sft_study
 from guerdon.types import Score
-from guerdon.tasks.reasoning import step_spans, step_truth
 
 COLUMNS = ("train_accuracy", "first_error_f1", "majority", "weighted", "weighted_minus_majority", "best_of_n", "pass")
 

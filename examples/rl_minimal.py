@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from guerdon.rewards.shaping import relative_reward
 from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, whiten
 from guerdon.rl.losses import aggregation_weights, old_kl_terms, ppo_clip_terms, value_errors
-from guerdon.rewards.shaping import relative_reward
 
 B, T = 32, 24  # parallel streams, steps of an episode
 GAMMA, LAM, CLIP = 0.97, 0.95, 0.2

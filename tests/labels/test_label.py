@@ -185,7 +185,7 @@ def test_a_spent_budget_keeps_what_is_done_and_the_next_run_goes_on(policy, tmp_
 def test_too_many_failures_stop_the_run(policy, tmp_path):
     with judge_server(lambda text: "no idea") as server:
         study = study_of(policy, tmp_path, labeler="judge", judge=judge_of(server, retries=0), num_rollouts=8)
-        with pytest.raises(TooManyFailuresError, match=r"not_json.*goes on"):
+        with pytest.raises(TooManyFailuresError, match=r"not_json.*resumes"):
             label(study, clock=fake())
     card = json.loads((tmp_path / "prm_dataset_method1_HE" / "card.json").read_text())
     counts = card["solutions"]

@@ -26,7 +26,7 @@ from guerdon.policies.text import TextPolicy, add_policy, reference
 from guerdon.settings.text_policy import LoraSettings
 from guerdon.types import Episode, Learnable, RewardModel
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from verdict_prefixes import prefix_scores
 
 torch.set_num_threads(1)

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rl_clock import Reader, clock_study, lines, reader_reward, result, start
-from test_loop import interrupted
 
 from guerdon.errors import ConfigError
 from guerdon.rewards.frame_cache import FrameCache, difference_hash
 from guerdon.settings.reward import CacheSettings, SourceSettings
 from guerdon.types import Episode, Failure, Score
+from rl_clock import Reader, clock_study, interrupted, lines, reader_reward, result, start
 
 SIZE = 8
 

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rl_clock import clock_study, lines, reader_reward, result, start
-from test_loop import interrupted
 
 from guerdon.rewards.share_weight import ShareWeight, observe_shares
 from guerdon.settings.reward import RewardSettings, ShareSettings
 from guerdon.types import Advantages, Rewards
+from rl_clock import clock_study, interrupted, lines, reader_reward, result, start
 
 SIZES = st.floats(1e-3, 1e3)
 

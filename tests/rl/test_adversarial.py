@@ -3,9 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from rl_clock import clock_study, lines, register_clock, result, start
-from rl_models import episodes, image_reward
-from test_loop import interrupted
 from test_unknown_success import corridor_study
 
 from guerdon.episodes.write import EpisodeWriter
@@ -15,6 +12,8 @@ from guerdon.models.online import load_online_image_model
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
 from guerdon.settings.reward_models import ProgressModelSettings, ResNetModelSettings, UpdateSettings
+from rl_clock import clock_study, interrupted, lines, register_clock, result, start
+from rl_models import episodes, image_reward
 
 register_clock()
 torch.set_num_threads(1)

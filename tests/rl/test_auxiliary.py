@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from rl_clock import clock_study, lines, reader_reward, result, start
-from test_loop import interrupted
 
 from guerdon.errors import ConfigError
 from guerdon.policies.control import load_policy
@@ -16,6 +14,7 @@ from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.reward import RewardSettings
 from guerdon.train.optimizers import FlatAdam
 from guerdon.types import Evaluated, RawScores
+from rl_clock import clock_study, interrupted, lines, reader_reward, result, start
 
 ALGORITHM = {"rollout_steps": 12, "minibatch_size": 8, "num_epochs": 2, "auxiliary_losses": {"constant": 0.5}}
 

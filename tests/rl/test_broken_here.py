@@ -5,9 +5,7 @@ import json
 import gymnasium
 import numpy as np
 import pytest
-from rl_clock import lines, reader_reward, result, start
 from test_broken_simulators import counts, fragile_study
-from test_loop import interrupted
 
 import fragile
 from guerdon.collect.stepping import evaluate
@@ -16,6 +14,7 @@ from guerdon.rl.run import run_folder
 from guerdon.settings.world import GymnasiumSettings
 from guerdon.worlds.build import build_world
 from guerdon.worlds.world import World
+from rl_clock import interrupted, lines, reader_reward, result, start
 
 HERE = {"vectorization": "sync"}
 NO_NUMBERS = {(0, 1): "nan", (1, 2): "nan reward", (0, 4): "inf reward", (1, 5): "huge reward"}

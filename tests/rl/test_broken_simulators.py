@@ -8,8 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from rl_clock import Reader, clock_study, lines, reader_reward, result, start
-from test_loop import interrupted
 
 import fragile
 from guerdon.episodes.read import read_episodes
@@ -21,6 +19,7 @@ from guerdon.rl.loop import Loop
 from guerdon.rl.run import run, run_folder
 from guerdon.settings.study import Study
 from guerdon.worlds.build import build_world
+from rl_clock import Reader, clock_study, interrupted, lines, reader_reward, result, start
 
 torch.set_num_threads(1)
 BROKEN = {(0, 1): "dies", (1, 4): "nan", (0, 7): "stops", (1, 9): "raises"}  # copy and episode

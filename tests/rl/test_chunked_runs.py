@@ -3,12 +3,11 @@
 import json
 
 import pytest
-from rl_clock import lines, result, start
-from test_loop import interrupted
 
 from guerdon.errors import ConfigError
 from guerdon.rl.run import run_folder
 from guerdon.settings.study import Study
+from rl_clock import interrupted, lines, result, start
 
 DOT = {
     "type": "gymnasium", "task": "tiny_world:Dot-v1", "task_text": "move the dot to the right", "num_envs": 2,

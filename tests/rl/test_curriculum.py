@@ -5,13 +5,12 @@ from collections import Counter
 
 import pytest
 import torch
-from rl_clock import clock_study, lines, reader_reward, result, start
-from test_loop import interrupted
 
 from guerdon.collect.control import ControlCollector
 from guerdon.episodes.read import read_episodes
 from guerdon.types import Observes
 from ladder import IDS, LENGTH
+from rl_clock import clock_study, interrupted, lines, reader_reward, result, start
 
 torch.set_num_threads(1)
 SEVERAL = {"task_ids": list(IDS), "task": IDS[0], "num_envs": 4, "max_episode_steps": None, "frame_size": 8}

@@ -5,14 +5,13 @@ import re
 
 import numpy as np
 import pytest
-from rl_clock import Reader, clock_study, lines, read_moment, reader_reward, result, start
-from test_loop import interrupted
 
 from guerdon.episodes.video import count_frames, decode_video
 from guerdon.rl import episode_videos
 from guerdon.rl.episode_videos import PANEL, shown, video_name
 from guerdon.rl.run import run_folder
 from guerdon.settings.study import Study
+from rl_clock import Reader, clock_study, interrupted, lines, read_moment, reader_reward, result, start
 
 pytest.importorskip("av")
 NAME = re.compile(r"rank_0--episode=(\d+)--success=(True|False|None)--task=(.{1,50})\.mp4")

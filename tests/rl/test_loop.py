@@ -6,24 +6,19 @@ import sys
 
 import numpy as np
 import pytest
-import rl_clock as clock
 import torch
-from rl_clock import clock_study, lines, reader_reward, result, start
-from rl_killed import Killed, kill_at
 
+import rl_clock as clock
 from guerdon.episodes.read import read_episodes
 from guerdon.errors import CheckpointError, ConfigError, TooManyFailuresError
 from guerdon.models.checkpoint import under
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.run import run, run_folder
+from rl_clock import clock_study, interrupted, lines, reader_reward, result, start
+from rl_killed import Killed
 
 torch.set_num_threads(1)
 GRPO = {"adv_estimator": "grpo", "group_size": 2, "minibatch_size": 8, "num_epochs": 2}
-
-
-def interrupted(study, where, count, **kwargs):
-    """Run until the method `where` has begun `count` times, then stop as dead."""
-    kill_at(start(study, **kwargs), where, count)
 
 
 SETUPS = {

@@ -5,15 +5,15 @@ import threading
 import numpy as np
 import pytest
 from pydantic import ValidationError
-from rl_clock import Reader, clock_study, reader_reward, result, start
-from rl_models import image_reward
 from test_broken_simulators import BROKEN, fragile_study
-from test_loop import GRPO, interrupted
+from test_loop import GRPO
 from test_resume import kill_and_resume
 
 from guerdon.rewards.score_ahead import ScoresAhead
 from guerdon.settings.reward import RewardSettings
 from guerdon.types import Episode, RewardInfo, Score
+from rl_clock import Reader, clock_study, interrupted, reader_reward, result, start
+from rl_models import image_reward
 
 
 class Watched(Reader):

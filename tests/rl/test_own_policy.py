@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 from own_policy import TokenPolicy
-from rl_clock import lines, result, start
-from test_loop import interrupted
 
 from guerdon.collect.collect import collect
 from guerdon.collect.control import ControlCollector
@@ -19,6 +17,7 @@ from guerdon.settings.study import Study
 from guerdon.train.bc import train_bc
 from guerdon.worlds.build import build_world
 from guerdon.worlds.world import ObservationSpec
+from rl_clock import interrupted, lines, result, start
 
 DOT = {
     "type": "gymnasium", "task": "tiny_world:Dot-v1", "task_text": "move the dot to the right", "num_envs": 2,

@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from rl_clock import clock_study, lines, result, start
-from rl_models import image_reward, write_image_model
-from test_loop import interrupted
 
 from child import environment
 from guerdon.cli import main
@@ -21,6 +18,8 @@ from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run, run_folder
 from guerdon.settings.study import Study
+from rl_clock import clock_study, interrupted, lines, result, start
+from rl_models import image_reward, write_image_model
 
 PATIENCE = 200  # seconds; a machine under load is slow
 

@@ -1,10 +1,11 @@
 """Gradient steps cut by `max_tokens_per_pass` are those of one pass, however long the responses are."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
-from test_prime import random_answers
-from text_rl import LETTERS, letter_study, prime, prime_reward, tiny
 
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import token_batch
@@ -12,6 +13,11 @@ from guerdon.rl.update import Batch, update_policy
 from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.train.optimizers import AdamW
+from text_rl import LETTERS, letter_study, prime, prime_reward, tiny
+
+sys.path.append(str(Path(__file__).parents[1] / "rewards"))
+
+from test_prime import random_answers
 
 torch.set_num_threads(1)
 ROWS = 8

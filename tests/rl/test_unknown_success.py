@@ -5,10 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rl_clock import clock_study, lines, register_clock, start
-from rl_models import SIZE, image_reward, write_image_model
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_control_sources import FAILED, ObservedRow, cut_into_segments, make, rollout_of
 
 from guerdon import cli
 from guerdon.compare.report import write_single_report
@@ -20,6 +17,12 @@ from guerdon.rewards.source import SourceTerms
 from guerdon.rl.log import true_success
 from guerdon.rl.run import run_folder
 from guerdon.settings.reward import SourceSettings
+from rl_clock import clock_study, lines, register_clock, start
+from rl_models import SIZE, image_reward, write_image_model
+
+sys.path.append(str(Path(__file__).parents[1] / "rewards"))
+
+from test_control_sources import FAILED, ObservedRow, cut_into_segments, make, rollout_of
 
 register_clock()
 HALF_CHEETAH = "{type: gymnasium, task: HalfCheetah-v5, native_reward: dense}"

@@ -7,8 +7,6 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from rl_clock import lines, result, start
-from test_loop import interrupted
 
 from guerdon.collect.collect import collect
 from guerdon.config import load
@@ -22,6 +20,7 @@ from guerdon.train.bc import gather_chunks, train_bc
 from guerdon.types import Episode
 from guerdon.worlds.eye import resized
 from guerdon.worlds.world import ObservationSpec
+from rl_clock import interrupted, lines, result, start
 from tiny_world import Dot
 
 torch.set_num_threads(1)

@@ -10,11 +10,9 @@ import torch
 from processes import start_server
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent / "rl"), str(HERE.parent / "models")]
+sys.path.insert(0, str(HERE.parent / "models"))
 
 from adapter_models import Trl  # noqa: E402
-from rl_clock import clock_study, result, start  # noqa: E402
-from rl_models import episodes, write_image_model  # noqa: E402
 
 from guerdon.config import load  # noqa: E402
 from guerdon.episodes.read import dataset_hash, read_episodes  # noqa: E402
@@ -31,6 +29,8 @@ from guerdon.serve.client import (  # noqa: E402
 from guerdon.settings.remote import RemoteSettings  # noqa: E402
 from guerdon.settings.study import Study  # noqa: E402
 from guerdon.types import Episode, RewardModel  # noqa: E402
+from rl_clock import clock_study, result, start  # noqa: E402
+from rl_models import episodes, write_image_model  # noqa: E402
 
 torch.set_num_threads(1)
 TOLERANCE = 1e-6

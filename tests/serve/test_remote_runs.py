@@ -12,21 +12,18 @@ import pytest
 import torch
 from chaos import chaos_server, worth
 
+import text_rl
+from guerdon.cli import main
+from guerdon.config import to_yaml
+from guerdon.errors import ConfigError, TooManyFailuresError
+from guerdon.rl import build_text, learner
+from guerdon.rl import checkpoint as ckpt
+from guerdon.rl.run import run_folder
+from guerdon.types import Failure, RewardInfo, Score
+from rl_clock import clock_study, lines, read_moment, result, start, truth_of
+from rl_killed import kill_at
+
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent / "rl")]
-
-import text_rl  # noqa: E402
-from rl_clock import clock_study, lines, read_moment, result, start, truth_of  # noqa: E402
-from rl_killed import kill_at  # noqa: E402
-
-from guerdon.cli import main  # noqa: E402
-from guerdon.config import to_yaml  # noqa: E402
-from guerdon.errors import ConfigError, TooManyFailuresError  # noqa: E402
-from guerdon.rl import build_text, learner  # noqa: E402
-from guerdon.rl import checkpoint as ckpt  # noqa: E402
-from guerdon.rl.run import run_folder  # noqa: E402
-from guerdon.types import Failure, RewardInfo, Score  # noqa: E402
-
 torch.set_num_threads(1)
 
 

@@ -15,10 +15,11 @@ from guerdon.models.text_load import load_text_model
 from guerdon.models.text_model import TextModelCard
 from guerdon.types import Episode
 
-sys.path[:0] = [str(Path(__file__).parents[1] / part) for part in ("rl", "models")]
-from rl_models import write_image_model  # noqa: E402
-from tiny_text_policies import tiny_policy  # noqa: E402
-from vlm_samples import tiny_folder  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+from tiny_text_policies import tiny_policy
+from vlm_samples import tiny_folder
+
+from rl_models import write_image_model
 
 CLOSE = {"abs": 1e-6}
 STEPS = ("3+5=8\n\n", "8-2=7\n\n", "The answer is 7.")

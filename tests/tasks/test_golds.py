@@ -150,7 +150,7 @@ def test_a_parser_that_does_not_end_is_no_unreadable_gold_and_is_not_waited_for_
 def test_a_verifier_of_ones_own_is_not_asked(tmp_path):
     path = write(tmp_path / "own.jsonl", BROKEN)
     found = golds.unreadable_golds(
-        read_prompts(path), FilesDataSettings(train_files=(str(path),), verifier="tests.worlds.test_golds:never")
+        read_prompts(path), FilesDataSettings(train_files=(str(path),), verifier="tests.tasks.test_golds:never")
     )
     assert found == ({}, 0.0)
 

@@ -172,10 +172,10 @@ def enter_root(packages: Sequence[str] = ()) -> None:
     for place, folder in enumerate(packages):
         Path(f"/packages/{place}").mkdir(parents=True)
         _mount(f"/old{folder}", f"/packages/{place}", None, 0x1000 | 0x4000)
-    Path("/calls/guerdon/worlds").mkdir(parents=True)
+    Path("/calls/guerdon/tasks").mkdir(parents=True)
     for name, text in _parts.items():
-        Path(f"/calls/guerdon/worlds/{name}").write_bytes(text)
-        py_compile.compile(f"/calls/guerdon/worlds/{name}")
+        Path(f"/calls/guerdon/tasks/{name}").write_bytes(text)
+        py_compile.compile(f"/calls/guerdon/tasks/{name}")
     limit = Path("/old/proc/sys/user/max_user_namespaces")
     with contextlib.suppress(OSError):  # where /proc is read-only; a namespace inside gains rights over nothing here
         limit.write_text("0")  # of this namespace: no test makes another one

@@ -12,6 +12,7 @@ from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
 from guerdon.settings.study import Study
 from guerdon.types import Failure, RewardInfo, Score
+from rl_killed import kill_at
 
 ID = "guerdon-test/Clock-v0"
 SIZE = 40
@@ -167,3 +168,8 @@ def result(study):
 
 
 register_clock()
+
+
+def interrupted(study, where, count, **kwargs):
+    """Run until the method `where` has begun `count` times, then stop as dead."""
+    kill_at(start(study, **kwargs), where, count)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import numpy as np
-from rl_killed import kill_at
 
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import prompt_ids
@@ -16,6 +15,7 @@ from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
 from guerdon.settings.study import Study
 from guerdon.types import Failure, Rollout, last_valid
+from rl_killed import kill_at
 from scripted import LETTERS, SHAPE, Scripted
 
 SUMS = "0123456789+-*=?;"
