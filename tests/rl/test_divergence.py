@@ -2,14 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
-from rl_clock import clock_study
-from rl_clock import start as start_clock
-from rl_killed import kill_at
 from safetensors.torch import load_file
-from text_rl import LORA, letter_study, lines, prime, start
 
 from guerdon.config import to_yaml
 from guerdon.errors import CheckpointError, NonFiniteError
@@ -17,6 +14,10 @@ from guerdon.finite import MAX_SKIPPED, SkippedSteps, first_non_finite, load_wei
 from guerdon.policies import control
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.run import run_folder
+from rl_clock import clock_study
+from rl_clock import start as start_clock
+from rl_killed import kill_at
+from text_rl import LORA, letter_study, lines, prime, start
 
 torch.set_num_threads(1)
 WILD = 1e30
@@ -122,7 +123,7 @@ def test_the_command_ends_with_status_3(tmp_path):
     code = "import rl_clock; rl_clock.register_clock(); from guerdon.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, "run", str(tmp_path / "study.yaml")],
-        capture_output=True, text=True, check=False, cwd=__file__.rpartition("/")[0],
+        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1],
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
     assert "lower" in done.stderr.lower()
