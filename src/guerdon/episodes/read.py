@@ -49,8 +49,7 @@ def _log_each_cause_once() -> OnSkip:
     logged: set[tuple[Path, str]] = set()
 
     def log(skipped: Skipped) -> None:
-        cause = (skipped.path, skipped.reason)
-        if cause not in logged:
+        if (cause := (skipped.path, skipped.reason)) not in logged:
             logged.add(cause)
             _log.warning("%s (other episodes that this costs are not listed)", skipped)
 

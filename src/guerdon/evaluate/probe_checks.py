@@ -81,9 +81,6 @@ def run_probes(
         value = episode_value(new, kind)
         return None if value is None or limit is None else float(value > limit)
 
-    def trend(_: Score, new: Score) -> float | None:
-        return None if new.steps is None else spearman(new.steps, np.arange(len(new.steps)))
-
     def change_after_row_0(old: Score, new: Score) -> float | None:
         if old.steps is None or new.steps is None or np.ptp(old.steps) == 0:
             return None
@@ -92,10 +89,6 @@ def run_probes(
     def lower(old: Score, new: Score) -> float | None:
         before, after = episode_value(old, kind), episode_value(new, kind)
         return None if before is None or after is None else float(after < before)
-
-    def no_trend(value: float, rows: list[int]) -> bool:
-        error = float(np.sqrt(sum(1 / (n - 1) for n in rows))) / len(rows)  # of a random order
-        return abs(value) <= max(0.25, 3 * error)
 
     plan = {
         "black_frame": _Probe(
@@ -110,12 +103,12 @@ def run_probes(
         ),
         "reversed_video": _Probe(
             "values of a success fall when it plays backwards (value: mean Spearman with the row index, below 0)",
-            ordered, reversed_rows, trend, lambda value, _: value < 0,
+            ordered, reversed_rows, _trend, lambda value, _: value < 0,
         ),
         "shuffled_frames": _Probe(
             "values do not rise merely because time passes (value: mean Spearman with the shown order, within 0.25 of "
             "0 or 3 standard errors)",
-            ordered, lambda episode: shuffled_rows(episode, rng), trend, no_trend,
+            ordered, lambda episode: shuffled_rows(episode, rng), _trend, _no_trend,
         ),
         "goal_pasted_first": _Probe(
             "a goal frame at row 0 leaves later values as they were (value: mean change over the spread of values, at "
@@ -131,6 +124,16 @@ def run_probes(
         ),
     }  # fmt: skip
     return {name: _run(probe, model, episodes, scores) for name, probe in plan.items()}
+
+
+def _trend(_: Score, new: Score) -> float | None:
+    """Spearman correlation of values with the row index."""
+    return None if new.steps is None else spearman(new.steps, np.arange(len(new.steps)))
+
+
+def _no_trend(value: float, rows: list[int]) -> bool:
+    error = float(np.sqrt(sum(1 / (n - 1) for n in rows))) / len(rows)  # of a random order
+    return abs(value) <= max(0.25, 3 * error)
 
 
 class _Probe(NamedTuple):

@@ -97,20 +97,7 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     policy: Any = learner.policy
     if algorithm.filter_rewards:
         check_bounds(algorithm, return_range(study, models))
-    notes += study.env.notes
-    notes += [f"WARNING: {line}" for line in reward_warnings(study)]
-    notes += [
-        f"[{study.reward.group_name}] {name}: {one.settings.model.model_type} from {one.settings.model.origin}, "
-        f"weight {one.settings.reward_weight:g}"
-        for name, one in models.items()
-    ]
-
-    notes += [
-        f"[{study.reward.group_name}] {name}: reward_weight {one.settings.reward_weight:g} changes nothing: the only "
-        "source, whose advantages are normalised"
-        for name, one in models.items()
-        if list(terms) == [name] and algorithm.normalize_minibatches and one.settings.reward_weight not in (0.0, 1.0)
-    ]
+    notes += _notes(study, models, only=next(iter(terms)) if len(terms) == 1 else None)
 
     def film(folder: Path, step: int) -> None:
         moments, rewards = collector.film(policy, frames=runner.film_frames)
@@ -137,6 +124,26 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         else None,
         loaded,
     )
+
+
+def _notes(study: Study, models: Mapping[str, ControlReward], *, only: str | None) -> list[str]:
+    """Lines for the start of the log; `only` is the name of the source that the policy learns from, if it is alone."""
+    normalized, group = study.control_algorithm.normalize_minibatches, f"[{study.reward.group_name}]"
+    settings = {name: one.settings for name, one in models.items()}
+    return [
+        *study.env.notes,
+        *(f"WARNING: {line}" for line in reward_warnings(study)),
+        *(
+            f"{group} {name}: {one.model.model_type} from {one.model.origin}, weight {one.reward_weight:g}"
+            for name, one in settings.items()
+        ),
+        *(
+            f"{group} {name}: reward_weight {one.reward_weight:g} changes nothing: the only source, whose advantages "
+            "are normalised"
+            for name, one in settings.items()
+            if name == only and normalized and one.reward_weight not in (0.0, 1.0)
+        ),
+    ]
 
 
 def check_control(study: Study) -> None:

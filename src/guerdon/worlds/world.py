@@ -259,13 +259,7 @@ class World:
             SimulatorError: the environment raised, or cannot begin an episode.
             ConfigError: an episode ended without a report of success that something needs.
         """
-        given, actions = actions, self._executable(actions)
-        if not np.isfinite(given).all():
-            copy = int(np.argwhere(~np.isfinite(given))[0, 0])
-            raise NonFiniteError(
-                f"the policy gave an action that is not finite in copy {copy}: "
-                "its weights have diverged (lower algorithm.learning_rate) or an observation is not finite"
-            )
+        actions = self._executable(actions)
         observations, rewards, terminated, truncated, info = step_all(self.env, actions, self._steps, self.tasks)
         self._drawn.clear()
         observations, rewards = np.asarray(observations), np.asarray(rewards)
@@ -301,13 +295,7 @@ class World:
         if self._playing is not None:
             self._playing.step(success, known, done, failed)
         fresh = self._begin_next(actions, done, failed, observations)
-        if not fresh.any():
-            self._shown = final
-        elif frames is None or self._spec is None:
-            self._shown = self._view(self._observations)
-        else:
-            self._shown = final.copy()
-            self._shown[fresh] = self._view(self._observations, fresh & (frames.new | failed))[fresh]
+        self._shown = final if not fresh.any() else self._begun(fresh, failed, final, frames)
         return Transition(
             observations=self._shown.copy(),
             final_observations=final,
@@ -403,8 +391,20 @@ class World:
 
     # Private parts of step() and of resuming.
 
+    def _begun(self, fresh: BoolArray, failed: BoolArray, final: np.ndarray, frames: FramesDue | None) -> np.ndarray:
+        """What is observed where copies of `fresh` have begun an episode, and `final` in the others."""
+        if frames is None or self._spec is None:
+            return self._view(self._observations)
+        shown = final.copy()
+        shown[fresh] = self._view(self._observations, fresh & (frames.new | failed))[fresh]
+        return shown
+
     def _executable(self, actions: np.ndarray) -> np.ndarray:
-        """(B, A) the nearest actions of the action space, in an array of their own."""
+        """(B, A) the nearest actions of the action space, in an array of their own; all have to be finite."""
+        if not np.isfinite(actions).all():
+            copy = int(np.argwhere(~np.isfinite(actions))[0, 0])
+            why = "its weights have diverged (lower algorithm.learning_rate) or an observation is not finite"
+            raise NonFiniteError(f"the policy gave an action that is not finite in copy {copy}: {why}")
         low, high, dtype = self._bounds
         whole = dtype.kind in "iu"
         found = np.array(actions, dtype=np.float64 if whole else dtype)
