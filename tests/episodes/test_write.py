@@ -48,7 +48,7 @@ def episode_lists(draw):
             "frames": (np.uint8, (length, *size, 3), st.integers(0, 255)),
             "states": (np.float32, (length, states), numbers),
             "actions": (np.float32, (length, 2), numbers),
-            "rewards": (np.float32, (length,), numbers),
+            "rewards": (np.float32, (length,), st.floats(width=32, allow_nan=False)),  # NaN is unknown
             "success": (np.bool_, (length,), st.booleans()),
         }
         columns = {name: draw(arrays(d, s, elements=e)) for name, (d, s, e) in shapes.items() if name in names}
