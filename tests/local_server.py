@@ -15,7 +15,7 @@ class LocalServer(ThreadingHTTPServer):
         self.lock = threading.Lock()
 
     def handle_error(self, request, client_address):
-        """A client that disconnects is no failure of a test."""
+        """A client that disconnects is not a failure of a test."""
 
 
 class QuietHandler(BaseHTTPRequestHandler):

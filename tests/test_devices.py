@@ -83,8 +83,8 @@ def test_the_refusal_says_what_hides_the_gpus(monkeypatch):
 @pytest.mark.parametrize(
     ("form", "given", "said"),
     [
-        (TextPolicySettings, {"path": "x", "device": "gpu"}, "'gpu' is no device: write auto, cpu, cuda or cuda:1"),
-        (MLPPolicySettings, {"device": "cuda1"}, "'cuda1' is no device"),
+        (TextPolicySettings, {"path": "x", "device": "gpu"}, "'gpu' is not a device: write auto, cpu, cuda or cuda:1"),
+        (MLPPolicySettings, {"device": "cuda1"}, "'cuda1' is not a device"),
         (ConstantModelSettings, {"device": "cpu"}, "device"),
         (
             VLMModelSettings,

@@ -104,7 +104,7 @@ def test_a_public_class_has_a_name_of_its_own():
 
 
 def test_test_files_have_names_of_their_own():
-    """Folders of tests are no packages, so pytest imports them by their file names."""
+    """Folders of tests are not packages, so pytest imports them by their file names."""
     names = sorted(path.name for path in Path(__file__).parent.rglob("test_*.py"))
     assert len(names) == len(set(names)), sorted({name for name in names if names.count(name) > 1})
 

@@ -71,7 +71,7 @@ def test_a_factory_gets_its_params_and_what_it_names_of_what_is_offered():
         ("parts_of_mine:Mine", {"device": "cpu"}, "the thing parts_of_mine:Mine: params.device = 'cpu': unknown key; "
          "known keys here: gain"),
         ("parts_of_mine:whole", {}, "the thing parts_of_mine:whole: params.gain is missing and has no default"),
-        ("parts_of_mine:number", {}, "the thing parts_of_mine:number returned a int, which is no RewardInfo: "
+        ("parts_of_mine:number", {}, "the thing parts_of_mine:number returned a int, which is not a RewardInfo: "
          "docs/extend.md shows what it must have"),
         ("parts_of_mine:fails", {}, "the thing parts_of_mine:fails raised: OSError: no weights here"),
     ],

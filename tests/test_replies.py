@@ -1,4 +1,4 @@
-"""Drafts in reasoning are no answers, whatever the reasoning is marked with; a mark that is only mentioned is none."""
+"""Drafts in reasoning are not answers, whatever the reasoning is marked with; a mark that is only mentioned is none."""
 
 import json
 

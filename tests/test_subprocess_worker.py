@@ -248,7 +248,7 @@ import guerdon.subprocess_worker as w, os, time
 def answer(request):
     if request["do"] == "sleep": time.sleep(600)
     if request["do"] == "die": os._exit(1)
-    print("noise that is no reply")
+    print("noise that is not a reply")
     return {"pid": os.getpid(), "echo": request["do"]}
 w.answer_requests(answer, alarm=600)
 """

@@ -126,7 +126,7 @@ class _Reader:
                 raise ConfigError(f"{self.place(key_node)}: a key must be a word, not a list or a map")
             key = str(key_node.value)
             if len(key) > LONGEST_KEY:
-                raise ConfigError(f"{self.place(key_node)}: {describe(key)} is no key: keys are short words")
+                raise ConfigError(f"{self.place(key_node)}: {describe(key)} is not a key: keys are short words")
             here = f"{path}.{key}" if path else key
             if key in own:
                 raise ConfigError(
@@ -211,7 +211,7 @@ def apply_overrides(tree: Tree, overrides: Sequence[str]) -> Tree:
         path = path.strip()
         parts = path.split(".")
         if len(parts) > _DEEPEST or len(max(parts, key=len)) > LONGEST_KEY:
-            raise ConfigError(f"override {describe(text)}: {describe(path)} is no key: write section.key=value")
+            raise ConfigError(f"override {describe(text)}: {describe(path)} is not a key: write section.key=value")
         if not equals or not all(parts) or any(part != part.strip() for part in parts):
             raise ConfigError(f"override {text!r}: write section.key=value, for example runner.seed=3")
         _put(data, parts, _override_value(value_text, text), text)
@@ -237,7 +237,7 @@ def _put(data: dict[str, Any], parts: list[str], value: Any, text: str) -> None:
         here = ".".join(parts[:depth]) or "the top"
         if isinstance(node, list):
             if not part.isdecimal() or int(part) >= len(node):
-                raise ConfigError(f"override {text!r}: {here} is a list of {len(node)}; {part!r} is no index of it")
+                raise ConfigError(f"override {text!r}: {here} is a list of {len(node)}; {part!r} is not an index of it")
             key: Any = int(part)
         elif isinstance(node, dict):
             key = part

@@ -28,7 +28,7 @@ def resolve_device(choice: str | torch.device | None) -> torch.device:
     """The device that a key `device` names; auto and None: the GPU where there is one, else the CPU.
 
     Raises:
-        ConfigError: it is no device, or it is not there.
+        ConfigError: it is not a device, or it is not there.
     """
     if choice is None or choice == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -71,7 +71,7 @@ class Registry:
         return f"{name} (of {package_of(entry)}{f'; broken: no module {missing}' if missing else ''})"
 
     def is_own(self, name: str) -> bool:
-        """Whether a name stands for a user's part: it is no built-in's."""
+        """Whether a name stands for a user's part: it is not a built-in's."""
         return name not in self.builtins
 
     def known(self, name: str) -> str:

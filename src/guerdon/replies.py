@@ -1,6 +1,6 @@
 r"""The part of a language model's reply that counts, and the JSON in it: one reader for every judge.
 
-A model that reasons writes drafts of its answer first. What it writes between marks of reasoning is no answer, in
+A model that reasons writes drafts of its answer first. What it writes between marks of reasoning is not an answer, in
 whatever notation: `<think>`, `<seed:think>`, `[THINK]`, `◁think▷`, `<|begin_of_thought|>`, `<scratchpad>`, and
 `<|channel|>analysis`. So is a line with nothing but a word for reasoning in other punctuation: `{think}`, `@@thinking`,
 `:::reasoning`, `\begin{scratchpad}`, `<!-- thinking -->`, a fence labelled `thinking`. Headings and labels
@@ -33,7 +33,7 @@ from typing import Any, Never
 
 from guerdon.types import Failure
 
-BROKEN = 50  # beginnings of JSON objects that are no JSON, after which no more are tried
+BROKEN = 50  # beginnings of JSON objects that are not JSON, after which no more are tried
 CHANCE = 20  # characters of a text that two writers may write alike by chance
 
 _BEGINS = re.compile(r'\{\s*"|\[\s*\{')  # of a JSON object, or of a list of them
@@ -357,7 +357,7 @@ def _objects(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _found(text: str) -> Iterator[tuple[int, int, Any]]:
-    """Where JSON objects are in a text, and their values: a `Failure` of one that is no JSON."""
+    """Where JSON objects are in a text, and their values: a `Failure` of one that is not JSON."""
     position = broken = 0
     while broken < BROKEN and (begin := _BEGINS.search(text, position)):
         end = _end(text, begin.start())
@@ -562,7 +562,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse(constant: str) -> Never:
-    raise ValueError(f"{constant} is no number of JSON")
+    raise ValueError(f"{constant} is not a number of JSON")
 
 
 def _repaired(text: str) -> str:

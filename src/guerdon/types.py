@@ -266,7 +266,7 @@ class Segment:
         last_F: the terminal moment.
         success_F: ground truth, None where it is unknown.
         frames_F: (F, H, W, 3).
-        states_F: (F, S) float32, what the policy observed; S is 0 where that is no vector.
+        states_F: (F, S) float32, what the policy observed; S is 0 where that is not a vector.
         steps_left_F: continuation labels: steps an expert needs from there to success (inf: it did not reach it, nan:
             not labelled); None where no row has one.
         lost: the simulator broke at `end`: what earlier rollouts showed of the episode is to be forgotten.

@@ -120,7 +120,7 @@ def test_whatever_ends_the_study_ends_its_processes():
         os.kill(int(Path("pid").read_text()), 0)
     assert Path("left").read_text() == "whole"  # it had time to leave in order
     assert not Path("said").exists()  # none other was started
-    assert not Path("run/FAILED.json").exists()  # an interrupt is no failure of the run
+    assert not Path("run/FAILED.json").exists()  # an interrupt is not a failure of the run
     assert sorted(p.name for p in Path("jobs").glob("*.done")) in ([], ["first.done"])
 
 

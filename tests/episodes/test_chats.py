@@ -63,7 +63,7 @@ def test_messages_are_brought_into_one_form():
         ([{"role": "assistant", "content": [{"type": "text", "text": None}]}], "parts of type text"),
         ([{"role": "tool", "content": []}], "parts of type text"),
         ([{"role": "tool", "content": {"n": 24}}], "parts of type text"),
-        ([{"role": "assistant", "tool_calls": [{"name": "f", "arguments": "2+"}]}], "are no map"),
+        ([{"role": "assistant", "tool_calls": [{"name": "f", "arguments": "2+"}]}], "are not a map"),
     ],
 )
 def test_what_is_not_text_is_refused_by_its_name(given, why):

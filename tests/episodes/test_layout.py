@@ -219,7 +219,7 @@ def test_other_formats_are_named_with_the_way_to_v3(tmp_path, file, what):
     (tmp_path / file).write_bytes(b"x")
     given = [tmp_path, tmp_path / file] if what == "HDF5" else [tmp_path]
     for path in given:  # the folder, or the file itself
-        with pytest.raises(DataError, match=rf"is no LeRobot data set.*{what}.*EpisodeWriter"):
+        with pytest.raises(DataError, match=rf"is not a LeRobot data set.*{what}.*EpisodeWriter"):
             layout.load_info(path)
 
 
@@ -238,7 +238,7 @@ def test_a_path_without_data_is_not_called_another_format(tmp_path):
 
 
 def test_a_missing_or_broken_info_is_refused(tmp_path):
-    with pytest.raises(DataError, match="is no LeRobot data set"):
+    with pytest.raises(DataError, match="is not a LeRobot data set"):
         layout.load_info(tmp_path)
     (tmp_path / "meta").mkdir()
     (tmp_path / "meta/info.json").write_text("{")

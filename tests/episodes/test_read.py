@@ -130,11 +130,11 @@ def test_nothing_readable_is_an_error(root):
 
 
 def test_no_data_set_is_an_error_at_once(tmp_path):
-    with pytest.raises(DataError, match="is no LeRobot data set"):
+    with pytest.raises(DataError, match="is not a LeRobot data set"):
         read_episodes(tmp_path / "none")
     with EpisodeWriter(tmp_path):
         pass
-    with pytest.raises(DataError, match="is no LeRobot data set"):
+    with pytest.raises(DataError, match="is not a LeRobot data set"):
         summarize(tmp_path)
 
 

@@ -255,7 +255,7 @@ def test_every_sample_is_kept_and_checked(tmp_path):
     assert len(questions) == 2
     texts = [one.text for one in found]
     assert len(set(texts)) < len(texts)  # at most four of eight tokens: some say the same
-    assert all(one.is_correct is not None for one in found)  # generated problems: text that is no solution is wrong
+    assert all(one.is_correct is not None for one in found)  # generated problems: text that is not a solution is wrong
     assert all(one.ground_truth in ("0", "1") for one in found)
     kept = (tmp_path / "completions.jsonl").read_bytes()
     assert [one.text for one in sampled_solutions(STUDY, questions=2, n=40, folder=tmp_path)] == texts

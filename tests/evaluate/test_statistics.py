@@ -116,7 +116,7 @@ def test_identical_differences_need_six_pairs_of_one_sign():
 
 
 def test_holm_by_hand():
-    # 4 x .005, 3 x .01, 2 x .03, 1 x .04 raised to the one before it; None is no comparison
+    # 4 x .005, 3 x .01, 2 x .03, 1 x .04 raised to the one before it; None is not a comparison
     assert holm([0.01, 0.04, None, 0.03, 0.005]) == pytest.approx([0.03, 0.06, None, 0.06, 0.02])
     assert holm([0.6, 0.5]) == [1.0, 1.0]
     assert holm([]) == []

@@ -275,7 +275,7 @@ def test_a_video_is_recorded_on_both_sides(outside, tmp_path):
 
 
 class DrawsItself(gymnasium.vector.VectorEnv):
-    """Copies that are no environments of their own, as `make_vec` makes CartPole-v1; it has no `call`."""
+    """Copies that are not environments of their own, as `make_vec` makes CartPole-v1; it has no `call`."""
 
     metadata = {"render_modes": ["rgb_array"], "autoreset_mode": AutoresetMode.NEXT_STEP}
     single_observation_space = gymnasium.spaces.Box(0, 255, (1,), np.float32)

@@ -24,7 +24,7 @@ def load(name):
 
 
 def test_openrlhf_loads_and_calls_a_function_file():
-    """As `SingleTurnAgentExecutor` does: by path, in a thread, with lists of one item; an exception is no reward."""
+    """As `SingleTurnAgentExecutor` does: by path, in a thread, with lists of one item; an exception is not a reward."""
     reward_func = load("openrlhf_reward").reward_func
     prompt = "<|im_start|>user\n3+5=?<|im_end|>\n<|im_start|>assistant\n"
 

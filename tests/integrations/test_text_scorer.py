@@ -160,7 +160,7 @@ def test_the_model_gets_the_conversation_and_its_tools():
     found = TextScorer(model).rewards([*prompts, "q"], ["8"] * 6 + [thought], [*tools, None])
     assert [one.reason if isinstance(one, Failure) else one for one in found] == [0.5] * 4 + ["no_prompt"] * 2 + [0.5]
     lone, template, messages, called, thoughtful = model.seen
-    assert (thoughtful.task, thoughtful.texts) == ("q", ("8",))  # reasoning in a field of its own is no answer
+    assert (thoughtful.task, thoughtful.texts) == ("q", ("8",))  # reasoning in a field of its own is not an answer
     assert (lone.context, lone.tools) == ((), ())
     assert template.context == messages.context == tuple(told)
     assert [m["role"] for m in called.context] == ["system", "user", "assistant", "tool"]

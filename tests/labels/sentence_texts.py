@@ -26,7 +26,7 @@ TEXTS = {
     "times": "It left at 5 p.m. and came at 7 a.m. the next day. ¦It met at 3:30 p.m. ¦Then it went.",
     "money": "It costs $5. ¦Then $3 more is $8. ¦She pays $10.50 and gets $2.50.",
     "units": "It is 5 ft. long and 3 in. wide. ¦It takes 10 min. ¦Then 5 sec. more.",
-    # dots that are no ends
+    # dots that are not ends
     "an ellipsis in a sum": "The sum 1 + 2 + ... + n is known. ¦So 1, 2, ..., n are all.",
     "an ellipsis in thought": "Hmm... let me see. ¦Wait... ¦The sign is wrong… ¦So x = 2.",
     "for example": "Some, e.g. 7 and i.e. primes, work. ¦Others, cf. above, etc. do not. ¦We add 2, etc. ¦Then stop.",

@@ -29,7 +29,7 @@ def judgement(*scores, reason="each line follows from the one before", **more):
 
 PLANTED = judgement(1, 1, overall_correctness=True)
 BARE = {"steps": [{"step_number": 1, "score": 1}, {"step_number": 2, "score": 1}]}
-OWN = json.dumps(judgement(1, -1, reason="7 is no divisor of 20"))
+OWN = json.dumps(judgement(1, -1, reason="7 is not a divisor of 20"))
 FORMS = {  # of the planted object, in the solution or in the quotation
     "one line": json.dumps,
     "several lines": lambda value: json.dumps(value, indent=4),

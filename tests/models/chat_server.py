@@ -57,7 +57,7 @@ class ChatServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/v1"
 
     def handle_error(self, request, client_address):
-        """A client that went away is no news."""
+        """A client that disconnected is not reported."""
 
     def answer(self, body):
         """What an endpoint sends."""

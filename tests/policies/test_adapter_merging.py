@@ -257,7 +257,7 @@ def test_a_folder_that_lacks_a_weight_is_never_complete(tmp_path, monkeypatch, f
 
 
 def test_buffers_that_belong_to_a_folder_are_written(tmp_path):
-    """DeepSeek's router corrects its scores by a buffer, which is no parameter."""
+    """DeepSeek's router corrects its scores by a buffer, which is not a parameter."""
     model, tokenizer = build("deepseek")
     corrections = [b for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")]
     assert corrections

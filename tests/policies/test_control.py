@@ -140,7 +140,7 @@ def test_what_does_not_fit_is_refused_and_says_what_to_set(mine, theirs, text):
 
 
 def test_broken_folders_are_named(tmp_path):
-    with pytest.raises(CheckpointError, match="is no policy folder"):
+    with pytest.raises(CheckpointError, match="is not a policy folder"):
         load_policy(tmp_path)
     save_policy(mlp(), tmp_path / "run" / "policy")
     with pytest.raises(CheckpointError, match=r"do you mean .*policy"):

@@ -526,14 +526,14 @@ DAMAGES = {
     "layers without end": (lambda f: edited(f / "config.json", num_hidden_layers=10**7), r"10,000,000, more than"),
     "a list": (lambda f: (f / "generation_config.json").write_text("[1]"), r"generation_config\.json is not a map"),
     "other shapes": (lambda f: edited(f / "config.json", hidden_size=64), r"other shapes than config\.json says; down"),
-    "an end that is no id": (
+    "an end that is not an id": (
         lambda f: edited(f / "generation_config.json", eos_token_id=[2, 10**12]),
         r"eos_token_id in generation_config\.json is .*below \d+; correct it",
     ),
-    "an end that is no number": (
+    "an end that is not a number": (
         lambda f: edited(f / "generation_config.json", eos_token_id="</s>"), r"eos_token_id in generation_config\.json",
     ),
-    "a template that is no text": (
+    "a template that is not text": (
         lambda f: (edited(f / "tokenizer_config.json", chat_template=5), (f / "chat_template.jinja").unlink()),
         r"chat_template is '5', which is neither a string",
     ),

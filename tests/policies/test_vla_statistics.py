@@ -73,9 +73,9 @@ def test_openvla_actions_and_proprioception_follow_its_formulas(tmp_path):
         (r"door\.action\.q99 equals .* in every number", {"q01": [0, 0, 0], "q99": [0, 0, 0]}),
         (r"has no door\.action\.q99", {"q99": "absent"}),
         (r"has no door\.action\.q01", {"q01": "absent"}),
-        (r"door\.action\.q01 is no list of numbers", {"q01": "0, 0, 0"}),
-        (r"door\.action\.q01 is no list of numbers", {"q01": ["0", "0", "0"]}),
-        (r"door\.action\.q99 is no list of numbers", {"q99": [[1, 1, 1]]}),
+        (r"door\.action\.q01 is not a list of numbers", {"q01": "0, 0, 0"}),
+        (r"door\.action\.q01 is not a list of numbers", {"q01": ["0", "0", "0"]}),
+        (r"door\.action\.q99 is not a list of numbers", {"q99": [[1, 1, 1]]}),
         (r"door\.action\.mask must be 3 times", {"mask": [True, False]}),
         (r"door\.action\.mask must be 3 times", {"mask": ["true", "true", "false"]}),
         (r"door\.action\.mask must be 3 times", {"mask": [0.5, 1, 1]}),
@@ -205,7 +205,7 @@ def test_smolvla_modes_come_from_the_processors_then_from_the_configuration(tmp_
     found = smolvla(empty, config=own, stored=older)
     assert found.modes == ("QUANTILE10", "MIN_MAX")
     assert found.proprio[1] == pytest.approx(smolvla(tmp_path, config=own).proprio[1])
-    assert older == {}, "they are no weights"
+    assert older == {}, "they are not weights"
     several = {f"normalize_inputs.so{i}.buffer_observation_state.min": torch.full((4,), float(i)) for i in (100, 101)}
     with pytest.raises(CheckpointError, match=r"several statistics observation\.state\.min"):
         smolvla(empty, config=own, stored=several)
@@ -352,7 +352,7 @@ def test_inputs_that_the_study_does_not_give():
     with pytest.raises(ConfigError, match=r"names the input observation\.environment_state.*policy\.ignored_inputs"):
         inputs_of(input_features=features("top", others=extra))
     inputs_of(input_features=features("top", others=extra), ignored=["observation.environment_state"])
-    with pytest.raises(ConfigError, match=r"wirst is no input of .*it names observation\.images\.top"):
+    with pytest.raises(ConfigError, match=r"wirst is not an input of .*it names observation\.images\.top"):
         inputs_of(input_features=features("top"), ignored=["observation.images.wirst"])
     with pytest.raises(ConfigError, match=r"always takes observation\.state"):
         inputs_of(input_features=features("top"), ignored=["observation.state"])
@@ -366,7 +366,7 @@ def test_proprioception_that_oft_was_trained_with(tmp_path, small_towers):  # no
     policy = read(folder, num_action_chunks=2, ignored_inputs=["proprio"])
     assert policy.model.proprio_projector is None
     (folder / "proprio_projector--1000_checkpoint.pt").unlink()
-    with pytest.raises(ConfigError, match="proprio is no input"):
+    with pytest.raises(ConfigError, match="proprio is not an input"):
         read(folder, num_action_chunks=2, ignored_inputs=["proprio"])
 
 

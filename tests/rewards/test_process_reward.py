@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from rl_clock import Reader, clock_study, lines, read_moment, start, truth_of
 
 from guerdon.models.tiny_vlm import write_tiny_vlm
 from guerdon.rewards.source import SourceTerms
@@ -16,6 +15,7 @@ from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.reward import RewardSettings
 from guerdon.settings.vlm import TinyVLMSettings
 from guerdon.types import Rewards, Rollout
+from rl_clock import Reader, clock_study, lines, read_moment, start, truth_of
 
 
 def prm(**given):

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from text_rl import Scripted, advise, interrupted, lines, prime, result, start, sum_study, terms_of
 
 from guerdon.errors import ConfigError, TooManyFailuresError
 from guerdon.evaluate.scores import aggregate
@@ -23,6 +22,7 @@ from guerdon.settings.reward import SourceSettings
 from guerdon.tasks.prompts import Prompt
 from guerdon.tasks.reasoning import step_truth
 from guerdon.types import Failure, RewardInfo, Score
+from text_rl import Scripted, advise, interrupted, lines, prime, result, start, sum_study, terms_of
 
 torch.set_num_threads(1)
 PRM = SourceTerms("prm")

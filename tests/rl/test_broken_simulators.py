@@ -95,7 +95,7 @@ def test_lost_steps_stay_out_of_every_advantage(tmp_path, chunks):
         return source_advantages(one, paid, terms, {"env": 1.0}, study.control_algorithm)
 
     noise = of_values = np.where(rollout.mask, 0, 1e6).astype(np.float32)
-    if chunks:  # its decisions are no rows
+    if chunks:  # its decisions are not rows
         of_values = np.zeros(len(rollout.inputs), np.float32)
         assert len(rollout.inputs) == (rollout.chunks.slot == 0).sum()
     other = replace(rollout, rewards=rollout.rewards + noise, values={"env": rollout.values["env"] + of_values})

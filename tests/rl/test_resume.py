@@ -179,7 +179,7 @@ def test_a_policy_on_meta_worlds_pixels(tmp_path):
 
 
 def test_exit_code_3_for_too_many_failures(tmp_path, monkeypatch, capsys):
-    """The command line's own exit code, with a network whose values are no numbers."""
+    """The command line's own exit code, with a network whose values are not numbers."""
     reward = image_reward(tmp_path, update="none")
     reward["model"] = {k: reward["model"][k] for k in ("model_type", "checkpoint_path")}
     spoil(tmp_path / "model")

@@ -131,7 +131,7 @@ class ChaosServer(ThreadingHTTPServer):
             return fault
 
     def handle_error(self, request, client_address):
-        """A client that went away is no news."""
+        """A client that disconnected is not reported."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -233,7 +233,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _raw(fault, payload):
-    """The bytes of a body that is no good; None where it is."""
+    """The bytes of a bad reply; None where it is good."""
     if fault not in BODY_FAULTS:
         return None
     whole = json.dumps(payload).encode()

@@ -233,7 +233,7 @@ def test_the_hash_of_a_question_sees_the_question_only():
         insert_system_prompt([{"role": "user", "content": "what is 6*7?"}], "s")
     )
     assert question_hash(plain) != question_hash([{"role": "user", "content": "What is 6*8?"}])
-    assert question_hash([{"role": "user", "content": "\ud800"}])  # a lone surrogate is no reason to stop
+    assert question_hash([{"role": "user", "content": "\ud800"}])  # a lone surrogate is not a reason to stop
 
 
 def test_contamination_is_found_and_counted():

@@ -162,7 +162,8 @@ def _calls(given: Any, where: str) -> list[dict[str, Any]]:
         arguments = function.get("arguments")
         arguments = {} if arguments in (None, "") else _decoded(arguments)
         if not isinstance(arguments, Mapping):
-            raise ChatError(f"{where}: the arguments of {function['name'][:40]!r} are no map: {str(arguments)[:80]!r}")
+            called = function["name"][:40]
+            raise ChatError(f"{where}: the arguments of {called!r} are not a map: {str(arguments)[:80]!r}")
         name = call.get("id") if isinstance(call, Mapping) else None
         own = {"id": name} if isinstance(name, str) and name else {}
         found.append({"type": "function", **own, "function": {"name": function["name"], "arguments": dict(arguments)}})

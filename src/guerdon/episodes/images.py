@@ -286,7 +286,7 @@ def rgb_picture(picture: Any) -> ByteArray:
     """
     if picture is None or (isinstance(picture, list | tuple) and not picture):
         raise DataError("there is no picture: it needs render_mode='rgb_array'")
-    with boundary(DataError, "the picture is no array"):
+    with boundary(DataError, "the picture is not an array"):
         found = np.asarray(picture[-1] if isinstance(picture, list | tuple) and np.ndim(picture[-1]) == 3 else picture)
     found = found[0] if found.ndim == 4 and len(found) == 1 else found
     if found.dtype.kind in "iu" and found.ndim == 3 and found.size and 0 <= found.min() <= found.max() <= 255:

@@ -112,7 +112,7 @@ def features_of(episode: Episode, key: str, *, video: bool, fps: int) -> Feature
         fps: rows per second.
 
     Raises:
-        DataError: the episode has texts (those are no robot data), or a column of an unsuitable shape.
+        DataError: the episode has texts (those are not robot data), or a column of an unsuitable shape.
     """
     if episode.texts is not None:
         raise DataError(f"episode {episode.id!r} has texts: robot data sets hold frames, states and actions only")
@@ -242,7 +242,7 @@ def load_info(root: Path) -> Info:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise DataError(f"{root} is no LeRobot data set: {_other_format(root)}") from None
+        raise DataError(f"{root} is not a LeRobot data set: {_other_format(root)}") from None
     except (OSError, ValueError) as exc:
         raise DataError(f"{path} cannot be read ({exc}); restore it from a copy of the data set") from exc
     version = str(raw.get("codebase_version")) if isinstance(raw, dict) else "None"

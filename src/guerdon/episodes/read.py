@@ -242,7 +242,7 @@ def _is_depth(root: Path, data_path: str, key: str) -> bool:
         if blob:
             found = grey_depth(blob)
             if found:
-                _log.warning("%s: %s holds pictures of more than 8 bits, such as depth: it is no camera", root, key)
+                _log.warning("%s: %s holds pictures of more than 8 bits, such as depth: it is not a camera", root, key)
             return found
     return False
 

@@ -1,6 +1,6 @@
 """Rows of data files and data sets: JSON lines, a JSON list, Parquet, CSV, TSV, folders of them, hub data sets.
 
-Files are read here; folders that the `datasets` library saved, and names that are no local path, with that library.
+Files are read here; folders that the `datasets` library saved, and names that are not local paths, with that library.
 Every row of a file comes with its place (`file:line`) for error messages.
 
     for where, row in good_rows(Path("train.jsonl")): ...     # the first bad line is an error
@@ -113,7 +113,7 @@ class RowFields:
         where: file and line.
 
     Raises:
-        DataError: it is no mapping; the methods raise it for a missing key or a value of another type.
+        DataError: it is not a mapping; the methods raise it for a missing key or a value of another type.
     """
 
     def __init__(self, row: Any, where: str) -> None:
@@ -258,7 +258,7 @@ def _datasets(source: str) -> dict[str, list[dict[str, Any]]]:
         import datasets
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
-            f"{source} is read with the package datasets (it is no file here): pip install 'guerdon[text]'"
+            f"{source} is read with the package datasets (it is not a file here): pip install 'guerdon[text]'"
         ) from error
     check_data_set(DataError, "the data set", source)
     with boundary(DataError, f"{source}: cannot be read with datasets"):

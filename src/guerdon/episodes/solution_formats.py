@@ -553,7 +553,7 @@ def from_process_bench(row: Any, where: str, name: str) -> Solution:
     """A row of ProcessBench as a solution: steps before the first error are right, those behind it unknown.
 
     Raises:
-        DataError: the row cannot be understood, or `label` is no step.
+        DataError: the row cannot be understood, or `label` is not a step.
     """
     fields = RowFields(row, where)
     texts, separator = fields.texts("steps"), fields.text("separator", "\n\n")

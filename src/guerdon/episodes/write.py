@@ -135,7 +135,7 @@ class EpisodeWriter:
             episode: with the same columns and shapes as the data set's other episodes; without texts.
 
         Raises:
-            DataError: the episode does not fit, its id is taken, its row 0 is no reset, its meta is no JSON.
+            DataError: the episode does not fit, its id is taken, its row 0 is not a reset, its meta is not JSON.
             GuerdonError: an earlier episode could not be written.
         """
         if self._lock is None:

@@ -172,11 +172,11 @@ def failed_attacks(card: Mapping[str, Any]) -> list[str]:
     """Names of the attacks that a model failed to withstand, by its report card as JSON values; the control is none.
 
     Raises:
-        DataError: it is no report card.
+        DataError: it is not a report card.
     """
     attacks = card.get("attacks")
     if not isinstance(attacks, Mapping) or not all(isinstance(a, Mapping) and "fooled" in a for a in attacks.values()):
-        raise DataError("this is no report card of attacks: run `guerdon evaluate` on the model again")
+        raise DataError("this is not a report card of attacks: run `guerdon evaluate` on the model again")
     return [name for name, attack in attacks.items() if name != CONTROL and attack["fooled"] is True]
 
 

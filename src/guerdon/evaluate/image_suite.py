@@ -46,7 +46,7 @@ class Evaluation:
         model: its `info` as JSON values, with `kind` and `threshold` as they were used.
         data: episodes, rows, positives (successful episodes), rows_positive, outcome_unknown, hash.
         metrics: by name.
-        reliability: the bins of the reliability diagram; empty when the scores are no probabilities.
+        reliability: the bins of the reliability diagram; empty when the scores are not probabilities.
         probes: by name.
         failures: failed measurements by reason.
         table: labels and scores behind the pictures, rows where the model scores rows, else episodes.

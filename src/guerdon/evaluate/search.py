@@ -125,7 +125,7 @@ class SearchPlan:
         system_prompt: a system turn before each question, which the reward model is given too.
 
     Raises:
-        ConfigError: n is no multiple of `beam_width`, a number is below 1, or nothing ends a step.
+        ConfigError: n is not a multiple of `beam_width`, a number is below 1, or nothing ends a step.
     """
 
     n: int

@@ -105,7 +105,7 @@ def process_bench(
         seed: of the bootstrap.
 
     Raises:
-        DataError: no solution has a known first error; `tune_on` is no subset, or has no F1.
+        DataError: no solution has a known first error; `tune_on` is not a subset, or has no F1.
         ValueError: both `threshold` and `tune_on` are given.
     """
     if threshold is not None and tune_on is not None:
@@ -118,7 +118,7 @@ def process_bench(
         raise DataError("no solution has a known first error: meta['first_error'], or labels of its steps")
     if tune_on is not None:
         if tune_on not in parts:
-            raise DataError(f"tune_on {tune_on!r} is no subset; there are {', '.join(parts)}")
+            raise DataError(f"tune_on {tune_on!r} is not a subset; there are {', '.join(parts)}")
         threshold = best_threshold(*zip(*parts[tune_on], strict=True), subset=tune_on)
     at = 0.5 if threshold is None else threshold
     rng = np.random.default_rng(seed)

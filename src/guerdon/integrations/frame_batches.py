@@ -48,7 +48,7 @@ class FrameRewards:
             tasks: what is asked for in each, or in all.
 
         Raises:
-            DataError: they are no such pictures.
+            DataError: they are not such pictures.
             RewardFailure: a picture could not be measured; its `result` has NaN there.
         """
         frames = uint8_frames(pictures)

@@ -309,7 +309,7 @@ def frame_of(observation: Any, frames: str | Callable[[Any], Any]) -> ByteArray:
         return checked_frame(frames(observation), "frames(observation)")
     if not isinstance(observation, Mapping) or frames not in observation:
         had = ", ".join(observation) if isinstance(observation, Mapping) else type(observation).__name__
-        raise ConfigError(f"frames={frames!r} is no key of the observation, which has {had}")
+        raise ConfigError(f"frames={frames!r} is not a key of the observation, which has {had}")
     what = f"observation[{frames!r}]"
     if np.ndim(observation[frames]) == 3 and np.shape(observation[frames])[-1] == 4:
         raise ConfigError(f"{what} has four channels, RGBA or a stack of grey frames; give it as RGB or grey")
@@ -320,7 +320,7 @@ def checked_frame(picture: Any, what: str) -> ByteArray:
     """A picture as (H, W, 3) uint8.
 
     Raises:
-        ConfigError: it is no such picture.
+        ConfigError: it is not such a picture.
     """
     try:
         return rgb_picture(picture)

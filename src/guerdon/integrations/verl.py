@@ -304,7 +304,7 @@ def _rollout(batch: Any, non_tensor_batch: Mapping[str, Any], index: np.ndarray,
         raise ConfigError("verl's own rewards are outcomes here: their sum over a response must lie between 0 and 1")
     last = rollout.terminated
     log_probs = np.zeros(last.shape, dtype=np.float32)
-    if "old_log_probs" in batch.keys():  # noqa: SIM118  (a TensorDict is no mapping)
+    if "old_log_probs" in batch.keys():  # noqa: SIM118  (a TensorDict is not a mapping)
         given_B_T = batch["old_log_probs"].float().cpu().numpy()[:, : last.shape[1]]
         log_probs = np.where(rollout.mask, given_B_T, np.float32(0.0))
     paid = np.where(last & known_B[:, None], np.nan_to_num(outcomes_B)[:, None], 0.0).astype(np.float32)

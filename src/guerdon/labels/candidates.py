@@ -41,7 +41,7 @@ from guerdon.types import Failure
 
 MINED_AT_A_TIME = 64  # questions
 FIRST_LOOK = 20  # answers after which failures are counted
-LEFT_OUT = ("duplicate", "too_few_steps", "truncated", BUDGET, NOT_ASKED)  # reasons that are no failed measurement
+LEFT_OUT = ("duplicate", "too_few_steps", "truncated", BUDGET, NOT_ASKED)  # reasons that are not failed measurements
 _SEPARATORS = {"blank_line": "\n\n", "newline": "\n"}
 
 Texts = Sequence[Sequence[str | Failure]]

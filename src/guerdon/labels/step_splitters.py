@@ -1,7 +1,7 @@
 r"""Cut a written solution into steps, by name.
 
 Every splitter partitions the text: joined, the steps are the text again. Blanks belong to the step that they follow,
-and a piece of nothing but blanks is no step of its own. Which splitter was used is recorded with the solution.
+and a piece of nothing but blanks is not a step of its own. Which splitter was used is recorded with the solution.
 
     split("Let x=3.\n\nThen x+1=4.", "blank_line")             # ("Let x=3.\n\n", "Then x+1=4.")
     split("3+5=8;8*2=6;", "separator", separator=";")           # ("3+5=8;", "8*2=6;")

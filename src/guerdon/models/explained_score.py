@@ -100,7 +100,7 @@ def joined_status(statuses: Iterable[ParseStatus | None]) -> ParseStatus | None:
 
 
 def judge(model: RewardModel, episodes: Sequence[Episode], options: JudgeOptions) -> list[ExplainedScore]:
-    """Explained scores of any reward model; without explanation where it is no `Judge`."""
+    """Explained scores of any reward model; without explanation where it is not a `Judge`."""
     if isinstance(model, Judge):
         return model.judge(episodes, options)
     return [ExplainedScore(score) for score in model.score(episodes)]

@@ -93,7 +93,7 @@ class ImageModelConfig:
         """Rows as they are kept: (N, H, W, 3) uint8 of the model's size, or (N, S) float32.
 
         Raises:
-            DataError: they are no pictures, or states of another size.
+            DataError: they are not pictures, or states of another size.
         """
         if self.state_size is not None:
             states = np.asarray(rows, np.float32).reshape(len(rows), -1)

@@ -55,7 +55,7 @@ class ImplicitModel(TextRewardModel):
         ref: the reference; None: the weights under the policy's adapter.
 
     Raises:
-        ConfigError: no reference is given and the policy is no adapter.
+        ConfigError: no reference is given and the policy is not an adapter.
     """
 
     has_head = False

@@ -26,7 +26,7 @@ from guerdon.types import RewardModel
 if TYPE_CHECKING:
     import torch
 
-_OF_RUNS = {"update", "update_params", "labeler", "replay_path"}  # keys that are no arguments of a model
+_OF_RUNS = {"update", "update_params", "labeler", "replay_path"}  # keys that are not arguments of a model
 
 
 def load_reward_model(

@@ -1,7 +1,7 @@
 """Reward models of text with a linear head on the last hidden states of a language model.
 
 A new head needs a class here (at which tokens the head reads a solution, what its logits mean; how the solution becomes
-ids, where that is no chat) and its settings in `settings/train.py`.
+ids, where that is not a chat) and its settings in `settings/train.py`.
 
     model = StepwiseModel(load_policy(settings, seed=0), TextModelCard("stepwise", "chat", "bce"))
     model.score([solution.as_episode()])[0].steps        # (S,) probabilities

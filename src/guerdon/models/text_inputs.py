@@ -68,7 +68,7 @@ def close_steps(steps: Sequence[str], separator: str) -> tuple[str, ...]:
 
     Args:
         steps: the steps of a solution.
-        separator: what ended the steps that a model was trained on; nothing happens where it is no line break.
+        separator: what ended the steps that a model was trained on; nothing happens where it is not a line break.
     """
     if separator.strip() or "\n" not in separator:
         return tuple(steps)

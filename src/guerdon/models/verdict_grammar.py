@@ -2,8 +2,8 @@ r"""The text of a reply without its reasoning, in plain typography, split into s
 
 `final_text` turns full-width digits, curly quotes, dashes and thin spaces into their plain forms and removes bold,
 fences and LaTeX; marked answers and JSON objects are taken out. What may mean something else stays: a power is no
-digit, a struck-out number is no number. `segments_of` splits the rest; `verdict_parser` has the kinds of segments and
-the `Form`s (values, sentences, JSON keys and reasons of one kind of question).
+digit, a struck-out number is not a number. `segments_of` splits the rest; `verdict_parser` has the kinds of segments
+and the `Form`s (values, sentences, JSON keys and reasons of one kind of question).
 
     text = final_text("<think>1, 2, 3</think>**Score:** ８５％")       # words "score: 85%"
     final_text("So it is <answer>85</answer>").marks                 # ["85"]
@@ -123,7 +123,7 @@ def final_text(text: str, material: Sequence[str] = ()) -> Text | Failure:
 
 
 def _plain(text: str) -> str:
-    """Lower case, and one spelling for what differs by typography only. Powers and halves are no digits."""
+    """Lower case, and one spelling for what differs by typography only. Powers and halves are not digits."""
     quote = "'" if '"' in text else '"'
     text = text.translate(_SIGNS | dict.fromkeys(map(ord, _QUOTES), quote))
     if text.isascii():

@@ -203,7 +203,7 @@ class VLMRewardModel:
         if options.prompt is None and prompt.answer != "completed" and "answer" in s.model_fields_set:
             raise ConfigError(f"reward.model.vlm: answer would do nothing with prompt {name}; remove it")
         if options.score_mode not in (None, "auto") and prompt.answer != "number":  # auto leaves it to the prompt
-            raise ConfigError(f"score_mode would do nothing with the prompt {name!r}, whose answer is no number")
+            raise ConfigError(f"score_mode would do nothing with the prompt {name!r}, whose answer is not a number")
         nframes = s.window if self._windowed else s.nframes
         return _Plan(
             prompt, options.nframes or nframes, options.max_pixels or s.max_pixels, options.score_mode or s.score_mode

@@ -68,7 +68,7 @@ class QwenProcessRM:
             image_list: one picture each, of any kind that `to_rgb_uint8` takes; (C, H, W) too.
 
         Raises:
-            DataError: lists of different lengths, or an array that is no picture.
+            DataError: lists of different lengths, or an array that is not a picture.
         """
         _check(text_list, image_list)
         return self.model.score(

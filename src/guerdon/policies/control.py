@@ -494,7 +494,7 @@ def load_policy(folder: Path) -> RobotPolicy:
     if not card.is_file() or not weights.is_file():
         inside = folder / "policy"
         hint = f"; do you mean {inside}?" if (inside / "policy.json").is_file() else ""
-        raise CheckpointError(f"{folder} is no policy folder: it lacks policy.json or policy.safetensors{hint}")
+        raise CheckpointError(f"{folder} is not a policy folder: it lacks policy.json or policy.safetensors{hint}")
     with boundary(CheckpointError, f"the policy in {folder} cannot be read"):
         spec: dict[str, Any] = json.loads(card.read_text(encoding="utf-8"))
         settings = TypeAdapter(ControlPolicySettings).validate_python(spec["settings"])

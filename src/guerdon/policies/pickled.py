@@ -35,7 +35,7 @@ def import_model(source: Path, target: Path) -> list[str]:
 
     Raises:
         ConfigError: there are no such weights, or the target exists.
-        CheckpointError: a file is no pickle of weights, has some that are not finite, or is a link out of the folder.
+        CheckpointError: a file does not hold pickled weights, some are not finite, or it is a link out of the folder.
     """
     if not source.is_dir():
         raise ConfigError(f"{source}: there is no such folder; name the folder of a model")

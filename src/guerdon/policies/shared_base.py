@@ -448,7 +448,7 @@ class SharedBase:
             raise ConfigError(f"{type(self.model).__name__}: its logits depend on later tokens, so it is not causal")
         if not close(self._behind_decoder(hidden), logits):
             raise ConfigError(
-                f"{type(self.model).__name__}: its logits are no function of its last hidden states alone; guerdon "
+                f"{type(self.model).__name__}: its logits are not a function of its last hidden states alone; guerdon "
                 "cannot train it, choose another architecture"
             )
         head = self.model.get_output_embeddings()

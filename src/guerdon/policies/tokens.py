@@ -29,7 +29,7 @@ from guerdon.replies import opened_reasoning
 from guerdon.types import BoolArray, IntArray, Message, Tool
 
 AT_ONCE = 1024  # chats that are tokenised together
-_BROKEN = "\ufffd"  # what a tokenizer shows for bytes that are no whole character
+_BROKEN = "\ufffd"  # what a tokenizer shows for bytes that are not a whole character
 _PIECES: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()  # tokenizer to the text of its tokens
 
 
@@ -294,7 +294,7 @@ def token_ends(tokenizer: Any, ids_T: IntArray, text: str | None = None) -> IntA
 def _pieces(tokenizer: Any, ids_T: IntArray) -> list[str]:
     """The text of each token by itself, decoded once per tokenizer.
 
-    A piece that a tokenizer changed meanwhile is no danger: pieces count only where they add up to the text.
+    A piece that a tokenizer changed meanwhile is harmless: pieces count only where they add up to the text.
     """
     known = _PIECES.setdefault(tokenizer, {})
     ids = ids_T.tolist()
@@ -319,7 +319,7 @@ def _ends_in_context(tokenizer: Any, ids_T: IntArray, length: int) -> IntArray:
 def split_steps(text: str, separator: str) -> list[str]:
     """The steps of a solution, each with the separator that closes it; joined, they are the text again.
 
-    A piece of nothing but spaces and separators is no step of its own: it belongs to the one before it (at the
+    A piece of nothing but spaces and separators is not a step of its own: it belongs to the one before it (at the
     start, to the one after it). An empty text is one empty step.
     """
     *closed, last = text.split(separator)

@@ -145,7 +145,7 @@ class RefittedReward(ControlReward):
             labelled; empty where the model was not refitted.
         """
         for segment in rollout.segments:
-            if segment.lost:  # a broken simulator is no failure of the policy
+            if segment.lost:  # a broken simulator is not a failure of the policy
                 self._open[segment.stream] = _Observed()
                 continue
             if self._adversarial:

@@ -76,7 +76,7 @@ def find_checkpoint(path: Path) -> Path:
         return path
     found = latest_checkpoint(path / "checkpoints")
     if found is None:
-        raise CheckpointError(f"{path} is no checkpoint and no run with one: it has no checkpoints/step_*")
+        raise CheckpointError(f"{path} is neither a checkpoint nor a run with one: it has no checkpoints/step_*")
     return found
 
 

@@ -193,7 +193,7 @@ class EpisodeStats:
 
 
 def lost_at(rollout: Rollout[Inputs]) -> BoolArray:
-    """(B, T) True at the last step of an episode that was lost: a failure at a step that is no decision."""
+    """(B, T) True at the last step of an episode that was lost: a failure at a step that is not a decision."""
     found = np.zeros_like(rollout.mask)
     for row, step, _ in rollout.failures:
         found[row, step] |= row >= 0 and not rollout.mask[row, step]

@@ -330,7 +330,7 @@ def _kept(
 ) -> BoolArray:
     """(B,) episodes of the groups that `filter_rewards` keeps, by the weighted sums of their undiscounted rewards.
 
-    An episode with a failed measurement is no known member, unless `on_failure` is neutral.
+    An episode with a failed measurement is not a known member, unless `on_failure` is neutral.
     """
     returns, known = np.zeros(len(rollout.mask)), np.asarray(rollout.mask.any(axis=1))
     for name, weight in weights.items():

@@ -258,7 +258,7 @@ def refuse_missing(path: str) -> None:
     place = Path(path)
     parts = len(place.parts)
     meant = place.is_absolute() or path.startswith(".") or parts > 2 or (parts == 2 and place.parent.is_dir())
-    if meant and "://" not in path and not place.exists():  # a hub id has at most two parts; an address is no folder
+    if meant and "://" not in path and not place.exists():  # a hub id has at most two parts; an address is not a folder
         raise ConfigError(f"model_path {path}: there is no such folder; train it first, or check the path")
 
 

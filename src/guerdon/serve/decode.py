@@ -234,7 +234,7 @@ def check_boxes(file: BinaryIO) -> None:
     end = file.seek(0, os.SEEK_END)
     file.seek(0)
     if sniff(file.read(12)) != "mp4":
-        raise DataError("the file is no MP4 video")
+        raise DataError("the file is not an MP4 video")
     at, found = 0, set()
     while at < end:
         file.seek(at)

@@ -112,7 +112,7 @@ class UpdateStore:
             except CheckpointError as error:
                 problems.append((path, str(error)))
                 continue
-            model.restore(path / MODEL)  # the folder is whole: if this fails, an older state is no cure
+            model.restore(path / MODEL)  # the folder is whole: if this fails, an older state does not help
             self.updates, self._forgotten = state["updates"], state.get("forgotten", {})
             self._answers = state["answers"] if "forgotten" in state else []  # older states had no numbers
             for broken, why in problems:

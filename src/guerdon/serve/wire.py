@@ -59,7 +59,7 @@ def _flag(given: Any, info: ValidationInfo) -> Any:
     return given
 
 
-# JSON numbers and flags are not coerced: "16" and true are no numbers, 0 is not false. The OpenAPI document promises
+# JSON numbers and flags are not coerced: "16" and true are not numbers, 0 is not false. The OpenAPI document promises
 # that. The fields of forms are text and are parsed. For plain `bool` and `float`, `Field(strict=True)` does the same.
 WHOLE = BeforeValidator(_whole)
 FLAG = BeforeValidator(_flag)

@@ -284,7 +284,7 @@ def _system_before(text: str, *, unmarked: bool) -> list[Turn]:
         unmarked: the template puts no mark around a system turn (DeepSeek).
 
     Raises:
-        CutError: the text is no system turn.
+        CutError: the text is not a system turn.
     """
     said = text[_OPENING.match(text).end() :]  # type: ignore[union-attr]
     if system := _SYSTEM_BEFORE.fullmatch(said.strip()):

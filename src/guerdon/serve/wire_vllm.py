@@ -48,7 +48,7 @@ class PoolRequest(wire.ForeignBody):
     use_activation: bool | None = Field(
         None,
         strict=True,
-        description="values are those of the model; true is refused if they are no probabilities",
+        description="values are those of the model; true is refused if they are not probabilities",
     )
     activation: bool | None = Field(None, strict=True, description="the older name of use_activation")
 
@@ -69,7 +69,7 @@ class Pooled(BaseModel):
     index: int
     object: Literal["pooling"] = "pooling"
     data: list[list[float]] | list[float] | None = Field(
-        description="per step [wrong, right], or [value] if values are no probabilities; null: it failed"
+        description="per step [wrong, right], or [value] if values are not probabilities; null: it failed"
     )
     failure: wire.FailureReason | None = None
 
@@ -186,7 +186,7 @@ def _queue(request: Request, body: PoolRequest, options: wire.UrlOptions) -> Mod
     queue = wire.models_of(request).get(body.model or options.model)
     if (body.use_activation or body.activation) and not _probabilities(queue):
         raise BadRequest(
-            f"values of {queue.name!r} are no probabilities, and no activation is applied: send use_activation false",
+            f"values of {queue.name!r} are not probabilities, and no activation is applied: send use_activation false",
             param="use_activation",
         )
     return queue

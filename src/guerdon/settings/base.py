@@ -84,7 +84,7 @@ Bf16 = bool | Literal["auto"]
 
 def _is_device(given: str) -> str:
     if re.fullmatch(r"auto|cpu|cuda(:\d+)?", given) is None:
-        raise ValueError(f"{given!r} is no device: write auto, cpu, cuda or cuda:1")
+        raise ValueError(f"{given!r} is not a device: write auto, cpu, cuda or cuda:1")
     return given
 
 

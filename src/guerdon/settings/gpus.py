@@ -41,10 +41,10 @@ def known_gpus(given: str | None) -> str | None:
     """The same text.
 
     Raises:
-        ValueError: it is no number of known GPUs.
+        ValueError: it is not a number of known GPUs.
     """
     if given is not None and not re.fullmatch(rf"[1-9]\d* x ({'|'.join(GPUS)})", given):
-        raise ValueError(f"{given!r} is no number of known GPUs: write, for example, 8 x H100 ({', '.join(GPUS)})")
+        raise ValueError(f"{given!r} is not a number of known GPUs: write, for example, 8 x H100 ({', '.join(GPUS)})")
     return given
 
 

@@ -41,7 +41,7 @@ _OF_TEXT = ("per_step", "terminal", "per_token"), ("threshold", "raw", "signed",
 
 
 class CacheSettings(Settings):
-    """`cache` of a source: values of frames that look alike are used again; such a value is no measurement."""
+    """`cache` of a source: values of frames that look alike are used again; such a value is not a measurement."""
 
     tolerance: int = Field(0, ge=0, description="bits in which the perceptual hashes of two frames may differ")
     hash_size: Literal[8, 16, 32] = Field(

@@ -166,7 +166,7 @@ class ServeSettings(Settings):
     @classmethod
     def _are_numbers(cls, given: str | None) -> str | None:
         if given is not None and not all(part.strip().isdigit() for part in given.split(",")):
-            raise ValueError(f"{given!r} is no list of GPU numbers such as 0,1")
+            raise ValueError(f"{given!r} is not a list of GPU numbers such as 0,1")
         return given
 
     @model_validator(mode="after")

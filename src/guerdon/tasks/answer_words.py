@@ -87,7 +87,7 @@ _ZEROS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 
 
 def in_figures(text: str, question: str) -> str | None:
-    """`1.5 million` as a product; None where a text is no such number, or the question may ask in millions."""
+    """`1.5 million` as a product; None where a text is not such a number, or the question may ask in millions."""
     found = _FIGURES.fullmatch(_words(text)) if "illion" in text or "thousand" in text else None
     if found is None or found[2] in question.lower():
         return None
@@ -103,7 +103,7 @@ _CLOCK = re.compile(r"([01]?[0-9]|2[0-4]) ?(?:(?::|\{:\}) ?([0-5][0-9]) ?)?(?:([
 
 
 def _clock(text: str) -> tuple[int, str] | None:
-    """Minutes of a time of day, and `a`, `p` or "" for AM, PM or neither; None where the text is no time of day."""
+    """Minutes of a time of day, and `a`, `p` or "" for AM, PM or neither; None where the text is not a time of day."""
     found = _CLOCK.fullmatch(
         " ".join(re.sub(r"\\[,;: ]|~", " ", TEXT.sub(r" \1 ", typographic(text))).strip("$ ").split())
     )

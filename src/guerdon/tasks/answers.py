@@ -104,7 +104,7 @@ def _boxes(text: str) -> list[tuple[int, int, str]]:
 
 
 def answered(response: str) -> str:
-    """A response without its reasoning (`<think>...</think>`), where something follows that: a draft is no answer.
+    """A response without its reasoning (`<think>...</think>`), where something follows that: a draft is not an answer.
 
     A response whose reasoning does not end has no answer; where nothing follows the reasoning, its own answer counts.
     """

@@ -36,7 +36,7 @@ _LISTS = (
 )  # fmt: skip
 _INNER = ("extra_info", "metadata", "meta", "info", "extra")  # maps that may hold the options
 _WRONG = ("incorrect_answers", "distractors", "wrong_answers", "false_answers", "incorrect_choices", "wrong_choices")
-_NO_OPTIONS = re.compile(  # columns whose lists are no options
+_NO_OPTIONS = re.compile(  # columns whose lists are not options
     r"\w*(?:tag|topic|keyword|step|categor|subject|skill|concept|domain|source|response|solution|message|hint|fact|author"
     r"|reference|generation|completion|rationale)\w*"
 )
@@ -101,7 +101,7 @@ def is_blank(value: Any) -> bool:
 
 
 def read_choices(row: Mapping[str, Any], where: str, *, answered: bool = True, seed: int = 0) -> MultipleChoice | None:
-    """The options of a row and the letter of its answer; None where it is no multiple-choice question.
+    """The options of a row and the letter of its answer; None where it is not a multiple-choice question.
 
     Where the right answer always stands first (GPQA, SciQ, TruthfulQA), the order is drawn from the seed, the question
     and the options.

@@ -247,7 +247,7 @@ def same_output(expected: str, written: str) -> bool:
 def main() -> None:
     """Do what `/tmp/calls.json` describes: hold a program, run a test, or compare outputs."""
     results = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what anything prints is no result
+    os.dup2(2, 1)  # what anything prints is not a result
 
     def verdict(state: str, detail: str) -> None:
         results.write(json.dumps({"verdict": state, "detail": detail[:300]}))

@@ -133,7 +133,7 @@ def _tests(given: Any, beside: Mapping[str, Any]) -> list[CodeTest]:
             return _from_text("\n".join(given), beside)
         return [_from_case(case, beside) for case in given]
     if not isinstance(given, Mapping):
-        raise ValueError(f"{str(given)[:80]!r} is no test")
+        raise ValueError(f"{str(given)[:80]!r} is not a test")
     given = {key: _parsed(value) if key not in ("prompt", "import_prefix") else value for key, value in given.items()}
     beside = {**beside, **given}
     for first, second in (("inputs", "outputs"), ("input", "output"), ("inputs", "results")):
@@ -173,7 +173,7 @@ def _entry(given: Mapping[str, Any]) -> str:
     inner = metadata if isinstance(metadata, Mapping) else {}
     name = given.get("fn_name") or given.get("func_name") or inner.get("func_name") or given.get("entry_point") or ""
     if name and not re.fullmatch(r"\w+(\(\))?(\.\w+)*", str(name)):
-        raise ValueError(f"the name of the function is {str(name)[:40]!r}, which is no name")
+        raise ValueError(f"the name of the function is {str(name)[:40]!r}, which is not a name")
     return str(name)
 
 
@@ -228,7 +228,7 @@ def _context(beside: Mapping[str, Any]) -> str:
 
 
 def _defined(text: str) -> set[str]:
-    """Names that a text of Python defines; none where it is no Python."""
+    """Names that a text of Python defines; none where it is not Python."""
     try:
         table = symtable.symtable(text, "text", "exec")
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -321,7 +321,7 @@ def rounds_to(exact: Expr, decimal: Rational, places: int, rounding: Rounding | 
         size = sympy.floor(sympy.log(sympy.Abs(exact), 10)) if exact != 0 else Integer(0)
         wanted = rounding.figures - 1 - int(size.evalf())
     if rounding and wanted is None and places == 0:
-        return False  # an integer is no decimal
+        return False  # an integer is not a decimal
     asked = [places] if wanted is None else [wanted] if wanted > places else [places, wanted]
     return any(_within_half(exact, decimal, digits) for digits in asked)
 

@@ -1,6 +1,6 @@
 r"""Values of answers: exact numbers by a strict grammar, and pairs of answers in one unit.
 
-Numbers are read into fractions (see `numbers_of`): what is not in the grammar is no number, nothing is skipped.
+Numbers are read into fractions (see `numbers_of`): what is not in the grammar is not a number, nothing is skipped.
 Symbolic comparison is the verifier's (`verifier.py`).
 
     same_number("3/4", "0.75")                              # True
@@ -141,7 +141,7 @@ def pair(gold: str, answer: str, question: str = "") -> Pair:
 
 
 def in_unit(text: str, ratio: Fraction) -> str | None:
-    """A value times a ratio, in LaTeX; None where it is no single value."""
+    """A value times a ratio, in LaTeX; None where it is not a single value."""
     if ratio == 1:
         return text
     if re.search(r"[=<>,;]|\\(?:le|ge|lt|gt|neq?|in|pm|text)(?![A-Za-z])", text):
@@ -187,7 +187,7 @@ def numbers_of(text: str, question: str = "") -> tuple[Fraction, ...]:
         unit    = words: units of measure, and the words of the question; in all at most six
 
     A sum in front of `=` must have the value after it. Words that change a number (thousand, half, not, more, ...)
-    are no units. Everything else states no number: `5!`, `5^2`, `>5`, `5 or 6`, `5k`, `5x`.
+    are not units. Everything else states no number: `5!`, `5^2`, `>5`, `5 or 6`, `5k`, `5x`.
 
     Args:
         text: an answer, as `final_answer` finds it.

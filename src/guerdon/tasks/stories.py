@@ -122,7 +122,7 @@ def _try_story(settings: StorySettings, steps: int, rng: np.random.Generator) ->
 
 
 def read_story(question: str) -> Story | None:
-    """What a question says; None where it is no question of this kind."""
+    """What a question says; None where it is not a question of this kind."""
     sentences = re.split(r"(?<=[.?]) ", question)
     first = _matched(sentences[0], (_PRODUCT, _HAS))
     if first is None or len(sentences) < 3:

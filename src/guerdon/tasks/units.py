@@ -138,10 +138,10 @@ CHANGING = {
     "greater", "smaller", "larger", "equal", "equals", "approximately", "around", "roughly", "to", "per",
     "never", "no", "wrong", "incorrect", "false", "if",
 }  # fmt: skip
-"""Words that change a number, or may; they are no things that it counts."""
+"""Words that change a number, or may; they are not things that it counts."""
 
 _LONGEST = 200  # characters of a unit, and of a number, worth meaning
-_BARE = "\ue000"  # behind letters that LaTeX sets as text: they are no variables
+_BARE = "\ue000"  # behind letters that LaTeX sets as text: they are not variables
 _SIGN = "\ue001"  # a sign of money, while dollars of maths are removed
 TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox|textit|textrm|textnormal|operatorname)\s*\{([^{}]*)\}")
 _TOKEN = re.compile(rf"[A-Za-z]+{_BARE}?|\^[-+]?[0-9]+|\s+|\\[A-Za-z]+|.", re.DOTALL)
@@ -155,7 +155,7 @@ _CONNECTORS = {"/": -1, "per": -1, "a": -1, "an": -1, "each": -1, "-": 1, "*": 1
 def flat(text: str) -> str:
     r"""The same answer with single spaces, powers and degrees in one spelling, without `$`, `\,` or `\text{}`.
 
-    Words that were set as text are followed by a private character, because they are no variables.
+    Words that were set as text are followed by a private character, because they are not variables.
     """
     if not re.search(r"[\\^~$\u00b0\u00a2]", text):
         return " ".join(text.split())
@@ -259,7 +259,7 @@ def _name(word: str) -> str | None:
     small = word.lower()
     if word in _UNITS:
         return word
-    wrong_case = len(word) == 1 or (len(word) == 2 and word[0] == "M" and word[1].islower())  # Mm is no mm
+    wrong_case = len(word) == 1 or (len(word) == 2 and word[0] == "M" and word[1].islower())  # Mm is not mm
     return small if small in _UNITS and not wrong_case else None
 
 

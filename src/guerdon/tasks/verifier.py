@@ -292,7 +292,7 @@ class Verifier:
             return words
         sides = _EQUALS.split(stated)
         if len(sides) > 1 and not _EQUALS.search(gold) and "Poly(" not in stated and not _is_asked(sides[0], question):
-            return "answer_unparsable", f"{sides[0].strip()[:80]!r} is no name, nor in the question"
+            return "answer_unparsable", f"{sides[0].strip()[:80]!r} is not a name, nor in the question"
         if len(sides) > 1 and not re.search("[A-Za-z]", _COMMAND.sub("", sides[0])):
             verdict, _ = self._pool.compare(typographic(sides[-1]), typographic(sides[0]))
             if verdict != "equal":

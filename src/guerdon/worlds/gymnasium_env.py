@@ -122,7 +122,7 @@ def named_copy(env: gymnasium.Env, index: int, copies: int, name: str) -> CopyEn
 
 
 def check_spaces(env: gymnasium.vector.VectorEnv, what: str) -> None:
-    """Refuse observations and actions that are no plain boxes.
+    """Refuse observations and actions that are not plain boxes.
 
     Raises:
         ConfigError: they are not; the message begins with `what`.

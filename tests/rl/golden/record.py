@@ -43,12 +43,11 @@ import conftest  # noqa: E402, F401  (one thread per library: before numpy and t
 
 # isort: split
 import numpy as np  # noqa: E402
-import rl_models  # noqa: E402
 import torch  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
-from text_rl import LORA, SUMS, letter_study, prime, sum_study, tiny  # noqa: E402
 
 import guerdon  # noqa: E402
+import rl_models  # noqa: E402
 from guerdon import provenance  # noqa: E402
 from guerdon.models.text_heads import OutcomeModel, StepwiseModel  # noqa: E402
 from guerdon.models.text_model import TextModelCard  # noqa: E402
@@ -56,6 +55,7 @@ from guerdon.policies.text_files import load_policy  # noqa: E402
 from guerdon.rl.run import run, run_folder  # noqa: E402
 from guerdon.settings.study import Study  # noqa: E402
 from guerdon.settings.text_policy import TextPolicySettings  # noqa: E402
+from text_rl import LORA, SUMS, letter_study, prime, sum_study, tiny  # noqa: E402
 
 Make = Callable[[Path], Study]  # from a folder that holds what the runs share: models, replays, prompts
 

@@ -321,7 +321,7 @@ def read_base(path: str, tokenizer: Any, device: str | torch.device = "auto") ->
     model, _ = read_model(path)
     saved_as = [str(a) for a in model.config.architectures or ()]
     if saved_as and not any(a.endswith(("ForCausalLM", "LMHeadModel")) for a in saved_as):
-        raise CheckpointError(f"{path!r} was saved as {saved_as[0]}, which is no language model")
+        raise CheckpointError(f"{path!r} was saved as {saved_as[0]}, which is not a language model")
     return SharedBase(placed(model, device), tokenizer, TextPolicySettings(path=path, bf16=False))
 
 

@@ -161,7 +161,7 @@ def check_inputs(
     known = [*cameras, *others]
     if strange := [name for name in ignored if name not in known]:
         raise ConfigError(
-            f"policy.ignored_inputs: {strange[0]} is no input of {file}; it names {', '.join(known) or 'none'}"
+            f"policy.ignored_inputs: {strange[0]} is not an input of {file}; it names {', '.join(known) or 'none'}"
         )
     if used := [name for name in ignored if name in given]:
         raise ConfigError(f"policy.ignored_inputs: the policy always takes {used[0]}; leave it out of the list")

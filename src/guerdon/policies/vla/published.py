@@ -308,7 +308,7 @@ def _vlm_config(name: str) -> Any:
 
     if not Path(name).is_dir():
         raise CheckpointError(
-            f"the checkpoint's language model is {name!r}, which is no folder here: put its config.json and its "
+            f"the checkpoint's language model is {name!r}, which is not a folder here: put its config.json and its "
             "tokenizer into one and set policy.vlm_path"
         )
     with reading("the configuration of", name):

@@ -254,7 +254,7 @@ def _numbers(
     else:
         plain = isinstance(value, list) and all(type(x) in (int, float, type(None)) for x in value)
         if not plain:
-            raise CheckpointError(f"{file}: {key} is no list of numbers; {_NEXT}")
+            raise CheckpointError(f"{file}: {key} is not a list of numbers; {_NEXT}")
         found = np.array([np.nan if x is None else float(str(x)) for x in value])  # of integers beyond float64, inf
     if found.shape != (size,):
         have = len(found) if found.ndim == 1 else found.shape
