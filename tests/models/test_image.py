@@ -216,3 +216,5 @@ def test_constant_and_foreign_options():
         load_reward_model("progress")
     with pytest.raises(ConfigError, match="unknown reward model"):
         load_reward_model("resnett")
+    with pytest.raises(ConfigError, match=r"unknown reward model 'progres': .* did you mean 'progress'\?"):
+        load_reward_model("progres", "somewhere")

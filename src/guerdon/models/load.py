@@ -58,6 +58,7 @@ def load_reward_model(
     paths = {} if checkpoint_path is None else {"checkpoint_path": checkpoint_path}
     paths |= {} if device is None else {"device": str(device)}
     given = {key: str(value) if isinstance(value, Path) else value for key, value in {**options, **paths}.items()}
+    REWARD_MODELS.known(model_type)  # an unknown name is refused before its options
     form = MODEL_FORMS.get(model_type, OwnModelSettings)
     idle = sorted(given.keys() & _OF_RUNS)
     if idle:
