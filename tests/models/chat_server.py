@@ -1,4 +1,4 @@
-"""A chat completions endpoint that sees: a real HTTP server in front of a tiny model, which fails as it is told."""
+"""A chat completions endpoint with pictures: a real HTTP server in front of a tiny model, with scripted failures."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ChatServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/v1"
 
     def handle_error(self, request, client_address):
-        """A client that went away is no news."""
+        """A client that disconnects is no failure of a test."""
 
     def answer(self, body):
         """What an endpoint sends."""

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from text_rl import LETTERS, LORA, SHAPE, advise, as_rollout, letter_study, prime, prime_reward, sum_study
 
 from guerdon import distributed
 from guerdon.collect.text import Responses, take
@@ -23,6 +22,7 @@ from guerdon.rewards.source import GroundTruth, SourceTerms
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
 from guerdon.tasks.prompts import Prompt
 from guerdon.types import Evaluated
+from text_rl import LETTERS, LORA, SHAPE, advise, as_rollout, letter_study, prime, prime_reward, sum_study
 
 torch.set_num_threads(1)
 TOKENIZER = build_tokenizer(TinyModelSettings(**SHAPE, alphabet=LETTERS))
@@ -62,7 +62,7 @@ def says(rows, study, *, lr=0.0):
 
 
 def outcomes(rollout):
-    """What the verifier pays for it."""
+    """The verifier's reward of it."""
     return GroundTruth(SourceTerms("verifier"), at_end=True).measure(rollout)
 
 

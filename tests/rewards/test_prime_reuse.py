@@ -1,4 +1,4 @@
-"""An implicit reward model that was learnt in a run scores the same wherever it is used again."""
+"""An implicit reward model that was learned in a run scores the same wherever it is used again."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from text_rl import LORA, SUMS, lines, prime, start, sum_study
 
 from guerdon.models.text_load import load_text_model
 from guerdon.models.text_model import ADDED, read_card
@@ -18,6 +17,7 @@ from guerdon.rl.run import run_folder
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
 from guerdon.tasks.prompts import Prompt, shared_system_prompt
 from guerdon.types import Episode
+from text_rl import LORA, SUMS, lines, prime, start, sum_study
 
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("serve", "policies")]
 from architectures import build

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from text_rl import letter_study, lines, start
 from typer.testing import CliRunner
 
 from guerdon.cli import app
 from guerdon.types import Episode
+from text_rl import letter_study, lines, start
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "serve"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))

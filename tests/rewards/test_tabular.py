@@ -1,9 +1,8 @@
-"""The tabular reference: logistic regression in closed form, what it finds out, and what it pays."""
+"""The tabular reference: logistic regression in closed form, what it learns, and its rewards."""
 
 import numpy as np
 import pytest
 from scipy.special import expit
-from text_rl import as_rollout, sum_study
 
 from guerdon.collect.text import Responses
 from guerdon.errors import ConfigError
@@ -17,6 +16,7 @@ from guerdon.settings.text_policy import TinyModelSettings
 from guerdon.settings.train import MistakesSettings
 from guerdon.tasks.demonstrations import demonstrate
 from guerdon.tasks.reasoning import step_truth, task_family
+from text_rl import as_rollout, sum_study
 
 TOKENIZER = build_tokenizer(TinyModelSettings(alphabet="0123456789+-*=?;"))
 

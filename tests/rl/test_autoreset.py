@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import rl_clock as tiny
 
+import rl_clock as tiny
 from guerdon.collect.control import ControlCollector
 from guerdon.policies.robot import Action
 from guerdon.rewards.control_sources import ControlReward

@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from rl_killed import kill_at
-from rl_models import SIZE, episodes
 
 from guerdon.collect.continuations import UNREACHED, Continuations
 from guerdon.episodes.write import EpisodeWriter
@@ -14,6 +12,8 @@ from guerdon.models.image import ImageModelConfig, save_checkpoint
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
 from guerdon.settings.study import Study
+from rl_killed import kill_at
+from rl_models import SIZE, episodes
 
 pytest.importorskip("metaworld")
 torch.set_num_threads(1)

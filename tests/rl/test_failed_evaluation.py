@@ -1,11 +1,11 @@
-"""What fails at an evaluation, a film or the end of a run loses nothing: `--resume` goes on with what is due."""
+"""What fails at an evaluation, a film or the end of a run loses nothing: `--resume` continues with what is due."""
 
 import pytest
-from text_rl import letter_study, lines, result, start
 
 from guerdon.errors import DataError
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
+from text_rl import letter_study, lines, result, start
 
 
 class Broken(RuntimeError):

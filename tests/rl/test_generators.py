@@ -4,17 +4,17 @@ import json
 
 import numpy as np
 import pytest
-from rl_clock import clock_study
-from rl_clock import start as start_control
-from rl_killed import kill_at
-from text_rl import letter_study, prime
-from text_rl import start as start_text
 
 from guerdon.atomic import seal_folder, write_json
 from guerdon.errors import CheckpointError
 from guerdon.generators import ACTING, LEARNING, REPLAY, generator
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.run import run_folder
+from rl_clock import clock_study
+from rl_clock import start as start_control
+from rl_killed import kill_at
+from text_rl import letter_study, prime
+from text_rl import start as start_text
 
 
 def test_parts_of_one_seed_and_seeds_of_one_part_differ():

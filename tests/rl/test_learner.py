@@ -5,7 +5,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from text_rl import LETTERS, tiny
 
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import token_batch
@@ -13,6 +12,7 @@ from guerdon.rl.update import Batch, steps_per_update, update_policy
 from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.train.optimizers import AdamW
+from text_rl import LETTERS, tiny
 
 torch.set_num_threads(1)
 SETTINGS = TextPolicySettings.model_validate(tiny(LETTERS))

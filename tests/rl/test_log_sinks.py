@@ -5,13 +5,13 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from rl_clock import clock_study, start
-from rl_killed import kill_at
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.rl import log_sinks
 from guerdon.settings.logger import LoggerSettings
+from rl_clock import clock_study, start
+from rl_killed import kill_at
 
 torch.set_num_threads(1)
 

@@ -6,7 +6,6 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from text_rl import LETTERS, advise, letter_study, tiny
 
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import token_batch
@@ -16,6 +15,7 @@ from guerdon.rl.update import make_batch, update_policy
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.train.optimizers import AdamW
 from guerdon.types import Rewards, last_valid
+from text_rl import LETTERS, advise, letter_study, tiny
 
 torch.set_num_threads(1)
 LENGTHS = [1, 4, 2, 3, 5, 2]

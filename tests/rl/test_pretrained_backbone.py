@@ -1,11 +1,11 @@
 """A reward model with a frozen EfficientNet-lite0 in a run: its head is refitted, its backbone is not."""
 
 import torch
-from rl_clock import clock_study, lines, start
-from rl_models import image_reward
 
 from guerdon.models.image import load_checkpoint
 from guerdon.rl.run import run_folder
+from rl_clock import clock_study, lines, start
+from rl_models import image_reward
 
 torch.set_num_threads(1)
 

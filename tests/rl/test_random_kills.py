@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import rl_models
-from rl_clock import clock_study
-from text_rl import letter_study, prime
 
+import rl_models
 from child import environment
 from guerdon.config import to_yaml
 from guerdon.rl.run import run_folder
+from rl_clock import clock_study
+from text_rl import letter_study, prime
 
 HERE = Path(__file__).parent
 KILLS = 20

@@ -1,10 +1,10 @@
 """What a run says, and what it leaves, before it begins."""
 
 import pytest
-from rl_clock import clock_study, reader_reward, start
 
 from guerdon.errors import GuerdonError
 from guerdon.rl.run import run, run_folder
+from rl_clock import clock_study, reader_reward, start
 
 
 def test_a_run_that_cannot_begin_is_no_run(tmp_path):

@@ -4,7 +4,6 @@ import json
 from collections import namedtuple
 
 import pytest
-from text_rl import letter_study, sum_study
 
 from guerdon.errors import ConfigError, DataError
 from guerdon.policies import text_files
@@ -14,6 +13,7 @@ from guerdon.settings.study import Study
 from guerdon.train import sft, text
 from guerdon.train.dry_run import check_data
 from guerdon.train.sft import check_sft, train_sft_study
+from text_rl import letter_study, sum_study
 
 PRIME = {"rm_type": "prime", "mini_batch_size": 4, "micro_batch_size": 4}
 LORA = {"lora": {"r": 2}}

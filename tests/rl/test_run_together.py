@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from rl_killed import kill_at
 from test_own_policy import token_study
-from text_rl import LORA, letter_study, prime
 
 from child import environment
 from guerdon.config import to_yaml
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run, run_folder
 from learners import assert_alike, finished, run_together, start_together
+from rl_killed import kill_at
+from text_rl import LORA, letter_study, prime
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.timeout(1200)

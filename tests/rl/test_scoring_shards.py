@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from rl_clock import clock_study, reader_reward, result, start
-from rl_models import image_reward
-from text_rl import sum_study
 
 from guerdon.engines.reward_models import RewardModels, ShardedModel
 from guerdon.errors import DataError
 from guerdon.models.constant import ConstantModel
 from guerdon.settings.reward import SourceSettings
 from guerdon.types import Episode, RewardInfo, Score
+from rl_clock import clock_study, reader_reward, result, start
+from rl_models import image_reward
+from text_rl import sum_study
 
 INFO = RewardInfo("numbers", (0, 1e9))
 
@@ -86,10 +86,9 @@ def test_pictures_of_several_workers_are_refused(tmp_path):
 
 def test_an_image_model_gives_nearly_the_same_in_parts(tmp_path):
     """The last digits depend on the parts, which is why their number is in the configuration."""
+    from guerdon.models.load import load_reward_model
     from rl_models import episodes as pictures
     from rl_models import write_image_model
-
-    from guerdon.models.load import load_reward_model
 
     model = load_reward_model("resnet", write_image_model(tmp_path)[0])
     frames = [one.take([row]) for one in pictures() for row in range(len(one))]

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from rl_clock import clock_study, lines, reader_reward, result, start
-from rl_killed import kill_at
-from text_rl import prime, sum_study
-from text_rl import result as text_result
-from text_rl import start as start_text
 
 from guerdon.collect.ahead import AheadCollector
 from guerdon.errors import CheckpointError, DataError
 from guerdon.rl import closed_form
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
+from rl_clock import clock_study, lines, reader_reward, result, start
+from rl_killed import kill_at
+from text_rl import prime, sum_study
+from text_rl import result as text_result
+from text_rl import start as start_text
 
 POTENTIAL = reader_reward(shaping="potential", score_every=3)
 SETUPS = {

@@ -9,6 +9,14 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+
+from guerdon.errors import ConfigError, NonFiniteError, TooManyFailuresError
+from guerdon.policies.text_files import load_policy, save_policy
+from guerdon.policies.tiny_text import build_tokenizer
+from guerdon.rl.loop import Loop
+from guerdon.rl.run import run_folder
+from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
+from guerdon.tasks.reasoning import family_of
 from text_rl import (
     LETTERS,
     LORA,
@@ -23,14 +31,6 @@ from text_rl import (
     start,
     sum_study,
 )
-
-from guerdon.errors import ConfigError, NonFiniteError, TooManyFailuresError
-from guerdon.policies.text_files import load_policy, save_policy
-from guerdon.policies.tiny_text import build_tokenizer
-from guerdon.rl.loop import Loop
-from guerdon.rl.run import run_folder
-from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
-from guerdon.tasks.reasoning import family_of
 
 torch.set_num_threads(1)
 ESTIMATORS = ("rloo", "grpo", "dr_grpo", "reinforce", "reinforce_pp", "remax", "gae")

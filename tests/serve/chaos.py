@@ -131,7 +131,7 @@ class ChaosServer(ThreadingHTTPServer):
             return fault
 
     def handle_error(self, request, client_address):
-        """A client that went away is no news."""
+        """A client that disconnects is no failure of a test."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -43,12 +43,11 @@ import conftest  # noqa: E402, F401  (one thread per library: before numpy and t
 
 # isort: split
 import numpy as np  # noqa: E402
-import rl_models  # noqa: E402
 import torch  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
-from text_rl import LORA, SUMS, letter_study, prime, sum_study, tiny  # noqa: E402
 
 import guerdon  # noqa: E402
+import rl_models  # noqa: E402
 from guerdon import provenance  # noqa: E402
 from guerdon.models.text_heads import OutcomeModel, StepwiseModel  # noqa: E402
 from guerdon.models.text_model import TextModelCard  # noqa: E402
@@ -56,6 +55,7 @@ from guerdon.policies.text_files import load_policy  # noqa: E402
 from guerdon.rl.run import run, run_folder  # noqa: E402
 from guerdon.settings.study import Study  # noqa: E402
 from guerdon.settings.text_policy import TextPolicySettings  # noqa: E402
+from text_rl import LORA, SUMS, letter_study, prime, sum_study, tiny  # noqa: E402
 
 Make = Callable[[Path], Study]  # from a folder that holds what the runs share: models, replays, prompts
 
@@ -117,7 +117,7 @@ def image(kind: str, *, combine_mode: str = "replace", env_reward_weight: float 
 
 
 def two_images(shared: Path) -> dict[str, Any]:
-    """Two models with discounts, weights and modes of their own, one of them refitted, beside the native reward."""
+    """Two models with discounts, weights and modes of their own, one of them refitted, and the native reward."""
     resnet = source(shared, "resnet", update="after", reward_mode="per_step", score_every=2, shaping="raw",
                     gamma=0.9, reward_weight=0.5)  # fmt: skip
     progress = source(shared, "progress", reward_mode="per_step", shaping="relative", reward_coef=2.0)
@@ -253,7 +253,7 @@ def judged(
 
 
 def two_judges(shared: Path) -> Study:
-    """Steps and whole responses, with discounts and weights of their own, beside the outcome."""
+    """Steps and whole responses, with discounts and weights of their own, and the outcome."""
     sources = {
         "steps": judge(shared, "steps", reward_mode="per_step", shaping="relative", gamma=0.9, reward_weight=0.5),
         "whole": judge(shared, "whole", reward_mode="terminal", shaping="raw"),
@@ -263,7 +263,7 @@ def two_judges(shared: Path) -> Study:
 
 
 def primed(*, estimator: str = "rloo", mini: int = 16, micro: int = 8, algorithm: Any = None, **given: Any) -> Make:
-    """Letters with the implicit process reward model; `given` is its section, but for what a run says."""
+    """Letters with the implicit process reward model; `given` is its section, without the keys that a run sets."""
     run_keys = {k: given.pop(k) for k in ("policy", "data", "runner") if k in given}
     section = {"adv_estimator": estimator, **(algorithm or {})}
     return letters(algorithm=section, reward_model=prime(mini=mini, micro=micro, **given), **run_keys)
