@@ -1,4 +1,4 @@
-# make demo   the whole story on Meta-World, with a report at the end
+# make demo   a comparison of rewards on Meta-World, with a report at the end
 # make test   the tests
 # make help   the rest
 
@@ -19,7 +19,7 @@ export MUJOCO_GL ?= egl
 .DEFAULT_GOAL := help
 .PHONY: help env env-libero test-libero libero-table env-maniskill test-maniskill demo demo-text demo-prm demo-smollm demo-vla prm-exact prm-continued quickstart doctor test test-slow test-device soak lint format check bench docs docs-images test-wheel clean
 
-help:  ## this list
+help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
 env: $(STAMP)  ## create $(VENV) and install guerdon into it, only when missing or out of date
@@ -37,10 +37,10 @@ demo: env  ## run the demo study and say where its report is
 	@$(BIN)/python -c 'import pathlib, sys; from guerdon.config import load; from guerdon.settings.study import Study; \
 	print("report:", (pathlib.Path(load(Study, sys.argv[1]).work_dir) / "report.html").absolute())' $(STUDY)
 
-demo-text: env  ## the same question for a language model: what does a process reward buy?
+demo-text: env  ## compare process rewards with outcome rewards on a language model
 	$(BIN)/guerdon compare configs/prime_math.yaml
 
-demo-prm: env  ## a process reward model from nothing: solve, label, train, judge
+demo-prm: env  ## a process reward model: solve, label, train, evaluate
 	$(BIN)/guerdon train configs/prm_demo.yaml policy=sft --resume
 	@$(MAKE) --no-print-directory -j2 prm-exact prm-continued
 
@@ -71,7 +71,7 @@ prm-continued: env  # ... and from what continuations reach
 quickstart: env  ## a reward that helps and one that is gamed, in under a minute
 	$(BIN)/guerdon quickstart
 
-doctor: env  ## is this machine ready?
+doctor: env  ## check packages, rendering and disk of this machine
 	$(BIN)/guerdon doctor
 
 test: env  ## the tests, without the slow ones
@@ -80,9 +80,9 @@ test: env  ## the tests, without the slow ones
 test-slow: env  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
 
-# Tests that compute by hand on the CPU what a policy computes, or look at devices themselves, say so (`no_gpu`).
+# Tests that compute by hand on the CPU what a policy computes, or inspect devices, use the fixture `no_gpu`.
 SUITES = policies rl models train labels evaluate serve
-test-device: env  ## the suites that use tensors, as on a GPU that this machine need not have: finds misplaced tensors
+test-device: env  ## the suites that use tensors, with a simulated GPU: finds tensors on the wrong device
 	GUERDON_FUZZ_SCALE=0.1 PYTHONPATH=tests $(BIN)/python -m pytest $(PARALLEL) -p pretend_cuda --pretend-cuda -m "not slow" $(addprefix tests/,$(SUITES))
 
 MINUTES ?= 20
@@ -114,7 +114,7 @@ libero-table: env-libero  ## reset and step all 130 LIBERO tasks, write the tabl
 # An environment of its own: ManiSkill's motion planner (mplib 0.1.1) needs numpy 1. SAPIEN, its simulator, makes no scene
 # without a Vulkan driver that knows descriptor indexing; Mesa 22 of Debian 12 does not, Mesa 25 of its backports does.
 # That one is unpacked into the environment, where guerdon finds it; the system stays as it is. Elsewhere (another system,
-# a GPU with its own driver) that step says so and goes on; `guerdon doctor` tells whether a scene can be drawn.
+# a GPU with its own driver) that step prints a message and continues; `guerdon doctor` checks whether a scene can be drawn.
 env-maniskill: $(MANISKILL_VENV)/.installed $(MANISKILL_VENV)/.mesa  ## create $(MANISKILL_VENV) with ManiSkill 3 and a Vulkan driver (2.2 GB)
 
 $(MANISKILL_VENV)/.installed: pyproject.toml constraints.txt
@@ -144,11 +144,11 @@ lint: env  ## style, formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: env  ## mend style and formatting where that is mechanical
+format: env  ## apply automatic fixes of style and formatting
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-check: lint test  ## what a change must pass
+check: lint test  ## the checks that a change must pass
 
 BENCHMARKS = $(addprefix benchmarks/,ppo_vs_sb3.py reward_cost.py server.py text_rl.py prm.py verdict_prefixes.py vla.py)
 bench: env  ## the speed comparisons in benchmarks/

@@ -54,9 +54,9 @@ def measure(script: str, options: Mapping[str, Any], *, threads: int = 1) -> dic
 
 
 class Stopwatch:
-    """Time since it was made: `seconds` on the wall, and `core_seconds` that this process really core_share to compute.
+    """Time since it was made: `seconds` on the wall, and `core_seconds` of computing by this process.
 
-    On an idle machine the two agree for work on one core; beside other work only the second says what the work costs.
+    On an idle machine the two agree for work on one core; on a shared machine only the second measures the work.
     """
 
     def __init__(self) -> None:

@@ -164,7 +164,7 @@ def simulator_rows() -> dict[str, Callable[[], Any]]:
 
 
 def computing() -> float:
-    """Seconds that this process, and the decoding processes that it started, have computed (Linux)."""
+    """CPU seconds of this process and of the decoding processes that it started (Linux)."""
     nanoseconds = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -177,7 +177,7 @@ def computing() -> float:
 
 
 def serve_side(folder: Path) -> None:
-    """Answer lines `name, times` with the seconds that a row took, until the input ends."""
+    """For each input line `[row, times]`, run the row that many times and print its CPU seconds."""
     rows = {**data_set_rows(folder), **server_rows(folder), **vlm_rows(), **policy_rows(), **simulator_rows()}
     print("row", json.dumps(list(rows)), flush=True)
     for line in sys.stdin:
@@ -209,7 +209,7 @@ class Side:
         assert self.process.stdout is not None
         line = next((line for line in self.process.stdout if line.startswith("row ")), None)
         if line is None:
-            sys.exit(f"a side ended early; run {__file__} --side=FOLDER to see why")
+            sys.exit(f"the process of a version ended early; run {__file__} --side=FOLDER to see why")
         return json.loads(line.removeprefix("row "))
 
     def seconds(self, row: str, times: int) -> float:
@@ -238,7 +238,7 @@ def repetition(sources: list[str], folder: str, only: str, first: int) -> dict[s
 
 
 def main() -> None:
-    """Print the table, or be one side."""
+    """Print the table, or measure one version (`--side`)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", help="src folder of another version")
     parser.add_argument("--repetitions", type=int, default=7)

@@ -1,4 +1,4 @@
-"""`guerdon quickstart` repeated with other seeds: does its story hold each time?
+"""`guerdon quickstart` repeated with other seeds: are its results the same each time?
 
 A repetition uses data, models and runs of its own: repetition s collects and trains with seed s, and its runs have the
 seeds 10 s to 10 s + 7. Counted are

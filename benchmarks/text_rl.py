@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--core", type=int, default=0, help="the core that everything runs on")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument(
-        "--quick", type=int, nargs="?", const=1, default=0, help="does it run at all? a warm-up and one short step each"
+        "--quick", type=int, nargs="?", const=1, default=0, help="a smoke test: a warm-up and one short step each"
     )
     parser.add_argument("--side", help="one measurement in this process, of --sizes and --model")
     parser.add_argument("--model", help="the folder of the model of that measurement")

@@ -134,7 +134,7 @@ NAMED |= {
 }
 
 SAME = {"bc.sample_weighting.model": "reward.sources.<name>.model"}
-"""Sections whose keys stand in the table already."""
+"""Sections whose keys are in the table already."""
 
 CLASHES = """\
 | what | the guides say | guerdon says |

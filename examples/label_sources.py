@@ -111,7 +111,7 @@ def labelled(study: Study, folder: Path, labeler: str) -> dict[str, Solution]:
 
 
 def judge_like(solution: Solution, noise: float, rng: np.random.Generator) -> Solution:
-    """Verdicts of a judge that errs on a share of the steps; it says nothing of steps behind its first error."""
+    """Verdicts of a judge that errs on a share of the steps; it gives none for steps after its first error."""
     said = [None if v is None else float(v if rng.random() >= noise else 1 - v) for v in solution.labels]
     return cut(replace(solution, labels=tuple(said)))
 

@@ -1,7 +1,7 @@
 """What an implicit process reward model learns from outcomes alone: where solutions go wrong, and whom to believe.
 
 A policy answers training prompts; a verifier says right or wrong, nothing else. From that an implicit reward model is
-trained (2412.01981: beta x the sum of log-ratios is the logit of a right answer). Then it is asked about other
+trained (2412.01981: beta x the sum of log-ratios is the logit of a right answer). Then it scores other
 questions: does it find the first wrong step (F1 as in ProcessBench, the threshold chosen on one half of the questions,
 the F1 measured on the other), and does voting weighted by it beat majority voting? The truth about steps is used for
 nothing but this judgement.

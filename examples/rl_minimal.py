@@ -1,6 +1,6 @@
 """RL with a learned reward in one file: what `guerdon run` does, top to bottom, from guerdon's pure functions only.
 
-A point shall reach a disc. The policy never sees true success: a small classifier of states is paid to it, trained on
+A point has to reach a disc. The policy never sees true success: its reward is a small classifier of states, trained on
 labelled states and fitted again during RL, and its failed measurements are masked. Read it to write a loop of your own.
 
     python examples/rl_minimal.py            # 10 s on one core: true success 0.03 -> 1.00 (seed 0)
@@ -163,7 +163,7 @@ def main(iterations: int = 60, seed: int = 0) -> tuple[float, float]:
         source = SourceRewards(rewards, failed_B_T=missing)
         kl = update(policy, learner, states, actions, source)  # assign credit, learn
         replay = np.concatenate([replay, states.reshape(-1, 2)])[-20_000:]
-        loss = fit(model, fitter, replay, rng)  # keep the reward model honest
+        loss = fit(model, fitter, replay, rng)  # refit the reward model
         if iteration % 10 == 9:
             success = evaluate(policy, np.random.default_rng(1))
             print(f"iteration {iteration + 1}: true success {success:.2f}, KL {kl:.3f}, loss of the model {loss:.3f}")

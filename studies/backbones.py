@@ -1,4 +1,4 @@
-"""Image reward models from nothing and from ImageNet, by themselves (studies/backbones.yaml).
+"""Image reward models from random weights and from ImageNet, by themselves (studies/backbones.yaml).
 
 For each task one data set and one test set from another seed. A seed decides which episodes of the data set are
 labelled, which of them are held out, the weights that are not pretrained and the order of the batches. Success and

@@ -51,7 +51,7 @@ for name in ("DEBUG_IMAGE_SAVE_DIR", "NO_COLOR", "FORCE_COLOR"):
 
 @pytest.fixture(autouse=True)
 def _no_heartbeat(monkeypatch):
-    """Commands in this process write no line because they take long: no test may depend on how busy the machine is."""
+    """No progress lines of commands that take long: no test may depend on how busy the machine is."""
     monkeypatch.setattr("guerdon.progress.QUIET_S", 3600.0)
 
 

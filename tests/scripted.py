@@ -1,4 +1,4 @@
-"""A tiny policy's alphabet and shape, and an engine that writes what it is told."""
+"""A tiny policy's alphabet and shape, and an engine with given responses."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ SHAPE = {"hidden_size": 16, "layers": 1, "heads": 2, "intermediate": 32, "max_po
 
 
 class Scripted:
-    """An engine that writes what it is told: `write(prompt number, sample number, draw)` gives a text or None.
+    """An engine with given responses: `write(prompt number, sample number, draw)` gives a text or None.
 
     None is a response that the length limit cut. Prompts are numbered by the order in which they first come.
     """

@@ -5,7 +5,7 @@ import numpy as np
 
 
 class StrictBox(gymnasium.Env):
-    """Observes the share of the way from the lower to the upper bound that the last action went; pays for `target`.
+    """Observes the share of the way from the lower to the upper bound of the last action; rewards `target`.
 
     Args:
         low, high: bounds of the only action; None: infinite.

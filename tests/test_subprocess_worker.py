@@ -115,7 +115,7 @@ def test_children_end_with_a_parent_that_is_killed(kind, tmp_path, monkeypatch):
 
 
 def test_a_program_under_test_ends_with_a_parent_that_is_killed(tmp_path, monkeypatch):
-    """The process that isolates programs looks after itself: its namespace is gone with it."""
+    """The process that isolates programs ends by itself, and its namespace with it."""
     from guerdon.tasks.code_tests import check_isolation
 
     try:

@@ -1,4 +1,4 @@
-"""Collecting: who acts, what is kept, and that a data set is a function of its configuration, kills included."""
+"""Collecting: policies, what is kept, and that a data set is a function of its configuration, kills included."""
 
 import subprocess
 import sys
@@ -90,7 +90,7 @@ def test_rewards_between_rows_are_summed(tmp_path):
 
 
 def test_what_the_environment_pays_is_kept_beside_success(tmp_path):
-    """The corridor pays how near its end is; with sparse rewards that stays known, of each row's own action."""
+    """The corridor's dense reward is recorded, also with sparse rewards, for each row's own action."""
     for native in ("dense", "sparse"):
         collect(corridor(tmp_path / native, env={"native_reward": native}))
     collect(corridor(tmp_path / "some", env={"native_reward": "sparse"}, frame_every=4))

@@ -1,4 +1,4 @@
-"""Drawing prompts, judging answers, filtering: with an engine that writes what it is told."""
+"""Drawing prompts, judging answers, filtering: with an engine of given responses."""
 
 from dataclasses import replace
 

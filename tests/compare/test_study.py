@@ -155,7 +155,7 @@ def test_a_finished_job_keeps_its_configuration(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_study_from_end_to_end(tmp_path):
-    """One bad arm loses nobody; mended and started again, only what is missing runs."""
+    """One bad arm does not stop the others; corrected and started again, only what is missing runs."""
     write_study(tmp_path, arms={**STUDY["compare"]["arms"], "B": BAD})
     status, out, err = compare(tmp_path, "--dry-run")
     assert status == 0, err

@@ -208,7 +208,7 @@ def write_model(folder, kind=StepwiseModel):
 
 @pytest.fixture
 def file(tmp_path):
-    """A study file with a trained judge, the solutions it learnt from, and a judge of somebody else's."""
+    """A study file with a trained judge, the solutions it learned from, and a judge of somebody else's."""
     write_model(tmp_path / "models" / "chain" / "prm" / "final_checkpoint")
     write_model(tmp_path / "theirs", OutcomeModel)
     learnt = generated_bench([ChainSettings(steps=2)], 6, 0)

@@ -1,4 +1,4 @@
-"""One trained policy for all tests of this folder."""
+"""Fixtures of this folder: a key, and one trained policy for all tests."""
 
 import pytest
 

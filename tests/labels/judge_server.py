@@ -1,4 +1,4 @@
-"""A real HTTP server that speaks Anthropic's and OpenAI's protocols, and fails as it is told."""
+"""A real HTTP server that speaks Anthropic's and OpenAI's protocols, with scripted failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a judge bills and what the ledger says, over processes that are killed at random moments."""
+"""The bill of a judge and the ledger, over processes that are killed at random moments."""
 
 import json
 import os

@@ -21,7 +21,7 @@ from guerdon.settings.label import OpenAIJudgeSettings
 
 
 class Gate:
-    """A judge that keeps connections open and answers once as many requests wait as `opens_at` says.
+    """A judge that keeps connections open and answers once `opens_at` requests wait.
 
     With `closes` it ends every connection after a reply without announcing it.
 
@@ -29,7 +29,8 @@ class Gate:
         connections: opened so far.
         closed: of them, by the client.
         requests: received so far.
-        waiting: the most that ever waited at a time.
+        waiting: for a reply now.
+        most: that ever waited at a time.
     """
 
     def __init__(self, opens_at, closes):

@@ -109,7 +109,7 @@ def test_two_own_judgements_that_differ_are_a_failure_and_equal_ones_are_one():
 
 
 def test_a_quotation_with_changed_scores_is_the_judges_own():
-    """It says something that the solution does not say; beside the judge's own it is a second judgement."""
+    """Its scores differ from those in the solution; together with the judge's own it is a second judgement."""
     solution = json.dumps(PLANTED)
     changed = json.dumps(judgement(1, -1, overall_correctness=False))
     assert read(f"It should be {changed}", solution).values == (1.0, 0.0)

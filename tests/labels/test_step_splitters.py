@@ -1,4 +1,4 @@
-"""Steps partition the text, whatever cuts them; what HE and SE pay for them."""
+"""Steps partition the text, with every splitter; the rewards HE and SE of steps."""
 
 from typing import get_args
 

@@ -1,4 +1,4 @@
-"""What calls cost: usage in every shape that endpoints send, and a budget that no reply passes."""
+"""The cost of calls: usage in every format that endpoints send, and a budget that no reply exceeds."""
 
 import json
 from contextlib import closing
@@ -238,7 +238,7 @@ def test_a_budget_needs_a_limit_of_tokens(tmp_path):
 
 
 def as_reported(style, read, written, usd):
-    """A reply about a call that read and wrote so many tokens, told in one of the ways that endpoints have."""
+    """A reply of a call that read and wrote so many tokens, with its usage in one of the formats of endpoints."""
     plain = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
     inside = written // 3
     usage = {
@@ -265,7 +265,7 @@ STYLES = [
 
 
 def calls_of(kinds):
-    """Calls with the way that each is told in, the tokens that it read and those that it wrote."""
+    """Calls: the format of the usage, tokens read, tokens written."""
     return st.lists(st.tuples(st.sampled_from(kinds), st.integers(3, 49), st.integers(1, 50)), min_size=1, max_size=10)
 
 
@@ -273,7 +273,7 @@ def calls_of(kinds):
 @settings(max_examples=5)
 @given(data=st.data(), concurrency=st.integers(1, 8), budget=st.floats(0.001, 0.03), more=st.floats(1.0, 3.0))
 def test_the_budget_holds_under_any_sequence_of_replies(tmp_path_factory, style, data, concurrency, budget, more):
-    """The endpoint knows what each request cost it, and says so, or not, in many ways; twice, with a restart."""
+    """The endpoint reports the cost of each request in one of many formats, or not at all; twice, with a restart."""
     calls = data.draw(calls_of([style]) | calls_of(STYLES))
     bills, script = [], []
     for kind, tokens_in, tokens_out in calls:

@@ -170,7 +170,7 @@ def test_vision_language_models(kind):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_what_a_vision_language_model_writes(temperature):
-    """What is drawn depends on the random state, which nobody else touches meanwhile."""
+    """What is drawn depends on the random state, which no other thread changes meanwhile."""
     asked = [make_question(PROMPTS["primo_r1"].fill(f"open {k}"), video(2, seed=k).frames, nframes=2, max_pixels=10**6)
              for k in range(12)]  # fmt: skip
     backend = tiny_backend()
@@ -186,7 +186,7 @@ def test_what_a_vision_language_model_writes(temperature):
 
 
 def test_policies_on_one_base():
-    """Two adapters and none, each in threads of its own: which one answers is nobody else's business."""
+    """Two adapters and none, each in threads of its own: each thread gets the answers of its own."""
     base = tiny_policy().base
     first, second = (add_policy(base, name, LoraSettings(r=2), seed=k) for k, name in enumerate("ab"))
     moved(first.parameters())

@@ -28,7 +28,7 @@ def tiny_policy(architecture="llama", **options):
 
 
 def merging_policy(texts):
-    """A tokenizer that has learnt to merge the bytes of these texts."""
+    """A tokenizer that has learned to merge the bytes of these texts."""
     tokenizer = byte_tokenizer(texts, vocabulary_size=360)
     tiny = TinyModelSettings(**SIZES, tokenizer="bytes")
     model = build_model(tiny, tokenizer, seed=0)

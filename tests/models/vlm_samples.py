@@ -1,4 +1,4 @@
-"""Episodes, backends that say what they are told, and tiny models made once."""
+"""Episodes, backends with given replies, and tiny models made once."""
 
 from __future__ import annotations
 

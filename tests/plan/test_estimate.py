@@ -1,4 +1,4 @@
-"""What a dry run says: sizes as they are, bounds named as bounds, measured times within a factor of two."""
+"""What a dry run prints: sizes as they are, bounds named as bounds, measured times within a factor of two."""
 
 import json
 from importlib.util import find_spec

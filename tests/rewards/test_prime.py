@@ -62,7 +62,7 @@ def says(rows, study, *, lr=0.0):
 
 
 def outcomes(rollout):
-    """What the verifier pays for it."""
+    """The verifier's reward of it."""
     return GroundTruth(SourceTerms("verifier"), at_end=True).measure(rollout)
 
 

@@ -1,4 +1,4 @@
-"""An implicit reward model that was learnt in a run scores the same wherever it is used again."""
+"""An implicit reward model that was learned in a run scores the same wherever it is used again."""
 
 import sys
 from pathlib import Path

@@ -114,7 +114,7 @@ def test_every_frame_after_an_action_is_scored_once(mode, tmp_path):
 
 
 def test_the_log_lines_are_of_the_moments_after_actions(tmp_path, capsys):
-    """The first moment of an episode is the baseline of a change: it is measured, and nothing is paid for it."""
+    """The first moment of an episode is the baseline of a change: it is measured, and has no reward."""
     reward = {"process_reward_model": True, "shaping": "relative", "prm_reward_weight": 1.0}
     algorithm = {"rollout_steps": 8, "minibatch_size": 8}
     study = clock_study(tmp_path, reward=reward, env={"num_envs": 1}, algorithm=algorithm)

@@ -1,4 +1,4 @@
-"""The tabular reference: logistic regression in closed form, what it finds out, and what it pays."""
+"""The tabular reference: logistic regression in closed form, what it learns, and its rewards."""
 
 import numpy as np
 import pytest

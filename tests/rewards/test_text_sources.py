@@ -1,4 +1,4 @@
-"""Reward models of text as sources: where they pay, what failures mean, several at once, cut-off runs, hacking."""
+"""Reward models of text as sources: places of rewards, failures, several at once, cut-off runs, hacking."""
 
 import json
 from dataclasses import replace
@@ -31,7 +31,7 @@ WHOLE = replace(STEPS, name="whole", range=(-np.inf, np.inf), granularity="total
 
 
 class Says:
-    """A reward model that says a function of the episode: values of steps, a total, or a failure."""
+    """A reward model that returns a function of the episode: values of steps, a total, or a failure."""
 
     def __init__(self, say, info=STEPS):
         self.say, self.info, self.asked = say, info, []
@@ -330,7 +330,7 @@ def test_a_model_that_fails_now_and_then(on_failure, tmp_path, models):
 
 @pytest.mark.parametrize("on_failure", ["drop", "neutral"])
 def test_what_a_failure_is_worth(on_failure, tmp_path, models):
-    """Drop: as if the response had not been asked about. Neutral: it earned 0, and the others are measured by it."""
+    """Drop: as if the response had not been scored. Neutral: it earned 0, and the others are measured by it."""
     models["prm"].say = lambda e: Failure("late") if len("".join(e.texts)) % 2 else [0.9] * len(e.texts)
     study = sum_study(tmp_path, reward=reward(prm=source("terminal", aggregation="last", on_failure=on_failure)),
                       algorithm={"normalize_advantages": False})  # fmt: skip

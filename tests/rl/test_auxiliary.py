@@ -1,4 +1,4 @@
-"""Auxiliary losses: a head of the policy learns what a reward model says of the moments that the policy observes."""
+"""Auxiliary losses: a head of the policy learns the values of a reward model where the policy observes."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Simulators that die, stop, or give no numbers during a run: their episodes are failures, and the run goes on."""
+"""Simulators that die, stop, or give no numbers during a run: their episodes are failures, and the run continues."""
 
 import json
 import os

@@ -30,7 +30,7 @@ def everywhere(failed_B, mask):
 
 
 def outcome_source(scores, mask, *, failed_B=None, **changes):
-    """One score per response, paid at its last valid token."""
+    """One score per response, at its last valid token."""
     last = last_valid(mask)
     known = np.asarray(scores, dtype=np.float64) if failed_B is None else np.where(failed_B, 0.0, scores)
     failed = everywhere(failed_B, mask)

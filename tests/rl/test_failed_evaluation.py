@@ -1,4 +1,4 @@
-"""What fails at an evaluation, a film or the end of a run loses nothing: `--resume` goes on with what is due."""
+"""What fails at an evaluation, a film or the end of a run loses nothing: `--resume` continues with what is due."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Films of a run: what each source paid, the environment too where it pays."""
+"""Films of a run: the rewards of each source, and of the environment where it has any."""
 
 import gymnasium
 import numpy as np

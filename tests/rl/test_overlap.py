@@ -1,4 +1,4 @@
-"""Scoring while the environment goes on: the same rewards, each moment once, failures kept, and a run that resumes."""
+"""Scoring during simulation: the same rewards, each moment once, failures kept, and a run that resumes."""
 
 import threading
 

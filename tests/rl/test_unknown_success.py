@@ -1,4 +1,4 @@
-"""A run in an environment that does not report success: trained on its own reward, judged by nobody."""
+"""A run in an environment that does not report success: trained on its own reward, without a verdict."""
 
 import sys
 from pathlib import Path

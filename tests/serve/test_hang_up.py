@@ -1,4 +1,4 @@
-"""Clients that disconnect: what they waited for is not scored, and nobody else notices. Real processes and sockets."""
+"""Clients that disconnect: their items are not scored, other clients are not affected. Real processes and sockets."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""Verdicts on (true answer, stated answer), by class: `numeric` and `math` against what a person says.
+"""Verdicts on (true answer, stated answer), by class: `numeric` and `math` against the verdicts of a person.
 
 `=` equal, `!` different, `?` no verdict: it cannot be read, or what it means is not certain.
 """

@@ -1,4 +1,4 @@
-"""Calls between a test and a program in two processes: what honest programs may do, and what no program may."""
+"""Calls between a test and a program in two processes: what correct programs may do, and what no program may."""
 
 import json
 import os

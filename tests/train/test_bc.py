@@ -1,4 +1,4 @@
-"""Behaviour cloning: the right pairs, honest held-out numbers, and a policy that does the task."""
+"""Behaviour cloning: the right pairs, numbers of held-out episodes only, and a policy that does the task."""
 
 import json
 

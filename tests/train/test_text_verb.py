@@ -88,6 +88,9 @@ def test_a_dry_run_writes_nothing(call, tmp_path):
     status, said = call("--only", "prm", "--dry-run")
     assert status == 0, said
     assert "gradient steps: 4" in said
+    status, said = call("--dry-run")  # the verdict model asks with letters that this tokenizer lacks
+    assert status != 0
+    assert "the tokenizer does not know" in said
     assert not (tmp_path / "prm").exists()
 
 

@@ -1,4 +1,4 @@
-"""Training reward models of text: exact losses, exact resuming, a model that stands on disk and has learnt."""
+"""Training reward models of text: exact losses, exact resuming, a model that is on disk and has learned."""
 
 import json
 import shutil

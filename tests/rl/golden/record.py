@@ -117,7 +117,7 @@ def image(kind: str, *, combine_mode: str = "replace", env_reward_weight: float 
 
 
 def two_images(shared: Path) -> dict[str, Any]:
-    """Two models with discounts, weights and modes of their own, one of them refitted, beside the native reward."""
+    """Two models with discounts, weights and modes of their own, one of them refitted, and the native reward."""
     resnet = source(shared, "resnet", update="after", reward_mode="per_step", score_every=2, shaping="raw",
                     gamma=0.9, reward_weight=0.5)  # fmt: skip
     progress = source(shared, "progress", reward_mode="per_step", shaping="relative", reward_coef=2.0)
@@ -253,7 +253,7 @@ def judged(
 
 
 def two_judges(shared: Path) -> Study:
-    """Steps and whole responses, with discounts and weights of their own, beside the outcome."""
+    """Steps and whole responses, with discounts and weights of their own, and the outcome."""
     sources = {
         "steps": judge(shared, "steps", reward_mode="per_step", shaping="relative", gamma=0.9, reward_weight=0.5),
         "whole": judge(shared, "whole", reward_mode="terminal", shaping="raw"),
@@ -263,7 +263,7 @@ def two_judges(shared: Path) -> Study:
 
 
 def primed(*, estimator: str = "rloo", mini: int = 16, micro: int = 8, algorithm: Any = None, **given: Any) -> Make:
-    """Letters with the implicit process reward model; `given` is its section, but for what a run says."""
+    """Letters with the implicit process reward model; `given` is its section, without the keys that a run sets."""
     run_keys = {k: given.pop(k) for k in ("policy", "data", "runner") if k in given}
     section = {"adv_estimator": estimator, **(algorithm or {})}
     return letters(algorithm=section, reward_model=prime(mini=mini, micro=micro, **given), **run_keys)
