@@ -245,7 +245,7 @@ def load_info(root: Path) -> Info:
         raise DataError(f"{root} is not a LeRobot data set: {_other_format(root)}") from None
     except (OSError, ValueError) as exc:
         cause = exc.strerror if isinstance(exc, OSError) else exc
-        advice = "check its permissions" if isinstance(exc, PermissionError) else "restore it from a copy of the data set"
+        advice = "check permissions" if isinstance(exc, PermissionError) else "restore it from a copy of the data set"
         raise DataError(f"{path} cannot be read ({cause}); {advice}") from exc
     version = str(raw.get("codebase_version")) if isinstance(raw, dict) else "None"
     if not version.startswith("v3."):
