@@ -147,7 +147,7 @@ class Registry:
             made = factory(**arguments)
         if not isinstance(made, kind):
             names = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
-            what = f"returned a {type(made).__name__}, which is no {names}"
+            what = f"returned a {type(made).__name__}, which is not a {names}"
             raise ConfigError(f"the {self.kind} {name} {what}: docs/extend.md shows what it must have")
         return made
 

@@ -73,7 +73,7 @@ def test_what_render_gives():
         with pytest.raises(DataError, match="shape"):
             rgb_picture(several)
     for nothing in (None, [], "picture", [[1, 2], [3]], RGB[0].astype(np.int32) - 1, GREY[0, ..., 0].astype(np.uint16)):
-        with pytest.raises(DataError, match=r"no picture|no array|shape|must be uint8"):
+        with pytest.raises(DataError, match=r"no picture|not an array|shape|must be uint8"):
             rgb_picture(nothing)
 
 

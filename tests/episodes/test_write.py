@@ -283,7 +283,7 @@ def test_a_stop_between_any_two_renames_loses_only_unflushed_episodes(tmp_path, 
     if survived:
         assert [episode.id for episode in read_episodes(tmp_path)] == [f"episode-{i}" for i in range(survived)]
     else:
-        with pytest.raises(DataError, match=r"no episodes yet|no LeRobot data set"):
+        with pytest.raises(DataError, match=r"no episodes yet|not a LeRobot data set"):
             list(read_episodes(tmp_path))
 
     write(tmp_path, [sample(i) for i in range(survived, 6)], flush_every=2)

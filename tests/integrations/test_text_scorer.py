@@ -225,7 +225,7 @@ UNREADABLE = {
     "two answers": ([ASKED], [SAID, SAID], "end with the user's turn or a tool's"),
     "no content": ([ASKED], [{"role": "assistant", "content": None}], "content"),
     "a picture": ([ASKED], [{"role": "assistant", "content": [{"type": "image_url"}]}], "parts of type text"),
-    "no JSON": ([ASKED], [{**CALLS, "tool_calls": [{"name": "f", "arguments": "x = 1"}]}, RESULT, SAID], "no map"),
+    "no JSON": ([ASKED], [{**CALLS, "tool_calls": [{"name": "f", "arguments": "x = 1"}]}, RESULT, SAID], "not a map"),
     "nothing": ([ASKED], [], "list of messages"),
     "None": ([ASKED], None, "list of messages"),
     "a number": ([ASKED], 5, "list of messages"),

@@ -241,7 +241,7 @@ def test_options_of_a_caller():
     for wrong, why in (
         (JudgeOptions(prompt="nope"), "unknown"),
         (JudgeOptions(prompt="trend"), "another kind"),
-        (JudgeOptions(prompt="completed", score_mode="unit"), "no number"),
+        (JudgeOptions(prompt="completed", score_mode="unit"), "not a number"),
     ):
         with pytest.raises(ConfigError, match=why):
             found.judge([episode(2)], wrong)

@@ -279,7 +279,7 @@ def test_two_stages_keep_the_policy_and_change_the_reward(tmp_path):
     assert loop.step == 0
     loop.run()
     assert lines(second)[-1]["step"] >= 160
-    with pytest.raises(CheckpointError, match="no checkpoint"):
+    with pytest.raises(CheckpointError, match="neither a checkpoint"):
         start(clock_study(tmp_path, name="third", runner={"resume_dir": str(tmp_path / "nowhere")}))
 
 

@@ -356,7 +356,7 @@ def test_flags_of_one_model_are_about_the_one_that_is_named():
         (("--model", "x"), "write name=path"),
         (("--backend", "constant", "--custom-backend", "m:f"), "both given; remove one of them"),
         (("--custom-backend", "module"), "write module:factory"),
-        (("--backend", "constant", "--gpu-ids", "a"), "no list of GPU numbers"),
+        (("--backend", "constant", "--gpu-ids", "a"), "not a list of GPU numbers"),
         (("--backend", "constant", "--primo-tensor-parallel-size", "2"), "would do nothing without --backend PRIMO-R1"),
         (("--backend", "constant", "--default", "other"), "default is 'other'"),
         (("--backend", "constant", "limits.max_items=2000"), "could never be accepted"),

@@ -90,7 +90,7 @@ def test_what_counts_as_the_same_output(expected, written, same):
     [
         ("5", "there is none"), ("{}", "two lists"), ('{"inputs": ["1"]}', "two lists"),
         ('{"inputs": ["1"], "outputs": []}', "two lists"), ('{"inputs": [], "outputs": []}', "there is none"),
-        ('{"fn_name": "a b", "inputs": [[1]], "outputs": [1]}', "no name"), ("assert", "invalid syntax"),
+        ('{"fn_name": "a b", "inputs": [[1]], "outputs": [1]}', "not a name"), ("assert", "invalid syntax"),
         ("assert True", "no function of the program is called"), ("import os\nos.remove('x')", "there is none"),
         ("assert sum([1, 2]) == 3", "no function of the program is called.*entry_point"),
         ("assert f(1) == x", "could define both"), ("assert f(g(1)) == 2", "the program could define both"),
