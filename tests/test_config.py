@@ -525,6 +525,13 @@ def test_a_value_that_begins_with_the_home_folder_is_expanded(tmp_path, monkeypa
 
 
 def test_a_written_configuration_is_compared_by_keys_and_values(tmp_path):
-    (tmp_path / "config.yaml").write_text("b: 1\na: {c: 2, d: [3]}\n")
-    assert holds(tmp_path / "config.yaml", "a:\n  d: [3]\n  c: 2\nb: 1\n")
-    assert not holds(tmp_path / "config.yaml", "a:\n  d: [3]\n  c: 1\nb: 1\n")
+    file = tmp_path / "config.yaml"
+    square = Root.model_validate({"name": "x", "shape": {"type": "square", "side": 2.0}})
+    for text, same in (
+        (to_yaml(square), True),
+        ("shape: {side: 2, type: square}\nname: x\n", True),  # in another order, without the defaults
+        ("name: x\nshape: {type: square, side: 3}\n", False),
+        ("name: x\nshape: {type: square, side: 2}\nunknown: 1\n", False),
+    ):
+        file.write_text(text)
+        assert holds(file, square) is same, text

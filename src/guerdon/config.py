@@ -212,13 +212,22 @@ def to_yaml(config: BaseModel) -> str:
     return hide(text)
 
 
-def holds(path: Path, text: str) -> bool:
-    """Whether a file that `to_yaml` wrote has the keys and values of another such text, in any order.
+def holds(path: Path, config: BaseModel) -> bool:
+    """Whether a file that `to_yaml` wrote, perhaps of an earlier version, says the same as a configuration.
+
+    Keys may be in any order, and keys of which the file says nothing have their defaults.
 
     Raises:
         ConfigError: the file cannot be read.
     """
-    return bool(read_yaml(path).data == parse_yaml(text, str(path))[0])
+    wanted = parse_yaml(to_yaml(config), str(path))[0]
+    if read_yaml(path).data == wanted:
+        return True
+    try:
+        stored = load(type(config), path)
+    except ConfigError:  # it has keys or values that this version refuses
+        return False
+    return bool(parse_yaml(to_yaml(stored), str(path))[0] == wanted)
 
 
 def _plain(config: BaseModel, *, full: bool) -> dict[str, Any]:
