@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from guerdon.config import to_plain, validate
 from guerdon.errors import ConfigError
 from guerdon.plan.estimate import estimate
+from guerdon.rewards.prime import GRAD_CLIP
 from guerdon.rl.run import run
 from guerdon.settings.algorithm import ControlAlgorithmSettings, TextAlgorithmSettings
 from guerdon.settings.study import Study
@@ -30,9 +31,7 @@ def test_the_defaults_are_primes():
     assert (section.mini_batch_size, section.micro_batch_size) == (256, 64)
     model = section.prime_model
     assert (model.ref_type, model.update, model.beta_train, model.loss_type) == ("freeze", "after", 0.05, "ce")
-    assert (model.optim.lr, model.optim.betas, model.optim.weight_decay, model.optim.grad_clip) == (
-        1e-6, (0.9, 0.999), 0.0, 10.0,
-    )  # fmt: skip
+    assert (model.optim.lr, model.optim.weight_decay, GRAD_CLIP) == (1e-6, 0.0, 10.0)
     assert (algorithm.adv_estimator, algorithm.rloo_form, algorithm.normalize_advantages) == ("rloo", "paper", False)
     assert algorithm.verifier_gamma == algorithm.reward_model_gamma == 1.0
 
@@ -82,7 +81,6 @@ def test_every_source_has_the_discount_it_was_given_or_the_common_one():
     [
         ({"gae_lambda": 0.9}, "gae_lambda would do nothing with adv_estimator rloo"),
         ({"adv_estimator": "grpo", "rloo_form": "paper"}, "rloo_form would do nothing"),
-        ({"credit_temperature": 0.5}, "credit_temperature would do nothing"),
         ({"kl_type": "k2"}, "kl_type would do nothing with kl_coef 0"),
         ({"kl_coef": 0.1, "kl_in": "reward", "kl_type": "k2"}, "kl_type would do nothing with kl_in reward"),
         ({"kl_coef": 0.1, "kl_type": "k1"}, "gradient of zero on average"),
@@ -121,7 +119,7 @@ def test_an_algorithm_that_would_not_do_what_it_says_is_refused(given, message):
         {"gamma": 0.9, "kl_coef": 0.1, "kl_in": "reward",
          "adv_params": {"verifier_gamma": 1, "reward_model_gamma": 1}},
         {"adv_estimator": "gae", "gae_lambda": 0.95, "value_coef": 1.0},
-        {"credit": "min_form", "credit_temperature": 0.5},
+        {"credit": "min_form"},
     ],
     ids=str,
 )  # fmt: skip

@@ -58,7 +58,20 @@ class Removed(NamedTuple):
         return value is None or bool(value == to_jsonable_python(self.default))
 
 
-REMOVED: dict[str, Removed] = {}
+_BETAS = Removed((0.9, 0.999), "the decays of AdamW's moments are 0.9 and 0.999")
+_OF_TRENDS = "a change counts 1, one for the worse -0.2, an unclear one 0: scale values by reward_coef of the source"
+REMOVED: dict[str, Removed] = {
+    "TextAlgorithmSettings.betas": _BETAS,
+    "TextAlgorithmSettings.credit_temperature": Removed(0.1, "the temperature of the soft minimum is 0.1"),
+    "OptimSettings.betas": _BETAS,
+    "OptimSettings.grad_clip": Removed(10.0, "gradients of the implicit model are clipped to the norm 10"),
+    "EndpointSettings.image_format": Removed("png", "pictures are sent as PNG"),
+    "VLMSettings.positive_reward": Removed(1.0, _OF_TRENDS),
+    "VLMSettings.negative_reward": Removed(-0.2, _OF_TRENDS),
+    "VLMSettings.unclear_reward": Removed(0.0, _OF_TRENDS),
+    "RunnerSettings.video_fps": Removed(20, "videos of training episodes have 20 frames per second"),
+    "_ImageTrainSettings.min_delta": Removed(1e-3, "an improvement of the validation loss counts from 0.001 on"),
+}
 """Keys that there were, as `Class.key` of the class that had them."""
 
 
@@ -333,6 +346,14 @@ def check_multiple(batch_size: int, micro_batch_size: int | None, key: str = "ba
     """
     if micro_batch_size is not None and batch_size % micro_batch_size:
         raise ValueError(f"{key} ({batch_size}) must be a multiple of micro_batch_size ({micro_batch_size})")
+
+
+def without_removed(plain: Any) -> Any:
+    """Plain values of an earlier version without the keys that there were and whose value is what is done now."""
+    if not isinstance(plain, dict):
+        return plain
+    old = {key: [one for name, one in REMOVED.items() if name.endswith(f".{key}")] for key in plain}
+    return {key: without_removed(value) for key, value in plain.items() if not any(o.says(value) for o in old[key])}
 
 
 def as_tuple(given: str | tuple[str, ...] | None) -> tuple[str, ...]:

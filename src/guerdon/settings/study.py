@@ -72,7 +72,6 @@ class RunnerSettings(Settings):
     )
     video_share: float = only_with(0.1, gt=0, le=1, save_video=True, description="share of the episodes")
     video_every: int = only_with(1, ge=1, save_video=True, description="steps between two frames")
-    video_fps: int = only_with(20, ge=1, save_video=True, description="frames per second")
     threads: int = Field(1, ge=1, le=1024, description="torch threads")
     rollout_shards: int = Field(
         1,
