@@ -1,6 +1,7 @@
 """What the `algorithm` and `reward_model` sections of a language model accept, and what they refuse."""
 
 import importlib
+import pickle
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from guerdon.plan.estimate import estimate
 from guerdon.rewards.prime import GRAD_CLIP
 from guerdon.rl.run import run
 from guerdon.settings.algorithm import ControlAlgorithmSettings, TextAlgorithmSettings
-from guerdon.settings.study import Study
+from guerdon.settings.study import RobotStudy, Study, TextStudy
 from guerdon.settings.text_policy import TextPolicySettings
 
 TEXT = {"policy": {"type": "text", "tiny": {}}, "data": {}}
@@ -349,3 +350,27 @@ def test_what_an_estimator_needs_is_the_same_for_robots_and_language_models():
         assert robot.reward_credit == ("episode" if robot.needs.groups else "dense")
         assert robot.whiten_batch == (name == "reinforce_pp")
         assert robot.normalize_minibatches == robot.needs.critic == (name == "gae")
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ({}, RobotStudy), ({"policy": {"type": "vla", "tiny": {}}}, RobotStudy), (TEXT, TextStudy),
+        ({"train": {"prm": {"type": "stepwise", "save_dir": "x"}}}, TextStudy),
+        ({"train": {"rm": {"type": "resnet", "save_dir": "x", "data_path": "y"}}}, RobotStudy),
+        ({"policy": TextPolicySettings(path="x")}, TextStudy),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_study_is_of_the_kind_that_its_sections_say(given, kind):
+    made = (Study(**given), Study.model_validate(given), validate(Study, given, source="s"), kind(**given))
+    assert [type(study) for study in made] == [kind] * 4
+    assert all(study == made[0] for study in made)
+    for again in (Study.model_validate(made[0]), pickle.loads(pickle.dumps(made[0])), made[0].model_copy()):
+        assert type(again) is kind
+        assert again == made[0]
+    if isinstance(given.get("policy"), dict):
+        assert Study.model_validate(to_plain(made[0])) == made[0]
+    other = TextStudy if kind is RobotStudy else RobotStudy
+    with pytest.raises(ValidationError):
+        other.model_validate({"evaluate": made[0].evaluate, "algorithm": made[0].algorithm, **given})
