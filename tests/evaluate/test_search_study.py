@@ -215,6 +215,7 @@ def test_a_dry_run_says_what_it_costs_and_writes_nothing(study):
         ("search.rounds=3", "method best_of_n"),
         ("search.model={model_type: constant}", "does not judge texts"),
         ("search.model={model_type: prime}", "does not judge texts"),
+        ("search.model={model_type: remote}", "does not judge texts"),
         ("search.questions=nowhere.jsonl", "nowhere.jsonl"),
         ("search.nn=3", "did you mean"),
     ],

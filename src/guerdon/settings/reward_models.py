@@ -380,13 +380,16 @@ RewardModelSettings = Annotated[
     ByName("model_type", "resnet"),
 ]
 """`reward.model`: which model, from where."""
+TextRewardModelSettings = Annotated[
+    TextModelSettings | SequenceClassifierSettings | RemoteModelSettings | OwnModelSettings,
+    ByName("model_type", "text"),
+]
+"""The forms of `reward.model` that judge texts without a run that they are made in."""
 
-MODEL_FORMS: dict[str, type[RewardModelSettings]] = {
-    name: form
-    for form in get_args(get_args(RewardModelSettings)[0])
-    if form.factory
-    for name in names_in(form, "model_type")
-}
+_NAMES = {name: form for form in get_args(get_args(RewardModelSettings)[0]) for name in names_in(form, "model_type")}
+MODEL_NAMES = tuple(_NAMES)
+"""guerdon's own names of `model_type`, those of models that are made in a run included."""
+MODEL_FORMS: dict[str, type[RewardModelSettings]] = {name: form for name, form in _NAMES.items() if form.factory}
 REWARD_MODELS: Registry = Registry(
     "reward model", "guerdon.reward_models", {name: form.factory for name, form in MODEL_FORMS.items()}, ("device",)
 )
