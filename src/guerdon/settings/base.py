@@ -58,7 +58,25 @@ class Removed(NamedTuple):
         return value is None or bool(value == to_jsonable_python(self.default))
 
 
-REMOVED: dict[str, Removed] = {}
+def _always(value: Any) -> Removed:
+    """A key that has one value now, its default."""
+    return Removed(value, f"it is always {_yaml(value)}: remove it")
+
+
+def _yaml(*values: Any) -> str:
+    shown = (str(value).lower() if isinstance(value, bool) else "null" if value is None else value for value in values)
+    return ", ".join(map(str, shown))
+
+
+REMOVED: dict[str, Removed] = {
+    "CacheSettings.hash_size": _always(16),
+    "CacheSettings.check_share": _always(0.05),
+    "ShareSettings.of": _always("advantage"),
+    "ShareSettings.decay": _always(0.9),
+    "UpdateSettings.weight_decay": _always(1e-4),
+    "UpdateSettings.continuation_every": _always(3),
+    "UpdateSettings.gradient_penalty": _always(1.0),
+}
 """Keys that there were, as `Class.key` of the class that had them."""
 
 
@@ -314,11 +332,6 @@ def _with(key: str, wanted: Any) -> str:
     if isinstance(wanted, Unless):
         return key if wanted == SET else f"{key} not {_yaml(*wanted.values)}"
     return f"{key} {_yaml(*wanted) if isinstance(wanted, tuple) else _yaml(wanted)}"
-
-
-def _yaml(*values: Any) -> str:
-    shown = (str(value).lower() if isinstance(value, bool) else "null" if value is None else value for value in values)
-    return ", ".join(map(str, shown))
 
 
 def check_multiple(batch_size: int, micro_batch_size: int | None, key: str = "batch_size") -> None:

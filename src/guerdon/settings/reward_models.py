@@ -30,17 +30,9 @@ class UpdateSettings(Settings):
         64, ge=2, description="frames per gradient step, fresh and replayed (labeler adversarial: 512)"
     )
     learning_rate: float = Field(3e-4, gt=0, description="of AdamW")
-    weight_decay: float = Field(1e-4, ge=0, description="of AdamW")
     replay_size: int = Field(4000, ge=1, description="labelled frames kept; old ones leave by reservoir sampling")
     replay_ratio: float = Field(
         0.5, ge=0, lt=1, description="share of each batch drawn from the replay (labeler adversarial: 0.75)"
-    )
-    continuation_every: int = Field(3, ge=1, description="labeler continuation: go on from every k-th scored moment")
-    gradient_penalty: float = Field(
-        1.0,
-        ge=0,
-        description="labeler adversarial: weight of (norm of the logit's gradient - 1)^2 between positive and negative "
-        "states (1704.00028), in units of their standard deviation",
     )
 
 
@@ -102,10 +94,6 @@ class _ImageModelSettings(_ModelSettings):
             raise ValueError(f"update: {self.update} needs replay_path: the episodes that the model was trained on")
         if self.update == "none":
             refuse({"update_params", "replay_path", "labeler"} & self.model_fields_set, "update: none")
-        labeler = getattr(self, "labeler", "outcome")
-        for key, of in (("continuation_every", "continuation"), ("gradient_penalty", "adversarial")):
-            if labeler != of:
-                refuse({key} & self.update_params.model_fields_set, f"labeler: {labeler}")
         return self
 
 

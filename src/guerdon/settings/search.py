@@ -21,8 +21,8 @@ _TEXT = ("text", "value", "normal", "remote_text")
 
 def _not_of_text(kind: str) -> str:
     return (
-        f"model_type {kind} does not judge texts by itself: name {', '.join(_TEXT)}, or a reward model of your own with "
-        "modality: text"
+        f"model_type {kind} does not judge texts by itself: name {', '.join(_TEXT)}, or a reward model of your own "
+        "with modality: text"
     )
 
 
