@@ -54,10 +54,6 @@ class SearchSettings(Settings):
     separator: str | None = Field(
         None, min_length=1, description="text that ends a step; null: that of the generated task, or a blank line"
     )
-    step_tokens: int | None = Field(
-        None, ge=1, description="beam, dvts: tokens of a piece at most; null: data.max_response_length"
-    )
-    questions_at_a_time: int = Field(8, ge=1, description="searched together, and written together")
     batch_size: int = Field(64, ge=1, description="solutions per call of the reward model")
     max_failure_rate: float = Field(0.5, ge=0, le=1, description="stop when a larger share of measurements fails")
 
@@ -74,7 +70,7 @@ class SearchSettings(Settings):
         if not judges_text(self.model):
             raise ValueError(_not_of_text(self.model.model_type))
         if self.method == "best_of_n":
-            refuse({"beam_width", "rounds", "step_tokens"} & self.model_fields_set, "method best_of_n")
+            refuse({"beam_width", "rounds"} & self.model_fields_set, "method best_of_n")
         elif self.n % self.beam_width:
             raise ValueError(f"n {self.n} must be a multiple of beam_width {self.beam_width}")
         return self
