@@ -84,6 +84,11 @@ class Learner(Generic[Collected, Inputs]):
         distributed.register(self)
 
     @property
+    def skipped_in_a_row(self) -> int:
+        """Updates skipped in a row up to now, because they were not finite."""
+        return self.optimizer.skipped.in_a_row
+
+    @property
     def kl_in_reward(self) -> bool:
         """Whether the KL from the reference is a stream of reward."""
         return self.reference is not None and self.settings.kl_in == "reward"

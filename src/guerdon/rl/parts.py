@@ -4,14 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
 
 from guerdon.engines.reward_models import RewardModels
 from guerdon.rewards.source import RewardSource, SourceTerms
 from guerdon.rl.episode_stats import EpisodeStats
 from guerdon.rl.episode_videos import EpisodeVideos
-from guerdon.rl.learner import Learner
-from guerdon.types import Collector
+from guerdon.types import Collector, Metrics, Rewards, Rollout
+
+
+class Learner(Protocol):
+    """What changes the policy; it alone writes the policy's weights.
+
+    Attributes:
+        policy: acts.
+        version: updates so far.
+        source_weights: of the last update.
+        skipped_in_a_row: updates skipped in a row up to now, because they were not finite.
+    """
+
+    policy: Any
+    version: int
+    source_weights: dict[str, float]
+
+    @property
+    def skipped_in_a_row(self) -> int: ...  # noqa: D102
+
+    def update(
+        self,
+        rollout: Rollout[Any],
+        rewards: Mapping[str, Rewards],
+        terms: Mapping[str, SourceTerms],
+        *,
+        progress: float,
+    ) -> Metrics:
+        """Learn from a rollout; `progress` is the share of the run that is over."""
+        ...
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and JSON-able values of everything that decides the next update."""
+        ...
+
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Return to a stored state."""
+        ...
+
+    def start_from(self, folder: Path) -> str:
+        """Take over the policy of another run; a line that says what was done."""
+        ...
 
 
 class Parts(NamedTuple):
@@ -34,7 +76,7 @@ class Parts(NamedTuple):
     collector: Collector[Any, Any]
     sources: Mapping[str, RewardSource[Any]]
     terms: Mapping[str, SourceTerms]
-    learner: Learner[Any, Any]
+    learner: Learner
     stats: EpisodeStats
     unit: str
     film: Callable[[Path, int], None]
