@@ -532,7 +532,7 @@ GRPO = {"adv_estimator": "grpo"}
             "filter_rewards would do nothing with adv_estimator gae",
         ),
         ({**GRPO, "filter_rewards": True}, "needs rewards_lower_bound"),
-        ({**GRPO, "rewards_upper_bound": 1.0}, "rewards_upper_bound would do nothing without filter_rewards"),
+        ({**GRPO, "rewards_upper_bound": 1.0}, "rewards_upper_bound would do nothing with filter_rewards: false"),
         ({**GRPO, "filter_rewards": True, "rewards_lower_bound": 2, "rewards_upper_bound": 1}, "is above"),
         ({**GRPO, "value_init_steps": 2}, "value_init_steps would do nothing with adv_estimator grpo"),
         ({"minibatch_size": 10, "micro_batch_size": 3}, "multiple of micro_batch_size"),
