@@ -10,7 +10,6 @@ from typing import Any
 
 from guerdon.collect.ahead import AheadCollector
 from guerdon.collect.shards import Join, ShardedCollector, Share
-from guerdon.devices import resolve_device
 from guerdon.engines.reward_models import Load, RewardModels
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.settings.reward import SourceSettings
@@ -44,7 +43,7 @@ def run_collector(
 
         placed = RayCollector(
             study.cluster, make, shards, join, share, writer,
-            threads=study.runner.threads, device=resolve_device(study.policy.device),
+            threads=study.runner.threads,
         )  # fmt: skip
         return _ahead(study, lambda: placed)
     return _ahead(study, lambda: _local([make(**one) for one in shards], join, share, writer))

@@ -58,7 +58,10 @@ class Removed(NamedTuple):
         return value is None or bool(value == to_jsonable_python(self.default))
 
 
-REMOVED: dict[str, Removed] = {}
+REMOVED: dict[str, Removed] = {
+    "ClusterSettings.weight_transfer": Removed("auto", "weights reach the collectors through Ray's object store"),
+    "ClusterSettings.weight_timeout": Removed(120.0, "weights reach the collectors through Ray's object store"),
+}
 """Keys that there were, as `Class.key` of the class that had them."""
 
 
