@@ -51,37 +51,36 @@ class ShardedCollector:
         writer: EpisodeWriter | None = None,
     ) -> None:
         self.collectors, self._join, self._share, self._writer = tuple(collectors), join, share, writer
+        self._count = len(collectors)
 
     def policy_shape(self) -> Any:
         """What a policy of the environment must fit."""
-        return self.collectors[0].policy_shape()
+        return self._run("policy_shape", [0])[0]
 
     def evaluate(self, policy: Any, *, episodes: int, step: int = 0) -> dict[str, float]:
         """True success, by the first shard: see `Collector.evaluate`."""
-        found: dict[str, float] = self.collectors[0].evaluate(policy, episodes=episodes, step=step)
-        self._write()
+        found: dict[str, float] = self._run("evaluate", [0], policy, episodes=episodes, step=step)[0]
         return found
 
     def film(self, policy: Any, **given: Any) -> Any:
         """What the collector of the first shard films."""
-        return self.collectors[0].film(policy, **given)
+        return self._run("film", [0], policy, **given)[0]
 
     def collect(self, policy: Any, *, version: int = 0, warm_up: bool = False) -> Rollout[Any]:
         """The next rollout: see `Collector.collect`."""
-        shared = {} if self._share is None else self._share([one.state() for one in self.collectors])
-        parts = [one.collect(policy, version=version, warm_up=warm_up, **shared) for one in self.collectors]
-        self._write()
-        return self._join(parts)
+        shared = {} if self._share is None or self._count == 1 else self._share(self._states())
+        found = self._run("collect", range(self._count), policy, version=version, warm_up=warm_up, **shared)
+        return self._join([found[shard] for shard in range(self._count)])
 
     def state(self) -> State:
         """The states of all shards."""
         if self._writer is not None:
             self._writer.flush()
-        return packed([one.state() for one in self.collectors])
+        return packed(self._states())
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Return to a stored state."""
-        for one, state in zip(self.collectors, unpacked(tensors, values, len(self.collectors)), strict=True):
+        for one, state in zip(self.collectors, unpacked(tensors, values, self._count), strict=True):
             one.restore(*state)
 
     def close(self) -> None:
@@ -91,9 +90,16 @@ class ShardedCollector:
         if self._writer is not None:
             self._writer.close()
 
-    def _write(self) -> None:
+    def _states(self) -> list[State]:
+        return [one.state() for one in self.collectors]
+
+    def _run(self, name: str, shards: Sequence[int], policy: Any = None, **given: Any) -> dict[int, Any]:
+        """What a method of the collectors of these shards returns, by shard; the episodes they recorded are written."""
+        acting = () if policy is None else (policy,)
+        found = {shard: getattr(self.collectors[shard], name)(*acting, **given) for shard in shards}
         if self._writer is not None:
             write_recorded(self._writer, [one.recorded() for one in self.collectors])
+        return found
 
 
 def write_recorded(writer: EpisodeWriter, recorded: Iterable[Sequence[Episode]]) -> None:

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from guerdon.collect.shards import Join, Share, State, packed, unpacked, write_recorded
-from guerdon.engines.ray_cluster import LOST, Actors, ActorSettings, ClusterWorker, PlacedActor
+from guerdon.collect.shards import Join, ShardedCollector, Share, State, unpacked, write_recorded
+from guerdon.engines.ray_cluster import LOST, Actors, ClusterWorker, PlacedActor
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.settings.cluster import ClusterSettings
 from guerdon.types import Episode, Rollout
@@ -71,7 +71,7 @@ class ShardWorker(ClusterWorker):
             self._collectors.popitem()[1].close()
 
 
-class RayCollector:
+class RayCollector(ShardedCollector):
     """The shards of a rollout, collected by actors.
 
     Args:
@@ -99,71 +99,42 @@ class RayCollector:
         *,
         threads: int,
     ) -> None:
-        self._join, self._share, self._writer, self._count = join, share, writer, len(shards)
-        self._states: list[State | None] = [None] * self._count  # after the last rollout; None: it has not begun
-        wanted = ActorSettings(
-            "collector", "cluster.collectors", cluster.collectors, cluster.collector_cpus, cluster.collector_gpus,
-            cluster.collector_resources, packed=True,
-        )  # fmt: skip
-        self._actors = Actors(ShardWorker, (make, list(shards)), wanted, cluster, threads)
+        super().__init__((), join, share, writer)
+        self._count = len(shards)
+        self._known: list[State | None] = [None] * self._count  # after the last rollout; None: it has not begun
+        self._actors = Actors(ShardWorker, (make, list(shards)), "collector", cluster, threads)
 
     @property
     def replaced(self) -> int:
         """Collectors that were lost and replaced up to now."""
         return self._actors.replaced
 
-    def policy_shape(self) -> Any:
-        """What a policy of the environment must fit."""
-        return self._run("policy_shape", [0])[0]
-
     def collect(self, policy: Any, *, version: int = 0, warm_up: bool = False) -> Rollout[Any]:
         """The next rollout: see `Collector.collect`. Its `seconds` are those that it took as a whole."""
         start = time.perf_counter()
-        given = {"version": version, "warm_up": warm_up}
-        if self._share is not None and self._count > 1:
-            given |= self._share(self._known_states())
-        found = self._run("collect", range(self._count), policy, given)
-        rollout = self._join([found[shard] for shard in range(self._count)])
+        rollout = super().collect(policy, version=version, warm_up=warm_up)
         return replace(rollout, seconds={"collect": time.perf_counter() - start})
-
-    def evaluate(self, policy: Any, *, episodes: int, step: int = 0) -> dict[str, float]:
-        """True success, by the collector of the first shard: see `Collector.evaluate`."""
-        found: dict[str, float] = self._run("evaluate", [0], policy, {"episodes": episodes, "step": step})[0]
-        return found
-
-    def film(self, policy: Any, **given: Any) -> Any:
-        """What the collector of the first shard films."""
-        return self._run("film", [0], policy, given)[0]
-
-    def state(self) -> State:
-        """The states of all shards after the last rollout."""
-        if self._writer is not None:
-            self._writer.flush()
-        return packed(self._known_states())
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Return to a stored state."""
-        self._states = list(unpacked(tensors, values, self._count))
+        self._known = list(unpacked(tensors, values, self._count))
         for actor in self._actors:
             actor.holds.clear()
 
     def close(self) -> None:
         """End the actors, and the cluster where they started it."""
         self._actors.close()
-        if self._writer is not None:
-            self._writer.close()
+        super().close()
 
-    def _known_states(self) -> list[State]:
-        if None in self._states:
+    def _states(self) -> list[State]:
+        if None in self._known:
             self._run("state", range(self._count))
-        return [state for state in self._states if state is not None]
+        return [state for state in self._known if state is not None]
 
     # Calls that survive the loss of actors.
 
-    def _run(
-        self, name: str, shards: Sequence[int], policy: Any = None, given: Mapping[str, Any] | None = None
-    ) -> dict[int, Any]:
-        """What a method of the collectors of these shards returns, by shard; those of lost actors run again elsewhere.
+    def _run(self, name: str, shards: Sequence[int], policy: Any = None, **given: Any) -> dict[int, Any]:
+        """See `ShardedCollector._run`; the parts of lost actors run again elsewhere.
 
         Raises:
             ClusterError: no collector is left, or they are lost again and again.
@@ -176,8 +147,7 @@ class RayCollector:
         while todo or waiting:
             for shard, actor in self._assigned(todo, [actor for _, actor in waiting.values()]):
                 anew = shard not in actor.holds
-                state = self._states[shard] if anew else None
-                call = actor.handle.run.remote(shard, anew, state, name, weights, given or {})
+                call = actor.handle.run.remote(shard, anew, self._known[shard] if anew else None, name, weights, given)
                 waiting[call] = shard, actor
                 actor.holds.discard(shard)  # until the state after it is here
             todo = []
@@ -185,7 +155,7 @@ class RayCollector:
                 if result is LOST:
                     todo.append(shard)
                     continue
-                found[shard], self._states[shard] = copy.deepcopy(result[:2])  # what Ray gives is read-only
+                found[shard], self._known[shard] = copy.deepcopy(result[:2])  # what Ray gives is read-only
                 recorded[shard] = result[2]
                 for other in self._actors:
                     other.holds.discard(shard)

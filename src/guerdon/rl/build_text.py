@@ -12,7 +12,6 @@ import torch
 
 from guerdon import distributed
 from guerdon.collect.text import Responses, RunPrompts, TextCollector, join_shards
-from guerdon.engines.collectors import run_collector, run_reward_models
 from guerdon.engines.reward_models import RewardModels
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.models.load import load_source_model
@@ -26,7 +25,7 @@ from guerdon.rewards.warnings import reward_warnings
 from guerdon.rl.episode_stats import EpisodeStats
 from guerdon.rl.films import write_text_film
 from guerdon.rl.learner import KL, Learner
-from guerdon.rl.parts import Parts
+from guerdon.rl.parts import Parts, run_collector, run_reward_models
 from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.data import run_prompts
 from guerdon.settings.reward import RewardSettings, SourceSettings
@@ -67,14 +66,15 @@ def text_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     learning = distributed.everywhere(build_learning, study, fresh=fresh)
     policy, prompts, learner = learning.policy, learning.prompts, learning.learner
     _check_disk_of(study, folder, policy, learning.primes)
-    models = run_reward_models(study, load_model, study.text_sources)
+    cluster, runner = study.cluster if study.engine == "ray" else None, study.runner
+    models = run_reward_models(cluster, runner, load_model, study.reward.scoring_shards, study.text_sources)
     sources = build_text_sources(study, learning.primes, models)
     recompute = learner.kl_in_reward or any(source.needs_log_probs for source in sources.values())
     recompute = recompute or bool(study.runner.max_staleness)  # for a ratio to older weights than those that learn
     heads = learner.heads if study.text_algorithm.needs.critic else ()
     shards = _shards(study, policy, prompts, heads=heads, recompute=recompute)
     join = partial(join_shards, tokenizer=policy.tokenizer)
-    collector = run_collector(study, TextCollector, shards, join)
+    collector = run_collector(cluster, runner, TextCollector, shards, join)
     learner.shares = {name: source.terms.share for name, source in sources.items() if source.terms.share is not None}
     notes = _notes(study, prompts, sources, alike=learning.alike) + learning.notes
 

@@ -1,17 +1,23 @@
-"""What a run is made of, whatever its policy is."""
+"""What a run is made of, whatever its policy is: its parts, and where those work that may leave the process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from guerdon.engines.reward_models import RewardModels
+from guerdon.collect.ahead import AheadCollector
+from guerdon.collect.shards import Join, ShardedCollector, Share
+from guerdon.engines.reward_models import Load, RayRewardModels, RewardModels
+from guerdon.episodes.write import EpisodeWriter
 from guerdon.rewards.source import RewardSource, SourceTerms
 from guerdon.rl.episode_stats import EpisodeStats
 from guerdon.rl.episode_videos import EpisodeVideos
+from guerdon.settings.cluster import ClusterSettings
+from guerdon.settings.reward import SourceSettings
+from guerdon.settings.study import RunnerSettings
 from guerdon.types import Collector, Metrics, Rewards, Rollout
 
 
@@ -93,3 +99,65 @@ class Parts(NamedTuple):
             source.close()
         self.collector.close()
         self.reward_models.close()
+
+
+def run_collector(
+    cluster: ClusterSettings | None,
+    runner: RunnerSettings,
+    make: Callable[..., Any],
+    shards: Sequence[Mapping[str, Any]],
+    join: Join,
+    share: Share | None = None,
+    writer: EpisodeWriter | None = None,
+) -> Any:
+    """What collects the rollouts of a run, ahead of the learner with `runner.max_staleness`.
+
+    Args:
+        cluster: the `cluster` section with `engine: ray`; None: it collects in this process.
+        runner: the `runner` section.
+        make: from plain arguments to the collector of one shard.
+        shards: its arguments, by name, for every shard.
+        join: makes one rollout of those of all shards.
+        share: what shards learn from each other before a rollout.
+        writer: of the episodes that shards record for this process.
+
+    Raises:
+        ConfigError: the cluster cannot be reached or has no room; or what `make` refuses.
+        MissingDependencyError: Ray is not installed.
+    """
+    if cluster is not None:
+        from guerdon.engines.ray_collector import RayCollector
+
+        placed = RayCollector(cluster, make, shards, join, share, writer, threads=runner.threads)
+
+    def build() -> Any:
+        if cluster is not None:
+            return placed
+        collectors = [make(**one) for one in shards]
+        return collectors[0] if len(collectors) == 1 else ShardedCollector(collectors, join, share, writer)
+
+    return AheadCollector(build, staleness=runner.max_staleness) if runner.max_staleness else build()
+
+
+def run_reward_models(
+    cluster: ClusterSettings | None,
+    runner: RunnerSettings,
+    load: Load,
+    shards: int,
+    sources: Mapping[str, SourceSettings],
+) -> RewardModels:
+    """What loads the reward models of a run, and scores with them.
+
+    Args:
+        cluster, runner: as of `run_collector`.
+        load: loads the model of a source; importable on every node.
+        shards: `reward.scoring_shards`.
+        sources: of the run, by name.
+
+    Raises:
+        ConfigError: the cluster cannot be reached or has no room.
+        MissingDependencyError: Ray is not installed.
+    """
+    if cluster is not None and cluster.reward_workers:
+        return RayRewardModels(load, shards, sources, cluster, runner.threads)
+    return RewardModels(load, shards)
