@@ -16,7 +16,7 @@ from guerdon.collect.shards import ShardedCollector, join_control, joined, packe
 from guerdon.episodes.read import read_episodes
 from guerdon.errors import CheckpointError
 from guerdon.generators import shard_seed
-from guerdon.rl.learner import Learner
+from guerdon.rl.learner import OnPolicyLearner
 from guerdon.rl.run import run
 from guerdon.settings.study import Study
 from guerdon.types import Chunks, Failure, Observes, Rollout, Segment
@@ -229,7 +229,7 @@ def test_shards_record_what_their_copies_played(tmp_path, monkeypatch):
     assert sorted(numbers) == sorted(set(numbers))
     assert all(number % 4 == one.meta["copy"] for number, one in zip(numbers, trained, strict=True))
     assert len(episodes) > len(trained), "evaluations, by the first shard"
-    learn, updates = Learner.update, []
+    learn, updates = OnPolicyLearner.update, []
 
     def die(self, *args, **options):
         updates.append(None)
@@ -238,7 +238,7 @@ def test_shards_record_what_their_copies_played(tmp_path, monkeypatch):
         return learn(self, *args, **options)
 
     with monkeypatch.context() as during:
-        during.setattr(Learner, "update", die)
+        during.setattr(OnPolicyLearner, "update", die)
         with pytest.raises(KeyboardInterrupt):
             run(given("again", 192))
     run(given("again", 192), resume=True)

@@ -30,7 +30,7 @@ from guerdon.rewards.warnings import reward_warnings
 from guerdon.rl.episode_stats import EpisodeStats, RewardScaler
 from guerdon.rl.episode_videos import EpisodeVideos
 from guerdon.rl.films import write_film
-from guerdon.rl.learner import Learner
+from guerdon.rl.learner import OnPolicyLearner
 from guerdon.rl.parts import Parts, run_collector, run_reward_models
 from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.reward import SourceSettings
@@ -167,7 +167,7 @@ def check_control(study: Study) -> None:
 
 def build_learner(
     study: Study, shape: Any, *, heads: tuple[str, ...], gammas: Mapping[str, float], fresh: bool
-) -> tuple[Learner[Any, Any], list[str]]:
+) -> tuple[OnPolicyLearner[Any, Any], list[str]]:
     """The learner with its policy, which every process that learns has, and lines for the start of the log.
 
     Args:
@@ -185,7 +185,7 @@ def build_learner(
     notes = []
     if fresh and study.control_policy.checkpoint is not None:
         notes.append(start_from_policy(policy, Path(study.control_policy.checkpoint)))
-    learner = Learner(
+    learner = OnPolicyLearner(
         policy,
         control_optimizer(policy, algorithm.learning_rate),
         algorithm,

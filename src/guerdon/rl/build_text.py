@@ -24,7 +24,7 @@ from guerdon.rewards.text_sources import ExactReward, TextReward
 from guerdon.rewards.warnings import reward_warnings
 from guerdon.rl.episode_stats import EpisodeStats
 from guerdon.rl.films import write_text_film
-from guerdon.rl.learner import KL, Learner
+from guerdon.rl.learner import KL, OnPolicyLearner
 from guerdon.rl.parts import Parts, run_collector, run_reward_models
 from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.data import run_prompts
@@ -133,7 +133,7 @@ class Learning(NamedTuple):
     prompts: RunPrompts
     alike: bool
     primes: dict[str, PrimeReward]
-    learner: Learner[Any, Any]
+    learner: OnPolicyLearner[Any, Any]
     notes: list[str]
 
 
@@ -151,7 +151,7 @@ def build_learning(study: Study, *, fresh: bool) -> Learning:
     alike, system_prompt = shared_system_prompt(prompts.train)
     primes = build_primes(study, policy, system_prompt=system_prompt)
     start = _reference(study, policy, primes) if algorithm.kl_coef else None
-    learner = Learner(
+    learner = OnPolicyLearner(
         policy,
         AdamW(policy.parameters(), algorithm.learning_rate, algorithm.betas, algorithm.weight_decay),
         algorithm,
