@@ -159,8 +159,14 @@ def test_what_has_an_effect_is_accepted(given):
         ({"prime_model": {"update": "none", "optim": {"epochs": 2}, "warm_up": {"rollouts": 5}}}, "warm_up.epochs"),
         ({"prime_model": {"replay_ratio": 0.5}}, "replay_ratio would do nothing with replay_size 0"),
         ({"prime_model": {"replay_size": 8, "loss_type": "dpo"}}, "needs whole groups"),
-        ({"prime_model": {"warm_up": {"epochs": 2}}}, "warm_up.epochs would do nothing"),
-        ({"prime_model": {"warm_up": {"policy_learns": True}}}, "warm_up.policy_learns would do nothing"),
+        (
+            {"prime_model": {"warm_up": {"epochs": 2}}},
+            r"warm_up does not fit together: epochs would do nothing with rollouts 0",
+        ),
+        (
+            {"prime_model": {"warm_up": {"policy_learns": True}}},
+            r"warm_up does not fit together: policy_learns would do nothing",
+        ),
         ({"prime_model": {"ref_type": "policy", "bf16": False}}, "bf16 cannot be set with ref_type: policy"),
         ({"prime_clip": 2.0}, "prime_clip would do nothing with prime_norm batch_norm"),
         ({"prime_norm": "clip", "prime_norm_shards": 2}, "prime_norm_shards would do nothing with prime_norm clip"),

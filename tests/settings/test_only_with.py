@@ -91,7 +91,8 @@ def test_every_rule_names_neighbours_that_exist():
     forms, found = [Settings], 0
     while forms:
         form = forms.pop()
-        forms += form.__subclasses__()
+        forms += [one for one in form.__subclasses__() if one.__module__.startswith("guerdon.")]
+        assert form._refuse_idle_keys is Settings._refuse_idle_keys  # a validator of that name would replace the check
         for name, field in form.model_fields.items():
             for rule in (mark for mark in field.metadata if isinstance(mark, OnlyWith)):
                 missing = [key for key in rule.neighbours if not (key in form.model_fields or hasattr(form, key))]

@@ -166,7 +166,7 @@ def test_folding_keeps_the_values(backbone):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"normalize": "imagenet"}, "normalize would do nothing with efficientnet_lite0"),
+        ({"normalize": "imagenet"}, "normalize would do nothing with arch efficientnet_lite0"),
         ({"image_size": 48}, "multiples of 32"),
         ({"augment": True}, "augment would do nothing with a frozen backbone"),
         ({"fsdp": False}, "fsdp would do nothing with a frozen backbone"),

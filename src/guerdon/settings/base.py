@@ -150,6 +150,9 @@ class Settings(BaseModel):
     short_form: ClassVar[tuple[type[BaseModel], ...]] = ()
     """Models whose keys may stand directly in this section: a check of the section moves them to where they belong."""
 
+    stored: ClassVar[bool] = False
+    """Whether files that guerdon writes have all keys of the section: a key with its default counts as not given."""
+
     @classmethod
     def implied(cls, given: dict[str, Any]) -> dict[str, Any]:
         """The same values with what they imply without saying it; a root configuration may override this."""
@@ -173,12 +176,13 @@ class Settings(BaseModel):
         return {key: value for key, value in given.items() if not ((old := cls.removed(key)) and old.says(value))}
 
     @model_validator(mode="after")
-    def _nothing_idle(self) -> Self:
+    def _refuse_idle_keys(self) -> Self:
         given = self.model_fields_set
         self.__dict__.update({key: value for key, value in self.derived().items() if key not in given})
         idle: dict[str, set[str]] = {}
         for name, field in type(self).model_fields.items():
-            said = name in given and not (field.default is None and getattr(self, name) is None)
+            value = getattr(self, name)
+            said = name in given and not (value == field.default and (self.stored or value is None))
             for rule in field.metadata if said else ():
                 if isinstance(rule, OnlyWith) and (why := rule.idle(self)) is not None:
                     idle.setdefault(why, set()).add(name)

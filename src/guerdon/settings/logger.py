@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from guerdon.settings.base import Settings, refuse
+from guerdon.settings.base import Because, Settings, only_with
+
+_SHOWN = Because(True, "wandb and trackio off")
 
 
 class LoggerSettings(Settings):
@@ -22,15 +24,14 @@ class LoggerSettings(Settings):
     tensorboard: bool = Field(True, description="write TensorBoard logs, too")
     wandb: bool = Field(False, description="log to Weights & Biases, too; WANDB_MODE=offline sends nothing")
     trackio: bool = Field(False, description="log to Trackio, too: dashboards on this machine")
-    project: str = Field("guerdon", description="wandb, trackio: the project that the run belongs to")
+    project: str = only_with("guerdon", shown=_SHOWN, description="the project that the run belongs to")
 
     @property
     def folder(self) -> Path:
         """Where a run writes."""
         return Path(self.log_path) / self.experiment_name
 
-    @model_validator(mode="after")
-    def _project(self) -> LoggerSettings:
-        if not (self.wandb or self.trackio):
-            refuse({"project"} & self.model_fields_set, "wandb and trackio off")
-        return self
+    @property
+    def shown(self) -> bool:
+        """Whether a program with projects shows the run."""
+        return self.wandb or self.trackio

@@ -16,7 +16,7 @@ from guerdon.config_tree import Tree
 from guerdon.errors import ConfigError
 from guerdon.settings.algorithm import AlgorithmSettings, ControlAlgorithmSettings, TextAlgorithmSettings
 from guerdon.settings.aliases import guide_names
-from guerdon.settings.base import Seed, Settings, refuse
+from guerdon.settings.base import Because, Seed, Settings, only_with, refuse
 from guerdon.settings.cluster import ClusterSettings
 from guerdon.settings.compare import CompareSettings
 from guerdon.settings.data import DataSettings, GeneratedDataSettings
@@ -70,9 +70,9 @@ class RunnerSettings(Settings):
     save_video: bool = Field(
         False, description="robots: write videos of training episodes to videos/, with what was decided and paid"
     )
-    video_share: float = Field(0.1, gt=0, le=1, description="save_video: share of the episodes")
-    video_every: int = Field(1, ge=1, description="save_video: steps between two frames")
-    video_fps: int = Field(20, ge=1, description="save_video: frames per second")
+    video_share: float = only_with(0.1, gt=0, le=1, save_video=True, description="share of the episodes")
+    video_every: int = only_with(1, ge=1, save_video=True, description="steps between two frames")
+    video_fps: int = only_with(20, ge=1, save_video=True, description="frames per second")
     threads: int = Field(1, ge=1, le=1024, description="torch threads")
     rollout_shards: int = Field(
         1,
@@ -87,11 +87,8 @@ class RunnerSettings(Settings):
         "are collected ahead, while the learner updates; 0: rollouts and updates take turns",
     )
 
-    @model_validator(mode="after")
-    def _videos(self) -> RunnerSettings:
-        if not self.save_video:
-            refuse({"video_share", "video_every", "video_fps"} & self.model_fields_set, "save_video: false")
-        return self
+
+_ACTOR = "an actor of type {}"
 
 
 class ActorShare(Settings):
@@ -101,18 +98,25 @@ class ActorShare(Settings):
         description="scripted expert, expert with noise, random actions, or a trained policy"
     )
     share: float = Field(1.0, gt=0, description="its part of the episodes")
-    noise: float = Field(0.3, ge=0, description="noisy: standard deviation added to the expert's actions")
-    recorded_actions: Literal["executed", "intended"] = Field(
+    noise: float = only_with(
+        0.3,
+        ge=0,
+        type=Because(("noisy", "checkpoint"), _ACTOR),
+        description="standard deviation added to the expert's actions",
+    )
+    recorded_actions: Literal["executed", "intended"] = only_with(
         "executed",
-        description="noisy: actions written down, with the noise, or as the expert intended them, so that a clone "
+        type=Because("noisy", _ACTOR),
+        description="actions written down, with the noise, or as the expert intended them, so that a clone "
         "learns from states off the expert's path and not from the noise (DART, arXiv 1703.09327)",
     )
-    checkpoint: str | None = Field(None, description="checkpoint: the folder of a policy")
+    checkpoint: str | None = Field(None, description="type checkpoint: the folder of a policy")
     random_steps: int = Field(0, ge=0, description="up to so many unrecorded random steps before an episode")
 
-    calibration_error: float = Field(
+    calibration_error: float = only_with(
         0.0,
         ge=0,
+        type=Because(("expert", "noisy"), _ACTOR),
         description="metres, standard deviation of a constant error per episode in the hand position that a scripted "
         "expert sees: near misses, which look like success to a model that watches the arm alone",
     )
@@ -121,13 +125,6 @@ class ActorShare(Settings):
     def _fits(self) -> ActorShare:
         if (self.type == "checkpoint") != (self.checkpoint is not None):
             raise ValueError("an actor of type checkpoint, and only that, needs checkpoint: a policy folder")
-        what = f"an actor of type {self.type}"
-        if self.type not in ("noisy", "checkpoint"):
-            refuse({"noise"} & self.model_fields_set, what)
-        if self.type != "noisy":
-            refuse({"recorded_actions"} & self.model_fields_set, what)
-        if self.type not in ("expert", "noisy") and self.calibration_error:
-            refuse({"calibration_error"}, what)
         return self
 
 
