@@ -212,13 +212,14 @@ def to_yaml(config: BaseModel) -> str:
     return hide(text)
 
 
-def holds(path: Path, text: str) -> bool:
-    """Whether a file that `to_yaml` wrote has the keys and values of another such text, in any order.
+def holds(path: Path, config: BaseModel) -> bool:
+    """Whether a file that `to_yaml` wrote, now or in an earlier version, means this configuration.
 
     Raises:
-        ConfigError: the file cannot be read.
+        ConfigError: the file cannot be read, or has a key that there is no more.
     """
-    return bool(read_yaml(path).data == parse_yaml(text, str(path))[0])
+    same = read_yaml(path).data == parse_yaml(to_yaml(config), "")[0]  # secrets are not in it
+    return same or load(type(config), path) == config
 
 
 def _plain(config: BaseModel, *, full: bool) -> dict[str, Any]:

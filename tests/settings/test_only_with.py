@@ -126,3 +126,12 @@ def test_the_order_of_checks_does_not_matter_to_what_is_written_out():
     assert "rollout_steps" not in plain
     assert plain["group_size"] == 4
     assert validate(ControlAlgorithmSettings, plain, source="again") == settings
+
+
+def test_a_stored_record_of_settings_is_compared_without_removed_keys(monkeypatch):
+    monkeypatch.setitem(base.REMOVED, "Paint.lead", Removed(0.2, "remove it"))
+    now = {"paint": {"kind": "oil"}, "seed": 1}
+    assert base.as_now({"paint": {"kind": "oil", "lead": 0.2}, "seed": 1, "lead": 0.2}, now) == now
+    for other in ({"kind": "oil", "lead": 0.3}, {"kind": "oil", "leads": 0.2}, {"kind": "wet"}, {}, None):
+        assert base.as_now({"paint": other, "seed": 1}, now) != now
+    assert base.as_now(now, {"paint": None, "seed": 1, "lead": 1}) == now  # a key that is new is a difference

@@ -264,15 +264,15 @@ def _place(plan: StudyPlan) -> JobPlace | None:
 
 def _write_configs(plan: StudyPlan) -> None:
     """The configuration of every job, unless one of them has already run with another."""
-    written = {Path(_job_file(plan.study.work_dir, name)): to_yaml(config) for name, config in plan.configs.items()}
-    for path, text in written.items():
-        if path.with_suffix(".done").exists() and path.exists() and not holds(path, text):
+    written = {Path(_job_file(plan.study.work_dir, name)): config for name, config in plan.configs.items()}
+    for path, config in written.items():
+        if path.with_suffix(".done").exists() and path.exists() and not holds(path, config):
             raise ConfigError(
                 f"{plan.folder} holds a study whose finished job {path.stem} was configured differently ({path}); "
                 "choose another work_dir, or go back to that configuration"
             )
-    for path, text in written.items():
-        atomic.write_text(path, text)
+    for path, config in written.items():
+        atomic.write_text(path, to_yaml(config))
     atomic.write_text(plan.folder / "study.yaml", to_yaml(plan.study))
 
 

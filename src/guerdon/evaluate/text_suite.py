@@ -176,7 +176,7 @@ class _Suite:
         """The generated set and the published ones of ProcessBench."""
         g, attacks = self.settings.generated, self.settings.attacks
         if g is not None:
-            generated = generated_bench(g.families, g.size, g.seed, g.error_rate, exclude=exclude)
+            generated = generated_bench(g.families, g.size, g.seed, exclude=exclude)
             self.solutions["generated"] = generated
             self.first_errors("generated", generated)
             if attacks is not None:
@@ -264,9 +264,7 @@ class _Suite:
             self.first_errors("samples", list(distinct.values()))
         self.solutions["best_of_n"] = solutions
         scores = self.score(solutions, "samples to choose from")
-        found = best_of_n(
-            solutions, scores, self.same, aggregations=b.aggregations, ns=b.ns, draws=b.draws, **self.bootstrap
-        )
+        found = best_of_n(solutions, scores, self.same, aggregations=b.aggregations, ns=b.ns, **self.bootstrap)
         self.record["best_of_n"] = asdict(found)
         how = self.settings.aggregation
         self.features = response_features(found, how, solutions, self.values(scores), self.model.info)

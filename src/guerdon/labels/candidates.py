@@ -40,6 +40,7 @@ from guerdon.tasks.verifier import Verifier, outcome
 from guerdon.types import Failure
 
 MINED_AT_A_TIME = 64  # questions
+MINING_TEMPERATURE = 0.7
 FIRST_LOOK = 20  # answers after which failures are counted
 LEFT_OUT = ("duplicate", "too_few_steps", "truncated", BUDGET, NOT_ASKED)  # reasons that are not failed measurements
 _SEPARATORS = {"blank_line": "\n\n", "newline": "\n"}
@@ -90,7 +91,7 @@ def mine(
     kept: list[Prompt] = []
     table: list[dict[str, Any]] = []
     prompts = prompts[: settings.max_questions]
-    k, sampling = settings.attempts, SamplingParams(settings.temperature, settings.top_p)
+    k, sampling = settings.attempts, SamplingParams(MINING_TEMPERATURE)
     with closing(ProgressBar(len(prompts), what="questions", lines=10)) as progress:
         for start in range(0, len(prompts), MINED_AT_A_TIME):
             if len(kept) >= wanted:

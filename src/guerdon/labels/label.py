@@ -225,8 +225,8 @@ class _LabelRun:
         judge = JudgeLabeler(self._client, self._settings.judge) if name in JUDGED else None
         if judge is not None and name == "judge":
             return judge
-        sampling = SamplingParams(how.temperature, how.top_p)
-        sampler = labelers.ContinuationSampler(self._completer(how.policy), self._verifier, self._data, sampling)
+        sampling = SamplingParams(how.temperature)
+        sampler = labelers.ContinuationSampler(self._completer(), self._verifier, self._data, sampling)
         if name == "binary_search":
             return labelers.BinarySearchLabeler(sampler, k=how.completions)
         hard = judge is not None or how.estimate == "hard"

@@ -1,7 +1,7 @@
 """A weight of a source of reward that is learned during the run: it keeps the source's share of the whole signal.
 
-Let M be the running mean of the absolute size of a source's advantages (or rewards), before its weight, over the steps
-at which they are known; and O the running mean of the sum of the other sources' sizes, each times its weight. After
+Let M be the running mean of the absolute size of a source's advantages, before its weight, over the steps at which they
+are known; and O the running mean of the sum of the other sources' sizes, each times its weight. After
 every update the weight becomes
 
     weight = share / (1 - share) * O / M,
@@ -23,7 +23,9 @@ from typing import Any
 import numpy as np
 
 from guerdon.settings.reward import ShareSettings
-from guerdon.types import Advantages, BoolArray, Rewards
+from guerdon.types import Advantages, BoolArray
+
+_DECAY = 0.9  # of the running means, per update
 
 
 class ShareWeight:
@@ -49,8 +51,8 @@ class ShareWeight:
             others: sum of those of the other sources, with their weights.
         """
         s = self.settings
-        self._own = s.decay * self._own + (1 - s.decay) * own
-        self._others = s.decay * self._others + (1 - s.decay) * others
+        self._own = _DECAY * self._own + (1 - _DECAY) * own
+        self._others = _DECAY * self._others + (1 - _DECAY) * others
         if self._own > 0 and self._others > 0:  # both are short of the mean by the same factor
             wanted = s.share / (1 - s.share) * self._others / self._own
             self.value = float(np.clip(wanted, s.min_weight, s.max_weight))
@@ -68,8 +70,6 @@ def observe_shares(
     shares: Mapping[str, ShareWeight],
     weights: Mapping[str, float],
     found: Advantages,
-    rewards: Mapping[str, Rewards],
-    mask_B_T: BoolArray,
 ) -> None:
     """Take the sizes of an update into every learned weight.
 
@@ -77,18 +77,11 @@ def observe_shares(
         shares: source to its learned weight.
         weights: source to the weight that it had in the update.
         found: advantages of the update.
-        rewards: source to its rewards.
-        mask_B_T: where there is a decision.
     """
     for name, share in shares.items():
         if name not in weights:  # it warms up
             continue
-        sizes = {
-            other: _size(found.per_source[other], found.known[other])
-            if share.settings.of == "advantage"
-            else _size(rewards[other].values, mask_B_T & ~rewards[other].failed)
-            for other in weights
-        }
+        sizes = {other: _size(found.per_source[other], found.known[other]) for other in weights}
         known = {other: size for other, size in sizes.items() if size is not None}
         if len(known) == len(sizes):
             rest = sum(abs(weights[other]) * size for other, size in known.items() if other != name)

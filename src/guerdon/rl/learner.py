@@ -122,7 +122,7 @@ class OnPolicyLearner(Generic[Collected, Inputs]):
             return {"updates": 0, "skipped_updates": 0}
         scales = None if self.scaler is None else self.scaler.update(rollout, rewards)
         found = source_advantages(rollout, rewards, terms, weights, settings, scales=scales)
-        observe_shares(self.shares, self.source_weights, found, rewards, rollout.mask)
+        observe_shares(self.shares, self.source_weights, found)
         mask, old, parts = rollout.mask, rollout.log_probs, None
         if rollout.chunks is not None:
             mask, found, old, parts = decision_rows(rollout, found, settings)

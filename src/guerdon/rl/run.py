@@ -72,7 +72,7 @@ def _run(study: Study, folder: Path, *, resume: bool) -> tuple[Path, dict[str, A
                 f"{folder} already holds a run; go on with it by --resume, or choose another "
                 "runner.logger.experiment_name"
             )
-        if begun and not holds(config, text):
+        if begun and not holds(config, study):
             raise ConfigError(
                 f"{folder} was started with another configuration ({config}); a run is resumed with the one it began "
                 "with. Choose another runner.logger.experiment_name for the new one"

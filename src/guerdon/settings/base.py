@@ -58,11 +58,63 @@ class Removed(NamedTuple):
         return value is None or bool(value == to_jsonable_python(self.default))
 
 
+def _always(value: Any) -> Removed:
+    """A key that has one value now, its default."""
+    return Removed(value, f"it is always {_yaml(value)}: remove it")
+
+
+def _yaml(*values: Any) -> str:
+    shown = (str(value).lower() if isinstance(value, bool) else "null" if value is None else value for value in values)
+    return ", ".join(map(str, shown))
+
+
 REMOVED: dict[str, Removed] = {
+    "AttackSettings.filler": Removed(None, "a padding step is the question again: remove it"),
+    "BestOfNSettings.draws": _always(500),
+    "CacheSettings.hash_size": _always(16),
+    "CacheSettings.check_share": _always(0.05),
     "ClusterSettings.weight_transfer": Removed("auto", "weights reach the collectors through Ray's object store"),
     "ClusterSettings.weight_timeout": Removed(120.0, "weights reach the collectors through Ray's object store"),
+    "EnvSettings.curriculum_ema_alpha": _always(0.99),
+    "EnvSettings.curriculum_tau": _always(0.02),
+    "GeneratedBenchSettings.error_rate": _always(0.5),
+    "LiberoSettings.fixtures": Removed(None, "it follows from protocol: remove it"),
+    "LiberoSettings.fixtures_seed": Removed(None, "it follows from protocol: remove it"),
+    "MetaWorldSettings.goals_seed": _always(0),
+    "MiningSettings.temperature": _always(0.7),
+    "MiningSettings.top_p": _always(1.0),
+    "MonteCarloSettings.policy": Removed(
+        None,
+        "the policy of the study completes: label with that model as policy, and give the solutions of another by "
+        "label.solutions.data_path",
+    ),
+    "MonteCarloSettings.top_p": _always(1.0),
+    "RegisterSettings.chained": _always(True),
+    "SearchSettings.questions_at_a_time": _always(8),
+    "SearchSettings.step_tokens": Removed(None, "a piece has at most data.max_response_length tokens: remove it"),
+    "ShareSettings.of": _always("advantage"),
+    "ShareSettings.decay": _always(0.9),
+    "StorySettings.distractors": _always(0),
+    "StorySettings.number_words": _always(False),
+    "UpdateSettings.weight_decay": _always(1e-4),
+    "UpdateSettings.continuation_every": _always(3),
+    "UpdateSettings.gradient_penalty": _always(1.0),
 }
 """Keys that there were, as `Class.key` of the class that had them."""
+
+
+def as_now(record: Any, now: Any) -> Any:
+    """Values of settings that an earlier version stored, without keys that there are no more and that change nothing.
+
+    Args:
+        record: the stored values.
+        now: those that this version stores.
+    """
+    if not (isinstance(record, dict) and isinstance(now, dict)):
+        return record
+    gone = [(name.rpartition(".")[2], old) for name, old in REMOVED.items()]
+    left = {k: v for k, v in record.items() if k in now or not any(k == name and old.says(v) for name, old in gone)}
+    return {key: as_now(value, now.get(key)) for key, value in left.items()}
 
 
 @dataclass(frozen=True)
@@ -321,11 +373,6 @@ def _with(key: str, wanted: Any) -> str:
     if isinstance(wanted, Unless):
         return key if wanted == SET else f"{key} not {_yaml(*wanted.values)}"
     return f"{key} {_yaml(*wanted) if isinstance(wanted, tuple) else _yaml(wanted)}"
-
-
-def _yaml(*values: Any) -> str:
-    shown = (str(value).lower() if isinstance(value, bool) else "null" if value is None else value for value in values)
-    return ", ".join(map(str, shown))
 
 
 def check_multiple(batch_size: int, micro_batch_size: int | None, key: str = "batch_size") -> None:

@@ -296,9 +296,8 @@ class _Register(_Arithmetic[RegisterSettings]):
         s = self.settings
         lines = [f"{_LETTERS[i]}={self._show(int(rng.integers(s.modulus)))}{SEPARATOR}" for i in range(s.inputs)]
         for here in range(s.inputs, s.inputs + self._draw_steps(rng)):
-            left = here - 1 if s.chained else int(rng.integers(here))
-            right = int(rng.integers(here))
-            if s.chained and rng.random() < 0.5:
+            left, right = here - 1, int(rng.integers(here))  # every line uses the line before
+            if rng.random() < 0.5:
                 left, right = right, left
             op = s.ops[int(rng.integers(len(s.ops)))]
             unknown = "?" * len(self._show(0))
