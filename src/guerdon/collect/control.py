@@ -24,11 +24,11 @@ from guerdon.collect.continuations import Continuations
 from guerdon.collect.episode_capture import EpisodeBuffer, recorder_of_run, run_writer
 from guerdon.collect.observed_frames import ObservedFrames, SeenRows
 from guerdon.collect.stepping import ActionQueue, evaluate, film, steps
-from guerdon.collect.timing import timed
 from guerdon.errors import ConfigError
 from guerdon.generators import ACTING, generator, shard_seed
 from guerdon.policies.control import build_policy
 from guerdon.policies.robot import Action, ControlInputs, RobotPolicy
+from guerdon.progress import timed
 from guerdon.settings.policy import ControlPolicySettings
 from guerdon.settings.world import WorldSettings
 from guerdon.types import BoolArray, Chunks, Episode, Failure, FloatArray, IntArray, Observes, Rollout, Segment

@@ -26,7 +26,6 @@ from guerdon.policies.robot import RobotPolicy
 from guerdon.rewards.control_sources import LOGGED_AS_PRM, ControlReward
 from guerdon.rewards.refit import RefittedReward, online_model
 from guerdon.rewards.source import GroundTruth, RewardSource, SourceTerms
-from guerdon.rewards.warnings import reward_warnings
 from guerdon.rl.episode_stats import EpisodeStats, RewardScaler
 from guerdon.rl.episode_videos import EpisodeVideos
 from guerdon.rl.films import write_film
@@ -132,7 +131,6 @@ def _notes(study: Study, models: Mapping[str, ControlReward], *, only: str | Non
     settings = {name: one.settings for name, one in models.items()}
     return [
         *study.env.notes,
-        *(f"WARNING: {line}" for line in reward_warnings(study)),
         *(
             f"{group} {name}: {one.model.model_type} from {one.model.origin}, weight {one.reward_weight:g}"
             for name, one in settings.items()

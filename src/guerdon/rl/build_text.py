@@ -21,7 +21,6 @@ from guerdon.rewards.prime import PrimeReward
 from guerdon.rewards.source import GroundTruth, RewardSource, SourceTerms
 from guerdon.rewards.tabular import TabularReward
 from guerdon.rewards.text_sources import ExactReward, TextReward
-from guerdon.rewards.warnings import reward_warnings
 from guerdon.rl.episode_stats import EpisodeStats
 from guerdon.rl.films import write_text_film
 from guerdon.rl.learner import KL, OnPolicyLearner
@@ -311,7 +310,7 @@ def _notes(study: Study, prompts: RunPrompts, sources: dict[str, RewardSource[An
             "WARNING: the prompts have several turns, and data.system_prompt or data.shots adds more for the policy; "
             "the saved reward model is not given what they add, so that it gives other values than in this run"
         )
-    return notes + [f"WARNING: {line}" for line in reward_warnings(study)]
+    return notes
 
 
 # The policy that the KL is measured from.

@@ -3,7 +3,7 @@
 JSON lines are appended and flushed; a resumed run first cuts off whatever lies beyond its checkpoint, so that the
 files read as if it had never stopped. This module does not know what the numbers mean.
 
-    log = RunLog(folder, sinks=open_sinks(study, folder, None))
+    log = RunLog(folder, sinks=sinks)
     log.metrics("train", 2000, {"success": 0.1})
 """
 

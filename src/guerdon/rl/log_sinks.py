@@ -5,7 +5,7 @@ on, with the same steps. A resumed run continues in the same place, and every st
 after its checkpoint are computed again, with the same numbers; TensorBoard replaces them, the others keep the first.
 A note in the run directory says what they were given.
 
-    sinks = open_sinks(study, folder, resumed_at=None)
+    sinks = open_sinks(study.runner.logger, folder, None, group=study.name, config=study.model_dump_json())
     sinks[0].log(2000, {"train/success": 0.1})
 """
 
@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from guerdon.atomic import write_json, write_text
 from guerdon.errors import ConfigError, MissingDependencyError, boundary, naming
 from guerdon.secrets import hide
-from guerdon.settings.study import Study
+from guerdon.settings.logger import LoggerSettings
 
 
 class LogSink(Protocol):
@@ -82,50 +82,18 @@ class TensorBoardSink:
             self._writer.close()
 
 
-class WandbSink:
-    """A run of Weights & Biases; its files lie in `wandb/` of the run directory, `WANDB_MODE=offline` sends nothing.
+class TrackerSink:
+    """A run of Weights & Biases, whose files lie in `wandb/` of the run directory, or of Trackio, on this machine.
 
-    Raises:
-        ConfigError: it cannot start, without an API key for instance.
+    `WANDB_MODE=offline` sends nothing; `TRACKIO_DIR` is where Trackio writes, and `trackio show` shows it.
+
+    Args:
+        run: of the package.
+        given: what it was given before.
     """
 
-    def __init__(self, study: Study, folder: Path, resumed_at: int | None) -> None:
-        import wandb
-
-        with boundary(ConfigError, "runner.logger.wandb: wandb cannot start (WANDB_MODE=offline needs no account)"):
-            self._run: Any = wandb.init(
-                dir=str(folder), id=_run_id(folder / "wandb" / "guerdon_run_id", resumed_at), resume="allow",
-                **_named(study),
-            )  # fmt: skip
-        self._given = _Given(folder / "wandb" / "guerdon_given.json", resumed_at)
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """See `LogSink.log`."""
-        if new := self._given.new(step, metrics):
-            self._run.log(new, step=step)
-
-    def flush(self) -> None:
-        """Its own process writes."""
-
-    def close(self) -> None:
-        """See `LogSink.close`."""
-        self._run.finish()
-
-
-class TrackioSink:
-    """A run of Trackio, on this machine (`TRACKIO_DIR`; `trackio show` shows it).
-
-    Raises:
-        ConfigError: it cannot start.
-    """
-
-    def __init__(self, study: Study, folder: Path, resumed_at: int | None) -> None:
-        import trackio
-
-        with boundary(ConfigError, "runner.logger.trackio: trackio cannot start"):
-            resume = "never" if resumed_at is None else "allow"
-            self._run: Any = trackio.init(embed=False, resume=resume, **_named(study))
-        self._given = _Given(folder / "trackio_given.json", resumed_at)
+    def __init__(self, run: Any, given: _Given) -> None:
+        self._run, self._given = run, given
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """See `LogSink.log`."""
@@ -165,19 +133,23 @@ class _Given:
         return found
 
 
-def open_sinks(study: Study, folder: Path, resumed_at: int | None) -> list[LogSink]:
+def open_sinks(
+    logger: LoggerSettings, folder: Path, resumed_at: int | None, *, group: str, config: str
+) -> list[LogSink]:
     """The sinks that `runner.logger` names.
 
     Args:
-        study: the configuration; sinks keep it with the run.
+        logger: the section.
         folder: the run directory.
         resumed_at: step of the checkpoint that the run continues from; None: it begins.
+        group: of runs, the study's name.
+        config: the configuration as JSON; sinks keep it with the run, without secrets.
 
     Raises:
         MissingDependencyError: a package is not installed.
         ConfigError: a sink cannot start.
     """
-    logger, sinks = study.runner.logger, list[LogSink]()
+    sinks = list[LogSink]()
     for name in ("wandb", "trackio"):
         if getattr(logger, name) and find_spec(name) is None:
             raise MissingDependencyError(
@@ -185,22 +157,23 @@ def open_sinks(study: Study, folder: Path, resumed_at: int | None) -> list[LogSi
             )
     if logger.tensorboard:
         sinks.append(TensorBoardSink(folder, resumed_at))
+    named: dict[str, Any] = {"project": logger.project, "name": logger.experiment_name, "group": group}
+    if logger.wandb or logger.trackio:
+        named["config"] = json.loads(hide(config))
     if logger.wandb:
-        sinks.append(WandbSink(study, folder, resumed_at))
+        import wandb
+
+        with boundary(ConfigError, "runner.logger.wandb: wandb cannot start (WANDB_MODE=offline needs no account)"):
+            name = _run_id(folder / "wandb" / "guerdon_run_id", resumed_at)
+            run = wandb.init(dir=str(folder), id=name, resume="allow", **named)
+        sinks.append(TrackerSink(run, _Given(folder / "wandb" / "guerdon_given.json", resumed_at)))
     if logger.trackio:
-        sinks.append(TrackioSink(study, folder, resumed_at))
+        import trackio
+
+        with boundary(ConfigError, "runner.logger.trackio: trackio cannot start"):
+            run = trackio.init(embed=False, resume="never" if resumed_at is None else "allow", **named)
+        sinks.append(TrackerSink(run, _Given(folder / "trackio_given.json", resumed_at)))
     return sinks
-
-
-def _named(study: Study) -> dict[str, Any]:
-    """Project, group, name and configuration of a run, as both packages take them."""
-    logger = study.runner.logger
-    return {
-        "project": logger.project,
-        "name": logger.experiment_name,
-        "group": study.name,
-        "config": json.loads(hide(study.model_dump_json())),
-    }
 
 
 def _run_id(path: Path, resumed_at: int | None) -> str:

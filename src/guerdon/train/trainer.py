@@ -35,6 +35,7 @@ from guerdon.atomic import write_json
 from guerdon.errors import ConfigError, DataError, NonFiniteError, boundary, naming
 from guerdon.finite import load_weights, save_weights
 from guerdon.generators import small_seed
+from guerdon.progress import ProgressBar
 from guerdon.settings.base import as_now
 from guerdon.settings.train import (
     ProgressTrainSettings,
@@ -43,9 +44,16 @@ from guerdon.settings.train import (
     TextTrainSettings,
     VLMTrainSettings,
 )
-from guerdon.train.callbacks import COMPLETE, TrainingProgress
 from guerdon.types import BoolArray, IntArray
 
+COMPLETE = "complete"
+_SHOWN = {
+    "loss": "loss",
+    "eval_loss": "held-out",
+    "eval_first_error_f1": "F1",
+    "eval_auroc": "AUROC",
+    "eval_mae": "MAE",
+}
 _ACCELERATE = "ACCELERATE_TORCH_DEVICE"
 
 Settings = ResNetTrainSettings | ProgressTrainSettings | SFTSettings | TextTrainSettings | VLMTrainSettings
@@ -106,6 +114,48 @@ def epoch_order(positive_N: BoolArray, fail_success_ratio: float | None, *, seed
     _, others = balanced_counts(positive_N, fail_success_ratio)
     chosen = rng.choice(np.flatnonzero(~positive_N), others, replace=False)
     return rng.permutation(np.concatenate([np.flatnonzero(positive_N), chosen]).astype(np.int64))
+
+
+class TrainingProgress(TrainerCallback):  # type: ignore[misc]
+    """Shows the steps taken and the metrics logged last, and marks complete checkpoints.
+
+    A checkpoint without the mark is never resumed from.
+    """
+
+    _progress: ProgressBar | None = None
+
+    def __init__(self) -> None:
+        self._metrics: dict[str, str] = {}
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Mark the checkpoint."""
+        if state.is_world_process_zero:
+            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Start the bar."""
+        if state.is_world_process_zero:
+            self._progress, self._metrics = ProgressBar(state.max_steps, lines=5), {}
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        """Remember these metrics."""
+        for name, shown in _SHOWN.items():
+            if logs and name in logs:
+                self._metrics[shown] = f"{shown} {float(logs[name]):.4f}"
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Advance the bar."""
+        if self._progress is not None:
+            self._progress.advance(state.global_step, "  ".join(self._metrics.values()))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Close the bar."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the bar, if there is one; `on_train_end` is not called after an error."""
+        if self._progress is not None:
+            self._progress.close()
 
 
 class _Arguments(TrainingArguments):  # type: ignore[misc]
