@@ -28,8 +28,7 @@ from guerdon.progress import ProgressBar, doing, timed
 from guerdon.rewards.failures import EVALUATION, FailureCounter, failure_rows, refuse_failures
 from guerdon.rewards.source import GroundTruth
 from guerdon.rl import checkpoint as ckpt
-from guerdon.rl.log import RunLog, true_success
-from guerdon.rl.log_sinks import open_sinks
+from guerdon.rl.log import RunLog, open_sinks, true_success
 from guerdon.rl.parts import Parts
 from guerdon.rl.reward_warnings import reward_warnings
 from guerdon.settings.study import Study

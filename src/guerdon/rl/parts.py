@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from guerdon.collect.ahead import AheadCollector
-from guerdon.collect.shards import Join, ShardedCollector, Share
+from guerdon.collect.shards import AheadCollector, Join, ShardedCollector, Share
 from guerdon.engines.reward_models import Load, RayRewardModels, RewardModels
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.rewards.source import RewardSource, SourceTerms

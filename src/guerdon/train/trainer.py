@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Sampler
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import SAFE_WEIGHTS_NAME
@@ -55,21 +55,10 @@ _SHOWN = {
     "eval_mae": "MAE",
 }
 _ACCELERATE = "ACCELERATE_TORCH_DEVICE"
+FREE = {"save_dir", "resume", "log_every", "tensorboard", "device"}
+"""Keys of a training that may be others when it is resumed."""
 
 Settings = ResNetTrainSettings | ProgressTrainSettings | SFTSettings | TextTrainSettings | VLMTrainSettings
-
-
-class Rows(Dataset[int]):
-    """A data set of indices; the collator makes the batches."""
-
-    def __init__(self, rows: IntArray) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, i: int) -> int:
-        return int(self._rows[i])
 
 
 class BalancedSampler(Sampler[int]):
@@ -231,8 +220,8 @@ class BaseTrainer(Trainer):  # type: ignore[misc]
                 model=network,
                 args=options,
                 data_collator=collate or (lambda indices: {"rows": torch.tensor(indices)}),
-                train_dataset=Rows(rows),
-                eval_dataset=Rows(held) if len(held) else None,
+                train_dataset=rows.tolist(),
+                eval_dataset=held.tolist() or None,
                 callbacks=found,
                 optimizers=optimizers,
             )
@@ -377,15 +366,11 @@ def _arguments(
         "warmup_steps": round(settings.warmup * total),
         "optim": "adamw_torch_fused",
         "use_cpu": device.type == "cpu",
-        "bf16": False,  # the networks compute in bfloat16 by themselves
         "eval_strategy": "steps" if validated else "no",
         "eval_steps": every,
-        "save_strategy": "steps",
         "save_steps": every,
         "save_total_limit": 2,
         "load_best_model_at_end": validated,
-        "metric_for_best_model": "loss" if validated else None,
-        "greater_is_better": False if validated else None,
         "logging_steps": settings.log_every,
         "logging_nan_inf_filter": False,
         "report_to": [],
@@ -393,9 +378,7 @@ def _arguments(
         "disable_tqdm": True,
         "seed": small_seed(settings.seed),
         "remove_unused_columns": False,
-        "dataloader_num_workers": 0,
         "dataloader_pin_memory": False,
-        "push_to_hub": False,
     }
 
 
