@@ -27,7 +27,7 @@ from guerdon.evaluate.gate_card import (
 )
 from guerdon.evaluate.gate_table import read_gate_table
 from guerdon.evaluate.image_suite import evaluate_study
-from guerdon.rewards.warnings import reward_warnings
+from guerdon.rl.reward_warnings import reward_warnings
 from guerdon.settings.evaluate import GateSettings
 from guerdon.settings.study import Study
 from guerdon.train.images import train_image_model

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guerdon.rewards.share_weight import ShareWeight, observe_shares
+from guerdon.rewards.source import ShareWeight, observe_shares
 from guerdon.settings.reward import RewardSettings, ShareSettings
 from guerdon.types import Advantages
 from rl_clock import clock_study, interrupted, lines, reader_reward, result, start

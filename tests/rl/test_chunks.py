@@ -20,7 +20,7 @@ from guerdon.rewards.source import SourceTerms
 from guerdon.rl.advantages import groups_within
 from guerdon.rl.build_control import check_bounds, check_decisions
 from guerdon.rl.chunks import decision_mask, decision_rows
-from guerdon.rl.learner import Learner, source_advantages
+from guerdon.rl.learner import OnPolicyLearner, source_advantages
 from guerdon.rl.losses import sum_parts
 from guerdon.rl.update import make_batch, update_policy
 from guerdon.settings.algorithm import ControlAlgorithmSettings
@@ -236,7 +236,7 @@ def with_inputs(rollout, policy, seed=0):
 
 
 def learner_of(policy, algorithm, heads=HEADS):
-    return Learner(policy, FlatAdam(policy, 1e-2), algorithm, seed=0, heads=heads)
+    return OnPolicyLearner(policy, FlatAdam(policy, 1e-2), algorithm, seed=0, heads=heads)
 
 
 def test_chunks_of_one_action_learn_exactly_what_steps_do():

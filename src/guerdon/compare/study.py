@@ -27,7 +27,7 @@ from guerdon.errors import ConfigError, GuerdonError, JobError, MissingDependenc
 from guerdon.folder_lock import held
 from guerdon.plan.estimate import EVALUATION, estimate, total_bytes, total_seconds
 from guerdon.progress import ProgressBar
-from guerdon.rewards.warnings import harm_warnings
+from guerdon.rl.reward_warnings import harm_warnings
 from guerdon.secrets import hide
 from guerdon.settings.base import Settings
 from guerdon.settings.data import DataSettings

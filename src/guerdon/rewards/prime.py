@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 from guerdon import distributed
 from guerdon.collect.text import Responses, TextRollout, generated
 from guerdon.errors import ConfigError
-from guerdon.evaluate.classification import auroc, correlation, point
+from guerdon.evaluate.classification import correlation
 from guerdon.generators import REPLAY, generator
 from guerdon.models import text_losses as implicit
 from guerdon.models.checkpoint import under
@@ -37,7 +37,7 @@ from guerdon.policies.text_files import load_policy, written_bytes
 from guerdon.policies.tokens import TokenBatch, concatenate, token_batch
 from guerdon.rewards.shaping import min_form_rewards
 from guerdon.rewards.source import RewardSource, SourceTerms, response_rewards, with_greedy
-from guerdon.rewards.text_steps import steps_of, true_steps
+from guerdon.rewards.text_steps import first_error_auroc, steps_of, true_steps
 from guerdon.settings.prime import ImplicitModelSettings, PrimeSettings
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.train.optimizers import AdamW
@@ -438,26 +438,17 @@ def _quality(q_B_T: Tensor, batch: LabelledBatch) -> Metrics:
 
 
 def _step_quality(q_B_T: np.ndarray, responses: Responses) -> Metrics:
-    """How well the sum of q over a step separates sound steps from first errors, where the task knows its steps.
-
-    Steps behind the first error do not count (as in ProcessBench, 2412.06559): the response is lost already.
-    """
+    """How well the sum of q over a step separates sound steps from first errors, where the task knows its steps."""
     if not generated(responses):
         return {}
-    labels, scores = [], []
-    finite_B = np.isfinite(q_B_T).all(axis=1)
-    for row, (ends, sound) in enumerate(true_steps(responses)):
-        if not finite_B[row]:
-            continue
-        start = 0
-        for end, right in zip(ends, sound, strict=True):
-            if end >= start:  # else its only token also ends the step before, and says nothing of it alone
-                scores.append(float(q_B_T[row, start : end + 1].sum()))
-                labels.append(right)
-            start = end + 1
-            if not right:
-                break
-    return {"step_auroc": point(auroc, labels, scores)}
+    rows = []
+    for q_T, (ends, sound) in zip(q_B_T, true_steps(responses), strict=True):
+        if np.isfinite(q_T).all():
+            starts = [0, *(end + 1 for end in ends)]
+            # None: its only token also ends the step before, and says nothing of it alone
+            sums = [float(q_T[i : end + 1].sum()) if end >= i else None for i, end in zip(starts, ends, strict=False)]
+            rows.append((sound, sums))
+    return {"step_auroc": first_error_auroc(rows)}
 
 
 def _models(

@@ -15,9 +15,9 @@ from guerdon import atomic, distributed, provenance
 from guerdon.config import holds, to_yaml
 from guerdon.errors import ConfigError, GuerdonError
 from guerdon.folder_lock import held
-from guerdon.rewards.warnings import reward_warnings
 from guerdon.rl.checkpoint import latest_checkpoint
 from guerdon.rl.loop import Loop
+from guerdon.rl.reward_warnings import reward_warnings
 from guerdon.settings.data import run_prompts
 from guerdon.settings.study import Study
 
@@ -51,7 +51,8 @@ def run(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any]]:
             from guerdon.engines.ray_learners import lead
 
             return lead(
-                study,
+                study.cluster,
+                study.runner.threads,
                 lambda again: _run(study, folder, resume=resume or again),
                 lambda: latest_checkpoint(folder / "checkpoints"),
             )

@@ -55,19 +55,11 @@ from guerdon.train.text_data import (
     read_data,
     split_questions,
 )
-from guerdon.train.trainer import BaseTrainer, TrainingFolder
+from guerdon.train.trainer import FREE, BaseTrainer, TrainingFolder
 from guerdon.types import BoolArray, FloatArray
 
 PAIRED = ("bradley_terry", "dpo")  # losses over pairs: they order solutions and give no probability
-_FREE = {
-    "save_dir",
-    "resume",
-    "log_every",
-    "tensorboard",
-    "wait_for_gpu",
-    "keep_checkpoints",
-    "device",
-}  # may change on resume
+_FREE = FREE | {"wait_for_gpu", "keep_checkpoints"}  # may be others on resume
 Item = tuple[int, ...]  # one lesson, or a right and a wrong one
 
 
