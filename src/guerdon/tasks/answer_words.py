@@ -8,9 +8,10 @@ is_empty("no real solutions")                           # True
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Literal
 
-from guerdon.tasks.answer_text import normalized, prose, typographic
+from guerdon.tasks.answer_text import normalized, outside_brackets, prose, typographic
 from guerdon.tasks.quantities import numbers_of, same_number
 from guerdon.tasks.units import CHANGING, TEXT
 
@@ -152,7 +153,6 @@ _NONE = re.compile(
     r"|(?:the )?(?:empty|null) set|\\(?:emptyset|varnothing)|\u2205|\u00f8|\\\{ ?\\\}|\{ ?\}"
     r"|(?:the equation |the system |it )?has no (?P<has>(?:(?:real|integer|rational|valid) )?(?:solutions?|roots?))"
 )
-_NOUNS = ("solution", "root", "zero")
 _QUALIFIERS = ("real", "integer", "integral", "rational", "positive", "negative", "natural", "complex", "prime")
 
 
@@ -459,10 +459,6 @@ def _flat(text: str) -> str:
 
 def _split(text: str) -> list[str]:
     """The parts between commas outside brackets; empty ones (`, and`) are left out."""
-    parts, depth, start = [], 0, 0
-    for i, char in enumerate(text):
-        depth += (char in "({[") - (char in ")}]")
-        if char == "," and depth == 0:
-            parts.append(text[start:i])
-            start = i + 1
-    return [part.strip() for part in (*parts, text[start:]) if part.strip()]
+    commas = [place for place, char in outside_brackets(text) if char == ","]
+    parts = (text[start + 1 : end].strip() for start, end in pairwise([-1, *commas, len(text)]))
+    return [part for part in parts if part]

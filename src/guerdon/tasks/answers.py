@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from guerdon.replies import final_part
-from guerdon.tasks.answer_text import normalized, prose, undecorated
+from guerdon.tasks.answer_text import normalized, outside_brackets, prose, undecorated
 from guerdon.tasks.answer_words import choice_of
 from guerdon.tasks.quantities import same_number
 from guerdon.tasks.units import CHANGING, UNIT_WORDS
@@ -134,11 +134,8 @@ def is_list(text: str) -> bool:
         return True
     if re.fullmatch(r"[-+$]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?\W*", plain):  # thousands
         return False
-    depth = 0
-    for char in plain.replace("{,}", ""):
-        depth += (char in "({[") - (char in ")}]")
-        if depth == 0 and char in ",;":
-            return True
+    if any(char in ",;" for _, char in outside_brackets(plain.replace("{,}", ""))):
+        return True
     return re.search(r"(?<![A-Za-z])(?:and|or)(?![A-Za-z])|\\pm", plain) is not None
 
 
@@ -158,6 +155,15 @@ def final_answers(text: str, *, every: bool = False) -> list[str]:
         text: a response.
         every: the boxes of all sentences.
     """
+    answers: list[str] = []
+    for contents in _answers(text, every=every):
+        if not any(_same(contents, other) for other in answers):
+            answers.append(contents)
+    return answers
+
+
+def _answers(text: str, *, every: bool = False) -> list[str]:
+    """The same with what is equal."""
     tagged = _tagged(text)
     if tagged is not None:
         text = tagged
@@ -174,11 +180,7 @@ def final_answers(text: str, *, every: bool = False) -> list[str]:
         if not every and not _joined(gap):
             break
         last.append(box)
-    answers: list[str] = []
-    for _, _, contents in reversed(last):
-        if not any(_same(contents, other) for other in answers):
-            answers.append(contents)
-    return [] if not answers[-1] else answers
+    return [contents for _, _, contents in reversed(last)] if boxes[-1][2] else []
 
 
 def _joined(gap: str) -> bool:
@@ -199,16 +201,8 @@ def final_answer(text: str) -> str | None:
     end of the line), `the answer is ...`, `Answer: ...` and the line under a heading `Final answer` (to the end of the
     sentence). No answer where the last one is doubted, conditional or withdrawn: `not sure that the answer is ...`.
     """
-    tagged = _tagged(text)
-    if tagged is not None:
-        return final_answer(tagged) or _short(tagged)
-    boxes = _boxes(text)
-    if boxes:
-        behind = _behind_boxes(text, boxes[-1][1])
-        if behind is not None:
-            return behind
-        return None if _withdrawn(text, *boxes[-1]) else boxes[-1][2] or None
-    return _unboxed(text)
+    found = _answers(text)
+    return found[-1] if found else None
 
 
 def _withdrawn(text: str, start: int, end: int, contents: str) -> bool:

@@ -323,12 +323,7 @@ def _list(parts: list[str], marks: list[str], depth: int) -> Form:
 
 
 def _as_list(forms: Sequence[Form]) -> Group:
-    return Group(
-        "",
-        tuple(
-            p for form in forms for p in (form.parts if isinstance(form, Group) and form.brackets == "{}" else (form,))
-        ),
-    )
+    return Group("", _flat(forms))
 
 
 def _joined(regions: list[Region], marks: Sequence[str]) -> Region:
