@@ -6,10 +6,11 @@ any other exception is a bug and keeps its traceback. This module does not know 
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,12 @@ def boundary(error: type[GuerdonError], what: str) -> Iterator[None]:
         raise
     except Exception as exc:
         raise error(f"{what}: {said_by(exc)}") from exc
+
+
+def did_you_mean(given: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6, quoted: bool = False) -> str:
+    """The end of a message about an unknown name: those of the known ones that are like it; empty without any."""
+    near = [repr(x) if quoted else x for x in difflib.get_close_matches(given, list(known), n=most, cutoff=cutoff)]
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def said_by(error: BaseException) -> str:

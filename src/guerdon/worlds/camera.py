@@ -11,7 +11,6 @@ end, in this process or spread over several. One OpenGL context serves all copie
 from __future__ import annotations
 
 import atexit
-import difflib
 import multiprocessing
 import os
 import signal
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from guerdon.errors import ConfigError, MissingDependencyError, boundary
+from guerdon.errors import ConfigError, MissingDependencyError, boundary, did_you_mean
 from guerdon.streams import keep_streams
 from guerdon.subprocess_worker import end_with_parent
 from guerdon.types import ByteArray
@@ -101,8 +100,7 @@ def check_camera(model: Any, camera: str) -> None:
 
     names = [str(mujoco.mj_id2name(model, mujoco.mjtObj.mjOBJ_CAMERA, i)) for i in range(model.ncam)]
     if camera not in names:
-        near = difflib.get_close_matches(camera, names, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(camera, names)
         raise ConfigError(f"env.camera is {camera!r}, this scene has: {', '.join(names)}{hint}")
 
 

@@ -11,7 +11,6 @@ the scenes come from packages (the extra `guerdon[libero]`).
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import importlib.metadata
 import importlib.util
@@ -28,7 +27,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from guerdon.atomic import write_text
-from guerdon.errors import ConfigError, MissingDependencyError, boundary
+from guerdon.errors import ConfigError, MissingDependencyError, boundary, did_you_mean
 from guerdon.packaged import cache_folder
 from guerdon.worlds.camera import import_mujoco
 
@@ -206,8 +205,7 @@ def libero_task(suite: str, task: str) -> LiberoTask:
     named = {one.name: one for one in tasks} | {one.language: one for one in tasks}
     if task in named:
         return named[task]
-    near = difflib.get_close_matches(task, [one.name for one in tasks], n=2, cutoff=0.4)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    hint = did_you_mean(task, [one.name for one in tasks], most=2, cutoff=0.4)
     raise ConfigError(
         f"env.task: {suite} has no task {task!r}: give a number from 0 to {len(tasks) - 1} or a name{hint}"
     )
