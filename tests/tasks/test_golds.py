@@ -120,7 +120,7 @@ def test_of_many_symbolic_golds_some_are_parsed_once_and_stand_for_the_rest(tmp_
         return check_batch(self, responses, prompts)
 
     monkeypatch.setattr(Verifier, "check_batch", counted)
-    monkeypatch.setattr(golds, "MOST_PARSED", 20)
+    monkeypatch.setattr(prompt_files, "MOST_PARSED", 20)
     answers = [f"\\sqrt{{{k}}}+1" for k in range(1000, 1200)]
     path = write(tmp_path / "many.jsonl", [*answers, *answers[:50], *range(1000)])
     assert len(load(path)) == 1250

@@ -105,9 +105,8 @@ _CLOCK = re.compile(r"([01]?[0-9]|2[0-4]) ?(?:(?::|\{:\}) ?([0-5][0-9]) ?)?(?:([
 
 def _clock(text: str) -> tuple[int, str] | None:
     """Minutes of a time of day, and `a`, `p` or "" for AM, PM or neither; None where the text is not a time of day."""
-    found = _CLOCK.fullmatch(
-        " ".join(re.sub(r"\\[,;: ]|~", " ", TEXT.sub(r" \1 ", typographic(text))).strip("$ ").split())
-    )
+    plain = re.sub(r"\\[,;: ]|~", " ", TEXT.sub(r" \1 ", typographic(text)))
+    found = _CLOCK.fullmatch(" ".join(plain.strip("$ ").split()))
     if found is None or not (found[2] or found[3]):
         return None
     return 60 * int(found[1]) + int(found[2] or 0), (found[3] or "").lower()
@@ -279,11 +278,9 @@ def _against(
         others = [name for name, other in options.items() if name != letter and same_text(other, answer)]
         if others:
             return "different", f"the text of option {others[0]}"
-        return (
-            ("answer_unparsable", "no letter, and not the text of an option")
-            if text or _is_plain(answer)
-            else (None, answer)
-        )
+        if text or _is_plain(answer):
+            return "answer_unparsable", "no letter, and not the text of an option"
+        return None, answer
     if stated[1]:
         own = options.get(stated[0], true[1] if stated[0] == letter else "")
         if own and not same_text(own, stated[1]):

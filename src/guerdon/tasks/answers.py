@@ -11,8 +11,7 @@ import re
 
 from guerdon.replies import final_part
 from guerdon.tasks.answer_text import normalized, outside_brackets, prose, undecorated
-from guerdon.tasks.answer_words import choice_of
-from guerdon.tasks.quantities import same_number
+from guerdon.tasks.answer_words import choice_of, same_text
 from guerdon.tasks.units import CHANGING, UNIT_WORDS
 from guerdon.types import Failure
 
@@ -157,7 +156,7 @@ def final_answers(text: str, *, every: bool = False) -> list[str]:
     """
     answers: list[str] = []
     for contents in _answers(text, every=every):
-        if not any(_same(contents, other) for other in answers):
+        if not any(same_text(contents, other) for other in answers):
             answers.append(contents)
     return answers
 
@@ -188,10 +187,6 @@ def _joined(gap: str) -> bool:
     if len(gap) <= 100 and _JOINER.fullmatch(gap):
         return True
     return len(gap) <= 300 and not _STOP.search(gap) and not _INSTEAD.search(gap)
-
-
-def _same(left: str, right: str) -> bool:
-    return normalized(left) == normalized(right) or same_number(left, right) is True
 
 
 def final_answer(text: str) -> str | None:
@@ -361,12 +356,11 @@ def concluded(text: str, gold: str = "") -> str | None:
 
 def _is_bare(text: str) -> bool:
     """Whether a whole response is short and nothing but a value: no words but units."""
-    return (
-        0 < len(text) <= 300
-        and ("\n" not in undecorated(text) or "\\begin" in text)
-        and not prose(_without_percent(undecorated(text)))
-        and not _words(text)
-    )
+    if not 0 < len(text) <= 300:
+        return False
+    plain = undecorated(text)
+    one_line = "\n" not in plain or "\\begin" in text
+    return one_line and not prose(_without_percent(plain)) and not _words(text)
 
 
 def _without_percent(text: str) -> str:
@@ -375,13 +369,8 @@ def _without_percent(text: str) -> str:
 
 def _words(text: str) -> bool:
     """Whether short words of a sentence are in a text that mathematics would read as letters."""
-    return (
-        re.search(
-            r"(?i)(?<![\\A-Za-z])(?:it|we|so|as|an|my|he|do|go|ok|a(?= [0-9]))(?![A-Za-z])|[!?]\s*\Z",
-            re.sub(r"[0-9)]!", "", text),
-        )
-        is not None
-    )
+    words = r"(?i)(?<![\\A-Za-z])(?:it|we|so|as|an|my|he|do|go|ok|a(?= [0-9]))(?![A-Za-z])|[!?]\s*\Z"
+    return re.search(words, re.sub(r"[0-9)]!", "", text)) is not None
 
 
 def _sentences(text: str) -> list[str]:

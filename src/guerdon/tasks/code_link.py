@@ -145,13 +145,11 @@ def _operator(name: str) -> Callable[..., Any]:
             return self._ask("operator", f"__{name}__", *arguments)
         if name == "contains":
             return any(value == arguments[0] for value in self)
-        return NotImplemented if len(arguments) == 1 else _unsupported(self, name)
+        if len(arguments) == 1:
+            return NotImplemented
+        raise TypeError(f"{name} of a {self._kind}")
 
     return ask
-
-
-def _unsupported(value: Remote, name: str) -> None:
-    raise TypeError(f"{name} of a {value._kind}")
 
 
 for _name in (*_OPERATORS, *(name.strip("_") for name in _IN_PLACE)):

