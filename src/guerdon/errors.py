@@ -175,6 +175,25 @@ def said_by(error: BaseException) -> str:
 
 
 @contextmanager
+def needs(message: str, kind: type[ImportError] = ImportError) -> Iterator[None]:
+    """Attribute a package that is not installed, or not whole, inside the block.
+
+    Args:
+        message: what needs it and how to install it; `{name}` stands for the name of what is missing.
+        kind: errors that mean so; `ModuleNotFoundError` leaves those of a package that is broken as they are.
+
+    Raises:
+        MissingDependencyError: with the message.
+    """
+    try:
+        yield
+    except kind as error:
+        if isinstance(error, GuerdonError):
+            raise
+        raise MissingDependencyError(message.replace("{name}", str(error.name))) from error
+
+
+@contextmanager
 def naming(path: Path | str) -> Iterator[None]:
     """Add the path to an error of a file that cannot be written (for example a full disk), as an `OSError`.
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from guerdon.episodes.chats import ChatError, chat_messages, question_of, tool_schemas
 from guerdon.episodes.row_files import good_rows
-from guerdon.errors import DataError, MissingDependencyError, boundary
+from guerdon.errors import DataError, MissingDependencyError, boundary, needs
 from guerdon.hub import check_data_set
 from guerdon.progress import log_once
 from guerdon.settings.data import VERIFIERS, DataSettings, FilesDataSettings, GSM8KDataSettings, HubDataSettings
@@ -199,12 +199,8 @@ def read_dataset(
         DataError: it cannot be loaded, has no such split, or its rows cannot be understood (see `read_prompts`).
         MissingDependencyError: `datasets` is not installed.
     """
-    try:
+    with needs("data.type datasets needs the package datasets: pip install 'guerdon[text]'"):
         import datasets
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            "data.type datasets needs the package datasets: pip install 'guerdon[text]'"
-        ) from error
     check_data_set(DataError, "data.path", path)
     folder = Path(path)
     with boundary(DataError, f"data.path {path}: the split {split!r} cannot be loaded"):

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from guerdon.errors import ConfigError, MissingDependencyError, boundary, did_you_mean
+from guerdon.errors import ConfigError, MissingDependencyError, boundary, did_you_mean, needs
 from guerdon.streams import keep_streams
 from guerdon.subprocess_worker import end_with_parent
 from guerdon.types import ByteArray
@@ -59,14 +59,10 @@ def import_mujoco(world: str = "metaworld") -> Any:
         MissingDependencyError: it is not installed, or the backend that `MUJOCO_GL` names does not load here.
     """
     choose_headless_backend()
-    backend = os.environ["MUJOCO_GL"]
-    with boundary(MissingDependencyError, f"MuJoCo cannot be loaded with MUJOCO_GL={backend}; {_DEBIAN}"):
-        try:
-            import mujoco
-        except ModuleNotFoundError as error:
-            raise MissingDependencyError(
-                f"env.type {world} needs the package {error.name}: pip install 'guerdon[{world}]'"
-            ) from error
+    missing = f"env.type {world} needs the package {{name}}: pip install 'guerdon[{world}]'"
+    broken = f"MuJoCo cannot be loaded with MUJOCO_GL={os.environ['MUJOCO_GL']}; {_DEBIAN}"
+    with boundary(MissingDependencyError, broken), needs(missing, ModuleNotFoundError):
+        import mujoco
     return mujoco
 
 

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 import gymnasium
 import numpy as np
 
-from guerdon.errors import ConfigError, MissingDependencyError, boundary, did_you_mean
+from guerdon.errors import ConfigError, MissingDependencyError, boundary, did_you_mean, needs
 from guerdon.types import BoolArray, ByteArray
 from guerdon.worlds.gymnasium_env import PlainVectorEnv
 
@@ -85,11 +85,9 @@ def import_maniskill() -> Mapping[str, Any]:
     choose_vulkan_driver()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # SAPIEN uses its own Vulkan loader where the system has none
-        try:
+        with needs(f"env.type maniskill needs the package {{name}}: {INSTALL}", ModuleNotFoundError):
             from mani_skill import logger
             from mani_skill.envs import sapien_env
-        except ModuleNotFoundError as error:
-            raise MissingDependencyError(f"env.type maniskill needs the package {error.name}: {INSTALL}") from error
         with boundary(MissingDependencyError, f"ManiSkill cannot be imported; {INSTALL}"):
             from mani_skill.utils import download_asset, registration
     logger.setLevel("ERROR")  # some tasks warn of their own scene at every reset

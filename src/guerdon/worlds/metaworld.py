@@ -22,7 +22,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from guerdon.errors import ConfigError, MissingDependencyError, did_you_mean
+from guerdon.errors import ConfigError, did_you_mean, needs
 from guerdon.generators import small_seed
 from guerdon.types import BoolArray
 from guerdon.worlds.camera import MuJoCoCamera, Snapshot, import_mujoco
@@ -226,12 +226,10 @@ class MetaWorldVectorEnv(PlainVectorEnv):
     def __init__(self, task: str, num_envs: int, *, goals_seed: int = 0) -> None:
         name = metaworld_task(task)
         import_mujoco()
-        try:
+        with needs(
+            "env.type metaworld needs the package {name}: pip install 'guerdon[metaworld]'", ModuleNotFoundError
+        ):
             cls, self._goals = _benchmark(f"{name}-v3", goals_seed)
-        except ModuleNotFoundError as error:
-            raise MissingDependencyError(
-                f"env.type metaworld needs the package {error.name}: pip install 'guerdon[metaworld]'"
-            ) from error
         self.task_text = TASK_TEXTS[name]
         fast = type(cls.__name__, (_FastSteps, cls), {})
         self._envs = [fast() for _ in range(num_envs)]
