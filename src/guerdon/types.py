@@ -9,7 +9,7 @@ image, A action size, S state size. This module knows nothing about files, simul
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
@@ -92,17 +92,18 @@ class Episode:
 
     def __getitem__(self, rows: slice) -> Episode:
         """The same episode with only these rows (views, no copy); the outcome stays."""
-        cut: dict[str, Any] = {name: column[rows] for name, column in self.columns().items()}
-        return replace(self, **cut, views={name: frames[rows] for name, frames in self.views.items()})
+        return self._with(lambda column: column[rows])
 
     def take(self, rows: Sequence[int] | IntArray) -> Episode:
         """The same episode with the rows of these indices, in their order."""
         index = np.asarray(rows, dtype=np.int64)
-        picked: dict[str, Any] = {
-            name: tuple(column[i] for i in index) if name == "texts" else column[index]
-            for name, column in self.columns().items()
-        }
-        return replace(self, **picked, views={name: frames[index] for name, frames in self.views.items()})
+        return self._with(
+            lambda column: tuple(column[i] for i in index) if isinstance(column, tuple) else column[index]
+        )
+
+    def _with(self, picked: Callable[[Any], Any]) -> Episode:
+        columns = {name: picked(column) for name, column in self.columns().items()}
+        return replace(self, **columns, views={name: picked(frames) for name, frames in self.views.items()})
 
 
 @dataclass(frozen=True)

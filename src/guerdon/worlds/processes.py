@@ -451,10 +451,9 @@ class ProcessVectorEnv(PlainVectorEnv):
         copies = self._processes[k].copies
         which = f"copy {copies.start}" if len(copies) == 1 else f"copies {copies.start} to {copies.stop - 1}"
         failure, lines = self._broke[k]
-        why = f"{failure.reason}: {failure.detail}" if failure.detail else failure.reason
         said = f"its last messages were:\n{lines}\n" if lines else "it wrote no message; "
         return SimulatorError(
-            f"the simulator of {which} {what} ({ATTEMPTS} processes in a row, the last: {why}); {said}"
+            f"the simulator of {which} {what} ({ATTEMPTS} processes in a row, the last: {failure}); {said}"
             "env.vectorization=sync runs it in guerdon's own process, with all that it prints; a simulator that is "
             "only slow needs a larger env.step_timeout or env.reset_timeout"
         )
