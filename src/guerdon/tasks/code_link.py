@@ -342,8 +342,8 @@ class Link:
             return ["items", self._pairs(value)]
         if isinstance(value, dict):
             name = next(name for name, base in _MAPS.items() if isinstance(value, base))
-            factory = [getattr(value.default_factory, "__name__", "")] if name == "defaultdict" else []
-            return [name, self._pairs(dict.items(value)), *factory]
+            made_by = getattr(getattr(value, "default_factory", None), "__name__", "")
+            return [name, self._pairs(dict.items(value)), *([made_by] if name == "defaultdict" else [])]
         return None
 
     def _pairs(self, items: Any) -> list[Any]:
