@@ -186,11 +186,9 @@ class RewardModel(Protocol):
     @property
     def info(self) -> RewardInfo:
         """Range, granularity, modality and needs of this model."""
-        ...
 
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
         """One Score per episode, in order. Never raises for a bad episode: that is a `Failure`."""
-        ...
 
 
 @runtime_checkable
@@ -199,15 +197,12 @@ class Learnable(Protocol):
 
     def learn(self, episodes: Sequence[Episode]) -> Metrics:
         """Take gradient steps on episodes with a known outcome; returns metrics by name."""
-        ...
 
     def save(self, folder: Path) -> None:
         """Write everything that learning changes (weights, optimiser, replay, random state), whole or not at all."""
-        ...
 
     def restore(self, folder: Path) -> None:
         """Return to what `save` wrote."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -301,11 +296,9 @@ class PolicyInputs(Protocol):
 
     def __len__(self) -> int:
         """Rows."""
-        ...
 
     def take(self, rows: IntArray) -> Self:
         """These rows, in order."""
-        ...
 
 
 Inputs = TypeVar("Inputs", bound=PolicyInputs)
@@ -535,11 +528,9 @@ class Evaluates(Protocol[_Inputs]):
 
     def passes(self, inputs: _Inputs, rows: IntArray, micro: int | None) -> Sequence[slice | IntArray]:
         """Places in `rows` that share a forward pass: at most `micro`, and no more than its device has memory for."""
-        ...
 
     def evaluate(self, inputs: _Inputs, *, entropy: bool = False) -> Evaluated:
         """Log-probabilities, entropy and values of these rows, with gradients unless the caller switched them off."""
-        ...
 
 
 class Policy(Evaluates[Inputs], Protocol[_Collected, Inputs]):
@@ -547,23 +538,18 @@ class Policy(Evaluates[Inputs], Protocol[_Collected, Inputs]):
 
     def prepared(self, inputs: _Collected) -> Inputs:
         """What `evaluate` takes, from the inputs of a rollout; computed once for all passes over it."""
-        ...
 
     def evaluate_all(self, inputs: Inputs, *, micro: int) -> Evaluated:
         """`evaluate` without gradients, `micro` rows at a time; the result is on the CPU."""
-        ...
 
     def observe(self, inputs: _Collected, mask_B_T: BoolArray) -> None:
         """Update running statistics of what was observed, after the policy has learned from it."""
-        ...
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything to store."""
-        ...
 
     def load_tensors(self, state: dict[str, Tensor], *, critic: bool = True) -> None:
         """Return to stored tensors; without `critic` the value heads stay as they are."""
-        ...
 
 
 _Policy = TypeVar("_Policy", contravariant=True)
@@ -574,23 +560,18 @@ class Collector(Protocol[_Policy, Collected]):
 
     def collect(self, policy: _Policy, *, version: int = 0, warm_up: bool = False) -> Rollout[Collected]:
         """The next rollout, with the `version` of the weights; after `warm_up` ones only reward models learn."""
-        ...
 
     def evaluate(self, policy: _Policy, *, episodes: int, step: int = 0) -> dict[str, float]:
         """True success of the policy as it is; nothing of the run changes by it."""
-        ...
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and JSON-able values of everything that decides later rollouts."""
-        ...
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Return to a stored state."""
-        ...
 
     def close(self) -> None:
         """Close worlds, files and processes."""
-        ...
 
 
 def last_valid(mask_B_T: BoolArray) -> BoolArray:
