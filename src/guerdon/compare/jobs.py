@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from guerdon import atomic
+from guerdon.atomic import held
 from guerdon.errors import InUseError
-from guerdon.folder_lock import held
 from guerdon.subprocess_worker import end_with_parent
 
 _log = logging.getLogger(__name__)

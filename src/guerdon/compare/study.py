@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from guerdon import atomic, provenance
+from guerdon.atomic import held
 from guerdon.compare.jobs import Job, JobPlace, Outcome, run_jobs
 from guerdon.compare.report import write_report
 from guerdon.compare.report_tables import markdown_table
@@ -24,7 +25,6 @@ from guerdon.cores import usable_cores
 from guerdon.devices import names_gpu, names_one_of_several, visible_gpus
 from guerdon.durations import duration
 from guerdon.errors import ConfigError, GuerdonError, JobError, MissingDependencyError
-from guerdon.folder_lock import held
 from guerdon.plan.estimate import EVALUATION, estimate, total_bytes, total_seconds
 from guerdon.progress import ProgressBar
 from guerdon.rl.reward_warnings import harm_warnings

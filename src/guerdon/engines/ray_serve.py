@@ -24,7 +24,7 @@ from fastapi import FastAPI
 
 from guerdon.config import to_plain, validate
 from guerdon.engines.ray_cluster import connected
-from guerdon.errors import ConfigError, MissingDependencyError
+from guerdon.errors import ConfigError, needs
 from guerdon.progress import doing, heartbeat
 from guerdon.serve.app import build_app
 from guerdon.serve.backends import model_source, refuse_early
@@ -85,12 +85,8 @@ def build(given: Mapping[str, Any]) -> Any:
 
 def _ray_serve() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray is imported
-    try:
+    with needs("guerdon serve --ray needs Ray Serve: pip install 'guerdon[serve,ray-serve]'"):
         from ray import serve
-    except ImportError as error:
-        raise MissingDependencyError(
-            "guerdon serve --ray needs Ray Serve: pip install 'guerdon[serve,ray-serve]'"
-        ) from error
     return serve
 
 

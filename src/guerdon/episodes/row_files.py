@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from guerdon.atomic import write_bytes
 from guerdon.episodes.chats import ChatError, chat_messages, context_of, question_of, tool_schemas
-from guerdon.errors import DataError, MissingDependencyError, boundary
+from guerdon.errors import DataError, boundary, needs
 from guerdon.hub import check_data_set
 from guerdon.types import Message, Tool
 
@@ -254,12 +254,8 @@ def _datasets(source: str) -> dict[str, list[dict[str, Any]]]:
     first = path.parts[0] if path.parts else ""
     if not path.exists() and (not _HUB_ID.fullmatch(source) or path.suffix in ENDINGS or Path(first).exists()):
         raise DataError(f"{source}: there is no such file or folder; make it first, or check the path")
-    try:
+    with needs(f"{source} is read with the package datasets (it is not a file here): pip install 'guerdon[text]'"):
         import datasets
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            f"{source} is read with the package datasets (it is not a file here): pip install 'guerdon[text]'"
-        ) from error
     check_data_set(DataError, "the data set", source)
     with boundary(DataError, f"{source}: cannot be read with datasets"):
         found = (

@@ -26,7 +26,7 @@ from PIL import Image
 
 from guerdon.call_queue import alone
 from guerdon.config import api_key
-from guerdon.errors import CheckpointError, ConfigError, GuerdonError, MissingDependencyError, boundary
+from guerdon.errors import CheckpointError, ConfigError, GuerdonError, boundary, needs
 from guerdon.hub import adapter_config, check_folder, model_folder
 from guerdon.labels.chat_replies import has_reasoning, is_whole_json, kind_of_end, model_of, refusal_of, text_of
 from guerdon.labels.endpoint import ReplyModels, bearer, endpoint, post_json
@@ -251,12 +251,8 @@ class VLLMBackend:
         self, path: str, adapter: str | None, settings: VLLMSettings, *, template: Mapping[str, Any] | None = None
     ) -> None:
         self._template = {"chat_template_kwargs": dict(template)} if template else {}
-        try:
+        with needs("vlm.backend vllm needs vLLM: pip install vllm, or use backend transformers or openai"):
             self._vllm = importlib.import_module("vllm")
-        except ImportError as error:
-            raise MissingDependencyError(
-                "vlm.backend vllm needs vLLM: pip install vllm, or use backend transformers or openai"
-            ) from error
         self._lora: Any = None
         options: dict[str, Any] = {}
         if adapter is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.config import Tree, apply_overrides, merge, read_yaml, resolve_refs, validate
-from guerdon.errors import ConfigError, MissingDependencyError
+from guerdon.errors import ConfigError, needs
 from guerdon.serve.backends import PRIMO, QWEN, QWEN_PATH, backend_name, known_backends, model_source, refuse_early
 from guerdon.serve.copies import choose_copies, machine
 from guerdon.serve.logs import log_to_stderr
@@ -85,12 +85,10 @@ def launch(settings: ServeSettings) -> None:
         os.environ["OMP_NUM_THREADS"] = str(settings.threads or max(copies, half))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts are short: more threads only wait for cores
     sources = {name: model_source(name, model) for name, model in settings.models.items()}
-    try:
+    with needs("the server needs {name}: pip install 'guerdon[serve]'", ModuleNotFoundError):
         from guerdon.serve.app import build_app
         from guerdon.serve.lifecycle import serve
         from guerdon.serve.model_queue import ServedModels
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(f"the server needs {error.name}: pip install 'guerdon[serve]'") from error
     log_to_stderr()
     models = ServedModels(sources, default=settings.default, batch=settings.batch, limits=settings.limits)
     serve(models, build_app(models, settings), settings, chosen)

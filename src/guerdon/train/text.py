@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from guerdon import distributed
 from guerdon.atomic import write_json
 from guerdon.devices import resolve_device, seeded, show_only, wait_for_gpu
-from guerdon.errors import CheckpointError, ConfigError, DataError, MissingDependencyError
+from guerdon.errors import CheckpointError, ConfigError, DataError, needs
 from guerdon.finite import refuse_to_read
 from guerdon.hub import check_model, reading
 from guerdon.models.quality import auroc
@@ -276,10 +276,8 @@ def _in_4_bits(start: TextPolicySettings, settings: TextTrainSettings) -> TextPo
     device = resolve_device(settings.device)
     if device.type != "cuda":
         raise ConfigError("quantize: nf4 needs a GPU, and there is none here; leave it out")
-    try:
+    with needs("quantize: nf4 needs bitsandbytes: pip install bitsandbytes"):
         import bitsandbytes  # noqa: F401
-    except ImportError as error:
-        raise MissingDependencyError("quantize: nf4 needs bitsandbytes: pip install bitsandbytes") from error
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     assert start.path is not None
