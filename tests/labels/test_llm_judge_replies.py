@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from judge_server import judge_server, verdicts
 from pydantic import ValidationError
 
-from guerdon.labels.labelers import PromptedSolution, StepLabels
+from guerdon.labels.labelers import VERDICTS, PromptedSolution, StepLabels, judgement_request, parse_judgement
 from guerdon.labels.llm_client import LLMRequest, send
-from guerdon.labels.llm_judge import VERDICTS, judgement_request, parse_judgement
 from guerdon.settings.label import AnthropicJudgeSettings, LocalJudgeSettings, OpenAIJudgeSettings
 from guerdon.types import Failure
 

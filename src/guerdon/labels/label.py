@@ -30,10 +30,9 @@ from guerdon.labels import candidates, data_set, labelers
 from guerdon.labels.append_log import Cache, Ledger
 from guerdon.labels.candidates import Candidates
 from guerdon.labels.completions import Completer, LocalLLMClient, Sample, SamplingParams, weights_hash
-from guerdon.labels.labelers import Labeler, PromptedSolution, StepLabels
+from guerdon.labels.data_set import with_rewards
+from guerdon.labels.labelers import JudgeLabeler, Labeler, PromptedSolution, StepLabels, longest_judgement_request
 from guerdon.labels.llm_client import BUDGET, NOT_ASKED, HttpLLMClient, LLMClient, OwnLLMClient, ReplyModel
-from guerdon.labels.llm_judge import JudgeLabeler, longest_judgement_request
-from guerdon.labels.step_rewards import with_rewards
 from guerdon.policies.generate import check_room
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.text_files import load_policy, outline
