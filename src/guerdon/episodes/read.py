@@ -30,8 +30,7 @@ from numpy.typing import NDArray
 from guerdon.episodes import layout
 from guerdon.episodes.images import MAX_EPISODE_BYTES, check_images, decode_images, grey_depth, rgb_frames
 from guerdon.episodes.index import Entry, Skipped, load_index
-from guerdon.episodes.layout import Info
-from guerdon.episodes.rows import Columns, from_rows, last_success
+from guerdon.episodes.layout import Columns, Info, from_rows, last_success
 from guerdon.episodes.video import count_frames, declared_frames, decode_video
 from guerdon.errors import DataError, boundary
 from guerdon.types import ByteArray, Episode

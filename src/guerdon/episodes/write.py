@@ -33,9 +33,9 @@ import pyarrow.parquet as pq
 from guerdon.atomic import publish, write_text
 from guerdon.episodes import index, layout
 from guerdon.episodes.images import encode_png
+from guerdon.episodes.index import Stats, image_stats, merge, vector_stats
+from guerdon.episodes.layout import Columns, to_rows
 from guerdon.episodes.row_files import write_parquet
-from guerdon.episodes.rows import Columns, to_rows
-from guerdon.episodes.stats import Stats, image_stats, merge, vector_stats
 from guerdon.episodes.video import VideoWriter, require_av
 from guerdon.errors import DataError, GuerdonError, boundary, naming
 from guerdon.types import ByteArray, Episode
