@@ -175,21 +175,30 @@ class ContinuationSampler:
             return Failure("too_long", f"question and steps of {length - 1} tokens fill the policy's {room} positions")
         return None
 
-    def sample(self, prefixes: Sequence[tuple[Prompt, str]], k: int) -> list[CompletionCounts]:
-        """Complete each prefix k times and check the answers; in order."""
+    def outcomes(
+        self, prefixes: Sequence[tuple[Prompt, str]], k: int, purpose: str = "continue"
+    ) -> list[list[float | Failure]]:
+        """Complete each prefix k times and check the answers; of each prefix, in order.
+
+        Args:
+            prefixes: prompts, and what the policy has already written.
+            k: completions of each.
+            purpose: as of `Completer.complete`.
+        """
         tokenizer = self._completer.policy.tokenizer
-        requests = [
-            CompletionRequest(prompt_ids(tokenizer, prompt.messages, prompt.tools), prefix)
-            for prompt, prefix in prefixes
-        ]
+        requests = [CompletionRequest(prompt_ids(tokenizer, p.messages, p.tools), prefix) for p, prefix in prefixes]
         drawn = self._completer.complete(
-            requests, n=k, limit=self._data.max_response_length, sampling=self._sampling, purpose="continue"
+            requests, n=k, limit=self._data.max_response_length, sampling=self._sampling, purpose=purpose
         )
         texts = [prefix + d.text for (_, prefix), row in zip(prefixes, drawn, strict=True) for d in row]
-        prompts = [prompt for prompt, _ in prefixes for _ in range(k)]
-        found = [outcome(j, self._data.unparsable) for j in self._verifier.check_batch(texts, prompts)]
-        known = [[v for v in found[i * k : (i + 1) * k] if not isinstance(v, Failure)] for i in range(len(prefixes))]
-        return [CompletionCounts(row.count(1.0), len(row), k) for row in known]
+        checked = self._verifier.check_batch(texts, [prompt for prompt, _ in prefixes for _ in range(k)])
+        found = [outcome(j, self._data.unparsable) for j in checked]
+        return [found[i * k : (i + 1) * k] for i in range(len(prefixes))]
+
+    def sample(self, prefixes: Sequence[tuple[Prompt, str]], k: int) -> list[CompletionCounts]:
+        """How many of k completions of each prefix reached the answer; in order."""
+        rows = [[v for v in row if not isinstance(v, Failure)] for row in self.outcomes(prefixes, k)]
+        return [CompletionCounts(row.count(1.0), len(row), k) for row in rows]
 
 
 def _prefixes(given: PromptedSolution) -> list[str]:
