@@ -140,7 +140,7 @@ ID = "guerdon/id"
 OUTCOME = "guerdon/outcome"
 META = "guerdon/meta"
 SUCCESS_AT_RESET = "guerdon/success_at_reset"
-_SPAN = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
+SPAN = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
 
 
 @dataclass(frozen=True)
@@ -241,14 +241,11 @@ def _entry(row: Mapping[str, Any], video_keys: Iterable[str]) -> Entry:
     if not row["length"] > 0 or not row["tasks"]:
         raise DataError("has no rows" if row["tasks"] else "has no task in the index")
     index = int(row["episode_index"])
+    spans = {key: tuple(row.get(f"videos/{key}/{name}") for name in SPAN) for key in video_keys}
     videos = {
-        key: VideoSpan(
-            where=(int(row[f"videos/{key}/chunk_index"]), int(row[f"videos/{key}/file_index"])),
-            start=float(row[f"videos/{key}/from_timestamp"]),
-            stop=float(row[f"videos/{key}/to_timestamp"]),
-        )
-        for key in video_keys
-        if all(row.get(f"videos/{key}/{name}") is not None for name in _SPAN)
+        key: VideoSpan((int(chunk), int(file)), float(start), float(stop))
+        for key, (chunk, file, start, stop) in spans.items()
+        if None not in (chunk, file, start, stop)
     }
     return Entry(
         index=index,
@@ -291,10 +288,8 @@ def index_schema(features: Mapping[str, Feature]) -> pa.Schema:
     fields = {"episode_index": integer, "tasks": pa.list_(text), "length": integer}
     positions = ("data/chunk_index", "data/file_index", "dataset_from_index", "dataset_to_index")
     fields |= dict.fromkeys(positions, integer)
-    for key, feature in features.items():
-        if feature["dtype"] == "video":
-            fields |= {f"videos/{key}/{name}": integer for name in ("chunk_index", "file_index")}
-            fields |= {f"videos/{key}/{name}": real for name in ("from_timestamp", "to_timestamp")}
+    videos = [key for key, feature in features.items() if feature["dtype"] == "video"]
+    fields |= {f"videos/{key}/{name}": integer if "index" in name else real for key in videos for name in SPAN}
     for key, feature in features.items():
         image = feature["dtype"] in ("image", "video")
         values = pa.list_(pa.list_(pa.list_(real))) if image else pa.list_(real)

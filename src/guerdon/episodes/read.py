@@ -137,22 +137,22 @@ def _read(
     skip: OnSkip,
 ) -> Iterator[Episode]:
     given, readable = 0, 0
-    names = [*_ROW_COLUMNS, "timestamp", *([] if key is None else [key]), *views.values()]
+    cameras = [*([] if key is None else [key]), *views.values()]
+    names = [*_ROW_COLUMNS, "timestamp", *cameras]
     for entry, table in _tables(root, info, entries, names, skip):
         try:
             columns = _row_columns(table, info)
             outcome = entry.outcome if entry.outcome_known else last_success(columns)
             wanted = outcome is True or not only_success
             if wanted:
-                frames = None if key is None else _frames(root, info, entry, table, key, columns)
-                pictures = {name: _frames(root, info, entry, table, view, columns) for name, view in views.items()}
-                further = {name: shown for name, shown in pictures.items() if shown is not None}
+                pictures = {one: _frames(root, info, entry, table, one, columns) for one in cameras}
+                further = {name: shown for name, view in views.items() if (shown := pictures[view]) is not None}
                 with boundary(DataError, f"rows of episode {entry.index} make no episode"):
                     episode = from_rows(
                         columns,
                         id=entry.id,
                         task=entry.task,
-                        frames=frames,
+                        frames=None if key is None else pictures[key],
                         outcome=outcome,
                         success_at_reset=entry.success_at_reset,
                         meta=entry.meta,
