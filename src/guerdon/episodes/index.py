@@ -112,9 +112,9 @@ def merge(parts: Iterable[Stats]) -> Stats:
     return merged
 
 
-def _merge_feature(group: list[FeatureStats]) -> FeatureStats:
-    shape = group[0]["mean"].shape
-    stacked = {name: np.stack([stats[name] for stats in group]) for name in NAMES}
+def _merge_feature(parts: list[FeatureStats]) -> FeatureStats:
+    shape = parts[0]["mean"].shape
+    stacked = {name: np.stack([stats[name] for stats in parts]) for name in NAMES}
     count = stacked["count"].reshape(-1, *(1 for _ in shape)).astype(np.float64)
     known = np.isfinite(stacked["mean"])
     weight = np.where(known, count, 0.0)
@@ -241,7 +241,9 @@ def _entry(row: Mapping[str, Any], video_keys: Iterable[str]) -> Entry:
     if not row["length"] > 0 or not row["tasks"]:
         raise DataError("has no rows" if row["tasks"] else "has no task in the index")
     index = int(row["episode_index"])
-    spans = {key: tuple(row.get(f"videos/{key}/{name}") for name in SPAN) for key in video_keys}
+    spans: dict[str, tuple[Any, ...]] = {
+        key: tuple(row.get(f"videos/{key}/{name}") for name in SPAN) for key in video_keys
+    }
     videos = {
         key: VideoSpan((int(chunk), int(file)), float(start), float(stop))
         for key, (chunk, file, start, stop) in spans.items()
@@ -300,7 +302,7 @@ def index_schema(features: Mapping[str, Feature]) -> pa.Schema:
 
 def stats_columns(stats: Stats) -> dict[str, Any]:
     """Statistics of one episode as columns of its index row."""
-    return {f"stats/{key}/{name}": value.tolist() for key, group in stats.items() for name, value in group.items()}
+    return {f"stats/{key}/{name}": value.tolist() for key, parts in stats.items() for name, value in parts.items()}
 
 
 def save_tasks(root: Path, tasks: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ there is none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -20,15 +20,8 @@ from gymnasium.utils import RecordConstructorArgs
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import Autoreset
 
-from guerdon.integrations.step_rewards import (
-    CopyRewards,
-    Frames,
-    StepRewards,
-    checked_frame,
-    frame_of,
-    refuse_relabelling,
-)
-from guerdon.types import BoolArray, ByteArray, RewardModel
+from guerdon.integrations.step_rewards import CopyRewards, Frames, refuse_relabelling
+from guerdon.types import BoolArray, RewardModel
 from guerdon.worlds.gymnasium_env import KeepTerminalFrame, RenderEye
 
 __all__ = ["KeepTerminalFrame", "RewardModelVectorWrapper", "RewardModelWrapper"]
@@ -68,8 +61,8 @@ class RewardModelWrapper(gymnasium.Wrapper, RecordConstructorArgs):  # type: ign
             model=model, frames=frames, env_reward_weight=env_reward_weight, **rewards
         )
         super().__init__(env)
-        self.rewards = StepRewards(model, num_envs=1, **rewards)
-        self._frames, self._env_weight = frames, env_reward_weight
+        self.rewards = CopyRewards(model, frames, self._draw, num_envs=1, **rewards)
+        self._env_weight = env_reward_weight
         if frames is None:  # frames for the model are rendered, so human mode is not possible
             modes = [mode for mode in env.metadata.get("render_modes", ()) if mode in ("rgb_array", "rgb_array_list")]
             self.metadata = {**env.metadata, "render_modes": modes}
@@ -99,10 +92,9 @@ class RewardModelWrapper(gymnasium.Wrapper, RecordConstructorArgs):  # type: ign
             self._begin(observation)
             return observation, 0.0, terminated, truncated, {"env_reward": native, **info}
         self._over = bool(terminated or truncated)
-        acted, done = np.array([True]), np.array([self._over])
-        seen = {0: self._see(observation)} if self.rewards.wanted(acted, done)[0] else {}
         ends = {"terminated": np.array([terminated]), "truncated": np.array([truncated])}
-        found = self.rewards.step(seen, acted=acted, **ends)
+        here, stays = np.array([True]), np.array([False])
+        found = self.rewards.follow([observation], {}, acted=here, begins=stays, **ends)
         reward = float(found.numbers(np.array([native]), self._env_weight)[0])
         result = (observation, reward, terminated, truncated, {"env_reward": native, **info})
         found.check(f"the reward of step {self.rewards.rows[0]} of the episode", result)
@@ -120,12 +112,10 @@ class RewardModelWrapper(gymnasium.Wrapper, RecordConstructorArgs):  # type: ign
 
     def _begin(self, observation: Any) -> None:
         self._over = False
-        self.rewards.begin({0: self._see(observation) if self.rewards.first else None})
+        self.rewards.begin_with(np.array([True]), [observation])
 
-    def _see(self, observation: Any) -> ByteArray:
-        if self._frames is not None:
-            return frame_of(observation, self._frames)
-        return checked_frame(self.env.render(), "env.render()")
+    def _draw(self, copies: Sequence[int]) -> list[Any]:
+        return [self.env.render() for _ in copies]
 
 
 class RewardModelVectorWrapper(gymnasium.vector.VectorWrapper):  # type: ignore[misc]

@@ -339,9 +339,9 @@ def given_solutions(
             left_out["duplicate" if (name, solution.text) in texts else "too_few_steps"] += 1
             continue
         texts.add((name, solution.text))
-        source = str(solution.meta.get("data_source") or solution.meta.get("subset") or "")
+        data_source = str(solution.meta.get("data_source") or solution.meta.get("subset") or "")
         messages = solution.context or ({"role": "user", "content": solution.question},)
-        asked = Prompt(name, messages, solution.ground_truth or "", source, tools=solution.tools)
+        asked = Prompt(name, messages, solution.ground_truth or "", data_source, tools=solution.tools)
         prompt = known.get(name) or prompted(asked, data)
         times[solution.id] += 1
         again = f"-{times[solution.id]}" if times[solution.id] > 1 else ""

@@ -93,23 +93,17 @@ class LabelledDataSet:
     def summary(self) -> str:
         """One line for a person."""
         counts, steps = self.card.get("solutions", {}), self.card["steps"]
-        failed = sum(counts.get("failed", {}).values())
-        usd = sum(row["usd"] + row["usd_at_most"] for row in self.card.get("ledger", {}).values())
-        bound = sum(row["usd_at_most"] for row in self.card.get("ledger", {}).values())
-        parts = [f"{counts['labelled']} solutions" if counts else f"{self.card['files']['seed']['rows']} solutions"]
+        failed, spent = sum(counts.get("failed", {}).values()), self.card.get("ledger", {}).values()
+        bound = sum(row["usd_at_most"] for row in spent)
+        usd = bound + sum(row["usd"] for row in spent)
+        parts = [f"{counts['labelled'] if counts else self.card['files']['seed']['rows']} solutions"]
         parts += [f"{steps['right']} right and {steps['wrong']} wrong steps"]
         parts += [f"{failed} without labels"] if failed else []
         parts += [f"{'at most ' if bound else ''}${usd:.2f} spent so far"] if usd else []
         if self.stopped == "max_usd":
-            parts.append(
-                f"stopped by max_usd with {counts.get('not_asked', 0)} solutions to go; the same command resumes"
-                + (
-                    ""
-                    if counts["labelled"]
-                    else ". One solution with its labels may cost more than is left: raise "
-                    "max_usd, or lower judge.max_tokens"
-                )
-            )
+            few = ". One solution with its labels may cost more than is left: raise max_usd, or lower judge.max_tokens"
+            left = f"stopped by max_usd with {counts.get('not_asked', 0)} solutions to go; the same command resumes"
+            parts.append(left + ("" if counts["labelled"] else few))
         return ", ".join(parts)
 
     @property
@@ -240,17 +234,17 @@ def relabel_rewards(root: Path, settings: LabelSettings) -> LabelledDataSet:
     """
     folder = root / settings.dataset
     other = root / settings.model_copy(update={"reward": "SE" if settings.reward == "HE" else "HE"}).dataset
-    source = next((f for f in (folder, other) if (f / RECORDS).is_file()), None)
-    if source is None:
+    labelled = next((f for f in (folder, other) if (f / RECORDS).is_file()), None)
+    if labelled is None:
         raise DataError(
             f"--skip_generation uses the data set that is there, and there is none: neither {folder / RECORDS} nor "
             f"{other / RECORDS}; run the same command without it first"
         )
-    check_identity(source, settings)
-    solutions = [with_rewards(solution, settings.reward) for solution in read_solutions(source)]
-    card = {"made_by": f"guerdon {__version__}", "method": settings.method, "labeler": None, **(_card(source) or {})}
-    table = source / FAIL_RATES
-    if table.is_file() and source != folder:
+    check_identity(labelled, settings)
+    solutions = [with_rewards(solution, settings.reward) for solution in read_solutions(labelled)]
+    card = {"made_by": f"guerdon {__version__}", "method": settings.method, "labeler": None, **(_card(labelled) or {})}
+    table = labelled / FAIL_RATES
+    if table.is_file() and labelled != folder:
         write_text(folder / FAIL_RATES, table.read_text(encoding="utf-8"))
-    taken = {"labels_from": os.fspath(source.name)} if source != folder else {}
+    taken = {"labels_from": os.fspath(labelled.name)} if labelled != folder else {}
     return write(folder, solutions, {**card, "reward": settings.reward, **taken, **step_counts(solutions)}, settings)

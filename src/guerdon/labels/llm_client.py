@@ -200,8 +200,8 @@ class HttpLLMClient:
                 todo.append((key, partial(self._try, key, requests[first], parsers[first], role)))
                 continue
             yield from ((i, answer) for i in places[key])
-        with closing(self._pool.run(todo)) as outcomes:
-            for key, answer in outcomes:
+        with closing(self._pool.run(todo)) as answers:
+            for key, answer in answers:
                 yield from ((i, answer) for i in places[key])
 
     def most(self, request: LLMRequest) -> CallUsage:

@@ -29,14 +29,14 @@ from guerdon.serve.backends import (
     TEXT,
     backend_name,
     known_backends,
-    model_source,
+    model_loader,
     plain_name,
     refuse_early,
 )
 from guerdon.serve.logs import log_to_stderr
 from guerdon.settings.serve import ServedModelSettings, ServeSettings
 
-SOURCES = ("backend", "model_path", "custom_backend")
+NAMING = ("backend", "model_path", "custom_backend")
 
 
 def serve_settings(file: Path | None, overrides: Sequence[str], flags: Mapping[str, Any]) -> ServeSettings:
@@ -55,7 +55,7 @@ def serve_settings(file: Path | None, overrides: Sequence[str], flags: Mapping[s
     single = {key: flags[key] for key in ServedModelSettings.model_fields if flags.get(key) is not None}
     entries = dict(_named(entry) for entry in flags.get("model") or ())
     models |= entries
-    about = next(iter(entries)) if len(entries) == 1 and not single.keys() & set(SOURCES) else None
+    about = next(iter(entries)) if len(entries) == 1 and not single.keys() & set(NAMING) else None
     known = {} if about is None else entries[about]
     if flags.get("primo_tensor_parallel_size") is not None:
         if backend_name((known | single).get("backend")) != PRIMO:
@@ -99,7 +99,7 @@ def launch(settings: ServeSettings) -> None:
         half = max(1, here.cores // 2)  # the other half is for requests
         os.environ["OMP_NUM_THREADS"] = str(settings.threads or max(copies, half))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts are short: more threads only wait for cores
-    sources = {name: model_source(name, model) for name, model in settings.models.items()}
+    loaders = {name: model_loader(name, model) for name, model in settings.models.items()}
     try:
         from guerdon.serve.app import build_app
         from guerdon.serve.lifecycle import serve
@@ -107,7 +107,7 @@ def launch(settings: ServeSettings) -> None:
     except ModuleNotFoundError as error:
         raise MissingDependencyError(f"the server needs {error.name}: pip install 'guerdon[serve]'") from error
     log_to_stderr()
-    models = ServedModels(sources, default=settings.default, batch=settings.batch, limits=settings.limits)
+    models = ServedModels(loaders, default=settings.default, batch=settings.batch, limits=settings.limits)
     serve(models, build_app(models, settings), settings, chosen)
 
 

@@ -9,9 +9,7 @@ Text items become episodes with a row per step. `/health` only says that the pro
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal
 
@@ -19,16 +17,17 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from guerdon.episodes.chats import chat_messages, check_characters, tool_schemas
-from guerdon.evaluate.scores import solution_value
+from guerdon.evaluate.scores import info_record
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, ParseStatus, Scale
 from guerdon.policies.tokens import split_steps
 from guerdon.serve import wire
+from guerdon.serve.client_wire import value_of
 from guerdon.serve.errors import ERRORS, BadRequest, ErrorAnswer, ServeError
 from guerdon.serve.media import Media
 from guerdon.serve.metrics import CONTENT_TYPE
 from guerdon.serve.model_queue import ModelQueue
 from guerdon.serve.update_store import UpdateId, UpdateResult
-from guerdon.serve.wire import FIRST_ERROR, WHOLE, FailureReason, FrameFields, Strings
+from guerdon.serve.wire import FIRST_ERROR, WHOLE, FailureReason, FrameCount, FrameFields, Messages, PixelCount, Strings
 from guerdon.serve.wire_text import CutError, PromptResponse, answered, cutting, from_messages
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.serve import LimitSettings
@@ -63,10 +62,10 @@ class RewardItem(StrictBody, FrameFields):
         None, max_length=200, description="returned unchanged"
     )
     prompt: str | None = Field(None, description="text: the question")
-    messages: Annotated[list[dict[str, Any]], FIRST_ERROR] | None = Field(
+    messages: Messages | None = Field(
         None, description="text: instead of prompt, chat messages; the assistant's last turn may be the completion"
     )
-    tools: Annotated[list[dict[str, Any]], FIRST_ERROR] | None = Field(
+    tools: Messages | None = Field(
         None, description="text: with messages, functions that can be called in them, as JSON schemas"
     )
     completion: str | None = Field(None, description="text: the answer in one piece")
@@ -84,12 +83,8 @@ class RewardItem(StrictBody, FrameFields):
 class OptionFields(StrictBody):
     """Options for all items of a request."""
 
-    nframes: Annotated[int, Field(ge=1, le=128), WHOLE] | None = Field(
-        None, description="frames sampled from a video, the first and the last included"
-    )
-    max_pixels: Annotated[int, Field(ge=784, le=1_605_632), WHOLE] | None = Field(
-        None, description="pixels per frame; larger frames are scaled down"
-    )
+    nframes: FrameCount | None = Field(None, description="frames sampled from a video, the first and the last included")
+    max_pixels: PixelCount | None = Field(None, description="pixels per frame; larger frames are scaled down")
     prompt: str | None = Field(None, max_length=100, description="name of a prompt template of the model")
     score_mode: Scale | None = Field(None, description="scale of a written answer")
 
@@ -227,8 +222,7 @@ class Description(BaseModel):
 
 def info_fields(info: RewardInfo) -> InfoFields:
     """An info as JSON values."""
-    ends = [end if math.isfinite(end) else None for end in map(float, info.range)]
-    return InfoFields.model_validate({**asdict(info), "range": ends})
+    return InfoFields.model_validate(info_record(info))
 
 
 _TEXT_FIELDS = ("prompt", "messages", "tools", "completion", "steps", "separator", "label")
@@ -339,7 +333,7 @@ def _result(item_id: str | None, episode: Episode, explained: ExplainedScore, ho
     if score.steps is not None and score.total is None and how is None:
         value: float | Failure = Failure("no_total", "the model scores steps only: choose an aggregation")
     else:
-        value = float(score.total) if score.total is not None and how is None else solution_value(score, how or "last")
+        value = value_of(score, how)
     return ItemResult(
         id=item_id,
         score=None if isinstance(value, Failure) else value,
