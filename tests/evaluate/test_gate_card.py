@@ -190,7 +190,7 @@ def test_a_server_lists_the_verdict_of_its_models(call):
     from fastapi.testclient import TestClient
 
     from guerdon.serve.app import build_app
-    from guerdon.serve.backends import model_source
+    from guerdon.serve.backends import model_loader
     from guerdon.serve.model_queue import ServedModels
     from guerdon.settings.serve import ServedModelSettings, ServeSettings
 
@@ -199,7 +199,7 @@ def test_a_server_lists_the_verdict_of_its_models(call):
         "done": ServedModelSettings(backend="resnet", model_path="models/done", processes=None),
         "constant": ServedModelSettings(backend="constant"),
     }
-    models = ServedModels({name: model_source(name, one) for name, one in settings.items()})
+    models = ServedModels({name: model_loader(name, one) for name, one in settings.items()})
     with TestClient(build_app(models, ServeSettings(models=settings))) as client:
         client.portal.call(models.loaded)
         listed = {one["id"]: one["verdict"] for one in client.get("/v1/models").json()["data"]}

@@ -27,7 +27,7 @@ from guerdon.engines.ray_cluster import connected
 from guerdon.errors import ConfigError, needs
 from guerdon.progress import doing, heartbeat
 from guerdon.serve.app import build_app
-from guerdon.serve.backends import model_source, refuse_early
+from guerdon.serve.backends import model_loader, refuse_early
 from guerdon.serve.lifecycle import address, say_served
 from guerdon.serve.model_queue import ServedModels
 from guerdon.settings.serve import RayServeSettings, ServeSettings
@@ -154,7 +154,7 @@ def _replica(plain: Mapping[str, Any], modules: list[str]) -> FastAPI:
     """The application of one replica; its models load before it gets requests."""
     sys.path += [path for path in modules if path not in sys.path]
     settings = validate(ServeSettings, plain, source="a replica")
-    sources = {name: model_source(name, model) for name, model in settings.models.items()}
+    sources = {name: model_loader(name, model) for name, model in settings.models.items()}
     models = ServedModels(sources, default=settings.default, batch=settings.batch, limits=settings.limits)
     built = build_app(models, settings)
     if settings.ray is not None and settings.ray.max_replicas > 1:

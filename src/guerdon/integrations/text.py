@@ -220,6 +220,11 @@ def plain(value: Any) -> Any:
     return {key: plain(one) for key, one in value.items()} if isinstance(value, Mapping) else value
 
 
+def ragged(ids: Any, mask: Any) -> list[IntArray]:
+    """Rows of tokens of a padded tensor, without padding."""
+    return [row[keep.bool()].cpu().numpy() for row, keep in zip(ids, mask, strict=True)]
+
+
 def step_source(name: str, model: RewardModel, *, min_form: float | None = None, **settings: Any) -> TextReward:
     """A reward model as a source of rewards at tokens, as an entry of `reward.sources` makes one.
 

@@ -23,11 +23,9 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from guerdon.config import api_key
 from guerdon.errors import ConfigError, boundary
-from guerdon.labels.append_log import Cache, Ledger, content_key
+from guerdon.labels.append_log import LONG_WRITE, Cache, CallUsage, Ledger, content_key, reported_usage
 from guerdon.labels.chat_replies import has_reasoning, kind_of_end, model_of, refusal_of, text_of, valid_unicode
-from guerdon.labels.endpoint import ReplyModels, bearer, endpoint, post_json
-from guerdon.labels.request_settings import AcceptedSettings, neutral
-from guerdon.labels.usage import LONG_WRITE, CallUsage, reported_usage
+from guerdon.labels.endpoint import AcceptedSettings, ReplyModels, bearer, endpoint, neutral, post_json
 from guerdon.retry import Attempt, Calls, Clock, HttpFailure, RequestPool, Retry, check_proxies, error_message
 from guerdon.secrets import hide, remember
 from guerdon.settings.label import HttpJudgeSettings, OpenAIJudgeSettings, OwnJudgeSettings
@@ -202,8 +200,8 @@ class HttpLLMClient:
                 todo.append((key, partial(self._try, key, requests[first], parsers[first], role)))
                 continue
             yield from ((i, answer) for i in places[key])
-        with closing(self._pool.run(todo)) as outcomes:
-            for key, answer in outcomes:
+        with closing(self._pool.run(todo)) as answers:
+            for key, answer in answers:
                 yield from ((i, answer) for i in places[key])
 
     def most(self, request: LLMRequest) -> CallUsage:

@@ -29,8 +29,7 @@ from guerdon.config import api_key
 from guerdon.errors import CheckpointError, ConfigError, GuerdonError, boundary, needs
 from guerdon.hub import adapter_config, check_folder, model_folder
 from guerdon.labels.chat_replies import has_reasoning, is_whole_json, kind_of_end, model_of, refusal_of, text_of
-from guerdon.labels.endpoint import ReplyModels, bearer, endpoint, post_json
-from guerdon.labels.request_settings import AcceptedSettings, neutral
+from guerdon.labels.endpoint import AcceptedSettings, ReplyModels, bearer, endpoint, neutral, post_json
 from guerdon.models.vlm_frames import limit_pixels
 from guerdon.models.vlm_prompts import (
     GenerationOptions,

@@ -21,7 +21,7 @@ Splitter = Literal["blank_line", "newline", "sentence", "code_block", "tags", "s
 LABELERS = Registry(
     "labeler", "guerdon.labelers",
     {
-        "judge": "guerdon.labels.llm_judge:JudgeLabeler", "monte_carlo": "guerdon.labels.labelers:MonteCarloLabeler",
+        "judge": "guerdon.labels.labelers:JudgeLabeler", "monte_carlo": "guerdon.labels.labelers:MonteCarloLabeler",
         "binary_search": "guerdon.labels.labelers:BinarySearchLabeler",
         "consensus": "guerdon.labels.labelers:ConsensusLabeler", "exact": "guerdon.labels.labelers:ExactLabeler",
     },
