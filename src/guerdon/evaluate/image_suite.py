@@ -22,8 +22,8 @@ from guerdon.evaluate import charts
 from guerdon.evaluate import metrics as measure
 from guerdon.evaluate.classification import ReliabilityBin
 from guerdon.evaluate.gate import GateVerdict, unknown
-from guerdon.evaluate.gate_card import card_verdict, gate_table, remote_folder, robot_features, verdict_lines
-from guerdon.evaluate.gate_features import gate_features
+from guerdon.evaluate.gate_card import card_verdict, gate_table, remote_folder, verdict_lines
+from guerdon.evaluate.gate_features import robot_features
 from guerdon.evaluate.intervals import BootstrapOptions, Interval
 from guerdon.evaluate.metrics import Table, aligned, figure_table, number
 from guerdon.evaluate.probe_checks import ProbeResult, run_probes, separating_value
@@ -128,9 +128,7 @@ def evaluate_model(
         metrics |= measure.progress_metrics(episodes, scores, horizon=info.progress_horizon, **bootstrap)
     metrics |= measure.comparison_metrics(episodes, scores, kind, **bootstrap)
     probes = run_probes(model, episodes, scores, kind=kind, limit=limit, seed=seed, task_conditioned=task_conditioned)
-    features = robot_features(metrics, probes) | gate_features(
-        model, episodes, scores, kind=kind, threshold=at, limit=limit, seed=seed
-    )
+    features = robot_features(episodes, scores, kind=kind, threshold=at)
     return Evaluation(
         model={**info_record(info), "kind": kind, "threshold": at},
         data=_data(episodes, data_hash),
