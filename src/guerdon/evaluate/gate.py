@@ -99,7 +99,7 @@ class GatePredictor:
 
     def scores(self, x_M_F: Float64) -> Float64:
         """(M,) scores, the higher the better; 0 for the middle of the table."""
-        return (ranks_among(x_M_F, self.known_N_F) * self.signs_F).mean(axis=1)
+        return np.asarray((ranks_among(x_M_F, self.known_N_F) * self.signs_F).mean(axis=1))
 
     def gains(self, x_M_F: Float64) -> Float64:
         """(M,) expected gains."""
@@ -118,7 +118,7 @@ def ranks_among(x_M_F: Float64, known_N_F: Float64) -> Float64:
     """(M, F) share of the known values below each value, ties half, minus 1/2; 0 where there is no value."""
     order = np.sign(x_M_F[:, None] - known_N_F)  # NaN where either is not measurable
     counts = np.isfinite(order).sum(axis=1)
-    return np.nansum(order, axis=1) / (2 * np.maximum(counts, 1))
+    return np.asarray(np.nansum(order, axis=1) / (2 * np.maximum(counts, 1)))
 
 
 def standardised(x_M_F: Float64, known_N_F: Float64) -> Float64:
@@ -129,7 +129,8 @@ def standardised(x_M_F: Float64, known_N_F: Float64) -> Float64:
     some = np.where(np.isnan(known_N_F).all(axis=0), 0.0, known_N_F)  # a feature that none has separates nothing
     low, centre, high = np.nanquantile(some, [0.25, 0.5, 0.75], axis=0)
     spread = np.where(high > low, (high - low) / 1.349, np.nanstd(some, axis=0))
-    return np.clip((x_M_F - centre) / np.where(spread > ROUNDING, spread, 1.0), -_MOST_UNUSUAL, _MOST_UNUSUAL)
+    unit = np.where(spread > ROUNDING, spread, 1.0)
+    return np.asarray(np.clip((x_M_F - centre) / unit, -_MOST_UNUSUAL, _MOST_UNUSUAL))
 
 
 def distances(x_M_F: Float64, known_N_F: Float64, allowed_M_N: NDArray[np.bool_] | bool = True) -> Float64:
@@ -366,7 +367,7 @@ def correlation(x_N: Float64, gains_N: Float64, *, reps: int, seed: int, minus_N
         minus_N: another forecast, whose correlation on the same cases and resamples is subtracted.
     """
     sides = [x_N, gains_N] if minus_N is None else [x_N, gains_N, minus_N]
-    known = np.isfinite(sides).all(axis=0)
+    known = np.asarray(np.isfinite(sides).all(axis=0))
     n = int(known.sum())
     if n == 0:
         return Interval(None, None, None, 0, len(known))

@@ -1,8 +1,7 @@
-"""Memory and time of language models on a GPU, by part, with formulas: what `--dry-run` prints.
+"""Memory and time of language models on a GPU, by part: what `--dry-run` prints.
 
-None of it was measured on a GPU; `benchmarks/memory.py` prints the formulas next to the peak of an update on a CPU. P
-is the number of parameters, E those of the embedding, T those that are trained; of a layer, h is the width, q and k the
-widths of queries and keys, I the inner width; L is the number of layers, V the vocabulary, N the tokens of a pass.
+None of it was measured on a GPU; docs/memory.md has the formulas and where their inputs come from, and
+`benchmarks/memory.py` prints them next to the peak of an update on a CPU.
 
     memory = update_memory(shape, rank=None, tokens=8192, answered=8192, checkpointing=True)
     memory["gradients"]             # bytes
@@ -12,12 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from guerdon.durations import duration
-from guerdon.plan.text_size import Shape, size_of_start
+from guerdon.plan.text_size import Shape, Size, size_of_start
 from guerdon.settings.gpus import GPUS, gpus_named
-from guerdon.settings.prime import PrimeSettings
 from guerdon.settings.reward_models import PrimeModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
@@ -30,17 +27,7 @@ USED, READ = 0.4, 0.6  # shares of the peak rate of products, and of the peak ra
 LAUNCHES, LAUNCH = 25, 8e-6  # kernels per layer and token of the local engine, seconds of each
 SMALLEST = 100.0  # millions of parameters from which the memory of a GPU is worth a line
 PROMPT = 100  # tokens of a prompt for the time; the memory is that of data.max_prompt_length
-
-SOURCES = {
-    "P": "config.json; of a model that is not here policy.config_file, or the size in its name (assumed)",
-    "bytes": "weights, gradients and Adam: float32 (1412.6980), frozen matrices in bfloat16; activations: counted from "
-    "what autograd keeps, compared with a count on a CPU (docs/memory.md)",
-    "operations": "2 P per token forwards, 4 P backwards, 2 P of those for frozen weights, 2 P more with "
-    "gradient_checkpointing (2001.08361 section 2.1); attention is left out",
-    "rates": f"NVIDIA's data sheets; {USED:.0%} of the products' and {READ:.0%} of the memory's are assumed, and "
-    f"{LAUNCHES} launches of {LAUNCH * 1e6:.0f} us per layer and token of the local engine",
-    "lengths": "memory: the longest that data allows; time: assumed",
-}
+ADVICE = "a smaller max_tokens_per_pass, lora, or (in a run) a smaller generation.batch_size"
 
 
 def layer_bytes(shape: Shape, rank: int | None) -> int:
@@ -118,56 +105,103 @@ def rollout_memory(shape: Shape, *, rows: int, length: int) -> dict[str, float]:
     }
 
 
-def state_memory(parts: Mapping[str, float]) -> float:
-    """What stays between updates: weights and Adam."""
-    return parts["weights"] + parts["Adam"]
+def gpu_lines(parts: Mapping[str, float], most: float, gpus: str | None, advice: str, what: str) -> dict[str, str]:
+    """Lines of an estimate: each part, and whether all that is there at a time fits.
+
+    Args:
+        parts: bytes by name.
+        most: bytes at a time, without CUDA's own.
+        gpus: as `policy.gpus`.
+        advice: what to change where it does not fit.
+        what: sizes of the model, for the first line.
+    """
+    count, name = gpus_named(gpus)
+    whole, memory = most + CONTEXT, GPUS[name].memory
+    fits = "fits on one GPU" if whole <= memory else f"does not fit on one {name} of {_gb(memory)}: take {advice}"
+    return {
+        "estimated, not measured (formulas in docs/memory.md), for": f"{count} x {name}; {what}",
+        **{f"memory of {name}": _gb(bytes_) for name, bytes_ in parts.items()},
+        "memory at most": f"{_gb(whole)}, {_gb(CONTEXT)} of it CUDA's own (assumed): {fits}",
+    }
+
+
+def computing(operations: float, gpus: str | None) -> dict[str, str]:
+    """The line with the time that so many operations take on the GPUs together, at `USED` of their peak rate."""
+    count, name = gpus_named(gpus)
+    return {f"time on {count} x {name}": duration(operations / (count * GPUS[name].peak * USED))}
+
+
+def _gb(bytes_: float) -> str:
+    return f"{bytes_ / 1e9:.1f} GB"
+
+
+def _described(size: Size) -> str:
+    trained = "" if size.rank is None else f", {size.trained / 1e3:.3g}e9 of them trained"
+    return f"{size.millions / 1e3:.3g}e9 parameters{trained}"
+
+
+def _no_lines(size: Size) -> dict[str, str] | None:
+    """What is said of a model that is small or of unknown size; None where its memory is worth lines."""
+    if not size.known:
+        return {"GPU memory": "not known without the size of the model: give policy.config_file"}
+    return {} if size.millions < SMALLEST else None
+
+
+def _advice(checkpointing: bool) -> str:
+    return ADVICE if checkpointing else f"gradient_checkpointing: true, {ADVICE}"
 
 
 def estimate_text_run(study: Study, *, written: int) -> dict[str, str]:
-    """Memory and time on a GPU of `guerdon run`, by part; empty for models that are small or of unknown size.
+    """Memory and time on a GPU of `guerdon run`, by part; empty for models that are small.
 
     Args:
         study: the configuration.
         written: tokens of a response, for the time.
     """
-    policy, data = _started(study), study.data
+    policy, data, generation = started(study), study.data, study.generation
     size = size_of_start(policy)
-    if data is None or size.millions < SMALLEST or not size.known:
-        return _unknown(size.known)
-    shape = size.shape
+    if (nothing := _no_lines(size)) is not None or data is None:
+        return nothing or {}
+    shape, gpu = size.shape, GPUS[gpus_named(policy.gpus)[1]]
     length = data.max_prompt_length + data.max_response_length
     tokens = max(policy.max_tokens_per_pass or TOKENS_PER_PASS, length)
-    answered = tokens * data.max_response_length // length
-    options: dict[str, Any] = {"rank": size.rank, "tokens": tokens, "answered": answered}
-    checkpointing = policy.gradient_checkpointing
-    parts = update_memory(shape, checkpointing=checkpointing, **options)
-    others = _others(study, policy, shape, options, checkpointing)
-    beside = sum(others.values())
-    count, name = gpus_named(policy.gpus)
-    memory = GPUS[name].memory
-    rows = data.train_batch_size * data.n_samples
-    if study.generation.engine == "local":
-        rows = min(rows, study.generation.batch_size)
-        rollout = rollout_memory(shape, rows=rows, length=length)
-        cache = f"4 k L x {rows} responses (generation.batch_size) x {length} tokens"
+    parts = update_memory(
+        shape, rank=size.rank, tokens=tokens, answered=tokens * data.max_response_length // length,
+        checkpointing=policy.gradient_checkpointing,
+    )  # fmt: skip
+    others = _others(study, policy, size, parts)
+    batch = data.train_batch_size * data.n_samples
+    if generation.engine == "local":
+        rows, launches = min(batch, generation.batch_size), LAUNCHES * shape.layers * LAUNCH
+        rollout = sum(rollout_memory(shape, rows=rows, length=length).values())
     else:
-        rollout = {"cache": study.generation.gpu_memory_utilization * memory}
-        cache = "generation.gpu_memory_utilization; given back during updates"
-    update, acting = sum(parts.values()), state_memory(parts) + sum(rollout.values())
+        rows, launches = batch, 0.0
+        rollout = generation.gpu_memory_utilization * gpu.memory
+    most = max(sum(parts.values()), parts["weights"] + parts["Adam"] + rollout) + sum(others.values())
+    learn = _per_token(size, policy.gradient_checkpointing)
+    per_token = learn * study.text_algorithm.num_epochs + 2  # and the log-probabilities before the update
+    per_token += 2 if study.text_algorithm.kl_coef else 0
+    per_token += sum(learn + 2 if isinstance(s.model, PrimeModelSettings) else 2 for s in study.text_sources.values())
+    responses, read = study.runner.total_steps, PROMPT + written
+    step = (2.0 * shape.parameters + 4.0 * shape.keys * shape.layers * rows * read) / (gpu.bandwidth * READ)
+    rollouts = duration(math.ceil(responses / rows) * written * max(step, launches))
+    advice = _advice(policy.gradient_checkpointing)
     return {
-        **_lines(parts, shape, size.rank, tokens, checkpointing),
-        **{f"memory of {what}": _gb(bytes_) for what, bytes_ in others.items()},
-        "memory of the rollout": f"{_gb(sum(rollout.values()))}, its cache {_gb(rollout['cache'])} = {cache}",
-        "memory at most": _fits(max(update, acting) + beside + CONTEXT, memory, name, checkpointing),
-        **_time(study, shape, size.rank, count, name, written),
-        **{f"source of {what}": source for what, source in SOURCES.items()},
+        **gpu_lines(parts | others | {"the rollout": rollout}, most, policy.gpus, advice, _described(size)),
+        **computing(per_token * shape.parameters * responses * read, policy.gpus),
+        "time of rollouts on one of them": f"{rollouts} = {math.ceil(responses / rows)} batches x {written} tokens",
     }
+
+
+def _per_token(size: Size, checkpointing: bool) -> int:
+    """Operations per parameter to learn from a token."""
+    return (6 if size.rank is None else 4) + (2 if checkpointing else 0)
 
 
 def estimate_text_train(
     model: TextTrainSettings, start: TextPolicySettings, *, solutions: int, written: int
 ) -> dict[str, str]:
-    """Memory and time on a GPU of training one reward model, by part; empty for models that are small or unknown.
+    """Memory and time on a GPU of training one reward model, by part; empty for models that are small.
 
     Args:
         model: of `train`.
@@ -175,164 +209,55 @@ def estimate_text_train(
         solutions: to learn from, one pass after the other counted.
         written: tokens of a solution.
     """
-    size = size_of_start(start)
-    if size.millions < SMALLEST or not size.known:
-        return _unknown(size.known)
-    shape = size.shape
+    size, implicit = size_of_start(start), model.type == "implicit"
+    if (nothing := _no_lines(size)) is not None:
+        return nothing
     length = model.max_length or TOKENS_PER_PASS
     tokens = max(model.max_tokens_per_pass or TOKENS_PER_PASS, length)
     if model.micro_batch_size is not None:
         tokens = min(tokens, model.micro_batch_size * length)
-    head = model.type in ("implicit", "verdict")
     parts = update_memory(
-        shape, rank=size.rank, tokens=tokens, answered=tokens, checkpointing=model.gradient_checkpointing, head=head,
-        quantized=model.quantize is not None,
+        size.shape, rank=size.rank, tokens=tokens, answered=tokens, checkpointing=model.gradient_checkpointing,
+        head=implicit or model.type == "verdict", quantized=model.quantize is not None,
     )  # fmt: skip
-    # written with the model, so it stays in float32
-    second = 0.0 if model.type != "implicit" or size.rank is not None else 4.0 * shape.parameters
-    count, name = gpus_named(start.gpus)
-    gpu, read = GPUS[name], PROMPT + written
-    learn = (6 if size.rank is None else 4) + (2 if model.gradient_checkpointing else 0)
-    learn += 2 if model.type == "implicit" else 0
-    seconds = solutions * read * shape.parameters * learn / (count * gpu.peak * USED)
-    whole = sum(parts.values()) + second + CONTEXT
+    if implicit and size.rank is None:  # written with the model, so it stays in float32
+        parts["the reference"] = 4.0 * size.shape.parameters
+    learn = _per_token(size, model.gradient_checkpointing) + (2 if implicit else 0)
+    advice = _advice(model.gradient_checkpointing)
     return {
-        **_lines(parts, shape, size.rank, tokens, model.gradient_checkpointing),
-        **({"memory of the reference": _gb(second)} if second else {}),
-        "memory at most": _fits(whole, gpu.memory, name, model.gradient_checkpointing),
-        f"time on {count} x {name}": (
-            f"{duration(seconds)} = {learn} P x {solutions} solutions x {read} tokens / "
-            f"({USED:g} x {count * gpu.peak / 1e12:.0f} TFLOP/s)"
-        ),
-        **{f"source of {what}": source for what, source in SOURCES.items()},
+        **gpu_lines(parts, sum(parts.values()), start.gpus, advice, f"{_described(size)}, {tokens} tokens in a pass"),
+        **computing(solutions * (PROMPT + written) * size.shape.parameters * learn, start.gpus),
     }
 
 
-def _started(study: Study) -> TextPolicySettings:
+def started(study: Study) -> TextPolicySettings:
     """The policy, with the model that its `sft` section starts from where it is one."""
-    policy = study.text_policy
     first = study.sft.policy if study.sft is not None else None
-    if first is None:
-        return policy
-    return policy.model_copy(update={"path": first.path, "tiny": first.tiny, "config_file": first.config_file})
+    same = ("path", "tiny", "config_file")
+    return study.text_policy.model_copy(update={key: getattr(first, key) for key in same} if first is not None else {})
 
 
-def _unknown(known: bool) -> dict[str, str]:
-    return {} if known else {"GPU memory": "not known without the size of the model: give policy.config_file"}
+def _others(study: Study, policy: TextPolicySettings, size: Size, update: Mapping[str, float]) -> dict[str, float]:
+    """Bytes of the KL's reference and of reward models, by name, that are there next to the policy."""
+    found: dict[str, float] = {}
+    if study.text_algorithm.kl_coef and policy.lora is None:
+        found["the reference of the KL"] = _frozen(size.shape)
+    for name, source in study.text_sources.items():
+        model = source.model
+        if isinstance(model, PrimeModelSettings):  # on adapters that share the base, only the adapters
+            shared = size.rank is not None and model.prime_model.path is None
+            weights = 4e6 * size.trained if shared else update["weights"]
+            found[f"{name}'s weights, gradients and Adam"] = weights + update["gradients"] + update["Adam"]
+            if model.prime_model.ref_type == "freeze" and not shared:
+                found[f"{name}'s reference"] = _frozen(size.shape)
+        elif (path := getattr(model, "checkpoint_path", None)) is not None:
+            made = (one for one in study.text_models.values() if str(path).startswith(one.save_dir))
+            first = next((one.start(study.text_default) for one in made), TextPolicySettings(path=str(path)))
+            if _no_lines(third := size_of_start(first)) is None:
+                found[f"the reward model {name}"] = _frozen(third.shape)
+    return found
 
 
 def _frozen(shape: Shape) -> float:
     """Bytes of a model that is only read on a GPU."""
     return 2.0 * (shape.parameters - shape.embedding) + 4.0 * shape.embedding
-
-
-def _others(
-    study: Study, policy: TextPolicySettings, shape: Shape, options: Mapping[str, Any], checkpointing: bool
-) -> dict[str, float]:
-    """Bytes of the KL's reference and of reward models, by name, that are there next to the policy."""
-    found: dict[str, float] = {}
-    if study.text_algorithm.kl_coef and policy.lora is None:
-        found["the reference of the KL"] = _frozen(shape)
-    for name, source in study.text_sources.items():
-        model = source.model
-        if isinstance(model, PrimeModelSettings):
-            found |= _prime(name, model, shape, options, checkpointing)
-        elif (path := getattr(model, "checkpoint_path", None)) is not None:
-            start = _trained_at(study, str(path)) or TextPolicySettings(path=str(path))
-            size = size_of_start(start)
-            if size.known and size.millions >= SMALLEST:
-                found[f"the reward model {name}"] = _frozen(size.shape)
-    return found
-
-
-def _prime(
-    name: str, model: PrimeSettings, shape: Shape, options: Mapping[str, Any], checkpointing: bool
-) -> dict[str, float]:
-    """What PRIME's model and its reference add: on adapters only the adapters."""
-    own = update_memory(shape, checkpointing=checkpointing, **options)
-    shared = options["rank"] is not None and model.prime_model.path is None
-    state = own["gradients"] + own["Adam"] + (4.0 * shape.adapters(options["rank"]) if shared else own["weights"])
-    found = {f"{name}'s weights, gradients and Adam": state}
-    if model.prime_model.ref_type == "freeze" and not shared:
-        found[f"{name}'s reference"] = _frozen(shape)
-    return found
-
-
-def _trained_at(study: Study, path: str) -> TextPolicySettings | None:
-    """What a reward model of this study that is trained at a path starts from."""
-    for model in study.text_models.values():
-        if path.startswith(model.save_dir):
-            return model.start(study.text_default)
-    return None
-
-
-def _lines(
-    parts: Mapping[str, float], shape: Shape, rank: int | None, tokens: int, checkpointing: bool
-) -> dict[str, str]:
-    layer = layer_bytes(shape, rank)
-    each = (
-        "4 h L + 10 h"
-        if checkpointing
-        else f"{layer} L + 10 h, {layer} = "
-        + ("26 h + 4 q + 4 k + 8 I" if rank is None else "18 h + 6 q + 4 k + 8 I + 14 r")
-    )
-    state = "16 P" if rank is None else "2 (P - E) + 4 E + 16 T"
-    formulas = {
-        "weights": f"with gradients and Adam {_gb(parts['weights'] + parts['gradients'] + parts['Adam'])} = {state}",
-        "activations": f"N x ({each}), N = {tokens} (max_tokens_per_pass)",
-        "logits, or a layer computed again": f"{PER_LOGIT} bytes x {LOGITS_AT_ONCE} logits at a time, or {layer} N",
-    }
-    e, p = shape.embedding / 1e9, shape.parameters / 1e9
-    trained = "" if rank is None else f", T = {shape.adapters(rank) / 1e9:.3g}e9"
-    return {
-        "estimated, not measured": f"P = {p:.3g}e9, E = {e:.3g}e9{trained}",
-        **{
-            f"memory of {what}": _gb(bytes_) + (f" ({formulas[what]})" if what in formulas else "")
-            for what, bytes_ in parts.items()
-        },
-    }
-
-
-def _fits(whole: float, memory: float, name: str, checkpointing: bool) -> str:
-    more = "" if checkpointing else "gradient_checkpointing: true, "
-    advice = f"take {more}a smaller max_tokens_per_pass, lora, or (in a run) a smaller generation.batch_size"
-    fits = "fits on one GPU" if whole <= memory else f"does not fit on one {name} of {_gb(memory)}: {advice}"
-    return f"{_gb(whole)}, {_gb(CONTEXT)} of it CUDA's own (assumed): {fits}"
-
-
-def _time(study: Study, shape: Shape, rank: int | None, count: int, name: str, written: int) -> dict[str, str]:
-    """Seconds on the GPUs that `policy.gpus` names, one H100 without it."""
-    data, algorithm, policy = study.data, study.text_algorithm, study.text_policy
-    assert data is not None
-    gpu, p = GPUS[name], shape.parameters
-    responses = study.runner.total_steps
-    length = PROMPT + written
-    learn = (6 if rank is None else 4) + (2 if policy.gradient_checkpointing else 0)
-    per_token = learn * algorithm.num_epochs + 2  # and the log-probabilities before the update
-    per_token += 2 if algorithm.kl_coef else 0
-    for source in study.text_sources.values():
-        prime = isinstance(source.model, PrimeModelSettings)
-        per_token += learn + 2 if prime else 2
-    learning = responses * length * p * per_token / (count * gpu.peak * USED)
-    batch = (
-        study.generation.batch_size if study.generation.engine == "local" else data.train_batch_size * data.n_samples
-    )
-    rows = min(batch, data.train_batch_size * data.n_samples)
-    read = 2.0 * p + 4.0 * shape.keys * shape.layers * rows * length
-    step = read / (gpu.bandwidth * READ)
-    if study.generation.engine == "local":
-        step = max(step, LAUNCHES * shape.layers * LAUNCH)
-    writing = math.ceil(responses / rows) * written * step
-    return {
-        f"time on {count} x {name} of updates": (
-            f"{duration(learning)} = {per_token} P x {responses} responses x {length} tokens / "
-            f"({USED:g} x {count * gpu.peak / 1e12:.0f} TFLOP/s)"
-        ),
-        f"time on one {name} of rollouts": (
-            f"{duration(writing)} = {math.ceil(responses / rows)} batches x {written} tokens x {step * 1e3:.1f} ms"
-        ),
-    }
-
-
-def _gb(bytes_: float) -> str:
-    return f"{bytes_ / 1e9:.1f} GB"
