@@ -24,9 +24,9 @@ from guerdon.rewards.tabular import TabularReward
 from guerdon.rewards.text_sources import ExactReward, TextReward
 from guerdon.rewards.warnings import reward_warnings
 from guerdon.rl.episode_stats import EpisodeStats
-from guerdon.rl.films import write_text_film
 from guerdon.rl.learner import KL, Learner
 from guerdon.rl.parts import Parts
+from guerdon.rl.videos import write_text_film
 from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.data import run_prompts
 from guerdon.settings.reward import RewardSettings, SourceSettings

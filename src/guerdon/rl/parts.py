@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from guerdon.engines.reward_models import RewardModels
 from guerdon.rewards.source import RewardSource, SourceTerms
 from guerdon.rl.episode_stats import EpisodeStats
-from guerdon.rl.episode_videos import EpisodeVideos
 from guerdon.rl.learner import Learner
+from guerdon.rl.videos import EpisodeVideos
 from guerdon.types import Collector
 
 
