@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from guerdon.durations import duration
-from guerdon.plan import estimate_text
+from guerdon.plan import gpu
 from guerdon.plan.estimate import estimate_run, estimate_train
-from guerdon.plan.estimate_text import layer_bytes, rollout_memory, update_memory
+from guerdon.plan.gpu import layer_bytes, rollout_memory, update_memory
 from guerdon.plan.text_size import PUBLISHED, size_of_start
 from guerdon.policies.passes import TOKENS_ON_GPU
 from guerdon.policies.precision import halve_linear
@@ -59,8 +59,8 @@ def test_a_layer_keeps_what_the_formula_says(lora):
 
 
 def test_the_numbers_are_those_that_a_gpu_gets():
-    assert estimate_text.TOKENS_PER_PASS == TOKENS_ON_GPU
-    assert OF_THE_POLICY["cuda"] == estimate_text.LOGITS_AT_ONCE
+    assert gpu.TOKENS_PER_PASS == TOKENS_ON_GPU
+    assert OF_THE_POLICY["cuda"] == gpu.LOGITS_AT_ONCE
 
 
 @pytest.mark.parametrize(("billions", "millions"), [(0.5, 494.0), (1.5, 1543.7), (7.0, 7615.6), (72.0, 72706.2)])
@@ -156,7 +156,7 @@ def test_training_a_reward_model_says_its_memory():
     found = estimate_train(given)
     assert found["memory of weights"].startswith("16.5 GB")
     (head,) = (line for key, line in found.items() if key.startswith("estimated, not measured"))
-    assert head.startswith("1 x H100; 7.62e9 parameters, ")
+    assert head.startswith("1 x H100; 7615M, 40.4M of them trained, ")
     assert head.endswith("4096 tokens in a pass")
     shape = PUBLISHED[7.0]
     one = 4096 * (shape.layers * layer_bytes(shape, 16) + 10 * shape.width)

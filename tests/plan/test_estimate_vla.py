@@ -13,8 +13,7 @@ from guerdon.compare.study import plan_study
 from guerdon.config import load
 from guerdon.durations import duration
 from guerdon.plan.estimate import estimate
-from guerdon.plan.estimate_text import layer_bytes
-from guerdon.plan.estimate_vla import estimate_vla, vla_bytes
+from guerdon.plan.gpu import estimate_vla, layer_bytes, vla_bytes
 from guerdon.plan.text_size import Shape
 from guerdon.policies.vla.policy import VLAInputs, bounds_as_statistics
 from guerdon.policies.vla.prismatic import PrismaticNetwork

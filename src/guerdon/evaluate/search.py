@@ -2,9 +2,9 @@
 
 Best-of-n is a beam search of one round with `beam_width` 1: n whole solutions. Beam search keeps the n / M best of n
 extensions by one step and extends each M ways; DVTS (diverse verifier tree search, Beeching et al. 2024) runs n / M
-separate trees and keeps the best of M in each. A beam that ends is complete and leaves; in the last round all others are
-written to their end. The answer is the complete beam with the largest value. Where none is complete, or none could be
-measured, the result is a `Failure`. All questions advance together, one call of the writer per round. `PolicyWriter`
+separate trees and keeps the best of M in each. A beam that ends is complete and leaves; in the last round all others
+are written to their end. The answer is the complete beam with the largest value. Where none is complete, or none could
+be measured, the result is a `Failure`. All questions advance together, one call of the writer per round. `PolicyWriter`
 lets a language model write; `sampled_solutions` samples whole solutions to a study's validation questions.
 
     found = beam_search(writer, model, ["3+5=?;?*2=?;"], SearchPlan(n=8, aggregation="last", separator=";"))

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.durations import duration
-from guerdon.plan.estimate_text import estimate_text_run, estimate_text_train, started
-from guerdon.plan.estimate_vla import estimate_vla, vla_bytes
+from guerdon.plan.gpu import estimate_text_run, estimate_text_train, estimate_vla, started, vla_bytes
 from guerdon.plan.text_size import Size, size_of_start
 from guerdon.settings.data import ChainSettings, DataSettings, FilesDataSettings, run_prompts
 from guerdon.settings.evaluate import EvaluateTextSettings, GeneratedBenchSettings, judged_names
