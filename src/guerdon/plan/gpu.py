@@ -116,13 +116,13 @@ def gpu_lines(parts: Mapping[str, float], most: float, gpus: str | None, advice:
         most: bytes at a time, without CUDA's own.
         gpus: as `policy.gpus`.
         advice: what to change where it does not fit.
-        what: sizes of the model, for the first line.
+        what: sizes, for the first line.
     """
     count, name = gpus_named(gpus)
     whole, memory = most + CONTEXT, GPUS[name].memory
     fits = "fits on one GPU" if whole <= memory else f"does not fit on one {name} of {_gb(memory)}: take {advice}"
     return {
-        "estimated, not measured (formulas in docs/memory.md), for": f"{count} x {name}; {what}",
+        "estimated, not measured, for": f"{count} x {name}; {what} (formulas: docs/memory.md)",
         **{f"memory of {name}": _gb(bytes_) for name, bytes_ in parts.items()},
         "memory at most": f"{_gb(whole)}, {_gb(CONTEXT)} of it CUDA's own (assumed): {fits}",
     }
@@ -185,7 +185,7 @@ def estimate_text_run(study: Study, *, written: int) -> dict[str, str]:
     rollouts = duration(math.ceil(responses / rows) * written * max(step, launches))
     advice = _advice(policy.gradient_checkpointing)
     return {
-        **gpu_lines(parts | others | {"the rollout": rollout}, most, policy.gpus, advice, str(size)),
+        **gpu_lines(parts | others | {"the rollout": rollout}, most, policy.gpus, advice, f"{tokens} tokens in a pass"),
         **computing(per_token * shape.parameters * responses * read, policy.gpus),
         "time of rollouts on one of them": f"{rollouts} = {math.ceil(responses / rows)} batches x {written} tokens",
     }
@@ -223,7 +223,7 @@ def estimate_text_train(
     learn = _per_token(size, model.gradient_checkpointing) + (2 if implicit else 0)
     advice = _advice(model.gradient_checkpointing)
     return {
-        **gpu_lines(parts, sum(parts.values()), start.gpus, advice, f"{size}, {tokens} tokens in a pass"),
+        **gpu_lines(parts, sum(parts.values()), start.gpus, advice, f"{tokens} tokens in a pass"),
         **computing(solutions * (PROMPT + written) * size.shape.parameters * learn, start.gpus),
     }
 
