@@ -27,10 +27,9 @@ from guerdon.rewards.control_sources import LOGGED_AS_PRM, ControlReward
 from guerdon.rewards.refit import RefittedReward, online_model
 from guerdon.rewards.source import GroundTruth, RewardSource, SourceTerms
 from guerdon.rl.episode_stats import EpisodeStats, RewardScaler
-from guerdon.rl.episode_videos import EpisodeVideos
-from guerdon.rl.films import write_film
 from guerdon.rl.learner import OnPolicyLearner
 from guerdon.rl.parts import Parts, run_collector, run_reward_models
+from guerdon.rl.videos import EpisodeVideos, write_film
 from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import VLMModelSettings

@@ -22,9 +22,9 @@ from guerdon.rewards.source import GroundTruth, RewardSource, SourceTerms
 from guerdon.rewards.tabular import TabularReward
 from guerdon.rewards.text_sources import ExactReward, TextReward
 from guerdon.rl.episode_stats import EpisodeStats
-from guerdon.rl.films import write_text_film
 from guerdon.rl.learner import KL, OnPolicyLearner
 from guerdon.rl.parts import Parts, run_collector, run_reward_models
+from guerdon.rl.videos import write_text_film
 from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.data import run_prompts
 from guerdon.settings.reward import RewardSettings, SourceSettings

@@ -13,7 +13,7 @@ from guerdon.engines.reward_models import Load, RayRewardModels, RewardModels
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.rewards.source import RewardSource, SourceTerms
 from guerdon.rl.episode_stats import EpisodeStats
-from guerdon.rl.episode_videos import EpisodeVideos
+from guerdon.rl.videos import EpisodeVideos
 from guerdon.settings.cluster import ClusterSettings
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.study import RunnerSettings
