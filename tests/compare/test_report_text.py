@@ -91,11 +91,11 @@ def test_ratio_of_steps_against_numbers_computed_by_hand(tmp_path):
     assert rows["exact"]["steps_ratio"] == pytest.approx((4 * 4 * 0.5) ** (1 / 3))  # 4096 / 8192 where it never came
     assert (rows["exact"]["never_reached"], rows["exact"]["steps_ratio_low"]) == (1, None)
     assert rows["exact"]["speed"].startswith("at most 2.0× [–, ")
-    assert rows["exact"]["speed"].endswith("1 of 3 never")
+    assert rows["exact"]["speed"].endswith("not reached in 1 of 3 pairs")
     assert rows["rloo"]["steps_ratio"] is None
     words = text(write_report(study).read_text())
     assert "exact reaches" not in words
-    assert "Never:" in words
+    assert "Not reached:" in words
     assert "responses to match the baseline" in markdown_table(study)
 
 

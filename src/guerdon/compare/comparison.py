@@ -301,7 +301,9 @@ def speed_text(speed: StepsRatio) -> tuple[str, str, str]:
     limit = ("at least " if more else "at most ") if speed.censored else ""
     word = "" if speed.outcome == "no difference shown" else f" {speed.outcome}"
     words = [fmt.DASH if end is None else fmt.times(end).removesuffix("×") for end in bounds]
-    never = f"{speed.censored} of {interval.n} never" if speed.censored else ""
+    never = f"not reached in {speed.censored} of {fmt.plural(interval.n, 'pair')}" if speed.censored else ""
+    if speed.censored == interval.n:
+        return never, "", ""
     return f"{limit}{fmt.times(ratio)}{word}", "" if bounds == [None, None] else f"[{words[0]}, {words[1]}]", never
 
 
@@ -315,5 +317,5 @@ def speed_sentence(speed: StepsRatio | None, arm: str, baseline: str, unit: str)
     if speed.outcome == "more":
         what = f"{ratio} {unit} to reach the final success of {baseline}"
     pairs = fmt.plural(speed.interval.n, "pair")
-    detail = f", {never} reached it" if never else ""
+    detail = f", {never}" if never else ""
     return f"{arm} {verb} {what} {bounds} over {pairs} of runs{detail}."

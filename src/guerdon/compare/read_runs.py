@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,7 +45,6 @@ class RunRecord:
         n_failures: rows of `failures.jsonl`.
         config_text: the resolved configuration as written, empty when there is none.
         unit: what its steps count, "environment steps" or "responses" (every one written, filtered ones too).
-        planned_steps: `runner.total_steps` of its configuration; None: not known.
     """
 
     task: str
@@ -61,7 +60,16 @@ class RunRecord:
     config_text: str = ""
     unit: str = CONTROL
     info: Row = field(default_factory=dict)
-    planned_steps: int | None = None
+
+    @cached_property
+    def config(self) -> Row:
+        """The resolved configuration; empty where it cannot be read."""
+        return read_config(self.config_text)
+
+    @property
+    def planned_steps(self) -> float | None:
+        """`runner.total_steps` of its configuration."""
+        return number(mapping(self.config.get("runner")), "total_steps")
 
     @property
     def last_step(self) -> float:
@@ -123,6 +131,11 @@ class StudyRecord:
     notes: tuple[str, ...] = ()
     correction: Correction = "none"
 
+    @cached_property
+    def config(self) -> Row:
+        """The study file, resolved for its first task; empty where it cannot be read."""
+        return read_config(self.config_text)
+
     @property
     def unit(self) -> str:
         """What the steps of its runs count; a study compares arms of one kind."""
@@ -153,6 +166,14 @@ def finite(value: Any) -> float | None:
 def mapping(value: Any) -> Row:
     """A value of JSON if it is an object, else an empty one."""
     return value if isinstance(value, dict) else {}
+
+
+def read_config(text: str) -> Row:
+    """A configuration as plain values; empty where the text is none."""
+    try:
+        return mapping(yaml.safe_load(text))
+    except yaml.YAMLError:
+        return {}
 
 
 def points(rows: Iterable[Row], x: str, y: str) -> list[tuple[float, float]]:
@@ -222,6 +243,10 @@ def read_run(path: Path, *, task: str, arm: str, seed: int | None) -> RunRecord:
     rows = [{**times.get((row.get("kind"), row.get("step")), {}), **row} for row in files["metrics"][0]]
     status, error = _status(path)
     config_text = _read_text(path / "config.yaml")
+    unit = (read_json(path / "COMPLETE") or {}).get("unit")
+    if not isinstance(unit, str) or not unit:
+        policy = mapping(read_config(config_text).get("policy"))
+        unit = TEXT if policy.get("type") == "text" else CONTROL
     return RunRecord(
         task=task,
         arm=arm,
@@ -234,9 +259,8 @@ def read_run(path: Path, *, task: str, arm: str, seed: int | None) -> RunRecord:
         skipped_lines=sum(skipped for _, skipped in files.values()),
         n_failures=len(files["failures"][0]),
         config_text=config_text,
-        unit=_unit(path, config_text),
+        unit=unit,
         info=read_json(path / "run.json") or {},
-        planned_steps=_planned_steps(config_text),
     )
 
 
@@ -291,24 +315,6 @@ def _status(path: Path) -> tuple[Status, str]:
         content = read_json(path / "FAILED.json") or {}
         return "failed", str(content.get("error") or "no reason was written")
     return "unfinished", ""
-
-
-def _unit(path: Path, config_text: str) -> str:
-    """The unit in `COMPLETE`, else that of the kind of policy in the configuration."""
-    said = (read_json(path / "COMPLETE") or {}).get("unit")
-    if isinstance(said, str) and said:
-        return said
-    try:
-        config = mapping(yaml.safe_load(config_text) if config_text else None)
-    except yaml.YAMLError:
-        return CONTROL
-    return TEXT if mapping(config.get("policy")).get("type") == "text" else CONTROL
-
-
-def _planned_steps(config_text: str) -> int | None:
-    """`runner.total_steps` of a resolved configuration, without reading all of it."""
-    found = re.search(r"^runner:\n(?:[ #].*\n|\n)*? +total_steps: *(\d+) *$", config_text, re.MULTILINE)
-    return None if found is None else int(found[1])
 
 
 def _by_step(rows: Sequence[Row], kind: str) -> tuple[Row, ...]:

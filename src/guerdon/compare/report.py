@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import yaml
 from markupsafe import Markup
 
 from guerdon import atomic
@@ -32,6 +31,7 @@ from guerdon.compare.read_runs import (
     TEXT,
     RunRecord,
     StudyRecord,
+    mapping,
     number,
     outcome_curve,
     outcome_of_runs,
@@ -120,6 +120,7 @@ def _study_context(study: StudyRecord) -> dict[str, Any]:
         "by_task": rows[len(pooled) :],
         "columns": [column for column in shown if not column.folded],
         "more_columns": [column for column in shown if column.folded],
+        "gamed": {arm: gamed(study.select(arm=arm)) for arm in study.arms},
         "forest": pictures.verdict_picture(pooled, study.baseline, study.outcome),
         "panels": pictures.curve_panels(study, study.tasks) if study.tasks else [],
         "small_panels": pictures.curve_panels(study, study.tasks, SMALL) if study.tasks else [],
@@ -221,7 +222,6 @@ def _render(template: str, context: dict[str, Any], films: Sequence[ShownFilm]) 
 
 
 FEW_SEEDS = 5
-PER_RUN_KEYS = ("seed", "out", "run_dir", "name")
 MAX_CELL = 80
 
 
@@ -311,26 +311,26 @@ def study_notes(study: StudyRecord, rows: Sequence[ArmRow]) -> list[Note]:
     return sorted(notes, key=lambda note: not note.severe)
 
 
+def gamed(runs: Sequence[RunRecord]) -> tuple[str, str, str]:
+    """Whether the policies of these runs exploit a reward model, by their alarms: a style, the answer, the evidence."""
+    logged = [[row["hacking_alarm"] for row in run.trains if "hacking_alarm" in row] for run in runs]
+    judged = [flags for flags in logged if any(flag is not None for flag in flags)]
+    raised = [flags for flags in judged if any(flags)]
+    if raised:
+        when = f"in {len(raised)} of {fmt.plural(len(judged), 'run')}, at the end of {sum(bool(f[-1]) for f in raised)}"
+        return "loss", "Likely.", f"Alarm {when}: the learned return rises, true success does not."
+    if judged:
+        return "", "No sign.", f"No alarm in {fmt.plural(len(judged), 'run')}."
+    if any(logged):
+        return "", "Not known.", "An alarm needs true success."
+    return "", "No.", "It learns from no reward model."
+
+
 def config_differences(study: StudyRecord) -> list[tuple[str, list[str]]]:
-    """The keys whose values differ between arms, with one cell per arm in the order of `study.arms`.
-
-    Each arm is represented by its first run that wrote a configuration; keys that differ between all runs
-    (seed, output directory) are left out.
-    """
-    texts = [next((run.config_text for run in study.select(arm=arm) if run.config_text), "") for arm in study.arms]
-    flats = [_flat_config(text) for text in texts]
-    keys = list(dict.fromkeys(key for flat in flats for key in flat))
-    rows = []
-    for key in keys:
-        cells = [clip(flat.get(key, fmt.DASH), MAX_CELL) for flat in flats]
-        if len(set(cells)) > 1 and not any(part in PER_RUN_KEYS for part in key.split(".")):
-            rows.append((key, cells))
-    return rows
-
-
-def _flat_config(text: str) -> Mapping[str, str]:
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return {}
-    return fmt.flatten(content) if isinstance(content, dict) else {}
+    """The keys that arms change, with one cell per arm in the order of `study.arms`; the rest is that of the file."""
+    arms = mapping(mapping(study.config.get("compare")).get("arms"))
+    flats = [fmt.flatten(mapping(mapping(arms.get(arm)).get("config"))) for arm in study.arms]
+    base = fmt.flatten(study.config)
+    keys = dict.fromkeys(key for flat in flats for key in flat if key)
+    rows = [(key, [clip(flat.get(key, base.get(key, fmt.DASH)), MAX_CELL) for flat in flats]) for key in keys]
+    return [(key, cells) for key, cells in rows if len(set(cells)) > 1]
