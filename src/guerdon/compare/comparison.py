@@ -24,7 +24,6 @@ from guerdon.compare.read_runs import (
     StudyRecord,
     number,
     outcome_curve,
-    success_curve,
     success_unknown,
 )
 from guerdon.evaluate.intervals import Float64, Interval, verdict
@@ -257,7 +256,7 @@ def _detail(
 
 
 def _reach(runs: Sequence[RunRecord], threshold: float) -> StepsToThreshold:
-    return StepsToThreshold(tuple(first_reach(*success_curve(run), threshold) for run in runs))
+    return StepsToThreshold(tuple(first_reach(*outcome_curve(run), threshold) for run in runs))
 
 
 def _clipped(interval: Interval, floor: float = 0.0) -> Interval:
@@ -275,7 +274,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def speed_against(study: StudyRecord, arm: str, tasks: Sequence[str]) -> StepsRatio:
     """The baseline's steps to its own final success over the arm's, over pairs of complete runs."""
     arms, baselines = (
-        {(run.task, run.seed): success_curve(run) for run in study.select(arm=name, status="complete")}
+        {(run.task, run.seed): outcome_curve(run) for run in study.select(arm=name, status="complete")}
         for name in (arm, study.baseline)
     )
     pairs = [

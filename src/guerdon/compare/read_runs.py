@@ -182,12 +182,6 @@ def points(rows: Iterable[Row], x: str, y: str) -> list[tuple[float, float]]:
     return [(one, other) for one, other in pairs if one is not None and other is not None]
 
 
-def success_curve(run: RunRecord) -> tuple[list[float], list[float]]:
-    """Steps and true success of a run's evaluations; those without a number from 0 to 1 are left out."""
-    pairs = [(step, value) for step, value in points(run.evals, "step", "success") if 0 <= value <= 1]
-    return [step for step, _ in pairs], [value for _, value in pairs]
-
-
 def outcome_of_runs(runs: Iterable[RunRecord]) -> str:
     """`SUCCESS`; `RETURN` where true success is unknown in every run that was evaluated, and its return is not."""
     evaluated = [run for run in runs if run.evals]
@@ -195,17 +189,16 @@ def outcome_of_runs(runs: Iterable[RunRecord]) -> str:
     return RETURN if silent and any(points(run.evals, "step", RETURN) for run in evaluated) else SUCCESS
 
 
-def outcome_curve(run: RunRecord, outcome: str) -> tuple[list[float], list[float]]:
-    """Steps and `SUCCESS` or `RETURN` of a run's evaluations."""
-    if outcome == SUCCESS:
-        return success_curve(run)
+def outcome_curve(run: RunRecord, outcome: str = SUCCESS) -> tuple[list[float], list[float]]:
+    """Steps and `SUCCESS` or `RETURN` of a run's evaluations; success that is no number from 0 to 1 is left out."""
     pairs = points(run.evals, "step", outcome)
+    pairs = [(step, value) for step, value in pairs if outcome != SUCCESS or 0 <= value <= 1]
     return [step for step, _ in pairs], [value for _, value in pairs]
 
 
 def success_unknown(run: RunRecord) -> bool:
     """Whether a run was evaluated, and not once with a known true success."""
-    return bool(run.evals) and not success_curve(run)[0]
+    return bool(run.evals) and not outcome_curve(run)[0]
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from guerdon.compare import report_format as fmt
-from guerdon.compare.read_runs import RunRecord, finite, number, read_json, success_curve
+from guerdon.compare.read_runs import RunRecord, finite, number, outcome_curve, read_json
 from guerdon.errors import DataError
 from guerdon.evaluate.charts import spread
 
@@ -169,7 +169,7 @@ def median_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
     for task, arm in dict.fromkeys((run.task, run.arm) for run in runs):
         filmed = [r for r in runs if (r.task, r.arm) == (task, arm) and any((r.path / "films").glob("step_*.json"))]
         complete = [run for run in filmed if run.status == "complete"] or filmed
-        ordered = sorted(complete, key=lambda run: (success_curve(run)[1] or [-1.0])[-1])
+        ordered = sorted(complete, key=lambda run: (outcome_curve(run)[1] or [-1.0])[-1])
         if ordered:
             chosen.append(ordered[(len(ordered) - 1) // 2])
     return chosen
