@@ -306,7 +306,7 @@ def _chosen(file: Tree, tree: Tree) -> Tree:
     written, given = (held.data.get("compare") for held in (file, tree))
     if not isinstance(written, dict) or not isinstance(given, dict):
         return tree
-    chosen = {}
+    chosen: dict[str, list[Any]] = {}
     for key in ("arms", "tasks"):
         every, names = written.get(key) or {}, given.get(key)
         if isinstance(names, dict):
@@ -318,8 +318,8 @@ def _chosen(file: Tree, tree: Tree) -> Tree:
             if name not in list(every):  # a list, for a name may be unhashable
                 has = ", ".join(every) or "none"
                 raise ConfigError(f"override compare.{key}: {name!r} is not in the file; it has {has}")
-    chosen = {key: {name: written[key][name] for name in names} for key, names in chosen.items()}
-    return Tree(tree.data | {"compare": given | chosen}, tree.places) if chosen else tree
+    kept = {key: {name: written[key][name] for name in names} for key, names in chosen.items()}
+    return Tree(tree.data | {"compare": given | kept}, tree.places) if kept else tree
 
 
 def _preparation(task: str, study: Study, for_label: Study) -> list[_Planned]:
