@@ -8,11 +8,10 @@ from synthetic_study import STEPS, comparison_table, rising, write_card, write_f
 
 from guerdon.compare.comparison import arm_styles
 from guerdon.compare.read_runs import read_study
-from guerdon.compare.report import config_differences, write_report, write_single_report
+from guerdon.compare.report import TERMS, config_differences, terms_of, write_report, write_single_report
 from guerdon.compare.report_charts import curve_panels
 from guerdon.compare.report_films import choose_films, fit_films
 from guerdon.compare.report_tables import markdown_table
-from guerdon.compare.report_terms import TERMS, terms_of
 from guerdon.errors import DataError
 
 FINALS = {"A": (0.0, 0.1, 0.2), "B": (0.1, 0.3, 0.0), "C": (0.7, 0.9, 0.8)}
@@ -502,10 +501,26 @@ def test_terms_are_explained_where_they_stand_on_the_page(page):
     explained = set(re.findall("<dfn>(.*?)</dfn>", section))
     assert {"true success", "IQM", "sign-flip test", "stratified bootstrap", "majority baseline", "probe"} <= explained
     assert not {"STARC", "best-of-n", "F1"} & explained
-    assert all(sentence.endswith(".") and len(sentence) < 140 for _, sentence in TERMS.values())
+    assert all(sentence.endswith(".") and len(sentence) < 140 for sentence in TERMS.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "terms"),
+    [
+        ("95% stratified bootstrap intervals", ["95% interval", "stratified bootstrap"]),
+        ("Two Arms; Holm's test", ["arm", "Holm"]),
+        ("Failed measurements", ["failed score, failed measurement"]),
+        ("kendall tau b", ["Spearman, Kendall, tau a, tau b"]),
+        ("best of 16, Best-of-n", ["best-of-n"]),
+        ("f1, alarms, tau c, F12, epic", []),
+        ("F1", ["F1"]),
+    ],
+)  # fmt: skip
+def test_terms_are_found_under_their_names(words, terms):
+    assert [term for term, _ in terms_of(f"<p>{words}</p>")] == terms
 
 
 def test_a_term_in_code_or_in_the_name_of_a_class_is_no_term_of_the_page():
     assert terms_of('<pre>IQM</pre><p class="STARC"></p><script>"AUROC"</script><p>paired\ndifference</p>') == [
-        ("paired difference", TERMS["paired difference"][1])
+        ("paired difference", TERMS["paired difference"])
     ]

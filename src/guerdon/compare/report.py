@@ -12,12 +12,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import yaml
 from markupsafe import Markup
 
 from guerdon import atomic
@@ -41,7 +43,6 @@ from guerdon.compare.report_answers import answer_panels
 from guerdon.compare.report_cards import card_views
 from guerdon.compare.report_films import FilmFile, ShownFilm, choose_films, fit_films
 from guerdon.compare.report_tables import columns
-from guerdon.compare.report_terms import terms_of
 from guerdon.errors import DataError
 from guerdon.evaluate.charts import clip, legend_mark
 from guerdon.evaluate.intervals import Interval, wilson_interval
@@ -53,6 +54,7 @@ ANSWER_BYTES = 1_100_000
 MAX_TEXT = 20_000
 SMALL = (470.0, 270.0)
 TEMPLATES = Path(__file__).parent / "templates"
+TERMS: dict[str, str] = yaml.safe_load((TEMPLATES / "terms.yaml").read_text(encoding="utf-8"))
 
 
 @doing("writing the report")
@@ -199,6 +201,23 @@ def _write(template: str, context: dict[str, Any], films: tuple[list[FilmFile], 
     page = _render(template, {**context, "notes": [*context["notes"], *notes]}, shown)
     atomic.write_text(out, page)
     return out
+
+
+def terms_of(page: str) -> list[tuple[str, str]]:
+    """The terms that a page contains, with their explanations, in the order of `TERMS`.
+
+    Args:
+        page: HTML; scripts, styles, code and attributes do not count.
+    """
+    text = re.sub(r"<(script|style|pre|code|svg)\b.*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL)
+    text = re.sub(r"95% ((?:\w+ )+)(?=interval)", r"\1 95% ", re.sub(r"\s+", " ", text))
+    text = re.sub(r"[Bb]est[- ]of[- ](?:n\b|\d+)", "best-of-n", text)
+
+    def contained(name: str) -> bool:
+        flags = re.NOFLAG if name.isupper() else re.IGNORECASE
+        return re.search(rf"\b{re.escape(name)}s?\b", text, flags) is not None
+
+    return [(term, sentence) for term, sentence in TERMS.items() if any(map(contained, term.split(", ")))]
 
 
 def _render(template: str, context: dict[str, Any], films: Sequence[ShownFilm]) -> str:
