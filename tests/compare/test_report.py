@@ -6,12 +6,11 @@ import pytest
 import yaml
 from synthetic_study import STEPS, comparison_table, rising, write_card, write_film, write_run, write_study
 
-from guerdon.compare.comparison import arm_styles
-from guerdon.compare.read_runs import read_study
 from guerdon.compare.report import TERMS, config_differences, terms_of, write_report, write_single_report
 from guerdon.compare.report_charts import curve_panels
 from guerdon.compare.report_films import choose_films, fit_films
 from guerdon.compare.report_tables import markdown_table
+from guerdon.compare.results import arm_styles, read_study
 from guerdon.errors import DataError
 
 FINALS = {"A": (0.0, 0.1, 0.2), "B": (0.1, 0.3, 0.0), "C": (0.7, 0.9, 0.8)}

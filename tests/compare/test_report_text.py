@@ -16,7 +16,6 @@ from synthetic_study import (
     write_text_study,
 )
 
-from guerdon.compare.read_runs import read_run, read_study
 from guerdon.compare.report import write_report, write_single_report
 from guerdon.compare.report_answers import (
     Response,
@@ -30,6 +29,7 @@ from guerdon.compare.report_answers import (
 from guerdon.compare.report_charts import quality_panels, windowed
 from guerdon.compare.report_format import at, digits_for, human, times
 from guerdon.compare.report_tables import markdown_table
+from guerdon.compare.results import read_run, read_study
 from guerdon.errors import DataError
 from guerdon.evaluate.charts import Line, line_chart
 from guerdon.evaluate.text_suite import evaluate_text

@@ -23,26 +23,29 @@ import yaml
 from markupsafe import Markup
 
 from guerdon import atomic
-from guerdon.compare import read_runs as read
 from guerdon.compare import report_charts as pictures
 from guerdon.compare import report_format as fmt
-from guerdon.compare.comparison import FAILURE_GAP, ArmRow, arm_styles, comparison_rows, failure_rate
-from guerdon.compare.read_runs import (
+from guerdon.compare import results as read
+from guerdon.compare.report_answers import answer_panels
+from guerdon.compare.report_cards import card_views
+from guerdon.compare.report_films import FilmFile, ShownFilm, choose_films, fit_films
+from guerdon.compare.report_tables import columns
+from guerdon.compare.results import (
+    FAILURE_GAP,
     OUTCOMES,
     RETURN,
-    TEXT,
+    ArmRow,
     RunRecord,
     StudyRecord,
+    arm_styles,
+    comparison_rows,
+    failure_rate,
     mapping,
     number,
     outcome_curve,
     outcome_of_runs,
     success_unknown,
 )
-from guerdon.compare.report_answers import answer_panels
-from guerdon.compare.report_cards import card_views
-from guerdon.compare.report_films import FilmFile, ShownFilm, choose_films, fit_films
-from guerdon.compare.report_tables import columns
 from guerdon.errors import DataError
 from guerdon.evaluate.charts import clip, legend_mark
 from guerdon.evaluate.intervals import Interval, wilson_interval
@@ -149,7 +152,7 @@ def _shared_context(
         "unit": unit,
         "outcome": OUTCOMES[outcome_of_runs(runs)],
         "steps_name": fmt.short_unit(unit),
-        "text": unit == TEXT,
+        "text": unit == fmt.TEXT,
         "quality": pictures.quality_panels(arms),
         "scatters": pictures.scatter_panels(arms, tasks),
         "answers": {task: [panel for panel in panels if panel.run.task == task] for task in answered},

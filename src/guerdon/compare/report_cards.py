@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from guerdon.compare import report_format as fmt
-from guerdon.compare.read_runs import RewardModelCard, Row, finite, mapping, number
 from guerdon.compare.report_tables import MODEL_METRICS
+from guerdon.compare.results import RewardModelCard, Row, finite, mapping, number
 from guerdon.errors import DataError, boundary
 from guerdon.evaluate.attacks import CONTROL
 from guerdon.evaluate.gate_card import likely_outcome, verdict_lines

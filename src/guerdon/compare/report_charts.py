@@ -18,20 +18,21 @@ from typing import Literal
 import numpy as np
 from markupsafe import Markup
 
-from guerdon.compare.comparison import ArmRow, arm_styles
-from guerdon.compare.read_runs import (
+from guerdon.compare.report_tables import ONLINE_METRICS
+from guerdon.compare.results import (
     OUTCOMES,
     RETURN,
     SUCCESS,
+    ArmRow,
     Row,
     RunRecord,
     StudyRecord,
+    arm_styles,
     number,
     outcome_curve,
     outcome_of_runs,
     points,
 )
-from guerdon.compare.report_tables import ONLINE_METRICS
 from guerdon.evaluate.charts import Box, Line, Point, forest, line_chart, scatter, spread
 from guerdon.evaluate.intervals import Float64
 from guerdon.evaluate.learning_curves import curve_band

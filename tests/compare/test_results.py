@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guerdon.compare.read_runs import number, outcome_curve, read_lines, read_run
+from guerdon.compare.results import number, outcome_curve, read_lines, read_run
 
 
 def test_a_truncated_last_line_is_skipped_and_counted(tmp_path):
