@@ -13,7 +13,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -255,7 +255,7 @@ class Note:
     severe: bool = False
 
 
-def run_notes(run: RunRecord, *, warned: bool = True, outcome: str | None = None) -> list[Note]:
+def run_notes(run: RunRecord, *, warned: bool = True, outcome: str | None = None) -> Iterator[Note]:
     """Warnings about one run; with `warned` also those that it wrote about its rewards.
 
     Results are about `outcome`; None: about that of the run alone.
@@ -263,8 +263,7 @@ def run_notes(run: RunRecord, *, warned: bool = True, outcome: str | None = None
     outcome = outcome_of_runs([run]) if outcome is None else outcome
     steps = outcome_curve(run, outcome)[0]
     when = fmt.at((steps or [0.0])[-1], run.unit)
-    early: list[Note] = []
-    severe = {
+    trouble = {
         "failed": f" failed {when}: {run.error}",
         "missing": " is missing: it has not been started, or its directory is gone",
         "unfinished": f" is unfinished: its last evaluation is {when}",
@@ -272,26 +271,26 @@ def run_notes(run: RunRecord, *, warned: bool = True, outcome: str | None = None
     }[run.status]
     if run.status == "complete" and success_unknown(run):
         so = "results are about its return" if outcome == RETURN else "so the run is in no result"
-        severe = f": true success is unknown: its environment does not report it, {so}"
+        trouble = f": true success is unknown: its environment does not report it, {so}"
+    if trouble:
+        yield Note(f"{run.name}{trouble}", severe=True)
     if run.stopped_early:
         of = f"{fmt.steps(run.last_step)} of {fmt.steps(run.planned_steps)} {run.unit}"
-        said = f"{run.name} is marked complete after {of}, and enters the means as it is: its last evaluation is early"
-        early = [Note(said, severe=True)]
-    notes = [*([Note(f"{run.name}{severe}", severe=True)] if severe else []), *early]
+        so = "and enters the means as it is: its last evaluation is early"
+        yield Note(f"{run.name} is marked complete after {of}, {so}", severe=True)
     row = run.evals[-1] if run.evals else {}
     known, episodes = number(row, "success_known"), number(row, "episodes")
     if known and episodes is not None and known != episodes:
         said = f"true success is known for {known:.0f} of {episodes:.0f} episodes of its last evaluation"
-        notes.append(Note(f"{run.name}: {said}"))
+        yield Note(f"{run.name}: {said}")
     if warned:
-        notes += [Note(f"{run.name}: {line}", severe=True) for line in warnings_of(run)]
+        yield from (Note(f"{run.name}: {line}", severe=True) for line in warnings_of(run))
     if run.skipped_lines:
-        notes.append(Note(f"{run.name}: {fmt.plural(run.skipped_lines, 'unreadable line')} skipped"))
+        yield Note(f"{run.name}: {fmt.plural(run.skipped_lines, 'unreadable line')} skipped")
     if run.n_failures:
         rate = failure_rate(run)
         share = "" if rate is None else f", {fmt.percent(rate)} of the source that fails most, on average"
-        notes.append(Note(f"{run.name}: {fmt.plural(run.n_failures, 'failed measurement')}{share}"))
-    return notes
+        yield Note(f"{run.name}: {fmt.plural(run.n_failures, 'failed measurement')}{share}")
 
 
 def warnings_of(run: RunRecord) -> list[str]:
@@ -314,20 +313,18 @@ def study_notes(study: StudyRecord, rows: Sequence[ArmRow]) -> list[Note]:
         for line in warnings_of(run):
             arms.setdefault(line, {})[run.arm] = None
     severe += [f"{', '.join(names)}: {line}" for line, names in arms.items()]
-    others = []
+    notes = [Note(text, severe=True) for text in severe]
     counts = [len(study.select(arm=arm, task=task, status="complete")) for arm in study.arms for task in study.tasks]
     seeds = min(counts, default=0)
     if seeds < FEW_SEEDS:
-        others.append(
-            f"Few seeds: {fmt.plural(seeds, 'complete seed')} per arm and task at the least. With fewer than "
-            f"{FEW_SEEDS} the intervals are wide, and the bands of curves are narrower than they should be."
-        )
+        few = f"Few seeds: {fmt.plural(seeds, 'complete seed')} per arm and task at the least. With fewer than"
+        wide = "the intervals are wide, and the bands of curves are narrower than they should be."
+        notes.append(Note(f"{few} {FEW_SEEDS} {wide}"))
     if study.cards and len(study.seeds) > 1:
-        others.append(
-            "Each task's reward models were trained once and serve all its seeds: the intervals cover the "
-            "variation of policy training, not that of reward model training."
+        once = (
+            "Each task's reward models were trained once and serve all its seeds: the intervals cover the variation of "
         )
-    notes = [*(Note(text, severe=True) for text in severe), *(Note(text) for text in others)]
+        notes.append(Note(once + "policy training, not that of reward model training."))
     notes += [note for run in study.runs for note in run_notes(run, warned=False, outcome=study.outcome)]
     notes += [Note(text) for text in study.notes]
     return sorted(notes, key=lambda note: not note.severe)
