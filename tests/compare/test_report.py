@@ -442,6 +442,7 @@ def test_single_run_report(tmp_path):
     words = text(path.read_text())
     assert path == run / "report.html"
     assert "last success 0.90 [0.70, 0.97], n 20" in words
+    assert "is it being gamed? Likely. Alarm in 1 of 1 run, at the end of 0: the learned return rises" in words
     assert "progress" in words
     assert "beats" not in words
     assert path.read_text().count('<figure class="film"') == 1

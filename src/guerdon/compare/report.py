@@ -162,6 +162,7 @@ def _run_context(run: RunRecord) -> dict[str, Any]:
         "title": run.task,
         "run": run,
         "final": _last_success(run),
+        "gamed": gamed([run]),
         "final_return": next(reversed(outcome_curve(run, RETURN)[1]), None),
         "panels": pictures.single_run_panels(run),
         "small_panels": pictures.single_run_panels(run, SMALL),
