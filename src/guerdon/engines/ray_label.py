@@ -18,7 +18,7 @@ from guerdon.errors import ConfigError
 from guerdon.labels.completions import BatchSampler, Sample, SampleBatch, Sampled, weights_hash
 from guerdon.policies.text_files import load_policy
 from guerdon.settings.cluster import ClusterSettings
-from guerdon.settings.study import RunnerSettings
+from guerdon.settings.runner import RunnerSettings
 from guerdon.settings.text_policy import GenerationSettings, TextPolicySettings
 
 

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from guerdon.atomic import write_json, write_text
 from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError, boundary, naming
 from guerdon.secrets import hide
-from guerdon.settings.logger import LoggerSettings
+from guerdon.settings.runner import LoggerSettings
 
 FILES = ("metrics.jsonl", "episodes.jsonl", "failures.jsonl", "timings.jsonl")
 
