@@ -82,7 +82,8 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         shared["buffer"] = partial(EpisodeBuffer, writer.success_by_row)
     shards = [{"shard": k, **shared} for k in range(runner.rollout_shards)]
     share = share_results if study.env.use_curriculum else None
-    collector = run_collector(cluster, runner, ControlCollector, shards, join_control, share, writer)
+    device = study.policy.device
+    collector = run_collector(cluster, runner, ControlCollector, shards, join_control, share, writer, device=device)
     if study.reward.overlap_steps is not None:
         for source in models.values():
             if source.settings.can_overlap:

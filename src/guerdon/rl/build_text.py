@@ -73,7 +73,7 @@ def text_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     heads = learner.heads if study.text_algorithm.needs.critic else ()
     shards = _shards(study, policy, prompts, heads=heads, recompute=recompute)
     join = partial(join_shards, tokenizer=policy.tokenizer)
-    collector = run_collector(cluster, runner, TextCollector, shards, join)
+    collector = run_collector(cluster, runner, TextCollector, shards, join, device=study.policy.device)
     learner.shares = {name: source.terms.share for name, source in sources.items() if source.terms.share is not None}
     notes = _notes(study, prompts, sources, alike=learning.alike) + learning.notes
 

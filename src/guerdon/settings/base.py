@@ -75,8 +75,6 @@ REMOVED: dict[str, Removed] = {
     "BestOfNSettings.draws": _always(500),
     "CacheSettings.hash_size": _always(16),
     "CacheSettings.check_share": _always(0.05),
-    "ClusterSettings.weight_transfer": Removed("auto", "weights reach the collectors through Ray's object store"),
-    "ClusterSettings.weight_timeout": Removed(120.0, "weights reach the collectors through Ray's object store"),
     "EnvSettings.curriculum_ema_alpha": _always(0.99),
     "EnvSettings.curriculum_tau": _always(0.02),
     "GeneratedBenchSettings.error_rate": _always(0.5),
