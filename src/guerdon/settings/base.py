@@ -284,7 +284,8 @@ def _is_device(given: str) -> str:
 Device = Annotated[str, AfterValidator(_is_device)]
 """Where a part computes; `guerdon.devices.resolve_device` says which device that is here."""
 DEVICE: Any = Field("auto", description="where it computes: auto (a GPU where there is one), cpu, cuda or cuda:1")
-PARAMS: Any = Field(default_factory=dict, description="of a part of your own: arguments of its factory, by name")
+OWN_PARAMS = "of a part of your own: arguments of its factory, by name"
+PARAMS: Any = Field(default_factory=dict, description=OWN_PARAMS)
 """The key of a section with a user's own part."""
 
 
