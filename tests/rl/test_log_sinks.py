@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.rl import log_sinks
-from guerdon.settings.logger import LoggerSettings
+from guerdon.settings.runner import LoggerSettings
 from rl_clock import clock_study, start
 from rl_killed import kill_at
 

@@ -30,7 +30,8 @@ from guerdon.policies.libero_expert import LiberoExpert
 from guerdon.policies.maniskill_expert import ManiSkillExpert
 from guerdon.policies.robot import Action, RobotPolicy
 from guerdon.progress import ProgressBar
-from guerdon.settings.study import ActorShare, CollectSettings, Study
+from guerdon.settings.collect import ActorShare, CollectSettings
+from guerdon.settings.study import Study
 from guerdon.settings.world import WorldSettings
 from guerdon.types import BoolArray, IntArray
 from guerdon.worlds.build import build_world, first_world

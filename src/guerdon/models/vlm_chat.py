@@ -116,7 +116,7 @@ class OpenAIBackend:
         self, question: Question, body: Mapping[str, Any], decode: Callable[[Any], T | Failure], seconds: float
     ) -> Attempt[T | Failure]:
         s = self.settings
-        messages = chat_messages(question, s.image_format)
+        messages = chat_messages(question)
         url = endpoint(s.base_url, "/chat/completions")
         payload = {
             "model": s.model, "stream": False, "messages": messages, **neutral(body["temperature"]), **self._template,
@@ -136,7 +136,7 @@ class OpenAIBackend:
         return Attempt(answer)
 
 
-def chat_messages(question: Question, image_format: Literal["png", "jpeg"] = "png") -> list[dict[str, Any]]:
+def chat_messages(question: Question) -> list[dict[str, Any]]:
     """A question as chat messages: pictures and videos as data URLs, then the words."""
     parts: list[dict[str, Any]] = []
     for part in question.media:
@@ -144,7 +144,7 @@ def chat_messages(question: Question, image_format: Literal["png", "jpeg"] = "pn
         if part.max_pixels is not None:
             shown = limit_pixels(shown, part.max_pixels)
         if isinstance(part, Picture):
-            url = f"data:image/{image_format};base64,{_encoded(shown[0], image_format)}"
+            url = f"data:image/png;base64,{_encoded(shown[0], 'png')}"
             parts.append({"type": "image_url", "image_url": {"url": url}})
         else:
             frames = ",".join(_encoded(frame, "jpeg") for frame in shown)

@@ -43,6 +43,8 @@ from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.train.optimizers import AdamW
 from guerdon.types import Failure, Metrics, Rewards
 
+GRAD_CLIP = 10.0  # largest norm of the model's gradients, PRIME's default
+
 
 @dataclass(frozen=True, eq=False)
 class LabelledBatch:
@@ -111,7 +113,7 @@ class PrimeReward(RewardSource[Responses]):
         self.phi.dropout = False  # with `update: after`, passes with gradients give the rewards
         optim = self.settings.optim
         self.optimizer = AdamW(
-            self.phi.parameters(), optim.lr, optim.betas, optim.weight_decay,
+            self.phi.parameters(), optim.lr, optim.weight_decay,
             what="the reward model", key=f"prime_model.optim.lr of the reward source {terms.name}",
         )  # fmt: skip
         self.replay = TextReplay(self.settings.replay_size)
@@ -279,7 +281,7 @@ class PrimeReward(RewardSource[Responses]):
             if not count:
                 continue
             total = distributed.summed({"loss": total})["loss"]
-            norm = self.optimizer.step(total, self.settings.optim.grad_clip)
+            norm = self.optimizer.step(total, GRAD_CLIP)
             if norm is None:
                 skipped += 1
                 continue
@@ -379,7 +381,7 @@ class PrimeReward(RewardSource[Responses]):
             learning={
                 "learning_rate": settings.optim.lr,
                 "weight_decay": settings.optim.weight_decay,
-                "max_grad_norm": settings.optim.grad_clip,
+                "max_grad_norm": GRAD_CLIP,
                 "batch_size": self.section.mini_batch_size,
             },
             training={"method": "prime", "settings": self.section.model_dump(mode="json")},

@@ -119,9 +119,7 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         film,
         lambda folder: save_policy(policy, folder),
         notes,
-        EpisodeVideos(folder / "videos", copies=study.env.num_envs, fps=runner.video_fps)
-        if runner.save_video
-        else None,
+        EpisodeVideos(folder / "videos", copies=study.env.num_envs) if runner.save_video else None,
         loaded,
     )
 

@@ -153,7 +153,7 @@ def build_learning(study: Study, *, fresh: bool) -> Learning:
     start = _reference(study, policy, primes) if algorithm.kl_coef else None
     learner = Learner(
         policy,
-        AdamW(policy.parameters(), algorithm.learning_rate, algorithm.betas, algorithm.weight_decay),
+        AdamW(policy.parameters(), algorithm.learning_rate, algorithm.weight_decay),
         algorithm,
         seed=runner.seed,
         heads=heads,
@@ -200,8 +200,7 @@ def build_primes(study: Study, policy: TextPolicy, *, system_prompt: str | None 
 
 def _min_form(study: Study) -> float | None:
     """Temperature of min-form credit; None without it."""
-    algorithm = study.text_algorithm
-    return algorithm.credit_temperature if algorithm.credit == "min_form" else None
+    return 0.1 if study.text_algorithm.credit == "min_form" else None
 
 
 def build_text_sources(

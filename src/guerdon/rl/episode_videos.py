@@ -5,7 +5,7 @@ thread of their own, one episode after the other; a file has its name once it is
 broken one. The panel shows the step, the action, value and log-probability, the native reward, and what every reward
 model paid. An episode that was under way when a run was resumed has no video.
 
-    videos = EpisodeVideos(folder / "videos", copies=8, fps=20)
+    videos = EpisodeVideos(folder / "videos", copies=8)
     videos.add(rollout, rewards)
     videos.close()                 # waits for what is still being written
 """
@@ -32,6 +32,7 @@ from guerdon.progress import log_line
 from guerdon.types import ByteArray, FloatArray, Rewards, Rollout, Segment
 
 PANEL = 280  # pixels
+FPS = 20
 _LINE, _FONT, _COLUMNS = 14, 12, 42
 _LOWEST = 192  # pixels: smaller frames are shown larger by a whole factor
 WAITING = 4
@@ -62,16 +63,15 @@ class EpisodeVideos:
     Args:
         folder: receives the files.
         copies: streams of a rollout; an episode has the number `number in its copy * copies + copy`.
-        fps: frames per second.
         rank: of this process.
 
     Raises:
         MissingDependencyError: PyAV is not installed.
     """
 
-    def __init__(self, folder: Path, *, copies: int, fps: int, rank: int = 0) -> None:
+    def __init__(self, folder: Path, *, copies: int, rank: int = 0) -> None:
         require_av()
-        self.folder, self._copies, self._fps, self._rank = folder, copies, fps, rank
+        self.folder, self._copies, self._rank = folder, copies, rank
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(".*.part"):  # of a run that was killed
             left.unlink()
@@ -143,7 +143,7 @@ class EpisodeVideos:
         high, wide = (side * factor for side in tape.shots[0].frame.shape[:2])
         high, wide = high + high % 2, wide + PANEL + wide % 2
         try:
-            with VideoWriter(part, height=high, width=wide, fps=self._fps) as video:
+            with VideoWriter(part, height=high, width=wide, fps=FPS) as video:
                 for shot in tape.shots:
                     video.add(shown(shot.frame, shot.lines, factor=factor)[None])
             os.replace(part, self.folder / name)

@@ -19,8 +19,6 @@ class OptimSettings(Settings):
 
     lr: float = Field(1e-6, ge=0, description="learning rate of AdamW")
     weight_decay: float = Field(0.0, ge=0, description="of AdamW")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="of AdamW")
-    grad_clip: float = Field(10.0, gt=0, description="clip gradients to this norm")
     epochs: int = Field(1, ge=1, description="passes over the rollouts of an update; update: after scores in the first")
 
 

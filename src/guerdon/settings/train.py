@@ -174,7 +174,6 @@ class _ImageTrainSettings(_FrameFitSettings):
     early_stopping_patience: int | None = Field(
         5, ge=1, description="evaluations without an improvement before stopping; null: never stop early"
     )
-    min_delta: float = Field(1e-3, ge=0, description="smallest improvement of the validation loss that counts")
 
     @property
     def backbone_path(self) -> str | None:

@@ -39,7 +39,7 @@ _WRITTEN = {  # keys of answers in text
     "max_tokens", "temperature", "top_p", "seed", "checkpoint_generation", "allow_fallback"
 }  # fmt: skip
 _QUESTION = {"question", "input", "answer"}
-_WINDOW = {"window", "positive_reward", "negative_reward", "unclear_reward"}
+_WINDOW = {"window"}
 _IDLE: dict[VLMType, set[str]] = {  # keys that a kind does not have
     "qwen_vl": _WINDOW, "primo_r1": _QUESTION | _WINDOW,
     "true_logprob": _QUESTION | _WINDOW | _WRITTEN | {"score_mode"},
@@ -78,7 +78,6 @@ class EndpointSettings(Settings):
     timeout: float = Field(120.0, gt=0, description="seconds of wall-clock per request")
     deadline: float = Field(600.0, gt=0, description="seconds for a request with all its retries and pauses")
     leave_out: tuple[OptionalSetting, ...] = LEAVE_OUT
-    image_format: Literal["png", "jpeg"] = Field("png", description="png loses nothing; jpeg (quality 95) is smaller")
 
     @model_validator(mode="after")
     def _is_address(self) -> EndpointSettings:
@@ -161,9 +160,6 @@ class VLMSettings(Settings):
         "...), except for max_tokens, temperature and top_p; false: only the tokens that end an answer",
     )
     window: int = Field(5, ge=2, description="trend, preference: rows that are looked at together")
-    positive_reward: float = Field(1.0, description="trend, preference: value of a change for the better")
-    negative_reward: float = Field(-0.2, description="trend, preference: value of a change for the worse")
-    unclear_reward: float = Field(0.0, description="trend, preference: value of an unclear change")
     batch_size: int = only_with(8, ge=1, backend="transformers", description="questions per forward pass")
     bf16: Bf16 = only_with(
         "auto", backend="transformers", description="compute in bfloat16; auto: where the hardware has it"

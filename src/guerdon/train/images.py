@@ -46,6 +46,7 @@ from guerdon.types import BoolArray, Episode, FloatArray, IntArray
 Settings = ResNetTrainSettings | ProgressTrainSettings
 
 MIN_STEPS_BETWEEN_EVALUATIONS = 20
+MIN_DELTA = 1e-3  # smallest improvement of the validation loss that counts
 CALIBRATION_FRAMES = 512
 # What may differ between a training and its continuation.
 _FREE = {
@@ -535,7 +536,7 @@ class FrameTrainer(BaseTrainer):
             device=device,
             sampler=sampler,
             collate=self._batch,
-            callbacks=[] if patience is None else [EarlyStoppingCallback(patience, settings.min_delta)],
+            callbacks=[] if patience is None else [EarlyStoppingCallback(patience, MIN_DELTA)],
             bf16=bf16 and not scorer.frozen,
             label_names=["labels"],
             dataloader_pin_memory=device.type == "cuda",
