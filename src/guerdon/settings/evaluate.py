@@ -78,7 +78,7 @@ class EvaluateSettings(Settings):
     type: Literal["control"] = Field("control", description="robots; follows from policy.type")
     data_path: str | None = Field(None, description="held-out episodes; null: each model's own validation split")
     reps: int = Field(1000, ge=100, description="bootstrap replications")
-    seed: Seed = Field(0, description="of the bootstrap and of attacks")
+    seed: Seed = Field(0, description="of everything that is drawn")
     remote: dict[str, RemoteSettings] = Field(
         default_factory=dict,
         description="models on a reward server, evaluated, too, by name",
@@ -98,7 +98,7 @@ class GeneratedBenchSettings(Settings):
 
     families: tuple[TaskSettings, ...] = Field(min_length=1, description="a subset each, named by its family")
     size: int = Field(200, ge=2, description="solutions per family; half of them have a slip, placed uniformly")
-    seed: Seed = Field(0, description="of problems and slips")
+    seed: Seed = Field(0, description="of everything that is drawn")
 
 
 _SAMPLED = Because(None, "samples, which exist already")
@@ -141,7 +141,7 @@ class ThirdPartySettings(Settings):
     """One of `evaluate.models`: a reward model that this study did not train."""
 
     path: str = Field(description="folder or hub id; or a reward server, http://host:port/v1/rewards?model=name")
-    adapter: str = Field("auto", description="which family's way to mark steps and read scores; auto: as its files say")
+    adapter: str = Field("auto", description="how steps are marked and scores read; auto: by the model's files")
     micro_batch_size: int = Field(16, ge=1, description="solutions per forward pass")
     device: Device = DEVICE
 
@@ -187,10 +187,10 @@ class EvaluateTextSettings(Settings):
     )
     best_of_n: BestOfNSettings | None = Field(None, description="curves of best-of-N and votes")
     attacks: AttackSettings | None = Field(AttackSettings(), description="dressed-up wrong solutions; null: none")
-    batch_size: int = Field(64, ge=1, description="solutions per call of the model")
+    batch_size: int = Field(64, ge=1, description="solutions per call of the reward model")
     gate: GateSettings = Field(GateSettings(), description="whether a model will help RL")
-    reps: int = Field(1000, ge=100, description="bootstrap resamples")
-    seed: Seed = Field(0, description="of the bootstrap and of random subsets")
+    reps: int = Field(1000, ge=100, description="bootstrap replications")
+    seed: Seed = Field(0, description="of everything that is drawn")
 
     @field_validator("models", mode="before")
     @classmethod

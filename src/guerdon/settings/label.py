@@ -64,7 +64,9 @@ _OWN = {
     "response_format", "output_config",
 }  # fmt: skip
 _RETRIES: Any = Field(
-    TRIES - 1, ge=0, description="asked again so many times after a failure; pauses double, or are as the server says"
+    TRIES - 1,
+    ge=0,
+    description="requests sent again after a failure that may pass; pauses double, or are as the server says",
 )
 
 
@@ -296,8 +298,8 @@ class LabelSettings(Settings):
     max_usd: float | None = only_with(
         None, gt=0, asks_judge=_JUDGED, description="stop before the calls of this save_dir cost more"
     )
-    max_failure_rate: float = Field(0.5, ge=0, le=1, description="stop when a larger share of labels fails")
-    seed: Seed = Field(0, description="of everything that is sampled")
+    max_failure_rate: float = Field(0.5, ge=0, le=1, description="stop when a larger share of measurements fails")
+    seed: Seed = Field(0, description="of everything that is drawn")
 
     @property
     def asks_judge(self) -> bool:

@@ -57,7 +57,7 @@ class RemoteSettings(PythonSettings):
         16, ge=1, le=128, description="frames sent of an episode, for models that judge whole episodes; first and last "
         "among them"
     )  # fmt: skip
-    max_pixels: int = Field(200704, ge=784, le=1605632, description="vision-language models shrink larger frames")
+    max_pixels: int = Field(200704, ge=784, le=1605632, description="larger frames are made smaller")
     fps: int = only_with(4, ge=1, upload=_VIDEO, description="frames per second of the video")
     upload: Upload = Field(
         "npy",

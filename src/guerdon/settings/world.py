@@ -37,7 +37,7 @@ class DataCollectionSettings(Settings):
     only_success: bool = Field(False, description="keep successful episodes only")
     sample_rate_success: float = Field(1.0, ge=0, le=1, description="share of successful episodes to keep")
     sample_rate_fail: float = Field(0.1, ge=0, le=1, description="share of failed episodes to keep; unknown: all")
-    frame_every: int = Field(5, ge=1, description="keep every k-th row and the last")
+    frame_every: int = Field(5, ge=1, description="keep every k-th row of an episode and its last")
 
     @model_validator(mode="after")
     def _has_a_place(self) -> DataCollectionSettings:
