@@ -264,9 +264,7 @@ class _Suite:
             self.first_errors("samples", list(distinct.values()))
         self.solutions["best_of_n"] = solutions
         scores = self.score(solutions, "samples to choose from")
-        found = best_of_n(
-            solutions, scores, self.same, aggregations=b.aggregations, ns=b.ns, **self.bootstrap
-        )
+        found = best_of_n(solutions, scores, self.same, aggregations=b.aggregations, ns=b.ns, **self.bootstrap)
         self.record["best_of_n"] = asdict(found)
         how = self.settings.aggregation
         self.features = response_features(found, how, solutions, self.values(scores), self.model.info)
