@@ -185,11 +185,7 @@ def _frames(root: Path, info: Info, entry: Entry, table: pa.Table, key: str, col
 
 
 def _none_of(table: pa.Table, key: str) -> bool:
-    """Whether every row of a table says that it has no picture of a camera.
-
-    Raises:
-        DataError: the table lacks its column.
-    """
+    """Whether every row of a table says that it has no picture of a camera, whose column it must have."""
     if key not in table.column_names:
         raise DataError(f"has no column {key}")
     return bool(table[key].null_count == len(table))
@@ -216,11 +212,7 @@ def _times(entry: Entry, key: str, columns: Columns, fps: float) -> NDArray[np.f
 
 
 def _blobs(table: pa.Table, key: str) -> list[bytes | None]:
-    """The encoded images of a camera.
-
-    Raises:
-        DataError: the table has none.
-    """
+    """The encoded images of a camera; a `DataError` where its column holds none."""
     with boundary(DataError, f"column {key} holds no encoded images"):
         blobs: list[bytes | None] = table[key].combine_chunks().field("bytes").to_pylist()
         return blobs
