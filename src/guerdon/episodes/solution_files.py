@@ -187,7 +187,7 @@ def published_solutions(sources: Sequence[str], left_out: Counter[str]) -> list[
     solutions: list[Solution] = []
     for source in sources:
         before = len(solutions)
-        for subset, name, rows in _parts(source):
+        for subset, name, rows in source_rows(source):
             for _, one in solutions_from_rows(rows, name):
                 if isinstance(one, formats.NoLabelsError):
                     left_out[one.reason] += 1
@@ -201,7 +201,7 @@ def published_solutions(sources: Sequence[str], left_out: Counter[str]) -> list[
     return solutions
 
 
-def _parts(source: str) -> Iterator[tuple[str | None, str, Iterable[tuple[str, Any]]]]:
+def source_rows(source: str) -> Iterator[tuple[str | None, str, Iterable[tuple[str, Any]]]]:
     """Subset, name and rows with their places of each part of a source."""
     path = Path(source)
     if path.is_file():
