@@ -166,6 +166,7 @@ class RewardInfo:
         success_threshold: the value above which an episode counts as successful, for classifiers.
         progress_horizon: for progress models that say nearness in time, the steps before success at which it
             starts to rise; None where progress is the share of the way.
+        compares: a value says how an episode compares with others of its group, and nothing outside of it.
     """
 
     name: str
@@ -176,6 +177,7 @@ class RewardInfo:
     frames_needed: int = 1
     success_threshold: float | None = None
     progress_horizon: float | None = None
+    compares: bool = False
 
 
 @runtime_checkable

@@ -65,7 +65,7 @@ def judgement_request(given: PromptedSolution, settings: JudgeSettings) -> LLMRe
     tools = given.solution.tools or given.prompt.tools
     whole = "\0".join([asked_key(question, context, tools), *steps])
     mark = hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    parts = [f"{_asked(question, context, tools, mark)}\n\nThe solution in {len(steps)} steps:\n"]
+    parts = [f"{asked_text(question, context, tools, mark)}\n\nThe solution in {len(steps)} steps:\n"]
     parts += [f'<step-{mark} number="{k}">\n{step.rstrip()}\n</step-{mark}>' for k, step in enumerate(steps, start=1)]
     parts.append(
         f"\nGive exactly {len(steps)} verdicts, in order, as JSON:\n"
@@ -77,7 +77,7 @@ def judgement_request(given: PromptedSolution, settings: JudgeSettings) -> LLMRe
     return LLMRequest(messages, settings.max_tokens, settings.temperature, schema=VERDICTS)
 
 
-def _asked(question: str, context: Sequence[Message], tools: Sequence[Tool], mark: str) -> str:
+def asked_text(question: str, context: Sequence[Message], tools: Sequence[Tool], mark: str) -> str:
     """The question; or the tools and all turns of the conversation that the solution answers, between marks."""
     if not context and not tools:
         return f"<question-{mark}>\n{question}\n</question-{mark}>"
@@ -152,10 +152,10 @@ def _judgement(reply: Any, steps: int) -> StepLabels | Failure:
         if type(score) not in (int, float) or score not in (1, -1):
             return Failure("bad_score", f"step {k} has the score {str(score)[:80]!r}; allowed: 1 and -1")
         labels.append(float(score == 1))
-    return StepLabels(tuple(labels), {"reasons": [_reason(row.get("reasoning", "")) for row in rows]})
+    return StepLabels(tuple(labels), {"reasons": [reason_text(row.get("reasoning", "")) for row in rows]})
 
 
-def _reason(given: Any) -> str:
+def reason_text(given: Any) -> str:
     """Why, as text: no half characters; a LaTeX command that JSON read as a control character is one again."""
     return valid_unicode(str(given))[:500].replace("\f", "\\f").replace("\b", "\\b")
 
