@@ -20,7 +20,7 @@ from pydantic_core import PydanticUndefined
 
 from guerdon.config_schema import discriminator
 from guerdon.settings.aliases import RLINF_KEYS, VLA_OPTIONS, Option
-from guerdon.settings.base import ByName, Named, names_in
+from guerdon.settings.base import ByName, Named, OnlyWith, names_in
 from guerdon.settings.study import Study
 
 PAGE = Path(__file__).with_name("knobs.md")
@@ -170,8 +170,11 @@ under `model` (or `model.remote`) of a source with `model_type: remote` |
 not set |"""
 
 
-def settings_rows() -> Iterator[tuple[str, str, str, str]]:
-    """Key, allowed values, default and meaning of every leaf, in the order of the models."""
+Row = tuple[str, str, str, str, str]
+
+
+def settings_rows() -> Iterator[Row]:
+    """Key, allowed values, default, meaning and what it needs, of every leaf, in the order of the models."""
     yield from _walk(Study, "")
 
 
@@ -182,7 +185,8 @@ def page() -> str:
         "",
         "Written by `python docs/make_knobs.py` from `src/guerdon/settings/`; a test keeps it up to date. `<name>` is "
         "a name of your choice. *required* means: no default, once its section is there. With one reward model, the "
-        "keys of `reward.sources.<name>` stand directly under `reward`.",
+        "keys of `reward.sources.<name>` stand directly under `reward`. A key with an entry in *only with* does "
+        "nothing with other values of these neighbours, and is refused there.",
         "",
         "The column *guide* says which of the guides that guerdon comes from names the key (under the name given, "
         "where that differs):",
@@ -191,14 +195,19 @@ def page() -> str:
         "",
     ]
     section = None
-    for key, allowed, default, meaning in settings_rows():
+    for key, *cells in settings_rows():
         top = key.split(".")[0] if "." in key else "the study itself"
         if top != section:
             section = top
             lines += [] if not lines[-1] else [""]
-            lines += [f"## {_title(top)}", "", "| key | values | default | meaning | guide |", "|---|---|---|---|---|"]
-        cells = (f"`{key}`", allowed, default, meaning, NAMED.get(key, ""))
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+            lines += [
+                f"## {_title(top)}",
+                "",
+                "| key | values | default | meaning | only with | guide |",
+                "|" + "---|" * 6,
+            ]
+        row = (f"`{key}`", *cells, NAMED.get(key, ""))
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
     lines += ["", "## Where the guides clash", "", CLASHES, "", *option_lines()]
     return "\n".join(lines)
 
@@ -245,14 +254,14 @@ def _title(top: str) -> str:
     return top if " " in top else f"`{top}`"
 
 
-def _walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, str]]:
+def _walk(model: type[BaseModel], prefix: str) -> Iterator[Row]:
     """Leaves first at the top level, so that its plain keys stand together."""
     fields = sorted(model.model_fields.items(), key=lambda f: bool(_inner(f[1].annotation))) if not prefix else None
     for name, field in fields or model.model_fields.items():
         yield from _rows(prefix + name, field)
 
 
-def _rows(key: str, field: FieldInfo) -> Iterator[tuple[str, str, str, str]]:
+def _rows(key: str, field: FieldInfo) -> Iterator[Row]:
     """The row of a plain key, the rows of a section."""
     name, inner = key.rpartition(".")[2], _inner(field.annotation)
     if name in ("sources", "train", "arms") and inner:
@@ -260,9 +269,9 @@ def _rows(key: str, field: FieldInfo) -> Iterator[tuple[str, str, str, str]]:
     elif name == "mixture":
         key += "[]"
     if key in SAME:
-        yield key, f"as `{SAME[key]}`", _default(field), field.description or ""
+        yield key, f"as `{SAME[key]}`", _default(field), field.description or "", _needs(field)
     elif not inner:
-        yield key, _allowed(field), _default(field), field.description or ""
+        yield key, _allowed(field), _default(field), field.description or "", _needs(field)
     elif len(inner) == 1:
         yield from _walk(inner[0], key + ".")
     else:
@@ -277,7 +286,7 @@ def _allowed(field: FieldInfo) -> str:
     return _values(field.annotation) if named is None else _names(named.builtins, own=True)
 
 
-def _union(models: list[type[BaseModel]], key: str, chosen: str) -> Iterator[tuple[str, str, str, str]]:
+def _union(models: list[type[BaseModel]], key: str, chosen: str) -> Iterator[Row]:
     """Keys of the members of a union, `chosen` where none is named; a key that only some have says which."""
     seen: dict[str, list[type[BaseModel]]] = {}
     for model in models:
@@ -290,7 +299,7 @@ def _union(models: list[type[BaseModel]], key: str, chosen: str) -> Iterator[tup
     allowed = _names([name for named in names.values() for name in named], own=not all(names.values()))
     said = {k: model.model_fields[tag].description or "" for model, k in kinds.items()}
     meaning = "; ".join(f"{k}: {text}" for k, text in said.items() if text) or "which kind"
-    yield f"{key}.{tag}", allowed, chosen, meaning
+    yield f"{key}.{tag}", allowed, chosen, meaning, ""
     for name, owners in seen.items():
         if name == tag:
             continue
@@ -302,8 +311,9 @@ def _union(models: list[type[BaseModel]], key: str, chosen: str) -> Iterator[tup
         allowed = _by_kind({kind_of[o]: _allowed(o.model_fields[name]) for o in owners})
         default = _by_kind({kind_of[o]: _default(o.model_fields[name]) for o in owners})
         meaning = _by_kind({kind_of[o]: o.model_fields[name].description or "" for o in owners})
-        only = "" if len(owners) == len(models) else f" ({', '.join(kind_of.values())} only)"
-        yield f"{key}.{name}", allowed, default, meaning + only
+        only = [] if len(owners) == len(models) else [f"{tag} {', '.join(kind_of.values())}"]
+        needs = _by_kind({kind_of[o]: _needs(o.model_fields[name]) for o in owners})
+        yield f"{key}.{name}", allowed, default, meaning, "; ".join([*only, *([needs] if needs else [])])
 
 
 def _names(names: Iterable[str], *, own: bool) -> str:
@@ -313,13 +323,19 @@ def _names(names: Iterable[str], *, own: bool) -> str:
     )
 
 
+def _needs(field: FieldInfo) -> str:
+    """The values of its neighbours with which a key does something."""
+    return "; ".join(str(mark) for mark in field.metadata if isinstance(mark, OnlyWith))
+
+
 def _by_kind(said: dict[str, str]) -> str:
     """What every kind says, once where they agree."""
     if len(set(said.values())) == 1:
         return next(iter(said.values()))
     kinds: dict[str, list[str]] = {}
     for kind, text in said.items():
-        kinds.setdefault(text, []).append(kind)
+        if text:
+            kinds.setdefault(text, []).append(kind)
     return " / ".join(f"{text} ({', '.join(names)})" for text, names in kinds.items())
 
 

@@ -161,7 +161,7 @@ def label(
     if config.engine == "ray":
         from guerdon.engines.ray_label import LabelWorkers
 
-        with closing(LabelWorkers(config)) as workers:
+        with closing(LabelWorkers(config.cluster, config.generation, config.runner)) as workers:
             done = work(config, skip_generation=skip_generation, sample_with=workers.sample_with)
     else:
         done = work(config, skip_generation=skip_generation)

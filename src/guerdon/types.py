@@ -38,9 +38,8 @@ Modality = Literal["image", "state", "text"]
 class Episode:
     """What happened: a task in words, T rows, an outcome. Column-oriented and immutable.
 
-    Row t of a robot episode is the moment *after* action t: `actions[t]` led to `frames[t]` and `states[t]`,
-    which earned `rewards[t]`. Row 0 is the reset: its action is all zeros and its reward is 0. Any column may be
-    absent; those present share the length T.
+    Row t of a robot episode is the moment *after* action t: `actions[t]` led to `frames[t]` and `states[t]`, which
+    earned `rewards[t]`. Row 0 is the reset: its action is all zeros and its reward is 0. Columns share the length T.
 
     Attributes:
         id: unique within its data set.
@@ -55,6 +54,7 @@ class Episode:
         meta: where it came from (policy, seed, checkpoint); plain JSON values.
         views: (T, H, W, 3) uint8 of further cameras, by name.
         context: the conversation that `texts` answer, the task in it; empty: the task alone. `tools`: of its functions.
+        roles: who wrote each of the `texts`; None: the assistant. `group`: episodes with the same start share a name.
     """
 
     id: str
@@ -70,10 +70,12 @@ class Episode:
     views: Mapping[str, ByteArray] = field(default_factory=dict)
     context: tuple[Message, ...] = ()
     tools: tuple[Tool, ...] = ()
+    roles: tuple[str, ...] | None = None
+    group: str | None = None
 
     def __post_init__(self) -> None:
         lengths = {name: len(column) for name, column in (self.columns() | dict(self.views)).items()}
-        if not lengths:
+        if not lengths.keys() - {"roles"}:
             raise ValueError(f"episode {self.id!r} has no column: give frames, states, actions or texts")
         if len(set(lengths.values())) != 1:
             raise ValueError(f"episode {self.id!r} has columns of different lengths: {lengths}")
@@ -84,7 +86,7 @@ class Episode:
 
     def columns(self) -> dict[str, Any]:
         """The per-row columns that are present, by field name."""
-        names = ("frames", "states", "actions", "rewards", "success", "texts")
+        names = ("frames", "states", "actions", "rewards", "success", "texts", "roles")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def __len__(self) -> int:
@@ -99,7 +101,7 @@ class Episode:
         """The same episode with the rows of these indices, in their order."""
         index = np.asarray(rows, dtype=np.int64)
         picked: dict[str, Any] = {
-            name: tuple(column[i] for i in index) if name == "texts" else column[index]
+            name: tuple(column[i] for i in index) if name in ("texts", "roles") else column[index]
             for name, column in self.columns().items()
         }
         return replace(self, **picked, views={name: frames[index] for name, frames in self.views.items()})
@@ -349,8 +351,8 @@ class Rollout(Generic[Inputs]):
         success_known: (B, T) where ground truth was reported.
         rewards: (B, T) ground truth's own reward: the environment's, or the verifier's outcome at the last token.
         failed: (B, T) where ground truth could not be measured.
-        failures: (row, step, why) of ground truth; row -1 for responses that are not part of the rollout. In an
-            environment: episodes that a broken simulator cut off.
+        failures: (row, step, why) of ground truth; row -1 where it is not part of the rollout. In an environment:
+            episodes that a broken simulator cut off.
         group_ids: (B,) streams with the same start share an id; None where there are no groups.
         segments: the rows that reward models of images score, by stream and time.
         steps: what `runner.total_steps` counts: environment steps, or all responses that were generated.
@@ -435,8 +437,8 @@ class Rollout(Generic[Inputs]):
 
     @property
     def known_B(self) -> BoolArray:
-        """(B,) where ground truth could be measured throughout."""
-        return np.asarray(~self.failed.any(axis=1))
+        """(B,) responses whose ground truth was reported and failed nowhere."""
+        return np.asarray(self.success_known.any(axis=1) & ~self.failed.any(axis=1))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,7 @@
 """Rollouts in shards: joining, states, and what the configuration refuses."""
 
 import json
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -11,14 +12,14 @@ import corridor
 import ladder
 from guerdon.collect.control import ControlCollector
 from guerdon.collect.episode_capture import episode_number
-from guerdon.collect.shards import ShardedCollector, join_control, packed, share_results, unpacked
+from guerdon.collect.shards import ShardedCollector, join_control, joined, packed, share_results, unpacked
 from guerdon.episodes.read import read_episodes
 from guerdon.errors import CheckpointError
 from guerdon.generators import shard_seed
-from guerdon.rl.learner import Learner
+from guerdon.rl.learner import OnPolicyLearner
 from guerdon.rl.run import run
 from guerdon.settings.study import Study
-from guerdon.types import Observes, Rollout
+from guerdon.types import Chunks, Failure, Observes, Rollout, Segment
 
 
 def study(*, shards=2, env=None, algorithm=None, **more):
@@ -228,7 +229,7 @@ def test_shards_record_what_their_copies_played(tmp_path, monkeypatch):
     assert sorted(numbers) == sorted(set(numbers))
     assert all(number % 4 == one.meta["copy"] for number, one in zip(numbers, trained, strict=True))
     assert len(episodes) > len(trained), "evaluations, by the first shard"
-    learn, updates = Learner.update, []
+    learn, updates = OnPolicyLearner.update, []
 
     def die(self, *args, **options):
         updates.append(None)
@@ -237,7 +238,7 @@ def test_shards_record_what_their_copies_played(tmp_path, monkeypatch):
         return learn(self, *args, **options)
 
     with monkeypatch.context() as during:
-        during.setattr(Learner, "update", die)
+        during.setattr(OnPolicyLearner, "update", die)
         with pytest.raises(KeyboardInterrupt):
             run(given("again", 192))
     run(given("again", 192), resume=True)
@@ -264,3 +265,56 @@ OVERLAP = {
 def test_what_does_not_fit_is_refused(given, reason):
     with pytest.raises(ValueError, match=reason):
         study(**given)
+
+
+def full(seed, *, chunked=False, greedy=True):
+    """A rollout of two streams with something of its own in every field."""
+    rng = np.random.default_rng(seed)
+    shape = (2, 3 + seed)
+    mask = np.ones(shape, np.bool_)
+    flags = {
+        name: rng.random(shape) < 0.5 for name in ("terminated", "truncated", "success", "success_known", "failed")
+    }
+    mask[0, 1 + seed :] = False
+    decision = np.where(mask, np.cumsum(mask).reshape(shape) - 1, -1)
+    numbers = lambda: rng.random((int(mask.sum()), 1) if chunked else shape).astype(np.float32)  # noqa: E731
+    seen = tuple(
+        Segment(seed, 0, "t", 0, 1, True, True, *[np.array([seed])] * 3, (None,), *[np.zeros((1, 2))] * 2)
+        for _ in range(seed + 1)
+    )
+    return Rollout(
+        inputs=np.arange(int(mask.sum())) + 100 * seed, log_probs=numbers(), mask=mask, **flags,
+        rewards=rng.random(shape).astype(np.float32), failures=((0, seed, Failure("slow")),),
+        group_ids=np.array([5 + seed, 7 + seed]), segments=seen, steps=1 + seed, measured=2 + seed,
+        metrics={"count": float(seed + 1), "mean": float(seed)}, averaged_over={"mean": 1.0 + seed},
+        values={"env": numbers()}, next_values={"env": numbers()},
+        greedy=full(seed, chunked=chunked, greedy=False) if greedy else None,
+        sampled_log_probs=None if chunked else rng.random(shape).astype(np.float32), fresh=seed == 0, version=3,
+        seconds={"simulate": 1.0 + seed}, filmed=seen, actions=rng.random((*shape, 2)).astype(np.float32),
+        chunks=Chunks(decision, np.where(mask, 0, -1), 1) if chunked else None,
+    )  # fmt: skip
+
+
+def shown(value):
+    """A value of a field, so that it can be compared."""
+    inside = vars(value) if isinstance(value, Rollout | Segment | Chunks) else value
+    if isinstance(inside, dict):
+        return {name: shown(one) for name, one in inside.items()}
+    if isinstance(inside, tuple):
+        return [shown(one) for one in inside]
+    return inside.tolist() if isinstance(inside, np.ndarray) else repr(inside)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_join_has_something_of_every_part_in_every_field(chunked):
+    inputs = lambda parts: np.concatenate([part.inputs for part in parts])  # noqa: E731
+    one, other = full(0, chunked=chunked), full(1, chunked=chunked)
+    both, twice = joined([one, other], inputs), joined([one, one], inputs)
+    of_one = {"version"} | ({"sampled_log_probs"} if chunked else {"chunks"})
+    for name in {field.name for field in fields(Rollout)} - of_one:
+        assert shown(getattr(both, name)) != shown(getattr(twice, name)), name
+        assert shown(getattr(both, name)) != shown(getattr(one, name)), name
+    assert both.version == one.version
+    assert both.failures == ((0, 0, Failure("slow")), (2, 1, Failure("slow")))
+    assert [segment.stream for segment in both.segments] == [0, 3, 3]
+    assert (both.steps, both.measured, both.metrics["mean"]) == (3, 5, pytest.approx(2 / 3))

@@ -1,6 +1,6 @@
 """Drawing prompts, judging answers, filtering: with an engine of given responses."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from guerdon.settings.data import FilesDataSettings
 from guerdon.settings.text_policy import TinyModelSettings
 from guerdon.tasks.prompts import Prompt
 from guerdon.tasks.verifier import verifier_from
-from guerdon.types import Failure
+from guerdon.types import Failure, Rollout
 from scripted import LETTERS, SHAPE, Scripted
 
 TOKENIZER = build_tokenizer(TinyModelSettings(**SHAPE, alphabet=LETTERS))
@@ -139,6 +139,25 @@ def test_joined_and_taken_responses_stay_themselves():
     assert len(nothing.inputs) == 0
     assert [row for row, _, _ in nothing.failures] == [-1] * 3
     assert join([nothing, other]).inputs.texts == other.inputs.texts
+
+
+def test_what_is_taken_of_a_rollout_is_taken_of_every_field():
+    data = settings(filter_accuracy=False, filter_truncated=False)
+    drawn = sampler(data, lambda p, s, d: ["1", "", "ab", "00"][s]).draw()
+    shape, rng = drawn.mask.shape, np.random.default_rng(0)
+    columns = ("log_probs", "truncated", "success", "success_known", "rewards", "failed", "sampled_log_probs")
+    whole = replace(drawn, greedy=drawn, **{name: rng.random(shape) for name in columns})
+    whole = replace(whole, values={"verifier": rng.random(shape)}, next_values={"verifier": rng.random(shape)})
+    first, last = take(whole, np.array([1])), take(whole, np.array([6]))
+    of_the_rollout = {"steps", "measured", "metrics", "averaged_over", "fresh", "version", "seconds"}
+    of_robots = {"segments", "filmed", "actions", "chunks"}
+    for field in {field.name for field in fields(Rollout)} - of_the_rollout - of_robots:
+        one, other = getattr(first, field), getattr(last, field)
+        arrays = [(one[name], other[name]) for name in one] if isinstance(one, dict) else [(one, other)]
+        assert all(not np.array_equal(a, b) for a, b in arrays), field
+    for field in of_the_rollout:
+        assert getattr(first, field) == getattr(drawn, field)
+    assert first.greedy.inputs.texts == drawn.inputs.texts[:4]
 
 
 def test_a_resumed_sampler_goes_on_where_it_stood():

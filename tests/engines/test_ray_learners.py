@@ -11,7 +11,7 @@ from ray_studies import on_ray, recorded, words
 
 from guerdon import distributed
 from guerdon.errors import ClusterError, ConfigError, DataError
-from guerdon.rl.learner import Learner
+from guerdon.rl.learner import OnPolicyLearner
 from guerdon.rl.run import run, run_folder
 from learners import assert_alike
 
@@ -56,7 +56,7 @@ def test_learners_on_a_cluster_learn_what_one_learns(tmp_path):
 
 def disturbed(monkeypatch, what, *updates):
     """Before these updates of a run, counted from 1 over all attempts, do `what` in all learners."""
-    learn, done = Learner.update, []
+    learn, done = OnPolicyLearner.update, []
 
     def update(self, *args, **options):
         if distributed.peers() == 1:  # not the part that all carry out
@@ -65,7 +65,7 @@ def disturbed(monkeypatch, what, *updates):
                 distributed.everywhere(what)
         return learn(self, *args, **options)
 
-    monkeypatch.setattr(Learner, "update", update)
+    monkeypatch.setattr(OnPolicyLearner, "update", update)
 
 
 def test_a_run_whose_learners_are_killed_goes_on_by_itself(tmp_path, monkeypatch, capfd):

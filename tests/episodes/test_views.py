@@ -58,3 +58,13 @@ def test_rows_are_cut_from_all_cameras_alike():
         Episode(id="0", task="", frames=whole.frames, views={"wrist": whole.views["wrist"][1:]})
     with pytest.raises(ValueError, match=r"wrist must be uint8"):
         Episode(id="0", task="", frames=whole.frames, views={"wrist": whole.views["wrist"].astype(float)})
+
+
+def test_roles_belong_to_their_texts():
+    told = Episode(id="0", task="add", texts=("3+5", "8", "so 8"), roles=("assistant", "tool", "assistant"), group="a")
+    assert told.take([2, 1]).roles == ("assistant", "tool")
+    assert (told[1:].roles, told[1:].group, len(told)) == (("tool", "assistant"), "a", 3)
+    with pytest.raises(ValueError, match="different lengths"):
+        Episode(id="0", task="add", texts=("3+5", "8"), roles=("assistant",))
+    with pytest.raises(ValueError, match="no column"):
+        Episode(id="0", task="add", roles=("assistant",))

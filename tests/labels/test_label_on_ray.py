@@ -17,6 +17,10 @@ ray = pytest.importorskip("ray", reason="needs guerdon[ray]")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
+def workers_of(study):
+    return LabelWorkers(study.cluster, study.generation, study.runner)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -52,7 +56,7 @@ def test_any_number_of_workers_gives_the_labels_of_one_process(policy, tmp_path,
     one = label(small_groups(policy, tmp_path / "one", **how))
     for count in (1, 2):
         study = on_ray(small_groups(policy, tmp_path / str(count), **how), count)
-        with closing(LabelWorkers(study)) as workers:
+        with closing(workers_of(study)) as workers:
             found = label(study, sample_with=workers.sample_with)
         assert written(found.folder) == written(one.folder)
         assert found.card["sampled"] == one.card["sampled"]
@@ -62,7 +66,7 @@ def test_any_number_of_workers_gives_the_labels_of_one_process(policy, tmp_path,
 def test_what_a_killed_worker_sampled_is_sampled_again(policy, tmp_path):
     one = label(small_groups(policy, tmp_path / "one", **MONTE_CARLO))
     study, killed = on_ray(small_groups(policy, tmp_path / "ray", **MONTE_CARLO)), []
-    with closing(LabelWorkers(study)) as workers:
+    with closing(workers_of(study)) as workers:
 
         def sample_with(settings, fingerprint):
             sample = workers.sample_with(settings, fingerprint)
@@ -85,7 +89,7 @@ def test_what_a_killed_worker_sampled_is_sampled_again(policy, tmp_path):
 def test_what_was_sampled_elsewhere_is_not_sampled_again(policy, tmp_path):
     study = small_groups(policy, tmp_path / "both", **MONTE_CARLO)
     one = written(label(study).folder)
-    with closing(LabelWorkers(on_ray(study))) as workers:
+    with closing(workers_of(on_ray(study))) as workers:
         found = label(on_ray(study), sample_with=workers.sample_with)
         assert "_actors" not in vars(workers), "nothing was left to sample"
     assert written(found.folder) == one
@@ -94,5 +98,5 @@ def test_what_was_sampled_elsewhere_is_not_sampled_again(policy, tmp_path):
 def test_other_weights_on_a_node_are_refused(policy, tmp_path):
     study = on_ray(small_groups(policy, tmp_path / "one", **MONTE_CARLO))
     assert weights_hash(load_policy(study.text_policy, seed=0)) != "0" * 32
-    with closing(LabelWorkers(study)) as workers, pytest.raises(ConfigError, match="other weights"):
+    with closing(workers_of(study)) as workers, pytest.raises(ConfigError, match="other weights"):
         label(study, sample_with=lambda settings, _: workers.sample_with(settings, "0" * 32))

@@ -5,12 +5,12 @@ import signal
 import sys
 
 from guerdon.cli import main
-from guerdon.rl.learner import Learner
+from guerdon.rl.learner import OnPolicyLearner
 
 if __name__ == "__main__":
     rank, update = sys.argv.pop(1), int(sys.argv.pop(1))
     if os.environ["RANK"] == rank:
-        learn, updates = Learner.update, []
+        learn, updates = OnPolicyLearner.update, []
 
         def dies(self, *args, **options):
             updates.append(None)
@@ -18,5 +18,5 @@ if __name__ == "__main__":
                 os.kill(os.getpid(), signal.SIGKILL)
             return learn(self, *args, **options)
 
-        Learner.update = dies
+        OnPolicyLearner.update = dies
     main()

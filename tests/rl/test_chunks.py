@@ -20,7 +20,7 @@ from guerdon.rewards.source import SourceTerms
 from guerdon.rl.advantages import groups_within
 from guerdon.rl.build_control import check_bounds, check_decisions
 from guerdon.rl.chunks import decision_mask, decision_rows
-from guerdon.rl.learner import Learner, source_advantages
+from guerdon.rl.learner import OnPolicyLearner, source_advantages
 from guerdon.rl.losses import sum_parts
 from guerdon.rl.update import make_batch, update_policy
 from guerdon.settings.algorithm import ControlAlgorithmSettings
@@ -236,7 +236,7 @@ def with_inputs(rollout, policy, seed=0):
 
 
 def learner_of(policy, algorithm, heads=HEADS):
-    return Learner(policy, FlatAdam(policy, 1e-2), algorithm, seed=0, heads=heads)
+    return OnPolicyLearner(policy, FlatAdam(policy, 1e-2), algorithm, seed=0, heads=heads)
 
 
 def test_chunks_of_one_action_learn_exactly_what_steps_do():
@@ -532,7 +532,7 @@ GRPO = {"adv_estimator": "grpo"}
             "filter_rewards would do nothing with adv_estimator gae",
         ),
         ({**GRPO, "filter_rewards": True}, "needs rewards_lower_bound"),
-        ({**GRPO, "rewards_upper_bound": 1.0}, "rewards_upper_bound would do nothing without filter_rewards"),
+        ({**GRPO, "rewards_upper_bound": 1.0}, "rewards_upper_bound would do nothing with filter_rewards: false"),
         ({**GRPO, "filter_rewards": True, "rewards_lower_bound": 2, "rewards_upper_bound": 1}, "is above"),
         ({**GRPO, "value_init_steps": 2}, "value_init_steps would do nothing with adv_estimator grpo"),
         ({"minibatch_size": 10, "micro_batch_size": 3}, "multiple of micro_batch_size"),

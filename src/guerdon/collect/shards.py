@@ -19,7 +19,7 @@ from torch import Tensor
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import CheckpointError
 from guerdon.policies.robot import ControlInputs
-from guerdon.types import Chunks, Episode, Failure, Metrics, Rollout, Segment
+from guerdon.types import Chunks, Episode, FloatArray, Metrics, Rollout, Segment
 
 State = tuple[dict[str, Tensor], dict[str, Any]]
 """Tensors and JSON-able values of a collector."""
@@ -51,37 +51,36 @@ class ShardedCollector:
         writer: EpisodeWriter | None = None,
     ) -> None:
         self.collectors, self._join, self._share, self._writer = tuple(collectors), join, share, writer
+        self._count = len(collectors)
 
     def policy_shape(self) -> Any:
         """What a policy of the environment must fit."""
-        return self.collectors[0].policy_shape()
+        return self._run("policy_shape", [0])[0]
 
     def evaluate(self, policy: Any, *, episodes: int, step: int = 0) -> dict[str, float]:
         """True success, by the first shard: see `Collector.evaluate`."""
-        found: dict[str, float] = self.collectors[0].evaluate(policy, episodes=episodes, step=step)
-        self._write()
+        found: dict[str, float] = self._run("evaluate", [0], policy, episodes=episodes, step=step)[0]
         return found
 
     def film(self, policy: Any, **given: Any) -> Any:
         """What the collector of the first shard films."""
-        return self.collectors[0].film(policy, **given)
+        return self._run("film", [0], policy, **given)[0]
 
     def collect(self, policy: Any, *, version: int = 0, warm_up: bool = False) -> Rollout[Any]:
         """The next rollout: see `Collector.collect`."""
-        shared = {} if self._share is None else self._share([one.state() for one in self.collectors])
-        parts = [one.collect(policy, version=version, warm_up=warm_up, **shared) for one in self.collectors]
-        self._write()
-        return self._join(parts)
+        shared = {} if self._share is None or self._count == 1 else self._share(self._states())
+        found = self._run("collect", range(self._count), policy, version=version, warm_up=warm_up, **shared)
+        return self._join([found[shard] for shard in range(self._count)])
 
     def state(self) -> State:
         """The states of all shards."""
         if self._writer is not None:
             self._writer.flush()
-        return packed([one.state() for one in self.collectors])
+        return packed(self._states())
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Return to a stored state."""
-        for one, state in zip(self.collectors, unpacked(tensors, values, len(self.collectors)), strict=True):
+        for one, state in zip(self.collectors, unpacked(tensors, values, self._count), strict=True):
             one.restore(*state)
 
     def close(self) -> None:
@@ -91,9 +90,16 @@ class ShardedCollector:
         if self._writer is not None:
             self._writer.close()
 
-    def _write(self) -> None:
+    def _states(self) -> list[State]:
+        return [one.state() for one in self.collectors]
+
+    def _run(self, name: str, shards: Sequence[int], policy: Any = None, **given: Any) -> dict[int, Any]:
+        """What a method of the collectors of these shards returns, by shard; the episodes they recorded are written."""
+        acting = () if policy is None else (policy,)
+        found = {shard: getattr(self.collectors[shard], name)(*acting, **given) for shard in shards}
         if self._writer is not None:
             write_recorded(self._writer, [one.recorded() for one in self.collectors])
+        return found
 
 
 def write_recorded(writer: EpisodeWriter, recorded: Iterable[Sequence[Episode]]) -> None:
@@ -136,27 +142,62 @@ def share_results(states: Sequence[State]) -> dict[str, Any]:
 
 # Joining.
 
+STEPS = ("mask", "terminated", "truncated", "success", "success_known", "rewards", "failed")
+"""Fields of a rollout that are (B, T), whatever its decisions are."""
 
-def join_facts(parts: Sequence[Rollout[Any]]) -> dict[str, Any]:
-    """The fields of a joined rollout that are the same for text and robots: counts, metrics, failures, groups."""
+
+def joined(parts: Sequence[Rollout[Any]], inputs: Callable[[Sequence[Rollout[Any]]], Any]) -> Rollout[Any]:
+    """Several rollouts of one policy as one, in order; shorter ones are padded with masked steps.
+
+    Args:
+        parts: whose groups differ.
+        inputs: of the policy, joined.
+    """
+    first, steps = parts[0], max(part.mask.shape[1] for part in parts)
     starts = np.cumsum([0, *(len(part.mask) for part in parts)]).tolist()
-    failures: list[tuple[int, int, Failure]] = []
-    for start, part in zip(starts, parts, strict=False):
-        failures += [(row if row < 0 else start + row, step, why) for row, step, why in part.failures]
+    whole = first.chunks is not None  # whether rows are decisions, which have no padding
+
+    def rows(arrays: Iterable[np.ndarray | None], *, whole: bool = False) -> Any:
+        there = [array for array in arrays if array is not None]
+        return np.concatenate(there if whole else [_padded(a, steps) for a in there]) if there else None
+
+    def of_sources(name: str) -> dict[str, FloatArray]:
+        found = [getattr(part, name) for part in parts]
+        return {source: rows([one[source] for one in found], whole=whole) for source in found[0]}
+
+    def placed(found: Iterable[Sequence[Segment]]) -> tuple[Segment, ...]:
+        """Segments with their streams in the joined rollout."""
+        own = zip(starts, found, strict=False)
+        return tuple(replace(one, stream=start + one.stream) for start, ones in own for one in ones)
+
+    greedy = [part.greedy for part in parts if part.greedy is not None]
     names = dict.fromkeys(name for part in parts for name in part.seconds)
-    groups: list[Any] = [part.group_ids for part in parts]
-    return {
-        "failures": tuple(failures),
-        "group_ids": None if any(ids is None for ids in groups) else np.concatenate(groups),
-        "steps": sum(part.steps for part in parts),
-        "measured": sum(part.measured for part in parts),
-        "metrics": _metrics(parts),
-        "averaged_over": {
-            name: sum(part.averaged_over.get(name, 0.0) for part in parts) for name in parts[0].averaged_over
-        },
-        "fresh": all(part.fresh for part in parts),
-        "seconds": {name: sum(part.seconds.get(name, 0.0) for part in parts) for name in names},
-    }  # fmt: skip
+    return Rollout(
+        inputs=inputs(parts),
+        log_probs=rows((part.log_probs for part in parts), whole=whole),
+        **{name: rows(getattr(part, name) for part in parts) for name in STEPS},
+        failures=tuple(
+            (row if row < 0 else start + row, step, why)
+            for start, part in zip(starts, parts, strict=False)
+            for row, step, why in part.failures
+        ),
+        group_ids=rows((part.group_ids for part in parts), whole=True),
+        segments=placed(part.segments for part in parts),
+        steps=sum(part.steps for part in parts),
+        measured=sum(part.measured for part in parts),
+        metrics=_metrics(parts),
+        averaged_over={name: sum(part.averaged_over.get(name, 0.0) for part in parts) for name in first.averaged_over},
+        values=of_sources("values"),
+        next_values=of_sources("next_values"),
+        greedy=joined(greedy, inputs) if greedy else None,
+        sampled_log_probs=rows(part.sampled_log_probs for part in parts),
+        fresh=all(part.fresh for part in parts),
+        version=first.version,
+        seconds={name: sum(part.seconds.get(name, 0.0) for part in parts) for name in names},
+        filmed=None if first.filmed is None else placed(part.filmed or () for part in parts),
+        actions=rows(part.actions for part in parts),
+        chunks=_chunks(parts, steps) if whole else None,
+    )
 
 
 def with_own_groups(parts: Sequence[Rollout[Any]]) -> list[Rollout[Any]]:
@@ -172,51 +213,31 @@ def with_own_groups(parts: Sequence[Rollout[Any]]) -> list[Rollout[Any]]:
 
 
 def join_control(parts: Sequence[Rollout[ControlInputs]]) -> Rollout[ControlInputs]:
-    """The rollouts of one policy in several shards of copies as one; shorter ones are padded with masked steps."""
-    if len(parts) == 1:
-        return parts[0]
-    parts = with_own_groups(parts)
-    steps = max(part.mask.shape[1] for part in parts)
-    columns = ("mask", "terminated", "truncated", "success", "success_known", "rewards", "failed")
-    whole = parts[0].chunks is not None  # whether rows are decisions, which have no padding
+    """The rollouts of one policy in several shards of copies as one."""
+    return parts[0] if len(parts) == 1 else joined(with_own_groups(parts), _control_inputs)
 
-    def rows(found: Sequence[np.ndarray]) -> np.ndarray:
-        return np.concatenate(found if whole else [_padded(a, steps) for a in found])
 
-    def of_steps(part: Rollout[ControlInputs], array: np.ndarray) -> np.ndarray:
-        """(B * T, ...) inputs as (B, T, ...), so that they can be padded; decisions as they are."""
-        return array if whole else array.reshape(*part.mask.shape, *array.shape[1:])
+def _control_inputs(parts: Sequence[Rollout[ControlInputs]]) -> ControlInputs:
+    """The inputs of all parts: (B * T, ...) rows are padded as (B, T, ...), decisions have no padding."""
+    steps, pairs = max(part.mask.shape[1] for part in parts), [vars(part.inputs) for part in parts]
 
     def flat(name: str) -> np.ndarray:
-        found = rows([of_steps(part, getattr(part.inputs, name)) for part in parts])
-        return found if whole else found.reshape(-1, *found.shape[2:])
+        if parts[0].chunks is not None:
+            return np.concatenate([one[name] for one in pairs])
+        grids = [
+            one[name].reshape(*part.mask.shape, *one[name].shape[1:]) for one, part in zip(pairs, parts, strict=True)
+        ]
+        found = np.concatenate([_padded(grid, steps) for grid in grids])
+        return found.reshape(-1, *found.shape[2:])
 
-    flags: dict[str, Any] = {
-        name: np.concatenate([_padded(getattr(part, name), steps) for part in parts]) for name in columns
-    }
-    actions = [part.actions for part in parts if part.actions is not None]
-    return replace(
-        parts[0],
-        inputs=ControlInputs(flat("observations"), flat("actions")),
-        log_probs=rows([part.log_probs for part in parts]),
-        **flags,
-        values={name: rows([part.values[name] for part in parts]) for name in parts[0].values},
-        next_values={name: rows([part.next_values[name] for part in parts]) for name in parts[0].next_values},
-        segments=_segments(parts, [part.segments for part in parts]),
-        filmed=None if parts[0].filmed is None else _segments(parts, [part.filmed or () for part in parts]),
-        actions=np.concatenate([_padded(a, steps) for a in actions]) if actions else None,
-        chunks=_chunks(parts, steps) if whole else None,
-        **join_facts(parts),
-    )
+    return ControlInputs(flat("observations"), flat("actions"))
 
 
 def _padded(array: np.ndarray, steps: int, value: Any = 0) -> np.ndarray:
     """(B, steps, ...) of (B, T, ...), filled up at the end."""
     if array.shape[1] == steps:
         return array
-    found = np.zeros((len(array), steps, *array.shape[2:]), dtype=array.dtype)
-    if value:
-        found[:] = value
+    found = np.full((len(array), steps, *array.shape[2:]), value, dtype=array.dtype)
     found[:, : array.shape[1]] = array
     return found
 
@@ -230,14 +251,6 @@ def _chunks(parts: Sequence[Rollout[ControlInputs]], steps: int) -> Chunks:
         slots.append(_padded(own.slot, steps, -1))
         first += len(part.inputs)
     return Chunks(np.concatenate(decisions), np.concatenate(slots), known[0].size, known[0].tokens)
-
-
-def _segments(parts: Sequence[Rollout[Any]], found: Iterable[Sequence[Segment]]) -> tuple[Segment, ...]:
-    """The segments of all parts, with their streams in the joined rollout."""
-    starts = np.cumsum([0, *(len(part.mask) for part in parts)]).tolist()
-    return tuple(
-        replace(one, stream=start + one.stream) for start, own in zip(starts, found, strict=False) for one in own
-    )
 
 
 def _metrics(parts: Sequence[Rollout[Any]]) -> Metrics:

@@ -11,7 +11,7 @@ baseline. The collector is built from plain configuration and can run in another
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from guerdon.collect.shards import join_facts, with_own_groups
+from guerdon.collect.shards import STEPS, joined, with_own_groups
 from guerdon.collect.timing import timed
 from guerdon.episodes.chats import ChatError
 from guerdon.errors import DataError
@@ -47,11 +47,10 @@ from guerdon.tasks.prompt_files import load_prompts
 from guerdon.tasks.prompts import Prompt, PromptStream, insert_system_prompt
 from guerdon.tasks.reasoning import family_of, is_generated
 from guerdon.tasks.verifier import Verifier, outcome, verifier_from
-from guerdon.types import BoolArray, Failure, IntArray, Message, Metrics, Rollout, last_valid
+from guerdon.types import BoolArray, Failure, FloatArray, IntArray, Message, Metrics, Rollout, last_valid
 
 MOST_DRAWS = 50  # of prompts for one rollout, before the filter is declared too narrow
 DEFAULT_SEPARATOR = "\n"
-COLUMNS = ("log_probs", "terminated", "truncated", "success", "success_known", "rewards", "failed")
 
 Weights = Mapping[str, Tensor | np.ndarray]
 
@@ -153,47 +152,43 @@ TextRollout = Rollout[Responses]
 
 
 def take(rollout: TextRollout, rows: IntArray) -> TextRollout:
-    """These responses, in order; failures of the others stay, without a row."""
+    """These responses, in order; failures of the others stay, without a row, and so do counts and metrics."""
     inputs = rollout.inputs.take(rows)
     width = inputs.batch.mask_B_T.shape[1]
     place = {int(old): new for new, old in enumerate(rows)}
-    columns: dict[str, Any] = {name: getattr(rollout, name)[rows, :width] for name in COLUMNS}
+
+    def taken(array: Any) -> Any:
+        return None if array is None else array[rows, :width]
+
+    def of_sources(arrays: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
+        return {name: taken(array) for name, array in arrays.items()}
+
+    greedy, groups = rollout.greedy, rollout.groups_B[rows]
+    columns = ("log_probs", "sampled_log_probs", *STEPS)
     return replace(
         rollout,
         inputs=inputs,
-        mask=inputs.batch.mask_B_T,
-        group_ids=rollout.groups_B[rows],
+        group_ids=groups,
         failures=tuple((place.get(row, -1), step, why) for row, step, why in rollout.failures),
-        **columns,
+        values=of_sources(rollout.values),
+        next_values=of_sources(rollout.next_values),
+        greedy=None if greedy is None else take(greedy, np.flatnonzero(np.isin(greedy.groups_B, groups))),
+        **{name: taken(getattr(rollout, name)) for name in columns},
     )
 
 
 def join(parts: Sequence[TextRollout]) -> TextRollout:
     """Several rollouts of one policy as one, in order; groups must already differ."""
+    return joined(parts, _responses)
+
+
+def _responses(parts: Sequence[TextRollout]) -> Responses:
     inputs = [part.inputs for part in parts]
-    batch = concatenate([i.batch for i in inputs], pad_id=pad_id(inputs[0].tokenizer))
-    width = batch.mask_B_T.shape[1]
-
-    def padded(arrays: Iterable[np.ndarray]) -> np.ndarray:
-        return np.concatenate([np.pad(a, ((0, 0), (0, width - a.shape[1]))) for a in arrays])
-
-    columns: dict[str, Any] = {name: padded(getattr(part, name) for part in parts) for name in COLUMNS}
-    sampled = [part.sampled_log_probs for part in parts if part.sampled_log_probs is not None]
-    greedy = [part.greedy for part in parts if part.greedy is not None]
-    return replace(
-        parts[0],
-        inputs=Responses(
-            batch,
-            tuple(p for i in inputs for p in i.prompts),
-            tuple(t for i in inputs for t in i.texts),
-            inputs[0].tokenizer,
-        ),
-        mask=batch.mask_B_T,
-        values={name: padded(part.values[name] for part in parts) for name in parts[0].values},
-        sampled_log_probs=padded(sampled) if sampled else None,
-        greedy=join(greedy) if greedy else None,
-        **join_facts(parts),
-        **columns,
+    return Responses(
+        concatenate([i.batch for i in inputs], pad_id=pad_id(inputs[0].tokenizer)),
+        tuple(p for i in inputs for p in i.prompts),
+        tuple(t for i in inputs for t in i.texts),
+        inputs[0].tokenizer,
     )
 
 

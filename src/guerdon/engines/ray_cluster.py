@@ -3,7 +3,7 @@
 class Scorer(ClusterWorker):
 def work(self, item): ...
 
-actors = Actors(Scorer, (), ActorSettings("scorer", "cluster.scorers", 4), cluster, threads=1)
+actors = Actors(Scorer, (), "reward_worker", cluster, threads=1)  # as many as cluster.reward_workers says
 for place, result in actors.results(items, lambda handle, item: handle.work.remote(item)):
 ...
 actors.close()
@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -107,25 +107,14 @@ class ClusterWorker:
         """Release what it holds."""
 
 
-@dataclass(frozen=True)
-class ActorSettings:
-    """What alike actors reserve.
+PACKED = ("collector", "reward_worker")
+"""Kinds of actors that have a place in the placement group of `strategy: pack`."""
 
-    Attributes:
-        name: what messages call one of them.
-        key: of their number in the configuration.
-        count: how many.
-        cpus, gpus, resources: that each reserves.
-        packed: whether they have a place in the placement group of `strategy: pack`.
-    """
 
-    name: str
-    key: str
-    count: int
-    cpus: float = 1.0
-    gpus: float = 0.0
-    resources: Mapping[str, float] = field(default_factory=dict)
-    packed: bool = False
+def reserved(cluster: ClusterSettings, kind: str) -> dict[str, float]:
+    """What each actor of a kind (`collector`, `reward_worker`, `learner`, `label_worker`) reserves, by name."""
+    own = {"CPU": getattr(cluster, f"{kind}_cpus"), "GPU": getattr(cluster, f"{kind}_gpus")}
+    return {**own, **getattr(cluster, f"{kind}_resources", {})}
 
 
 @dataclass(eq=False)
@@ -168,11 +157,12 @@ class Actors:
     They are connected to the cluster, which starts with them where there is none, until `close`.
 
     Args:
-        kind: class of the actors.
+        worker: class of the actors.
         build: its arguments, which are sent to the cluster once.
-        wanted: how many, and what each reserves.
+        kind: `collector` and so on, whose number and needs the `cluster` section says.
         cluster: the `cluster` section.
         threads: `runner.threads`.
+        here: how many of the kind are not actors, but this process.
 
     Attributes:
         ray: the package, connected.
@@ -186,22 +176,25 @@ class Actors:
 
     def __init__(
         self,
-        kind: type[ClusterWorker],
+        worker: type[ClusterWorker],
         build: Sequence[Any],
-        wanted: ActorSettings,
+        kind: str,
         cluster: ClusterSettings,
         threads: int,
+        *,
+        here: int = 0,
     ) -> None:
         self.ray, self._owned = connected(cluster.address)
-        self._kind, self._wanted, self._cluster = kind, wanted, cluster
+        self._worker, self._kind, self._cluster = worker, kind, cluster
+        self._name = f"{'further ' if here else ''}{kind.replace('_', ' ')}"
         self._build = [self.ray.put(one) for one in build]
         self._process = (str(Path.cwd()), list(sys.path), threads)
         self._losses = losses()
         self.replaced = 0
         self._actors: list[PlacedActor] = []
-        self._group = self._join_group() if wanted.packed and cluster.strategy == "pack" else None
+        self._group = self._join_group() if kind in PACKED and cluster.strategy == "pack" else None
         try:
-            for place in range(wanted.count):
+            for place in range(getattr(cluster, f"{kind}s") - here):
                 self._actors.append(self._start(place))
             self._wait_for_all()
         except GuerdonError:
@@ -225,12 +218,12 @@ class Actors:
         running = [actor for actor in self._actors if actor.running]
         if not running:
             raise ClusterError(
-                f"every {self._wanted.name} is lost, and the cluster had no room for another one within "
+                f"every {self._name} is lost, and the cluster had no room for another one within "
                 f"{self._cluster.start_timeout:g} s (cluster.start_timeout). Add nodes, then continue the work "
                 "(run, train: --resume; label: the same command)"
             )
         if len(running) > before:
-            log_line(f"{len(running)} of {len(self._actors)} {self._wanted.name}s are at work")
+            log_line(f"{len(running)} of {len(self._actors)} {self._name}s are at work")
         return running
 
     def look_for_ready(self, timeout: float) -> None:
@@ -259,7 +252,7 @@ class Actors:
         place = self._actors.index(actor)
         self._actors[place] = self._start(place)
         self.replaced += 1
-        left, name = sum(one.running for one in self._actors), self._wanted.name
+        left, name = sum(one.running for one in self._actors), self._name
         log_line(
             f"a {name} was lost ({type(error).__name__}): its part is done again, {left} of {len(self._actors)} "
             f"{name}s are at work, a replacement is starting"
@@ -372,16 +365,16 @@ class Actors:
 
     def _start(self, place: int) -> PlacedActor:
         """Ask the cluster for an actor with this number."""
-        wanted = self._wanted
+        needs = reserved(self._cluster, self._kind)
         strategy: Any = "SPREAD" if self._cluster.strategy == "spread" else "DEFAULT"
         if self._group is not None:
             from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
             strategy = PlacementGroupSchedulingStrategy(self._group.group, placement_group_bundle_index=place)
-        remote = self.ray.remote(self._kind).options(
-            num_cpus=wanted.cpus,
-            num_gpus=wanted.gpus,
-            resources=dict(wanted.resources),
+        remote = self.ray.remote(self._worker).options(
+            num_cpus=needs.pop("CPU"),
+            num_gpus=needs.pop("GPU"),
+            resources=needs,
             scheduling_strategy=strategy,
             max_restarts=0,  # a new actor, which may have another place, takes its part
         )
@@ -390,13 +383,14 @@ class Actors:
 
     def _wait_for_all(self) -> None:
         """Refuse to begin with fewer actors than were asked for."""
-        wanted, refs = self._wanted, [actor.ready for actor in self._actors]
+        refs = [actor.ready for actor in self._actors]
         ready = self.ray.wait(refs, num_returns=len(refs), timeout=self._cluster.start_timeout)[0]
         if len(ready) < len(refs):
             has = self.ray.cluster_resources()
-            needs = {"CPU": wanted.cpus, "GPU": wanted.gpus, **wanted.resources}
+            needs = reserved(self._cluster, self._kind)
             raise ConfigError(
-                f"the cluster has room for {len(ready)} of {len(refs)} {wanted.name}s ({wanted.key}), which need "
+                f"the cluster has room for {len(ready)} of {len(refs)} {self._name}s (cluster.{self._kind}s), which "
+                + "need "
                 + " and ".join(f"{n:g} {name} each (it has {has.get(name, 0):g})" for name, n in needs.items() if n)
                 + ": ask for fewer or smaller ones, or add nodes"
             )
@@ -405,25 +399,16 @@ class Actors:
         except self.ray.exceptions.RayTaskError as error:
             raise_cause(error)
         except self._losses as error:
-            raise ClusterError(f"the {wanted.name}s cannot be started on the cluster: {error}") from error
+            raise ClusterError(f"the {self._name}s cannot be started on the cluster: {error}") from error
         for actor in self._actors:
             actor.running = True
 
 
 def _bundles(cluster: ClusterSettings) -> list[dict[str, float]]:
     """What the n-th collector and the n-th reward worker reserve together."""
-    kinds = (
-        (cluster.collectors, cluster.collector_cpus, cluster.collector_gpus, cluster.collector_resources),
-        (
-            cluster.reward_workers,
-            cluster.reward_worker_cpus,
-            cluster.reward_worker_gpus,
-            cluster.reward_worker_resources,
-        ),
-    )
     bundles: list[dict[str, float]] = [{} for _ in range(max(cluster.collectors, cluster.reward_workers))]
-    for count, cpus, gpus, resources in kinds:
-        for bundle in bundles[:count]:
-            for key, amount in {"CPU": cpus, "GPU": gpus, **resources}.items():
+    for kind in PACKED:
+        for bundle in bundles[: getattr(cluster, f"{kind}s")]:
+            for key, amount in reserved(cluster, kind).items():
                 bundle[key] = bundle.get(key, 0.0) + amount
     return [{key: amount for key, amount in one.items() if amount} for one in bundles]

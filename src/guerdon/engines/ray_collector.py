@@ -5,7 +5,7 @@ that another actor can go on from there with the same episodes: a run whose coll
 undisturbed one. Where the cluster has no room for a replacement, the others take the shards over until there is.
 
     shards = [dict(env=..., seed=0), ...]
-    collector = RayCollector(study.cluster, ControlCollector, shards, join_control, threads=1, device=device)
+    collector = RayCollector(study.cluster, ControlCollector, shards, join_control, threads=1)
     rollout = collector.collect(policy)  # or the policy's tensors
 """
 
@@ -20,9 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from guerdon.collect.shards import Join, Share, State, packed, unpacked, write_recorded
-from guerdon.engines.ray_cluster import LOST, Actors, ActorSettings, ClusterWorker, PlacedActor
-from guerdon.engines.weight_transfer import Broadcast, WeightReceiver, WeightSender, gpu_of, own_device
+from guerdon.collect.shards import Join, ShardedCollector, Share, State, unpacked, write_recorded
+from guerdon.engines.ray_cluster import LOST, Actors, ClusterWorker, PlacedActor
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.settings.cluster import ClusterSettings
 from guerdon.types import Episode, Rollout
@@ -42,15 +41,6 @@ class ShardWorker(ClusterWorker):
     def __init__(self, make: Make, shards: Sequence[Mapping[str, Any]]) -> None:
         self._make, self._shards = make, shards
         self._collectors: dict[int, Any] = {}
-        self._receiver = WeightReceiver()
-
-    def gpu(self) -> str | None:
-        """The GPU of this process; None: it has none."""
-        return gpu_of(own_device())
-
-    def receive(self, broadcast: Broadcast, rank: int) -> str:
-        """Take part in a broadcast of weights; why this failed, and nothing where it succeeded."""
-        return self._receiver.receive(broadcast, rank)
 
     def run(
         self, shard: int, anew: bool, state: State | None, name: str, weights: Any, given: Mapping[str, Any]
@@ -62,7 +52,7 @@ class ShardWorker(ClusterWorker):
             anew: make the collector again and let it go on from `state`; False: it is where the run is.
             state: of the shard; None: it has not begun.
             name: of the method.
-            weights: its first argument, or the number of the broadcast that brought it; None: it has none.
+            weights: its first argument; None: it has none.
             given: its other arguments.
         """
         if anew and shard in self._collectors:
@@ -72,7 +62,7 @@ class ShardWorker(ClusterWorker):
             if state is not None:
                 self._collectors[shard].restore(*state)
         collector = self._collectors[shard]
-        found = getattr(collector, name)(*(() if weights is None else (self._receiver.weights(weights),)), **given)
+        found = getattr(collector, name)(*(() if weights is None else (weights,)), **given)
         return found, collector.state(), getattr(collector, "recorded", list)()
 
     def close(self) -> None:
@@ -81,7 +71,7 @@ class ShardWorker(ClusterWorker):
             self._collectors.popitem()[1].close()
 
 
-class RayCollector:
+class RayCollector(ShardedCollector):
     """The shards of a rollout, collected by actors.
 
     Args:
@@ -92,7 +82,6 @@ class RayCollector:
         share: what shards learn from each other before a rollout; None: nothing.
         writer: of the episodes that they record; None: they record none.
         threads: `runner.threads`.
-        device: of the policy that learns.
 
     Raises:
         ConfigError: the cluster cannot be reached, or has no room.
@@ -109,85 +98,48 @@ class RayCollector:
         writer: EpisodeWriter | None = None,
         *,
         threads: int,
-        device: torch.device,
     ) -> None:
-        self._join, self._share, self._writer, self._count = join, share, writer, len(shards)
-        self._states: list[State | None] = [None] * self._count  # after the last rollout; None: it has not begun
-        wanted = ActorSettings(
-            "collector", "cluster.collectors", cluster.collectors, cluster.collector_cpus, cluster.collector_gpus,
-            cluster.collector_resources, packed=True,
-        )  # fmt: skip
-        self._actors = Actors(ShardWorker, (make, list(shards)), wanted, cluster, threads)
-        self._sender = WeightSender(self._actors.ray, cluster, device)
+        super().__init__((), join, share, writer)
+        self._count = len(shards)
+        self._known: list[State | None] = [None] * self._count  # after the last rollout; None: it has not begun
+        self._actors = Actors(ShardWorker, (make, list(shards)), "collector", cluster, threads)
 
     @property
     def replaced(self) -> int:
         """Collectors that were lost and replaced up to now."""
         return self._actors.replaced
 
-    @property
-    def groups(self) -> int:
-        """Groups of `cluster.weight_transfer: collective` that were formed up to now."""
-        return self._sender.groups
-
-    def policy_shape(self) -> Any:
-        """What a policy of the environment must fit."""
-        return self._run("policy_shape", [0])[0]
-
     def collect(self, policy: Any, *, version: int = 0, warm_up: bool = False) -> Rollout[Any]:
         """The next rollout: see `Collector.collect`. Its `seconds` are those that it took as a whole."""
         start = time.perf_counter()
-        given = {"version": version, "warm_up": warm_up}
-        if self._share is not None and self._count > 1:
-            given |= self._share(self._known_states())
-        found = self._run("collect", range(self._count), policy, given)
-        rollout = self._join([found[shard] for shard in range(self._count)])
+        rollout = super().collect(policy, version=version, warm_up=warm_up)
         return replace(rollout, seconds={"collect": time.perf_counter() - start})
-
-    def evaluate(self, policy: Any, *, episodes: int, step: int = 0) -> dict[str, float]:
-        """True success, by the collector of the first shard: see `Collector.evaluate`."""
-        found: dict[str, float] = self._run("evaluate", [0], policy, {"episodes": episodes, "step": step})[0]
-        return found
-
-    def film(self, policy: Any, **given: Any) -> Any:
-        """What the collector of the first shard films."""
-        return self._run("film", [0], policy, given)[0]
-
-    def state(self) -> State:
-        """The states of all shards after the last rollout."""
-        if self._writer is not None:
-            self._writer.flush()
-        return packed(self._known_states())
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Return to a stored state."""
-        self._states = list(unpacked(tensors, values, self._count))
+        self._known = list(unpacked(tensors, values, self._count))
         for actor in self._actors:
             actor.holds.clear()
 
     def close(self) -> None:
         """End the actors, and the cluster where they started it."""
-        self._sender.close()
         self._actors.close()
-        if self._writer is not None:
-            self._writer.close()
+        super().close()
 
-    def _known_states(self) -> list[State]:
-        if None in self._states:
+    def _states(self) -> list[State]:
+        if None in self._known:
             self._run("state", range(self._count))
-        return [state for state in self._states if state is not None]
+        return [state for state in self._known if state is not None]
 
     # Calls that survive the loss of actors.
 
-    def _run(
-        self, name: str, shards: Sequence[int], policy: Any = None, given: Mapping[str, Any] | None = None
-    ) -> dict[int, Any]:
-        """What a method of the collectors of these shards returns, by shard; those of lost actors run again elsewhere.
+    def _run(self, name: str, shards: Sequence[int], policy: Any = None, **given: Any) -> dict[int, Any]:
+        """See `ShardedCollector._run`; the parts of lost actors run again elsewhere.
 
         Raises:
             ClusterError: no collector is left, or they are lost again and again.
         """
-        sent = None if policy is None else self._sender.send(_weights(policy), self._actors.running())
+        weights = None if policy is None else self._actors.ray.put(_weights(policy))
         found: dict[int, Any] = {}
         recorded: dict[int, list[Episode]] = {}
         waiting: dict[Any, tuple[int, PlacedActor]] = {}
@@ -195,9 +147,7 @@ class RayCollector:
         while todo or waiting:
             for shard, actor in self._assigned(todo, [actor for _, actor in waiting.values()]):
                 anew = shard not in actor.holds
-                state = self._states[shard] if anew else None
-                weights = None if sent is None else sent.to(actor)
-                call = actor.handle.run.remote(shard, anew, state, name, weights, given or {})
+                call = actor.handle.run.remote(shard, anew, self._known[shard] if anew else None, name, weights, given)
                 waiting[call] = shard, actor
                 actor.holds.discard(shard)  # until the state after it is here
             todo = []
@@ -205,7 +155,7 @@ class RayCollector:
                 if result is LOST:
                     todo.append(shard)
                     continue
-                found[shard], self._states[shard] = copy.deepcopy(result[:2])  # what Ray gives is read-only
+                found[shard], self._known[shard] = copy.deepcopy(result[:2])  # what Ray gives is read-only
                 recorded[shard] = result[2]
                 for other in self._actors:
                     other.holds.discard(shard)

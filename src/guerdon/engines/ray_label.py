@@ -3,7 +3,7 @@
 What is sampled for a group of requests depends on the group and the weights alone, so it does not matter which worker
 samples it, and that of a lost worker is sampled again: the labels are those of one process, bit for bit.
 
-with closing(LabelWorkers(study)) as workers:
+with closing(LabelWorkers(study.cluster, study.generation, study.runner)) as workers:
     label(study, sample_with=workers.sample_with)
 """
 
@@ -13,11 +13,12 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 
-from guerdon.engines.ray_cluster import Actors, ActorSettings, ClusterWorker
+from guerdon.engines.ray_cluster import Actors, ClusterWorker
 from guerdon.errors import ConfigError
 from guerdon.labels.completions import GroupSampler, Sample, Sampled, SampleGroup, weights_hash
 from guerdon.policies.text_files import load_policy
-from guerdon.settings.study import Study
+from guerdon.settings.cluster import ClusterSettings
+from guerdon.settings.study import RunnerSettings
 from guerdon.settings.text_policy import GenerationSettings, TextPolicySettings
 
 
@@ -64,21 +65,16 @@ class LabelWorkers:
     """Actors that sample; they start when something is sampled that the cache does not have.
 
     Args:
-        study: with `engine: ray`.
+        cluster, generation, runner: the sections.
     """
 
-    def __init__(self, study: Study) -> None:
-        self._study = study
+    def __init__(self, cluster: ClusterSettings, generation: GenerationSettings, runner: RunnerSettings) -> None:
+        self._cluster, self._generation, self._runner = cluster, generation, runner
 
     @cached_property
     def _actors(self) -> Actors:
-        study, cluster = self._study, self._study.cluster
-        build = (study.generation, study.runner.seed)
-        wanted = ActorSettings(
-            "label worker", "cluster.label_workers", cluster.label_workers, cluster.label_worker_cpus,
-            cluster.label_worker_gpus,
-        )  # fmt: skip
-        return Actors(LabelWorker, build, wanted, cluster, study.runner.threads)
+        build = (self._generation, self._runner.seed)
+        return Actors(LabelWorker, build, "label_worker", self._cluster, self._runner.threads)
 
     def sample_with(self, settings: TextPolicySettings, fingerprint: str) -> Sample:
         """What samples with a policy whose weights have this hash."""

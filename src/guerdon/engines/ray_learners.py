@@ -3,7 +3,7 @@
 They are the processes of `guerdon.distributed`; Ray finds them places, and ends them with the run. When one is lost,
 all of them start again from the last checkpoint.
 
-    found = lead(study, lambda again: Loop(study, folder, resume=again).run(), lambda: latest_checkpoint(folder))
+    found = lead(study.cluster, 1, lambda again: Loop(study, folder, resume=again).run(), checkpoint)
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 import torch
 
 from guerdon import distributed
-from guerdon.engines.ray_cluster import Actors, ActorSettings, ClusterWorker
+from guerdon.engines.ray_cluster import Actors, ClusterWorker
 from guerdon.errors import ClusterError, ConfigError, FailedAloneError, ProcessLostError
 from guerdon.progress import log_line
-from guerdon.settings.study import Study
+from guerdon.settings.cluster import ClusterSettings
 
 T = TypeVar("T")
 _NOTICE = 30.0  # seconds within which Ray knows that a learner has ended
@@ -51,13 +51,14 @@ class LearnerActor(ClusterWorker):
                 os._exit(1)
 
 
-def lead(study: Study, work: Callable[[bool], T], checkpoint: Callable[[], Any]) -> T:
+def lead(cluster: ClusterSettings, threads: int, work: Callable[[bool], T], checkpoint: Callable[[], Any]) -> T:
     """Carry out work as the first of `cluster.learners` learners, again from the last checkpoint when one is lost.
 
     On GPUs the work ends when one is lost: NCCL waits for the others where Gloo does not.
 
     Args:
-        study: the resolved configuration, of `engine: ray`.
+        cluster: the `cluster` section.
+        threads: `runner.threads`.
         work: gets whether it begins again after the loss of a learner.
         checkpoint: names the last checkpoint.
 
@@ -68,7 +69,6 @@ def lead(study: Study, work: Callable[[bool], T], checkpoint: Callable[[], Any])
             room for another one, or one met an error alone.
         MissingDependencyError: Ray is not installed.
     """
-    cluster = study.cluster
     if distributed.launched() > 1:
         raise ConfigError("cluster.learners starts the learners on the cluster: start the run without torchrun")
     if bool(torch.cuda.device_count()) != bool(cluster.learner_gpus):
@@ -78,7 +78,7 @@ def lead(study: Study, work: Callable[[bool], T], checkpoint: Callable[[], Any])
         )
     again, losses_in_a_row, reached = False, 0, checkpoint()
     while True:
-        with closing(_start(study, again)) as actors:
+        with closing(_start(cluster, threads, again)) as actors:
             calls, variables = _calls(actors, cluster.learners)
             with _environment(variables), distributed.joined():
                 try:
@@ -101,15 +101,10 @@ def lead(study: Study, work: Callable[[bool], T], checkpoint: Callable[[], Any])
         log_line(f"a learner was lost: all {cluster.learners} start again from {reached or 'the start of the run'}")
 
 
-def _start(study: Study, again: bool) -> Actors:
+def _start(cluster: ClusterSettings, threads: int, again: bool) -> Actors:
     """The learners beside this process."""
-    cluster = study.cluster
-    wanted = ActorSettings(
-        "further learner", "cluster.learners", cluster.learners - 1, cluster.learner_cpus, cluster.learner_gpus,
-        cluster.learner_resources,
-    )  # fmt: skip
     try:
-        return Actors(LearnerActor, (), wanted, cluster, study.runner.threads)
+        return Actors(LearnerActor, (), "learner", cluster, threads, here=1)
     except ConfigError as error:
         if again:
             raise ClusterError(f"a learner was lost. {error}, then go on with --resume") from error

@@ -3,6 +3,9 @@
 A batch is scored in `reward.scoring_shards` parts, in order. That number decides the numbers of a run in their last
 digits, because a forward pass of other episodes pads and rounds otherwise; who scores the parts does not.
 
+With reward workers, frozen models are actors of a Ray cluster, which may die: every worker holds all models that are
+scored there, and the part of a lost one is scored again by another one, with the same scores.
+
     models = RewardModels(load_model, shards=4)
     sources["progress"] = ControlReward(terms, models.model("progress", settings), settings, num_envs=8)
     models.close()
@@ -10,11 +13,13 @@ digits, because a forward pass of other episodes pads and rounds otherwise; who 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from guerdon.engines.ray_cluster import Actors, ClusterWorker
 from guerdon.errors import DataError
+from guerdon.settings.cluster import ClusterSettings
 from guerdon.settings.reward import SourceSettings
 from guerdon.types import Episode, RewardInfo, RewardModel, Score
 
@@ -89,3 +94,77 @@ class ShardedModel:
                     "give one per episode, in order"
                 )
         return [score for scores in found for score in scores]
+
+
+class ScoringWorker(ClusterWorker):
+    """What runs in an actor: reward models, each loaded when it is first needed.
+
+    Args:
+        load: from a source to its model.
+        sources: whose models it may be asked for.
+    """
+
+    def __init__(self, load: Load, sources: Mapping[str, SourceSettings]) -> None:
+        self._load, self._sources = load, sources
+        self._models: dict[str, RewardModel] = {}
+
+    def info(self, name: str) -> RewardInfo:
+        """What the model of a source promises."""
+        return self._model(name).info
+
+    def score(self, name: str, episodes: Sequence[Episode]) -> list[Score]:
+        """Scores of episodes by the model of a source."""
+        return self._model(name).score(episodes)
+
+    def close(self) -> None:
+        """Forget the models."""
+        self._models.clear()
+
+    def _model(self, name: str) -> RewardModel:
+        if name not in self._models:
+            self._models[name] = self._load(self._sources[name])
+        return self._models[name]
+
+
+class RayRewardModels(RewardModels):
+    """Reward models on reward workers; those that stay with the learner are in this process.
+
+    Args:
+        load: from a source to its model; importable on every node.
+        shards: as of `RewardModels`.
+        sources: of the run, by name.
+        cluster: the `cluster` section.
+        threads: `runner.threads`.
+
+    Raises:
+        ConfigError: the cluster cannot be reached, or has no room.
+        MissingDependencyError: Ray is not installed.
+    """
+
+    def __init__(
+        self, load: Load, shards: int, sources: Mapping[str, SourceSettings], cluster: ClusterSettings, threads: int
+    ) -> None:
+        super().__init__(load, shards)
+        placed = {name: one for name, one in sources.items() if not one.stays_with_learner}
+        self._actors = Actors(ScoringWorker, (load, placed), "reward_worker", cluster, threads)
+
+    @property
+    def replaced(self) -> int:
+        """Reward workers that were lost and replaced up to now."""
+        return self._actors.replaced
+
+    def model(self, name: str, settings: SourceSettings) -> RewardModel:
+        """The model of a source: that of the workers, unless it stays with the learner."""
+        if settings.stays_with_learner:
+            return super().model(name, settings)
+        ((_, info),) = self._actors.results([name], lambda worker, name: worker.info.remote(name))
+
+        def score(parts: list[Sequence[Episode]]) -> list[list[Score]]:
+            found = dict(self._actors.results(parts, lambda worker, part: worker.score.remote(name, part)))
+            return [found[k] for k in range(len(parts))]
+
+        return ShardedModel(info, self._shards, score)
+
+    def close(self) -> None:
+        """End the reward workers, and the cluster where they started it."""
+        self._actors.close()

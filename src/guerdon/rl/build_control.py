@@ -15,7 +15,6 @@ from guerdon import distributed
 from guerdon.collect.control import ControlCollector, PolicyShape, policy_of_shape
 from guerdon.collect.episode_capture import EpisodeBuffer, run_writer
 from guerdon.collect.shards import join_control, share_results
-from guerdon.engines.collectors import run_collector, run_reward_models
 from guerdon.engines.reward_models import RewardModels
 from guerdon.errors import ConfigError
 from guerdon.generators import CACHING, generator
@@ -31,8 +30,8 @@ from guerdon.rewards.warnings import reward_warnings
 from guerdon.rl.episode_stats import EpisodeStats, RewardScaler
 from guerdon.rl.episode_videos import EpisodeVideos
 from guerdon.rl.films import write_film
-from guerdon.rl.learner import Learner
-from guerdon.rl.parts import Parts
+from guerdon.rl.learner import OnPolicyLearner
+from guerdon.rl.parts import Parts, run_collector, run_reward_models
 from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import VLMModelSettings
@@ -54,7 +53,8 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     runner, algorithm = study.runner, study.control_algorithm
     torch.manual_seed(runner.seed)  # of dropout, where a policy has any: only gradient steps draw from it
     group = algorithm.group_size if algorithm.needs.groups else None
-    loaded = run_reward_models(study, load_model, study.reward.sources)
+    cluster = study.cluster if study.engine == "ray" else None
+    loaded = run_reward_models(cluster, runner, load_model, study.reward.scoring_shards, study.reward.sources)
     models = build_control_sources(study, loaded)
     sources: dict[str, RewardSource[Any]] = {
         "env": GroundTruth(SourceTerms("env", algorithm.gamma, study.reward.env_weight())),
@@ -79,12 +79,12 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         "overlap_steps": study.reward.overlap_steps,
     }
     writer = None
-    if study.env.data_collection.enabled and (study.engine == "ray" or runner.rollout_shards > 1):
+    if study.env.data_collection.enabled and (cluster is not None or runner.rollout_shards > 1):
         writer = run_writer(study.env)
         shared["buffer"] = partial(EpisodeBuffer, writer.success_by_row)
     shards = [{"shard": k, **shared} for k in range(runner.rollout_shards)]
     share = share_results if study.env.use_curriculum else None
-    collector = run_collector(study, ControlCollector, shards, join_control, share, writer)
+    collector = run_collector(cluster, runner, ControlCollector, shards, join_control, share, writer)
     if study.reward.overlap_steps is not None:
         for source in models.values():
             if source.settings.can_overlap:
@@ -167,7 +167,7 @@ def check_control(study: Study) -> None:
 
 def build_learner(
     study: Study, shape: Any, *, heads: tuple[str, ...], gammas: Mapping[str, float], fresh: bool
-) -> tuple[Learner[Any, Any], list[str]]:
+) -> tuple[OnPolicyLearner[Any, Any], list[str]]:
     """The learner with its policy, which every process that learns has, and lines for the start of the log.
 
     Args:
@@ -185,7 +185,7 @@ def build_learner(
     notes = []
     if fresh and study.control_policy.checkpoint is not None:
         notes.append(start_from_policy(policy, Path(study.control_policy.checkpoint)))
-    learner = Learner(
+    learner = OnPolicyLearner(
         policy,
         control_optimizer(policy, algorithm.learning_rate),
         algorithm,

@@ -12,7 +12,6 @@ import torch
 
 from guerdon import distributed
 from guerdon.collect.text import Responses, RunPrompts, TextCollector, join_shards
-from guerdon.engines.collectors import run_collector, run_reward_models
 from guerdon.engines.reward_models import RewardModels
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.models.load import load_source_model
@@ -25,8 +24,8 @@ from guerdon.rewards.text_sources import ExactReward, TextReward
 from guerdon.rewards.warnings import reward_warnings
 from guerdon.rl.episode_stats import EpisodeStats
 from guerdon.rl.films import write_text_film
-from guerdon.rl.learner import KL, Learner
-from guerdon.rl.parts import Parts
+from guerdon.rl.learner import KL, OnPolicyLearner
+from guerdon.rl.parts import Parts, run_collector, run_reward_models
 from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.data import run_prompts
 from guerdon.settings.reward import RewardSettings, SourceSettings
@@ -67,14 +66,15 @@ def text_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     learning = distributed.everywhere(build_learning, study, fresh=fresh)
     policy, prompts, learner = learning.policy, learning.prompts, learning.learner
     _check_disk_of(study, folder, policy, learning.primes)
-    models = run_reward_models(study, load_model, study.text_sources)
+    cluster, runner = study.cluster if study.engine == "ray" else None, study.runner
+    models = run_reward_models(cluster, runner, load_model, study.reward.scoring_shards, study.text_sources)
     sources = build_text_sources(study, learning.primes, models)
     recompute = learner.kl_in_reward or any(source.needs_log_probs for source in sources.values())
     recompute = recompute or bool(study.runner.max_staleness)  # for a ratio to older weights than those that learn
     heads = learner.heads if study.text_algorithm.needs.critic else ()
     shards = _shards(study, policy, prompts, heads=heads, recompute=recompute)
     join = partial(join_shards, tokenizer=policy.tokenizer)
-    collector = run_collector(study, TextCollector, shards, join)
+    collector = run_collector(cluster, runner, TextCollector, shards, join)
     learner.shares = {name: source.terms.share for name, source in sources.items() if source.terms.share is not None}
     notes = _notes(study, prompts, sources, alike=learning.alike) + learning.notes
 
@@ -133,7 +133,7 @@ class Learning(NamedTuple):
     prompts: RunPrompts
     alike: bool
     primes: dict[str, PrimeReward]
-    learner: Learner[Any, Any]
+    learner: OnPolicyLearner[Any, Any]
     notes: list[str]
 
 
@@ -151,7 +151,7 @@ def build_learning(study: Study, *, fresh: bool) -> Learning:
     alike, system_prompt = shared_system_prompt(prompts.train)
     primes = build_primes(study, policy, system_prompt=system_prompt)
     start = _reference(study, policy, primes) if algorithm.kl_coef else None
-    learner = Learner(
+    learner = OnPolicyLearner(
         policy,
         AdamW(policy.parameters(), algorithm.learning_rate, algorithm.betas, algorithm.weight_decay),
         algorithm,

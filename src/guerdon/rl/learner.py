@@ -1,6 +1,6 @@
 """The learner, one for all policies: what a rollout and its rewards do to a policy.
 
-learner = Learner(policy, FlatAdam(policy, 1e-3), settings, seed=0, heads=("env",))
+learner = OnPolicyLearner(policy, FlatAdam(policy, 1e-3), settings, seed=0, heads=("env",))
 rollout = collector.collect(learner.policy)
 metrics = learner.update(rollout, rewards, terms, progress=0.1)
 """
@@ -47,7 +47,7 @@ _MICRO = 1024  # rows that are evaluated together where nothing says how many
 
 
 @dataclass(eq=False)
-class Learner(Generic[Collected, Inputs]):
+class OnPolicyLearner(Generic[Collected, Inputs]):
     """The policy, its optimiser, and what else changes when it learns.
 
     Attributes:
@@ -82,6 +82,11 @@ class Learner(Generic[Collected, Inputs]):
     def __post_init__(self) -> None:
         self.rng = generator(self.seed, LEARNING)
         distributed.register(self)
+
+    @property
+    def skipped_in_a_row(self) -> int:
+        """Updates skipped in a row up to now, because they were not finite."""
+        return self.optimizer.skipped.in_a_row
 
     @property
     def kl_in_reward(self) -> bool:

@@ -315,7 +315,7 @@ class Loop:
     def _skipped(self) -> int:
         """Updates skipped in a row up to now, because they were not finite; of the part that skipped most."""
         learning = (source.skipped_in_a_row for source in self.sources.values())
-        return max(self.learner.optimizer.skipped.in_a_row, *learning, 0)
+        return max(self.learner.skipped_in_a_row, *learning)
 
     def _save(self) -> None:
         """Write a checkpoint; not of weights whose last update was skipped, as they may have diverged.

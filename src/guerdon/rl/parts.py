@@ -1,17 +1,65 @@
-"""What a run is made of, whatever its policy is."""
+"""What a run is made of, whatever its policy is: its parts, and where those work that may leave the process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from guerdon.engines.reward_models import RewardModels
+from torch import Tensor
+
+from guerdon.collect.ahead import AheadCollector
+from guerdon.collect.shards import Join, ShardedCollector, Share
+from guerdon.engines.reward_models import Load, RayRewardModels, RewardModels
+from guerdon.episodes.write import EpisodeWriter
 from guerdon.rewards.source import RewardSource, SourceTerms
 from guerdon.rl.episode_stats import EpisodeStats
 from guerdon.rl.episode_videos import EpisodeVideos
-from guerdon.rl.learner import Learner
-from guerdon.types import Collector
+from guerdon.settings.cluster import ClusterSettings
+from guerdon.settings.reward import SourceSettings
+from guerdon.settings.study import RunnerSettings
+from guerdon.types import Collector, Metrics, Rewards, Rollout
+
+
+class Learner(Protocol):
+    """What changes the policy; it alone writes the policy's weights.
+
+    Attributes:
+        policy: acts.
+        version: updates so far.
+        source_weights: of the last update.
+        skipped_in_a_row: updates skipped in a row up to now, because they were not finite.
+    """
+
+    policy: Any
+    version: int
+    source_weights: dict[str, float]
+
+    @property
+    def skipped_in_a_row(self) -> int: ...  # noqa: D102
+
+    def update(
+        self,
+        rollout: Rollout[Any],
+        rewards: Mapping[str, Rewards],
+        terms: Mapping[str, SourceTerms],
+        *,
+        progress: float,
+    ) -> Metrics:
+        """Learn from a rollout; `progress` is the share of the run that is over."""
+        ...
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and JSON-able values of everything that decides the next update."""
+        ...
+
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Return to a stored state."""
+        ...
+
+    def start_from(self, folder: Path) -> str:
+        """Take over the policy of another run; a line that says what was done."""
+        ...
 
 
 class Parts(NamedTuple):
@@ -34,7 +82,7 @@ class Parts(NamedTuple):
     collector: Collector[Any, Any]
     sources: Mapping[str, RewardSource[Any]]
     terms: Mapping[str, SourceTerms]
-    learner: Learner[Any, Any]
+    learner: Learner
     stats: EpisodeStats
     unit: str
     film: Callable[[Path, int], None]
@@ -51,3 +99,65 @@ class Parts(NamedTuple):
             source.close()
         self.collector.close()
         self.reward_models.close()
+
+
+def run_collector(
+    cluster: ClusterSettings | None,
+    runner: RunnerSettings,
+    make: Callable[..., Any],
+    shards: Sequence[Mapping[str, Any]],
+    join: Join,
+    share: Share | None = None,
+    writer: EpisodeWriter | None = None,
+) -> Any:
+    """What collects the rollouts of a run, ahead of the learner with `runner.max_staleness`.
+
+    Args:
+        cluster: the `cluster` section with `engine: ray`; None: it collects in this process.
+        runner: the `runner` section.
+        make: from plain arguments to the collector of one shard.
+        shards: its arguments, by name, for every shard.
+        join: makes one rollout of those of all shards.
+        share: what shards learn from each other before a rollout.
+        writer: of the episodes that shards record for this process.
+
+    Raises:
+        ConfigError: the cluster cannot be reached or has no room; or what `make` refuses.
+        MissingDependencyError: Ray is not installed.
+    """
+    if cluster is not None:
+        from guerdon.engines.ray_collector import RayCollector
+
+        placed = RayCollector(cluster, make, shards, join, share, writer, threads=runner.threads)
+
+    def build() -> Any:
+        if cluster is not None:
+            return placed
+        collectors = [make(**one) for one in shards]
+        return collectors[0] if len(collectors) == 1 else ShardedCollector(collectors, join, share, writer)
+
+    return AheadCollector(build, staleness=runner.max_staleness) if runner.max_staleness else build()
+
+
+def run_reward_models(
+    cluster: ClusterSettings | None,
+    runner: RunnerSettings,
+    load: Load,
+    shards: int,
+    sources: Mapping[str, SourceSettings],
+) -> RewardModels:
+    """What loads the reward models of a run, and scores with them.
+
+    Args:
+        cluster, runner: as of `run_collector`.
+        load: loads the model of a source; importable on every node.
+        shards: `reward.scoring_shards`.
+        sources: of the run, by name.
+
+    Raises:
+        ConfigError: the cluster cannot be reached or has no room.
+        MissingDependencyError: Ray is not installed.
+    """
+    if cluster is not None and cluster.reward_workers:
+        return RayRewardModels(load, shards, sources, cluster, runner.threads)
+    return RewardModels(load, shards)

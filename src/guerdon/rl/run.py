@@ -51,7 +51,8 @@ def run(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any]]:
             from guerdon.engines.ray_learners import lead
 
             return lead(
-                study,
+                study.cluster,
+                study.runner.threads,
                 lambda again: _run(study, folder, resume=resume or again),
                 lambda: latest_checkpoint(folder / "checkpoints"),
             )

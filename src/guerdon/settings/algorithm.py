@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from guerdon.registry import Registry
-from guerdon.settings.base import PARAMS, Named, Schedule, Settings, check_multiple, refuse
+from guerdon.settings.base import SET, Because, Named, Schedule, Settings, Unless, check_multiple, only_with
 
 
 class EstimatorInfo(NamedTuple):
@@ -48,6 +48,14 @@ _INFO = {
 ESTIMATORS = Registry("estimator", "guerdon.estimators", dict.fromkeys(_INFO, "guerdon.rl.advantages:estimators"))
 
 
+_CLIPPED = {
+    "loss": Unless("reinforce"),
+    "one_step": Because(False, "one gradient step per batch, whose ratio is 1 (num_epochs 1 and no minibatch_size)"),
+}
+_GROUPS = tuple(name for name, info in _INFO.items() if info.groups)
+_NO_CRITIC = Unless(*(name for name, info in _INFO.items() if not info.critic))  # robots: one's own have a critic
+
+
 def estimator_info(name: str) -> EstimatorInfo:
     """What an estimator needs; of a user's own, nothing is known."""
     return _INFO.get(name, EstimatorInfo())
@@ -58,10 +66,18 @@ class _SharedSettings(Settings):
 
     type: str
     adv_estimator: Annotated[str, Named(ESTIMATORS)]
-    estimator_params: dict[str, Any] = PARAMS
-    clip_range: float = Field(0.2, gt=0, description="how far the probability ratio may leave 1")
-    clip_range_high: float | None = Field(None, gt=0, description="upper clip where it differs (DAPO, 2503.14476)")
-    clip_ratio_c: float | None = Field(None, gt=1, description="dual clip (1912.09729): bound for negative advantages")
+    estimator_params: dict[str, Any] = only_with(
+        default_factory=dict,
+        adv_estimator=Unless(*_INFO),
+        description="of a part of your own: arguments of its factory, by name",
+    )
+    clip_range: float = only_with(0.2, gt=0, **_CLIPPED, description="how far the probability ratio may leave 1")
+    clip_range_high: float | None = only_with(
+        None, gt=0, **_CLIPPED, description="upper clip where it differs (DAPO, 2503.14476)"
+    )
+    clip_ratio_c: float | None = only_with(
+        None, gt=1, **_CLIPPED | {"loss": "ppo"}, description="dual clip (1912.09729): bound for negative advantages"
+    )
     entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
     lr_schedule: Schedule = Field("constant", description="how the learning rate falls to 0 over runner.total_steps")
 
@@ -69,14 +85,7 @@ class _SharedSettings(Settings):
     def _own_estimator(self) -> Self:
         if ESTIMATORS.is_own(self.adv_estimator):
             ESTIMATORS.check(self.adv_estimator, self.estimator_params)
-        elif "estimator_params" in self.model_fields_set:
-            refuse({"estimator_params"}, f"adv_estimator {self.adv_estimator}")
         return self
-
-
-_OF_CRITIC = {"gae_lambda", "clip_range_value", "value_coef", "normalize_advantages", "value_init_steps"}
-_OF_GROUPS = {"group_size", "filter_rewards"}
-_BOUNDS = {"rewards_lower_bound", "rewards_upper_bound"}
 
 
 class ControlAlgorithmSettings(_SharedSettings):
@@ -88,31 +97,46 @@ class ControlAlgorithmSettings(_SharedSettings):
         description="gae: critic and GAE; rloo, grpo, dr_grpo: compare episodes with the same start; reinforce: the "
         "return in the rollout; reinforce_pp: whitened; your own: with the critic",
     )
-    rollout_steps: int = Field(250, ge=1, le=10**7, description="steps per copy between updates (not of groups)")
+    rollout_steps: int = only_with(
+        250, ge=1, le=10**7, adv_estimator=Unless(*_GROUPS), description="steps per copy between updates"
+    )
     num_epochs: int = Field(10, ge=1, description="passes over a rollout per update")
     minibatch_size: int = Field(250, ge=1, description="decisions per gradient step: steps, or chunks of actions")
     micro_batch_size: int | None = Field(None, ge=1, description="decisions per forward pass; null: minibatch_size")
     learning_rate: float = Field(1e-3, ge=0, description="of Adam")
     gamma: float = Field(0.99, ge=0, le=1, description="discount; a source may have its own")
-    gae_lambda: float = Field(0.95, ge=0, le=1, description="lambda of GAE (1506.02438)")
-    clip_range_value: float | None = Field(None, gt=0, description="clip the change of the value; null: not")
-    value_coef: float = Field(1.0, ge=0, description="weight of half the mean squared value error")
+    gae_lambda: float = only_with(0.95, ge=0, le=1, adv_estimator="gae", description="lambda of GAE (1506.02438)")
+    clip_range_value: float | None = only_with(
+        None, gt=0, adv_estimator=_NO_CRITIC, description="clip the change of the value; null: not"
+    )
+    value_coef: float = only_with(
+        1.0, ge=0, adv_estimator=_NO_CRITIC, description="weight of half the mean squared value error"
+    )
     max_grad_norm: float = Field(0.5, gt=0, description="clip gradients to this norm")
     target_kl: float | None = Field(None, gt=0, description="stop the update when the policy moved this far")
-    normalize_advantages: bool = Field(True, description="with a critic: zero mean and unit variance over the batch")
+    normalize_advantages: bool = only_with(
+        True, adv_estimator=_NO_CRITIC, description="zero mean and unit variance over the batch"
+    )
     normalize_rewards: bool = Field(False, description="divide each source by the running std of its return")
-    group_size: int = Field(8, ge=2, description="episodes with the same start per group (rloo, grpo, dr_grpo)")
-    grpo_std: bool = Field(True, description="grpo: divide by the group's standard deviation; off is dr_grpo")
-    filter_rewards: bool = Field(
-        False, description="rloo, grpo, dr_grpo: learn only from groups whose mean return lies in the bounds"
+    group_size: int = only_with(8, ge=2, adv_estimator=_GROUPS, description="episodes with the same start per group")
+    grpo_std: bool = only_with(
+        True, adv_estimator="grpo", description="divide by the group's standard deviation; off is dr_grpo"
     )
-    rewards_lower_bound: float | None = Field(
+    filter_rewards: bool = only_with(
+        False, adv_estimator=_GROUPS, description="learn only from groups whose mean return lies in the bounds"
+    )
+    rewards_lower_bound: float | None = only_with(
         None,
-        description="filter_rewards: smallest mean return of a group, in the unit of the reward: the weighted sum that "
-        "all sources pay in an episode, their reward_coef included; null: no bound",
+        filter_rewards=True,
+        description="smallest mean return of a group, in the unit of the reward: the weighted sum that all sources pay "
+        "in an episode, their reward_coef included; null: no bound",
     )
-    rewards_upper_bound: float | None = Field(None, description="filter_rewards: largest mean return of a group")
-    value_init_steps: int = Field(0, ge=0, description="with a critic: updates at the start that train it alone")
+    rewards_upper_bound: float | None = only_with(
+        None, filter_rewards=True, description="largest mean return of a group; null: no bound"
+    )
+    value_init_steps: int = only_with(
+        0, ge=0, adv_estimator=_NO_CRITIC, description="updates at the start that train the critic alone"
+    )
     logprob_type: Literal["token_level", "action_level", "chunk_level"] | None = Field(
         None,
         description="what has a probability ratio of its own, of a policy whose decisions have several parts: each "
@@ -130,6 +154,7 @@ class ControlAlgorithmSettings(_SharedSettings):
         "says of the moment before each decision, and half its mean squared error is added to the loss",
     )
 
+    one_step: ClassVar[bool] = False
     loss: ClassVar[Literal["ppo"]] = "ppo"
     loss_agg: ClassVar[Literal["token"]] = "token"  # every step counts alike
     kl_coef: ClassVar[float] = 0.0
@@ -169,24 +194,13 @@ class ControlAlgorithmSettings(_SharedSettings):
         return self.normalize_advantages and self.needs.critic
 
     @model_validator(mode="after")
-    def _nothing_idle(self) -> Self:
-        name, needs = self.adv_estimator, self.needs
-        if needs.greedy:
-            raise ValueError(
-                f"adv_estimator {name} needs the greedy response to each prompt, which only language models give: take "
-                "rloo, whose baseline is the other episodes with the same start"
-            )
-        idle = {"rollout_steps"} if needs.groups else set(_OF_GROUPS)
-        idle |= set() if needs.critic else _OF_CRITIC
-        idle |= {key for key, of in (("grpo_std", "grpo"), ("gae_lambda", "gae")) if name != of}
-        refuse(idle & self.model_fields_set, f"adv_estimator {name}")
-        check_multiple(self.minibatch_size, self.micro_batch_size, "minibatch_size")
-        if not self.filter_rewards:
-            refuse(_BOUNDS & self.model_fields_set, "without filter_rewards")
-        return self
-
-    @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        if self.needs.greedy:
+            raise ValueError(
+                f"adv_estimator {self.adv_estimator} needs the greedy response to each prompt, which only language "
+                "models give: take rloo, whose baseline is the other episodes with the same start"
+            )
+        check_multiple(self.minibatch_size, self.micro_batch_size, "minibatch_size")
         lower, upper = self.rewards_lower_bound, self.rewards_upper_bound
         if self.filter_rewards and lower is None and upper is None:
             raise ValueError("filter_rewards needs rewards_lower_bound, rewards_upper_bound or both")
@@ -207,9 +221,6 @@ class ControlAlgorithmSettings(_SharedSettings):
         return self
 
 
-_CLIPS = ("clip_range", "clip_range_high", "clip_ratio_c")
-
-
 class AdvParamsSettings(Settings):
     """`algorithm.adv_params`: a discount for each source of reward."""
 
@@ -228,10 +239,11 @@ class TextAlgorithmSettings(_SharedSettings):
     )
     gamma: float = Field(1.0, ge=0, le=1, description="discount per token")
     adv_params: AdvParamsSettings = Field(AdvParamsSettings(), description="a discount for each source")
-    gae_lambda: float = Field(1.0, ge=0, le=1, description="gae: lambda")
-    rloo_form: Literal["paper", "prime_compat"] = Field(
+    gae_lambda: float = only_with(1.0, ge=0, le=1, adv_estimator="gae", description="lambda of GAE (1506.02438)")
+    rloo_form: Literal["paper", "prime_compat"] = only_with(
         "paper",
-        description="rloo: leave-one-out of dense rewards as in the paper (eq. 5), or as PRIME's code has it",
+        adv_estimator="rloo",
+        description="leave-one-out of dense rewards as in the paper (eq. 5), or as PRIME's code has it",
     )
     normalize_advantages: bool = Field(
         False,
@@ -242,7 +254,7 @@ class TextAlgorithmSettings(_SharedSettings):
         "sum",
         description="how process rewards of later steps count: discounted sum, or minimum (PURE, 2504.15275)",
     )
-    credit_temperature: float = Field(0.1, gt=0, description="min_form: temperature of the soft minimum")
+    credit_temperature: float = only_with(0.1, gt=0, credit="min_form", description="of the soft minimum")
     loss: Literal["ppo", "gspo", "cispo", "reinforce"] = Field(
         "ppo", description="of the policy; reinforce by default for reinforce and remax"
     )
@@ -252,9 +264,16 @@ class TextAlgorithmSettings(_SharedSettings):
         "token means (of grpo), or mean over responses of their sums, divided by the length limit",
     )
     kl_coef: float = Field(0.0, ge=0, description="weight of the KL from the reference policy (the start of the run)")
-    kl_type: Literal["k1", "k2", "k3"] = Field("k3", description="estimator in the loss (Schulman 2020)")
-    kl_in: Literal["loss", "reward"] = Field(
-        "loss", description="where the KL enters; in the reward by default, but for grpo, dr_grpo and with kl_type"
+    kl_type: Literal["k1", "k2", "k3"] = only_with(
+        "k3",
+        kl_coef=SET,
+        kl_in=Because("loss", "kl_in reward, which is k1"),
+        description="estimator in the loss (Schulman 2020)",
+    )
+    kl_in: Literal["loss", "reward"] = only_with(
+        "loss",
+        kl_coef=SET,
+        description="where the KL enters; in the reward by default, but for grpo, dr_grpo and with kl_type",
     )
     num_epochs: int = Field(1, ge=1, description="passes over a batch per update")
     minibatch_size: int | None = Field(None, ge=1, description="responses per gradient step; null: the whole batch")
@@ -263,7 +282,7 @@ class TextAlgorithmSettings(_SharedSettings):
     weight_decay: float = Field(0.0, ge=0, description="of AdamW")
     betas: tuple[float, float] = Field((0.9, 0.999), description="of AdamW")
     max_grad_norm: float = Field(1.0, gt=0, description="clip gradients to this norm")
-    value_coef: float = Field(0.5, ge=0, description="gae: weight of the value loss")
+    value_coef: float = only_with(0.5, ge=0, adv_estimator="gae", description="weight of the value loss")
 
     filter_rewards: ClassVar[bool] = False
     rewards_lower_bound: ClassVar[None] = None
@@ -288,35 +307,17 @@ class TextAlgorithmSettings(_SharedSettings):
         """Whether advantages are whitened over the tokens of a batch."""
         return self.normalize_advantages
 
-    @model_validator(mode="before")
-    @classmethod
-    def _nothing_idle(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        estimator = given.get("adv_estimator", "rloo")
-        given = _of_paper(str(estimator), given) | given
-        idle: list[tuple[str, str]] = []
-        if estimator != "gae":
-            idle += [(k, f"adv_estimator {estimator}") for k in ("gae_lambda", "value_coef")]
-        if estimator != "rloo":
-            idle.append(("rloo_form", f"adv_estimator {estimator}"))
-        if given.get("credit", "sum") != "min_form":
-            idle.append(("credit_temperature", "credit sum"))
-        if given.get("loss", "ppo") == "reinforce":
-            idle += [(k, "loss reinforce") for k in _CLIPS]
-        elif given.get("num_epochs", 1) == 1 and given.get("minibatch_size") is None:
-            why = "one gradient step per batch, whose ratio is 1 (num_epochs 1 and no minibatch_size)"
-            idle += [(k, why) for k in _CLIPS]
-        elif given.get("loss", "ppo") != "ppo":
-            idle.append(("clip_ratio_c", f"loss {given['loss']}"))
-        if not given.get("kl_coef"):
-            idle += [(k, "kl_coef 0") for k in ("kl_type", "kl_in")]
-        elif given.get("kl_in") == "reward":
-            idle.append(("kl_type", "kl_in reward, which is k1"))
-        for key, why in idle:
-            if key in given:
-                raise ValueError(f"{key} would do nothing with {why}; remove it")
-        return given
+    @property
+    def one_step(self) -> bool:
+        """Whether a batch is one gradient step, whose ratio is 1."""
+        return self.num_epochs == 1 and self.minibatch_size is None
+
+    def derived(self) -> dict[str, Any]:
+        """Values of the keys that an estimator's paper decides, where they do something."""
+        values = dict(zip(EstimatorInfo._fields[:4], self.needs, strict=False))
+        if not self.kl_coef or "kl_type" in self.model_fields_set:
+            del values["kl_in"]
+        return values
 
     @model_validator(mode="after")
     def _fits_together(self) -> TextAlgorithmSettings:
@@ -351,14 +352,6 @@ class TextAlgorithmSettings(_SharedSettings):
         """Discount of the reward model's rewards."""
         own = self.adv_params.reward_model_gamma
         return self.gamma if own is None else own
-
-
-def _of_paper(estimator: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Values of the keys that an estimator's paper decides, where they do something."""
-    values = dict(zip(EstimatorInfo._fields[:4], estimator_info(estimator), strict=False))
-    if not given.get("kl_coef") or "kl_type" in given:
-        values.pop("kl_in", None)
-    return values
 
 
 AlgorithmSettings = ControlAlgorithmSettings | TextAlgorithmSettings

@@ -1,9 +1,13 @@
 """The base of every settings class: frozen, and unknown keys are refused; unions whose form a name chooses.
 
-`PythonSettings` are those that users write in Python too: what is wrong with them is a `ConfigError`.
+`PythonSettings` are those that users write in Python too: what is wrong with them is a `ConfigError`. A key that does
+nothing with some values of its neighbours says so itself (`only_with`): what refuses it, the message, docs/knobs.md and
+the JSON schema are made from that.
 
     class ColourSettings(Settings):
         hue: float = 0.5
+        mixed: bool = False
+        share: float = only_with(0.5, ge=0, le=1, mixed=True, description="of the second colour")
 
     Shape = Annotated[CircleSettings | SquareSettings, ByName("type", "circle")]
 """
@@ -11,8 +15,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -20,10 +26,12 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     ValidationError,
     model_validator,
 )
-from pydantic_core import CoreSchema
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, to_jsonable_python
 from pydantic_core.core_schema import no_info_after_validator_function, tagged_union_schema
 
 from guerdon.config_problems import problem_lines
@@ -32,6 +40,106 @@ from guerdon.config_tree import Tree
 from guerdon.errors import ConfigError
 from guerdon.registry import Registry
 from guerdon.secrets import remember
+
+
+class Removed(NamedTuple):
+    """A key that there was.
+
+    Attributes:
+        default: that it had; old files that say it, such as those of run folders, are read without it.
+        instead: what to do now.
+    """
+
+    default: Any
+    instead: str
+
+    def says(self, value: Any) -> bool:
+        """Whether a value of the key is what is done without it."""
+        return value is None or bool(value == to_jsonable_python(self.default))
+
+
+REMOVED: dict[str, Removed] = {
+    "ClusterSettings.weight_transfer": Removed("auto", "weights reach the collectors through Ray's object store"),
+    "ClusterSettings.weight_timeout": Removed(120.0, "weights reach the collectors through Ray's object store"),
+}
+"""Keys that there were, as `Class.key` of the class that had them."""
+
+
+@dataclass(frozen=True)
+class Unless:
+    """For `only_with`: any value but these."""
+
+    values: tuple[Any, ...]
+
+    def __init__(self, *values: Any) -> None:
+        object.__setattr__(self, "values", values)
+
+
+SET = Unless(None, 0, "", (), {})
+"""For `only_with`: given, and neither false, 0 nor empty."""
+
+
+@dataclass(frozen=True)
+class Because:
+    """For `only_with`: the wanted values, and the words for the others, with what or `without ...`, `{}` the value."""
+
+    wanted: Any
+    words: str
+
+
+@dataclass(frozen=True)
+class OnlyWith:
+    """Metadata of a field that does something only with some values of others, its neighbours; see `only_with`."""
+
+    neighbours: Mapping[str, Any]
+
+    def idle(self, section: BaseModel) -> str | None:
+        """With what the field does nothing here; None where it does something."""
+        for key, wanted in self.neighbours.items():
+            value = getattr(section, key)
+            if not _fits(value, wanted):
+                return wanted.words.format(value) if isinstance(wanted, Because) else _without(key, value)
+        return None
+
+    def __str__(self) -> str:
+        """The values with which the field does something."""
+        return "; ".join(_with(key, wanted) for key, wanted in self.neighbours.items())
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """The JSON schema of the field with the key `only_with`."""
+        return {**handler(schema), "only_with": str(self)}
+
+
+_OF_FIELDS = frozenset(
+    {
+        "description",
+        "ge",
+        "gt",
+        "le",
+        "lt",
+        "min_length",
+        "max_length",
+        "pattern",
+        "validation_alias",
+        "default_factory",
+    }
+)
+
+
+def only_with(default: Any = ..., **given: Any) -> Any:
+    """A field that does something only with some values of other fields or properties of its section.
+
+    Given where it does nothing, it is refused. `null`, where that is the default, counts as not given.
+
+    Args:
+        default: its default value.
+        **given: what pydantic's `Field` takes, and neighbours: the value, a tuple of values, `Unless(...)` or `SET`;
+            `Because` around it where the message needs other words, as with a property.
+    """
+    told = {key: value for key, value in given.items() if key in _OF_FIELDS}
+    field: FieldInfo = Field(**told) if "default_factory" in told else Field(default, **told)
+    field.metadata.append(OnlyWith({key: wanted for key, wanted in given.items() if key not in _OF_FIELDS}))
+    return field
 
 
 class Settings(BaseModel):
@@ -46,6 +154,37 @@ class Settings(BaseModel):
     def implied(cls, given: dict[str, Any]) -> dict[str, Any]:
         """The same values with what they imply without saying it; a root configuration may override this."""
         return given
+
+    def derived(self) -> dict[str, Any]:
+        """Values of keys that follow from others, where they are not given."""
+        return {}
+
+    @classmethod
+    def removed(cls, key: Any) -> Removed | None:
+        """The key that there was, and what to do now; None where there never was one."""
+        forms = (base for form in (cls, *cls.short_form) for base in form.__mro__)
+        return next((found for form in forms if (found := REMOVED.get(f"{form.__name__}.{key}"))), None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or given.keys() <= cls.model_fields.keys():
+            return given
+        return {key: value for key, value in given.items() if not ((old := cls.removed(key)) and old.says(value))}
+
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> Self:
+        given = self.model_fields_set
+        self.__dict__.update({key: value for key, value in self.derived().items() if key not in given})
+        idle: dict[str, set[str]] = {}
+        for name, field in type(self).model_fields.items():
+            said = name in given and not (field.default is None and getattr(self, name) is None)
+            for rule in field.metadata if said else ():
+                if isinstance(rule, OnlyWith) and (why := rule.idle(self)) is not None:
+                    idle.setdefault(why, set()).add(name)
+        for why, names in idle.items():
+            refuse(names, why)
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -151,6 +290,38 @@ def refuse(idle: set[str], why: str, section: str = "") -> None:
         keys = ", ".join(f"{section}.{key}" if section else key for key in sorted(idle))
         joint = "" if why.startswith("without") else "with "
         raise ValueError(f"{keys} would do nothing {joint}{why}; remove it")
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    """Whether a neighbour has one of the wanted values."""
+    if isinstance(wanted, Because):
+        return _fits(value, wanted.wanted)
+    if isinstance(wanted, Unless):
+        return value not in wanted.values
+    return value in wanted if isinstance(wanted, tuple) else bool(value == wanted)
+
+
+def _without(key: str, value: Any) -> str:
+    """With what value of a neighbour a key does nothing, for a message."""
+    if value is None or value in ("", (), {}):
+        return f"without {key}"
+    return f"{key}: {_yaml(value)}" if isinstance(value, bool) else f"{key} {value}"
+
+
+def _with(key: str, wanted: Any) -> str:
+    """With which values of a neighbour a key does something, for a table."""
+    if isinstance(wanted, Because):
+        words = wanted.words
+        plain = words.removeprefix("without ") if words.startswith("without ") else f"not {words}"
+        return plain if isinstance(wanted.wanted, bool) else _with(key, wanted.wanted)
+    if isinstance(wanted, Unless):
+        return key if wanted == SET else f"{key} not {_yaml(*wanted.values)}"
+    return f"{key} {_yaml(*wanted) if isinstance(wanted, tuple) else _yaml(wanted)}"
+
+
+def _yaml(*values: Any) -> str:
+    shown = (str(value).lower() if isinstance(value, bool) else "null" if value is None else value for value in values)
+    return ", ".join(map(str, shown))
 
 
 def check_multiple(batch_size: int, micro_batch_size: int | None, key: str = "batch_size") -> None:

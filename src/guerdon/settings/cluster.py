@@ -64,18 +64,6 @@ class ClusterSettings(Settings):
     label_workers: int = Field(1, ge=1, description="actors that sample for `guerdon label`")
     label_worker_cpus: float = Field(1.0, ge=0, description="CPUs that each of them reserves")
     label_worker_gpus: float = Field(0.0, ge=0, description="GPUs that each of them reserves")
-    weight_transfer: Literal["auto", "object_store", "collective"] = Field(
-        "auto",
-        description="how weights reach the collectors: object_store, Ray's, through the memory of each node; "
-        "collective, one broadcast to all of them, by NCCL where the policy that learns and each collector have a GPU "
-        "of their own, else by Gloo; auto: collective where NCCL is possible, else object_store",
-    )
-    weight_timeout: float = Field(
-        120.0,
-        gt=0,
-        description="seconds that a broadcast of weights may take; then those that did not get them read them from the "
-        "object store",
-    )
     strategy: Literal["default", "spread", "pack"] = Field(
         "default",
         description="default: Ray fills nodes up before it takes the next; spread: actors of a kind go to different "
@@ -103,8 +91,6 @@ class ClusterSettings(Settings):
         if not self.reward_workers:
             idle = {"reward_worker_cpus", "reward_worker_gpus", "reward_worker_resources"} & self.model_fields_set
             refuse(idle, "reward_workers 0")
-        if self.weight_transfer == "object_store":
-            refuse({"weight_timeout"} & self.model_fields_set, "weight_transfer object_store")
         if self.learners == 1:
             refuse({"learner_cpus", "learner_gpus", "learner_resources"} & self.model_fields_set, "learners 1")
         kinds = [("collector", self.collector_cpus, self.collector_gpus, self.collector_resources)]

@@ -1,0 +1,127 @@
+"""Keys that say with which values of their neighbours they do something, and keys that there were."""
+
+import re
+
+import pytest
+from pydantic import ValidationError
+
+from guerdon.config import Tree, to_plain, validate
+from guerdon.errors import ConfigError
+from guerdon.settings import base
+from guerdon.settings.algorithm import ControlAlgorithmSettings
+from guerdon.settings.base import SET, Because, OnlyWith, Removed, Settings, Unless, only_with
+
+
+class Paint(Settings):
+    kind: str = "plain"
+    mixed: bool = False
+    layers: int = 0
+    share: float = only_with(0.5, ge=0, le=1, mixed=True, description="of the second colour")
+    drying: float | None = only_with(None, gt=0, layers=SET, kind=Unless("wet", "fresh"), description="hours")
+    gloss: float = only_with(0.1, kind=("oil", "lacquer"), description="of the surface")
+    grain: int = only_with(1, coarse=Because(True, "without coarse pigments"), description="of the pigments")
+    varnish: str = only_with("none", kind=Because("oil", "kind {}, which needs none"), description="on top")
+
+    @property
+    def coarse(self):
+        return self.kind.startswith("sand")
+
+    def derived(self):
+        return {"layers": 3} if self.kind == "lacquer" else {}
+
+
+class Wall(Settings):
+    paint: Paint = Paint()
+    height: float = 2.5
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"share": 0.5}, "share would do nothing with mixed: false; remove it"),
+        ({"drying": 2.0}, "drying would do nothing with layers 0; remove it"),
+        ({"drying": 2.0, "layers": 2, "kind": "wet"}, "drying would do nothing with kind wet"),
+        ({"gloss": 0.1}, "gloss would do nothing with kind plain"),
+        ({"gloss": 0.1, "kind": ""}, "gloss would do nothing without kind"),
+        ({"grain": 1}, "grain would do nothing without coarse pigments"),
+        ({"kind": "sand", "varnish": "none"}, "varnish would do nothing with kind sand, which needs none"),
+        ({"grain": 2, "share": 0.1, "mixed": True}, "grain would do nothing"),
+        ({"share": 2.0, "mixed": True}, "less than or equal to 1"),
+    ],
+    ids=str,
+)
+def test_a_key_that_would_do_nothing_is_refused_where_it_is_given(given, message):
+    with pytest.raises(ValidationError, match=message):
+        Paint(**given)
+    with pytest.raises(ConfigError, match=re.escape("paint")):
+        validate(Wall, {"paint": given}, source="wall.yaml")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {}, {"drying": None}, {"mixed": True, "share": 0.0}, {"layers": 1, "drying": 3.0},
+        {"kind": "lacquer", "gloss": 1}, {"kind": "sandy", "grain": 4}, {"kind": "oil", "varnish": "two", "gloss": 0},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_key_that_does_something_is_accepted_and_read_back(given):
+    wall = validate(Wall, {"paint": given}, source="wall.yaml")
+    assert all(getattr(wall.paint, key) == value for key, value in given.items())
+    assert validate(Wall, to_plain(wall), source="again") == wall
+
+
+def test_a_value_that_follows_from_others_is_not_one_that_was_given():
+    assert (Paint(kind="lacquer").layers, Paint(kind="lacquer", layers=1).layers, Paint().layers) == (3, 1, 0)
+    assert Paint(kind="lacquer", drying=1.0).drying == 1.0  # the neighbour's value is the one that follows
+    assert "layers" not in Paint(kind="lacquer").model_fields_set
+
+
+def test_the_rule_is_in_the_schema_and_reads_as_words():
+    shown = {name: field["only_with"] for name, field in Paint.model_json_schema()["properties"].items() if
+             "only_with" in field}  # fmt: skip
+    assert shown == {
+        "share": "mixed true", "drying": "layers; kind not wet, fresh", "gloss": "kind oil, lacquer",
+        "grain": "coarse pigments", "varnish": "kind oil",
+    }  # fmt: skip
+
+
+def test_every_rule_names_neighbours_that_exist():
+    """A misspelled neighbour would show when a user gives the key."""
+    forms, found = [Settings], 0
+    while forms:
+        form = forms.pop()
+        forms += form.__subclasses__()
+        for name, field in form.model_fields.items():
+            for rule in (mark for mark in field.metadata if isinstance(mark, OnlyWith)):
+                missing = [key for key in rule.neighbours if not (key in form.model_fields or hasattr(form, key))]
+                shared = form.__name__.startswith("_")  # its forms have them
+                assert not missing or shared, f"{form.__name__}.{name}: {missing}"
+                found += 1
+    assert found > 20
+
+
+def test_a_key_that_there_was_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(base.REMOVED, "Paint.lead", Removed((0.2, 0.4), "paint has no lead; choose a kind"))
+    wall = validate(
+        Wall, {"paint": {"lead": [0.2, 0.4], "kind": "oil"}}, source="wall.yaml"
+    )  # an old file, written out
+    assert wall.paint.kind == "oil"
+    tree = Tree({"paint": {"lead": [0.2, 0.5]}}, {"paint.lead": "wall.yaml:2"})
+    with pytest.raises(ConfigError) as caught:
+        validate(Wall, tree, source="wall.yaml")
+    said = "wall.yaml:2: paint.lead = a list of 2: there is no such key any more; paint has no lead; choose a kind"
+    assert str(caught.value) == said
+    with pytest.raises(ConfigError, match=r"paint\.lead .* choose a kind"):
+        validate(Wall, {"paint": {"lead": 1}, "height": "x"}, source="wall.yaml")
+    with pytest.raises(ConfigError, match="height") as caught:  # what is left out hides no other mistake
+        validate(Wall, {"paint": {"lead": [0.2, 0.4]}, "height": "x"}, source="wall.yaml")
+    assert "lead" not in str(caught.value)
+
+
+def test_the_order_of_checks_does_not_matter_to_what_is_written_out():
+    settings = ControlAlgorithmSettings(adv_estimator="grpo", group_size=4)
+    plain = to_plain(settings)
+    assert "rollout_steps" not in plain
+    assert plain["group_size"] == 4
+    assert validate(ControlAlgorithmSettings, plain, source="again") == settings
