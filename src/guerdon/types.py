@@ -131,11 +131,13 @@ class Score:
         steps: (T,) float32, one finite value per row, or None when the model judges whole episodes only.
         total: one finite value for the episode, or None when the model judges rows only.
         failure: set exactly when both are missing.
+        spread: standard deviation of `total` over the members of an ensemble; None where there are none.
     """
 
     steps: FloatArray | None = None
     total: float | None = None
     failure: Failure | None = None
+    spread: float | None = None
 
     def __post_init__(self) -> None:
         measured = self.steps is not None or self.total is not None
