@@ -57,9 +57,8 @@ def label(url: str, slots: int) -> None:
     """Label solutions and report how long it took."""
     from guerdon.episodes.solutions import Solution
     from guerdon.labels.append_log import Cache, Ledger
-    from guerdon.labels.labelers import PromptedSolution
+    from guerdon.labels.labelers import JudgeLabeler, PromptedSolution
     from guerdon.labels.llm_client import HttpLLMClient
-    from guerdon.labels.llm_judge import JudgeLabeler
     from guerdon.settings.label import OpenAIJudgeSettings
     from guerdon.tasks.prompts import Prompt
 

@@ -5,7 +5,7 @@
 
 Each case runs in a process of its own: a model made in code, two gradient steps on responses of one length, and the
 highest resident memory during the second one, less that before the model was made. The formulas are those of
-`guerdon.plan.estimate_text`, with what differs on a CPU: frozen matrices stay float32 and pieces have 2^24 logits.
+`guerdon.plan.gpu`, with what differs on a CPU: frozen matrices stay float32 and pieces have 2^24 logits.
 Memory does not depend on what else the machine is doing, so that a busy one is good enough.
 """
 
@@ -45,7 +45,7 @@ def predicted(case: str, vocabulary: int) -> dict[str, float]:
     """Bytes by part."""
     from dataclasses import replace
 
-    from guerdon.plan.estimate_text import update_memory
+    from guerdon.plan.gpu import update_memory
     from guerdon.plan.text_size import size_of_start
     from guerdon.settings.text_policy import TextPolicySettings
 
@@ -70,7 +70,7 @@ def trl_memory(shape: Any, *, rank: int | None, tokens: int, bfloat16: bool) -> 
         tokens: in the pass.
         bfloat16: `model_init_kwargs={"dtype": "bfloat16"}`, which is for adapters.
     """
-    from guerdon.plan.estimate_text import layer_bytes
+    from guerdon.plan.gpu import layer_bytes
 
     h, p, e = shape.width, shape.parameters, shape.embedding
     trained = p if rank is None else shape.adapters(rank)
@@ -88,7 +88,7 @@ def trl_memory(shape: Any, *, rank: int | None, tokens: int, bfloat16: bool) -> 
 
 def trl_table() -> list[str]:
     """Rows of the comparison with TRL: 4 sequences of 512 + 2,048 tokens in a pass, gradient checkpointing in both."""
-    from guerdon.plan.estimate_text import update_memory
+    from guerdon.plan.gpu import update_memory
     from guerdon.plan.text_size import PUBLISHED
 
     lines = ["| update of | guerdon (GB) | TRL (GB) | ratio |", "|---|---:|---:|---:|"]

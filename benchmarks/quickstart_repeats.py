@@ -19,8 +19,7 @@ from pathlib import Path
 
 from harness import machine_line, table
 
-from guerdon.compare.comparison import comparison_rows
-from guerdon.compare.read_runs import StudyRecord, number, read_study
+from guerdon.compare.results import StudyRecord, comparison_rows, number, read_study
 from guerdon.compare.study import plan_study, quickstart_file, run_study
 
 SEEDS = 8

@@ -24,7 +24,7 @@ from guerdon.episodes.solutions import Solution
 from guerdon.labels.append_log import Cache, Ledger
 from guerdon.labels.labelers import PromptedSolution
 from guerdon.labels.llm_client import HttpLLMClient, LLMRequest, send
-from guerdon.labels.llm_judge import JudgeLabeler
+from guerdon.labels.labelers import JudgeLabeler
 from guerdon.retry import Clock
 from guerdon.settings.label import OpenAIJudgeSettings
 from guerdon.tasks.prompts import Prompt

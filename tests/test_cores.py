@@ -7,7 +7,7 @@ import pytest
 from guerdon import cores
 from guerdon.compare.study import plan_study
 from guerdon.cores import usable_cores
-from guerdon.serve.copies import machine
+from guerdon.serve.launch import machine
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guerdon.labels.llm_judge import parse_judgement
+from guerdon.labels.labelers import parse_judgement
 from guerdon.models.verdict_parser import Numbers, parse_answer
 from guerdon.replies import final_part, json_objects, opened_reasoning
 from guerdon.types import Failure

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from child import environment
+from guerdon.atomic import held
 from guerdon.errors import MissingDependencyError
-from guerdon.folder_lock import held
 from guerdon.subprocess_worker import (
     PoolClosedError,
     SubprocessPool,

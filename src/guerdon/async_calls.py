@@ -12,7 +12,6 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -33,30 +32,12 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
     if asyncio._get_running_loop() is loop:
         coroutine.close()
         raise RuntimeError("run_async was called by a coroutine of its own event loop; await the coroutine instead")
-    found, tasks = Future[T](), list[asyncio.Task[T]]()
+    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
-        loop.call_soon_threadsafe(_start, loop, coroutine, tasks, found)
-        return found.result()
+        return future.result()
     except BaseException:
-        loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])  # also where an interrupt comes early
+        future.cancel()  # and with it the coroutine
         raise
-
-
-def _start(
-    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], tasks: list[asyncio.Task[T]], found: Future[T]
-) -> None:
-    """Make a task of a coroutine, and give its result to another thread."""
-
-    def pass_on(task: asyncio.Task[T]) -> None:
-        if task.cancelled():
-            found.cancel()
-        elif error := task.exception():
-            found.set_exception(error)
-        else:
-            found.set_result(task.result())
-
-    tasks.append(loop.create_task(coroutine))
-    tasks[0].add_done_callback(pass_on)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:

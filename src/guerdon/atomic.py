@@ -1,15 +1,18 @@
 """Atomic writes of files and folders: a kill at any moment leaves the old bytes or the new ones, never a mixture.
 
 Everything is first written under a temporary name in the same folder, flushed to the disk, then renamed. A sealed
-folder has a `COMPLETE` file with the SHA-256 of every other file in it, written last.
+folder has a `COMPLETE` file with the SHA-256 of every other file in it, written last. A lock keeps other processes out
+of a folder; it is released when the process ends, however that happens.
 
     write_json(run / "run.json", {"seed": 0})
     with sealed_folder(run / "checkpoints" / "step_000001000") as temporary:
         save_file(tensors, temporary / "state.safetensors")
+    with held(run, busy="another process writes this run"): ...
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -19,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from guerdon.errors import CheckpointError, naming
+from guerdon.errors import CheckpointError, ConfigError, InUseError, naming
 from guerdon.secrets import hide
 
 COMPLETE = "COMPLETE"
@@ -137,3 +140,29 @@ def verify_folder(folder: Path) -> None:
             raise CheckpointError(f"{file} is missing; the checkpoint cannot be used")
         if sha256(file) != wanted:
             raise CheckpointError(f"{file} does not have the bytes that were written; the checkpoint is corrupt")
+
+
+@contextmanager
+def held(folder: Path, *, busy: str) -> Iterator[None]:
+    """Keep others out of a folder, which is made where it is not there.
+
+    Args:
+        folder: receives a file `.lock`.
+        busy: what to say where another holds it.
+
+    Raises:
+        InUseError: another holds it.
+        ConfigError: the disk has no locks.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InUseError(busy) from error
+        except OSError as error:
+            raise ConfigError(f"{folder} cannot be locked ({error.strerror}); choose one on another disk") from error
+        yield
+    finally:
+        os.close(lock)

@@ -23,7 +23,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
@@ -257,14 +257,9 @@ def peers() -> int:
     return _group.size if _group is not None and _group.together else 1
 
 
-@contextmanager
-def together() -> Iterator[None]:
+def together() -> AbstractContextManager[None]:
     """All processes carry out this block, with the same data."""
-    if _group is None:
-        yield
-        return
-    with _all_together(_group):
-        yield
+    return nullcontext() if _group is None else _all_together(_group)
 
 
 def led(work: Callable[[], T]) -> T | None:

@@ -86,19 +86,29 @@ def check_package(name: str, *, extra: str | None = None, purpose: str = "") -> 
     target = f"'guerdon[{extra}]'" if extra else "guerdon"
     status: Status = "warn" if extra else "fail"
     why = f" ({purpose})" if purpose else ""
-    try:
-        version = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
+    version = _version(name)
+    if version is None:
         return Check(name, status, f"not installed{why}", f"pip install {target}")
-    command = [sys.executable, "-c", f"import {name}"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
-    except subprocess.TimeoutExpired:
-        return Check(name, "fail", f"{version} does not finish importing", f"pip install --force-reinstall {name}")
-    if done.returncode:
+    _, error = _printed(f"import {name}", 120)
+    if error:
         fix = f"pip install --force-reinstall {target}"
-        return Check(name, "fail", f"{version} cannot be imported: {_last_line(done.stderr)}", fix)
+        return Check(name, "fail", f"{version} cannot be imported: {error}", fix)
     return Check(name, "ok", f"{version}{why}")
+
+
+def _printed(
+    script: str, seconds: float, environ: Mapping[str, str] | None = None, *, late: str = "it does not end"
+) -> tuple[str, str]:
+    """The last line that a script prints in a process of its own; and why it failed, "" where it did not."""
+    command = [sys.executable, "-c", script]
+    try:
+        done = subprocess.run(  # noqa: S603
+            command, capture_output=True, text=True, timeout=seconds, env=environ, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return "", f"{late} within {seconds:g} s"
+    printed, said = (text.strip().rpartition("\n")[2].strip() for text in (done.stdout, done.stderr))
+    return printed, (said or printed or "no message")[:200] if done.returncode else ""
 
 
 def check_torch() -> Check:
@@ -136,25 +146,17 @@ def check_rendering(
         script: what it runs; it prints one line of JSON.
     """
     name = "headless rendering"
-    try:
-        importlib.metadata.version("mujoco")
-    except importlib.metadata.PackageNotFoundError:
+    if _version("mujoco") is None:
         return Check(name, "warn", "MuJoCo is not installed", "pip install 'guerdon[metaworld]'")
     env = dict(os.environ if environ is None else environ)
     backend = env.setdefault("MUJOCO_GL", "egl").lower()
     env.setdefault("LP_NUM_THREADS", "1")
     packages = PACKAGES.get(backend, PACKAGES["egl"])
     fix = f"on Debian: {packages}" + (f" (or {PACKAGES['osmesa']} and MUJOCO_GL=osmesa)" if backend == "egl" else "")
-    command = [sys.executable, "-c", script]
-    try:
-        done = subprocess.run(  # noqa: S603
-            command, capture_output=True, text=True, timeout=seconds, env=env, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return Check(name, "fail", f"{backend}: no picture within {seconds:g} s", fix)
-    if done.returncode:
-        return Check(name, "fail", f"{backend}: {_last_line(done.stderr)}", fix)
-    drawn = json.loads(done.stdout.strip().splitlines()[-1])
+    printed, error = _printed(script, seconds, env, late="no picture")
+    if error:
+        return Check(name, "fail", f"{backend}: {error}", fix)
+    drawn = json.loads(printed)
     red, green, blue = drawn["middle"]
     if drawn["spread"] < 30 or red < 60 or red < 2 * max(green, blue):
         return Check(name, "fail", f"{backend}: drew {drawn['middle']} where a red sphere should be", fix)
@@ -171,10 +173,12 @@ def check_libero(*, seconds: float = 120.0) -> Check:
     from guerdon.worlds import libero_files
 
     name, fix = "LIBERO", f"{libero_files.INSTALL}, in an environment of its own (docs/libero.md)"
+    version = _version("hf-libero")
     try:
-        version = importlib.metadata.version("hf-libero")
         libero_files.package_folder()
-    except (importlib.metadata.PackageNotFoundError, MissingDependencyError):
+    except MissingDependencyError:
+        version = None
+    if version is None:
         return Check(name, "warn", "not installed (130 robot tasks)", fix)
     try:
         assets = libero_files.assets_folder()
@@ -182,13 +186,9 @@ def check_libero(*, seconds: float = 120.0) -> Check:
         return Check(name, "fail", f"{version}: {exc}", fix)
     script = "from guerdon.worlds.libero_files import init_states, libero_task\n"
     script += "print(len(init_states(libero_task('libero_10', '0'))))"
-    command = [sys.executable, "-c", script]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)  # noqa: S603
-    except subprocess.TimeoutExpired:
-        return Check(name, "fail", f"{version} does not finish importing within {seconds:g} s", fix)
-    if done.returncode or not done.stdout.strip().isdecimal():
-        return Check(name, "fail", f"{version} cannot be used: {_last_line(done.stderr or done.stdout)}", fix)
+    printed, error = _printed(script, seconds)
+    if error or not printed.isdecimal():
+        return Check(name, "fail", f"{version} cannot be used: {error or printed or 'no message'}", fix)
     if changes := libero_files.mujoco_changes(importlib.metadata.version("mujoco")):
         fix = f"pip install 'mujoco{libero_files.MUJOCO}'"
         return Check(name, "warn", f"{version}, {changes.removesuffix(f': {fix}')}", fix)
@@ -205,24 +205,16 @@ def check_maniskill(*, seconds: float = 300.0, environ: Mapping[str, str] | None
     from guerdon.worlds import maniskill
 
     name = "ManiSkill"
-    try:
-        version = importlib.metadata.version("mani-skill")
-    except importlib.metadata.PackageNotFoundError:
+    version = _version("mani-skill")
+    if version is None:
         return Check(name, "warn", "not installed (robot tasks)", maniskill.INSTALL)
     script = "from guerdon.worlds.maniskill import ManiSkillEye, ManiSkillVectorEnv\n"
     script += "env = ManiSkillVectorEnv('PushCube-v1', 1, frame_size=(64, 64)); env.reset(seed=[0])\n"
     script += "print(int(ManiSkillEye(env).look(0)['render_camera'].std()))"
-    command = [sys.executable, "-c", script]
-    try:
-        done = subprocess.run(  # noqa: S603
-            command, capture_output=True, text=True, timeout=seconds, check=False, env=environ
-        )
-    except subprocess.TimeoutExpired:
-        return Check(name, "fail", f"{version} draws no scene within {seconds:g} s", maniskill.DRIVER)
-    drawn = done.stdout.strip().splitlines()[-1:]
-    if done.returncode or not drawn or not drawn[0].isdecimal():
-        return Check(name, "fail", f"{version}: {_last_line(done.stderr or done.stdout)}", maniskill.DRIVER)
-    if int(drawn[0]) < 5:
+    printed, error = _printed(script, seconds, environ)
+    if error or not printed.isdecimal():
+        return Check(name, "fail", f"{version}: {error or printed or 'no message'}", maniskill.DRIVER)
+    if int(printed) < 5:
         return Check(name, "fail", f"{version}: the picture of a scene is blank", maniskill.DRIVER)
     if int(importlib.metadata.version("numpy").split(".")[0]) >= 2:
         why = f"{version} draws; its motion planner (collect: type expert) needs numpy 1"
@@ -233,14 +225,12 @@ def check_maniskill(*, seconds: float = 300.0, environ: Mapping[str, str] | None
 def check_torchvision() -> Check:
     """Whether torchvision is absent or loads: builds for another torch do not, and break transformers too."""
     name = "torchvision"
-    try:
-        version = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
+    version = _version(name)
+    if version is None:
         return Check(name, "ok", "not installed, nor needed")
-    command = [sys.executable, "-c", "import torchvision"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
-    if done.returncode:
-        why = f"{version} does not fit this torch: {_last_line(done.stderr)}"
+    _, error = _printed("import torchvision", 120)
+    if error:
+        why = f"{version} does not fit this torch: {error}"
         return Check(name, "warn", why, "pip uninstall torchvision (LIBERO brings it and does not use it)")
     return Check(name, "ok", version)
 
@@ -298,11 +288,8 @@ def check_compiler(environ: Mapping[str, str] | None = None) -> Check:
     """Whether torch.compile is switched off, which changes speed but no result."""
     value = (os.environ if environ is None else environ).get("TORCHDYNAMO_DISABLE", "")
     off = value not in ("", "0")
-    return Check(
-        "torch.compile",
-        "ok",
-        f"off: TORCHDYNAMO_DISABLE={value}" if off else "on where a setting asks for it",
-    )
+    found = f"off: TORCHDYNAMO_DISABLE={value}" if off else "on where a setting asks for it"
+    return Check("torch.compile", "ok", found)
 
 
 def check_browser() -> Check:
@@ -440,11 +427,6 @@ def _existing(folder: Path) -> Path:
         if candidate.exists():
             return candidate
     return Path.cwd()
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:200] if lines else "no message"
 
 
 if __name__ == "__main__":

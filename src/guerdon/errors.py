@@ -6,10 +6,11 @@ any other exception is a bug and keeps its traceback. This module does not know 
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -161,10 +162,35 @@ def boundary(error: type[GuerdonError], what: str) -> Iterator[None]:
         raise error(f"{what}: {said_by(exc)}") from exc
 
 
+def did_you_mean(given: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6, quoted: bool = False) -> str:
+    """The end of a message about an unknown name: those of the known ones that are like it; empty without any."""
+    near = [repr(x) if quoted else x for x in difflib.get_close_matches(given, list(known), n=most, cutoff=cutoff)]
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
 def said_by(error: BaseException) -> str:
     """Kind and message of a foreign exception, in one line and without addresses of objects."""
     said = hide(" ".join(_ADDRESS.sub("", str(error)).split()))
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+@contextmanager
+def needs(message: str, kind: type[ImportError] = ImportError) -> Iterator[None]:
+    """Attribute a package that is not installed, or not whole, inside the block.
+
+    Args:
+        message: what needs it and how to install it; `{name}` stands for the name of what is missing.
+        kind: errors that mean so; `ModuleNotFoundError` leaves those of a package that is broken as they are.
+
+    Raises:
+        MissingDependencyError: with the message.
+    """
+    try:
+        yield
+    except kind as error:
+        if isinstance(error, GuerdonError):
+            raise
+        raise MissingDependencyError(message.replace("{name}", str(error.name))) from error
 
 
 @contextmanager

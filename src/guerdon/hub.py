@@ -86,7 +86,7 @@ def check_folder(error: type[GuerdonError], what: str, folder: Path) -> None:
             configuration is not JSON.
     """
     check_links(error, what, folder)
-    _check_weights(error, what, folder)
+    _refuse_first(error, what, folder, _weight_problems(folder))
     check_configs(error, what, folder)
 
 
@@ -108,36 +108,40 @@ def check_links(error: type[GuerdonError], what: str, folder: Path) -> None:
     allowed = [home]
     if home.parent.name == "snapshots" and home.parent.parent.name.startswith("models--"):
         allowed.append(home.parent.parent / "blobs")
-    for place, folders, files in os.walk(home):
-        for file in (Path(place) / name for name in (*folders, *files)):
-            if file.is_symlink() and not any(file.resolve().is_relative_to(root) for root in allowed):
-                raise error(
-                    f"{what} {str(folder)!r} cannot be read: {file.relative_to(home)} is a link to "
-                    f"{os.readlink(file)}, which is outside of the folder; put a copy of the file in its place"
-                )
+    outside = (
+        f"{file.relative_to(home)} is a link to {os.readlink(file)}, which is outside of the folder; put a copy of the "
+        "file in its place"
+        for file in home.rglob("*")
+        if file.is_symlink() and not any(file.resolve().is_relative_to(root) for root in allowed)
+    )
+    _refuse_first(error, what, folder, outside)
 
 
-def _check_weights(error: type[GuerdonError], what: str, folder: Path) -> None:
-    """Refuse pickled weights, and an index that names anything else than safetensors inside the folder."""
+def _refuse_first(error: type[GuerdonError], what: str, folder: Path, problems: Iterator[str]) -> None:
+    for problem in problems:
+        raise error(f"{what} {str(folder)!r} cannot be read: {problem}")
+
+
+def _weight_problems(folder: Path) -> Iterator[str]:
+    """Pickled weights, and an index that names anything else than safetensors inside the folder."""
     for pickled, safe in PICKLED.items():
         found = sorted(folder.glob(f"{pickled}*.bin"))
         if found and not any(folder.glob(f"{safe}*.safetensors")):
-            raise error(
-                f"{what} {str(folder)!r} cannot be read: {found[0].name} is a pickle, which can run code; write a "
-                f"folder with safetensors: guerdon import {folder} NEW_FOLDER"
+            yield (
+                f"{found[0].name} is a pickle, which can run code; write a folder with safetensors: guerdon import "
+                f"{folder} NEW_FOLDER"
             )
     for index in sorted(folder.glob("*.safetensors.index.json")):
         try:
             names = set(map(str, json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         except (ValueError, OSError, RecursionError, LookupError, TypeError, AttributeError) as cause:
-            raise error(f"{what} {str(folder)!r} cannot be read: {index.name}: {said_by(cause)}; {AGAIN}") from None
+            names = set()
+            yield f"{index.name}: {said_by(cause)}; {AGAIN}"
         for name in names:
             path = PurePosixPath(name)
             if path.is_absolute() or ".." in path.parts or "\\" in name or path.suffix != ".safetensors":
-                raise error(
-                    f"{what} {str(folder)!r} cannot be read: {index.name} names {name[:200]!r}, which is no "
-                    "safetensors file inside the folder; save the model again"
-                )
+                what = f"{name[:200]!r}, which is no safetensors file inside the folder"
+                yield f"{index.name} names {what}; save the model again"
 
 
 def check_configs(error: type[GuerdonError], what: str, folder: Path) -> None:
@@ -151,28 +155,25 @@ def check_configs(error: type[GuerdonError], what: str, folder: Path) -> None:
     Raises:
         GuerdonError: of the kind `error`.
     """
-    for file in (folder / name for name in CONFIGS):
-        if not file.is_file():
-            continue
+    _refuse_first(error, what, folder, _config_problems(folder))
+
+
+def _config_problems(folder: Path) -> Iterator[str]:
+    for file in filter(Path.is_file, (folder / name for name in CONFIGS)):
         try:
             config = json.loads(file.read_text(encoding="utf-8"))
         except (ValueError, OSError, RecursionError) as cause:
-            raise error(f"{what} {str(folder)!r} cannot be read: {file.name}: {said_by(cause)}; {AGAIN}") from None
+            config = {}
+            yield f"{file.name}: {said_by(cause)}; {AGAIN}"
         if not isinstance(config, dict):
-            raise error(f"{what} {str(folder)!r} cannot be read: {file.name} is not a map of keys; {AGAIN}")
-        for part in [config, *config.values()]:
-            for key, value in part.items() if isinstance(part, dict) else ():
-                if key.endswith(("layer", "layers")) and isinstance(value, int) and value > MOST_LAYERS:
-                    raise error(
-                        f"{what} {str(folder)!r} cannot be read: {key} in {file.name} is {value:,}, more than any "
-                        f"model has ({MOST_LAYERS:,}); correct it"
-                    )
-            for key in ("attn_implementation", "_attn_implementation"):
-                if isinstance(part, dict) and "/" in str(part.get(key)):
-                    raise error(
-                        f"{what} {str(folder)!r} cannot be read: {key} in {file.name} names code on the hub, "
-                        f"{str(part[key])[:80]!r}; remove the key"
-                    )
+            yield f"{file.name} is not a map of keys; {AGAIN}"
+            continue
+        parts = [part for part in (config, *config.values()) if isinstance(part, dict)]
+        for key, value in (item for part in parts for item in part.items()):
+            if key.endswith(("layer", "layers")) and isinstance(value, int) and value > MOST_LAYERS:
+                yield f"{key} in {file.name} is {value:,}, more than any model has ({MOST_LAYERS:,}); correct it"
+            if key in ("attn_implementation", "_attn_implementation") and "/" in str(value):
+                yield f"{key} in {file.name} names code on the hub, {str(value)[:80]!r}; remove the key"
 
 
 def adapter_config(folder: Path) -> dict[str, Any]:

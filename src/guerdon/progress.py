@@ -140,3 +140,12 @@ class ProgressBar:
             _under_way.remove(self)
         if self._bar is not None:
             self._bar.stop()
+
+
+@contextmanager
+def timed(seconds: dict[str, float] | None, name: str) -> Iterator[None]:
+    """Add the time that passes inside to `seconds[name]`."""
+    start = time.perf_counter()
+    yield
+    if seconds is not None:
+        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start

@@ -17,7 +17,6 @@ model gets all of `params` as that model. See docs/extend.md.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from guerdon.config_problems import problem_lines
 from guerdon.config_tree import Tree
-from guerdon.errors import ConfigError, boundary
+from guerdon.errors import ConfigError, boundary, did_you_mean
 
 OWN = "package.module:factory"
 
@@ -95,8 +94,7 @@ class Registry:
             registered = self.registered()
             if name not in registered:
                 known = [*self.builtins, *registered]
-                near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
+                hint = did_you_mean(name, known, quoted=True)
                 raise ConfigError(
                     f"unknown {self.kind} {name!r}: choose one of {', '.join(known)}, or write {OWN}{hint}"
                 )
@@ -186,9 +184,7 @@ def _imported(spec: str, what: str) -> Any:
         raise
     for name in attribute.split("."):
         if not hasattr(found, name):
-            near = difflib.get_close_matches(name, dir(found), n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ConfigError(f"{what}: there is no {name} in {module}{hint}")
+            raise ConfigError(f"{what}: there is no {name} in {module}{did_you_mean(name, dir(found))}")
         found = getattr(found, name)
     return found
 

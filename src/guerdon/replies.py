@@ -28,6 +28,7 @@ import re
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Never
 
@@ -226,12 +227,12 @@ def _plain(text: str) -> str:
     """A text of the same length with marks in one notation, and with those in code blanked out."""
     for spelled, mark in _SPELLED.items():
         text = text.replace(spelled, mark)
-    text = _BRACED.sub(
-        lambda found: (
-            ("</" if found[1] == r"\end{" else "<").rjust(len(found[1]), "<") + found[2] + ">" * len(found[3])
-        ),
-        text,
-    )
+
+    def tag(found: re.Match[str]) -> str:
+        begins = "</" if found[1] == r"\end{" else "<"
+        return begins.rjust(len(found[1]), "<") + found[2] + ">" * len(found[3])
+
+    text = _BRACED.sub(tag, text)
     return _without_code(text.translate(_SAME))
 
 
@@ -533,10 +534,8 @@ def _end(text: str, start: int) -> int | None:
 
 def _read(text: str) -> Any:
     """JSON, unchanged or repaired; else the error and its place."""
-    try:
+    with suppress(ValueError, RecursionError):
         return _parsed(text)
-    except (ValueError, RecursionError):
-        pass
     repaired = _repaired(text)
     try:
         return _parsed(repaired)

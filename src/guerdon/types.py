@@ -9,7 +9,7 @@ image, A action size, S state size. This module knows nothing about files, simul
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
@@ -94,17 +94,18 @@ class Episode:
 
     def __getitem__(self, rows: slice) -> Episode:
         """The same episode with only these rows (views, no copy); the outcome stays."""
-        cut: dict[str, Any] = {name: column[rows] for name, column in self.columns().items()}
-        return replace(self, **cut, views={name: frames[rows] for name, frames in self.views.items()})
+        return self._with(lambda column: column[rows])
 
     def take(self, rows: Sequence[int] | IntArray) -> Episode:
         """The same episode with the rows of these indices, in their order."""
         index = np.asarray(rows, dtype=np.int64)
-        picked: dict[str, Any] = {
-            name: tuple(column[i] for i in index) if name in ("texts", "roles") else column[index]
-            for name, column in self.columns().items()
-        }
-        return replace(self, **picked, views={name: frames[index] for name, frames in self.views.items()})
+        return self._with(
+            lambda column: tuple(column[i] for i in index) if isinstance(column, tuple) else column[index]
+        )
+
+    def _with(self, picked: Callable[[Any], Any]) -> Episode:
+        columns = {name: picked(column) for name, column in self.columns().items()}
+        return replace(self, **columns, views={name: picked(frames) for name, frames in self.views.items()})
 
 
 @dataclass(frozen=True)
@@ -191,11 +192,9 @@ class RewardModel(Protocol):
     @property
     def info(self) -> RewardInfo:
         """Range, granularity, modality and needs of this model."""
-        ...
 
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
         """One Score per episode, in order. Never raises for a bad episode: that is a `Failure`."""
-        ...
 
 
 @runtime_checkable
@@ -204,15 +203,12 @@ class Learnable(Protocol):
 
     def learn(self, episodes: Sequence[Episode]) -> Metrics:
         """Take gradient steps on episodes with a known outcome; returns metrics by name."""
-        ...
 
     def save(self, folder: Path) -> None:
         """Write everything that learning changes (weights, optimiser, replay, random state), whole or not at all."""
-        ...
 
     def restore(self, folder: Path) -> None:
         """Return to what `save` wrote."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -306,11 +302,9 @@ class PolicyInputs(Protocol):
 
     def __len__(self) -> int:
         """Rows."""
-        ...
 
     def take(self, rows: IntArray) -> Self:
         """These rows, in order."""
-        ...
 
 
 Inputs = TypeVar("Inputs", bound=PolicyInputs)
@@ -540,11 +534,9 @@ class Evaluates(Protocol[_Inputs]):
 
     def passes(self, inputs: _Inputs, rows: IntArray, micro: int | None) -> Sequence[slice | IntArray]:
         """Places in `rows` that share a forward pass: at most `micro`, and no more than its device has memory for."""
-        ...
 
     def evaluate(self, inputs: _Inputs, *, entropy: bool = False) -> Evaluated:
         """Log-probabilities, entropy and values of these rows, with gradients unless the caller switched them off."""
-        ...
 
 
 class Policy(Evaluates[Inputs], Protocol[_Collected, Inputs]):
@@ -552,23 +544,18 @@ class Policy(Evaluates[Inputs], Protocol[_Collected, Inputs]):
 
     def prepared(self, inputs: _Collected) -> Inputs:
         """What `evaluate` takes, from the inputs of a rollout; computed once for all passes over it."""
-        ...
 
     def evaluate_all(self, inputs: Inputs, *, micro: int) -> Evaluated:
         """`evaluate` without gradients, `micro` rows at a time; the result is on the CPU."""
-        ...
 
     def observe(self, inputs: _Collected, mask_B_T: BoolArray) -> None:
         """Update running statistics of what was observed, after the policy has learned from it."""
-        ...
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything to store."""
-        ...
 
     def load_tensors(self, state: dict[str, Tensor], *, critic: bool = True) -> None:
         """Return to stored tensors; without `critic` the value heads stay as they are."""
-        ...
 
 
 _Policy = TypeVar("_Policy", contravariant=True)
@@ -579,23 +566,18 @@ class Collector(Protocol[_Policy, Collected]):
 
     def collect(self, policy: _Policy, *, version: int = 0, warm_up: bool = False) -> Rollout[Collected]:
         """The next rollout, with the `version` of the weights; after `warm_up` ones only reward models learn."""
-        ...
 
     def evaluate(self, policy: _Policy, *, episodes: int, step: int = 0) -> dict[str, float]:
         """True success of the policy as it is; nothing of the run changes by it."""
-        ...
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and JSON-able values of everything that decides later rollouts."""
-        ...
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Return to a stored state."""
-        ...
 
     def close(self) -> None:
         """Close worlds, files and processes."""
-        ...
 
 
 def last_valid(mask_B_T: BoolArray) -> BoolArray:

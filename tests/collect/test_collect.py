@@ -20,8 +20,9 @@ from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.policies.control import build_policy, save_policy
 from guerdon.policies.experts import ScriptedExpert
+from guerdon.settings.collect import ActorShare
 from guerdon.settings.policy import CNNPolicySettings, MLPPolicySettings
-from guerdon.settings.study import ActorShare, Study
+from guerdon.settings.study import Study
 from guerdon.worlds.build import build_world
 
 torch.set_num_threads(1)

@@ -102,7 +102,6 @@ def test_failed_episodes_get_true_labels_too(tmp_path):
     [
         ({"labeler": "continuation"}, "update: none"),
         ({"labeler": "continuation", "update": "after", "replay_path": "d", "model_type": "resnet"}, "resnet"),
-        ({"update": "after", "replay_path": "d", "update_params": {"continuation_every": 2}}, "labeler: outcome"),
     ],
 )
 def test_a_labeler_that_would_do_nothing_is_refused(model, words):

@@ -154,7 +154,7 @@ def test_a_stored_state_gives_the_same_rollouts():
 def test_curricula_of_shards_learn_from_each_other_and_resume():
     env = {
         "task_ids": list(ladder.IDS), "task": ladder.IDS[0], "max_episode_steps": None, "use_curriculum": True,
-        "curriculum_over": "both", "curriculum_states": 4, "curriculum_ema_alpha": 0.8,
+        "curriculum_over": "both", "curriculum_states": 4,
     }  # fmt: skip
     given = study(env=env)
     here, there = (

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from guerdon.compare.comparison import comparison_rows, speed_text
-from guerdon.compare.read_runs import read_study
+from guerdon.compare.report_format import speed_text
+from guerdon.compare.results import comparison_rows, read_study
 
 
 def comparison_table(study_dir):

@@ -8,8 +8,8 @@ import yaml
 from synthetic_study import write_study
 
 from guerdon.compare.gate_rows import gate_rows
-from guerdon.compare.read_runs import read_study
 from guerdon.compare.report import write_report
+from guerdon.compare.results import read_study
 from guerdon.evaluate.gate_table import read_gate_table
 
 FINALS = {"A": (0.2, 0.4, 0.3), "B": (0.5, 0.3, 0.6), "C": (0.1, 0.1, 0.1)}

@@ -3,15 +3,14 @@ import re
 
 import numpy as np
 import pytest
+import yaml
 from synthetic_study import STEPS, comparison_table, rising, write_card, write_film, write_run, write_study
 
-from guerdon.compare.comparison import arm_styles
-from guerdon.compare.read_runs import read_study
-from guerdon.compare.report import write_report, write_single_report
+from guerdon.compare.report import TERMS, config_differences, terms_of, write_report, write_single_report
 from guerdon.compare.report_charts import curve_panels
 from guerdon.compare.report_films import choose_films, fit_films
 from guerdon.compare.report_tables import markdown_table
-from guerdon.compare.report_terms import TERMS, terms_of
+from guerdon.compare.results import arm_styles, read_study
 from guerdon.errors import DataError
 
 FINALS = {"A": (0.0, 0.1, 0.2), "B": (0.1, 0.3, 0.0), "C": (0.7, 0.9, 0.8)}
@@ -99,6 +98,56 @@ def test_page_never_says_better_without_an_interval_that_excludes_zero(tmp_path)
     assert "better" not in words
     assert " beats " not in words
     assert words.count("no difference shown") >= 2
+
+
+def test_the_first_section_answers_four_questions_of_every_arm(tmp_path):
+    def options(task, arm, seed):
+        return {"alarm_at": {("C", 0): (40_000,), ("C", 1): (40_000, 80_000)}.get((arm, seed), ())}
+
+    levels = {"A": 0.5, "B": 0.8, "C": 0.1}
+    study = write_study(
+        tmp_path, lambda t, arm, seed: levels[arm] + (seed / 50 if arm == "A" else 0), tasks=("t",), run_options=options
+    )
+    for path in study.glob("runs/t/B/*/metrics.jsonl"):  # an arm without a reward model
+        path.write_text(path.read_text().replace('"hacking_alarm": 0, ', ""))
+    page = write_report(study).read_text()
+    table = page[page.index('<table class="verdicts">') : page.index("</table>")]
+    heads = ["Arm", "Does it help?", "How sure?", "Is it being gamed?", "Where to look"]
+    assert re.findall('<th scope="col">(.*?)</th>', table) == heads
+    better, worse = (text(part) for part in table.split("<tr class")[1:])
+    assert "Yes. B beats A: final success +0.28" in better
+    assert "The interval excludes 0." in better
+    assert "No. It learns from no reward model." in better
+    assert "No, it harms. C is worse than A" in worse
+    assert "Likely. Alarm in 2 of 3 runs, at the end of 0: the learned return rises, true success does not." in worse
+    for film in re.findall('href="#(film-[0-9]+)"', table):
+        assert f'<figure class="film" id="{film}"' in page
+    assert len(re.findall('href="#film', table)) == 2
+    assert "What decides: the interval in brackets alone" in text(page)
+    for path in study.glob("runs/t/*/*/metrics.jsonl"):
+        path.write_text(re.sub('"hacking_alarm": [01]', '"hacking_alarm": null', path.read_text()))
+    assert "Not known. An alarm needs true success." in text(write_report(study).read_text())
+
+
+def test_arms_none_of_whose_runs_reach_the_baseline_are_said_so(tmp_path):
+    study = write_study(tmp_path, lambda t, arm, seed: 0.8 if arm == "A" else 0.1, tasks=("t",), films=False)
+    assert row(comparison_table(study), "B", "t")["speed"] == "not reached in 3 of 3 pairs"
+    assert "| not reached in 3 of 3 pairs |" in markdown_table(study)
+
+
+def test_differences_of_configurations_are_those_that_arms_write(tmp_path):
+    study = write_study(tmp_path, finals, tasks=("t",), films=False)
+    plan = yaml.safe_load((study / "study.yaml").read_text())
+    plan["runner"] = {"total_steps": 7, "seed": 1}
+    plan["compare"]["arms"]["B"]["config"] = {"runner": {"total_steps": 9}, "reward": {"sources": ["x", "y"]}}
+    plan["compare"]["arms"]["C"]["config"] = {"runner": {"total_steps": 7, "seed": 1}}
+    (study / "study.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
+    assert config_differences(read_study(study)) == [
+        ("runner.total_steps", ["7", "9", "7"]), ("reward.sources", ["–", "x, y", "–"])
+    ]  # fmt: skip
+    assert "runner.total_steps 7 9 7" in text(write_report(study).read_text())
+    (study / "study.yaml").write_text("[")
+    assert config_differences(read_study(study)) == []
 
 
 def test_worse_is_said_too(tmp_path):
@@ -451,10 +500,26 @@ def test_terms_are_explained_where_they_stand_on_the_page(page):
     explained = set(re.findall("<dfn>(.*?)</dfn>", section))
     assert {"true success", "IQM", "sign-flip test", "stratified bootstrap", "majority baseline", "probe"} <= explained
     assert not {"STARC", "best-of-n", "F1"} & explained
-    assert all(sentence.endswith(".") and len(sentence) < 140 for _, sentence in TERMS.values())
+    assert all(sentence.endswith(".") and len(sentence) < 140 for sentence in TERMS.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "terms"),
+    [
+        ("95% stratified bootstrap intervals", ["95% interval", "stratified bootstrap"]),
+        ("Two Arms; Holm's test", ["arm", "Holm"]),
+        ("Failed measurements", ["failed score, failed measurement"]),
+        ("kendall tau b", ["Spearman, Kendall, tau a, tau b"]),
+        ("best of 16, Best-of-n", ["best-of-n"]),
+        ("f1, alarms, tau c, F12, epic", []),
+        ("F1", ["F1"]),
+    ],
+)  # fmt: skip
+def test_terms_are_found_under_their_names(words, terms):
+    assert [term for term, _ in terms_of(f"<p>{words}</p>")] == terms
 
 
 def test_a_term_in_code_or_in_the_name_of_a_class_is_no_term_of_the_page():
     assert terms_of('<pre>IQM</pre><p class="STARC"></p><script>"AUROC"</script><p>paired\ndifference</p>') == [
-        ("paired difference", TERMS["paired difference"][1])
+        ("paired difference", TERMS["paired difference"])
     ]

@@ -7,9 +7,9 @@ import pytest
 from synthetic_study import rising, write_card, write_study, write_text_study
 
 from guerdon.compare import report_tables
-from guerdon.compare.read_runs import read_study
 from guerdon.compare.report import write_report
 from guerdon.compare.report_tables import Cell, Column, ModelMetric, OnlineMetric, columns, markdown_table
+from guerdon.compare.results import read_study
 
 
 def text(page):

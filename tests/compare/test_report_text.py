@@ -16,9 +16,9 @@ from synthetic_study import (
     write_text_study,
 )
 
-from guerdon.compare.read_runs import read_run, read_study
 from guerdon.compare.report import write_report, write_single_report
 from guerdon.compare.report_answers import (
+    Response,
     answer_panels,
     colour_level,
     first_errors_in_words,
@@ -29,6 +29,7 @@ from guerdon.compare.report_answers import (
 from guerdon.compare.report_charts import quality_panels, windowed
 from guerdon.compare.report_format import at, digits_for, human, times
 from guerdon.compare.report_tables import markdown_table
+from guerdon.compare.results import read_run, read_study
 from guerdon.errors import DataError
 from guerdon.evaluate.charts import Line, line_chart
 from guerdon.evaluate.text_suite import evaluate_text
@@ -51,6 +52,14 @@ def study(tmp_path_factory):
 @pytest.fixture(scope="module")
 def page(study):
     return write_report(study).read_text()
+
+
+def cut(response, source, scale=1.0):
+    return steps_of(Response.model_validate(response), source, scale)
+
+
+def first_errors(response, source):
+    return first_errors_in_words(Response.model_validate(response), source)
 
 
 def staircase(*, at_step, final=0.5):
@@ -91,11 +100,11 @@ def test_ratio_of_steps_against_numbers_computed_by_hand(tmp_path):
     assert rows["exact"]["steps_ratio"] == pytest.approx((4 * 4 * 0.5) ** (1 / 3))  # 4096 / 8192 where it never came
     assert (rows["exact"]["never_reached"], rows["exact"]["steps_ratio_low"]) == (1, None)
     assert rows["exact"]["speed"].startswith("at most 2.0× [–, ")
-    assert rows["exact"]["speed"].endswith("1 of 3 never")
+    assert rows["exact"]["speed"].endswith("not reached in 1 of 3 pairs")
     assert rows["rloo"]["steps_ratio"] is None
     words = text(write_report(study).read_text())
     assert "exact reaches" not in words
-    assert "Never:" in words
+    assert "Not reached:" in words
     assert "responses to match the baseline" in markdown_table(study)
 
 
@@ -149,18 +158,18 @@ def test_steps_are_cut_at_their_ends_and_sums_are_theirs():
         "step_ends": [1, 3],
         "steps_true": [True, False],
     }
-    first, second, rest = steps_of(response, "prime", 1.0)
+    first, second, rest = cut(response, "prime", 1.0)
     assert (first.true, second.true, rest.true) == (True, False, None)
     assert (first.paid, second.paid, rest.paid) == ("+0.8", "−1.0", "")
     assert [token.text for token in first.tokens] == ["1", "↵\n"]
     assert [token.level for step in (first, second, rest) for token in step.tokens] == [2, 1, -5, None, 0]
     assert [token.text for token in (*second.tokens, *rest.tokens)] == ["2", "␣", "eos"]
-    whole = steps_of({**response, "step_ends": None, "steps_true": None}, "prime", 1.0)
+    whole = cut({**response, "step_ends": None, "steps_true": None}, "prime", 1.0)
     assert len(whole) == 1
     assert whole[0].paid == "−0.2"
-    unpaid = steps_of({**response, "rewards": {}}, "", 0.0)
+    unpaid = cut({**response, "rewards": {}}, "", 0.0)
     assert {token.level for step in unpaid for token in step.tokens} == {None}
-    together = steps_of({**response, "step_ends": [1, 1]}, "prime", 1.0)
+    together = cut({**response, "step_ends": [1, 1]}, "prime", 1.0)
     assert [len(step.tokens) for step in together] == [2, 0, 3]
 
 
@@ -174,27 +183,27 @@ JUDGED = {
 
 
 def test_label_value_and_first_errors_stand_side_by_side():
-    first, second, third, end = steps_of(JUDGED, "prm", 1.0)
+    first, second, third, end = cut(JUDGED, "prm", 1.0)
     assert [step.value for step in (first, second, third, end)] == ["0.90", "0.40", "0.10", ""]
     assert [step.level for step in (first, second, third)] == [4, -1, -4]
     assert [step.true for step in (first, second, third)] == [True, True, False]
     assert [step.first_error for step in (first, second, third)] == [False, False, True]
     assert [step.blamed for step in (first, second, third)] == [False, True, False]
-    assert first_errors_in_words(JUDGED, "prm") == "first error: step 3 by truth, step 2 by prm"
+    assert first_errors(JUDGED, "prm") == "first error: step 3 by truth, step 2 by prm"
     calm = {**JUDGED, "judged": {"prm": {**JUDGED["judged"]["prm"], "threshold": 0.05}}, "steps_true": [True] * 3}
-    assert first_errors_in_words(calm, "prm") == "first error: none by truth, none by prm"
-    assert first_errors_in_words(JUDGED, "verifier") == ""
+    assert first_errors(calm, "prm") == "first error: none by truth, none by prm"
+    assert first_errors(JUDGED, "verifier") == ""
 
 
 def test_steps_without_truth_are_cut_where_the_model_cut_them():
     unknown = {**JUDGED, "step_ends": None, "steps_true": None}
-    steps = steps_of(unknown, "prm", 1.0)
+    steps = cut(unknown, "prm", 1.0)
     assert [(len(step.tokens), step.true, step.value) for step in steps] == [
         (2, None, "0.90"), (2, None, "0.40"), (3, None, "0.10")
     ]  # fmt: skip
-    assert first_errors_in_words(unknown, "prm") == "first error: step 2 by prm"
+    assert first_errors(unknown, "prm") == "first error: step 2 by prm"
     other = {**JUDGED, "judged": {"prm": {"ends": [3, 6], "values": [0.9, 0.1], "threshold": 0.5}}}
-    assert {step.value for step in steps_of(other, "prm", 1.0)} == {""}  # other steps than the task has
+    assert {step.value for step in cut(other, "prm", 1.0)} == {""}  # other steps than the task has
 
 
 @pytest.mark.parametrize(
@@ -205,7 +214,7 @@ def test_values_without_their_steps_are_refused(judged, tmp_path):
     path = tmp_path / "run" / "films" / "step_1.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"step": 1, "responses": [{**JUDGED, "judged": {"prm": judged}}]}))
-    with pytest.raises(DataError, match="values of steps need as many ends"):
+    with pytest.raises(DataError, match=r"answers step_1.json of run cannot be read: responses.0.judged.prm"):
         load_answers(path)
 
 
@@ -338,7 +347,7 @@ def test_malformed_responses_are_refused(tmp_path, change):
     response = {"prompt": "1+1=?", "answer": "2", "tokens": ["2", ";"], "rewards": {"prime": [0.1, 0.2]}}
     path = tmp_path / "step_000000000001.json"
     path.write_text(json.dumps({"step": 1, "responses": [response]}))
-    assert load_answers(path)[0] == 1
+    assert load_answers(path).step == 1
     path.write_text(json.dumps({"step": 1, "responses": [response | change]}))
     with pytest.raises(DataError, match="answers step_"):
         load_answers(path)

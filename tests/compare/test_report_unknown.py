@@ -5,10 +5,9 @@ import json
 import pytest
 from synthetic_study import comparison_table, write_study
 
-from guerdon.compare.comparison import comparison_rows
-from guerdon.compare.read_runs import read_study
 from guerdon.compare.report import write_report
 from guerdon.compare.report_tables import markdown_table
+from guerdon.compare.results import comparison_rows, read_study
 
 
 def without_success(path):

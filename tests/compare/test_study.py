@@ -111,6 +111,34 @@ def test_overrides_choose_arms_and_tasks_of_the_file_by_name(tmp_path):
         plan_study(path, ["compare.arms=[K]"])
 
 
+def test_an_override_removes_arms_and_tasks_of_the_file_alone(tmp_path):
+    path = write_study(tmp_path, tasks={"near": {"runner": {"total_steps": 60}}, "far": {}})
+    found = plan_study(path, ["compare.arms.K=null", "compare.tasks.far=null", "compare.seeds=[3]"]).configs
+    assert list(found) == ["near.A.seed3"]
+    with pytest.raises(ConfigError, match=r"override compare.arms: 'Z' is not in the file; it has A, K"):
+        plan_study(path, ["compare.arms.Z=null"])
+    with pytest.raises(ConfigError, match=r"override compare.tasks: 'fra' is not in the file; it has near, far"):
+        plan_study(path, ["compare.tasks.fra=null"])
+    with pytest.raises(ConfigError, match=r"override compare.tasks: 'a' is not in the file; it has none"):
+        plan_study(write_study(tmp_path, tasks=None), ["compare.tasks.a=null"])
+
+
+def test_a_typo_is_refused_before_torch_or_a_simulator_is_imported(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from guerdon.compare.study import plan_study\n"
+        "from guerdon.errors import ConfigError\n"
+        "try: plan_study(Path('study.yaml'), [sys.argv[1]])\n"
+        "except ConfigError as error: print(error)\n"
+        "print(sorted({'torch', 'scipy', 'gymnasium', 'jinja2'} & set(sys.modules)))"
+    )
+    write_study(tmp_path)
+    for typo in ("algorithm.gama=1", "compare.arms.K.config.runner.sed=1"):
+        command = [sys.executable, "-c", code, typo]
+        done = subprocess.run(command, cwd=tmp_path, env=environment(TESTS), capture_output=True, text=True, check=True)
+        assert "did you mean" in done.stdout
+        assert done.stdout.endswith("[]\n")
+
+
 def test_preparation_is_per_task_and_comes_first(tmp_path):
     study = {
         **STUDY,

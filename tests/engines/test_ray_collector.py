@@ -14,7 +14,6 @@ from guerdon.episodes.read import read_episodes
 from guerdon.errors import ClusterError, ConfigError
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run
-from scripted import SHAPE
 
 ray = pytest.importorskip("ray", reason="needs guerdon[ray]")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -27,13 +26,11 @@ def cluster():
     ray.shutdown()
 
 
-TINY = {**SHAPE, "alphabet": "0123456789+-*=?;"}
 KINDS = {
     "gae": (robots, {}),
     "grpo": (robots, {"algorithm": {"adv_estimator": "grpo", "group_size": 2}}),
     "chunks": (robots, {"policy": {"type": f"{chunk_policy.__name__}:ChunkPolicy", "params": {"chunk": 3}}}),
     "text": (words, {}),
-    "lora": (words, {"policy": {"type": "text", "tiny": TINY, "bf16": False, "lora": {"r": 2}}}),
     "curriculum": (
         robots,
         {

@@ -6,7 +6,7 @@ from episode_samples import assert_equal, sample
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guerdon.episodes.rows import from_rows, last_success, to_rows
+from guerdon.episodes.layout import from_rows, last_success, to_rows
 from guerdon.errors import DataError
 from guerdon.types import Episode
 

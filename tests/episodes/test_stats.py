@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from guerdon.episodes.stats import image_stats, merge, vector_stats
+from guerdon.episodes.index import image_stats, merge, vector_stats
 
 finite = st.floats(-1e6, 1e6, width=32)
 matrices = st.integers(1, 8).flatmap(lambda length: arrays(np.float32, (length, 2), elements=finite))

@@ -12,7 +12,11 @@ from guerdon.evaluate.gate_table import GateTable, gate_table
 def made_rows(
     tasks: int = 6, per_task: int = 8, *, noise: float = 0.05, seed: int = 0, kind: str = "robot", spread: float = 0.3
 ) -> list[dict[str, Any]]:
-    """Rows of a table: the gain is `spread` times a hidden quality, which `good` and `voc` show and `idle` does not."""
+    """Rows of a table: the gain is `spread` times a hidden quality, which the features of the verdict show.
+
+    `bon16` (of text, `row_auroc`) shows it clearly, `epic` (`auroc`) loosely; `idle` and `rare` are of no verdict.
+    """
+    clear, loose, sign = ("bon16", "epic", -1) if kind == "robot" else ("row_auroc", "auroc", 1)
     rng = np.random.default_rng(seed)
     rows = []
     for t in range(tasks):
@@ -28,8 +32,8 @@ def made_rows(
                     "seeds": [0, 1, 2],
                     "baseline": [0.5, 0.5, 0.5],
                     "success": success.tolist(),
-                    "feature.good": quality + 0.05 * float(rng.standard_normal()),
-                    "feature.voc": quality + 0.5 * float(rng.standard_normal()),
+                    f"feature.{clear}": quality + 0.05 * float(rng.standard_normal()),
+                    f"feature.{loose}": sign * (quality + 0.5 * float(rng.standard_normal())),
                     "feature.idle": float(rng.standard_normal()),
                     "feature.rare": float(quality) if m % 2 else None,
                 }

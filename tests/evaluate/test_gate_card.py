@@ -22,12 +22,12 @@ from guerdon.evaluate.gate_card import (
     check_gate,
     harm_warning,
     read_verdict,
-    text_features,
     verdict_lines,
 )
+from guerdon.evaluate.gate_features import text_features
 from guerdon.evaluate.gate_table import read_gate_table
 from guerdon.evaluate.image_suite import evaluate_study
-from guerdon.rewards.warnings import reward_warnings
+from guerdon.rl.reward_warnings import reward_warnings
 from guerdon.settings.evaluate import GateSettings
 from guerdon.settings.study import Study
 from guerdon.train.images import train_image_model
@@ -45,9 +45,8 @@ reward: {use_reward_model: true, model: {model_type: resnet, checkpoint_path: mo
 train:
   done: {type: resnet, data_path: data, save_dir: models/done, image_size: 32, hidden_dim: 8, max_epochs: 1,
          max_steps: 4, batch_size: 16, val_split: 0.25, tensorboard: false, augment: false}
-evaluate: {reps: 100}
+evaluate: {reps: 100, data_path: data}
 """
-USED = ("auroc", "brier", "ece")
 
 
 @pytest.fixture(scope="module")
@@ -64,13 +63,13 @@ def trained(tmp_path_factory):
         study = load(Study, Path("study.yaml"))
         train_image_model(study.train["done"])
         measured = evaluate_study(study)["done"][0].verdict.features
-        for name, sign in (("harms", 1), ("helps", -1)):
+        for name, own in (("harms", -0.7), ("helps", 0.7)):
             rows = made_rows()
             for row in rows:
-                quality = sign * row.pop("feature.good") + 0.7  # 0 at the reward model's own values
-                for old in ("feature.voc", "feature.idle", "feature.rare"):
+                quality = row["feature.bon16"] - own  # 0 at the reward model's own value
+                for old in ("feature.epic", "feature.idle", "feature.rare"):
                     del row[old]
-                row.update({f"feature.{used}": measured[used] + 0.1 * quality for used in USED})
+                row["feature.bon16"] = measured["bon16"] + 0.1 * quality
             Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         Path("small.jsonl").write_text(json.dumps(made_rows(1, 1)[0]) + "\n")
         yield folder
@@ -101,7 +100,7 @@ def test_a_model_that_likely_harms_leaves_with_status_5(call):
     assert next(iter(record)) == "verdict"
     assert record["verdict"]["answer"] == "harms"
     assert record["verdict"]["gain"]["high"] < 0
-    assert 1 <= len(record["verdict"]["reasons"]) <= 3
+    assert len(record["verdict"]["reasons"]) == 1
     assert record["verdict"]["validated"]["tasks"] == 6
     first = Path("models/done/evaluation.txt").read_text().splitlines()
     assert first[0].startswith("verdict: likely HARMS RL (probabilities: helps ")
@@ -164,7 +163,9 @@ def test_a_study_warns_once_of_a_model_that_likely_harms(call):
     arms = f"{{native: {{label: native}}, rm: {{label: model, config: {{{rewards}arms/models/tiny/done}}}}}}}}}}"
     study = "".join(line for line in TEXT.splitlines(keepends=True) if not line.startswith("reward:"))
     study = study.replace("name: gate", "name: arms").replace("work_dir: work", "work_dir: arms")
-    study = study.replace("evaluate: {reps: 100}", "evaluate: {reps: 100, gate: {table: harms.jsonl}}")
+    study = study.replace(
+        "evaluate: {reps: 100, data_path: data}", "evaluate: {reps: 100, data_path: data, gate: {table: harms.jsonl}}"
+    )
     study = study.replace("models/done", "arms/models/tiny/done")
     Path("arms.yaml").write_text(study + f"compare: {{baseline: native, seeds: [0, 1], arms: {arms}}}\n")
     status, out, err = call("compare", "arms.yaml", "--parallel", "1")
@@ -177,7 +178,7 @@ def test_a_study_warns_once_of_a_model_that_likely_harms(call):
     own = read_gate_table("arms/gate.jsonl")
     assert own.families_N.tolist() == ["rm"]
     assert own.gains_N_S.shape == (1, 2)
-    assert np.isfinite(own.columns(["auroc", "ece"])).all()
+    assert np.isfinite(own.columns(["bon16"])).all()
 
 
 def test_no_warning_of_a_model_that_likely_helps(call):
@@ -190,7 +191,7 @@ def test_a_server_lists_the_verdict_of_its_models(call):
     from fastapi.testclient import TestClient
 
     from guerdon.serve.app import build_app
-    from guerdon.serve.backends import model_source
+    from guerdon.serve.backends import model_loader
     from guerdon.serve.model_queue import ServedModels
     from guerdon.settings.serve import ServedModelSettings, ServeSettings
 
@@ -199,7 +200,7 @@ def test_a_server_lists_the_verdict_of_its_models(call):
         "done": ServedModelSettings(backend="resnet", model_path="models/done", processes=None),
         "constant": ServedModelSettings(backend="constant"),
     }
-    models = ServedModels({name: model_source(name, one) for name, one in settings.items()})
+    models = ServedModels({name: model_loader(name, one) for name, one in settings.items()})
     with TestClient(build_app(models, ServeSettings(models=settings))) as client:
         client.portal.call(models.loaded)
         listed = {one["id"]: one["verdict"] for one in client.get("/v1/models").json()["data"]}
@@ -300,16 +301,13 @@ def test_lines_of_a_verdict():
 
 
 def test_features_of_a_model_for_text():
-    share = {"estimate": 0.25}
     record = {
         "process_bench": {
             "answers": {"auroc": {"estimate": 0.8}},
             "steps": {"auroc": {"estimate": 0.7}, "ece": {"estimate": None}},
-            "process_bench": {"average_f1": {"measured": {"estimate": 0.4}}},
         },
-        "attacks": {"attacks": {"empty": {"at_least_as_high": share}}},
+        "samples": {"answers": {"auroc": {"estimate": 0.1}}},
     }
-    assert text_features(record) == {
-        "auroc": 0.8, "row_auroc": 0.7, "brier": None, "ece": None, "f1": 0.4, "attack_empty": 0.25
-    }  # fmt: skip
+    assert text_features(record) == {"row_auroc": 0.7, "auroc": 0.8}
+    assert text_features(record | {"generated": {"answers": {}}}) == {"row_auroc": None, "auroc": None}
     assert set(text_features({"attacks": None}).values()) == {None}

@@ -17,7 +17,7 @@ from guerdon.config import load
 from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import CheckpointError, ConfigError, DataError
-from guerdon.evaluate import probe_checks
+from guerdon.evaluate import image_suite
 from guerdon.evaluate.image_suite import evaluate_model, evaluate_study, evaluation_text, held_out, write_evaluation
 from guerdon.evaluate.intervals import wilson_interval
 from guerdon.evaluate.scores import episode_value, score_episodes
@@ -253,12 +253,12 @@ def test_probe_transforms_are_pure_and_blind():
     whole = episode(0, True)
     before = whole.frames.copy()
     changed = {
-        "black": probe_checks.black_frames(whole),
-        "frozen": probe_checks.frozen_first_row(whole),
-        "reversed": probe_checks.reversed_rows(whole),
-        "shuffled": probe_checks.shuffled_rows(whole, np.random.default_rng(0)),
-        "goal": probe_checks.goal_pasted_first(whole),
-        "task": probe_checks.wrong_task(whole, "pull"),
+        "black": image_suite.black_frames(whole),
+        "frozen": image_suite.frozen_first_row(whole),
+        "reversed": image_suite.reversed_rows(whole),
+        "shuffled": image_suite.shuffled_rows(whole, np.random.default_rng(0)),
+        "goal": image_suite.goal_pasted_first(whole),
+        "task": image_suite.wrong_task(whole, "pull"),
     }
     np.testing.assert_array_equal(whole.frames, before)
     for one in changed.values():
@@ -271,11 +271,11 @@ def test_probe_transforms_are_pure_and_blind():
     np.testing.assert_array_equal(changed["goal"].frames[1:], before[1:])
     assert changed["task"].task == "pull"
     with pytest.raises(ValueError, match="goal"):
-        probe_checks.goal_pasted_first(episode(1, False))
+        image_suite.goal_pasted_first(episode(1, False))
     with pytest.raises(ValueError, match="frames"):
-        probe_checks.black_frames(Episode(id="0", task="t", states=np.zeros((2, 1), np.float32)))
+        image_suite.black_frames(Episode(id="0", task="t", states=np.zeros((2, 1), np.float32)))
     with pytest.raises(ValueError, match="already"):
-        probe_checks.wrong_task(whole, "push")
+        image_suite.wrong_task(whole, "push")
 
 
 def test_written_files(tmp_path):

@@ -12,7 +12,6 @@ from guerdon.evaluate.search import (
     SearchPlan,
     _cut,
     beam_search,
-    best_of_n_search,
     dvts,
     sampled_solutions,
 )
@@ -44,6 +43,11 @@ def mean_digit(episode):
 
 
 COMMON = {"aggregation": "mean", "separator": ";"}
+
+
+def best_of_n_search(writer, model, questions, *, n, **common):
+    """As `guerdon search` does it."""
+    return beam_search(writer, model, questions, SearchPlan(n, beam_width=1, rounds=1, **common))
 
 
 def look(search, writer, model, questions=("q",), **given):

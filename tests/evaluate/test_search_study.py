@@ -23,7 +23,7 @@ METHODS = [
     {"method": "best_of_n", "n": 6},
     {"method": "best_of_n", "n": 6, "choose": "weighted_vote"},
     {"method": "beam", "n": 4, "beam_width": 2, "rounds": 3},
-    {"method": "dvts", "n": 4, "beam_width": 2, "rounds": 3, "step_tokens": 3},
+    {"method": "dvts", "n": 4, "beam_width": 2, "rounds": 3},
 ]
 
 
@@ -45,8 +45,9 @@ class Ones:
 
 
 @pytest.fixture
-def study(tmp_path):
+def study(tmp_path, monkeypatch):
     """A study file with five questions, of which two have no true answer; returns its path."""
+    monkeypatch.setattr("guerdon.evaluate.search_study.AT_A_TIME", 2)
     rows = [
         {"id": "a", "question": "0+1=?", "answer": "1"}, {"id": "b", "question": "1+0=?"},
         {"id": "c", "question": "0+0=?", "answer": "0"}, {"id": "d", "question": "1+1=?", "answer": "10"},
@@ -58,7 +59,7 @@ def study(tmp_path):
         "data": {"type": "files", "train_files": "none", "verifier": "exact", "max_response_length": 8},
         "search": {
             "save_dir": str(tmp_path / "found"), "questions": str(tmp_path / "questions.jsonl"), "aggregation": "mean",
-            "model": {"model_type": "test_search_study:Ones", "modality": "text"}, "questions_at_a_time": 2,
+            "model": {"model_type": "test_search_study:Ones", "modality": "text"},
             "separator": ";",
         },
     }  # fmt: skip
@@ -215,6 +216,7 @@ def test_a_dry_run_says_what_it_costs_and_writes_nothing(study):
         ("search.rounds=3", "method best_of_n"),
         ("search.model={model_type: constant}", "does not judge texts"),
         ("search.model={model_type: prime}", "does not judge texts"),
+        ("search.model={model_type: remote}", "does not judge texts"),
         ("search.questions=nowhere.jsonl", "nowhere.jsonl"),
         ("search.nn=3", "did you mean"),
     ],

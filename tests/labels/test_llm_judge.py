@@ -10,9 +10,8 @@ from judge_server import FakeClock, all_right, judge_server, steps_asked, verdic
 
 from guerdon.episodes.solutions import Solution
 from guerdon.labels.append_log import Cache, Ledger
-from guerdon.labels.labelers import PromptedSolution, StepLabels
+from guerdon.labels.labelers import JudgeLabeler, PromptedSolution, StepLabels, judgement_request, parse_judgement
 from guerdon.labels.llm_client import HttpLLMClient
-from guerdon.labels.llm_judge import JudgeLabeler, judgement_request, parse_judgement
 from guerdon.retry import Clock
 from guerdon.settings.label import AnthropicJudgeSettings, OpenAIJudgeSettings
 from guerdon.tasks.prompts import Prompt

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from judge_server import judge_server, verdicts
 from pydantic import ValidationError
 
-from guerdon.labels.labelers import PromptedSolution, StepLabels
+from guerdon.labels.labelers import JUDGEMENT_SCHEMA, PromptedSolution, StepLabels, judgement_request, parse_judgement
 from guerdon.labels.llm_client import LLMRequest, send
-from guerdon.labels.llm_judge import VERDICTS, judgement_request, parse_judgement
 from guerdon.settings.label import AnthropicJudgeSettings, LocalJudgeSettings, OpenAIJudgeSettings
 from guerdon.types import Failure
 
@@ -256,18 +255,22 @@ def test_an_endpoint_that_can_is_held_to_the_schema(monkeypatch):
     monkeypatch.setenv("ANTHROPIC_API_KEY", "k")
     assert all("response_format" not in body for body in sent("openai"))
     judgement, free = sent("openai", response_format="json_schema")
-    assert judgement["response_format"]["json_schema"] == {"name": "judgement", "strict": True, "schema": VERDICTS}
+    assert judgement["response_format"]["json_schema"] == {
+        "name": "judgement",
+        "strict": True,
+        "schema": JUDGEMENT_SCHEMA,
+    }
     assert "response_format" not in free  # solutions are free text
     assert sent("openai", response_format="json_object")[0]["response_format"] == {"type": "json_object"}
     judgement, free = sent("anthropic", response_format="json_schema")
-    assert judgement["output_config"] == {"format": {"type": "json_schema", "schema": VERDICTS}}
+    assert judgement["output_config"] == {"format": {"type": "json_schema", "schema": JUDGEMENT_SCHEMA}}
     assert "output_config" not in free
     with pytest.raises(ValidationError, match="json_object"):
         AnthropicJudgeSettings(response_format="json_object")
 
 
 def test_the_schema_is_what_is_read():
-    check = jsonschema_rs.validator_for(VERDICTS)
+    check = jsonschema_rs.validator_for(JUDGEMENT_SCHEMA)
     assert check.is_valid(json.loads(verdicts([1, -1])))
     assert not check.is_valid(json.loads(verdicts([1, 0])))
     assert not check.is_valid(json.loads('{"steps": [{"score": 1}], "overall_correctness": true}'))

@@ -11,9 +11,8 @@ from judge_server import FakeClock, judge_server, steps_asked
 
 from guerdon.episodes.solutions import Solution
 from guerdon.labels.append_log import Cache, Ledger
-from guerdon.labels.labelers import PromptedSolution, StepLabels
+from guerdon.labels.labelers import JudgeLabeler, PromptedSolution, StepLabels, parse_judgement
 from guerdon.labels.llm_client import HttpLLMClient
-from guerdon.labels.llm_judge import JudgeLabeler, parse_judgement
 from guerdon.models.verdict_parser import Choices, Completed, Numbers, parse_answer
 from guerdon.replies import json_objects, own_part
 from guerdon.retry import Clock

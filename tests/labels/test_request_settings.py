@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from guerdon.labels.append_log import Cache, Ledger
+from guerdon.labels.endpoint import AcceptedSettings, refused_settings
 from guerdon.labels.llm_client import HttpLLMClient, LLMRequest
-from guerdon.labels.request_settings import AcceptedSettings, refused_settings
 from guerdon.models.vlm_chat import OpenAIBackend
 from guerdon.models.vlm_prompts import PROMPTS, GenerationOptions, VLMReply, make_question
 from guerdon.settings.label import OpenAIJudgeSettings

@@ -9,7 +9,7 @@ from sentence_texts import LATER, TEXTS
 
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError
-from guerdon.labels.step_rewards import hard_exact, soft_exact, target, with_rewards
+from guerdon.labels.data_set import hard_exact, soft_exact, target, with_rewards
 from guerdon.labels.step_splitters import split
 from guerdon.settings.label import Splitter
 

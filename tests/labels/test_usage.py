@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from judge_server import DROP, FakeClock, judge_server
 
 from guerdon.errors import ConfigError
-from guerdon.labels.append_log import Cache, CallUsage, Ledger
+from guerdon.labels.append_log import Cache, CallUsage, Ledger, reported_usage
 from guerdon.labels.llm_client import BUDGET, HttpLLMClient, LLMRequest
-from guerdon.labels.usage import reported_usage
 from guerdon.retry import Clock
 from guerdon.settings.label import AnthropicJudgeSettings, LabelSettings, OpenAIJudgeSettings
 

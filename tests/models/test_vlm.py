@@ -175,14 +175,20 @@ def test_true_is_a_log_probability():
 def test_trend_looks_at_short_windows():
     replies = ['{"trend": "positive"}', "negative", "unclear", '{"trend": "positive"}']
     backend = Scripted(replies)
-    score = model("trend", backend, window=3, negative_reward=-0.5).score([episode(5)])[0]
-    assert score.steps.tolist() == [0.0, 1.0, -0.5, 0.0, 1.0]  # row 0 has no past: unclear, and nobody is asked
-    assert score.total == pytest.approx(0.3)
+    score = model("trend", backend, window=3).score([episode(5)])[0]
+    assert score.steps.tolist() == [
+        0.0,
+        1.0,
+        pytest.approx(-0.2),
+        0.0,
+        1.0,
+    ]  # row 0 has no past: unclear, and nobody is asked
+    assert score.total == pytest.approx(0.36)
     frames = episode(5).frames
     for question, rows in zip(backend.asked, ([0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4]), strict=True):
         np.testing.assert_array_equal(question.media[0].frames, frames[rows])
-    info = model("trend", window=3, negative_reward=-0.5).info
-    assert (info.range, info.frames_needed, info.granularity) == ((-0.5, 1.0), 3, "step")
+    info = model("trend", window=3).info
+    assert (info.range, info.frames_needed, info.granularity) == ((-0.2, 1.0), 3, "step")
     score = model("trend", Scripted(["positive", "no idea"])).score([episode(3)])[0]
     assert score.failure.reason == "no_verdict"
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from guerdon.plan import estimate_text
+from guerdon.durations import duration
+from guerdon.plan import gpu
 from guerdon.plan.estimate import estimate_run, estimate_train
-from guerdon.plan.estimate_text import layer_bytes, rollout_memory, update_memory
+from guerdon.plan.gpu import layer_bytes, rollout_memory, update_memory
 from guerdon.plan.text_size import PUBLISHED, size_of_start
 from guerdon.policies.passes import TOKENS_ON_GPU
 from guerdon.policies.precision import halve_linear
@@ -58,8 +59,8 @@ def test_a_layer_keeps_what_the_formula_says(lora):
 
 
 def test_the_numbers_are_those_that_a_gpu_gets():
-    assert estimate_text.TOKENS_PER_PASS == TOKENS_ON_GPU
-    assert OF_THE_POLICY["cuda"] == estimate_text.LOGITS_AT_ONCE
+    assert gpu.TOKENS_PER_PASS == TOKENS_ON_GPU
+    assert OF_THE_POLICY["cuda"] == gpu.LOGITS_AT_ONCE
 
 
 @pytest.mark.parametrize(("billions", "millions"), [(0.5, 494.0), (1.5, 1543.7), (7.0, 7615.6), (72.0, 72706.2)])
@@ -123,7 +124,7 @@ def test_a_run_says_memory_by_part_and_time():
     assert "does not fit on one H200" in whole["memory at most"]
     assert "gradient_checkpointing: true" in whole["memory at most"]
     assert whole["memory of weights"].startswith("30.5 GB")
-    assert "on one H200" in "".join(key for key in whole if key.startswith("time"))
+    assert "time on 1 x H200" in whole
     parts = ("weights", "gradients", "Adam", "bfloat16 copies", "activations", "logits, or a layer computed again")
     assert sum(gigabytes(whole[f"memory of {part}"]) for part in parts) == pytest.approx(
         gigabytes(whole["memory at most"]) - 1.0, abs=0.5
@@ -154,8 +155,13 @@ def test_training_a_reward_model_says_its_memory():
     given = study("x/y-7B", train={"prm": model})
     found = estimate_train(given)
     assert found["memory of weights"].startswith("16.5 GB")
-    assert "N = 4096" in found["memory of activations"]
-    assert "4 P x" in found["time on 1 x H100"]
+    head = found["estimated, not measured, for"]
+    assert head == "1 x H100; 4096 tokens in a pass (formulas: docs/memory.md)"
+    shape = PUBLISHED[7.0]
+    one = 4096 * (shape.layers * layer_bytes(shape, 16) + 10 * shape.width)
+    assert gigabytes(found["memory of activations"]) == pytest.approx(one / 1e9, abs=0.05)
+    operations = found["gradient steps"] * given.train["prm"].batch_size * (100 + 300) * 4 * shape.parameters
+    assert found["time on 1 x H100"] == duration(operations / (989e12 * 0.4))
 
 
 def test_small_models_and_unknown_ones_have_no_such_lines():

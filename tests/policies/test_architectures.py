@@ -32,7 +32,7 @@ from guerdon.policies.tiny_text import CHAT_TEMPLATE
 from guerdon.policies.tokens import pad_left, prompt_ids, token_batch
 from guerdon.progress import log_once
 from guerdon.serve.app import build_app
-from guerdon.serve.backends import model_source
+from guerdon.serve.backends import model_loader
 from guerdon.serve.model_queue import ServedModels
 from guerdon.settings.serve import ServeSettings
 from guerdon.settings.text_policy import LocalGenerationSettings, LoraSettings, TextPolicySettings, TinyModelSettings
@@ -266,7 +266,7 @@ def lessons():
 def served(path):
     """A client of the server's application with a model from a folder."""
     given = ServeSettings(models={"rm": {"model_path": path}})
-    engine = ServedModels({"rm": model_source("rm", given.models["rm"])}, default=None, batch=given.batch,
+    engine = ServedModels({"rm": model_loader("rm", given.models["rm"])}, default=None, batch=given.batch,
                           limits=given.limits)  # fmt: skip
     with TestClient(build_app(engine, given)) as client:
         yield client

@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guerdon.errors import ConfigError
-from guerdon.rewards.frame_cache import FrameCache, difference_hash
+from guerdon.rewards.frame_cache import HASH_SIZE, FrameCache, difference_hash
 from guerdon.settings.reward import CacheSettings, SourceSettings
 from guerdon.types import Episode, Failure, Score
 from rl_clock import Reader, clock_study, interrupted, lines, reader_reward, result, start
 
-SIZE = 8
+SIZE = HASH_SIZE
 
 
 def picture(bits):
     """A picture whose hash has these bits: from left to right a cell is brighter where the bit is set."""
-    steps = np.where(np.asarray(bits, bool), 10, -10)
+    steps = np.where(np.asarray(bits, bool), 7, -7)
     cells = np.cumsum(np.concatenate([np.full((SIZE, 1), 128), steps], axis=1), axis=1)
     return np.repeat(np.repeat(cells, 4, axis=0), 4, axis=1)[..., None].repeat(3, -1).astype(np.uint8)
 
@@ -46,11 +46,21 @@ class Model:
         ]
 
 
-def cache(check_share=1e-12, **given):
-    return FrameCache(CacheSettings(hash_size=SIZE, check_share=check_share, **given), np.random.default_rng(0))
+class Unchecked(np.random.Generator):
+    """Draws no frame that is scored anyway."""
+
+    def random(self):
+        return 1.0
 
 
-@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+def cache(draws=Unchecked, **given):
+    return FrameCache(CacheSettings(**given), draws(np.random.PCG64(0)))
+
+
+BITS = st.integers(0, 2 ** (SIZE * SIZE) - 1)
+
+
+@given(BITS, BITS)
 def test_the_hash_is_the_signs_of_brightness_differences(a, b):
     first, second = (difference_hash(picture(bits_of(n)), SIZE) for n in (a, b))
     apart = np.unpackbits((first ^ second).view(np.uint8)).sum()
@@ -90,7 +100,7 @@ def test_the_oldest_leaves_first():
 
 
 def test_a_share_of_the_hits_is_scored_and_its_error_is_logged():
-    model, known = Model(drift=0.001), cache(check_share=0.05)
+    model, known = Model(drift=0.001), cache(np.random.Generator)
     known.score([episode(0)], model.score)
     for _ in range(2000):
         known.score([episode(0)], model.score)
@@ -106,11 +116,11 @@ def test_a_share_of_the_hits_is_scored_and_its_error_is_logged():
 
 @given(st.lists(st.lists(st.integers(0, 40), max_size=6), max_size=6), st.integers(0, 3), st.integers(1, 12))
 def test_state_is_whole_and_every_frame_has_a_value(batches, tolerance, size):
-    a, b = (cache(tolerance=tolerance, size=size, check_share=0.3) for _ in range(2))
+    a, b = (cache(np.random.Generator, tolerance=tolerance, size=size) for _ in range(2))
     first, second = Model(), Model()
     for numbers in batches:
         tensors, values = a.state()
-        b = cache(tolerance=tolerance, size=size, check_share=0.3)
+        b = cache(np.random.Generator, tolerance=tolerance, size=size)
         b.restore(tensors, json.loads(json.dumps(values)))
         second.calls = list(first.calls)
         episodes = [episode(n) for n in numbers]
@@ -126,7 +136,7 @@ def test_state_is_whole_and_every_frame_has_a_value(batches, tolerance, size):
     ("given", "why"),
     [
         ({"reward_mode": "episode", "shaping": "raw"}, "reward_mode episode"),
-        ({"reward_mode": "per_step", "cache": {"tolerance": 200}}, "half of the bits"),
+        ({"reward_mode": "per_step", "cache": {"tolerance": 200}}, "less than 128"),
         ({"model": {"model_type": "text", "checkpoint_path": "x"}}, "single frames"),
         (
             {"model": {"model_type": "resnet", "checkpoint_path": "x", "update": "after", "replay_path": "y"}},
@@ -140,7 +150,7 @@ def test_where_values_are_not_of_frames_it_is_refused(given, why):
 
 
 def cached_study(folder, name):
-    reward = reader_reward(cache={"tolerance": 3, "hash_size": 32, "check_share": 0.2, "size": 40}, combine_mode="add")
+    reward = reader_reward(cache={"tolerance": 3, "size": 40}, combine_mode="add")
     return clock_study(folder, name=name, reward=reward)
 
 

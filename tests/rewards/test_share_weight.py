@@ -7,37 +7,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guerdon.rewards.share_weight import ShareWeight, observe_shares
+from guerdon.rewards.source import ShareWeight, observe_shares
 from guerdon.settings.reward import RewardSettings, ShareSettings
-from guerdon.types import Advantages, Rewards
+from guerdon.types import Advantages
 from rl_clock import clock_study, interrupted, lines, reader_reward, result, start
 
 SIZES = st.floats(1e-3, 1e3)
 
 
-@given(st.floats(0.01, 0.95), SIZES, SIZES, st.floats(0, 0.99))
-def test_the_share_is_what_was_asked_for(share, own, others, decay):
-    weight = ShareWeight(ShareSettings(share=share, decay=decay, max_weight=1e9), start=0.1)
+@given(st.floats(0.01, 0.95), SIZES, SIZES)
+def test_the_share_is_what_was_asked_for(share, own, others):
+    weight = ShareWeight(ShareSettings(share=share, max_weight=1e9), start=0.1)
     for _ in range(3):
         weight.observe(own, others)
         assert weight.value * own / (weight.value * own + others) == pytest.approx(share)
 
 
 def test_limits_and_silence():
-    weight = ShareWeight(ShareSettings(share=0.5, min_weight=0.2, max_weight=2.0, decay=0.0), start=0.7)
-    weight.observe(0.0, 1.0)
-    weight.observe(1.0, 0.0)
-    assert weight.value == 0.7, "nothing to compare with"
-    for others, expected in ((1.0, 1.0), (0.1, 0.2), (9.0, 2.0)):
-        weight.observe(1.0, others)
+    settings = ShareSettings(share=0.5, min_weight=0.2, max_weight=2.0)
+    for own, others, expected in ((0.0, 1.0, 0.7), (1.0, 0.0, 0.7), (1.0, 1.0, 1.0), (1.0, 0.1, 0.2), (1.0, 9.0, 2.0)):
+        weight = ShareWeight(settings, start=0.7)
+        weight.observe(own, others)
         assert weight.value == pytest.approx(expected)
 
 
 def test_running_means():
-    weight = ShareWeight(ShareSettings(share=0.5, decay=0.5, max_weight=100.0), start=1.0)
+    weight = ShareWeight(ShareSettings(share=0.5, max_weight=100.0), start=1.0)
     weight.observe(1.0, 1.0)
-    weight.observe(1.0, 4.0)  # means 1 and (1 / 4 + 4 / 2) / (3 / 4) = 3
-    assert weight.value == pytest.approx(3.0)
+    weight.observe(1.0, 4.0)  # means 1 and (0.9 * 0.1 + 0.1 * 4) / (0.9 * 0.1 + 0.1)
+    assert weight.value == pytest.approx(49 / 19)
     other = ShareWeight(weight.settings, start=1.0)
     other.load_state_dict(json.loads(json.dumps(weight.state_dict())))
     weight.observe(2.0, 5.0)
@@ -45,34 +43,30 @@ def test_running_means():
     assert weight.value == other.value
 
 
-@pytest.mark.parametrize("of", ["advantage", "reward"])
-def test_sizes_are_over_known_steps(of):
+def test_sizes_are_over_known_steps():
     mask, known = np.array([[True, True, True, False]]), np.array([[True, False, True, True]])
     values = {"env": np.array([[2.0, -2.0, 2.0, 9.0]], np.float32), "rm": np.array([[1.0, 7.0, -3.0, 9.0]], np.float32)}
     found = Advantages(values["env"], values["env"], values, {"env": mask, "rm": known & mask})
-    rewards = {"env": Rewards(values["env"], ~mask), "rm": Rewards(values["rm"], ~known)}
-    weight = ShareWeight(ShareSettings(share=0.2, of=of), start=1.0)
-    observe_shares({"rm": weight}, {"env": 3.0, "rm": 1.0}, found, rewards, mask)
+    weight = ShareWeight(ShareSettings(share=0.2), start=1.0)
+    observe_shares({"rm": weight}, {"env": 3.0, "rm": 1.0}, found)
     assert weight.value == pytest.approx(0.2 / 0.8 * 3.0 * 2.0 / 2.0)
 
 
 @pytest.mark.parametrize("silent", ["env", "rm"])
-@pytest.mark.parametrize("of", ["advantage", "reward"])
-def test_an_update_without_a_measurement_is_left_out(of, silent):
+def test_an_update_without_a_measurement_is_left_out(silent):
     mask, ones = np.ones((1, 3), np.bool_), np.ones((1, 3), np.float32)
     values = {"env": ones, "rm": 2 * ones}
-    weight = ShareWeight(ShareSettings(share=0.5, of=of, decay=0.5), start=1.0)
+    weight = ShareWeight(ShareSettings(share=0.5), start=1.0)
     states = []
     for known in ({"env": mask, "rm": mask}, {"env": mask, "rm": mask} | {silent: ~mask}):
         found = Advantages(ones, ones, values, known)
-        rewards = {name: Rewards(value, ~known[name]) for name, value in values.items()}
-        observe_shares({"rm": weight}, {"env": 1.0, "rm": weight.value}, found, rewards, mask)
+        observe_shares({"rm": weight}, {"env": 1.0, "rm": weight.value}, found)
         states.append(weight.state_dict())
     assert states[0] == states[1]
     assert weight.value == pytest.approx(0.5)
 
 
-SHARED = {"adaptive_weight": {"share": 0.3, "decay": 0.5}, "reward_weight": 0.1}
+SHARED = {"adaptive_weight": {"share": 0.3}, "reward_weight": 0.1}
 
 
 def test_a_run_with_a_learned_weight_resumes_to_the_same_bytes(tmp_path):

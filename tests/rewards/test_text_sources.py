@@ -15,8 +15,8 @@ from guerdon.labels.step_splitters import split
 from guerdon.rewards.source import SourceTerms
 from guerdon.rewards.text_sources import TextReward
 from guerdon.rewards.text_steps import cut_steps, token_places
-from guerdon.rewards.warnings import attack_warnings
 from guerdon.rl import build_text
+from guerdon.rl.reward_warnings import attack_warnings
 from guerdon.rl.run import run, run_folder
 from guerdon.settings.reward import SourceSettings
 from guerdon.tasks.prompts import Prompt

@@ -7,7 +7,7 @@ import torch
 from guerdon.errors import ConfigError
 from guerdon.policies.control import load_policy
 from guerdon.policies.passes import slices
-from guerdon.rl.auxiliary import observation_values
+from guerdon.rl.learner import observation_values
 from guerdon.rl.run import run_folder
 from guerdon.rl.update import Batch, update_policy
 from guerdon.settings.algorithm import ControlAlgorithmSettings

@@ -21,8 +21,9 @@ HORIZON = 75  # the expert needs more from some of the moments in these rollouts
 
 
 @pytest.fixture
-def model(tmp_path):
-    """A random but calibrated progress model, and a replay for it."""
+def model(tmp_path, monkeypatch):
+    """A random but calibrated progress model, and a replay for it; every scored moment is labelled."""
+    monkeypatch.setattr("guerdon.rewards.refit.CONTINUATION_EVERY", 1)
 
     def write(horizon=HORIZON):
         torch.manual_seed(0)
@@ -58,7 +59,7 @@ def study_of(folder, name, **given):
                     "update": "after",
                     "labeler": "continuation",
                     "replay_path": str(folder / "replay"),
-                    "update_params": {"steps": 1, "batch_size": 8, "replay_size": 30, "continuation_every": 1},
+                    "update_params": {"steps": 1, "batch_size": 8, "replay_size": 30},
                 },
                 **given,
             },

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -9,15 +10,16 @@ import torch
 from guerdon.collect.control import ControlCollector
 from guerdon.episodes.read import read_episodes
 from guerdon.types import Observes
+from guerdon.worlds.starts import Curriculum
 from ladder import IDS, LENGTH
 from rl_clock import clock_study, interrupted, lines, reader_reward, result, start
 
 torch.set_num_threads(1)
 SEVERAL = {"task_ids": list(IDS), "task": IDS[0], "num_envs": 4, "max_episode_steps": None, "frame_size": 8}
 OVER = {
-    "tasks": {"curriculum_over": "tasks", "curriculum_ema_alpha": 0.8},
+    "tasks": {"curriculum_over": "tasks"},
     "states": {"curriculum_over": "states", "curriculum_states": 4, "curriculum_min_prob": 0.3},
-    "both": {"curriculum_over": "both", "curriculum_states": 4, "curriculum_tau": 0.1},
+    "both": {"curriculum_over": "both", "curriculum_states": 4},
 }
 
 
@@ -53,7 +55,8 @@ def test_groups_are_cut_off_and_end_the_same(tmp_path):
     assert result(again) == result(whole)
 
 
-def test_tasks_on_the_frontier_are_played_most(tmp_path):
+def test_tasks_on_the_frontier_are_played_most(tmp_path, monkeypatch):
+    monkeypatch.setattr("guerdon.worlds.build.Curriculum", partial(Curriculum, ema_alpha=0.8))  # 300 episodes suffice
     reward = reader_reward(reward_mode="per_step")  # pays for every frame of every task
     study = study_of(tmp_path, reward=reward, runner={"total_steps": 1200}, algorithm={"rollout_steps": 24})
     start(study, reader="own").run()

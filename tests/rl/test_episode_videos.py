@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from guerdon.episodes.video import count_frames, decode_video
-from guerdon.rl import episode_videos
-from guerdon.rl.episode_videos import PANEL, shown, video_name
+from guerdon.rl import videos
 from guerdon.rl.run import run_folder
+from guerdon.rl.videos import PANEL, shown, video_name
 from guerdon.settings.study import Study
 from rl_clock import Reader, clock_study, interrupted, lines, read_moment, reader_reward, result, start
 
@@ -41,7 +41,7 @@ def test_names_are_those_of_the_guide():
 def test_every_finished_episode_is_a_whole_video(tmp_path, mode, monkeypatch):
     words = {}
     monkeypatch.setattr(
-        episode_videos, "shown",
+        videos, "shown",
         lambda frame, lines, factor: words.setdefault(read_moment(frame), lines) and shown(frame, lines, factor=factor),
     )  # fmt: skip
     study = study_of(tmp_path, save_video=True, video_share=1.0, env={"autoreset_mode": mode})
@@ -132,7 +132,7 @@ def test_a_full_disk_stops_the_run_and_another_error_of_a_video_does_not(tmp_pat
     def broken(*args, **kwargs):
         raise errors.pop() if errors else ValueError("no such codec")
 
-    monkeypatch.setattr(episode_videos, "VideoWriter", broken)
+    monkeypatch.setattr(videos, "VideoWriter", broken)
     study = study_of(tmp_path, save_video=True, video_share=1.0)
     errors = [OSError(errno.ENOSPC, "No space left on device")]
     with pytest.raises(OSError, match="No space left on device"):
@@ -152,7 +152,7 @@ def test_cached_and_failed_values_are_said():
     failed = np.array([[False, True, False]])
     scores = raw_scores([RawRow(0, 0, 0.25, reused=True), RawRow(0, 2, 0.5)], 0.5)
     found = Rewards(np.array([[0.25, 0.0, 1.0]], np.float32), failed, scores=scores)
-    said = [episode_videos._paid("prm", found, 0, step) for step in range(3)]
+    said = [videos._paid("prm", found, 0, step) for step in range(3)]
     assert said == ["prm 0.250 (says 0.250, of a frame like it)", "prm failed", "prm 1.000 (says 0.500)"]
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from guerdon.collect import stepping
 from guerdon.collect.stepping import film as film_episode
-from guerdon.compare.read_runs import RunRecord
 from guerdon.compare.report_films import choose_films, fit_films
-from guerdon.rl.films import write_film
+from guerdon.compare.results import RunRecord
+from guerdon.rl.videos import write_film
 from guerdon.settings.world import GymnasiumSettings
 from guerdon.worlds.build import build_world
 

@@ -212,19 +212,19 @@ def test_the_gap_between_training_and_rollout_is_measured():
 def test_a_stored_optimiser_goes_on_to_the_same_bits():
     batch, advantages = responses()
     policy = policy_of()
-    optimizer = AdamW(policy.parameters(), 1e-2, (0.9, 0.99), 0.1)
+    optimizer = AdamW(policy.parameters(), 1e-2, 0.1)
     for _ in range(2):
         updated(policy, taught(batch, advantages), algorithm(), optimizer=optimizer)
     other = policy_of()
     other.load_tensors(policy.tensors())
-    theirs = AdamW(other.parameters(), 1e-2, (0.9, 0.99), 0.1)
+    theirs = AdamW(other.parameters(), 1e-2, 0.1)
     theirs.load_tensors(optimizer.tensors())
     for p, o in ((policy, optimizer), (other, theirs)):
         updated(p, taught(batch, advantages), algorithm(), optimizer=o)
     same(policy, other, rtol=0, atol=0)
     fresh = policy_of()
     plain = sgd(fresh)
-    plain.optimizer = torch.optim.AdamW(fresh.parameters(), lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)
+    plain.optimizer = torch.optim.AdamW(fresh.parameters(), lr=1e-2, weight_decay=0.1)
     for _ in range(3):
         updated(fresh, taught(batch, advantages), algorithm(), optimizer=plain)
     same(policy, fresh, rtol=1e-4, atol=1e-6)

@@ -8,8 +8,8 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from guerdon.errors import ConfigError, MissingDependencyError
-from guerdon.rl import log_sinks
-from guerdon.settings.logger import LoggerSettings
+from guerdon.rl import log as log_sinks
+from guerdon.settings.runner import LoggerSettings
 from rl_clock import clock_study, start
 from rl_killed import kill_at
 

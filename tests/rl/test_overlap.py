@@ -9,7 +9,7 @@ from test_broken_simulators import BROKEN, fragile_study
 from test_loop import GRPO
 from test_resume import kill_and_resume
 
-from guerdon.rewards.score_ahead import ScoresAhead
+from guerdon.rewards.control_sources import ScoresAhead
 from guerdon.settings.reward import RewardSettings
 from guerdon.types import Episode, RewardInfo, Score
 from rl_clock import Reader, clock_study, interrupted, reader_reward, result, start

@@ -130,7 +130,7 @@ def test_a_killed_run_with_all_options_of_the_process_reward_goes_on_to_the_same
     checkpoint, _ = write_image_model(tmp_path)
     reward = {
         "process_reward_model": True, "model": {"model_type": "resnet", "checkpoint_path": str(checkpoint)},
-        "cache": {"tolerance": 2, "check_share": 0.2}, "adaptive_weight": {"share": 0.2},
+        "cache": {"tolerance": 2}, "adaptive_weight": {"share": 0.2},
     }  # fmt: skip
     videos = {"save_video": True, "video_share": 1.0}
     whole = kill_and_resume(tmp_path, reward, algorithm={"auxiliary_losses": {"prm": 0.5}}, **videos)

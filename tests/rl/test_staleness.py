@@ -7,7 +7,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from guerdon.collect.ahead import AheadCollector
+from guerdon.collect.shards import AheadCollector
 from guerdon.errors import CheckpointError, DataError
 from guerdon.rl import closed_form
 from guerdon.rl.loop import Loop

@@ -149,7 +149,7 @@ OPTIONS = {
     "cispo": {"loss": "cispo", "entropy_coef": 0.01, "lr_schedule": "cosine"},
     "constant": {"loss": "reinforce", "loss_agg": "constant", "normalize_advantages": False},
     "compat": {"rloo_form": "prime_compat", "adv_params": {"reward_model_gamma": 0.9}},
-    "min form": {"credit": "min_form", "credit_temperature": 0.5},
+    "min form": {"credit": "min_form"},
 }
 
 

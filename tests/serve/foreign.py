@@ -12,7 +12,7 @@ from PIL import Image
 
 from guerdon.models.explained_score import ExplainedScore
 from guerdon.serve.app import build_app
-from guerdon.serve.backends import ModelSource
+from guerdon.serve.backends import ModelLoader
 from guerdon.serve.model_queue import ServedModels
 from guerdon.settings.serve import ServeSettings
 from guerdon.types import Failure, RewardInfo, Score
@@ -86,7 +86,7 @@ def serving(found=None, **settings):
     """A client of the whole application in this process, and its models; settings as in a configuration."""
     found = models() if found is None else found
     given = ServeSettings(models={name: {"backend": "constant"} for name in found}, **settings)
-    sources = {name: ModelSource(lambda model=model: model) for name, model in found.items()}
+    sources = {name: ModelLoader(lambda model=model: model) for name, model in found.items()}
     engine = ServedModels(sources, default=given.default, batch=given.batch, limits=given.limits)
     with TestClient(build_app(engine, given), raise_server_exceptions=False) as client:
         yield client, found

@@ -7,7 +7,7 @@ import torch
 from guerdon.errors import ConfigError
 from guerdon.models.backbone import ImageScorer
 from guerdon.models.image import ImageModelConfig, save_checkpoint
-from guerdon.serve.backends import model_source, vlm_options
+from guerdon.serve.backends import model_loader, vlm_options
 from guerdon.settings.serve import ServedModelSettings
 from guerdon.types import Episode
 
@@ -52,7 +52,7 @@ EPISODE = Episode(id="", task="t", frames=np.full((2, 16, 16, 3), 100, np.uint8)
 
 @pytest.mark.parametrize("backend", [None, "resnet", "resnet_reward"])
 def test_an_image_model_by_name_and_by_folder(checkpoint, backend):
-    model = model_source("m", ServedModelSettings(backend=backend, model_path=str(checkpoint))).load()
+    model = model_loader("m", ServedModelSettings(backend=backend, model_path=str(checkpoint))).load()
     assert model.info.name == "resnet"
     assert 0 < model.score([EPISODE])[0].total < 1
 
@@ -61,7 +61,7 @@ def test_an_image_model_that_learns(checkpoint, tmp_path):
     settings = ServedModelSettings(
         model_path=str(checkpoint), update_dir=str(tmp_path / "states"), options={"steps": 1, "batch_size": 4}
     )
-    source = model_source("m", settings)
+    source = model_loader("m", settings)
     assert (source.update_dir, source.keep_updates) == (tmp_path / "states", 2)
     model = source.load()
     assert model.steps == 1

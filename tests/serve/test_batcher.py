@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guerdon.models.explained_score import JudgeOptions
-from guerdon.serve.batcher import LONG, SHORT, Batcher, Item
+from guerdon.serve.worker import LONG, SHORT, Batcher, Item
 from guerdon.types import Episode
 
 EPISODE = Episode(id="", task="", texts=("x",))

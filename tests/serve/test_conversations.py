@@ -4,7 +4,7 @@ import pytest
 from foreign import serving
 
 from guerdon.models.explained_score import JudgeOptions
-from guerdon.serve.batcher import content_key
+from guerdon.serve.worker import content_key
 from guerdon.types import Episode
 
 SYSTEM, FIRST = {"role": "system", "content": "Count in dozens."}, {"role": "user", "content": "How many eggs?"}

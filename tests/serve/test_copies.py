@@ -3,8 +3,7 @@
 import pytest
 
 from guerdon.errors import ConfigError
-from guerdon.serve.copies import LARGEST, PER_COPY, Machine, choose_copies, machine
-from guerdon.serve.launch import serve_settings
+from guerdon.serve.launch import LARGEST, PER_COPY, Machine, choose_copies, machine, serve_settings
 from guerdon.settings.serve import ServeSettings
 
 BIG = Machine(cores=4, memory=64 << 30, gpu=False)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from guerdon.cli import app as cli
 from guerdon.errors import ConfigError, GuerdonError
-from guerdon.serve.backends import LEARNING, model_source
+from guerdon.serve.backends import LEARNING, model_loader
 from guerdon.serve.launch import serve_settings
 from guerdon.settings.serve import ServedModelSettings, ServeSettings
 
@@ -159,7 +159,7 @@ def test_reloads_while_requests_come_lose_none_and_failures_keep_the_old(server,
 )  # fmt: skip
 def test_models_that_cannot_be_loaded(settings, message):
     with pytest.raises(GuerdonError, match=message):
-        model_source("x", ServedModelSettings(**settings)).load()
+        model_loader("x", ServedModelSettings(**settings)).load()
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server_in_one_line(tmp_path):
@@ -265,11 +265,11 @@ def test_the_state_routes_load_nothing_heavy():
 import sys
 from fastapi.testclient import TestClient
 from guerdon.serve.app import build_app
-from guerdon.serve.backends import model_source
+from guerdon.serve.backends import model_loader
 from guerdon.serve.model_queue import ServedModels
 from guerdon.settings.serve import ServedModelSettings, ServeSettings
 settings = ServeSettings(models={"rm": ServedModelSettings(backend="resnet", model_path="nowhere")})
-engine = ServedModels({name: model_source(name, model) for name, model in settings.models.items()})
+engine = ServedModels({name: model_loader(name, model) for name, model in settings.models.items()})
 client = TestClient(build_app(engine, settings))
 assert client.get("/health").json()["loaded_backends"] == []
 assert client.get("/ready").status_code == 503
@@ -310,7 +310,7 @@ def test_the_first_servers_command_lines(tmp_path, monkeypatch):
     )  # fmt: skip
     ((name, model),) = primo.models.items()
     assert (name, model.tensor_parallel_size, primo.port) == ("PRIMO-R1", 1, 18080)
-    assert model_source(name, model).aliases == ("primo_r1_vllm",)
+    assert model_loader(name, model).aliases == ("primo_r1_vllm",)
     assert flags("--backend", "qwen2_5_vl_vllm").models["qwen2_5_vl_vllm"].model_path == "Qwen/Qwen2.5-VL-7B-Instruct"
 
 
@@ -371,7 +371,7 @@ def test_command_lines_that_cannot_be_meant(words, message):
 
 def test_knobs_that_would_do_nothing_are_refused():
     with pytest.raises(ConfigError, match="max_model_len would do nothing with backend constant"):
-        model_source("x", ServedModelSettings(backend="constant", max_model_len=3))
+        model_loader("x", ServedModelSettings(backend="constant", max_model_len=3))
     with pytest.raises(ConfigError, match="two models answer to the name 'y'"):
         serve_settings(None, ["models={x: {backend: constant, aliases: [y]}, y: {backend: constant}}"], {})
 

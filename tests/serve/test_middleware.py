@@ -13,7 +13,7 @@ from processes import start_server
 
 from guerdon.errors import ConfigError
 from guerdon.serve.app import build_app
-from guerdon.serve.backends import ModelSource
+from guerdon.serve.backends import ModelLoader
 from guerdon.serve.launch import serve_settings
 from guerdon.serve.model_queue import ServedModels
 from guerdon.settings.serve import ServeSettings
@@ -43,7 +43,7 @@ def guarded(tmp_path_factory):
 def all_routes(settings=None):
     """Method and path of everything that the application answers."""
     settings = settings or ServeSettings(models={"toy": {"backend": "constant"}})
-    app = build_app(ServedModels({"toy": ModelSource(lambda: None)}), settings)
+    app = build_app(ServedModels({"toy": ModelLoader(lambda: None)}), settings)
     found, waiting = [], list(app.routes)
     while waiting:
         route = waiting.pop()

@@ -11,10 +11,10 @@ from toys import Learner, Toy, step_value
 
 from guerdon.errors import ConfigError
 from guerdon.models.explained_score import JudgeOptions
-from guerdon.serve.backends import ModelSource
-from guerdon.serve.batcher import ResultCache, content_key
+from guerdon.serve.backends import ModelLoader
 from guerdon.serve.errors import Busy, DeadlineExceeded, NotReady, ReloadFailed, UnknownModel
 from guerdon.serve.model_queue import ServedModels
+from guerdon.serve.worker import ResultCache, content_key
 from guerdon.settings.serve import BatchSettings, LimitSettings
 from guerdon.types import Episode
 
@@ -29,7 +29,7 @@ def text(*steps, name="e", **more):
 async def running(*models, **batch):
     """These models, named toy0, toy1, ...; `aliases` and `limits` as for the models."""
     limits = batch.pop("limits", {})
-    sources = {f"toy{n}": ModelSource(lambda m=m: m, aliases=(f"alias{n}",)) for n, m in enumerate(models)}
+    sources = {f"toy{n}": ModelLoader(lambda m=m: m, aliases=(f"alias{n}",)) for n, m in enumerate(models)}
     models = ServedModels(
         sources, batch=BatchSettings(**{"cache_items": 0, **batch}),
         limits=LimitSettings(**{"max_items": 4, **limits}),
@@ -299,7 +299,7 @@ def test_a_model_is_exchanged_without_losing_a_request():
     async def work():
         versions = [Gate(name="old"), Toy(name="new")]
         built = iter(versions)
-        models = ServedModels({"toy": ModelSource(lambda: next(built))}, limits=LimitSettings(max_items=4))
+        models = ServedModels({"toy": ModelLoader(lambda: next(built))}, limits=LimitSettings(max_items=4))
         models.start()
         await models.loaded()
         under_way = asyncio.create_task(models.get().judge([text("a")], PLAIN))
@@ -331,7 +331,7 @@ def test_a_model_that_cannot_be_loaded_says_so():
         raise ConfigError("no weights at /models/x")
 
     async def work():
-        models = ServedModels({"toy": ModelSource(broken)}, limits=LimitSettings(max_items=4))
+        models = ServedModels({"toy": ModelLoader(broken)}, limits=LimitSettings(max_items=4))
         models.start()
         with pytest.raises(ConfigError, match="no weights"):
             await models.loaded()
@@ -412,7 +412,7 @@ def test_the_cache_forgets_what_was_used_longest_ago():
 
 def test_the_time_of_a_request_covers_all_that_it_waits_for():
     async def work():
-        models = ServedModels({"toy": ModelSource(Toy)}, limits=LimitSettings(deadline_s=0.02))
+        models = ServedModels({"toy": ModelLoader(Toy)}, limits=LimitSettings(deadline_s=0.02))
         with pytest.raises(DeadlineExceeded, match=r"not scored within 0\.02 s"):
             async with models.get().deadline(5.0):
                 await asyncio.Event().wait()

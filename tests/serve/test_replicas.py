@@ -15,7 +15,7 @@ from toys import Toy
 
 from guerdon.errors import ConfigError, GuerdonError
 from guerdon.models.explained_score import JudgeOptions
-from guerdon.serve.backends import build_model, model_source
+from guerdon.serve.backends import build_model, model_loader
 from guerdon.serve.errors import ModelFailed, NotReady
 from guerdon.serve.launch import serve_settings
 from guerdon.serve.replicas import Replicas, gpu_of
@@ -161,7 +161,7 @@ def test_a_model_that_cannot_be_built(tmp_path):
     (tmp_path / "fails").touch()
     with pytest.raises(GuerdonError, match="cannot load from"):
         replicas(fail_file=str(tmp_path / "fails"))
-    source = model_source("toy", ServedModelSettings(custom_backend="toys:absent", processes=2))
+    source = model_loader("toy", ServedModelSettings(custom_backend="toys:absent", processes=2))
     with pytest.raises(ConfigError, match="absent"):
         source.load()
 
@@ -211,8 +211,8 @@ def copies(running):
 def test_a_copy_has_one_gpu():
     given = {"backend": "qwen2_5_vl_vllm", "model_path": "some/model", "processes": 2}  # two GPUs unless told otherwise
     with pytest.raises(ConfigError, match=r"models\.judge: a copy .* one GPU, and tensor_parallel_size is 2; remove"):
-        model_source("judge", ServedModelSettings(**given))
-    assert model_source("judge", ServedModelSettings(**{**given, "tensor_parallel_size": 1})).lanes == 2
+        model_loader("judge", ServedModelSettings(**given))
+    assert model_loader("judge", ServedModelSettings(**{**given, "tensor_parallel_size": 1})).lanes == 2
 
 
 def test_copies_are_spread_over_the_gpus_that_are_visible(monkeypatch):

@@ -15,7 +15,7 @@ from PIL import Image
 from toys import step_value
 
 from guerdon.evaluate.scores import AGGREGATIONS, aggregate
-from guerdon.serve.schemas import RewardsRequest, UpdateRequest
+from guerdon.serve.routes import RewardsRequest, UpdateRequest
 
 
 def test_what_is_known_of_each_step(toy_server):

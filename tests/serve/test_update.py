@@ -17,7 +17,7 @@ from guerdon.atomic import seal_folder, write_json
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.models.explained_score import JudgeOptions
 from guerdon.serve import update_store
-from guerdon.serve.backends import ModelSource
+from guerdon.serve.backends import ModelLoader
 from guerdon.serve.errors import BadRequest, Busy, Conflict, DeadlineExceeded, NotReady, UpdateFailed
 from guerdon.serve.model_queue import ServedModels
 from guerdon.serve.update_store import ANSWERS, UpdateId, UpdateStore
@@ -41,7 +41,7 @@ async def learning(folder, build=Learner, keep=2):
         return made[-1]
 
     models = ServedModels(
-        {"toy": ModelSource(load, update_dir=Path(folder), keep_updates=keep)}, limits=LimitSettings(max_items=64)
+        {"toy": ModelLoader(load, update_dir=Path(folder), keep_updates=keep)}, limits=LimitSettings(max_items=64)
     )
     models.start()
     try:

@@ -13,7 +13,7 @@ from guerdon.models.text_heads import StepwiseModel
 from guerdon.models.text_model import TextModelCard
 from guerdon.models.tiny_vlm import write_tiny_vlm
 from guerdon.policies.text_files import load_policy
-from guerdon.serve.backends import VideoScorer, model_source
+from guerdon.serve.backends import VideoScorer, model_loader
 from guerdon.serve.client import RewardClient
 from guerdon.settings.serve import ServedModelSettings
 from guerdon.settings.text_policy import TextPolicySettings
@@ -101,7 +101,7 @@ def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     for path in ("runs/nope", "./nope", "other/nope/prm", str(tmp_path / "nope")):
         with pytest.raises(ConfigError, match="there is no such folder"):
-            model_source("m", ServedModelSettings(model_path=path)).load()
+            model_loader("m", ServedModelSettings(model_path=path)).load()
 
 
 def test_a_refused_token_is_not_shown():

@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from guerdon.serve.schemas import OptionFields, RewardItem, RewardsRequest
+from guerdon.serve.routes import OptionFields, RewardItem, RewardsRequest
 from guerdon.serve.wire_chat import ChatCompletionRequest
 from guerdon.serve.wire_seed import ScoreRequest
 from guerdon.serve.wire_vllm import PoolRequest

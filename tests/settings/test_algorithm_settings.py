@@ -1,6 +1,7 @@
 """What the `algorithm` and `reward_model` sections of a language model accept, and what they refuse."""
 
 import importlib
+import pickle
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ from pydantic import ValidationError
 from guerdon.config import to_plain, validate
 from guerdon.errors import ConfigError
 from guerdon.plan.estimate import estimate
+from guerdon.rewards.prime import GRAD_CLIP
 from guerdon.rl.run import run
 from guerdon.settings.algorithm import ControlAlgorithmSettings, TextAlgorithmSettings
-from guerdon.settings.study import Study
+from guerdon.settings.study import RobotStudy, Study, TextStudy
 from guerdon.settings.text_policy import TextPolicySettings
 
 TEXT = {"policy": {"type": "text", "tiny": {}}, "data": {}}
@@ -30,9 +32,7 @@ def test_the_defaults_are_primes():
     assert (section.mini_batch_size, section.micro_batch_size) == (256, 64)
     model = section.prime_model
     assert (model.ref_type, model.update, model.beta_train, model.loss_type) == ("freeze", "after", 0.05, "ce")
-    assert (model.optim.lr, model.optim.betas, model.optim.weight_decay, model.optim.grad_clip) == (
-        1e-6, (0.9, 0.999), 0.0, 10.0,
-    )  # fmt: skip
+    assert (model.optim.lr, model.optim.weight_decay, GRAD_CLIP) == (1e-6, 0.0, 10.0)
     assert (algorithm.adv_estimator, algorithm.rloo_form, algorithm.normalize_advantages) == ("rloo", "paper", False)
     assert algorithm.verifier_gamma == algorithm.reward_model_gamma == 1.0
 
@@ -82,7 +82,6 @@ def test_every_source_has_the_discount_it_was_given_or_the_common_one():
     [
         ({"gae_lambda": 0.9}, "gae_lambda would do nothing with adv_estimator rloo"),
         ({"adv_estimator": "grpo", "rloo_form": "paper"}, "rloo_form would do nothing"),
-        ({"credit_temperature": 0.5}, "credit_temperature would do nothing"),
         ({"kl_type": "k2"}, "kl_type would do nothing with kl_coef 0"),
         ({"kl_coef": 0.1, "kl_in": "reward", "kl_type": "k2"}, "kl_type would do nothing with kl_in reward"),
         ({"kl_coef": 0.1, "kl_type": "k1"}, "gradient of zero on average"),
@@ -121,7 +120,7 @@ def test_an_algorithm_that_would_not_do_what_it_says_is_refused(given, message):
         {"gamma": 0.9, "kl_coef": 0.1, "kl_in": "reward",
          "adv_params": {"verifier_gamma": 1, "reward_model_gamma": 1}},
         {"adv_estimator": "gae", "gae_lambda": 0.95, "value_coef": 1.0},
-        {"credit": "min_form", "credit_temperature": 0.5},
+        {"credit": "min_form"},
     ],
     ids=str,
 )  # fmt: skip
@@ -159,8 +158,14 @@ def test_what_has_an_effect_is_accepted(given):
         ({"prime_model": {"update": "none", "optim": {"epochs": 2}, "warm_up": {"rollouts": 5}}}, "warm_up.epochs"),
         ({"prime_model": {"replay_ratio": 0.5}}, "replay_ratio would do nothing with replay_size 0"),
         ({"prime_model": {"replay_size": 8, "loss_type": "dpo"}}, "needs whole groups"),
-        ({"prime_model": {"warm_up": {"epochs": 2}}}, "warm_up.epochs would do nothing"),
-        ({"prime_model": {"warm_up": {"policy_learns": True}}}, "warm_up.policy_learns would do nothing"),
+        (
+            {"prime_model": {"warm_up": {"epochs": 2}}},
+            r"warm_up does not fit together: epochs would do nothing with rollouts 0",
+        ),
+        (
+            {"prime_model": {"warm_up": {"policy_learns": True}}},
+            r"warm_up does not fit together: policy_learns would do nothing",
+        ),
         ({"prime_model": {"ref_type": "policy", "bf16": False}}, "bf16 cannot be set with ref_type: policy"),
         ({"prime_clip": 2.0}, "prime_clip would do nothing with prime_norm batch_norm"),
         ({"prime_norm": "clip", "prime_norm_shards": 2}, "prime_norm_shards would do nothing with prime_norm clip"),
@@ -345,3 +350,27 @@ def test_what_an_estimator_needs_is_the_same_for_robots_and_language_models():
         assert robot.reward_credit == ("episode" if robot.needs.groups else "dense")
         assert robot.whiten_batch == (name == "reinforce_pp")
         assert robot.normalize_minibatches == robot.needs.critic == (name == "gae")
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ({}, RobotStudy), ({"policy": {"type": "vla", "tiny": {}}}, RobotStudy), (TEXT, TextStudy),
+        ({"train": {"prm": {"type": "stepwise", "save_dir": "x"}}}, TextStudy),
+        ({"train": {"rm": {"type": "resnet", "save_dir": "x", "data_path": "y"}}}, RobotStudy),
+        ({"policy": TextPolicySettings(path="x")}, TextStudy),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_study_is_of_the_kind_that_its_sections_say(given, kind):
+    made = (Study(**given), Study.model_validate(given), validate(Study, given, source="s"), kind(**given))
+    assert [type(study) for study in made] == [kind] * 4
+    assert all(study == made[0] for study in made)
+    for again in (Study.model_validate(made[0]), pickle.loads(pickle.dumps(made[0])), made[0].model_copy()):
+        assert type(again) is kind
+        assert again == made[0]
+    if isinstance(given.get("policy"), dict):
+        assert Study.model_validate(to_plain(made[0])) == made[0]
+    other = TextStudy if kind is RobotStudy else RobotStudy
+    with pytest.raises(ValidationError):
+        other.model_validate({"evaluate": made[0].evaluate, "algorithm": made[0].algorithm, **given})

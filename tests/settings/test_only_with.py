@@ -10,6 +10,7 @@ from guerdon.errors import ConfigError
 from guerdon.settings import base
 from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.base import SET, Because, OnlyWith, Removed, Settings, Unless, only_with
+from guerdon.settings.study import Study
 
 
 class Paint(Settings):
@@ -91,7 +92,8 @@ def test_every_rule_names_neighbours_that_exist():
     forms, found = [Settings], 0
     while forms:
         form = forms.pop()
-        forms += form.__subclasses__()
+        forms += [one for one in form.__subclasses__() if one.__module__.startswith("guerdon.")]
+        assert form._refuse_idle_keys is Settings._refuse_idle_keys  # a validator of that name would replace the check
         for name, field in form.model_fields.items():
             for rule in (mark for mark in field.metadata if isinstance(mark, OnlyWith)):
                 missing = [key for key in rule.neighbours if not (key in form.model_fields or hasattr(form, key))]
@@ -125,3 +127,40 @@ def test_the_order_of_checks_does_not_matter_to_what_is_written_out():
     assert "rollout_steps" not in plain
     assert plain["group_size"] == 4
     assert validate(ControlAlgorithmSettings, plain, source="again") == settings
+
+
+def forms_below(form):
+    return [form, *(below for one in form.__subclasses__() for below in forms_below(one))]
+
+
+def test_keys_that_there_were_are_of_sections_that_there_are():
+    forms = {form.__name__: form for form in forms_below(Settings)}
+    for name in base.REMOVED:
+        form, key = name.split(".")
+        assert key not in forms[form].model_fields, name
+        assert all(below.removed(key) is base.REMOVED[name] for below in forms_below(forms[form])), name
+
+
+OLD = {
+    "policy": {"type": "text", "tiny": {}}, "data": {},
+    "algorithm": {"type": "text", "betas": [0.9, 0.999], "gamma": 0.9},
+    "reward_model": {"rm_type": "prime", "prime_model": {"optim": {"grad_clip": 10.0, "lr": 1e-5}}},
+    "runner": {"video_fps": 20},
+}  # fmt: skip
+
+
+def test_a_study_that_an_earlier_version_wrote_out_is_read():
+    study = validate(Study, OLD, source="config.yaml")
+    assert (study.algorithm.gamma, study.reward_model.prime_model.optim.lr) == (0.9, 1e-5)
+    for path, value in (("runner", {"video_fps": 21}), ("algorithm", {"betas": [0.8, 0.9]})):
+        with pytest.raises(ConfigError, match=rf"{path}\..* there is no such key any more; "):
+            validate(Study, {**OLD, path: value}, source="config.yaml")
+
+
+def test_a_stored_record_of_settings_is_compared_without_removed_keys(monkeypatch):
+    monkeypatch.setitem(base.REMOVED, "Paint.lead", Removed(0.2, "remove it"))
+    now = {"paint": {"kind": "oil"}, "seed": 1}
+    assert base.as_now({"paint": {"kind": "oil", "lead": 0.2}, "seed": 1, "lead": 0.2}, now) == now
+    for other in ({"kind": "oil", "lead": 0.3}, {"kind": "oil", "leads": 0.2}, {"kind": "wet"}, {}, None):
+        assert base.as_now({"paint": other, "seed": 1}, now) != now
+    assert base.as_now(now, {"paint": None, "seed": 1, "lead": 1}) == now  # a key that is new is a difference

@@ -104,7 +104,7 @@ def test_what_has_an_effect_is_accepted():
     study(sources={"prm": source(reward_weight=2)}, reward={"combine_mode": "add"})
     study(sources={"prm": source(reward_weight=2), "other": source()})
     study(sources={"prm": source(reward_weight=0)}, reward={"combine_mode": "add"})  # watched, not learnt from
-    study(sources={"prm": source(shaping="signed")}, algorithm={"credit": "min_form", "credit_temperature": 0.2})
+    study(sources={"prm": source(shaping="signed")}, algorithm={"credit": "min_form"})
     study(sources={"prm": source()}, reward_model={}, algorithm={"rloo_form": "prime_compat"})
     one = Study.model_validate({**TEXT, "reward": {"use_reward_model": True, **source()}})
     assert list(one.text_sources) == ["text"]

@@ -9,7 +9,7 @@ import pytest
 
 from guerdon.errors import DataError
 from guerdon.settings.data import FilesDataSettings, GSM8KDataSettings
-from guerdon.tasks import golds
+from guerdon.tasks import prompt_files
 from guerdon.tasks.prompt_files import load_prompts, prompt_from_row, read_gsm8k, read_prompts
 from guerdon.tasks.prompts import UnreadableGoldError
 from guerdon.tasks.verifier import Verifier, VerifierResult
@@ -120,7 +120,7 @@ def test_of_many_symbolic_golds_some_are_parsed_once_and_stand_for_the_rest(tmp_
         return check_batch(self, responses, prompts)
 
     monkeypatch.setattr(Verifier, "check_batch", counted)
-    monkeypatch.setattr(golds, "MOST_PARSED", 20)
+    monkeypatch.setattr(prompt_files, "MOST_PARSED", 20)
     answers = [f"\\sqrt{{{k}}}+1" for k in range(1000, 1200)]
     path = write(tmp_path / "many.jsonl", [*answers, *answers[:50], *range(1000)])
     assert len(load(path)) == 1250
@@ -143,13 +143,13 @@ def test_a_parser_that_does_not_end_is_no_unreadable_gold_and_is_not_waited_for_
 
     monkeypatch.setattr(Verifier, "check_batch", slow)
     many = tuple(f"\\sqrt{{{k}}}" for k in range(100))
-    assert golds._unparsable(many, 1.0, 1, 0.0) == ()
+    assert prompt_files._unparsable(many, 1.0, 1, 0.0) == ()
     assert len(tried) == 8
 
 
 def test_a_verifier_of_ones_own_is_not_asked(tmp_path):
     path = write(tmp_path / "own.jsonl", BROKEN)
-    found = golds.unreadable_golds(
+    found = prompt_files.unreadable_golds(
         read_prompts(path), FilesDataSettings(train_files=(str(path),), verifier="tests.tasks.test_golds:never")
     )
     assert found == ({}, 0.0)

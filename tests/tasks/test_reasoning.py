@@ -17,7 +17,7 @@ FAMILIES = [
     ChainSettings(steps=7, min_steps=4, any_order=3, ops="+-"),
     ChainSettings(modulus=None, steps=5, any_order=5, ops="+-"),
     RegisterSettings(),
-    RegisterSettings(modulus=30, inputs=1, steps=8, chained=False),
+    RegisterSettings(modulus=30, inputs=1, steps=8),
     SwapSettings(),
     SwapSettings(items=2, steps=1),
     AutomatonSettings(),

@@ -23,7 +23,7 @@ from guerdon.tasks.stories import covers, line_value, stated_answer
 FAMILIES = [
     StorySettings(),
     StorySettings(steps=1, ops="-", high=4),
-    StorySettings(steps=4, min_steps=2, ops="+-*/", number_words=True, distractors=2, high=12),
+    StorySettings(steps=4, min_steps=2, ops="+-*/", high=12),
     StorySettings(steps=3, ops="/", high=60),
 ]
 PEARS = task_family(StorySettings()).prompt(

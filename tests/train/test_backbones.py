@@ -21,7 +21,7 @@ from guerdon.models.image import load_checkpoint, load_image_model
 from guerdon.models.load import load_reward_model
 from guerdon.models.online import OnlineImageModel
 from guerdon.policies.efficientnet import EfficientNetLite0, read_efficientnet
-from guerdon.serve.backends import model_source
+from guerdon.serve.backends import model_loader
 from guerdon.settings.serve import ServedModelSettings
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
 from guerdon.train import frame_networks
@@ -146,7 +146,7 @@ def test_a_refit_in_rl_trains_the_head_alone(tmp_path, backbone):
 
 def test_it_is_evaluated_and_served(tmp_path, backbone):
     result = train_image_model(settings(tmp_path, backbone, max_steps=3), square_episodes(4))
-    served = model_source("m", ServedModelSettings(model_path=str(result.save_dir))).load()
+    served = model_loader("m", ServedModelSettings(model_path=str(result.save_dir))).load()
     episodes = square_episodes(4, size=40)
     evaluation = evaluate_model(served, episodes, kind="success", threshold=None, seed=0, reps=5)
     assert 0 <= evaluation.metrics["auroc"].estimate <= 1
@@ -166,7 +166,7 @@ def test_folding_keeps_the_values(backbone):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"normalize": "imagenet"}, "normalize would do nothing with efficientnet_lite0"),
+        ({"normalize": "imagenet"}, "normalize would do nothing with arch efficientnet_lite0"),
         ({"image_size": 48}, "multiples of 32"),
         ({"augment": True}, "augment would do nothing with a frozen backbone"),
         ({"fsdp": False}, "fsdp would do nothing with a frozen backbone"),

@@ -18,8 +18,9 @@ from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError
 from guerdon.policies.control import load_policy
 from guerdon.settings.study import Study
+from guerdon.train import rabc
 from guerdon.train.bc import gather_pairs, residual_std, train_bc, weighted_loss
-from guerdon.train.rabc import model_hash, progress_changes, rabc_weights, sample_weights, spread
+from guerdon.train.rabc import model_hash, progress_changes, rabc_weights, spread
 from guerdon.types import Episode, Failure, RewardInfo, Score
 
 torch.set_num_threads(1)
@@ -89,6 +90,10 @@ def study(tmp_path, *, policy=None, **keys):
         "sample_weighting": weighting(**keys),
     }  # fmt: skip
     return Study(bc=bc, policy=policy or {"type": "mlp", "hidden": [8]}, env={"frame_size": 8})
+
+
+def sample_weights(given, *, chunk):
+    return rabc.sample_weights(given.bc, chunk=chunk, camera=given.env.camera_name)
 
 
 MIXED = [demonstration("up", [0, 0.5, 1, 1, 1]), demonstration("down", [1, 0.5, 0, 0, 0], outcome=False)]

@@ -12,7 +12,7 @@ from text_lessons import data_of, study_of, sums
 from guerdon.episodes.solution_files import write_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError
-from guerdon.labels.step_rewards import with_rewards
+from guerdon.labels.data_set import with_rewards
 from guerdon.settings.train import (
     ImplicitTrainSettings,
     OutcomeTrainSettings,

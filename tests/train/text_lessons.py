@@ -3,7 +3,7 @@
 import numpy as np
 
 from guerdon.episodes.solutions import Solution
-from guerdon.labels.step_rewards import with_rewards
+from guerdon.labels.data_set import with_rewards
 from guerdon.settings.study import Study
 from guerdon.train.text_data import TextData
 

@@ -20,8 +20,9 @@ from guerdon.collect.control import ControlCollector
 from guerdon.episodes.read import read_episodes, summarize
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.policies.maniskill_expert import ManiSkillExpert
+from guerdon.settings.collect import ActorShare, CollectSettings
 from guerdon.settings.policy import MLPPolicySettings
-from guerdon.settings.study import ActorShare, CollectSettings, Study
+from guerdon.settings.study import Study
 from guerdon.settings.world import ManiSkillSettings
 from guerdon.types import Observes
 from guerdon.worlds.build import build_world

@@ -139,7 +139,6 @@ def test_evaluations_have_no_curriculum():
         ({"task": "a", "use_curriculum": True, "autoreset_mode": "same_step"}, "autoreset_mode: disabled"),
         ({"task": "a", "curriculum_temp": 2.0}, "without use_curriculum"),
         ({"task": "a", "use_curriculum": True, "curriculum_over": "tasks"}, "needs several in task_ids"),
-        ({"task": "a", "use_curriculum": True, "curriculum_tau": 0.1}, "with curriculum_over: states"),
         (
             {"task_ids": ["a", "b"], "use_curriculum": True, "curriculum_over": "tasks", "curriculum_min_prob": 0.1},
             "with curriculum_over: tasks",

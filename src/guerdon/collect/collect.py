@@ -30,7 +30,8 @@ from guerdon.policies.libero_expert import LiberoExpert
 from guerdon.policies.maniskill_expert import ManiSkillExpert
 from guerdon.policies.robot import Action, RobotPolicy
 from guerdon.progress import ProgressBar
-from guerdon.settings.study import ActorShare, CollectSettings, Study
+from guerdon.settings.collect import ActorShare, CollectSettings
+from guerdon.settings.study import Study
 from guerdon.settings.world import WorldSettings
 from guerdon.types import BoolArray, IntArray
 from guerdon.worlds.build import build_world, first_world
@@ -112,7 +113,7 @@ def collect(study: Study) -> CollectResult:
         try:
             for part in parts:
                 if part.have < part.wanted:
-                    tried += _collect_part(part, study, settings, writer, progress)
+                    tried += _collect_part(part, study.env, settings, writer, progress)
             writer.flush()
         finally:
             progress.close()
@@ -132,7 +133,7 @@ def check_collect(study: Study) -> None:
     with closing(first_world(states, settings.success_readers())) as world:
         for share in settings.mixture:
             if share.type != "checkpoint":
-                actor_maker(share, world, study, None)
+                actor_maker(share, world, study.env, None)
 
 
 def _parts(settings: CollectSettings, writer: EpisodeWriter) -> list[_Part]:
@@ -156,31 +157,31 @@ def _prefix(share: ActorShare, index: int) -> str:
 
 
 def _collect_part(
-    part: _Part, study: Study, settings: CollectSettings, writer: EpisodeWriter, progress: ProgressBar
+    part: _Part, env: WorldSettings, settings: CollectSettings, writer: EpisodeWriter, progress: ProgressBar
 ) -> int:
     """Play rounds until this actor's part is complete; returns how many episodes were tried."""
     share, wanted = part.share, part.wanted - part.have
     policy = load_policy(Path(share.checkpoint or "")) if share.type == "checkpoint" else None
     pixels = isinstance(policy, GaussianPolicy) and policy.pixels
-    if pixels and study.env.observation == "state":
+    if pixels and env.observation == "state":
         raise ConfigError(f"collect: {share.checkpoint} acts on pixels; set env.observation=pixels")
-    env = study.env.model_copy(update={"observation": "pixels" if pixels else "state"})
-    world = build_world(env, seed=settings.seed * 1000 + part.place, success_readers=settings.success_readers())
+    shown = env.model_copy(update={"observation": "pixels" if pixels else "state"})
+    world = build_world(shown, seed=settings.seed * 1000 + part.place, success_readers=settings.success_readers())
     try:
-        make_actor = actor_maker(share, world, study, policy)
-        label = _labeler(world, study.env, settings.continuation_limit)
+        make_actor = actor_maker(share, world, env, policy)
+        label = _labeler(world, env, settings.continuation_limit)
         recorder = Recorder(
             world,
             writer,
             frame_every=settings.frame_every,
             keep_fail=0.0 if settings.only_success else 1.0,
             keep_unknown=0.0 if settings.only_success else 1.0,
-            keep_states=study.env.observation == "state",
-            keep_dense=study.env.native_reward == "sparse",
+            keep_states=env.observation == "state",
+            keep_dense=env.native_reward == "sparse",
             meta={
                 "policy": share.type,
                 **({"checkpoint": share.checkpoint} if share.checkpoint else {}),
-                "env": study.env.task,
+                "env": env.task,
                 "seed": settings.seed,
             },
             prefix=_prefix(share, part.place),
@@ -298,7 +299,7 @@ def _labeler(world: World, env: WorldSettings, limit: int | None) -> Callable[[i
     return label
 
 
-def actor_maker(share: ActorShare, world: World, study: Study, policy: RobotPolicy | None) -> Callable[[], Actor]:
+def actor_maker(share: ActorShare, world: World, env: WorldSettings, policy: RobotPolicy | None) -> Callable[[], Actor]:
     """Makes a new actor for each round.
 
     Raises:
@@ -312,7 +313,7 @@ def actor_maker(share: ActorShare, world: World, study: Study, policy: RobotPoli
         return lambda: NoisyActor(policy, share.noise)
     if share.type in ("expert", "noisy"):
         noise = share.noise if share.type == "noisy" else 0.0
-        if study.env.tasks_change:
+        if env.tasks_change:
             raise ConfigError(
                 "collect.mixture: an expert plays one task: set env.task instead of env.task_ids (or remove "
                 "env.use_curriculum), and collect each task into a folder of its own"
@@ -321,17 +322,15 @@ def actor_maker(share: ActorShare, world: World, study: Study, policy: RobotPoli
             return lambda: LiberoExpert(world.env, noise)
         if isinstance(world.env, ManiSkillVectorEnv):
             return _planner(share, ManiSkillExpert(world.env, noise))
-        if study.env.type in ("libero", "maniskill"):
+        if env.type in ("libero", "maniskill"):
             raise ConfigError("collect.mixture: this expert looks into the simulator; set env.vectorization=sync")
-        if study.env.type == "gymnasium" and study.env.task.startswith("MountainCarContinuous-"):
+        if env.type == "gymnasium" and env.task.startswith("MountainCarContinuous-"):
             return lambda: MountainCarExpert(noise)
-        if study.env.type != "metaworld":
-            raise ConfigError(
-                f"collect.mixture: {study.env.task} has no scripted expert; use type random or checkpoint"
-            )
-        return lambda: ScriptedExpert(study.env.task, noise=noise)
+        if env.type != "metaworld":
+            raise ConfigError(f"collect.mixture: {env.task} has no scripted expert; use type random or checkpoint")
+        return lambda: ScriptedExpert(env.task, noise=noise)
     if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-        raise ConfigError(f"collect.mixture: the actions of {study.env.task} have no bounds to draw random ones from")
+        raise ConfigError(f"collect.mixture: the actions of {env.task} have no bounds to draw random ones from")
     return lambda: RandomActor(space.low, space.high)
 
 

@@ -42,7 +42,7 @@ class Continuations:
         if settings.task_ids is not None:
             raise ConfigError("continuations need an expert for the task: set env.task instead of env.task_ids")
         self.limit = limit
-        self._world = World(MetaWorldVectorEnv(settings.task, 1, goals_seed=settings.goals_seed), [settings.task])
+        self._world = World(MetaWorldVectorEnv(settings.task, 1), [settings.task])
         self._world.reset()
         self._expert = ScriptedExpert(settings.task)
         self._rng = np.random.default_rng(0)  # the expert draws nothing

@@ -24,11 +24,11 @@ from guerdon.collect.continuations import Continuations
 from guerdon.collect.episode_capture import EpisodeBuffer, recorder_of_run, run_writer
 from guerdon.collect.observed_frames import ObservedFrames, SeenRows
 from guerdon.collect.stepping import ActionQueue, evaluate, film, steps
-from guerdon.collect.timing import timed
 from guerdon.errors import ConfigError
 from guerdon.generators import ACTING, generator, shard_seed
 from guerdon.policies.control import build_policy
 from guerdon.policies.robot import Action, ControlInputs, RobotPolicy
+from guerdon.progress import timed
 from guerdon.settings.policy import ControlPolicySettings
 from guerdon.settings.world import WorldSettings
 from guerdon.types import BoolArray, Chunks, Episode, Failure, FloatArray, IntArray, Observes, Rollout, Segment
@@ -352,28 +352,32 @@ class ControlCollector:
         return lambda observations: actor.act(observations, rng, greedy=True).values
 
     @property
+    def _looking(self) -> list[ObservedFrames]:
+        """What looks at the copies."""
+        return [*([self._observed] if self.observes else []), *([] if self._filmed is None else [self._filmed])]
+
+    @property
     def _pictured(self) -> bool:
         """Whether pictures of the copies are used; if not, environments that draw at every capture are faster."""
         return any(o.frames for o in self.observes) or self._recorder is not None or self._filmed is not None
 
     def _begin(self) -> None:
         """Start new episodes in every copy; nothing of those under way may reach them."""
-        looking = bool(self.observes) or self._recorder is not None or self._filmed is not None
+        self._observed.observes = self.observes
         self.world.takes_pictures = self._pictured
+        looking = bool(self._looking) or self._recorder is not None
         start = self.world.reset(capture=np.full(self.world.num_envs, looking))
         self._failed_resets += [why for _, why in start.failed_resets]
         self._begun, self._fresh = True, True
-        self._observed.observes = self.observes
-        self._observed.begin(start)
-        if self._filmed is not None:
-            self._filmed.begin(start)
+        for one in self._looking:
+            one.begin(start)
         if self._recorder is not None:
             self._recorder.begin_all(start)
 
     @torch.no_grad()
     def _act(self, policy: RobotPolicy, seconds: dict[str, float], *, watched: bool) -> _Acted:
         """Step all copies; of a group, until the one episode of each is over."""
-        actor, recorder, acted = policy.actor(), self._recorder, _Acted()
+        actor, recorder, looking, acted = policy.actor(), self._recorder, self._looking, _Acted()
         self.world.takes_pictures = self._pictured
         acted.failed_resets = [(0, why) for why in self._failed_resets]
         self._failed_resets = []
@@ -382,10 +386,8 @@ class ControlCollector:
         queue = self._queue(policy, actor) if policy.in_parts else None
 
         def capture(rows: IntArray) -> BoolArray:
-            wanted = self._observed.capture(rows)
-            if self._filmed is not None:
-                wanted = wanted | self._filmed.capture(rows)
-            return (wanted if recorder is None else wanted | recorder.wants(rows)) & ~over
+            wanted = [one.capture(rows) for one in looking] + ([] if recorder is None else [recorder.wants(rows)])
+            return np.asarray(np.logical_or.reduce(wanted) & ~over)
 
         def decide(observations: np.ndarray) -> FloatArray:
             action: Action = actor.act(observations, self.rng)
@@ -396,15 +398,14 @@ class ControlCollector:
             self.world,
             decide if queue is None else queue,
             self.world.observations,
-            capture=capture if self.observes or recorder is not None or self._filmed is not None else None,
+            capture=capture if looking or recorder is not None else None,
         )
         for t, step in zip(range(self._steps), stepping, strict=False):
-            if self.observes:
-                self._observed.add(t, step, None if self.group_size is None else over)
-                if watched and self._overlap and (t + 1) % self._overlap == 0:
-                    self._show_watchers(seconds)
+            for one in looking:
+                one.add(t, step, None if self.group_size is None else over)
+            if watched and self.observes and self._overlap and (t + 1) % self._overlap == 0:
+                self._show_watchers(seconds)
             if self._filmed is not None:
-                self._filmed.add(t, step, None if self.group_size is None else over)
                 acted.actions.append(step.actions)
             if recorder is not None:
                 recorder.watch(step.rows, step.actions, step.transition)

@@ -15,10 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from guerdon.collect.episode_capture import Recorder
-from guerdon.collect.timing import timed
 from guerdon.errors import ConfigError, SimulatorError
 from guerdon.policies.robot import Action
-from guerdon.progress import log_line
+from guerdon.progress import log_line, timed
 from guerdon.types import BoolArray, FloatArray, IntArray, Segment
 from guerdon.worlds.transition import FramesDue, Transition, state_of
 from guerdon.worlds.world import World

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from guerdon.collect.shards import STEPS, joined, with_own_groups
-from guerdon.collect.timing import timed
 from guerdon.episodes.chats import ChatError
 from guerdon.errors import DataError
 from guerdon.generators import ACTING, generator, shard_seed
@@ -41,6 +40,7 @@ from guerdon.policies.tokens import (
     split_steps,
     token_ends,
 )
+from guerdon.progress import timed
 from guerdon.settings.data import DataSettings
 from guerdon.settings.text_policy import GenerationSettings, TextPolicySettings
 from guerdon.tasks.prompt_files import load_prompts

@@ -11,10 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from guerdon.compare.comparison import final_success
-from guerdon.compare.read_runs import TEXT, RunRecord, StudyRecord, finite, mapping, number, read_json
+from guerdon.compare.report_format import TEXT
+from guerdon.compare.results import RunRecord, StudyRecord, final_success, finite, mapping, number, read_json
 from guerdon.evaluate.gate_card import card_folders
 from guerdon.evaluate.gate_table import PREFIX
 from guerdon.evaluate.scores import RECORD
@@ -65,11 +63,7 @@ def _exploited(run: RunRecord) -> bool | None:
 
 def _models(run: RunRecord) -> list[str]:
     """The paths of the reward models of a run, by its configuration; an empty path for one without any."""
-    try:
-        config = mapping(yaml.safe_load(run.config_text) if run.config_text else None)
-    except yaml.YAMLError:
-        return []
-    reward = mapping(config.get("reward"))
+    reward = mapping(run.config.get("reward"))
     if not reward.get("use_reward_model"):
         return []
     models = [mapping(mapping(source).get("model")) for source in mapping(reward.get("sources")).values()]

@@ -19,7 +19,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from guerdon import atomic
+from guerdon.atomic import held
 from guerdon.errors import InUseError
-from guerdon.folder_lock import held
 from guerdon.subprocess_worker import end_with_parent
 
 _log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ def run_jobs(
     folder.mkdir(parents=True, exist_ok=True)
     waiting = {job.name: job for job in jobs}
     outcomes: dict[str, Outcome] = {}
-    alive = _Alive(place or _Processes(work, gpus))
+    place = place or _Processes(work, gpus)
 
     def settle(outcome: Outcome) -> None:
         waiting.pop(outcome.job.name, None)
@@ -131,16 +131,15 @@ def run_jobs(
         if _mark(folder, job).exists():
             settle(Outcome(job, "done", "finished earlier"))
     running: dict[Future[Outcome], Job] = {}
-    with ThreadPoolExecutor(max_workers=parallel) as pool, alive:
+    with ThreadPoolExecutor(max_workers=parallel) as pool, _ended_with(place) as ending:
         while waiting or running:
             for job in list(waiting.values()):
-                broken = [n for n in job.needs if n in outcomes and outcomes[n].state != "done"]
-                if broken:
+                if broken := [n for n in job.needs if n in outcomes and outcomes[n].state != "done"]:
                     settle(Outcome(job, "skipped", f"{broken[0]} did not finish"))
             ready = [j for j in waiting.values() if all(n in outcomes for n in j.needs)]
             for job in sorted(ready, key=lambda j: (not j.urgent, -j.cost))[: parallel - len(running)]:
                 waiting.pop(job.name)
-                running[pool.submit(_run, job, folder, alive)] = job
+                running[pool.submit(_run, job, folder, place, ending)] = job
             if running:
                 finished, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in finished:
@@ -152,37 +151,15 @@ def run_jobs(
     return list(outcomes.values())
 
 
-class _Alive:
-    """The jobs that run now; leaving the block ends them and lets no other one start.
-
-    Whatever ends the study, an interrupt included, ends its jobs too.
-    """
-
-    def __init__(self, place: JobPlace) -> None:
-        self._place = place
-        self._end = threading.Event()
-
-    @property
-    def ending(self) -> bool:
-        """Whether no other job may start."""
-        return self._end.is_set()
-
-    def wait_for(self, folder: Path) -> None:
-        """Wait until no process works in a folder, or the study ends."""
-        while not self._end.wait(_PAUSE):
-            with contextlib.suppress(InUseError), held(folder, busy=""):
-                return
-
-    def __enter__(self) -> _Alive:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._place.end()
-
-    def start(self, job: Job, log: Path) -> int:
-        """As that of the place."""
-        return self._place.start(job.name, job.arguments, log)
+@contextlib.contextmanager
+def _ended_with(place: JobPlace) -> Iterator[threading.Event]:
+    """Whatever ends the block, an interrupt included, ends its jobs, too; the event says that no other may start."""
+    ending = threading.Event()
+    try:
+        yield ending
+    finally:
+        ending.set()
+        place.end()
 
 
 class _Processes:
@@ -269,14 +246,16 @@ def _enter(
         atexit._run_exitfuncs()  # a forked process leaves without them
 
 
-def _run(job: Job, folder: Path, alive: _Alive) -> Outcome:
+def _run(job: Job, folder: Path, place: JobPlace, ending: threading.Event) -> Outcome:
     started = time.perf_counter()
     log = folder / f"{job.name}.log"
-    code = alive.start(job, log)
+    code = place.start(job.name, job.arguments, log)
     while code == InUseError.exit_code and job.folder is not None:
         _log.warning("%s waits: another process works in %s", job.name, job.folder)
-        alive.wait_for(job.folder)
-        code = alive.start(job, log)
+        while not ending.wait(_PAUSE):
+            with contextlib.suppress(InUseError), held(job.folder, busy=""):
+                break
+        code = place.start(job.name, job.arguments, log)
     seconds = time.perf_counter() - started
     if code == 0:
         atomic.write_text(_mark(folder, job), f"{seconds:.1f}\n")
@@ -284,7 +263,7 @@ def _run(job: Job, folder: Path, alive: _Alive) -> Outcome:
             (job.folder / "FAILED.json").unlink(missing_ok=True)
         return Outcome(job, "done", seconds=seconds)
     message = f"exit status {code}: {_last_line(log)} (log: {log})"
-    if job.folder is not None and not alive.ending and not (job.folder / "FAILED.json").exists():
+    if job.folder is not None and not ending.is_set() and not (job.folder / "FAILED.json").exists():
         atomic.write_json(job.folder / "FAILED.json", {"error": message, "kind": "process"})
     return Outcome(job, "failed", message, seconds)
 

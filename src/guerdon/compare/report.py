@@ -12,7 +12,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,26 +23,29 @@ import yaml
 from markupsafe import Markup
 
 from guerdon import atomic
-from guerdon.compare import read_runs as read
 from guerdon.compare import report_charts as pictures
 from guerdon.compare import report_format as fmt
-from guerdon.compare.comparison import FAILURE_GAP, ArmRow, arm_styles, comparison_rows, failure_rate
-from guerdon.compare.read_runs import (
+from guerdon.compare import results as read
+from guerdon.compare.report_answers import answer_panels
+from guerdon.compare.report_cards import card_views
+from guerdon.compare.report_films import FilmFile, ShownFilm, choose_films, fit_films
+from guerdon.compare.report_tables import columns
+from guerdon.compare.results import (
+    FAILURE_GAP,
     OUTCOMES,
     RETURN,
-    TEXT,
+    ArmRow,
     RunRecord,
     StudyRecord,
+    arm_styles,
+    comparison_rows,
+    failure_rate,
+    mapping,
     number,
     outcome_curve,
     outcome_of_runs,
     success_unknown,
 )
-from guerdon.compare.report_answers import answer_panels
-from guerdon.compare.report_cards import card_views
-from guerdon.compare.report_films import FilmFile, ShownFilm, choose_films, fit_films
-from guerdon.compare.report_tables import columns
-from guerdon.compare.report_terms import terms_of
 from guerdon.errors import DataError
 from guerdon.evaluate.charts import clip, legend_mark
 from guerdon.evaluate.intervals import Interval, wilson_interval
@@ -53,6 +57,7 @@ ANSWER_BYTES = 1_100_000
 MAX_TEXT = 20_000
 SMALL = (470.0, 270.0)
 TEMPLATES = Path(__file__).parent / "templates"
+TERMS: dict[str, str] = yaml.safe_load((TEMPLATES / "terms.yaml").read_text(encoding="utf-8"))
 
 
 @doing("writing the report")
@@ -120,6 +125,7 @@ def _study_context(study: StudyRecord) -> dict[str, Any]:
         "by_task": rows[len(pooled) :],
         "columns": [column for column in shown if not column.folded],
         "more_columns": [column for column in shown if column.folded],
+        "gamed": {arm: gamed(study.select(arm=arm)) for arm in study.arms},
         "forest": pictures.verdict_picture(pooled, study.baseline, study.outcome),
         "panels": pictures.curve_panels(study, study.tasks) if study.tasks else [],
         "small_panels": pictures.curve_panels(study, study.tasks, SMALL) if study.tasks else [],
@@ -146,7 +152,7 @@ def _shared_context(
         "unit": unit,
         "outcome": OUTCOMES[outcome_of_runs(runs)],
         "steps_name": fmt.short_unit(unit),
-        "text": unit == TEXT,
+        "text": unit == fmt.TEXT,
         "quality": pictures.quality_panels(arms),
         "scatters": pictures.scatter_panels(arms, tasks),
         "answers": {task: [panel for panel in panels if panel.run.task == task] for task in answered},
@@ -200,6 +206,23 @@ def _write(template: str, context: dict[str, Any], films: tuple[list[FilmFile], 
     return out
 
 
+def terms_of(page: str) -> list[tuple[str, str]]:
+    """The terms that a page contains, with their explanations, in the order of `TERMS`.
+
+    Args:
+        page: HTML; scripts, styles, code and attributes do not count.
+    """
+    text = re.sub(r"<(script|style|pre|code|svg)\b.*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL)
+    text = re.sub(r"95% ((?:\w+ )+)(?=interval)", r"\1 95% ", re.sub(r"\s+", " ", text))
+    text = re.sub(r"[Bb]est[- ]of[- ](?:n\b|\d+)", "best-of-n", text)
+
+    def contained(name: str) -> bool:
+        flags = re.NOFLAG if name.isupper() else re.IGNORECASE
+        return re.search(rf"\b{re.escape(name)}s?\b", text, flags) is not None
+
+    return [(term, sentence) for term, sentence in TERMS.items() if any(map(contained, term.split(", ")))]
+
+
 def _render(template: str, context: dict[str, Any], films: Sequence[ShownFilm]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -221,7 +244,6 @@ def _render(template: str, context: dict[str, Any], films: Sequence[ShownFilm]) 
 
 
 FEW_SEEDS = 5
-PER_RUN_KEYS = ("seed", "out", "run_dir", "name")
 MAX_CELL = 80
 
 
@@ -233,7 +255,7 @@ class Note:
     severe: bool = False
 
 
-def run_notes(run: RunRecord, *, warned: bool = True, outcome: str | None = None) -> list[Note]:
+def run_notes(run: RunRecord, *, warned: bool = True, outcome: str | None = None) -> Iterator[Note]:
     """Warnings about one run; with `warned` also those that it wrote about its rewards.
 
     Results are about `outcome`; None: about that of the run alone.
@@ -241,8 +263,7 @@ def run_notes(run: RunRecord, *, warned: bool = True, outcome: str | None = None
     outcome = outcome_of_runs([run]) if outcome is None else outcome
     steps = outcome_curve(run, outcome)[0]
     when = fmt.at((steps or [0.0])[-1], run.unit)
-    early: list[Note] = []
-    severe = {
+    trouble = {
         "failed": f" failed {when}: {run.error}",
         "missing": " is missing: it has not been started, or its directory is gone",
         "unfinished": f" is unfinished: its last evaluation is {when}",
@@ -250,26 +271,26 @@ def run_notes(run: RunRecord, *, warned: bool = True, outcome: str | None = None
     }[run.status]
     if run.status == "complete" and success_unknown(run):
         so = "results are about its return" if outcome == RETURN else "so the run is in no result"
-        severe = f": true success is unknown: its environment does not report it, {so}"
+        trouble = f": true success is unknown: its environment does not report it, {so}"
+    if trouble:
+        yield Note(f"{run.name}{trouble}", severe=True)
     if run.stopped_early:
         of = f"{fmt.steps(run.last_step)} of {fmt.steps(run.planned_steps)} {run.unit}"
-        said = f"{run.name} is marked complete after {of}, and enters the means as it is: its last evaluation is early"
-        early = [Note(said, severe=True)]
-    notes = [*([Note(f"{run.name}{severe}", severe=True)] if severe else []), *early]
+        so = "and enters the means as it is: its last evaluation is early"
+        yield Note(f"{run.name} is marked complete after {of}, {so}", severe=True)
     row = run.evals[-1] if run.evals else {}
     known, episodes = number(row, "success_known"), number(row, "episodes")
     if known and episodes is not None and known != episodes:
         said = f"true success is known for {known:.0f} of {episodes:.0f} episodes of its last evaluation"
-        notes.append(Note(f"{run.name}: {said}"))
+        yield Note(f"{run.name}: {said}")
     if warned:
-        notes += [Note(f"{run.name}: {line}", severe=True) for line in warnings_of(run)]
+        yield from (Note(f"{run.name}: {line}", severe=True) for line in warnings_of(run))
     if run.skipped_lines:
-        notes.append(Note(f"{run.name}: {fmt.plural(run.skipped_lines, 'unreadable line')} skipped"))
+        yield Note(f"{run.name}: {fmt.plural(run.skipped_lines, 'unreadable line')} skipped")
     if run.n_failures:
         rate = failure_rate(run)
         share = "" if rate is None else f", {fmt.percent(rate)} of the source that fails most, on average"
-        notes.append(Note(f"{run.name}: {fmt.plural(run.n_failures, 'failed measurement')}{share}"))
-    return notes
+        yield Note(f"{run.name}: {fmt.plural(run.n_failures, 'failed measurement')}{share}")
 
 
 def warnings_of(run: RunRecord) -> list[str]:
@@ -292,45 +313,43 @@ def study_notes(study: StudyRecord, rows: Sequence[ArmRow]) -> list[Note]:
         for line in warnings_of(run):
             arms.setdefault(line, {})[run.arm] = None
     severe += [f"{', '.join(names)}: {line}" for line, names in arms.items()]
-    others = []
+    notes = [Note(text, severe=True) for text in severe]
     counts = [len(study.select(arm=arm, task=task, status="complete")) for arm in study.arms for task in study.tasks]
     seeds = min(counts, default=0)
     if seeds < FEW_SEEDS:
-        others.append(
-            f"Few seeds: {fmt.plural(seeds, 'complete seed')} per arm and task at the least. With fewer than "
-            f"{FEW_SEEDS} the intervals are wide, and the bands of curves are narrower than they should be."
-        )
+        few = f"Few seeds: {fmt.plural(seeds, 'complete seed')} per arm and task at the least. With fewer than"
+        wide = "the intervals are wide, and the bands of curves are narrower than they should be."
+        notes.append(Note(f"{few} {FEW_SEEDS} {wide}"))
     if study.cards and len(study.seeds) > 1:
-        others.append(
-            "Each task's reward models were trained once and serve all its seeds: the intervals cover the "
-            "variation of policy training, not that of reward model training."
+        once = (
+            "Each task's reward models were trained once and serve all its seeds: the intervals cover the variation of "
         )
-    notes = [*(Note(text, severe=True) for text in severe), *(Note(text) for text in others)]
+        notes.append(Note(once + "policy training, not that of reward model training."))
     notes += [note for run in study.runs for note in run_notes(run, warned=False, outcome=study.outcome)]
     notes += [Note(text) for text in study.notes]
     return sorted(notes, key=lambda note: not note.severe)
 
 
+def gamed(runs: Sequence[RunRecord]) -> tuple[str, str, str]:
+    """Whether the policies of these runs exploit a reward model, by their alarms: a style, the answer, the evidence."""
+    logged = [[row["hacking_alarm"] for row in run.trains if "hacking_alarm" in row] for run in runs]
+    judged = [flags for flags in logged if any(flag is not None for flag in flags)]
+    raised = [flags for flags in judged if any(flags)]
+    if raised:
+        when = f"in {len(raised)} of {fmt.plural(len(judged), 'run')}, at the end of {sum(bool(f[-1]) for f in raised)}"
+        return "loss", "Likely.", f"Alarm {when}: the learned return rises, true success does not."
+    if judged:
+        return "", "No sign.", f"No alarm in {fmt.plural(len(judged), 'run')}."
+    if any(logged):
+        return "", "Not known.", "An alarm needs true success."
+    return "", "No.", "It learns from no reward model."
+
+
 def config_differences(study: StudyRecord) -> list[tuple[str, list[str]]]:
-    """The keys whose values differ between arms, with one cell per arm in the order of `study.arms`.
-
-    Each arm is represented by its first run that wrote a configuration; keys that differ between all runs
-    (seed, output directory) are left out.
-    """
-    texts = [next((run.config_text for run in study.select(arm=arm) if run.config_text), "") for arm in study.arms]
-    flats = [_flat_config(text) for text in texts]
-    keys = list(dict.fromkeys(key for flat in flats for key in flat))
-    rows = []
-    for key in keys:
-        cells = [clip(flat.get(key, fmt.DASH), MAX_CELL) for flat in flats]
-        if len(set(cells)) > 1 and not any(part in PER_RUN_KEYS for part in key.split(".")):
-            rows.append((key, cells))
-    return rows
-
-
-def _flat_config(text: str) -> Mapping[str, str]:
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return {}
-    return fmt.flatten(content) if isinstance(content, dict) else {}
+    """The keys that arms change, with one cell per arm in the order of `study.arms`; the rest is that of the file."""
+    arms = mapping(mapping(study.config.get("compare")).get("arms"))
+    flats = [fmt.flatten(mapping(mapping(arms.get(arm)).get("config"))) for arm in study.arms]
+    base = fmt.flatten(study.config)
+    keys = dict.fromkeys(key for flat in flats for key in flat if key)
+    rows = [(key, [clip(flat.get(key, base.get(key, fmt.DASH)), MAX_CELL) for flat in flats]) for key in keys]
+    return [(key, cells) for key, cells in rows if len(set(cells)) > 1]

@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BaseModel, BeforeValidator, FiniteFloat, ValidationError, model_validator
 
 from guerdon.compare import report_format as fmt
-from guerdon.compare.read_runs import RunRecord, finite, number, read_json, success_curve
+from guerdon.compare.results import RunRecord, finite, outcome_curve, read_json
 from guerdon.errors import DataError
 from guerdon.evaluate.charts import spread
 
@@ -33,6 +34,58 @@ NO_SOURCE = ""
 
 # (moments of training, prompts, answers per prompt), best first
 SIZES = ((4, 4, 2), (3, 3, 2), (2, 2, 2), (1, 2, 2), (1, 1, 2), (1, 1, 1))
+
+
+class Judged(BaseModel):
+    """A model's values of the steps of a response, where these end, and the value below which it calls one wrong."""
+
+    ends: list[int]
+    values: list[FiniteFloat]
+    threshold: FiniteFloat
+
+    @model_validator(mode="after")
+    def _fits(self) -> Judged:
+        if len(self.ends) != len(self.values):
+            raise ValueError("a model's values of steps need as many ends of steps")
+        return self
+
+    @property
+    def right(self) -> list[bool]:
+        """Whether the model calls each step right."""
+        return [value >= self.threshold for value in self.values]
+
+
+class Response(BaseModel):
+    """One sampled response, as a run writes it: a reward per token and source, and the truth of the steps if known."""
+
+    tokens: list[Any]
+    rewards: dict[str, list[Annotated[float | None, BeforeValidator(finite)]]]
+    prompt: Any = ""
+    answer: Any = ""
+    outcome: Annotated[bool | None, BeforeValidator(lambda value: value if isinstance(value, bool) else None)] = None
+    step_ends: list[int] | None = None
+    steps_true: list[bool] | None = None
+    judged: dict[str, Judged] = {}
+
+    @model_validator(mode="after")
+    def _fits(self) -> Response:
+        if any(len(paid) != len(self.tokens) for paid in self.rewards.values()):
+            raise ValueError("a source has another number of rewards than the response has tokens")
+        ends, true = self.step_ends, self.steps_true
+        if (ends is None) != (true is None) or len(ends or ()) != len(true or ()):
+            raise ValueError("a response needs as many truths of steps as it has steps")
+        return self
+
+    def paid(self, source: str) -> list[float | None]:
+        """One reward per token; None for all where the source has none for this response."""
+        return self.rewards.get(source) or [None] * len(self.tokens)
+
+
+class AnswerFilm(BaseModel):
+    """The responses of one moment of training."""
+
+    step: Annotated[int, BeforeValidator(int)]
+    responses: list[Response]
 
 
 @dataclass(frozen=True)
@@ -139,11 +192,11 @@ def answer_panels(runs: Iterable[RunRecord], *, budget: int) -> tuple[list[Answe
     notes: list[str] = []
     films = []
     for run in median_runs(list(runs)):
-        read: dict[int, list[dict[str, Any]]] = {}
+        read: dict[int, list[Response]] = {}
         for path in sorted((run.path / "films").glob("step_*.json")):
             try:
-                step, responses = load_answers(path)
-                read[step] = responses
+                film = load_answers(path)
+                read[film.step] = film.responses
             except DataError as error:
                 notes.append(str(error))
         if read:
@@ -169,39 +222,24 @@ def median_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
     for task, arm in dict.fromkeys((run.task, run.arm) for run in runs):
         filmed = [r for r in runs if (r.task, r.arm) == (task, arm) and any((r.path / "films").glob("step_*.json"))]
         complete = [run for run in filmed if run.status == "complete"] or filmed
-        ordered = sorted(complete, key=lambda run: (success_curve(run)[1] or [-1.0])[-1])
+        ordered = sorted(complete, key=lambda run: (outcome_curve(run)[1] or [-1.0])[-1])
         if ordered:
             chosen.append(ordered[(len(ordered) - 1) // 2])
     return chosen
 
 
-def load_answers(path: Path) -> tuple[int, list[dict[str, Any]]]:
-    """The step and the responses of a film of answers.
+def load_answers(path: Path) -> AnswerFilm:
+    """A film of answers.
 
     Raises:
         DataError: the file is truncated, or a response lacks its tokens or has another number of rewards.
     """
-    content = read_json(path)
-    where = f"answers {path.name} of {path.parent.parent.name}"
-    step = None if content is None else number(content, "step")
-    if content is None or step is None or not isinstance(content.get("responses"), list):
-        raise DataError(f"{where} cannot be read: no step or no list of responses")
-    responses: list[dict[str, Any]] = content["responses"]
-    for response in responses:
-        tokens = response.get("tokens") if isinstance(response, dict) else None
-        rewards = response.get("rewards") if isinstance(response, dict) else None
-        if not isinstance(tokens, list) or not isinstance(rewards, dict):
-            raise DataError(f"{where}: a response without tokens and rewards")
-        if any(not isinstance(paid, list) or len(paid) != len(tokens) for paid in rewards.values()):
-            raise DataError(f"{where}: a source has another number of rewards than the response has tokens")
-        ends, true = (response.get(key) for key in ("step_ends", "steps_true"))
-        known = isinstance(ends, list) and isinstance(true, list) and len(ends) == len(true)
-        if not known and not (ends is None and true is None):
-            raise DataError(f"{where}: a response needs as many truths of steps as it has steps")
-        judged = response.get("judged", {})
-        if not isinstance(judged, dict) or any(_values(one) is None for one in judged.values()):
-            raise DataError(f"{where}: a model's values of steps need as many ends of steps, and a threshold")
-    return int(step), responses
+    try:
+        return AnswerFilm.model_validate(read_json(path) or {})
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
+        raise DataError(f"answers {path.name} of {path.parent.parent.name} cannot be read: {what}") from error
 
 
 def colour_level(value: float | None, scale: float) -> int | None:
@@ -211,82 +249,63 @@ def colour_level(value: float | None, scale: float) -> int | None:
     return int(np.clip(np.round(LEVELS * value / scale), -LEVELS, LEVELS)) if scale > 0 else 0
 
 
-def steps_of(response: Mapping[str, Any], source: str, scale: float) -> tuple[StepOfAnswer, ...]:
+def steps_of(response: Response, source: str, scale: float) -> tuple[StepOfAnswer, ...]:
     """A response cut at the ends of its steps; what follows the last end is a step without truth.
 
     Steps end where the task ends them, else where the model that scored them does. Values of a model that found another
     number of steps than the task has are not shown.
     """
-    tokens = [str(token) for token in response["tokens"]][:MAX_TOKENS]
-    paid = _paid(response, source)[: len(tokens)]
+    tokens = [str(token) for token in response.tokens[:MAX_TOKENS]]
+    paid = response.paid(source)[: len(tokens)]
     digits = fmt.digits_for(scale)
-    drawn = [_token(text, value, scale) for text, value in zip(tokens, paid, strict=True)]
-    truth = response.get("steps_true")
-    judged = response.get("judged", {}).get(source)
-    ends = response.get("step_ends") or ([] if truth is not None or judged is None else judged["ends"])
-    labels = [None] * len(ends) if truth is None else [bool(true) for true in truth]
-    values = judged["values"] if judged is not None and len(judged["values"]) == len(ends) else [None] * len(ends)
-    threshold = 0.5 if judged is None else float(judged["threshold"])
-    wrong, blamed = _first(labels, False), _first([None if v is None else v >= threshold for v in values], False)
+    drawn = tuple(_token(text, value, scale) for text, value in zip(tokens, paid, strict=True))
+    judged = response.judged.get(source)
+    ends = response.step_ends or ([] if response.steps_true is not None or judged is None else judged.ends)
+    labels: Sequence[bool | None] = response.steps_true or [None] * len(ends)
+    if judged is not None and len(judged.values) != len(ends):
+        judged = None
+    wrong, blamed = _first_wrong(labels), _first_wrong(judged.right if judged else ())
     steps = []
     start = 0
-    for k, (end, true, value) in enumerate(zip(ends, labels, values, strict=True)):
+    for k, (end, true) in enumerate(zip(ends, labels, strict=True)):
         if start >= len(tokens):
             break
-        stop = min(int(end) + 1, len(tokens))
-        steps.append(
-            StepOfAnswer(
-                tuple(drawn[start:stop]),
-                _sum(paid[start:stop], digits),
-                true,
-                first_error=k == wrong,
-                value="" if value is None else fmt.decimal(value, 2),
-                level=None if value is None else colour_level(value - threshold, max(threshold, 1.0 - threshold)),
-                blamed=k == blamed,
-            )
-        )
+        stop = min(end + 1, len(tokens))
+        step = StepOfAnswer(drawn[start:stop], _sum(paid[start:stop], digits), true, first_error=k == wrong)
+        if judged is not None:
+            value, threshold = judged.values[k], judged.threshold
+            level = colour_level(value - threshold, max(threshold, 1.0 - threshold))
+            step = replace(step, value=fmt.decimal(value, 2), level=level, blamed=k == blamed)
+        steps.append(step)
         start = max(start, stop)
     if start < len(tokens):
-        steps.append(StepOfAnswer(tuple(drawn[start:]), "" if steps else _sum(paid, digits), None))
+        steps.append(StepOfAnswer(drawn[start:], "" if steps else _sum(paid, digits), None))
     return tuple(steps)
 
 
-def first_errors_in_words(response: Mapping[str, Any], source: str) -> str:
+def first_errors_in_words(response: Response, source: str) -> str:
     """`first error: step 3 by truth, step 2 by prm`; empty where the source scored no step of it."""
-    judged = _values(response.get("judged", {}).get(source))
-    if not judged:
+    judged = response.judged.get(source)
+    if judged is None or not judged.values:
         return ""
-    threshold = float(response["judged"][source]["threshold"])
-    said = [(_first([value >= threshold for value in judged], False), source)]
-    truth = response.get("steps_true")
-    if truth is not None:
-        said.insert(0, (_first([bool(true) for true in truth], False), "truth"))
-    return "first error: " + ", ".join(f"{'none' if k is None else f'step {k + 1}'} by {who}" for k, who in said)
+    said = {} if response.steps_true is None else {"truth": _first_wrong(response.steps_true)}
+    said[source] = _first_wrong(judged.right)
+    places = (f"{'none' if k is None else f'step {k + 1}'} by {who}" for who, k in said.items())
+    return "first error: " + ", ".join(places)
 
 
-def _first(values: Sequence[bool | None], wanted: bool) -> int | None:
-    """The place of the first value that is the wanted one."""
-    return next((k for k, value in enumerate(values) if value is wanted), None)
+def _first_wrong(right: Sequence[bool | None]) -> int | None:
+    """The place of the first False."""
+    return next((k for k, value in enumerate(right) if value is False), None)
 
 
-def _values(judged: Any) -> list[float] | None:
-    """A model's values of steps; None where there are not as many ends, or no threshold."""
-    if not isinstance(judged, dict) or number(judged, "threshold") is None:
-        return None
-    ends, values = judged.get("ends"), judged.get("values")
-    if not isinstance(ends, list) or not isinstance(values, list) or len(ends) != len(values):
-        return None
-    known = [finite(value) for value in values]
-    return None if None in known else [float(value) for value in known if value is not None]
-
-
-def _panel(run: RunRecord, films: Mapping[int, list[dict[str, Any]]], size: tuple[int, int, int]) -> AnswerPanel:
+def _panel(run: RunRecord, films: Mapping[int, list[Response]], size: tuple[int, int, int]) -> AnswerPanel:
     n_moments, n_prompts, n_samples = size
     steps = sorted(films, reverse=True)
     shown = [steps[i] for i in spread(len(steps), n_moments)]
     chosen = {step: _pick(films[step], n_prompts, n_samples) for step in shown}
     everything = [response for responses in chosen.values() for response in responses]
-    sources = tuple(dict.fromkeys(name for response in everything for name in response["rewards"])) or (NO_SOURCE,)
+    sources = tuple(dict.fromkeys(name for response in everything for name in response.rewards)) or (NO_SOURCE,)
     scales = {source: _scale(everything, source) for source in sources}
     moments = tuple(
         AnswersAtStep(step, tuple(_answer(response, scales) for response in responses))
@@ -295,44 +314,37 @@ def _panel(run: RunRecord, films: Mapping[int, list[dict[str, Any]]], size: tupl
     return AnswerPanel(run, sources, scales, moments)
 
 
-def _pick(responses: Sequence[dict[str, Any]], n_prompts: int, n_samples: int) -> list[dict[str, Any]]:
+def _pick(responses: Sequence[Response], n_prompts: int, n_samples: int) -> list[Response]:
     """The first prompts, of each a right and a wrong answer where there are both."""
-    by_prompt: dict[str, list[dict[str, Any]]] = {}
+    by_prompt: dict[str, list[Response]] = {}
     for response in responses:
-        by_prompt.setdefault(str(response.get("prompt")), []).append(response)
+        by_prompt.setdefault(str(response.prompt), []).append(response)
     picked = []
     for group in list(by_prompt.values())[:n_prompts]:
-        first_of = {response.get("outcome"): response for response in reversed(group)}
+        first_of = {response.outcome: response for response in reversed(group)}
         best = [first_of[kind] for kind in (True, False, None) if kind in first_of]
         rest = [response for response in group if all(response is not other for other in best)]
         picked += [*best, *rest][:n_samples]
     return picked
 
 
-def _scale(responses: Sequence[Mapping[str, Any]], source: str) -> float:
+def _scale(responses: Sequence[Response], source: str) -> float:
     """The 98th percentile of the absolute rewards of all shown tokens, rounded to two digits."""
-    values = [abs(value) for response in responses for value in _paid(response, source) if value is not None]
+    values = [abs(value) for response in responses for value in response.paid(source) if value is not None]
     if not any(values):
         return 0.0
     cut = float(np.quantile(values, QUANTILE)) or max(values)
     return float(f"{cut:.2g}")
 
 
-def _paid(response: Mapping[str, Any], source: str) -> list[float | None]:
-    """One reward per token; None for all where the source has none for this response."""
-    paid = response["rewards"].get(source) or [None] * len(response["tokens"])
-    return [finite(value) for value in paid]
-
-
-def _answer(response: Mapping[str, Any], scales: Mapping[str, float]) -> ShownAnswer:
-    outcome = response.get("outcome")
+def _answer(response: Response, scales: Mapping[str, float]) -> ShownAnswer:
     return ShownAnswer(
-        prompt=_clean(str(response.get("prompt", "")))[:MAX_PROMPT],
-        expected=_clean(str(response.get("answer", "")))[:MAX_PROMPT],
-        outcome=outcome if isinstance(outcome, bool) else None,
+        prompt=_clean(str(response.prompt))[:MAX_PROMPT],
+        expected=_clean(str(response.answer))[:MAX_PROMPT],
+        outcome=response.outcome,
         by_source={source: steps_of(response, source, scale) for source, scale in scales.items()},
         first_errors={source: first_errors_in_words(response, source) for source in scales},
-        cut=max(0, len(response["tokens"]) - MAX_TOKENS),
+        cut=max(0, len(response.tokens) - MAX_TOKENS),
     )
 
 
@@ -342,13 +354,8 @@ def _token(text: str, value: float | None, scale: float) -> Token:
     shown = clean[2:-2] if special else clean.replace("\n", "↵\n").replace("\t", "⇥")
     blank = not clean.strip()
     shown = shown.replace(" ", "␣") if blank else shown
-    token = Token(
-        shown or "∅",
-        colour_level(value, scale),
-        "" if value is None else fmt.signed(value, fmt.digits_for(scale) + 1),
-        blank or special,
-    )
-    return token if text else replace(token, quiet=True)
+    words = "" if value is None else fmt.signed(value, fmt.digits_for(scale) + 1)
+    return Token(shown or "∅", colour_level(value, scale), words, quiet=blank or special)
 
 
 def _clean(text: str) -> str:

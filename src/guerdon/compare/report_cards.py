@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from guerdon.compare import report_format as fmt
-from guerdon.compare.read_runs import RewardModelCard, Row, finite, mapping, number
 from guerdon.compare.report_tables import MODEL_METRICS
+from guerdon.compare.results import RewardModelCard, Row, finite, mapping, number
 from guerdon.errors import DataError, boundary
 from guerdon.evaluate.attacks import CONTROL
 from guerdon.evaluate.gate_card import likely_outcome, verdict_lines
@@ -57,8 +57,6 @@ FACTS = {
     "hash": "data",
     "aggregation": "values of steps become one by",
 }
-SHORT_HASH = 12
-
 SHOWN = 5
 
 
@@ -141,32 +139,36 @@ def _view(
     content = card.evaluation
     if "aggregation" in content and "metrics" not in content:  # of a reward model for text
         content = flat_text_card(content)
-    facts = _facts({**mapping(content.get("model")), **mapping(content.get("data"))})
+    data, failures = mapping(content.get("data")), mapping(content.get("failures"))
+    described = {**mapping(content.get("model")), **data}
     rows = _rows(content.get("metrics"))
-    order = [*(name for name in MODEL_METRICS if name in rows), *(name for name in rows if name not in MODEL_METRICS)]
-    metrics = [(_metric_name(name), _interval(rows[name])) for name in order]
-    probes = [
-        CardProbe(
-            fmt.human(name),
-            bool(row.get("passed")) if row.get("applicable", True) else None,
-            fmt.decimal(number(row, "value"), 3) if number(row, "value") is not None else _text(row.get("value")),
-            _text(row.get("expected")),
-            int(number(row, "n") or 0),
-        )
-        for name, row in _rows(content.get("probes")).items()
-    ]
+    first = {name: rows[name] for name in MODEL_METRICS if name in rows}
+    intervals = {name: _interval(row) for name, row in (first | rows).items()}
+    metrics = tuple((_metric_name(name), interval) for name, interval in intervals.items())
+    probes = tuple(_probe(name, row) for name, row in _rows(content.get("probes")).items())
     return CardView(
         task=card.task,
         name=card.name,
         verdict=verdict,
         likely=likely,
-        findings=tuple(_findings(rows, probes, mapping(content.get("data")), mapping(content.get("failures")))),
-        facts=facts,
-        metrics=tuple(metrics[:SHOWN]),
-        more_metrics=tuple(metrics[SHOWN:]),
-        probes=tuple(probes),
-        failures={fmt.human(reason): count for reason, count in _flat(content.get("failures")).items()},
+        findings=tuple(_findings(intervals, probes, data, failures)),
+        facts={FACTS.get(key, fmt.human(key)): _fact(key, value) for key, value in described.items()},
+        metrics=metrics[:SHOWN],
+        more_metrics=metrics[SHOWN:],
+        probes=probes,
+        failures={fmt.human(reason): count for reason, count in fmt.flatten(failures).items() if reason},
         pictures=pictures,
+    )
+
+
+def _probe(name: str, row: Row) -> CardProbe:
+    value, expected = number(row, "value"), row.get("expected")
+    return CardProbe(
+        fmt.human(name),
+        bool(row.get("passed")) if row.get("applicable", True) else None,
+        str(row.get("value") or fmt.DASH) if value is None else fmt.decimal(value, 3),
+        fmt.DASH if expected is None else str(expected),
+        int(number(row, "n") or 0),
     )
 
 
@@ -176,71 +178,54 @@ def _metric_name(name: str) -> str:
     return fmt.human(name) + rows
 
 
-def _findings(rows: Mapping[str, Row], probes: Sequence[CardProbe], data: Row, failures: Row) -> list[str]:
+def _findings(
+    intervals: Mapping[str, Interval], probes: Sequence[CardProbe], data: Row, failures: Row
+) -> Iterator[str]:
     """Findings against a model: failed probes, failures rewarded as success, metrics at the level of their baseline."""
-    found = [f"{probe.name}: failed ({probe.value}, n {probe.n})" for probe in probes if probe.passed is False]
+    yield from (f"{probe.name}: failed ({probe.value}, n {probe.n})" for probe in probes if probe.passed is False)
     for name, cases, of in (
         ("episode_false_positive_rate", "episodes", "positives"),
         ("false_positive_rate", "rows", "rows_positive"),
     ):
-        interval = _interval(rows.get(name, {}))
-        if interval.estimate:
+        if name in intervals and (rate := intervals[name].estimate):
             failed = (number(data, cases) or 0.0) - (number(data, of) or 0.0) - (number(data, "outcome_unknown") or 0.0)
-            rewarded = interval.estimate * failed
+            rewarded = rate * failed
             share = f"{rewarded:.0f} of {failed:.0f}" if abs(rewarded - round(rewarded)) < 1e-6 and failed > 0 else ""
-            share = share or fmt.percent(interval.estimate)
-            found.append(f"rewarded as success: {share} failed {cases} {fmt.bounds(interval)}".rstrip())
+            share = share or fmt.percent(rate)
+            yield f"rewarded as success: {share} failed {cases} {fmt.bounds(intervals[name])}".rstrip()
             break
     for name, about in MODEL_METRICS.items():
-        interval = _interval(rows.get(name, {}))
-        low, high, baseline = interval.low, interval.high, interval.baseline
-        if not about.finding or low is None or high is None or baseline is None:
+        one = intervals.get(name)
+        if not about.finding or one is None or one.low is None or one.high is None or one.baseline is None:
             continue
-        if (high >= baseline) if about.lower_is_better else (low <= baseline):
-            said = f"{_metric_name(name)} {fmt.decimal(interval.estimate)} {fmt.bounds(interval)}, n {interval.n}"
-            found.append(f"{said}: not shown to beat a model that ignores its input ({fmt.decimal(baseline)})")
+        if (one.high >= one.baseline) if about.lower_is_better else (one.low <= one.baseline):
+            said = f"{_metric_name(name)} {fmt.decimal(one.estimate)} {fmt.bounds(one)}, n {one.n}"
+            yield f"{said}: not shown to beat a model that ignores its input ({fmt.decimal(one.baseline)})"
             break
-    lost = sum(int(count) for count in failures.values() if isinstance(count, int))
-    return [*found, *([f"{fmt.plural(lost, 'measurement')} failed"] if lost else [])]
+    lost = sum(count for count in failures.values() if isinstance(count, int))
+    if lost:
+        yield f"{fmt.plural(lost, 'measurement')} failed"
 
 
 def _interval(row: Row) -> Interval:
-    return Interval(
-        number(row, "estimate"),
-        number(row, "low"),
-        number(row, "high"),
-        int(number(row, "n") or 0),
-        int(number(row, "n_undefined") or 0),
-        number(row, "baseline"),
-    )
+    estimate, low, high, baseline = (number(row, key) for key in ("estimate", "low", "high", "baseline"))
+    return Interval(estimate, low, high, int(number(row, "n") or 0), int(number(row, "n_undefined") or 0), baseline)
 
 
-def _facts(content: Row) -> dict[str, str]:
-    """Facts about model and data in words: names from `FACTS`, yes and no, ranges, short hashes."""
-    facts = {}
-    for key, value in content.items():
-        text = ", ".join(f"{fmt.human(k)} {v}" for k, v in _flat(value).items()) if isinstance(value, dict) else ""
-        if isinstance(value, bool):
-            text = "yes" if value else "no"
-        elif key == "range" and isinstance(value, list):
-            ends = [finite(end) for end in value]
-            text = " to ".join("unbounded" if end is None else f"{end:g}".replace("-", "−") for end in ends)
-        elif key == "hash":
-            text = str(value)[:SHORT_HASH]
-        facts[FACTS.get(key, fmt.human(key))] = text or fmt.flatten(value)[""]
-    return facts
+def _fact(key: str, value: Any) -> str:
+    """A fact about model or data in words: yes and no, ranges, short hashes."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if key == "range" and isinstance(value, list):
+        ends = [finite(end) for end in value]
+        return " to ".join("unbounded" if end is None else f"{end:g}".replace("-", "−") for end in ends)
+    if key == "hash":
+        return str(value)[:12]
+    return ", ".join(f"{fmt.human(k)} {v}".strip() for k, v in fmt.flatten(value).items())
 
 
 def _rows(value: Any) -> dict[str, Row]:
     return {str(name): row for name, row in mapping(value).items() if isinstance(row, dict)}
-
-
-def _flat(value: Any) -> dict[str, str]:
-    return fmt.flatten(value) if isinstance(value, dict) and value else {}
-
-
-def _text(value: Any) -> str:
-    return fmt.DASH if value is None else str(value)
 
 
 def flat_text_card(content: Row) -> dict[str, Any]:

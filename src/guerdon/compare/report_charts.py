@@ -11,27 +11,28 @@ runs are averaged; undefined values (a batch without a wrong answer has no pair 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from markupsafe import Markup
 
-from guerdon.compare.comparison import ArmRow, arm_styles
-from guerdon.compare.read_runs import (
+from guerdon.compare.report_tables import ONLINE_METRICS
+from guerdon.compare.results import (
     OUTCOMES,
     RETURN,
     SUCCESS,
+    ArmRow,
     Row,
     RunRecord,
     StudyRecord,
+    arm_styles,
     number,
     outcome_curve,
     outcome_of_runs,
     points,
 )
-from guerdon.compare.report_tables import ONLINE_METRICS
 from guerdon.evaluate.charts import Box, Line, Point, forest, line_chart, scatter, spread
 from guerdon.evaluate.intervals import Float64
 from guerdon.evaluate.learning_curves import curve_band
@@ -49,60 +50,54 @@ NOT_LEARNED = ("env", "verifier", "combined")
 
 
 @dataclass(frozen=True)
-class CurvePanel:
-    """One learning-curve picture: mean or IQM, against steps or wall-clock (then in `unit`)."""
-
-    stat: Stat
-    axis: Axis
-    unit: str
-    svg: Markup
-
-
-@dataclass(frozen=True)
-class ScatterPanel:
-    """One source of one arm: its return against true success in training, and how the two correlate.
+class Panel:
+    """One picture of a section, with what the page says about it.
 
     Attributes:
-        correlation: mean of the correlations that the runs logged, None where none was defined.
-        undefined: how many logged correlations were undefined.
-        logged: how many lines of training were logged.
+        title: above it: the metric, or the source of the rewards that it is about.
+        hint: below it.
+        stat, axis, unit: of a learning curve: mean or IQM, against steps or wall-clock (then in `unit`).
+        arm, style: of a picture about one arm.
+        correlation: of reward and success, mean of those that the runs logged; None where none was defined.
+        undefined: how many of the `logged` values were undefined.
     """
 
-    arm: str
-    style: int
-    source: str
     svg: Markup
-    correlation: float | None
-    undefined: int
-    logged: int
+    title: str = ""
+    hint: str = ""
+    stat: Stat = "mean"
+    axis: Axis = "steps"
+    unit: str = ""
+    arm: str = ""
+    style: int = 0
+    correlation: float | None = None
+    undefined: int = 0
+    logged: int = 0
 
 
-def curve_panels(study: StudyRecord, tasks: Sequence[str], size: tuple[float, float] = LARGE) -> list[CurvePanel]:
+def curve_panels(study: StudyRecord, tasks: Sequence[str], size: tuple[float, float] = LARGE) -> list[Panel]:
     """Learning curves over these tasks: mean and IQM, against steps and wall-clock.
 
     They show true success; its return where a study knows none, and then of one task only.
     """
-    panels: list[CurvePanel] = []
+    panels: list[Panel] = []
     if study.outcome == RETURN and len(tasks) > 1:
         return panels
     what = OUTCOMES[study.outcome]
     where = "all tasks" if len(tasks) > 1 else tasks[0]
     for axis in KEYS:
-        box, scale, unit, label = _time_box(
-            [_curve(run, axis, study.outcome) for run in study.runs if run.task in tasks],
-            axis,
-            size,
-            study.unit,
-            study.outcome,
-        )
+        curves = [(run, _curve(run, axis, study.outcome)) for run in study.runs if run.task in tasks]
+        box, scale, unit, label = _time_box([xy for _, xy in curves], axis, size, study.unit, study.outcome)
+        scaled = [(run, [(x / scale, y) for x, y in curve]) for run, curve in curves]
         for stat, name in STATS.items():
-            lines = [
-                _arm_line(study, arm, style, tasks, axis=axis, stat=stat, scale=scale)
-                for arm, style in arm_styles(study).items()
-            ]
+            lines = []
+            for arm, style in arm_styles(study).items():
+                own = [(run, curve) for run, curve in scaled if run.arm == arm]
+                grid = _grid([[x for x, _ in xy] for run, xy in own if run.status == "complete" and xy], axis)
+                lines.append(_line(arm, style, own, grid, _interpolated, stat))
             title = f"{what}, {name} and 95% band, against {label}, {where}"
             picture = line_chart(box, lines, title=title, x_label=label, y_label=what)
-            panels.append(CurvePanel(stat, axis, unit, picture))
+            panels.append(Panel(picture, stat=stat, axis=axis, unit=unit))
     return panels
 
 
@@ -140,9 +135,9 @@ def verdict_picture(rows: Sequence[ArmRow], baseline: str, outcome: str = SUCCES
     return forest(drawn, title=f"{label}, 95% intervals", x_label=label)
 
 
-def scatter_panels(arms: Mapping[str, Arm], tasks: Sequence[str]) -> list[ScatterPanel]:
+def scatter_panels(arms: Mapping[str, Arm], tasks: Sequence[str]) -> list[Panel]:
     """One panel per arm and learned source (the environment's own return for an arm that has none)."""
-    panels: list[ScatterPanel] = []
+    panels: list[Panel] = []
     shapes = {task: i for i, task in enumerate(tasks)}
     for arm, (style, runs) in arms.items():
         for source in sources(runs):
@@ -152,7 +147,8 @@ def scatter_panels(arms: Mapping[str, Arm], tasks: Sequence[str]) -> list[Scatte
             logged = [number(row, "reward_success_correlation") for run in runs for row in run.trains]
             known = [value for value in logged if value is not None]
             mean = float(np.mean(known)) if known else None
-            panels.append(ScatterPanel(arm, style, source, svg, mean, len(logged) - len(known), len(logged)))
+            undefined, n = len(logged) - len(known), len(logged)
+            panels.append(Panel(svg, source, arm=arm, style=style, correlation=mean, undefined=undefined, logged=n))
     return panels
 
 
@@ -190,9 +186,9 @@ def alarms(runs: Sequence[RunRecord]) -> list[tuple[RunRecord, list[float]]]:
     return [(run, steps) for run, steps in found if steps]
 
 
-def single_run_panels(run: RunRecord, size: tuple[float, float] = (LARGE[0], 340.0)) -> list[CurvePanel]:
+def single_run_panels(run: RunRecord, size: tuple[float, float] = (LARGE[0], 340.0)) -> list[Panel]:
     """True success of one run, in evaluation and in training, against steps and wall-clock; else its return."""
-    panels: list[CurvePanel] = []
+    panels: list[Panel] = []
     outcome = outcome_of_runs([run])
     for axis, key in KEYS.items():
         reach = points([*run.evals, *run.trains], key, key if outcome == SUCCESS else outcome)
@@ -203,42 +199,45 @@ def single_run_panels(run: RunRecord, size: tuple[float, float] = (LARGE[0], 340
         ]
         what = OUTCOMES[outcome]
         svg = line_chart(box, lines, title=f"{what} against {label}", x_label=label, y_label=what)
-        panels.append(CurvePanel("mean", axis, unit, svg))
+        panels.append(Panel(svg, axis=axis, unit=unit))
     return panels
 
 
-def _arm_line(
-    study: StudyRecord, arm: str, style: int, tasks: Sequence[str], *, axis: Axis, stat: Stat, scale: float
+def _line(
+    arm: str,
+    style: int,
+    curves: Sequence[tuple[RunRecord, Sequence[Point]]],
+    xs: Sequence[float],
+    values: Callable[[Sequence[Point], Sequence[float]], Float64],
+    stat: Stat = "mean",
 ) -> Line:
-    runs = [run for run in study.select(arm=arm) if run.task in tasks]
-    curves = {
-        (run.task, run.seed): xy
-        for run in runs
-        if run.status == "complete" and (xy := _curve(run, axis, study.outcome))
-    }
-    others = [_curve(run, axis, study.outcome) for run in runs if run.status != "complete"]
-    thin = tuple(_thinned([(x / scale, y) for x, y in curve]) for curve in others)
-    if not curves:
-        return Line(arm, style, (), thin=thin)
-    grid = _grid([[x for x, _ in xy] for xy in curves.values()], axis)
-    table = np.full((len(tasks), len(study.seeds), len(grid)), np.nan)
-    for (task, seed), xy in curves.items():
-        table[tasks.index(task), study.seeds.index(seed or 0)] = np.interp(grid, [x for x, _ in xy], [y for _, y in xy])
-    return _band_line(arm, style, [x / scale for x in grid], table, stat, thin)
-
-
-def _band_line(
-    arm: str, style: int, xs: Sequence[float], table_K_S_P: Float64, stat: Stat, thin: tuple[tuple[Point, ...], ...]
-) -> Line:
-    """The average of runs over tasks and seeds at these places, with its band."""
-    band = list(zip(xs, curve_band(table_K_S_P, average=stat, seed=0), strict=False))
-    points = tuple((float(x), i.estimate) for x, i in band if i.estimate is not None)
-    edges = tuple((float(x), i.low, i.high) for x, i in band if i.low is not None and i.high is not None)
+    """The average of complete runs over tasks and seeds at these places, with its band; the others thin."""
+    thin = tuple(_thinned(curve) for run, curve in curves if run.status != "complete")
+    by_task: dict[str, list[Float64]] = {}
+    for run, curve in curves:
+        if run.status == "complete" and curve:
+            by_task.setdefault(run.task, []).append(values(curve, xs))
+    table = np.full((len(by_task), max(map(len, by_task.values()), default=0), len(xs)), np.nan)
+    for k, rows in enumerate(by_task.values()):
+        table[k, : len(rows)] = rows
+    band = list(zip(xs, curve_band(table, average=stat, seed=0), strict=True))
+    points = tuple((x, i.estimate) for x, i in band if i.estimate is not None)
+    edges = tuple((x, i.low, i.high) for x, i in band if i.low is not None and i.high is not None)
     return Line(arm, style, points, edges, thin)
+
+
+def _interpolated(curve: Sequence[Point], xs: Sequence[float]) -> Float64:
+    return np.interp(xs, [x for x, _ in curve], [y for _, y in curve])
+
+
+def _where_defined(curve: Sequence[Point], xs: Sequence[float]) -> Float64:
+    return np.array([dict(curve).get(x, np.nan) for x in xs])
 
 
 def _grid(xs_by_run: Sequence[Sequence[float]], axis: Axis) -> list[float]:
     """Points that every run covers: the evaluations themselves for steps, even spacing for wall-clock."""
+    if not xs_by_run:
+        return []
     start, end = max(xs[0] for xs in xs_by_run), min(xs[-1] for xs in xs_by_run)
     if end <= start:
         return [end]
@@ -248,7 +247,7 @@ def _grid(xs_by_run: Sequence[Sequence[float]], axis: Axis) -> list[float]:
     return [union[i] for i in spread(len(union), MAX_POINTS)]
 
 
-def _curve(run: RunRecord, axis: Axis, outcome: str) -> list[tuple[float, float]]:
+def _curve(run: RunRecord, axis: Axis, outcome: str) -> list[Point]:
     if axis == "steps":
         return list(zip(*outcome_curve(run, outcome), strict=True))
     return points(run.evals, KEYS[axis], outcome)
@@ -258,7 +257,7 @@ def _alarmed(row: Row) -> bool:
     return bool(number(row, "hacking_alarm"))
 
 
-def _thinned(curve: list[Point]) -> tuple[Point, ...]:
+def _thinned(curve: Sequence[Point]) -> tuple[Point, ...]:
     return tuple(curve[i] for i in spread(len(curve), 4 * MAX_POINTS))
 
 
@@ -266,23 +265,7 @@ WINDOWS = 24
 PREFIX = "reward_model/"
 
 
-@dataclass(frozen=True)
-class QualityPanel:
-    """One metric of the arms' reward models over training.
-
-    Attributes:
-        undefined: how many logged values had no meaning.
-        logged: how many values were logged, those without meaning included.
-    """
-
-    title: str
-    hint: str
-    svg: Markup
-    undefined: int
-    logged: int
-
-
-def quality_panels(arms: Mapping[str, Arm]) -> list[QualityPanel]:
+def quality_panels(arms: Mapping[str, Arm]) -> list[Panel]:
     """One panel per metric that any run logged; nothing without reward models that were measured."""
     panels = []
     every = [run for _, runs in arms.values() for run in runs]
@@ -299,7 +282,7 @@ def quality_panels(arms: Mapping[str, Arm]) -> list[QualityPanel]:
         title = f"{about.title} against {unit}"
         svg = line_chart(box, lines, title=title, x_label=unit, y_label="", chance=about.chance)
         values = [number(row, key) for run in every for row in run.trains for key in keys if key in row]
-        panels.append(QualityPanel(about.title, about.hint, svg, sum(v is None for v in values), len(values)))
+        panels.append(Panel(svg, about.title, about.hint, undefined=values.count(None), logged=len(values)))
     return panels
 
 
@@ -313,21 +296,9 @@ def windowed(run: RunRecord, key: str, end: float, windows: int = WINDOWS) -> Fl
 
 
 def _quality_line(arm: str, style: int, runs: Sequence[RunRecord], key: str, end: float) -> Line:
-    """The mean over complete runs with its band; the others thin."""
-    centres = (np.arange(WINDOWS) + 0.5) * end / WINDOWS
-    rows = [(run, values) for run in runs if np.isfinite(values := windowed(run, key, end)).any()]
-    thin = tuple(_defined(centres, values) for run, values in rows if run.status != "complete")
-    complete = [(run, values) for run, values in rows if run.status == "complete"]
-    if not complete:
-        return Line(arm, style, (), thin=thin)
-    tasks = sorted({run.task for run, _ in complete})
-    by_task = [[values for run, values in complete if run.task == task] for task in tasks]
-    table = np.full((len(tasks), max(map(len, by_task)), WINDOWS), np.nan)
-    for k, group in enumerate(by_task):
-        table[k, : len(group)] = group
-    last = min(int(np.flatnonzero(np.isfinite(values))[-1]) for _, values in complete)
-    return _band_line(arm, style, centres.tolist(), table[..., : last + 1], "mean", thin)
-
-
-def _defined(xs: Float64, values: Float64) -> tuple[Point, ...]:
-    return tuple((float(x), float(y)) for x, y in zip(xs, values, strict=True) if np.isfinite(y))
+    """The mean over complete runs with its band, up to where the first of them ends; the others thin."""
+    centres = ((np.arange(WINDOWS) + 0.5) * end / WINDOWS).tolist()
+    found = [(run, zip(centres, windowed(run, key, end).tolist(), strict=True)) for run in runs]
+    curves = [(run, [(x, y) for x, y in pairs if np.isfinite(y)]) for run, pairs in found]
+    last = min((curve[-1][0] for run, curve in curves if curve and run.status == "complete"), default=0.0)
+    return _line(arm, style, curves, [x for x in centres if x <= last], _where_defined)

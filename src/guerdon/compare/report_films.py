@@ -25,7 +25,7 @@ from markupsafe import Markup, escape
 from numpy.typing import NDArray
 from PIL import Image
 
-from guerdon.compare.read_runs import RunRecord
+from guerdon.compare.results import RunRecord
 from guerdon.errors import DataError, boundary
 from guerdon.evaluate.charts import Box, short, svg
 from guerdon.types import BoolArray, ByteArray, FloatArray, IntArray

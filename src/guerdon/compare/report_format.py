@@ -11,11 +11,12 @@ import math
 from typing import Any
 
 from guerdon import durations
-from guerdon.compare.read_runs import CONTROL
 from guerdon.evaluate.charts import short
 from guerdon.evaluate.intervals import Interval
+from guerdon.evaluate.learning_curves import StepsRatio
 
 DASH = "–"
+CONTROL, TEXT = "environment steps", "responses"  # what the steps of a run count
 ACRONYMS = frozenset({"auroc", "auprc", "ece", "iqm", "mae", "mcc"})
 
 
@@ -113,3 +114,38 @@ def flatten(value: Any, prefix: str = "") -> dict[str, str]:
     if isinstance(value, list):
         return {prefix: ", ".join(str(item) for item in value) or "none"}
     return {prefix: "none" if value is None else str(value)}
+
+
+def speed_text(speed: StepsRatio) -> tuple[str, str, str]:
+    """The ratio, its interval and its censored pairs in words; any of them may be empty.
+
+    With `more`, the ratio is turned round: 3× more, not a third as many.
+    """
+    interval, more = speed.interval, speed.outcome == "more"
+    if interval.estimate is None:
+        return "", "", ""
+    ends = (
+        (interval.estimate, interval.high, interval.low) if more else (interval.estimate, interval.low, interval.high)
+    )
+    ratio, *bounds = (1 / end if more and end is not None else end for end in ends)
+    limit = ("at least " if more else "at most ") if speed.censored else ""
+    word = "" if speed.outcome == "no difference shown" else f" {speed.outcome}"
+    words = [DASH if end is None else times(end).removesuffix("×") for end in bounds]
+    never = f"not reached in {speed.censored} of {plural(interval.n, 'pair')}" if speed.censored else ""
+    if speed.censored == interval.n:
+        return never, "", ""
+    return f"{limit}{times(ratio)}{word}", "" if bounds == [None, None] else f"[{words[0]}, {words[1]}]", never
+
+
+def speed_sentence(speed: StepsRatio | None, arm: str, baseline: str, unit: str) -> str:
+    """`PRIME reaches the final success of RLOO in 2.4× fewer responses [1.1, 3.9].`; empty where nothing is shown."""
+    if speed is None or speed.outcome == "no difference shown":
+        return ""
+    ratio, bounds, never = speed_text(speed)
+    verb = "reaches" if speed.outcome == "fewer" else "needs"
+    what = f"the final success of {baseline} in {ratio} {unit}"
+    if speed.outcome == "more":
+        what = f"{ratio} {unit} to reach the final success of {baseline}"
+    pairs = plural(speed.interval.n, "pair")
+    detail = f", {never}" if never else ""
+    return f"{arm} {verb} {what} {bounds} over {pairs} of runs{detail}."

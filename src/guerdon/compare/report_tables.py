@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from guerdon.compare import report_format as fmt
-from guerdon.compare.comparison import ArmRow, comparison_rows, speed_text
-from guerdon.compare.read_runs import SUCCESS, StudyRecord, read_study
+from guerdon.compare.results import SUCCESS, ArmRow, StudyRecord, comparison_rows, read_study
 from guerdon.evaluate.intervals import Interval
 from guerdon.evaluate.learning_curves import StepsRatio, StepsToThreshold
 
@@ -76,7 +75,7 @@ def _reach(result: StepsToThreshold) -> Cell:
 
 
 def _speed(speed: StepsRatio | None) -> Cell:
-    ratio, *small = ("",) if speed is None else speed_text(speed)
+    ratio, *small = ("",) if speed is None else fmt.speed_text(speed)
     if speed is None or not ratio:
         return Cell(fmt.DASH, tone="none")
     return Cell(ratio, tuple(filter(None, small)), {"fewer": "gain", "more": "loss"}.get(speed.outcome, ""))

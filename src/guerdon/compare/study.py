@@ -12,27 +12,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from guerdon import atomic, provenance
-from guerdon.compare.jobs import Job, JobPlace, Outcome, run_jobs
-from guerdon.compare.report import write_report
-from guerdon.compare.report_tables import markdown_table
+from guerdon.atomic import held
+from guerdon.compare.jobs import Job, Outcome, run_jobs
 from guerdon.config import Tree, apply_overrides, holds, merge, read_yaml, resolve_refs, to_yaml, validate
 from guerdon.cores import usable_cores
-from guerdon.devices import names_gpu, names_one_of_several, visible_gpus
 from guerdon.durations import duration
 from guerdon.errors import ConfigError, GuerdonError, JobError, MissingDependencyError
-from guerdon.folder_lock import held
 from guerdon.plan.estimate import EVALUATION, estimate, total_bytes, total_seconds
 from guerdon.progress import ProgressBar
-from guerdon.rewards.warnings import harm_warnings
 from guerdon.secrets import hide
 from guerdon.settings.base import Settings
 from guerdon.settings.data import DataSettings
 from guerdon.settings.study import Study
-from guerdon.worlds.build import check_success_reported, check_tasks
 
 _Planned = tuple[Job, Study, dict[str, Any]]  # a job, its configuration and what it takes
 
@@ -109,6 +105,8 @@ class StudyPlan:
             ConfigError: with the nearest names.
             MissingDependencyError: jobs run on this machine, and the simulator or its renderer is not installed.
         """
+        from guerdon.worlds.build import check_tasks
+
         worlds = {repr(config.env): config.env for config in self.configs.values() if not config.text}
         with suppress(*([] if self.study.engine == "local" else [MissingDependencyError])):
             for settings in worlds.values():
@@ -145,28 +143,22 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> St
     base = validate(Study, resolve_refs(tree, Study), source=str(path))
     if base.compare is None:
         raise ConfigError(f"{path} has no compare section: it names the arms, seeds and tasks of a study")
-    planned: list[_Planned] = []
+    shared: dict[str, tuple[Study, Study]] = {}  # task to the configurations of its preparation and of its labelling
+    arms: dict[tuple[str, str, int], Study] = {}
     for task in base.compare.tasks or (base.task_name,):
         at_task = base.compare.at_task(task) if base.compare.tasks else {}
         placed = _moved(tree, f"compare.tasks.{task}.")
-        prepared = _resolved(placed, at_task, f"{path}, task {task}")
-        planned += _preparation(task, prepared, _resolved(placed, at_task, f"{path}, task {task}", verb="label"))
-        for arm in base.compare.arms:
-            for seed in base.compare.seeds:
-                name = f"{task}.{arm}.seed{seed}"
-                logger = {"log_path": f"{base.work_dir}/runs", "experiment_name": f"{task}/{arm}/seed{seed}"}
-                folder = Path(logger["log_path"], logger["experiment_name"])
-                # The arm's keys as written: their references are about this task, not the file's first one.
-                written = tree.data["compare"]["arms"][arm].get("config") or {}
-                own = {"runner": {"seed": seed, "logger": logger}, "compare": None}
-                own_tree = _moved(placed, f"compare.arms.{arm}.config.")
-                config = _resolved(own_tree, merge(merge(at_task, written), own), f"{path}, arm {arm}")
-                if not config.text:
-                    check_success_reported(config.env, config.success_readers())
-                cost = estimate(config, "run")
-                arguments = ("run", _job_file(base.work_dir, name), "--resume")
-                job = Job(name, arguments, _needs(task, config, prepared), float(cost["seconds"]), folder=folder)
-                planned.append((job, config, cost))
+        source = f"{path}, task {task}"
+        shared[task] = (_resolved(placed, at_task, source), _resolved(placed, at_task, source, verb="label"))
+        for arm, seed in product(base.compare.arms, base.compare.seeds):
+            logger = {"log_path": f"{base.work_dir}/runs", "experiment_name": f"{task}/{arm}/seed{seed}"}
+            # The arm's keys as written: their references are about this task, not the file's first one.
+            written = tree.data["compare"]["arms"][arm].get("config") or {}
+            own = {"runner": {"seed": seed, "logger": logger}, "compare": None}
+            own_tree = _moved(placed, f"compare.arms.{arm}.config.")
+            arms[task, arm, seed] = _resolved(own_tree, merge(merge(at_task, written), own), f"{path}, arm {arm}")
+    planned = [job for task, (prepared, for_label) in shared.items() for job in _preparation(task, prepared, for_label)]
+    planned += [_run(*names, config, shared[names[0]][0]) for names, config in arms.items()]
     most, gpus = _room(base, [config for _, config, _ in planned])
     workers = parallel or base.compare.parallel or most
     configs = {job.name: config for job, config, _ in planned}
@@ -181,6 +173,8 @@ def _room(study: Study, configs: Sequence[Study]) -> tuple[int, tuple[str, ...]]
 
     Jobs that may use a GPU get one each. Where a part names a GPU by number, a job sees all, and runs alone.
     """
+    from guerdon.devices import names_gpu, names_one_of_several, visible_gpus  # imports torch
+
     if study.engine == "ray":  # every job that can start is given to Ray, which has them wait for room
         return len(configs), ()
     values = [config.model_dump() for config in configs]
@@ -200,6 +194,9 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
         ConfigError: a task does not exist; or the folder holds another study, or one that is running.
         JobError: some jobs failed; the report of the others is written.
     """
+    from guerdon.compare.report import write_report
+    from guerdon.compare.report_tables import markdown_table
+
     started = time.perf_counter()
     plan.check_tasks()
     folder = plan.folder
@@ -224,9 +221,14 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
                 warn()
 
         warn()
+        place = None
+        if plan.study.engine == "ray":
+            from guerdon.engines.ray_jobs import RayJobs
+
+            place = RayJobs(plan.study.cluster)
         try:
             outcomes = run_jobs(
-                plan.jobs, folder / "jobs", parallel=plan.parallel, say=report_end, place=_place(plan), gpus=plan.gpus
+                plan.jobs, folder / "jobs", parallel=plan.parallel, say=report_end, place=place, gpus=plan.gpus
             )
         finally:
             progress.close()
@@ -245,21 +247,14 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
 
 def _warnings(plan: StudyPlan) -> list[str]:
     """What the cards of the reward models say that the runs use, each once; a run itself refuses one that is broken."""
+    from guerdon.rl.reward_warnings import harm_warnings
+
     found: dict[str, None] = {}
     for job in plan.jobs:
         if job.arguments[0] == "run":
             with suppress(GuerdonError):  # a training that was cut off, say
                 found |= dict.fromkeys(harm_warnings(plan.configs[job.name]))
     return list(found)
-
-
-def _place(plan: StudyPlan) -> JobPlace | None:
-    """The cluster of a study; None: processes of this machine."""
-    if plan.study.engine == "local":
-        return None
-    from guerdon.engines.ray_jobs import RayJobs
-
-    return RayJobs(plan.study.cluster)
 
 
 def _write_configs(plan: StudyPlan) -> None:
@@ -311,15 +306,20 @@ def _chosen(file: Tree, tree: Tree) -> Tree:
     written, given = (held.data.get("compare") for held in (file, tree))
     if not isinstance(written, dict) or not isinstance(given, dict):
         return tree
-    chosen = {}
+    chosen: dict[str, list[Any]] = {}
     for key in ("arms", "tasks"):
-        every, names = written.get(key), given.get(key)
-        if isinstance(every, dict) and isinstance(names, list):
-            for name in names:
-                if name not in list(every):  # a list, for a name may be unhashable
-                    raise ConfigError(f"override compare.{key}: {name!r} is not in the file; it has {', '.join(every)}")
-            chosen[key] = {name: every[name] for name in names}
-    return Tree(tree.data | {"compare": given | chosen}, tree.places) if chosen else tree
+        every, names = written.get(key) or {}, given.get(key)
+        if isinstance(names, dict):
+            named = [name for name, value in names.items() if value is None]
+        else:
+            named = names if isinstance(names, list) and isinstance(every, dict) else []
+            chosen |= {key: named} if named else {}
+        for name in named:
+            if name not in list(every):  # a list, for a name may be unhashable
+                has = ", ".join(every) or "none"
+                raise ConfigError(f"override compare.{key}: {name!r} is not in the file; it has {has}")
+    kept = {key: {name: written[key][name] for name in names} for key, names in chosen.items()}
+    return Tree(tree.data | {"compare": given | kept}, tree.places) if kept else tree
 
 
 def _preparation(task: str, study: Study, for_label: Study) -> list[_Planned]:
@@ -341,14 +341,11 @@ def _preparation(task: str, study: Study, for_label: Study) -> list[_Planned]:
     if study.sft is not None:
         add("sft", estimate(study, "sft"), "train", "policy=sft", "--resume")
     if study.collect is not None:
-        check_success_reported(study.env, study.collect.success_readers())
+        _check_success_reported(study, study.collect.success_readers())
         add("collect", estimate(study, "collect"), "collect")
     if study.label is not None and study.train:  # only training reads the labels
         needs = _makers(task, study, [study.text_policy, study.label])
         add("label", estimate(study, "label"), "label", needs=needs)
-    third = study.text_evaluate.models if study.text and study.text_evaluate is not None else ()
-    seconds = {model: estimate(study, "evaluate", [model])["seconds"] for model in (*study.train, *third)}
-    evaluations = {model: {"seconds": each, "bytes": EVALUATION} for model, each in seconds.items()}
     for model, settings in study.train.items():
         if study.text:
             needs = _makers(task, study, [study.text_default, settings])
@@ -358,26 +355,53 @@ def _preparation(task: str, study: Study, for_label: Study) -> list[_Planned]:
         each = float(estimate(study, "train")["seconds"]) / len(study.train)
         cost = {**estimate(study, "train", [model]), "seconds": each}
         add(f"train.{model}", cost, "train", "--only", model, "--resume", needs=tuple(dict.fromkeys(needs)))
-        # A run warns of what the evaluation of its reward models found; that of a language model waits for it.
-        trained = (f"{task}.train.{model}",)
-        add(f"evaluate.{model}", evaluations[model], "evaluate", "--only", model, needs=trained)
-    for model in third:
-        add(f"evaluate.{model}", evaluations[model], "evaluate", "--only", model)
+    for model in (*study.train, *_third_models(study)):
+        cost = {"seconds": estimate(study, "evaluate", [model])["seconds"], "bytes": EVALUATION}
+        needs = (f"{task}.train.{model}",) if model in study.train else ()
+        add(f"evaluate.{model}", cost, "evaluate", "--only", model, needs=needs)
     return planned
 
 
+def _run(task: str, arm: str, seed: int, config: Study, prepared: Study) -> _Planned:
+    """A run of an arm, which waits for the supervised start and for the reward models whose folders it names."""
+    if config.text:
+        read: list[Settings] = [config.text_policy, *config.text_sources.values()]
+    else:
+        _check_success_reported(config, config.success_readers())
+        read = list(config.reward.sources.values()) if config.reward.use_reward_model else []
+    name, cost = f"{task}.{arm}.seed{seed}", estimate(config, "run")
+    arguments = ("run", _job_file(prepared.work_dir, name), "--resume")
+    folder = Path(config.runner.logger.log_path, config.runner.logger.experiment_name)
+    return Job(name, arguments, _makers(task, prepared, read), float(cost["seconds"]), folder=folder), config, cost
+
+
+def _check_success_reported(config: Study, readers: Sequence[str]) -> None:
+    from guerdon.worlds.build import check_success_reported  # imports simulators, so after every key is checked
+
+    check_success_reported(config.env, readers)
+
+
 def _makers(task: str, study: Study, read: Iterable[Settings]) -> tuple[str, ...]:
-    """The jobs of a task that write into a folder which these settings of a language study name."""
+    """The jobs of a task that write into a folder which these settings name.
+
+    A run warns of what the evaluation of its reward models found; that of a language model waits for it.
+    """
     made: dict[str, str] = {}
     if study.sft is not None:
         made[study.sft.save_dir] = f"{task}.sft"
     if study.label is not None and study.train:
         made[study.label.save_dir] = f"{task}.label"
-    made |= {model.save_dir: f"{task}.evaluate.{name}" for name, model in study.train.items()}
-    third = {} if study.text_evaluate is None else study.text_evaluate.models
-    made |= {one.path: f"{task}.evaluate.{name}" for name, one in third.items()}
+    last = "evaluate" if study.text else "train"
+    made |= {model.save_dir: f"{task}.{last}.{name}" for name, model in study.train.items()}
+    made |= {path: f"{task}.evaluate.{name}" for name, path in _third_models(study).items()}
     named = [text for settings in read for text in _paths(settings.model_dump(exclude={"save_dir"}))]
     return tuple(job for folder, job in made.items() if any(Path(text).is_relative_to(folder) for text in named))
+
+
+def _third_models(study: Study) -> dict[str, str]:
+    """Reward models that a language study evaluates and does not train, with their paths."""
+    others = study.text_evaluate.models if study.text and study.text_evaluate is not None else {}
+    return {name: one.path for name, one in others.items()}
 
 
 def _paths(value: Any) -> Iterator[str]:
@@ -387,16 +411,6 @@ def _paths(value: Any) -> Iterator[str]:
     elif isinstance(value, dict | list | tuple):
         for child in value.values() if isinstance(value, dict) else value:
             yield from _paths(child)
-
-
-def _needs(task: str, arm: Study, prepared: Study) -> tuple[str, ...]:
-    """The jobs whose products an arm reads: the supervised start, and the reward models whose folder it names."""
-    if arm.text:
-        return _makers(task, prepared, [arm.text_policy, *arm.text_sources.values()])
-    if not arm.reward.use_reward_model:
-        return ()
-    wanted = {s.model.checkpoint for s in arm.reward.sources.values()}
-    return tuple(f"{task}.train.{name}" for name, model in prepared.train.items() if model.save_dir in wanted)
 
 
 def _job_file(work_dir: str, name: str) -> str:

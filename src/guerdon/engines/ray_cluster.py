@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from guerdon.errors import ClusterError, ConfigError, GuerdonError, MissingDependencyError, boundary
+from guerdon.errors import ClusterError, ConfigError, GuerdonError, boundary, needs
 from guerdon.progress import log_line
 from guerdon.settings.cluster import ClusterSettings
 
@@ -45,10 +45,8 @@ def connected(address: str, *, show_logs: bool = True) -> tuple[Any, bool]:
         MissingDependencyError: Ray is not installed.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray is imported: a run reports nothing
-    try:
+    with needs("engine: ray needs Ray: pip install 'guerdon[ray]'"):
         import ray
-    except ImportError as error:
-        raise MissingDependencyError("engine: ray needs Ray: pip install 'guerdon[ray]'") from error
     if ray.is_initialized():
         return ray, False
     if address == "local":

@@ -5,7 +5,7 @@ that another actor can go on from there with the same episodes: a run whose coll
 undisturbed one. Where the cluster has no room for a replacement, the others take the shards over until there is.
 
     shards = [dict(env=..., seed=0), ...]
-    collector = RayCollector(study.cluster, ControlCollector, shards, join_control, threads=1)
+    collector = RayCollector(study.cluster, ControlCollector, shards, join_control, threads=1, device=device)
     rollout = collector.collect(policy)  # or the policy's tensors
 """
 
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from guerdon.collect.shards import Join, ShardedCollector, Share, State, unpacked, write_recorded
 from guerdon.engines.ray_cluster import LOST, Actors, ClusterWorker, PlacedActor
+from guerdon.engines.weight_transfer import Broadcast, WeightReceiver, WeightSender, gpu_of, own_device
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.settings.cluster import ClusterSettings
 from guerdon.types import Episode, Rollout
@@ -41,6 +42,15 @@ class ShardWorker(ClusterWorker):
     def __init__(self, make: Make, shards: Sequence[Mapping[str, Any]]) -> None:
         self._make, self._shards = make, shards
         self._collectors: dict[int, Any] = {}
+        self._receiver = WeightReceiver()
+
+    def gpu(self) -> str | None:
+        """The GPU of this process; None: it has none."""
+        return gpu_of(own_device())
+
+    def receive(self, broadcast: Broadcast, rank: int) -> str:
+        """Take part in a broadcast of weights; why this failed, and nothing where it succeeded."""
+        return self._receiver.receive(broadcast, rank)
 
     def run(
         self, shard: int, anew: bool, state: State | None, name: str, weights: Any, given: Mapping[str, Any]
@@ -52,7 +62,7 @@ class ShardWorker(ClusterWorker):
             anew: make the collector again and let it go on from `state`; False: it is where the run is.
             state: of the shard; None: it has not begun.
             name: of the method.
-            weights: its first argument; None: it has none.
+            weights: its first argument, or the number of the broadcast that brought it; None: it has none.
             given: its other arguments.
         """
         if anew and shard in self._collectors:
@@ -62,7 +72,7 @@ class ShardWorker(ClusterWorker):
             if state is not None:
                 self._collectors[shard].restore(*state)
         collector = self._collectors[shard]
-        found = getattr(collector, name)(*(() if weights is None else (weights,)), **given)
+        found = getattr(collector, name)(*(() if weights is None else (self._receiver.weights(weights),)), **given)
         return found, collector.state(), getattr(collector, "recorded", list)()
 
     def close(self) -> None:
@@ -82,6 +92,7 @@ class RayCollector(ShardedCollector):
         share: what shards learn from each other before a rollout; None: nothing.
         writer: of the episodes that they record; None: they record none.
         threads: `runner.threads`.
+        device: of the policy that learns.
 
     Raises:
         ConfigError: the cluster cannot be reached, or has no room.
@@ -98,16 +109,23 @@ class RayCollector(ShardedCollector):
         writer: EpisodeWriter | None = None,
         *,
         threads: int,
+        device: torch.device,
     ) -> None:
         super().__init__((), join, share, writer)
         self._count = len(shards)
         self._known: list[State | None] = [None] * self._count  # after the last rollout; None: it has not begun
         self._actors = Actors(ShardWorker, (make, list(shards)), "collector", cluster, threads)
+        self._sender = WeightSender(self._actors.ray, cluster, device)
 
     @property
     def replaced(self) -> int:
         """Collectors that were lost and replaced up to now."""
         return self._actors.replaced
+
+    @property
+    def groups(self) -> int:
+        """Groups of `cluster.weight_transfer: collective` that were formed up to now."""
+        return self._sender.groups
 
     def collect(self, policy: Any, *, version: int = 0, warm_up: bool = False) -> Rollout[Any]:
         """The next rollout: see `Collector.collect`. Its `seconds` are those that it took as a whole."""
@@ -123,6 +141,7 @@ class RayCollector(ShardedCollector):
 
     def close(self) -> None:
         """End the actors, and the cluster where they started it."""
+        self._sender.close()
         self._actors.close()
         super().close()
 
@@ -139,7 +158,7 @@ class RayCollector(ShardedCollector):
         Raises:
             ClusterError: no collector is left, or they are lost again and again.
         """
-        weights = None if policy is None else self._actors.ray.put(_weights(policy))
+        sent = None if policy is None else self._sender.send(_weights(policy), self._actors.running())
         found: dict[int, Any] = {}
         recorded: dict[int, list[Episode]] = {}
         waiting: dict[Any, tuple[int, PlacedActor]] = {}
@@ -147,6 +166,7 @@ class RayCollector(ShardedCollector):
         while todo or waiting:
             for shard, actor in self._assigned(todo, [actor for _, actor in waiting.values()]):
                 anew = shard not in actor.holds
+                weights = None if sent is None else sent.to(actor)
                 call = actor.handle.run.remote(shard, anew, self._known[shard] if anew else None, name, weights, given)
                 waiting[call] = shard, actor
                 actor.holds.discard(shard)  # until the state after it is here

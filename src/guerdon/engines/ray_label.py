@@ -15,10 +15,10 @@ from functools import cached_property, partial
 
 from guerdon.engines.ray_cluster import Actors, ClusterWorker
 from guerdon.errors import ConfigError
-from guerdon.labels.completions import GroupSampler, Sample, Sampled, SampleGroup, weights_hash
+from guerdon.labels.completions import BatchSampler, Sample, SampleBatch, Sampled, weights_hash
 from guerdon.policies.text_files import load_policy
 from guerdon.settings.cluster import ClusterSettings
-from guerdon.settings.study import RunnerSettings
+from guerdon.settings.runner import RunnerSettings
 from guerdon.settings.text_policy import GenerationSettings, TextPolicySettings
 
 
@@ -32,9 +32,9 @@ class LabelWorker(ClusterWorker):
 
     def __init__(self, generation: GenerationSettings, seed: int) -> None:
         self._generation, self._seed = generation, seed
-        self._samplers: dict[str, GroupSampler] = {}
+        self._samplers: dict[str, BatchSampler] = {}
 
-    def sample(self, settings: TextPolicySettings, fingerprint: str, group: SampleGroup) -> Sampled:
+    def sample(self, settings: TextPolicySettings, fingerprint: str, group: SampleBatch) -> Sampled:
         """The completions of a group.
 
         Args:
@@ -53,7 +53,7 @@ class LabelWorker(ClusterWorker):
                     f"the policy {settings.path} has other weights on a node of the cluster ({os.uname().nodename}): "
                     "put it on a file system that all nodes share"
                 )
-            self._samplers[fingerprint] = GroupSampler(policy, self._generation)
+            self._samplers[fingerprint] = BatchSampler(policy, self._generation)
         return self._samplers[fingerprint].sample(group)
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class LabelWorkers:
         return partial(self._sample, settings, fingerprint)
 
     def _sample(
-        self, settings: TextPolicySettings, fingerprint: str, groups: Sequence[SampleGroup]
+        self, settings: TextPolicySettings, fingerprint: str, groups: Sequence[SampleBatch]
     ) -> Iterator[tuple[int, Sampled]]:
         if groups:
             yield from self._actors.results(

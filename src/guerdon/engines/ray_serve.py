@@ -24,10 +24,10 @@ from fastapi import FastAPI
 
 from guerdon.config import to_plain, validate
 from guerdon.engines.ray_cluster import connected
-from guerdon.errors import ConfigError, MissingDependencyError
+from guerdon.errors import ConfigError, needs
 from guerdon.progress import doing, heartbeat
 from guerdon.serve.app import build_app
-from guerdon.serve.backends import model_source, refuse_early
+from guerdon.serve.backends import model_loader, refuse_early
 from guerdon.serve.lifecycle import address, say_served
 from guerdon.serve.model_queue import ServedModels
 from guerdon.settings.serve import RayServeSettings, ServeSettings
@@ -85,12 +85,8 @@ def build(given: Mapping[str, Any]) -> Any:
 
 def _ray_serve() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray is imported
-    try:
+    with needs("guerdon serve --ray needs Ray Serve: pip install 'guerdon[serve,ray-serve]'"):
         from ray import serve
-    except ImportError as error:
-        raise MissingDependencyError(
-            "guerdon serve --ray needs Ray Serve: pip install 'guerdon[serve,ray-serve]'"
-        ) from error
     return serve
 
 
@@ -158,7 +154,7 @@ def _replica(plain: Mapping[str, Any], modules: list[str]) -> FastAPI:
     """The application of one replica; its models load before it gets requests."""
     sys.path += [path for path in modules if path not in sys.path]
     settings = validate(ServeSettings, plain, source="a replica")
-    sources = {name: model_source(name, model) for name, model in settings.models.items()}
+    sources = {name: model_loader(name, model) for name, model in settings.models.items()}
     models = ServedModels(sources, default=settings.default, batch=settings.batch, limits=settings.limits)
     built = build_app(models, settings)
     if settings.ray is not None and settings.ray.max_replicas > 1:

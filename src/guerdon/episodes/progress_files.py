@@ -15,7 +15,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -65,26 +64,20 @@ def write_progress(
         origin: where the model came from, for people and for LeRobot.
         made_of: hashes of data and model.
     """
-    parts: dict[str, list[Any]] = {
-        name: [] for name in ("index", "episode_index", "frame_index", "progress", "failure")
-    }
+    parts = []
     for entry in _entries(root):
-        if entry.id not in values:
-            continue
-        rows = np.arange(len(values[entry.id]))
-        parts["index"].append(entry.start + rows)
-        parts["episode_index"].append(np.full(len(rows), entry.index))
-        parts["frame_index"].append(rows)
-        parts["progress"].append(values[entry.id])
-        parts["failure"] += reasons.get(entry.id, [None] * len(rows))
-    whole = {name: np.concatenate(parts[name]).astype(np.int64) for name in ("index", "episode_index", "frame_index")}
-    columns = {
-        **whole,
-        "progress_sparse": np.concatenate(parts["progress"]).astype(np.float32),
-        "failure": pa.array(parts["failure"], pa.string()),
-    }
+        if entry.id in values:
+            rows = np.arange(len(values[entry.id]), dtype=np.int64)
+            columns = {
+                "index": entry.start + rows,
+                "episode_index": np.full(len(rows), entry.index, dtype=np.int64),
+                "frame_index": rows,
+                "progress_sparse": values[entry.id].astype(np.float32),
+                "failure": pa.array(reasons.get(entry.id, [None] * len(rows)), pa.string()),
+            }
+            parts.append(pa.table(columns))
     metadata = {ORIGIN: origin.encode(), MADE_OF: json.dumps(dict(made_of), sort_keys=True).encode()}
-    write_parquet(path, pa.table(columns).sort_by("index").replace_schema_metadata(metadata))
+    write_parquet(path, pa.concat_tables(parts).combine_chunks().sort_by("index").replace_schema_metadata(metadata))
 
 
 def made_of(path: Path) -> dict[str, str] | None:

@@ -30,8 +30,7 @@ from numpy.typing import NDArray
 from guerdon.episodes import layout
 from guerdon.episodes.images import MAX_EPISODE_BYTES, check_images, decode_images, grey_depth, rgb_frames
 from guerdon.episodes.index import Entry, Skipped, load_index
-from guerdon.episodes.layout import Info
-from guerdon.episodes.rows import Columns, from_rows, last_success
+from guerdon.episodes.layout import Columns, Info, from_rows, last_success
 from guerdon.episodes.video import count_frames, declared_frames, decode_video
 from guerdon.errors import DataError, boundary
 from guerdon.types import ByteArray, Episode
@@ -109,21 +108,21 @@ def read_episodes(
         DataError: no data set there, no such camera, or (at the end only) not one episode could be read.
         MissingDependencyError: the frames are MP4 and PyAV is not installed.
     """
-    source = Path(root)
-    info = layout.load_info(source)
-    key = _camera(source, info, camera) if with_frames else None
-    further = {name: str(_camera(source, info, name)) for name in views} if with_frames else {}
+    folder = Path(root)
+    info = layout.load_info(folder)
+    key = _camera(folder, info, camera) if with_frames else None
+    further = {name: str(_camera(folder, info, name)) for name in views} if with_frames else {}
     if key is None and not any(name in info.features for name in _ROW_COLUMNS):
-        raise DataError(f"{source} holds nothing but images: read it with frames")
+        raise DataError(f"{folder} holds nothing but images: read it with frames")
     skip = on_skip or _log_each_cause_once()
-    entries = _entries(source, info, skip, [*([] if key is None else [key]), *further.values()])
+    entries = _entries(folder, info, skip, [*([] if key is None else [key]), *further.values()])
     if task is not None:
         entries = [entry for entry in entries if entry.task == task]
     if only_success:
         entries = [entry for entry in entries if entry.outcome is True or not entry.outcome_known]
     if limit == 0:
         entries = []
-    return _read(source, info, entries, key, further, only_success=only_success, limit=limit, skip=skip)
+    return _read(folder, info, entries, key, further, only_success=only_success, limit=limit, skip=skip)
 
 
 def _read(
@@ -138,22 +137,22 @@ def _read(
     skip: OnSkip,
 ) -> Iterator[Episode]:
     given, readable = 0, 0
-    names = [*_ROW_COLUMNS, "timestamp", *([] if key is None else [key]), *views.values()]
+    cameras = [*([] if key is None else [key]), *views.values()]
+    names = [*_ROW_COLUMNS, "timestamp", *cameras]
     for entry, table in _tables(root, info, entries, names, skip):
         try:
             columns = _row_columns(table, info)
             outcome = entry.outcome if entry.outcome_known else last_success(columns)
             wanted = outcome is True or not only_success
             if wanted:
-                frames = None if key is None else _frames(root, info, entry, table, key, columns)
-                pictures = {name: _frames(root, info, entry, table, view, columns) for name, view in views.items()}
-                further = {name: shown for name, shown in pictures.items() if shown is not None}
+                pictures = {one: _frames(root, info, entry, table, one, columns) for one in cameras}
+                further = {name: shown for name, view in views.items() if (shown := pictures[view]) is not None}
                 with boundary(DataError, f"rows of episode {entry.index} make no episode"):
                     episode = from_rows(
                         columns,
                         id=entry.id,
                         task=entry.task,
-                        frames=frames,
+                        frames=None if key is None else pictures[key],
                         outcome=outcome,
                         success_at_reset=entry.success_at_reset,
                         meta=entry.meta,
@@ -340,23 +339,23 @@ def summarize(root: str | Path) -> DatasetSummary:
         DataError: no data set there, or nothing in it can be read.
         MissingDependencyError: it has MP4 files and PyAV is not installed.
     """
-    source = Path(root)
-    info = layout.load_info(source)
+    folder = Path(root)
+    info = layout.load_info(folder)
     skipped: list[Skipped] = []
     frame_count = cache(count_frames)
     episodes = frames = successes = 0
     tasks: dict[str, None] = {}
-    cameras = cameras_of(source, info)
-    entries = _entries(source, info, skipped.append, tuple(cameras.values()))
-    for entry, table in _tables(source, info, entries, _stored(info), skipped.append):
-        lost = _missing_video(source, info, entry, frame_count)
+    cameras = cameras_of(folder, info)
+    entries = _entries(folder, info, skipped.append, tuple(cameras.values()))
+    for entry, table in _tables(folder, info, entries, _stored(info), skipped.append):
+        lost = _missing_video(folder, info, entry, frame_count)
         if lost is not None:
             skipped.append(lost)
             continue
         try:
             columns = _checked(info, entry, table, cameras.values())
         except DataError as exc:
-            skipped.append(Skipped(layout.shard_path(source, info.data_path, entry.data), str(exc), entry.index))
+            skipped.append(Skipped(layout.shard_path(folder, info.data_path, entry.data), str(exc), entry.index))
             continue
         outcome = entry.outcome if entry.outcome_known else last_success(columns)
         episodes += 1
@@ -364,7 +363,7 @@ def summarize(root: str | Path) -> DatasetSummary:
         successes += outcome is True
         tasks[entry.task] = None
     if not episodes:
-        raise _unreadable(source)
+        raise _unreadable(folder)
     return DatasetSummary(episodes, frames, successes, tuple(tasks), tuple(cameras), info.fps, tuple(skipped))
 
 
@@ -417,8 +416,8 @@ def dataset_hash(root: str | Path) -> str:
     Raises:
         DataError: no data set there, or nothing in it can be read.
     """
-    source = Path(root)
-    info = layout.load_info(source)
+    folder = Path(root)
+    info = layout.load_info(folder)
     names = [name for name in _stored(info) if name not in _POSITION_COLUMNS]
     digest = hashlib.sha256(json.dumps([info.fps, names]).encode())
 
@@ -430,19 +429,19 @@ def dataset_hash(root: str | Path) -> str:
             return hashlib.file_digest(handle, "sha256").digest()
 
     found = False
-    entries = _entries(source, info, skip)
-    for entry, table in _tables(source, info, entries, names, skip):
+    entries = _entries(folder, info, skip)
+    for entry, table in _tables(folder, info, entries, names, skip):
         found = True
         header = [entry.id, entry.task, entry.outcome, entry.success_at_reset, entry.length, dict(entry.meta)]
         digest.update(json.dumps(header, sort_keys=True).encode())
         for name in table.column_names:
             digest.update(_column_digest(table, info, name))
         for key in sorted(entry.videos):
-            path = _frames_path(source, info, entry, key)
+            path = _frames_path(folder, info, entry, key)
             if path is not None and path.exists():
                 digest.update(file_digest(path) + str(entry.videos[key].start).encode())
     if not found:
-        raise _unreadable(source)
+        raise _unreadable(folder)
     return digest.hexdigest()
 
 

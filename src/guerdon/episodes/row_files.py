@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from guerdon.atomic import write_bytes
 from guerdon.episodes.chats import ChatError, chat_messages, context_of, question_of, tool_schemas
-from guerdon.errors import DataError, MissingDependencyError, boundary
+from guerdon.errors import DataError, boundary, needs
 from guerdon.hub import check_data_set
 from guerdon.types import Message, Tool
 
@@ -79,21 +79,21 @@ def good_rows(path: Path) -> Iterator[tuple[str, Any]]:
         yield where, row
 
 
-def rows_by_split(source: str) -> dict[str, list[dict[str, Any]]]:
+def rows_by_split(data: str) -> dict[str, list[dict[str, Any]]]:
     """Rows of a file (named by its stem), of the files of a folder, or of every split of a data set.
 
     Args:
-        source: a file, a folder of files, a folder that `datasets` saved, or a hub id.
+        data: a file, a folder of files, a folder that `datasets` saved, or a hub id.
 
     Raises:
         DataError: it cannot be read, or has no rows.
         MissingDependencyError: a folder of `datasets` or a hub id without that package.
     """
-    path = Path(source)
+    path = Path(data)
     typed = set(ENDINGS) - _TABLES.keys()  # `datasets` reads folders of tables, and infers types
     files = sorted(p for p in path.iterdir() if p.suffix in typed and p.name[0] != ".") if path.is_dir() else [path]
     if _saved(path) or (path.is_dir() and not files) or not path.exists():
-        found = _datasets(source)
+        found = _datasets(data)
     else:
         found = {}
         for file in files:
@@ -101,7 +101,7 @@ def rows_by_split(source: str) -> dict[str, list[dict[str, Any]]]:
             if not all(isinstance(row, dict) for row in found[file.stem]):
                 raise DataError(f"{file}: expected rows that are maps of keys")
     if not any(found.values()):
-        raise DataError(f"{source}: there is no row in it")
+        raise DataError(f"{data}: there is no row in it")
     return found
 
 
@@ -200,6 +200,14 @@ class RowFields:
             raise DataError(f"{self.where}: {key}: {error}") from error
 
 
+def json_line(row: Mapping[str, Any]) -> bytes:
+    """A row as a line of JSON; half of a surrogate pair, which UTF-8 cannot encode, is written as an escape."""
+    try:
+        return json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    except UnicodeEncodeError:
+        return json.dumps(row, allow_nan=False).encode() + b"\n"
+
+
 def write_parquet(path: Path, table: pa.Table) -> None:
     """Write an Arrow table as one Parquet file with page checksums, atomically."""
     import pyarrow.parquet as pq
@@ -248,23 +256,17 @@ def _saved(folder: Path) -> bool:
     return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
 
-def _datasets(source: str) -> dict[str, list[dict[str, Any]]]:
+def _datasets(data: str) -> dict[str, list[dict[str, Any]]]:
     """Rows by split of a folder or a hub id, by the `datasets` library."""
-    path = Path(source)
+    path = Path(data)
     first = path.parts[0] if path.parts else ""
-    if not path.exists() and (not _HUB_ID.fullmatch(source) or path.suffix in ENDINGS or Path(first).exists()):
-        raise DataError(f"{source}: there is no such file or folder; make it first, or check the path")
-    try:
+    if not path.exists() and (not _HUB_ID.fullmatch(data) or path.suffix in ENDINGS or Path(first).exists()):
+        raise DataError(f"{data}: there is no such file or folder; make it first, or check the path")
+    with needs(f"{data} is read with the package datasets (it is not a file here): pip install 'guerdon[text]'"):
         import datasets
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            f"{source} is read with the package datasets (it is not a file here): pip install 'guerdon[text]'"
-        ) from error
-    check_data_set(DataError, "the data set", source)
-    with boundary(DataError, f"{source}: cannot be read with datasets"):
-        found = (
-            datasets.load_from_disk(source) if _saved(path) else datasets.load_dataset(source, trust_remote_code=False)
-        )
+    check_data_set(DataError, "the data set", data)
+    with boundary(DataError, f"{data}: cannot be read with datasets"):
+        found = datasets.load_from_disk(data) if _saved(path) else datasets.load_dataset(data, trust_remote_code=False)
         if not isinstance(found, dict):
             found = {"train": found}
         return {str(split): list(rows) for split, rows in found.items()}

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from guerdon.atomic import write_bytes
 from guerdon.episodes import solution_formats as formats
-from guerdon.episodes.row_files import file_rows, rows_by_split, write_parquet
+from guerdon.episodes.row_files import file_rows, json_line, rows_by_split, write_parquet
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 
@@ -168,26 +168,26 @@ def write_solutions(path: Path, solutions: Iterable[Solution], form: Format = "s
     if path.suffix == ".parquet":
         _write_parquet(path, rows)
     else:
-        write_bytes(path, b"".join(map(_json_line, rows)))
+        write_bytes(path, b"".join(map(json_line, rows)))
     return WrittenSolutions(path, len(rows), count, dict(left_out))
 
 
-def published_solutions(sources: Sequence[str], left_out: Counter[str]) -> list[Solution]:
+def published_solutions(paths: Sequence[str], left_out: Counter[str]) -> list[Solution]:
     """Solutions of several files, folders or data sets; `meta["subset"]` is the file's stem or the split.
 
     Of a folder that `guerdon label` wrote, its records are read, unchanged.
 
     Args:
-        sources: files and folders in any format that is read, and hub ids.
+        paths: files and folders in any format that is read, and hub ids.
         left_out: counts the rows that have no label for any step, by reason (`bad_problem`, for instance).
 
     Raises:
-        DataError: a source cannot be read, a row cannot be understood, or a source has no solution.
+        DataError: one of them cannot be read, or has no solution, or a row cannot be understood.
     """
     solutions: list[Solution] = []
-    for source in sources:
+    for given in paths:
         before = len(solutions)
-        for subset, name, rows in source_rows(source):
+        for subset, name, rows in source_rows(given):
             for _, one in solutions_from_rows(rows, name):
                 if isinstance(one, formats.NoLabelsError):
                     left_out[one.reason] += 1
@@ -197,28 +197,20 @@ def published_solutions(sources: Sequence[str], left_out: Counter[str]) -> list[
                     solutions.append(one if subset is None else replace(one, meta={"subset": subset, **one.meta}))
         if len(solutions) == before:
             why = f"; left out: {', '.join(f'{n} {r}' for r, n in left_out.items())}" if left_out else ""
-            raise DataError(f"{source}: there is no solution in it{why}")
+            raise DataError(f"{given}: there is no solution in it{why}")
     return solutions
 
 
-def source_rows(source: str) -> Iterator[tuple[str | None, str, Iterable[tuple[str, Any]]]]:
-    """Subset, name and rows with their places of each part of a source."""
-    path = Path(source)
+def source_rows(given: str) -> Iterator[tuple[str | None, str, Iterable[tuple[str, Any]]]]:
+    """Subset, name and rows with their places of each part of a file, folder or data set."""
+    path = Path(given)
     if path.is_file():
         yield path.stem, path.stem, file_rows(path)
     elif (path / RECORDS).is_file():
         yield None, Path(RECORDS).stem, file_rows(path / RECORDS)
     else:
-        for split, rows in rows_by_split(source).items():
-            yield split, split, [(f"{source}: {split} row {k + 1}", row) for k, row in enumerate(rows)]
-
-
-def _json_line(row: Mapping[str, Any]) -> bytes:
-    line = json.dumps(row, ensure_ascii=False, allow_nan=False)
-    try:
-        return line.encode("utf-8") + b"\n"
-    except UnicodeEncodeError:  # half a surrogate pair, which JSON can escape and UTF-8 cannot encode
-        return json.dumps(row, allow_nan=False).encode("utf-8") + b"\n"
+        for split, rows in rows_by_split(given).items():
+            yield split, split, [(f"{given}: {split} row {k + 1}", row) for k, row in enumerate(rows)]
 
 
 def _write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -3,7 +3,7 @@ r"""Step-labelled solutions as rows of the field's formats and back.
 | format | rows | written |
 |---|---|---|
 | `seed` | question, solution, steps, step_rewards, is_correct, ground_truth_answer | without loss |
-| `training` | input_text, target_text, reward_value: one per step | question, steps, verdicts, rewards |
+| `training` | input_text, target_text, reward_value: one per step | question, steps, hard labels, rewards |
 | `trl` | prompt, completions, labels | without loss |
 | `prm800k` | question, label.steps with ratings -1, 0, 1, null | hard labels, without loss |
 | `math_shepherd` | input with ` ки`, label with + and - | hard labels, without loss |
@@ -201,15 +201,15 @@ def labels_of_rewards(rewards: Sequence[float | None], is_correct: bool | None) 
 
 
 def training_text(question: str, steps: Sequence[str]) -> str:
-    """The seed's text that asks for a verdict on the last of these steps."""
+    """The seed's text that asks whether the last of these steps is right."""
     return f"{QUESTION}{question}{PARTIAL}{''.join(steps).rstrip()}{EVALUATE}"
 
 
 def to_training(solution: Solution) -> list[dict[str, Any]]:
-    """The seed's training form: a row per step with the steps up to it, its verdict and its reward.
+    """The seed's training form: a row per step with the steps up to it, its label and its reward.
 
     A step without label or reward has no row of its own; it is in the partial solutions of later steps. The form
-    is a projection: of a solution it keeps question, steps, verdicts and rewards.
+    is a projection: of a solution it keeps question, steps, hard labels and rewards.
 
     Raises:
         NotExpressibleError: no step has a label and a reward, or it has no form for the question.
@@ -244,7 +244,7 @@ def from_training(rows: Iterable[tuple[str, Any]], name: str) -> Iterator[tuple[
     Yields:
         Place where a solution starts, and the solution; or place of a bad row, and its error.
     """
-    group: list[tuple[str, str, str, float, float]] = []  # id, question, partial, label, reward
+    grown: list[tuple[str, str, str, float, float]] = []  # id, question, partial, label, reward
     start = ""
     for where, row in rows:
         try:
@@ -253,15 +253,15 @@ def from_training(rows: Iterable[tuple[str, Any]], name: str) -> Iterator[tuple[
             yield where, error
             continue
         grows = (
-            group and new[:2] == group[-1][:2] and len(new[2]) > len(group[-1][2]) and new[2].startswith(group[-1][2])
+            grown and new[:2] == grown[-1][:2] and len(new[2]) > len(grown[-1][2]) and new[2].startswith(grown[-1][2])
         )
-        if group and not grows:
-            yield start, _joined(group, f"{name}-{start.rpartition(':')[2].strip()}")
-            group = []
-        start = start if group else where
-        group.append(new)
-    if group:
-        yield start, _joined(group, f"{name}-{start.rpartition(':')[2].strip()}")
+        if grown and not grows:
+            yield start, _joined(grown, f"{name}-{start.rpartition(':')[2].strip()}")
+            grown = []
+        start = start if grown else where
+        grown.append(new)
+    if grown:
+        yield start, _joined(grown, f"{name}-{start.rpartition(':')[2].strip()}")
 
 
 def _training_row(row: Any, where: str, name: str) -> tuple[str, str, str, float, float]:
@@ -272,19 +272,19 @@ def _training_row(row: Any, where: str, name: str) -> tuple[str, str, str, float
         raise DataError(
             f"{where}: input_text lacks one of '### Question:', '### Partial Solution:', '### Evaluate this step:'"
         )
-    verdict = {target: right for right, target in TARGETS.items()}.get(fields.text("target_text").strip())
-    if verdict is None:
+    right = {target: value for value, target in TARGETS.items()}.get(fields.text("target_text").strip())
+    if right is None:
         raise DataError(f"{where}: target_text is {row['target_text']!r}, not one of {', '.join(TARGETS.values())}")
     reward = float(fields.get("reward_value", (int, float), "a number"))
     if not -1.0 <= reward <= 1.0:
         raise DataError(f"{where}: reward_value is {reward}; allowed: -1 to 1")
     partial = partial.rstrip("\n").removesuffix(EVALUATE.rstrip("\n"))
-    return fields.text("id", ""), question.removeprefix(QUESTION), partial, float(verdict), reward
+    return fields.text("id", ""), question.removeprefix(QUESTION), partial, float(right), reward
 
 
-def _joined(group: Sequence[tuple[str, str, str, float, float]], name: str) -> Solution:
+def _joined(grown: Sequence[tuple[str, str, str, float, float]], name: str) -> Solution:
     """Growing partial solutions as one solution; blanks between two steps end the first of them."""
-    partials = [row[2] for row in group]
+    partials = [row[2] for row in grown]
     pieces = [after[len(before) :] for before, after in pairwise(["", *partials])]
     text = partials[-1]
     ends, at = [], 0
@@ -292,11 +292,11 @@ def _joined(group: Sequence[tuple[str, str, str, float, float]], name: str) -> S
         at += len(piece)
         ends.append(at + len(following) - len(following.lstrip()))
     return Solution(
-        id=group[0][0] or name,
-        question=group[0][1],
+        id=grown[0][0] or name,
+        question=grown[0][1],
         steps=_cut(text, ends, name),
-        labels=tuple(row[3] for row in group),
-        rewards=tuple(row[4] for row in group),
+        labels=tuple(row[3] for row in grown),
+        rewards=tuple(row[4] for row in grown),
     )
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from guerdon.episodes.images import MAX_PIXELS, allocate
 from guerdon.episodes.layout import pixel_format
-from guerdon.errors import DataError, MissingDependencyError, boundary
+from guerdon.errors import DataError, boundary, needs
 from guerdon.types import ByteArray
 
 # Without mbtree, which looks ahead for what later frames copy: between key frames of two it finds nothing, and with
@@ -247,8 +247,6 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
 
 def require_av() -> Any:
     """PyAV, or a `MissingDependencyError` that says how to install it."""
-    try:
+    with needs("MP4 video needs PyAV: pip install 'guerdon[video]'"):
         import av
-    except ImportError as exc:
-        raise MissingDependencyError("MP4 video needs PyAV: pip install 'guerdon[video]'") from exc
     return av

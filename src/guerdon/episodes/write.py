@@ -21,6 +21,7 @@ import queue
 import re
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,9 +34,9 @@ import pyarrow.parquet as pq
 from guerdon.atomic import publish, write_text
 from guerdon.episodes import index, layout
 from guerdon.episodes.images import encode_png
+from guerdon.episodes.index import Stats, image_stats, merge, vector_stats
+from guerdon.episodes.layout import Columns, to_rows
 from guerdon.episodes.row_files import write_parquet
-from guerdon.episodes.rows import Columns, to_rows
-from guerdon.episodes.stats import Stats, image_stats, merge, vector_stats
 from guerdon.episodes.video import VideoWriter, require_av
 from guerdon.errors import DataError, GuerdonError, boundary, naming
 from guerdon.types import ByteArray, Episode
@@ -185,10 +186,8 @@ class EpisodeWriter:
         if kind is None:
             self.close()
             return
-        try:
+        with suppress(GuerdonError):  # the exception in flight is the one to see
             self.close()
-        except GuerdonError:
-            return  # the exception in flight is the one to see
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -196,8 +195,9 @@ class EpisodeWriter:
 
     def _check(self, episode: Episode, features: layout.Features) -> None:
         if self._features is not None:
-            have = {name: (f["dtype"], list(f["shape"])) for name, f in self._features.items()}
-            new = {name: (f["dtype"], list(f["shape"])) for name, f in features.items()}
+            have, new = (
+                {name: (f["dtype"], list(f["shape"])) for name, f in one.items()} for one in (self._features, features)
+            )
             if have != new:
                 names = sorted(name for name in {*have, *new} if have.get(name) != new.get(name))
                 detail = "; ".join(f"{name}: {have.get(name)} there, {new.get(name)} here" for name in names)
@@ -360,13 +360,8 @@ class _Shard:
             path = _partial(self._video_path(key))
             self._videos[key] = VideoWriter(path, height=height, width=width, fps=self._fps)
         start, stop = self._videos[key].add(frames_T_H_W_C)
-        prefix = f"videos/{key}"
-        return {
-            f"{prefix}/chunk_index": self.where[0],
-            f"{prefix}/file_index": self.where[1],
-            f"{prefix}/from_timestamp": start,
-            f"{prefix}/to_timestamp": stop,
-        }
+        names = (f"videos/{key}/{name}" for name in index.SPAN)
+        return dict(zip(names, (*self.where, start, stop), strict=True))
 
     def _video_path(self, key: str) -> Path:
         return layout.shard_path(self._root, layout.VIDEO_PATH, self.where, video_key=key)

@@ -145,7 +145,7 @@ def attack_list(settings: AttackSettings) -> dict[str, tuple[str, Callable[[Solu
         return _with(wrong, (INJECTION + wrong.steps[0], *wrong.steps[1:]))
 
     def padded(right: Solution, wrong: Solution) -> Solution:
-        filler = (wrong.question if settings.filler is None else settings.filler).removesuffix(wrong.separator)
+        filler = wrong.question.removesuffix(wrong.separator)
         return _with(wrong, (*(filler + (wrong.separator or "\n"),) * n, *wrong.steps))
 
     def repeated(right: Solution, wrong: Solution) -> Solution:

@@ -1,17 +1,16 @@
 """Will a reward model help RL, have no effect, or harm it? A verdict from what is measured of it before any RL.
 
-The predictor is fitted to a table of reward models whose outcome in RL is known (`evaluate/gate_table.py`): one
-component of partial least squares on rank-transformed features, then an ordered logistic model of the outcome.
-Everything that says how sure it is (probabilities, interval, when to answer "unknown") is set on predictions for
-tasks that were left out of the weights.
+The score of a reward model is the mean of its ranks, in two features, among the reward models of a table whose outcome
+in RL is known (`evaluate/gate_table.py`). Nothing is fitted to make it; everything that says how sure the verdict is
+(expected gain, probabilities, interval, when to answer "unknown") is set on predictions for tasks that were left out.
 
-    verdict = gate_verdict({"auroc": 0.93, "voc": 0.7}, "robot", table)
+    verdict = gate_verdict({"epic": 0.2, "bon16": 0.9}, "robot", table)
     print(verdict.answer, verdict.probabilities, verdict.gain, verdict.reasons)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -19,24 +18,35 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit
+from scipy.stats import rankdata
 
 from guerdon.evaluate.gate_table import OUTCOMES, GateTable, Names, Outcome
-from guerdon.evaluate.intervals import Float64, Interval
+from guerdon.evaluate.intervals import Float64, Interval, percentile_interval, resampling_weights, wilson_interval
 
 Answer = Outcome | Literal["unknown"]
+
+FEATURES: Mapping[str, Mapping[str, tuple[int, str]]] = {
+    "robot": {
+        "epic": (-1, "EPIC distance to the true reward"),
+        "bon16": (1, "success gained by choosing the highest return of 16 (share of what an oracle gains)"),
+    },
+    "text": {
+        "row_auroc": (1, "right steps ranked above wrong ones (AUROC)"),
+        "auroc": (1, "right solutions ranked above wrong ones (AUROC)"),
+    },
+}
+"""By kind of reward model: what the verdict looks at, whether more of it is better (1) or less (-1), and its words."""
 
 FEWEST_MODELS = 20
 FEWEST_TASKS = 3
 FEWEST_OF_EACH = 3  # that helped, and that harmed
-FEWEST_FEATURES = 3
 COVERAGE = 0.9  # of the interval of the gain
 KNOWN = 0.9  # share of the reward models of tasks left out that count as known
+RECALL = 0.8  # share of the reward models that help which must pass
 NEIGHBOURS = 3
 _MOST_UNUSUAL = 5.0  # standard deviations that count for one feature
-REASONS = 3
 SMALLEST_REASON = 0.005  # change of the expected gain
 ROUNDING = 1e-6  # values of a feature that differ less are alike
-STRONGEST = 5  # columns of the design matrix that have a weight
 
 
 @dataclass(frozen=True)
@@ -50,7 +60,7 @@ class GateVerdict:
             tasks left out kept; None where unknown.
         reasons: in words, the strongest first; where unknown, why.
         features: what was measured, null where it was not measurable.
-        validated: how well the predictor did on tasks left out of its fit, as JSON values.
+        validated: how well the predictor did on tasks left out, as JSON values.
     """
 
     answer: Answer
@@ -66,145 +76,88 @@ class GateVerdict:
 
 
 @dataclass(frozen=True, eq=False)
-class Weights:
-    """How features become a score.
-
-    Attributes:
-        sorted_F: the known values of each feature in the table, in rising order.
-        with_gaps_F: features that some reward models of the table lack, which has a column of its own.
-        mean_C: of the columns of the design matrix: ranks, then gaps.
-        scale_C: their standard deviations within a task.
-        weights_C: score per standard deviation of a column; the scores of the table have unit variance within a task.
-    """
-
-    sorted_F: tuple[Float64, ...]
-    with_gaps_F: NDArray[np.bool_]
-    mean_C: Float64
-    scale_C: Float64
-    weights_C: Float64
-
-    @classmethod
-    def fit(cls, x_N_F: Float64, gains_N: Float64, tasks_N: Names) -> Weights:
-        """Weights by the covariance of each column with the gain within a task, for the strongest columns."""
-        sorted_F = tuple(np.sort(column[np.isfinite(column)]) for column in x_N_F.T)
-        missing = np.isnan(x_N_F)
-        with_gaps = np.asarray(missing.any(axis=0) & ~missing.all(axis=0))
-        raw = np.concatenate([_ranks(x_N_F, sorted_F), missing[:, with_gaps]], axis=1)
-        inside = _within(raw, tasks_N)
-        spread = inside.std(axis=0)
-        scale = np.where(spread > 1e-12, spread, 1.0)
-        weights = (inside / scale).T @ _within(gains_N[:, None], tasks_N)[:, 0]
-        weights[np.argsort(-np.abs(weights), kind="stable")[STRONGEST:]] = 0.0
-        unit = float((inside / scale @ weights).std())
-        return cls(sorted_F, with_gaps, raw.mean(axis=0), scale, weights / unit if unit > 1e-12 else 0 * weights)
-
-    def columns(self, x_M_F: Float64) -> Float64:
-        """(M, C) standardised columns of the design matrix."""
-        raw = np.concatenate([_ranks(x_M_F, self.sorted_F), np.isnan(x_M_F)[:, self.with_gaps_F]], axis=1)
-        return np.asarray((raw - self.mean_C) / self.scale_C)
-
-    def scores(self, x_M_F: Float64) -> Float64:
-        """(M,) scores, the higher the better; 0 for the average of the table."""
-        return np.asarray(self.columns(x_M_F) @ self.weights_C)
-
-
-@dataclass(frozen=True, eq=False)
 class GatePredictor:
     """A fitted predictor.
 
     Attributes:
-        names: of the F features.
-        weights: how they become a score.
+        known_N_F: the features of the table, NaN where not measurable.
+        signs_F: 1 where more of a feature is better, else -1.
         slope: gain per unit of score.
         mean_gain: of the table.
         ordinal: slope and two cut points of the ordered logistic model of the outcome given the score.
         errors: the lower and the upper bound of gain minus expected gain.
-        space: where the distance to known reward models is measured.
         farthest: distance beyond which a reward model is unlike those of the table.
     """
 
-    names: tuple[str, ...]
-    weights: Weights
+    known_N_F: Float64
+    signs_F: Float64
     slope: float
     mean_gain: float
     ordinal: tuple[float, float, float]
     errors: tuple[float, float]
-    space: FeatureSpace
     farthest: float
+
+    def scores(self, x_M_F: Float64) -> Float64:
+        """(M,) scores, the higher the better; 0 for the middle of the table."""
+        return np.asarray((ranks_among(x_M_F, self.known_N_F) * self.signs_F).mean(axis=1))
 
     def gains(self, x_M_F: Float64) -> Float64:
         """(M,) expected gains."""
-        return np.asarray(self.mean_gain + self.slope * self.weights.scores(x_M_F))
+        return np.asarray(self.mean_gain + self.slope * self.scores(x_M_F))
 
     def probabilities(self, x_M_F: Float64) -> Float64:
         """(M, 3) probabilities of `OUTCOMES`."""
-        return ordinal_probabilities(self.weights.scores(x_M_F), self.ordinal)
+        return ordinal_probabilities(self.scores(x_M_F), self.ordinal)
 
     def unknown(self, x_M_F: Float64) -> NDArray[np.bool_]:
         """(M,) whether a reward model is unlike those of the table."""
-        return self.space.distances(x_M_F) > self.farthest
+        return distances(x_M_F, self.known_N_F) > self.farthest
 
 
-def _ranks(x_M_F: Float64, sorted_F: Sequence[Float64]) -> Float64:
-    """(M, F) share of the table's values below each value, ties half, minus 1/2; 0 where there is no value."""
-    ranks = np.zeros(x_M_F.shape)
-    for f, known in enumerate(sorted_F):
-        if len(known):
-            below, upto = (np.searchsorted(known, x_M_F[:, f], side=side) for side in ("left", "right"))
-            ranks[:, f] = np.where(np.isnan(x_M_F[:, f]), 0.0, (below + upto) / (2 * len(known)) - 0.5)
-    return ranks
+def ranks_among(x_M_F: Float64, known_N_F: Float64) -> Float64:
+    """(M, F) share of the known values below each value, ties half, minus 1/2; 0 where there is no value."""
+    order = np.sign(x_M_F[:, None] - known_N_F)  # NaN where either is not measurable
+    counts = np.isfinite(order).sum(axis=1)
+    return np.asarray(np.nansum(order, axis=1) / (2 * np.maximum(counts, 1)))
 
 
-@dataclass(frozen=True, eq=False)
-class FeatureSpace:
-    """Distances to the reward models of a table, in standardised features.
+def standardised(x_M_F: Float64, known_N_F: Float64) -> Float64:
+    """(M, F) distance from the median in interquartile ranges in units of a standard deviation, at most 5 in size.
 
-    Attributes:
-        centre_F: medians.
-        scale_F: interquartile ranges in units of a standard deviation.
-        points_N_F: standardised, at most 5 in size; NaN where not measurable.
+    A feature without spread counts in its own unit.
     """
-
-    centre_F: Float64
-    scale_F: Float64
-    points_N_F: Float64
-
-    @classmethod
-    def of(cls, x_N_F: Float64) -> FeatureSpace:
-        """The space of a table's features; a feature without spread counts in its own unit."""
-        some = np.where(np.isnan(x_N_F).all(axis=0), 0.0, x_N_F)  # a feature that none has separates nothing
-        low, centre, high = np.nanquantile(some, [0.25, 0.5, 0.75], axis=0)
-        spread = np.where(high > low, (high - low) / 1.349, np.nanstd(some, axis=0))
-        scale = np.where(spread > ROUNDING, spread, 1.0)
-        return cls(centre, scale, _standardised(x_N_F, centre, scale))
-
-    def distances(self, x_M_F: Float64, allowed_M_N: NDArray[np.bool_] | None = None) -> Float64:
-        """(M,) mean distance to the 3 nearest points, over features that both have; infinite without any.
-
-        Args:
-            x_M_F: features, NaN where not measurable.
-            allowed_M_N: which points may be neighbours; None: all.
-        """
-        differences = _standardised(x_M_F, self.centre_F, self.scale_F)[:, None] - self.points_N_F
-        common = np.isfinite(differences)
-        squares = np.where(common, differences, 0.0) ** 2
-        counts = common.sum(axis=2)
-        distance = np.where(counts > 0, np.sqrt(squares.sum(axis=2) / np.maximum(counts, 1)), np.inf)
-        if allowed_M_N is not None:
-            distance = np.where(allowed_M_N, distance, np.inf)
-        return np.asarray(np.sort(distance, axis=1)[:, :NEIGHBOURS].mean(axis=1))
+    some = np.where(np.isnan(known_N_F).all(axis=0), 0.0, known_N_F)  # a feature that none has separates nothing
+    low, centre, high = np.nanquantile(some, [0.25, 0.5, 0.75], axis=0)
+    spread = np.where(high > low, (high - low) / 1.349, np.nanstd(some, axis=0))
+    unit = np.where(spread > ROUNDING, spread, 1.0)
+    return np.asarray(np.clip((x_M_F - centre) / unit, -_MOST_UNUSUAL, _MOST_UNUSUAL))
 
 
-def _standardised(x_M_F: Float64, centre_F: Float64, scale_F: Float64) -> Float64:
-    return np.clip((x_M_F - centre_F) / scale_F, -_MOST_UNUSUAL, _MOST_UNUSUAL)
+def distances(x_M_F: Float64, known_N_F: Float64, allowed_M_N: NDArray[np.bool_] | bool = True) -> Float64:
+    """(M,) mean distance to the 3 nearest known reward models, over features that both have; infinite without any.
+
+    Args:
+        x_M_F: features, NaN where not measurable.
+        known_N_F: of the table.
+        allowed_M_N: which reward models may be neighbours.
+    """
+    differences = standardised(x_M_F, known_N_F)[:, None] - standardised(known_N_F, known_N_F)
+    counts = np.isfinite(differences).sum(axis=2)
+    distance = np.sqrt(np.nansum(differences**2, axis=2) / np.maximum(counts, 1))
+    distance = np.where((counts > 0) & allowed_M_N, distance, np.inf)
+    return np.asarray(np.sort(distance, axis=1)[:, :NEIGHBOURS].mean(axis=1))
 
 
-def fit_gate(table: GateTable, names: Sequence[str]) -> GatePredictor:
-    """Fit the predictor to some features of a table.
+def fit_gate(table: GateTable, names: Sequence[str], kind: str) -> GatePredictor:
+    """Fit the predictor to a table.
 
-    A score is the first component of partial least squares (Wold 1975), cut to its `STRONGEST` weights: each feature
-    weighs as much as it varies with the gain within a task. Gain per score, probabilities, errors and the distance that
-    counts as unknown are set on reward models of tasks that were left out of the weights.
+    Gain per score, probabilities, errors and the distance that counts as unknown are set on reward models whose score
+    comes from the tables of the other tasks.
+
+    Args:
+        table: reward models of one kind.
+        names: of the features to use.
+        kind: key of `FEATURES`.
 
     Raises:
         ValueError: fewer than two tasks.
@@ -212,33 +165,29 @@ def fit_gate(table: GateTable, names: Sequence[str]) -> GatePredictor:
     x_N_F, gains_N, tasks_N = table.columns(names), table.gains_N, table.tasks_N
     if len(table.tasks) < 2:
         raise ValueError("the predictor is fitted to at least two tasks: one must be left out")
+    signs_F = np.array([FEATURES[kind][name][0] for name in names], dtype=np.float64)
     left_out_N, level_N = np.empty(len(table)), np.empty(len(table))
     for task in table.tasks:
         inside = tasks_N == task
-        weights = Weights.fit(x_N_F[~inside], gains_N[~inside], tasks_N[~inside])
-        left_out_N[inside], level_N[inside] = weights.scores(x_N_F[inside]), gains_N[~inside].mean()
-    scores, gains = _within(left_out_N[:, None], tasks_N)[:, 0], _within(gains_N[:, None], tasks_N)[:, 0]
+        left_out_N[inside] = (ranks_among(x_N_F[inside], x_N_F[~inside]) * signs_F).mean(axis=1)
+        level_N[inside] = gains_N[~inside].mean()
+    scores, gains = _within(left_out_N, tasks_N), _within(gains_N, tasks_N)
     slope = max(0.0, float(scores @ gains) / max(float(scores @ scores), 1e-12))
-    space = FeatureSpace.of(x_N_F)
-    distances = space.distances(x_N_F, tasks_N[:, None] != tasks_N)
     return GatePredictor(
-        names=tuple(names),
-        weights=Weights.fit(x_N_F, gains_N, tasks_N),
+        known_N_F=x_N_F,
+        signs_F=signs_F,
         slope=slope,
         mean_gain=float(gains_N.mean()),
         ordinal=fit_ordinal(left_out_N, table.outcomes_N),
         errors=error_bounds(gains_N - level_N - slope * left_out_N),
-        space=space,
-        farthest=float(np.quantile(distances, KNOWN, method="higher")),
+        farthest=float(np.quantile(distances(x_N_F, x_N_F, tasks_N[:, None] != tasks_N), KNOWN, method="higher")),
     )
 
 
-def _within(columns_N_C: Float64, tasks_N: Names) -> Float64:
-    """(N, C) each column minus its mean within the task."""
-    centred = columns_N_C.copy()
-    for task in np.unique(tasks_N):
-        centred[tasks_N == task] -= columns_N_C[tasks_N == task].mean(axis=0)
-    return centred
+def _within(values_N: Float64, tasks_N: Names) -> Float64:
+    """(N,) values minus their mean within the task."""
+    _, task_N = np.unique(tasks_N, return_inverse=True)
+    return np.asarray(values_N - (np.bincount(task_N, values_N) / np.bincount(task_N))[task_N])
 
 
 def fit_ordinal(scores_N: Float64, outcomes_N: NDArray[np.int64]) -> tuple[float, float, float]:
@@ -248,7 +197,7 @@ def fit_ordinal(scores_N: Float64, outcomes_N: NDArray[np.int64]) -> tuple[float
     prior of width 3 on the slope per standard deviation: no probability becomes 0 because an outcome is rare.
 
     Args:
-        scores_N: of reward models that were left out of the weights.
+        scores_N: of reward models on tasks that were left out.
         outcomes_N: indices into `OUTCOMES`.
     """
     centre, spread = float(scores_N.mean()), float(scores_N.std()) or 1.0
@@ -285,13 +234,15 @@ def error_bounds(errors_N: Float64) -> tuple[float, float]:
     return min(0.0, float(ordered[k - 1])), max(0.0, float(ordered[-k]))
 
 
-def common_features(table: GateTable) -> list[str]:
-    """Features that at least half of the reward models have, and that differ between them."""
-    return [
-        name
-        for name, column in zip(table.names, table.features_N_F.T, strict=True)
-        if 2 * np.isfinite(column).sum() >= len(column) and np.ptp(column[np.isfinite(column)]) > ROUNDING
-    ]
+def usable_features(table: GateTable, kind: str) -> list[str]:
+    """Those of `FEATURES` that at least half of the reward models have, and that differ between them."""
+    found = []
+    for name in set(table.names) & FEATURES[kind].keys():
+        column = table.columns([name])[:, 0]
+        known = column[np.isfinite(column)]
+        if 2 * len(known) >= len(column) and np.ptp(known) > ROUNDING:
+            found.append(name)
+    return sorted(found)
 
 
 def too_small(table: GateTable) -> str | None:
@@ -310,72 +261,145 @@ def unknown(reason: str, features: Mapping[str, float | None]) -> GateVerdict:
     return GateVerdict("unknown", None, None, (reason,), dict(features))
 
 
-def gate_verdict(
-    features: Mapping[str, float | None],
-    kind: str,
-    table: GateTable,
-    *,
-    words: Mapping[str, str] | None = None,
-    validate: Callable[[tuple[str, ...]], Mapping[str, Any]] | None = None,
-) -> GateVerdict:
-    """The verdict on a reward model. The predictor is fitted to the features that this model has.
+def gate_verdict(features: Mapping[str, float | None], kind: str, table: GateTable) -> GateVerdict:
+    """The verdict on a reward model, from those features that it and the table have.
 
     Args:
         features: what was measured, by name; None where it was not measurable.
         kind: `robot` or `text`.
         table: reward models whose outcome is known.
-        words: features in plain words, for the reasons.
-        validate: gives `validated` from the names of the features that are used.
     """
     known = table.of(kind)
     if (reason := too_small(known)) is not None:
         return unknown(reason, features)
     measured = {name: value for name, value in features.items() if value is not None and np.isfinite(value)}
-    names = [name for name in common_features(known) if name in measured]
-    if len(names) < FEWEST_FEATURES:
-        return unknown(
-            f"only {len(names)} of the {len(known.names)} features of the table could be measured; "
-            f"{FEWEST_FEATURES} are needed",
-            features,
-        )
-    predictor = fit_gate(known, names)
+    names = [name for name in usable_features(known, kind) if name in measured]
+    if not names:
+        return unknown(f"none of {', '.join(FEATURES[kind])} is measured here and known in the table", features)
+    predictor = fit_gate(known, names, kind)
     x_1_F = np.array([[measured[name] for name in names]], dtype=np.float64)
     if predictor.unknown(x_1_F)[0]:
-        return unknown(_unlike(predictor, x_1_F[0], words or {}), features)
+        away = np.abs(standardised(x_1_F, predictor.known_N_F)[0])
+        worst = "; ".join(FEATURES[kind][names[f]][1] for f in np.argsort(-away, kind="stable"))
+        return unknown(f"it is unlike the reward models of the table; farthest from them: {worst}", features)
     gain = float(np.clip(predictor.gains(x_1_F)[0], -1, 1))
     low, high = (float(np.clip(gain + error, -1, 1)) for error in predictor.errors)
     chances = predictor.probabilities(x_1_F)[0]
+    left_out = out_of_task(known, names, kind)
     return GateVerdict(
         answer=OUTCOMES[int(np.argmax(chances))],
         probabilities={name: float(p) for name, p in zip(OUTCOMES, chances, strict=True)},
         gain=Interval(gain, low, high, len(known)),
-        reasons=_reasons(predictor, x_1_F, words or {}),
+        reasons=_reasons(predictor, x_1_F, names, kind),
         features=dict(features),
-        validated=None if validate is None else validate(tuple(names)),
+        validated={
+            "models": len(known),
+            "tasks": len(known.tasks),
+            "correlation": asdict(correlation(left_out.scores_N, known.gains_N, reps=1000, seed=0)),
+            "false_passes": asdict(false_passes(known.outcomes_N, left_out.scores_N)),
+        },
     )
 
 
-def _unlike(predictor: GatePredictor, x_F: Float64, words: Mapping[str, str]) -> str:
-    """Why a reward model is unlike those of the table."""
-    away = np.abs(_standardised(x_F, predictor.space.centre_F, predictor.space.scale_F))
-    worst = [predictor.names[f] for f in np.argsort(-away, kind="stable")[:REASONS]]
-    named = "; ".join(words.get(name, name.replace("_", " ")) for name in worst)
-    return f"it is unlike the reward models of the table; farthest from them: {named}"
+def _reasons(predictor: GatePredictor, x_1_F: Float64, names: Sequence[str], kind: str) -> tuple[str, ...]:
+    """What each feature does to the expected gain, the strongest first, in words."""
+    ranks_F = ranks_among(x_1_F, predictor.known_N_F)[0]
+    parts_F = predictor.slope * predictor.signs_F * ranks_F / len(names)
+    return tuple(
+        f"{FEATURES[kind][names[f]][1]}: {x_1_F[0, f]:.3g}, above {round(100 * (ranks_F[f] + 0.5))} % of the "
+        f"{int(np.isfinite(predictor.known_N_F[:, f]).sum())} known reward models; "
+        f"{'raises' if parts_F[f] > 0 else 'lowers'} the expected gain by {abs(parts_F[f]):.3f}"
+        for f in np.argsort(-np.abs(parts_F), kind="stable")
+        if abs(parts_F[f]) >= SMALLEST_REASON
+    )
 
 
-def _reasons(predictor: GatePredictor, x_1_F: Float64, words: Mapping[str, str]) -> tuple[str, ...]:
-    """The features that move the expected gain the most, in words."""
-    parts = (predictor.slope * predictor.weights.columns(x_1_F)[0] * predictor.weights.weights_C)[
-        : len(predictor.names)
-    ]
-    said = []
-    for f in np.argsort(-np.abs(parts), kind="stable")[:REASONS]:
-        if abs(parts[f]) < SMALLEST_REASON:
-            break
-        name, known = predictor.names[f], predictor.weights.sorted_F[f]
-        below = round(100 * (_ranks(x_1_F, predictor.weights.sorted_F)[0, f] + 0.5))
-        said.append(
-            f"{words.get(name, name.replace('_', ' '))}: {x_1_F[0, f]:.3g}, above {below} % of the {len(known)} known "
-            f"reward models; {'raises' if parts[f] > 0 else 'lowers'} the expected gain by {abs(parts[f]):.3f}"
-        )
-    return tuple(said)
+@dataclass(frozen=True, eq=False)
+class OutOfTask:
+    """Predictions for every reward model of a table, each by a predictor that saw nothing of its task.
+
+    Attributes:
+        scores_N: what ranks them. Not the expected gain: its constant, the mean of the other tasks, is the lower, the
+            higher the gains of the task itself.
+        gains_N: expected gains.
+        probabilities_N_3: of `OUTCOMES`.
+        low_N: lower bound of the gain.
+        high_N: upper bound.
+        unknown_N: whether the answer would be "unknown".
+    """
+
+    scores_N: Float64
+    gains_N: Float64
+    probabilities_N_3: Float64
+    low_N: Float64
+    high_N: Float64
+    unknown_N: NDArray[np.bool_]
+
+
+def out_of_task(table: GateTable, names: Sequence[str], kind: str) -> OutOfTask:
+    """Leave one task out: fit to the others, predict its reward models.
+
+    Raises:
+        ValueError: fewer than three tasks, so that a fit would have fewer than two.
+    """
+    n = len(table)
+    scores, gains, low, high = np.empty((4, n))
+    found = OutOfTask(scores, gains, np.empty((n, len(OUTCOMES))), low, high, np.empty(n, dtype=np.bool_))
+    for task in table.tasks:
+        inside = table.tasks_N == task
+        predictor = fit_gate(table.take(~inside), names, kind)
+        x_M_F = table.columns(names)[inside]
+        scores[inside], gains[inside] = predictor.scores(x_M_F), predictor.gains(x_M_F)
+        low[inside], high[inside] = gains[inside] + predictor.errors[0], gains[inside] + predictor.errors[1]
+        found.probabilities_N_3[inside] = predictor.probabilities(x_M_F)
+        found.unknown_N[inside] = predictor.unknown(x_M_F)
+    return found
+
+
+def correlation(x_N: Float64, gains_N: Float64, *, reps: int, seed: int, minus_N: Float64 | None = None) -> Interval:
+    """Spearman correlation with the gains, with a bootstrap interval over cases; NaN ones are left out and counted.
+
+    Args:
+        x_N: what is to forecast the gains.
+        gains_N: measured.
+        reps: resamples.
+        seed: of the resampling.
+        minus_N: another forecast, whose correlation on the same cases and resamples is subtracted.
+    """
+    sides = [x_N, gains_N] if minus_N is None else [x_N, gains_N, minus_N]
+    known = np.asarray(np.isfinite(sides).all(axis=0))
+    n = int(known.sum())
+    if n == 0:
+        return Interval(None, None, None, 0, len(known))
+    weights = resampling_weights(n, reps, np.random.default_rng(seed)).astype(np.int64)
+    drawn = [side[known][np.repeat(np.tile(np.arange(n), len(weights)), weights.reshape(-1))] for side in sides]
+    x, y, *rest = (one.reshape(len(weights), n) for one in drawn)
+    found = spearman_by_row(x, y) - (spearman_by_row(rest[0], y) if rest else 0.0)
+    return percentile_interval(found[0], found[1:], n=n, n_undefined=len(known) - n, can_vary=n > 1)
+
+
+def spearman_by_row(x_R_N: Float64, y_R_N: Float64) -> Float64:
+    """(R,) Spearman correlation of each row; NaN where a side is constant."""
+    x, y = (ranks - ranks.mean(axis=1, keepdims=True) for ranks in (rankdata(x_R_N, axis=1), rankdata(y_R_N, axis=1)))
+    scale = np.sqrt((x * x).sum(axis=1) * (y * y).sum(axis=1))
+    return np.asarray(np.divide((x * y).sum(axis=1), scale, out=np.full(len(scale), np.nan), where=scale > 1e-9))
+
+
+def false_passes(outcomes_N: NDArray[np.int64], scores_N: Float64, *, recall: float = RECALL) -> Interval:
+    """Share of the reward models that harm among those with a score above the threshold that passes enough helpers.
+
+    The threshold is the highest one that passes at least `recall` of the reward models that help. Wilson interval.
+
+    Args:
+        outcomes_N: indices into `OUTCOMES`.
+        scores_N: the higher the better.
+        recall: share of the helping ones that pass.
+
+    Returns:
+        The share of harming reward models that pass; undefined without any harming or any helping one.
+    """
+    helping, harming = (np.sort(scores_N[outcomes_N == OUTCOMES.index(one)])[::-1] for one in ("helps", "harms"))
+    if not len(helping) or not len(harming):
+        return Interval(None, None, None, len(harming))
+    threshold = helping[int(np.ceil(recall * len(helping) - 1e-9)) - 1]
+    return wilson_interval(int((harming >= threshold).sum()), len(harming))

@@ -1,8 +1,8 @@
-"""The verdict on a card: features from an evaluation, lines of text, the gate, and reading the card of a model.
+"""The verdict on a card: lines of text, the gate, and reading the card of a model.
 
 The card is `evaluation.json` in the folder of a model.
 
-    verdict = card_verdict(robot_features(metrics, probes), "robot", GateSettings())
+    verdict = card_verdict(text_features(record), "text", GateSettings())
     lines = verdict_lines(verdict.to_dict())
     warning = harm_warning(card_folders("runs/models/door-open/success"), limit=0.5)
 """
@@ -10,153 +10,39 @@ The card is `evaluation.json` in the folder of a model.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
-from functools import lru_cache, partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from guerdon.errors import DataError, HarmError, boundary
 from guerdon.evaluate.gate import GateVerdict, gate_verdict
 from guerdon.evaluate.gate_table import OUTCOMES, PACKAGED, GateTable, read_gate_table
-from guerdon.evaluate.gate_validation import correlation, false_passes, out_of_task
-from guerdon.evaluate.intervals import Interval
-from guerdon.evaluate.probe_checks import ProbeResult
 from guerdon.evaluate.scores import RECORD
 from guerdon.settings.evaluate import GateSettings
 from guerdon.settings.study import Study
 
-_ROBOT_METRICS = {  # feature: metric of the evaluation
-    "auroc": "episode_auroc",
-    "accuracy": "episode_balanced_accuracy",
-    "false_positive_rate": "episode_false_positive_rate",
-    "row_auroc": "auroc",
-    "row_accuracy": "balanced_accuracy",
-    "row_false_positive_rate": "false_positive_rate",
-    "brier": "brier",
-    "ece": "ece",
-    "voc": "value_order_spearman",
-    "preference_accuracy": "preference_accuracy",
-    "progress_pearson": "progress_pearson",
-    "progress_mae": "progress_mae",
-}
-_TEXT_METRICS = {"auroc": ("answers", "auroc"), "row_auroc": ("steps", "auroc"), "brier": ("steps", "brier"),
-                 "ece": ("steps", "ece")}  # fmt: skip
-
-WORDS = {
-    "auroc": "successes ranked above failures (AUROC over episodes)",
-    "accuracy": "decisions on whole episodes that are right (balanced accuracy)",
-    "false_positive_rate": "failed episodes judged successful",
-    "row_auroc": "right rows or steps ranked above wrong ones (AUROC)",
-    "row_accuracy": "decisions on single rows that are right (balanced accuracy)",
-    "row_false_positive_rate": "rows without success judged successful",
-    "brier": "squared error of its probabilities (Brier)",
-    "ece": "calibration error of its probabilities",
-    "voc": "values that rise with time in successes (value-order correlation)",
-    "preference_accuracy": "pairs in which the success has the higher value",
-    "progress_pearson": "correlation of its values with true progress",
-    "progress_mae": "error of its values as progress",
-    "f1": "first wrong steps found (F1)",
-    "epic": "EPIC distance to the true reward",
-    "dard": "DARD distance to the true reward",
-    "starc": "STARC distance to the true reward",
-    "reward_variance": "variance of the reward under the policy",
-    "return_rank": "order of episodes by return, against the true order (Kendall)",
-    "wandering": "failures of random actions with a higher return than a success",
-    "near_miss": "failures of an expert valued above the median success",
-    "far_false_positives": "rows long before success judged successful",
-    "near_false_positives": "rows shortly before success judged successful",
-    "far_error": "error of values long before success",
-    "near_error": "error of values shortly before success",
-    "pixel_change": "change of values by irrelevant pixels, against the distance of success and failure",
-    "agreement": "values of rows that keep their order when pictures change a little",
-    "bon4": "success gained by choosing the highest return of 4 (share of what an oracle gains)",
-    "bon16": "success gained by choosing the highest return of 16 (share of what an oracle gains)",
-}
-"""Features in plain words; `probe_` and `attack_` with the name of a probe or an attack are made from it."""
-
-
-def robot_features(
-    metrics: Mapping[str, Interval], probes: Mapping[str, ProbeResult] | None = None
-) -> dict[str, float | None]:
-    """Features of a reward model for robots: estimates of an evaluation, and the values of its probes."""
-    found: dict[str, float | None] = {
-        name: None if (one := metrics.get(metric)) is None else one.estimate for name, metric in _ROBOT_METRICS.items()
-    }
-    return found | {f"probe_{name}": one.value for name, one in (probes or {}).items()}
-
-
-def text_features(record: Mapping[str, Any]) -> dict[str, float | None]:
-    """Features of a reward model for text, from the content of its `evaluation.json`.
-
-    Of several sets of solutions the first counts: the generated one, ProcessBench, the policy's own.
-    """
-    section: Mapping[str, Any] = next(
-        (record[name] for name in ("generated", "process_bench", "samples") if name in record), {}
-    )
-    found: dict[str, float | None] = {
-        name: section.get(part, {}).get(metric, {}).get("estimate") for name, (part, metric) in _TEXT_METRICS.items()
-    }
-    found["f1"] = section.get("process_bench", {}).get("average_f1", {}).get("measured", {}).get("estimate")
-    attacks = (record.get("attacks") or {}).get("attacks", {})
-    return found | {f"attack_{name}": one["at_least_as_high"]["estimate"] for name, one in attacks.items()}
-
-
-def in_words(names: Iterable[str]) -> dict[str, str]:
-    """Features in plain words."""
-
-    def said(name: str) -> str:
-        kind, _, rest = name.partition("_")
-        made = {"probe": "value of the probe ", "attack": "share of pairs won by the attack "}.get(kind)
-        return WORDS.get(name, name.replace("_", " ") if made is None else made + rest.replace("_", " "))
-
-    return {name: said(name) for name in names}
-
 
 def card_verdict(features: Mapping[str, float | None], kind: str, gate: GateSettings) -> GateVerdict:
-    """The verdict on a reward model, with how well the same predictor did on tasks left out of its fit.
+    """The verdict on a reward model by the table that the settings name.
 
     Args:
         features: by name; None where not measurable.
         kind: `robot` or `text`.
-        gate: the settings, which name the table.
+        gate: the settings.
 
     Raises:
         DataError: the table cannot be read.
     """
-    path, changed, table = gate_table(gate)
-    return gate_verdict(
-        features, kind, table, words=in_words(table.names), validate=partial(_validated, path, changed, kind)
-    )
+    return gate_verdict(features, kind, gate_table(gate))
 
 
-def gate_table(gate: GateSettings) -> tuple[Path, int, GateTable]:
-    """The file of the table, its modification time in ns, and the table.
+def gate_table(gate: GateSettings) -> GateTable:
+    """The table that the settings name, else the packaged one.
 
     Raises:
         DataError: it cannot be read.
     """
-    path = PACKAGED if gate.table is None else Path(gate.table)
-    changed = path.stat().st_mtime_ns if path.is_file() else 0
-    return path, changed, _table(path, changed)
-
-
-@lru_cache(maxsize=4)
-def _table(path: Path, changed: int) -> GateTable:
-    return read_gate_table(path)
-
-
-@lru_cache(maxsize=8)
-def _validated(path: Path, changed: int, kind: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """What the predictor with these features reaches on tasks left out, as JSON values."""
-    table = _table(path, changed).of(kind)
-    predicted = out_of_task(table, names)
-    return {
-        "models": len(table),
-        "tasks": len(table.tasks),
-        "correlation": asdict(correlation(predicted.scores_N, table.gains_N, reps=1000, seed=0)),
-        "false_passes": asdict(false_passes(table.outcomes_N, predicted.scores_N)),
-    }
+    return read_gate_table(gate.table or PACKAGED)
 
 
 _SAID = {"harms": "likely HARMS RL", "no effect": "likely has no effect in RL", "helps": "likely helps RL"}

@@ -12,7 +12,7 @@ if it is known, `exploited` (a list, too: whether the hacking alarm was raised i
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -88,10 +88,8 @@ class GateTable:
     def take(self, rows: ArrayLike) -> GateTable:
         """The rows of a mask (N,) or of indices."""
         at = np.asarray(rows)
-        return GateTable(
-            self.models_N[at], self.kinds_N[at], self.tasks_N[at], self.families_N[at],
-            self.baseline_N_S[at], self.success_N_S[at], self.names, self.features_N_F[at], self.exploited_N[at],
-        )  # fmt: skip
+        columns = {one.name: getattr(self, one.name)[at] for one in fields(self) if one.name != "names"}
+        return GateTable(**columns, names=self.names)
 
     def of(self, kind: str) -> GateTable:
         """The reward models for robots (`robot`) or for text (`text`)."""
@@ -124,42 +122,37 @@ def gate_table(rows: Iterable[tuple[str, Any]]) -> GateTable:
     Raises:
         DataError: a row lacks a column or is inconsistent, or a model is there twice.
     """
-    found: list[tuple[tuple[str, ...], Float64, Float64, dict[str, float], float]] = []
+    found: list[dict[str, Any]] = []
     places: dict[str, str] = {}
     for where, raw in rows:
         row = RowFields(raw, where)
-        text = tuple(row.text(column) for column in ("model", "kind", "task", "family"))
-        baseline, success = (_shares(row, column, where) for column in ("baseline", "success"))
-        if len(baseline) != len(success):
+        one: dict[str, Any] = {column: row.text(column) for column in ("model", "kind", "task", "family")}
+        one |= {column: _shares(row, column, where) for column in ("baseline", "success")}
+        if len(one["baseline"]) != len(one["success"]):
             raise DataError(
-                f"{where}: {len(baseline)} values of baseline and {len(success)} of success; give one of each per "
-                "seed, null where a run is missing"
+                f"{where}: {len(one['baseline'])} values of baseline and {len(one['success'])} of success; give one of "
+                "each per seed, null where a run is missing"
             )
-        if text[1] not in ("robot", "text"):
-            raise DataError(f"{where}: kind is {text[1]!r}; it is robot or text")
-        if text[0] in places:
-            raise DataError(f"{where}: {text[0]} is in {places[text[0]]} already; a reward model has one row")
-        places[text[0]] = where
-        names = [key for key in raw if key.startswith(PREFIX)]
-        numbers = {n.removeprefix(PREFIX): row.get(n, (int, float), "a number or null", np.nan) for n in names}
-        if np.isfinite(success - baseline).any():
-            given = row.get("exploited", list, "a list, one of each seed", [])
-            alarms = [alarm for alarm in given if alarm is not None]
-            found.append((text, baseline, success, numbers, float(np.mean(alarms)) if alarms else np.nan))
-    names = sorted({name for *_, numbers, _ in found for name in numbers})
-    features = np.array([[one.get(name, np.nan) for name in names] for *_, one, _ in found], dtype=np.float64)
+        if one["kind"] not in ("robot", "text"):
+            raise DataError(f"{where}: kind is {one['kind']!r}; it is robot or text")
+        if one["model"] in places:
+            raise DataError(f"{where}: {one['model']} is in {places[one['model']]} already; a reward model has one row")
+        places[one["model"]] = where
+        one |= {n: row.get(n, (int, float), "a number or null", np.nan) for n in raw if n.startswith(PREFIX)}
+        alarms = [alarm for alarm in row.get("exploited", list, "a list, one of each seed", []) if alarm is not None]
+        one["exploited"] = float(np.mean(alarms)) if alarms else np.nan
+        if np.isfinite(one["success"] - one["baseline"]).any():
+            found.append(one)
+    names = sorted({name for one in found for name in one if name.startswith(PREFIX)})
+    features = np.array([[one.get(name, np.nan) for name in names] for one in found], dtype=np.float64)
     features = features.reshape(len(found), len(names))
-    models, kinds, tasks, families = (np.array([one[0][i] for one in found], dtype=np.str_) for i in range(4))
     return GateTable(
-        models,
-        kinds,
-        tasks,
-        families,
-        _padded([one[1] for one in found]),
-        _padded([one[2] for one in found]),
-        tuple(names),
-        np.where(np.isfinite(features), features, np.nan),
-        np.array([one[4] for one in found], dtype=np.float64),
+        *(np.array([one[column] for one in found], dtype=np.str_) for column in ("model", "kind", "task", "family")),
+        baseline_N_S=_padded([one["baseline"] for one in found]),
+        success_N_S=_padded([one["success"] for one in found]),
+        names=tuple(name.removeprefix(PREFIX) for name in names),
+        features_N_F=np.where(np.isfinite(features), features, np.nan),
+        exploited_N=np.array([one["exploited"] for one in found], dtype=np.float64),
     )
 
 

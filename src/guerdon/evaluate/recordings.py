@@ -23,7 +23,7 @@ from guerdon.episodes.images import encode_png
 from guerdon.episodes.index import load_index
 from guerdon.episodes.progress_files import read_progress
 from guerdon.episodes.read import cameras_of, dataset_hash, read_episodes
-from guerdon.errors import ConfigError, DataError, MissingDependencyError, boundary
+from guerdon.errors import ConfigError, DataError, boundary, needs
 from guerdon.evaluate.scores import score_episodes
 from guerdon.models.load import load_reward_model
 from guerdon.progress import ProgressBar
@@ -74,10 +74,8 @@ def write_recordings(
         DataError: no data set there, or a file of rewards that was made from other episodes.
         MissingDependencyError: `rerun-sdk` is not installed.
     """
-    try:
+    with needs("recordings need the package rerun-sdk: pip install 'guerdon[rerun]'"):
         import rerun  # noqa: F401
-    except ImportError as error:
-        raise MissingDependencyError("recordings need the package rerun-sdk: pip install 'guerdon[rerun]'") from error
     source = Path(root)
     info = layout.load_info(source)
     cameras = [*cameras_of(source, info)]

@@ -1,11 +1,11 @@
 """Search at inference: best-of-n, step beam search and DVTS, with any reward model and any writer of text.
 
-Beam search keeps the n / M best of n extensions by one step and extends each M ways; DVTS (diverse verifier tree
-search, Beeching et al. 2024) runs n / M separate trees and keeps the best of M in each. A beam that ends is complete
-and leaves; in the last round all others are written to their end. The answer is the complete beam with the largest
-value. Where none is complete, or none could be measured, the result is a `Failure`. All questions advance together,
-one call of the writer per round. `PolicyWriter` lets a language model write; `sampled_solutions` samples whole
-solutions to a study's validation questions.
+Best-of-n is a beam search of one round with `beam_width` 1: n whole solutions. Beam search keeps the n / M best of n
+extensions by one step and extends each M ways; DVTS (diverse verifier tree search, Beeching et al. 2024) runs n / M
+separate trees and keeps the best of M in each. A beam that ends is complete and leaves; in the last round all others
+are written to their end. The answer is the complete beam with the largest value. Where none is complete, or none could
+be measured, the result is a `Failure`. All questions advance together, one call of the writer per round. `PolicyWriter`
+lets a language model write; `sampled_solutions` samples whole solutions to a study's validation questions.
 
     found = beam_search(writer, model, ["3+5=?;?*2=?;"], SearchPlan(n=8, aggregation="last", separator=";"))
     print(found[0].best.text if found[0].failure is None else found[0].failure)
@@ -144,34 +144,6 @@ class SearchPlan:
             )
         if not self.separator:
             raise ConfigError("a search by steps needs a separator: the text that ends a step")
-
-
-def best_of_n_search(
-    writer: Writer,
-    model: RewardModel,
-    questions: Sequence[str],
-    *,
-    n: int,
-    aggregation: Aggregation,
-    separator: str,
-    batch_size: int = 64,
-) -> list[SearchResult]:
-    """Write n whole solutions per question and take the one with the largest value.
-
-    Args:
-        writer: extends solutions.
-        model: the reward model.
-        questions: in words.
-        n: solutions per question.
-        aggregation: how values of steps become one.
-        separator: what ends a step.
-        batch_size: solutions per call of the model.
-
-    Raises:
-        ConfigError: n is below 1.
-    """
-    plan = SearchPlan(n, aggregation, separator, beam_width=1, rounds=1, batch_size=batch_size)
-    return beam_search(writer, model, questions, plan)
 
 
 def beam_search(writer: Writer, model: RewardModel, questions: Sequence[str], plan: SearchPlan) -> list[SearchResult]:

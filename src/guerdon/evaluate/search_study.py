@@ -35,6 +35,7 @@ from guerdon.policies.generate_vllm import build_engine
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.text_files import load_policy, outline
 from guerdon.progress import ProgressBar
+from guerdon.settings.base import as_now
 from guerdon.settings.data import DataSettings
 from guerdon.settings.search import SearchSettings
 from guerdon.settings.study import Study
@@ -47,6 +48,7 @@ from guerdon.types import Failure, RewardModel
 
 FIRST_LOOK = 20  # measurements; fewer count as so many while a search goes on
 BLANK_LINE = "\n\n"
+AT_A_TIME = 8  # questions searched together, and written together
 NEEDED = "guerdon search needs a search section, and a data section: lengths, and how answers compare"
 
 
@@ -96,9 +98,7 @@ def search(study: Study) -> SearchDone:
         raise ConfigError(NEEDED)
     prompts, system_prompt = questions_of(settings, data)
     folder = Path(settings.save_dir)
-    groups = [
-        prompts[k : k + settings.questions_at_a_time] for k in range(0, len(prompts), settings.questions_at_a_time)
-    ]
+    groups = [prompts[k : k + AT_A_TIME] for k in range(0, len(prompts), AT_A_TIME)]
     with ExitStack() as stack:
         torch.set_num_threads(study.runner.threads)
         log = stack.enter_context(closing(AppendLog(folder / "answers.jsonl")))
@@ -120,7 +120,7 @@ def search(study: Study) -> SearchDone:
                     if row["id"] not in known:
                         log.append(row)
                         log.rows.append(row)
-                progress.advance(min((number + 1) * settings.questions_at_a_time, len(prompts)), "")
+                progress.advance(min((number + 1) * AT_A_TIME, len(prompts)), "")
     done = _done(folder / "answers.jsonl", log.rows)
     record = json.loads((folder / "search.json").read_text(encoding="utf-8"))
     write_json(folder / "search.json", {**record, "result": {k: v for k, v in asdict(done).items() if k != "path"}})
@@ -195,7 +195,7 @@ def check_identity(folder: Path, study: Study, prompts: Sequence[Prompt], policy
     }
     path = folder / "search.json"
     if path.is_file():
-        before = json.loads(path.read_text(encoding="utf-8"))["identity"]
+        before = as_now(json.loads(path.read_text(encoding="utf-8"))["identity"], identity)
         changed = [key for key in identity if before.get(key) != identity[key]]
         if changed and written:
             raise ConfigError(
@@ -254,7 +254,6 @@ class _Searcher:
             self._policy.tokenizer,
             max_new_tokens=self._data.max_response_length,
             rng=np.random.default_rng([self._seed, number]),
-            step_tokens=settings.step_tokens,
             system_prompt=self._system_prompt,
         )
         questions = [prompt.question for prompt in group]

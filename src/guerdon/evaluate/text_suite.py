@@ -25,8 +25,8 @@ from guerdon.errors import CheckpointError, ConfigError, DataError, MissingDepen
 from guerdon.evaluate import charts
 from guerdon.evaluate.attacks import attack_report, failed_attacks, honest_pairs
 from guerdon.evaluate.best_of_n import Same, best_of_n, check_samples, same_number_or_text
-from guerdon.evaluate.gate_card import card_verdict, gate_table, text_features, verdict_lines
-from guerdon.evaluate.gate_features import no_response_features, response_features
+from guerdon.evaluate.gate_card import card_verdict, gate_table, verdict_lines
+from guerdon.evaluate.gate_features import text_features
 from guerdon.evaluate.generated_bench import generated_bench, right_and_wrong
 from guerdon.evaluate.intervals import BootstrapOptions
 from guerdon.evaluate.metrics import Table, aligned, classification_metrics, figure_table, number
@@ -164,7 +164,6 @@ class _Suite:
         self.pictures: dict[str, str] = {}
         self.material: list[Solution] = []  # right and wrong solutions for attacks
         self.solutions: dict[str, Sequence[Solution]] = {}  # by section of the record
-        self.features = no_response_features()
 
     def score(self, solutions: Sequence[Solution], what: str) -> list[Score]:
         return score_solutions(self.model, solutions, batch_size=self.settings.batch_size, what=f"{what} scored")
@@ -176,7 +175,7 @@ class _Suite:
         """The generated set and the published ones of ProcessBench."""
         g, attacks = self.settings.generated, self.settings.attacks
         if g is not None:
-            generated = generated_bench(g.families, g.size, g.seed, g.error_rate, exclude=exclude)
+            generated = generated_bench(g.families, g.size, g.seed, exclude=exclude)
             self.solutions["generated"] = generated
             self.first_errors("generated", generated)
             if attacks is not None:
@@ -264,12 +263,8 @@ class _Suite:
             self.first_errors("samples", list(distinct.values()))
         self.solutions["best_of_n"] = solutions
         scores = self.score(solutions, "samples to choose from")
-        found = best_of_n(
-            solutions, scores, self.same, aggregations=b.aggregations, ns=b.ns, draws=b.draws, **self.bootstrap
-        )
+        found = best_of_n(solutions, scores, self.same, aggregations=b.aggregations, ns=b.ns, **self.bootstrap)
         self.record["best_of_n"] = asdict(found)
-        how = self.settings.aggregation
-        self.features = response_features(found, how, solutions, self.values(scores), self.model.info)
         for kind, title in (("bon", "Best of n"), ("weighted", "Weighted votes")):
             names = ["pass", "majority", *(f"{kind}_{how}" for how in b.aggregations)]
             curves = {name: found.failures_wrong[name].accuracy for name in names if name in found.failures_wrong}
@@ -303,7 +298,7 @@ class _Suite:
             self.record["seen_in_training"] = found
             for line in contamination_warnings(self.record):
                 log_line(f"WARNING: {line}")
-        verdict = card_verdict(text_features(self.record) | self.features, "text", self.settings.gate)
+        verdict = card_verdict(text_features(self.record), "text", self.settings.gate)
         self.record = {"verdict": verdict.to_dict(), **self.record}
         write_record(folder, self.record, self.pictures, text_of(self.record))
         return self.record

@@ -11,7 +11,7 @@ there is none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -20,15 +20,8 @@ from gymnasium.utils import RecordConstructorArgs
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import Autoreset
 
-from guerdon.integrations.step_rewards import (
-    CopyFrames,
-    Frames,
-    StepRewards,
-    checked_frame,
-    frame_of,
-    refuse_relabelling,
-)
-from guerdon.types import BoolArray, ByteArray, RewardModel
+from guerdon.integrations.step_rewards import CopyRewards, Frames, refuse_relabelling
+from guerdon.types import BoolArray, RewardModel
 from guerdon.worlds.gymnasium_env import KeepTerminalFrame, RenderEye
 
 __all__ = ["KeepTerminalFrame", "RewardModelVectorWrapper", "RewardModelWrapper"]
@@ -68,8 +61,8 @@ class RewardModelWrapper(gymnasium.Wrapper, RecordConstructorArgs):  # type: ign
             model=model, frames=frames, env_reward_weight=env_reward_weight, **rewards
         )
         super().__init__(env)
-        self.rewards = StepRewards(model, num_envs=1, **rewards)
-        self._frames, self._env_weight = frames, env_reward_weight
+        self.rewards = CopyRewards(model, frames, self._draw, num_envs=1, **rewards)
+        self._env_weight = env_reward_weight
         if frames is None:  # frames for the model are rendered, so human mode is not possible
             modes = [mode for mode in env.metadata.get("render_modes", ()) if mode in ("rgb_array", "rgb_array_list")]
             self.metadata = {**env.metadata, "render_modes": modes}
@@ -99,10 +92,9 @@ class RewardModelWrapper(gymnasium.Wrapper, RecordConstructorArgs):  # type: ign
             self._begin(observation)
             return observation, 0.0, terminated, truncated, {"env_reward": native, **info}
         self._over = bool(terminated or truncated)
-        acted, done = np.array([True]), np.array([self._over])
-        seen = {0: self._see(observation)} if self.rewards.wanted(acted, done)[0] else {}
         ends = {"terminated": np.array([terminated]), "truncated": np.array([truncated])}
-        found = self.rewards.step(seen, acted=acted, **ends)
+        here, stays = np.array([True]), np.array([False])
+        found = self.rewards.follow([observation], {}, acted=here, begins=stays, **ends)
         reward = float(found.numbers(np.array([native]), self._env_weight)[0])
         result = (observation, reward, terminated, truncated, {"env_reward": native, **info})
         found.check(f"the reward of step {self.rewards.rows[0]} of the episode", result)
@@ -120,12 +112,10 @@ class RewardModelWrapper(gymnasium.Wrapper, RecordConstructorArgs):  # type: ign
 
     def _begin(self, observation: Any) -> None:
         self._over = False
-        self.rewards.begin({0: self._see(observation) if self.rewards.first else None})
+        self.rewards.begin_with(np.array([True]), [observation])
 
-    def _see(self, observation: Any) -> ByteArray:
-        if self._frames is not None:
-            return frame_of(observation, self._frames)
-        return checked_frame(self.env.render(), "env.render()")
+    def _draw(self, copies: Sequence[int]) -> list[Any]:
+        return [self.env.render() for _ in copies]
 
 
 class RewardModelVectorWrapper(gymnasium.vector.VectorWrapper):  # type: ignore[misc]
@@ -154,8 +144,8 @@ class RewardModelVectorWrapper(gymnasium.vector.VectorWrapper):  # type: ignore[
         **rewards: Any,
     ) -> None:
         super().__init__(env)
-        self.rewards = StepRewards(model, num_envs=env.num_envs, **rewards)
-        self._copies = CopyFrames(frames, RenderEye(env.unwrapped, (0, 0)).looks)
+        looks = RenderEye(env.unwrapped, (0, 0)).looks
+        self.rewards = CopyRewards(model, frames, looks, num_envs=env.num_envs, **rewards)
         self._env_weight = env_reward_weight
         self.mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._over = np.ones(env.num_envs, dtype=np.bool_)
@@ -166,7 +156,8 @@ class RewardModelVectorWrapper(gymnasium.vector.VectorWrapper):  # type: ignore[
         """Begin episodes: of all copies, or of those in `options["reset_mask"]`."""
         begins = np.array((options or {}).get("reset_mask", np.ones(self.num_envs, dtype=np.bool_)))
         observations, infos = self.env.reset(seed=seed, options=options)
-        self._begin(begins, self._copies.now(begins & self.rewards.first, observations))
+        self.rewards.begin_with(begins, observations)
+        self._over = self._over & ~begins
         return observations, infos
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, BoolArray, BoolArray, dict[str, Any]]:
@@ -179,26 +170,20 @@ class RewardModelVectorWrapper(gymnasium.vector.VectorWrapper):  # type: ignore[
         acted = ~self._over
         done = (terminated | truncated) & acted
         begins = {AutoresetMode.NEXT_STEP: ~acted, AutoresetMode.SAME_STEP: done}.get(self.mode, acted & ~acted)
-        wanted = self.rewards.wanted(acted, done)
         final: Any = infos.get("final_obs") if self.mode is AutoresetMode.SAME_STEP else None
         kept = infos.get("final_info", {}).get("terminal_frame") if final is not None else None
-        ended = wanted & done if final is not None else np.zeros_like(done)
-        now = self._copies.now((wanted & ~ended) | (begins & self.rewards.first), observations)
-        seen = {copy: now[copy] for copy in np.flatnonzero(wanted & ~ended).tolist()}
-        for copy in np.flatnonzero(ended).tolist():
-            seen[copy] = self._copies.terminal(final[copy], None if kept is None else kept[copy])
-        found = self.rewards.step(seen, acted=acted, terminated=terminated, truncated=truncated)
-        self._over = self._over | done
-        self._begin(begins, now)
+        ends = {} if final is None else {
+            copy: (final[copy], None if kept is None else kept[copy]) for copy in np.flatnonzero(done).tolist()
+        }  # fmt: skip
+        found = self.rewards.follow(
+            observations, ends, acted=acted, terminated=terminated, truncated=truncated, begins=begins
+        )
+        self._over = (self._over | done) & ~begins
         rewards = np.where(acted, found.numbers(native, self._env_weight), 0.0)
         own = {"env_reward": _own_rewards(infos, native), "_env_reward": np.ones(self.num_envs, dtype=np.bool_)}
         result = (observations, rewards, terminated, truncated, {**infos, **own})
         found.check("rewards of this step, by copy,", result)
         return result
-
-    def _begin(self, begins_B: BoolArray, frames: Mapping[int, ByteArray]) -> None:
-        self._over = self._over & ~begins_B
-        self.rewards.begin({copy: frames.get(copy) for copy in np.flatnonzero(begins_B).tolist()})
 
 
 def _own_rewards(infos: Mapping[str, Any], native_B: np.ndarray) -> np.ndarray:

@@ -22,8 +22,8 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-from guerdon.integrations.step_rewards import CopyFrames, Frames, StepRewards, refuse_relabelling
-from guerdon.types import BoolArray, ByteArray, FloatArray, RewardModel
+from guerdon.integrations.step_rewards import CopyRewards, Frames, refuse_relabelling
+from guerdon.types import BoolArray, FloatArray, RewardModel
 from guerdon.worlds.gymnasium_env import KeepTerminalFrame
 
 __all__ = ["KeepTerminalFrame", "RewardModelVecEnv"]
@@ -53,15 +53,13 @@ class RewardModelVecEnv(VecEnvWrapper):  # type: ignore[misc]
         **rewards: Any,
     ) -> None:
         super().__init__(venv)
-        self.rewards = StepRewards(model, num_envs=venv.num_envs, **rewards)
-        self._copies = CopyFrames(frames, self._draw)
+        self.rewards = CopyRewards(model, frames, self._draw, num_envs=venv.num_envs, **rewards)
         self._env_weight = env_reward_weight
 
     def reset(self) -> Any:
         """Begin an episode in every copy."""
         observations = self.venv.reset()
-        everyone = np.ones(self.num_envs, dtype=np.bool_)
-        self._begin(everyone, self._copies.now(everyone & self.rewards.first, observations))
+        self.rewards.begin_with(np.ones(self.num_envs, dtype=np.bool_), observations)
         return observations
 
     def step_wait(self) -> tuple[Any, FloatArray, BoolArray, list[dict[str, Any]]]:
@@ -76,14 +74,11 @@ class RewardModelVecEnv(VecEnvWrapper):  # type: ignore[misc]
         infos = [{"env_reward": float(reward), **info} for info, reward in zip(infos, native, strict=True)]
         acted, done = np.ones(self.num_envs, dtype=np.bool_), np.asarray(dones, dtype=np.bool_)
         truncated = done & np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
-        wanted = self.rewards.wanted(acted, done)
-        now = self._copies.now((wanted & ~done) | (done & self.rewards.first), observations)
-        seen = {copy: now[copy] for copy in np.flatnonzero(wanted & ~done).tolist()}
-        for copy in np.flatnonzero(wanted & done).tolist():
-            last = infos[copy]
-            seen[copy] = self._copies.terminal(last["terminal_observation"], last.get("terminal_frame"))
-        found = self.rewards.step(seen, acted=acted, terminated=done & ~truncated, truncated=truncated)
-        self._begin(done, now)
+        ended = np.flatnonzero(done).tolist()
+        ends = {copy: (infos[copy].get("terminal_observation"), infos[copy].get("terminal_frame")) for copy in ended}
+        found = self.rewards.follow(
+            observations, ends, acted=acted, terminated=done & ~truncated, truncated=truncated, begins=done
+        )
         result = (observations, found.numbers(native, self._env_weight).astype(np.float32), dones, infos)
         if found.reasons:
             _reset_before_learning()
@@ -103,9 +98,6 @@ class RewardModelVecEnv(VecEnvWrapper):  # type: ignore[misc]
     def _draw(self, copies: Sequence[int]) -> list[Any]:
         found: list[Any] = self.venv.env_method("render", indices=list(copies))
         return found
-
-    def _begin(self, begins_B: BoolArray, frames: Mapping[int, ByteArray]) -> None:
-        self.rewards.begin({copy: frames.get(copy) for copy in np.flatnonzero(begins_B).tolist()})
 
 
 def _reset_before_learning() -> None:

@@ -187,68 +187,87 @@ class StepRewards:
         wanted = self.source.observes.selects(self.rows + 1, done) & acted
         self.rows += acted
         segments = [
-            self._segment(int(copy), frames.get(int(copy)), last=bool(done[copy]), terminated=bool(terminated[copy]))
-            if wanted[copy]
-            else self._unseen(int(copy))
-            for copy in np.flatnonzero(acted)
-        ]
+            self._segment(
+                copy, frames.get(copy), seen=wanted[copy], last=wanted[copy] & done[copy],
+                terminated=wanted[copy] & terminated[copy],
+            )
+            for copy in np.flatnonzero(acted).tolist()
+        ]  # fmt: skip
         found = self.source.rewards_of(segments, (len(self.rows), 1))
         self._reasons |= {copy: str(failure) for copy, _, failure in found.failures}
         missing = np.flatnonzero(found.failed[:, 0]).tolist()
         return StepResult(found.values[:, 0], {copy: self._reasons.get(copy, "no value yet") for copy in missing})
 
-    def _segment(self, copy: int, frame: ByteArray | None, *, last: bool, terminated: bool) -> Segment:
-        """The row where the copy stands now."""
-        row = int(self.rows[copy])
+    def _segment(
+        self, copy: int, frame: ByteArray | None, *, last: bool, terminated: bool, seen: bool = True
+    ) -> Segment:
+        """The row where the copy stands now; where it is not seen, a potential is paid all the same."""
+        row, n = int(self.rows[copy]), int(seen)
         picture = np.zeros((1, 1, 3), dtype=np.uint8) if frame is None else frame
         return Segment(
-            stream=copy,
-            number=int(self._numbers[copy]),
-            task=self._tasks[copy],
-            start=0,
-            end=0 if row else -1,
-            terminated=terminated,
-            finished=last,
-            steps_F=np.array([0 if row else -1]),
-            rows_F=np.array([row]),
-            last_F=np.array([last]),
-            success_F=(None,),
-            frames_F=picture[None],
-            states_F=NO_STATE[None],
-        )
-
-    def _unseen(self, copy: int) -> Segment:
-        """A step after which nothing is looked at; a potential is paid there all the same."""
-        none = np.zeros(0, dtype=np.int64)
-        return Segment(
-            stream=copy,
-            number=int(self._numbers[copy]),
-            task=self._tasks[copy],
-            start=0,
-            end=0,
-            terminated=False,
-            finished=False,
-            steps_F=none,
-            rows_F=none,
-            last_F=none.astype(np.bool_),
-            success_F=(),
-            frames_F=np.zeros((0, 1, 1, 3), dtype=np.uint8),
-            states_F=np.zeros((0, 0), dtype=np.float32),
-        )
+            stream=copy, number=int(self._numbers[copy]), task=self._tasks[copy], start=0, end=0 if row else -1,
+            terminated=bool(terminated), finished=bool(last), steps_F=np.array([0 if row else -1])[:n],
+            rows_F=np.array([row])[:n], last_F=np.array([bool(last)])[:n], success_F=(None,) * n,
+            frames_F=picture[None][:n], states_F=NO_STATE[None][:n],
+        )  # fmt: skip
 
 
-class CopyFrames:
-    """Frames of the copies of a vector environment.
+class CopyRewards(StepRewards):
+    """Rewards of the copies of a vector environment, whose frames are taken when they are needed.
 
     Args:
+        model: as of `StepRewards`.
         frames: where they come from; None: `render`.
         render: draws copies as they stand; called once per moment.
+        **rewards: as of `StepRewards`.
     """
 
-    def __init__(self, frames: Frames, render: Callable[[Sequence[int]], Sequence[Any]]) -> None:
+    def __init__(
+        self, model: RewardModel | Mapping[str, Any], frames: Frames,
+        render: Callable[[Sequence[int]], Sequence[Any]], **rewards: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(model, **rewards)
         self._frames, self._render = frames, render
 
-    def now(self, copies_B: BoolArray, observations: Any) -> dict[int, ByteArray]:
+    def begin_with(self, begins_B: BoolArray, observations: Any) -> None:
+        """Begin episodes in copies that were reset to these observations of all copies."""
+        self._begin(begins_B, self._now(begins_B & self.first, observations))
+
+    def follow(
+        self,
+        observations: Any,
+        ends: Mapping[int, tuple[Any, Any]],
+        *,
+        acted: BoolArray,
+        terminated: BoolArray,
+        truncated: BoolArray,
+        begins: BoolArray,
+    ) -> StepResult:
+        """What the actions of all copies earned; copies that were reset begin their next episodes.
+
+        Args:
+            observations: of all copies, after a reset where the step made one.
+            ends: copies that another episode followed within the step: their terminal observations, and the pictures
+                that `KeepTerminalFrame` drew (None where there is none).
+            acted: as of `step`.
+            terminated: as of `step`.
+            truncated: as of `step`.
+            begins: (B,) bool, copies that were reset.
+        """
+        wanted = self.wanted(acted, (terminated | truncated) & acted)
+        over = np.isin(np.arange(len(wanted)), list(ends))
+        now = self._now((wanted & ~over) | (begins & self.first), observations)
+        seen = {
+            copy: self._terminal(*ends[copy]) if over[copy] else now[copy] for copy in np.flatnonzero(wanted).tolist()
+        }
+        found = self.step(seen, acted=acted, terminated=terminated, truncated=truncated)
+        self._begin(begins, now)
+        return found
+
+    def _begin(self, begins_B: BoolArray, frames: Mapping[int, ByteArray]) -> None:
+        self.begin({copy: frames.get(copy) for copy in np.flatnonzero(begins_B).tolist()})
+
+    def _now(self, copies_B: BoolArray, observations: Any) -> dict[int, ByteArray]:
         """Copy to its frame as it stands, of those in (B,) `copies_B`, with these observations of all copies."""
         copies: list[int] = np.flatnonzero(copies_B).tolist()
         if self._frames is not None:
@@ -257,12 +276,8 @@ class CopyFrames:
         what = "the picture that the environment renders"
         return {copy: checked_frame(picture, what) for copy, picture in zip(copies, drawn, strict=True)}
 
-    def terminal(self, observation: Any, kept: Any) -> ByteArray:
+    def _terminal(self, observation: Any, kept: Any) -> ByteArray:
         """The last frame of an episode that another one followed within the step.
-
-        Args:
-            observation: the terminal one, of the copy.
-            kept: the picture that `KeepTerminalFrame` drew; None where there is none.
 
         Raises:
             ConfigError: nothing kept it.

@@ -19,12 +19,12 @@ from guerdon.collect.text import Responses, TextRollout
 from guerdon.config import validate
 from guerdon.episodes.chats import NoResponseError, answer_text, chat_messages, question_of, tool_schemas
 from guerdon.errors import ConfigError, DataError, RewardFailure
-from guerdon.evaluate.scores import score_episodes, solution_value
+from guerdon.evaluate.scores import score_episodes
 from guerdon.labels.step_splitters import split
 from guerdon.policies.tokens import pad_id, response_texts, token_batch
 from guerdon.rewards.failures import refuse_failures
 from guerdon.rewards.source import SourceTerms, response_rewards
-from guerdon.rewards.text_sources import TextReward
+from guerdon.rewards.text_sources import TextReward, whole_value
 from guerdon.rl.learner import source_advantages
 from guerdon.serve.wire_text import CutError, as_conversation, cutting, without_end
 from guerdon.settings.algorithm import TextAlgorithmSettings
@@ -115,11 +115,7 @@ class TextScorer:
 
     def reward(self, score: Score) -> float | Failure:
         """One number for a response, or why there is none."""
-        if score.failure is not None:
-            return score.failure
-        if self.aggregation is not None:
-            return solution_value(score, self.aggregation)
-        return Failure("no_total", "the model judged steps only") if score.total is None else float(score.total)
+        return whole_value(score, self.aggregation)
 
     def rewards(
         self, prompts: Sequence[Text], responses: Sequence[Text], tools: Sequence[Any] | None = None
@@ -222,6 +218,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(one) for one in value]
     return {key: plain(one) for key, one in value.items()} if isinstance(value, Mapping) else value
+
+
+def ragged(ids: Any, mask: Any) -> list[IntArray]:
+    """Rows of tokens of a padded tensor, without padding."""
+    return [row[keep.bool()].cpu().numpy() for row, keep in zip(ids, mask, strict=True)]
 
 
 def step_source(name: str, model: RewardModel, *, min_form: float | None = None, **settings: Any) -> TextReward:

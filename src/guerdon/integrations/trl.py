@@ -21,7 +21,7 @@ from trl import GRPOTrainer, RLOOTrainer
 from guerdon.call_queue import in_thread
 from guerdon.collect.text import Responses, TextRollout
 from guerdon.errors import ConfigError
-from guerdon.integrations.text import TextScorer, checked_algorithm, or_none, outcome_rewards, rollout_of
+from guerdon.integrations.text import TextScorer, checked_algorithm, or_none, outcome_rewards, ragged, rollout_of
 from guerdon.integrations.text import token_advantages as advantages_of
 from guerdon.rewards.source import RewardSource, SourceTerms, response_rewards
 from guerdon.rl.learner import KL
@@ -121,7 +121,7 @@ class _TokenAdvantages:
         size = trainer.num_generations if mode == "train" else trainer.num_generations_eval
         rollout = rollout_of(
             [row["prompt"] for row in inputs],
-            _rows(output["prompt_ids"], output["prompt_mask"]),
+            ragged(output["prompt_ids"], output["prompt_mask"]),
             [np.array(ids) for ids in self._completions],
             trainer.processing_class,
             groups_B=np.arange(len(inputs)) // size,
@@ -303,8 +303,3 @@ def _spread(values_B: np.ndarray, size: int) -> np.ndarray:
     squares = np.where(known, (runs - mean[:, None]) ** 2, 0.0).sum(axis=1)
     deviation = np.sqrt(squares / np.maximum(count - 1, 1))
     return np.repeat(deviation + 1e-4, size)
-
-
-def _rows(ids: Tensor, mask: Tensor) -> list[np.ndarray]:
-    """Ragged rows of tokens, without padding."""
-    return [row[keep.bool()].cpu().numpy() for row, keep in zip(ids, mask, strict=True)]

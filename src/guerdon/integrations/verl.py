@@ -32,6 +32,7 @@ from guerdon.integrations.text import (
     checked_algorithm,
     outcome_rewards,
     plain,
+    ragged,
     rollout_of,
     token_advantages,
 )
@@ -131,17 +132,12 @@ class TokenRewardManager(RewardManagerBase):  # type: ignore[misc]
         Raises:
             RewardFailure: one could not be measured.
         """
-        width = data.batch["prompts"].size(1)
-        valid = data.batch["attention_mask"].bool()
-        prompts = [row[keep].numpy() for row, keep in zip(data.batch["prompts"], valid[:, :width], strict=True)]
-        responses = [row[keep].numpy() for row, keep in zip(data.batch["responses"], valid[:, width:], strict=True)]
-        given: Sequence[Text] | None = data.non_tensor_batch.get("raw_prompt")
-        asked = [cls._tokenizer.decode(ids) for ids in prompts] if given is None else [plain(one) for one in given]
-        rewards = cls.source.measure(rollout_of(asked, prompts, responses, cls._tokenizer))
+        given = data.non_tensor_batch.get("raw_prompt")
+        rewards = cls.source.measure(rollout_of(*_parts(data.batch, given, cls._tokenizer), cls._tokenizer))
         if rewards.failures:
             missing = {row: str(why) for row, _, why in rewards.failures}
             values = np.where(rewards.failed, np.nan, rewards.values)
-            raise RewardFailure(f"{len(missing)} of {len(responses)} rewards", missing, result=values)
+            raise RewardFailure(f"{len(missing)} of {len(values)} rewards", missing, result=values)
         return rewards
 
     @classmethod
@@ -155,10 +151,7 @@ class TokenRewardManager(RewardManagerBase):  # type: ignore[misc]
         Raises:
             RewardFailure: one could not be measured.
         """
-        values = cls.measure(data).values
-        rm_scores = torch.zeros_like(data.batch["responses"], dtype=torch.float32)
-        rm_scores[:, : values.shape[1]] = torch.from_numpy(values)
-        return rm_scores
+        return _widened(cls.measure(data).values, data.batch["responses"])
 
 
 def register_estimator(name: str, algorithm: Mapping[str, Any], *, gamma: float = 1.0) -> Callable[..., Any]:
@@ -290,14 +283,8 @@ def prime_source(name: str, policy: TextPolicy, *, length_limit: int, seed: int 
 
 def _rollout(batch: Any, non_tensor_batch: Mapping[str, Any], index: np.ndarray, tokenizer: Any) -> TextRollout:
     """A batch of verl with its outcomes and the log-probabilities of the policy that wrote."""
-    width = batch["prompts"].size(1)
-    valid = batch["attention_mask"].bool()
-    prompts = [row[keep].numpy() for row, keep in zip(batch["prompts"].cpu(), valid[:, :width].cpu(), strict=True)]
-    responses = [row[keep].numpy() for row, keep in zip(batch["responses"].cpu(), valid[:, width:].cpu(), strict=True)]
-    given = non_tensor_batch.get("raw_prompt")
-    asked = [tokenizer.decode(ids) for ids in prompts] if given is None else [plain(one) for one in given]
-    groups_B = np.unique(np.asarray(index), return_inverse=True)[1]
-    rollout = rollout_of(asked, prompts, responses, tokenizer, groups_B=groups_B)
+    parts = _parts(batch, non_tensor_batch.get("raw_prompt"), tokenizer)
+    rollout = rollout_of(*parts, tokenizer, groups_B=np.unique(np.asarray(index), return_inverse=True)[1])
     outcomes_B = batch["token_level_scores"].float().sum(dim=1).cpu().numpy()
     known_B = np.isfinite(outcomes_B)
     if not ((outcomes_B[known_B] >= 0) & (outcomes_B[known_B] <= 1)).all():
@@ -316,6 +303,13 @@ def _rollout(batch: Any, non_tensor_batch: Mapping[str, Any], index: np.ndarray,
         success=last & (outcomes_B == 1)[:, None],
         success_known=last & known_B[:, None],
     )
+
+
+def _parts(batch: Any, given: Any, tokenizer: Any) -> tuple[list[Text], list[np.ndarray], list[np.ndarray]]:
+    """Prompts, and the tokens of prompts and responses, of a batch of verl with these prompts as messages, if any."""
+    width, valid = batch["prompts"].size(1), batch["attention_mask"]
+    prompts, responses = ragged(batch["prompts"], valid[:, :width]), ragged(batch["responses"], valid[:, width:])
+    return [tokenizer.decode(ids) for ids in prompts] if given is None else list(map(plain, given)), prompts, responses
 
 
 def _widened(values_B_T: np.ndarray, like: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from typing import Any
 from guerdon.episodes.chats import ChatError
 from guerdon.episodes.solutions import Solution
 from guerdon.labels.completions import Completer, CompletionRequest, SamplingParams
-from guerdon.labels.labelers import PromptedSolution
+from guerdon.labels.labelers import ContinuationSampler, PromptedSolution
 from guerdon.labels.llm_client import BUDGET, NOT_ASKED, LLMClient, LLMReply, LLMRequest
 from guerdon.labels.step_splitters import split
 from guerdon.policies.tokens import prompt_ids
@@ -40,6 +40,7 @@ from guerdon.tasks.verifier import Verifier, outcome
 from guerdon.types import Failure
 
 MINED_AT_A_TIME = 64  # questions
+MINING_TEMPERATURE = 0.7
 FIRST_LOOK = 20  # answers after which failures are counted
 LEFT_OUT = ("duplicate", "too_few_steps", "truncated", BUDGET, NOT_ASKED)  # reasons that are not failed measurements
 _SEPARATORS = {"blank_line": "\n\n", "newline": "\n"}
@@ -90,23 +91,15 @@ def mine(
     kept: list[Prompt] = []
     table: list[dict[str, Any]] = []
     prompts = prompts[: settings.max_questions]
-    k, sampling = settings.attempts, SamplingParams(settings.temperature, settings.top_p)
+    k = settings.attempts
+    sampler = ContinuationSampler(completer, verifier, data, SamplingParams(MINING_TEMPERATURE))
     with closing(ProgressBar(len(prompts), what="questions", lines=10)) as progress:
         for start in range(0, len(prompts), MINED_AT_A_TIME):
             if len(kept) >= wanted:
                 break
             group = prompts[start : start + MINED_AT_A_TIME]
-            tokenizer = completer.policy.tokenizer
-            requests = [CompletionRequest(prompt_ids(tokenizer, p.messages, p.tools)) for p in group]
-            completions = completer.complete(
-                requests, n=k, limit=data.max_response_length, sampling=sampling, purpose="mine"
-            )
-            judgements = verifier.check_batch(
-                [one.text for row in completions for one in row], [prompt for prompt in group for _ in range(k)]
-            )
-            outcomes = [outcome(judgement, data.unparsable) for judgement in judgements]
-            for i, prompt in enumerate(group):
-                row = fail_rate_row(prompt, outcomes[i * k : (i + 1) * k], settings)
+            for prompt, outcomes in zip(group, sampler.outcomes([(p, "") for p in group], k, "mine"), strict=True):
+                row = fail_rate_row(prompt, outcomes, settings)
                 row["kept"] = row["kept"] and len(kept) < wanted
                 kept += [prompt] if row["kept"] else []
                 table.append(row)
@@ -347,9 +340,9 @@ def given_solutions(
             left_out["duplicate" if (name, solution.text) in texts else "too_few_steps"] += 1
             continue
         texts.add((name, solution.text))
-        source = str(solution.meta.get("data_source") or solution.meta.get("subset") or "")
+        data_source = str(solution.meta.get("data_source") or solution.meta.get("subset") or "")
         messages = solution.context or ({"role": "user", "content": solution.question},)
-        asked = Prompt(name, messages, solution.ground_truth or "", source, tools=solution.tools)
+        asked = Prompt(name, messages, solution.ground_truth or "", data_source, tools=solution.tools)
         prompt = known.get(name) or prompted(asked, data)
         times[solution.id] += 1
         again = f"-{times[solution.id]}" if times[solution.id] > 1 else ""

@@ -66,7 +66,7 @@ class Completion:
 
 
 @dataclass(frozen=True, eq=False)
-class SampleGroup:
+class SampleBatch:
     """Requests that are completed together: what is drawn depends on them and the policy's weights alone.
 
     Attributes:
@@ -85,9 +85,9 @@ class SampleGroup:
 
 
 Sampled = tuple[list[list[Any]], int]
-"""The n completions of each request of a group, one after another, each as [text, finished]; and how many tokens."""
-Sample = Callable[[Sequence[SampleGroup]], Iterator[tuple[int, Sampled]]]
-"""Samples groups; gives the place of a group and what was sampled, in any order."""
+"""The n completions of each request of a batch, one after another, each as [text, finished]; and how many tokens."""
+Sample = Callable[[Sequence[SampleBatch]], Iterator[tuple[int, Sampled]]]
+"""Samples batches; gives the place of a batch and what was sampled, in any order."""
 
 
 class Completer:
@@ -101,7 +101,7 @@ class Completer:
         generation: the `generation` section: engine and batch size; its temperature and truncation are not used.
         cache: completions on disk.
         seed: of the samples.
-        sample: samples groups elsewhere, with the same weights; None: here.
+        sample: samples batches elsewhere, with the same weights; None: here.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Completer:
     ) -> None:
         self.policy = policy
         self._generation, self._cache, self._seed = generation, cache, seed
-        self._sample = sample or GroupSampler(policy, generation).sample_all
+        self._sample = sample or BatchSampler(policy, generation).sample_all
         self.counts: Counter[str] = Counter()
 
     @cached_property
@@ -156,11 +156,11 @@ class Completer:
         size = max(1, (generation.batch_size if generation.engine == "local" else 4096) // n)
         starts = range(0, len(missing), size)
         parts = [tuple(missing[start : start + size]) for start in starts]
-        groups = [SampleGroup(tuple(first[key] for key in part), part, n, limit, sampling) for part in parts]
+        batches = [SampleBatch(tuple(first[key] for key in part), part, n, limit, sampling) for part in parts]
         bar = ProgressBar(len(missing), what=f"{purpose} requests", lines=10) if show_progress else None
         done = 0
         with nullcontext() if bar is None else closing(bar):
-            for place, (texts, tokens) in self._sample(groups):
+            for place, (texts, tokens) in self._sample(batches):
                 self._cache.put({key: texts[i * n : (i + 1) * n] for i, key in enumerate(parts[place])})
                 self.counts[f"{purpose}: texts"] += len(texts)
                 self.counts[f"{purpose}: tokens"] += tokens
@@ -170,8 +170,8 @@ class Completer:
         return [tuple(Completion(text, finished) for text, finished in self._cache.get(key)) for key in keys]
 
 
-class GroupSampler:
-    """Samples groups of requests with a policy in this process.
+class BatchSampler:
+    """Samples batches of requests with a policy in this process.
 
     Args:
         policy: the model.
@@ -182,29 +182,29 @@ class GroupSampler:
         self.policy, self._generation = policy, generation
         self._engines: dict[SamplingParams, Engine] = {}
 
-    def sample_all(self, groups: Sequence[SampleGroup]) -> Iterator[tuple[int, Sampled]]:
-        """One group after another; see `Sample`."""
-        for place, group in enumerate(groups):
-            yield place, self.sample(group)
+    def sample_all(self, batches: Sequence[SampleBatch]) -> Iterator[tuple[int, Sampled]]:
+        """One batch after another; see `Sample`."""
+        for place, batch in enumerate(batches):
+            yield place, self.sample(batch)
 
-    def sample(self, group: SampleGroup) -> Sampled:
-        """The completions of a group.
+    def sample(self, batch: SampleBatch) -> Sampled:
+        """The completions of a batch.
 
         Raises:
             DataError: the model has no room for a prompt and its response.
         """
-        tokenizer, n = self.policy.tokenizer, group.n
-        begun = [response_ids(tokenizer, request.prefix)[:-1] for request in group.requests]
-        starts = [sequence(request.prompt, ids) for request, ids in zip(group.requests, begun, strict=True)]
+        tokenizer, n = self.policy.tokenizer, batch.n
+        begun = [response_ids(tokenizer, request.prefix)[:-1] for request in batch.requests]
+        starts = [sequence(request.prompt, ids) for request, ids in zip(batch.requests, begun, strict=True)]
         room = self.policy.base.positions
-        most = max(1, group.limit - min(len(ids) for ids in begun))
+        most = max(1, batch.limit - min(len(ids) for ids in begun))
         if room is not None and any(len(ids) for ids in begun):
             most = max(1, min(most, room - max(map(len, starts))))
-        greedy = group.sampling.temperature == 0
-        digest = hashlib.sha256("".join(group.keys).encode()).digest()
+        greedy = batch.sampling.temperature == 0
+        digest = hashlib.sha256("".join(batch.keys).encode()).digest()
         rng = None if greedy else np.random.default_rng(int.from_bytes(digest, "big"))
         with torch.no_grad():
-            found = self._engine(group.sampling).generate(starts, n, max_new_tokens=most, rng=rng, greedy=greedy).batch
+            found = self._engine(batch.sampling).generate(starts, n, max_new_tokens=most, rng=rng, greedy=greedy).batch
         texts = []
         for i, row in enumerate(found.responses()):  # with its prefix, as spaces at the seam can belong to both
             ids = begun[i // n]
@@ -238,7 +238,7 @@ class LocalLLMClient:
     ) -> Generator[tuple[int, T | Failure]]:
         """See `LLMClient`; a request that the model cannot be given is a `Failure`."""
         policy, ids = self._completer.policy, {}
-        groups: dict[tuple[int, float | None], list[int]] = {}
+        batches: dict[tuple[int, float | None], list[int]] = {}
         for i, request in enumerate(requests):
             try:
                 ids[i] = prompt_ids(policy.tokenizer, request.messages)
@@ -246,8 +246,8 @@ class LocalLLMClient:
             except DataError as error:
                 yield i, Failure("unreadable", str(error))
             else:
-                groups.setdefault((request.max_tokens, request.temperature), []).append(i)
-        for (limit, temperature), rows in groups.items():
+                batches.setdefault((request.max_tokens, request.temperature), []).append(i)
+        for (limit, temperature), rows in batches.items():
             prompts = [(ids[i], str(requests[i].sample)) for i in rows]
             texts = self._completer.complete(
                 [CompletionRequest(prompt, salt=sample) for prompt, sample in prompts], n=1, limit=limit,

@@ -7,7 +7,17 @@ Its folder, such as `data/prm_dataset_method1_HE`, holds:
     fail_rates.jsonl   a row per question that was tried
     card.json          counts, failures by reason, costs, the settings
 
+Rewards of steps are HE or SE. With i the step from 0 and n the number of steps:
+
+    HE   +1 where the step and the whole solution are right, else -1
+    SE   +(0.5 + 0.5 (i+1)/n) for a right step, -(0.5 + 0.5 (i+1)/n) for a wrong one
+
+A step is right where its label is at least 0.5, as `Solution.first_error` has it. Both magnitude and sign are kept:
+`target` maps a reward to the probability that a model is trained towards. The seed's own training used the sign alone.
+
     done = write(Path("data/prm_dataset_method1_HE"), solutions, card, study.label, table)
+    with_rewards(solution, "SE").rewards         # (0.75, -1.0)
+    target(-0.75)                       # 0.125
 """
 
 from __future__ import annotations
@@ -15,7 +25,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +34,38 @@ from guerdon.atomic import write_json, write_text
 from guerdon.episodes.solution_files import RECORDS, read_solutions, write_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, boundary
-from guerdon.labels.step_rewards import with_rewards
-from guerdon.settings.label import LabelSettings
+from guerdon.settings.label import LabelSettings, Reward
+
+
+def hard_exact(label: float | None, is_correct: bool | None) -> float | None:
+    """HE of one step; None where its label is missing, or it is right and whether the solution is right is unknown."""
+    if label is None or (label >= 0.5 and is_correct is None):
+        return None
+    return 1.0 if label >= 0.5 and is_correct else -1.0
+
+
+def soft_exact(label: float | None, step: int, steps: int) -> float | None:
+    """SE of step number `step`, from 0, of `steps`; None where its label is missing."""
+    if label is None:
+        return None
+    size = 0.5 + 0.5 * (step + 1) / steps
+    return size if label >= 0.5 else -size
+
+
+def with_rewards(solution: Solution, reward: Reward) -> Solution:
+    """The solution with the rewards of its steps; without labels it stays as it is."""
+    n = len(solution.steps)
+    if reward == "HE":
+        rewards = tuple(hard_exact(label, solution.is_correct) for label in solution.labels)
+    else:
+        rewards = tuple(soft_exact(label, i, n) for i, label in enumerate(solution.labels))
+    return replace(solution, rewards=rewards)
+
+
+def target(reward: float) -> float:
+    """The probability of "right" that a reward stands for: -1 is 0, +1 is 1, and SE is in between."""
+    return (1.0 + reward) / 2.0
+
 
 CARD, FAIL_RATES = "card.json", "fail_rates.jsonl"
 
@@ -53,23 +93,17 @@ class LabelledDataSet:
     def summary(self) -> str:
         """One line for a person."""
         counts, steps = self.card.get("solutions", {}), self.card["steps"]
-        failed = sum(counts.get("failed", {}).values())
-        usd = sum(row["usd"] + row["usd_at_most"] for row in self.card.get("ledger", {}).values())
-        bound = sum(row["usd_at_most"] for row in self.card.get("ledger", {}).values())
-        parts = [f"{counts['labelled']} solutions" if counts else f"{self.card['files']['seed']['rows']} solutions"]
+        failed, spent = sum(counts.get("failed", {}).values()), self.card.get("ledger", {}).values()
+        bound = sum(row["usd_at_most"] for row in spent)
+        usd = bound + sum(row["usd"] for row in spent)
+        parts = [f"{counts['labelled'] if counts else self.card['files']['seed']['rows']} solutions"]
         parts += [f"{steps['right']} right and {steps['wrong']} wrong steps"]
         parts += [f"{failed} without labels"] if failed else []
         parts += [f"{'at most ' if bound else ''}${usd:.2f} spent so far"] if usd else []
         if self.stopped == "max_usd":
-            parts.append(
-                f"stopped by max_usd with {counts.get('not_asked', 0)} solutions to go; the same command resumes"
-                + (
-                    ""
-                    if counts["labelled"]
-                    else ". One solution with its labels may cost more than is left: raise "
-                    "max_usd, or lower judge.max_tokens"
-                )
-            )
+            few = ". One solution with its labels may cost more than is left: raise max_usd, or lower judge.max_tokens"
+            left = f"stopped by max_usd with {counts.get('not_asked', 0)} solutions to go; the same command resumes"
+            parts.append(left + ("" if counts["labelled"] else few))
         return ", ".join(parts)
 
     @property
@@ -200,17 +234,17 @@ def relabel_rewards(root: Path, settings: LabelSettings) -> LabelledDataSet:
     """
     folder = root / settings.dataset
     other = root / settings.model_copy(update={"reward": "SE" if settings.reward == "HE" else "HE"}).dataset
-    source = next((f for f in (folder, other) if (f / RECORDS).is_file()), None)
-    if source is None:
+    labelled = next((f for f in (folder, other) if (f / RECORDS).is_file()), None)
+    if labelled is None:
         raise DataError(
             f"--skip_generation uses the data set that is there, and there is none: neither {folder / RECORDS} nor "
             f"{other / RECORDS}; run the same command without it first"
         )
-    check_identity(source, settings)
-    solutions = [with_rewards(solution, settings.reward) for solution in read_solutions(source)]
-    card = {"made_by": f"guerdon {__version__}", "method": settings.method, "labeler": None, **(_card(source) or {})}
-    table = source / FAIL_RATES
-    if table.is_file() and source != folder:
+    check_identity(labelled, settings)
+    solutions = [with_rewards(solution, settings.reward) for solution in read_solutions(labelled)]
+    card = {"made_by": f"guerdon {__version__}", "method": settings.method, "labeler": None, **(_card(labelled) or {})}
+    table = labelled / FAIL_RATES
+    if table.is_file() and labelled != folder:
         write_text(folder / FAIL_RATES, table.read_text(encoding="utf-8"))
-    taken = {"labels_from": os.fspath(source.name)} if source != folder else {}
+    taken = {"labels_from": os.fspath(labelled.name)} if labelled != folder else {}
     return write(folder, solutions, {**card, "reward": settings.reward, **taken, **step_counts(solutions)}, settings)

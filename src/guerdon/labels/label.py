@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,9 @@ from guerdon.labels import candidates, data_set, labelers
 from guerdon.labels.append_log import Cache, Ledger
 from guerdon.labels.candidates import Candidates
 from guerdon.labels.completions import Completer, LocalLLMClient, Sample, SamplingParams, weights_hash
-from guerdon.labels.labelers import Labeler, PromptedSolution, StepLabels
+from guerdon.labels.data_set import with_rewards
+from guerdon.labels.labelers import JudgeLabeler, Labeler, PromptedSolution, StepLabels, longest_judgement_request
 from guerdon.labels.llm_client import BUDGET, NOT_ASKED, HttpLLMClient, LLMClient, OwnLLMClient, ReplyModel
-from guerdon.labels.llm_judge import JudgeLabeler, longest_judgement_request
-from guerdon.labels.step_rewards import with_rewards
 from guerdon.policies.generate import check_room
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.text_files import load_policy, outline
@@ -135,80 +134,83 @@ def _short_enough(prompts: Sequence[Prompt], policy: TextPolicy, data: DataSetti
     return [p for p, _ in fitting]
 
 
+@dataclass
 class _LabelRun:
     """Solutions that are labelled so far, and why others are not; models and files are opened when first needed.
 
     After a spent budget, or when too much fails, nothing more is sent, but what is in the cache is still used.
 
-    Args:
+    Attributes:
         study: with a text policy where one is needed.
         settings: its `label` section.
         cache: folder of what is kept on disk.
         clock: time.
         stack: closes what is opened.
         sample_with: as for `label`.
+        fail_rates: of questions that were tried.
+        kept: questions.
+        over: nothing is done any more, as nothing that follows could be in the cache of replies.
+        too_long: number of questions.
+        details: by reason of a failure, the detail of one.
     """
 
-    def __init__(
-        self,
-        study: Study,
-        settings: LabelSettings,
-        cache: Path,
-        clock: Clock,
-        stack: ExitStack,
-        sample_with: SampleWith | None,
-    ) -> None:
-        self._sample_with = sample_with
-        self._study, self._settings, self._cache, self._clock, self._stack = study, settings, cache, clock, stack
-        self._data = study.data or GeneratedDataSettings()
-        ledger = Ledger(cache / "calls.jsonl", prices=settings.judge.prices, max_usd=settings.max_usd)
-        self._ledger = stack.enter_context(closing(ledger))
-        self._verifier = stack.enter_context(verifier_from(self._data))
+    study: Study
+    settings: LabelSettings
+    cache: Path
+    clock: Clock
+    stack: ExitStack
+    sample_with: SampleWith | None
+    fail_rates: list[dict[str, Any]] = field(default_factory=list)
+    kept: Sequence[Prompt] = ()
+    solutions: list[Solution] = field(default_factory=list)
+    stopped: str | None = None
+    over: bool = False
+    too_long: int = 0
+    written: int = 0
+    not_asked: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
+    unchecked: Counter[str] = field(default_factory=Counter)
+    details: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._data, judge = self.study.data or GeneratedDataSettings(), self.settings.judge
+        ledger = Ledger(self.cache / "calls.jsonl", prices=judge.prices, max_usd=self.settings.max_usd)
+        self._ledger = self.stack.enter_context(closing(ledger))
+        self._verifier = self.stack.enter_context(verifier_from(self._data))
         self._completers: dict[str, Completer] = {}
         self._http_client: HttpLLMClient | None = None  # once it is needed
         self._progress: ProgressBar
-        self.fail_rates: list[dict[str, Any]] = []  # of questions that were tried
-        self._kept: Sequence[Prompt] = ()  # questions
-        self.solutions: list[Solution] = []
-        self.stopped: str | None = None
-        self._over = False  # nothing is done any more, as nothing that follows could be in the cache of replies
-        self._too_long = 0  # questions
-        self._candidates = 0
-        self._not_asked = 0
-        self._failures: Counter[str] = Counter()
-        self._left_out: Counter[str] = Counter()
-        self._unchecked: Counter[str] = Counter()
-        self._details: dict[str, str] = {}  # by reason of a failure, the detail of one
 
     def _completer(self, policy: TextPolicySettings | None = None) -> Completer:
         """Of the study's policy, or of another one."""
-        chosen = policy or self._study.text_policy
+        chosen = policy or self.study.text_policy
         key = chosen.model_dump_json()
         if key not in self._completers:
-            torch.set_num_threads(self._study.runner.threads)
+            torch.set_num_threads(self.study.runner.threads)
             without = chosen.model_copy(update={"lora": None})
-            loaded = load_policy(without, seed=self._study.runner.seed)
-            sample = None if self._sample_with is None else self._sample_with(without, weights_hash(loaded))
+            loaded = load_policy(without, seed=self.study.runner.seed)
+            sample = None if self.sample_with is None else self.sample_with(without, weights_hash(loaded))
             self._completers[key] = Completer(
-                loaded, self._study.generation, self._completions, seed=self._settings.seed, sample=sample
+                loaded, self.study.generation, self._completions, seed=self.settings.seed, sample=sample
             )
         return self._completers[key]
 
     @cached_property
     def _completions(self) -> Cache:
-        return self._stack.enter_context(closing(Cache(self._cache / "completions.jsonl")))
+        return self.stack.enter_context(closing(Cache(self.cache / "completions.jsonl")))
 
     @cached_property
     def _client(self) -> LLMClient:
         """Of the judge's model."""
-        judge = self._settings.judge
+        judge = self.settings.judge
         if isinstance(judge, LocalJudgeSettings):
             return LocalLLMClient(self._completer(TextPolicySettings(path=judge.model_name)), judge.model_name)
-        replies = self._stack.enter_context(closing(Cache(self._cache / "replies.jsonl")))
+        replies = self.stack.enter_context(closing(Cache(self.cache / "replies.jsonl")))
         if isinstance(judge, OwnJudgeSettings):
             return OwnLLMClient(JUDGES.build(judge.api, judge.params, ReplyModel, model=judge.model), judge, replies)
-        client = HttpLLMClient(judge, replies, self._ledger, self._clock)
-        if self._settings.method == 2 and self._settings.labeler in JUDGED:
+        client = HttpLLMClient(judge, replies, self._ledger, self.clock)
+        if self.settings.method == 2 and self.settings.labeler in JUDGED:
             longest = longest_judgement_request(self._data, judge)
             client.reserve_later["solve"] = self._ledger.price(client.most(longest))
         self._http_client = client
@@ -216,17 +218,17 @@ class _LabelRun:
 
     @cached_property
     def _labeler(self) -> Labeler:
-        name, how = self._settings.labeler, self._settings.monte_carlo
+        name, how = self.settings.labeler, self.settings.monte_carlo
         if LABELERS.is_own(name):
-            own: Labeler = LABELERS.build(name, self._settings.labeler_params, Labeler, seed=self._settings.seed)
+            own: Labeler = LABELERS.build(name, self.settings.labeler_params, Labeler, seed=self.settings.seed)
             return own
         if name == "exact":
             return labelers.ExactLabeler()
-        judge = JudgeLabeler(self._client, self._settings.judge) if name in JUDGED else None
+        judge = JudgeLabeler(self._client, self.settings.judge) if name in JUDGED else None
         if judge is not None and name == "judge":
             return judge
-        sampling = SamplingParams(how.temperature, how.top_p)
-        sampler = labelers.ContinuationSampler(self._completer(how.policy), self._verifier, self._data, sampling)
+        sampling = SamplingParams(how.temperature)
+        sampler = labelers.ContinuationSampler(self._completer(), self._verifier, self._data, sampling)
         if name == "binary_search":
             return labelers.BinarySearchLabeler(sampler, k=how.completions)
         hard = judge is not None or how.estimate == "hard"
@@ -246,21 +248,21 @@ class _LabelRun:
     @property
     def too_many_failures(self) -> bool:
         """Whether more failed than the settings allow."""
-        return self.failed > self._settings.max_failure_rate * self.measured
+        return self.failed > self.settings.max_failure_rate * self.measured
 
     @property
     def reasons(self) -> str:
         """Failures by reason, each with an example of its details."""
         parts = [
-            f"{n} {reason}" + (f": {self._details[reason]}" if self._details.get(reason) else "")
+            f"{n} {reason}" + (f": {self.details[reason]}" if self.details.get(reason) else "")
             for reason, n in sorted(self._all_failures.items())
         ]
         return "; ".join(parts)
 
     @property
     def _all_failures(self) -> Counter[str]:
-        missing = {} if self._settings.data_paths else self._left_out
-        return self._failures + Counter({r: n for r, n in missing.items() if r not in candidates.LEFT_OUT})
+        missing = {} if self.settings.data_paths else self.left_out
+        return self.failures + Counter({r: n for r, n in missing.items() if r not in candidates.LEFT_OUT})
 
     def label_given_solutions(self) -> None:
         """Label the solutions of `solutions.data_path`.
@@ -268,17 +270,17 @@ class _LabelRun:
         Raises:
             DataError: none of them can be labelled.
         """
-        solutions = published_solutions(self._settings.data_paths, self._left_out)
-        prompts = [] if self._study.data is None else [p for part in load_prompts(self._data) for p in part]
-        found = candidates.given_solutions(solutions, prompts, self._data, self._settings, self._verifier)
-        self._left_out.update(found.left_out)
-        self._unchecked.update(found.unchecked)
+        solutions = published_solutions(self.settings.data_paths, self.left_out)
+        prompts = [] if self.study.data is None else [p for part in load_prompts(self._data) for p in part]
+        found = candidates.given_solutions(solutions, prompts, self._data, self.settings, self._verifier)
+        self.left_out.update(found.left_out)
+        self.unchecked.update(found.unchecked)
         with self._bar(len(found.solutions)):
             self._label(found.solutions)
         if not found.solutions:
             raise DataError(
-                f"there is no solution to label in {', '.join(self._settings.data_paths)}: left out were "
-                f"{data_set.format_counts(self._left_out)}; see label.solutions.min_steps"
+                f"there is no solution to label in {', '.join(self.settings.data_paths)}: left out were "
+                f"{data_set.format_counts(self.left_out)}; see label.solutions.min_steps"
             )
 
     def label_new_solutions(self) -> None:
@@ -287,18 +289,18 @@ class _LabelRun:
         Raises:
             DataError: no question is kept, or no solution can be labelled.
         """
-        self._kept = questions = self._questions()
-        n = self._settings.num_rollouts
+        self.kept = questions = self._questions()
+        n = self.settings.num_rollouts
         # where there is a budget, few solutions are written before they are labelled
-        whole = self._settings.method == 1 or self._settings.max_usd is None
+        whole = self.settings.method == 1 or self.settings.max_usd is None
         size = max(1, len(questions)) if whole else QUESTIONS_AT_A_TIME
         with self._bar(len(questions) * n):
             for start in range(0, len(questions), size):
                 self._solve_and_label(questions[start : start + size])
-        if not self._candidates and not self.stopped:
+        if not self.written and not self.stopped:
             raise DataError(
                 f"there is no solution to label: of {len(questions)} questions x {n} rollouts, left out were "
-                f"{data_set.format_counts(self._left_out)}; see label.solutions.min_steps, label.splitter and "
+                f"{data_set.format_counts(self.left_out)}; see label.solutions.min_steps, label.splitter and "
                 "data.max_response_length"
             )
 
@@ -308,12 +310,12 @@ class _LabelRun:
         return closing(self._progress)
 
     def _questions(self) -> Sequence[Prompt]:
-        settings, data = self._settings, self._data
+        settings, data = self.settings, self._data
         prompts, _ = load_prompts(data)
         fitting = list(prompts)
         if settings.mining is not None or settings.method == 1:
             fitting = _short_enough(prompts, self._completer().policy, data)
-        self._too_long = len(prompts) - len(fitting)
+        self.too_long = len(prompts) - len(fitting)
         if settings.mining is None:
             return fitting[: settings.num_samples]
         kept, self.fail_rates = candidates.mine(
@@ -335,8 +337,8 @@ class _LabelRun:
         taken: set[str] = set()
         unpaid: int | None = None
         while True:
-            if self._over:
-                self._not_asked += len(questions) * self._settings.num_rollouts
+            if self.over:
+                self.not_asked += len(questions) * self.settings.num_rollouts
                 return
             found = self._solutions(questions)
             self._ledger.release()
@@ -346,10 +348,10 @@ class _LabelRun:
             last = not unpaid or bool(self.stopped) or before == unpaid
             if last:  # until then what is left out may still be had
                 left_out = Counter(found.left_out)
-                self._not_asked += left_out.pop(BUDGET, 0) + left_out.pop(NOT_ASKED, 0)
-                self._left_out += left_out
-                self._unchecked.update(found.unchecked)
-                self._details.update(found.details)
+                self.not_asked += left_out.pop(BUDGET, 0) + left_out.pop(NOT_ASKED, 0)
+                self.left_out += left_out
+                self.unchecked.update(found.unchecked)
+                self.details.update(found.details)
             self._label(new)
             if last:
                 break
@@ -357,11 +359,11 @@ class _LabelRun:
             self._stop("max_usd")
 
     def _solutions(self, questions: Sequence[Prompt]) -> Candidates:
-        settings, data = self._settings, self._data
+        settings, data = self.settings, self._data
         splitter = settings.splitter or ("separator" if data.type == "generated" else "blank_line")
         if settings.method == 1:
             texts = candidates.policy_texts(questions, self._completer(), data, settings)
-            model = self._study.text_policy.path or "made in code"
+            model = self.study.text_policy.path or "made in code"
         else:
             texts = candidates.judge_texts(questions, self._client, data, settings, self._progress.write_line)
             model = self._client.name
@@ -371,11 +373,11 @@ class _LabelRun:
 
     def _label(self, solutions: Sequence[PromptedSolution]) -> None:
         """Label solutions as the answers arrive; when too much fails, the rest gets what is in the cache."""
-        self._candidates += len(solutions)
+        self.written += len(solutions)
         labelled: dict[int, Solution] = {}
         rest: Sequence[int] = range(len(solutions))
         begin = len(self.solutions)
-        while rest and not self._over:
+        while rest and not self.over:
             stopped, done = self.stopped, set()
             with closing(self._labels([solutions[i] for i in rest])) as answers:
                 for k, labels in answers:
@@ -388,7 +390,7 @@ class _LabelRun:
                     if self.stopped != stopped:
                         break
             rest = [i for i in rest if i not in done]
-        self._not_asked += len(rest)
+        self.not_asked += len(rest)
         self.solutions[begin:] = [labelled[i] for i in sorted(labelled)]
         self._check_failures()
 
@@ -404,17 +406,17 @@ class _LabelRun:
         if not isinstance(labels, Failure):
             meta = {**solution.meta, "labeler": self._labeler.name, "labels": dict(labels.meta)}
             solution = replace(solution, labels=labels.values, meta=meta)
-            self.solutions.append(with_rewards(solution, self._settings.reward))
+            self.solutions.append(with_rewards(solution, self.settings.reward))
         elif labels.reason in (BUDGET, NOT_ASKED):
-            self._not_asked += 1
+            self.not_asked += 1
             if labels.reason == BUDGET and not self.stopped:
                 self._stop("max_usd")
         else:
-            self._failures[labels.reason] += 1
-            self._details[labels.reason] = labels.detail
+            self.failures[labels.reason] += 1
+            self.details[labels.reason] = labels.detail
         spent = self._ledger.spent
         text = f"{self.failed} failed" + (f", at most ${spent:.2f} spent" if spent else "")
-        self._progress.advance(self.measured + self._not_asked, text)
+        self._progress.advance(self.measured + self.not_asked, text)
 
     def _check_failures(self) -> None:
         """Stop when too much fails."""
@@ -429,7 +431,7 @@ class _LabelRun:
         self.stopped = why
         if self._http_client is not None:
             self._http_client.only_cached = True
-        self._over = self._http_client is None or (why == "failures" and self._settings.labeler not in JUDGED)
+        self.over = self._http_client is None or (why == "failures" and self.settings.labeler not in JUDGED)
 
     def card(self) -> dict[str, Any]:
         """The contents of `card.json`."""
@@ -437,18 +439,18 @@ class _LabelRun:
         sampled: Counter[str] = sum((c.counts for c in self._completers.values()), Counter())
         return {
             "made_by": f"guerdon {__version__}",
-            "method": None if self._settings.data_paths else self._settings.method,
-            "reward": self._settings.reward,
-            **data_set.identity(self._settings),
+            "method": None if self.settings.data_paths else self.settings.method,
+            "reward": self.settings.reward,
+            **data_set.identity(self.settings),
             "stopped": self.stopped,
             "questions": {
-                "tried": len(rates), "kept": len(self._kept), "not_checkable": rates.count(None),
-                "too_long": self._too_long,
+                "tried": len(rates), "kept": len(self.kept), "not_checkable": rates.count(None),
+                "too_long": self.too_long,
             },
             "solutions": {
-                "written": self._candidates, "labelled": len(self.solutions), "not_asked": self._not_asked,
-                "failed": dict(sorted(self._failures.items())), "left_out": dict(sorted(self._left_out.items())),
-                "answer_not_checked": dict(sorted(self._unchecked.items())),
+                "written": self.written, "labelled": len(self.solutions), "not_asked": self.not_asked,
+                "failed": dict(sorted(self.failures.items())), "left_out": dict(sorted(self.left_out.items())),
+                "answer_not_checked": dict(sorted(self.unchecked.items())),
             },
             **data_set.step_counts(self.solutions),
             "ledger": self._ledger.totals(),
@@ -456,6 +458,6 @@ class _LabelRun:
             "sampled": dict(sorted(sampled.items())),
             "settings": {
                 key: None if part is None else to_plain(part)
-                for key, part in (("label", self._settings), ("data", self._study.data), ("policy", self._study.policy))
+                for key, part in (("label", self.settings), ("data", self.study.data), ("policy", self.study.policy))
             },
         }  # fmt: skip

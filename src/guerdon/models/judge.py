@@ -32,8 +32,7 @@ import numpy as np
 from guerdon.call_queue import alone
 from guerdon.episodes.chats import asked_key, unreadable
 from guerdon.errors import ConfigError, DataError
-from guerdon.labels.llm_client import LLMClient, LLMReply, LLMRequest
-from guerdon.labels.llm_judge import asked_text, reason_text
+from guerdon.labels.llm_client import LLMClient, LLMReply, LLMRequest, asked_text, reason_text
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.models.rubric import Rubric, rubric_of
 from guerdon.replies import json_objects

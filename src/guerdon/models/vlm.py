@@ -66,6 +66,7 @@ ANSWERS: dict[VLMType, tuple[Answer, ...]] = {
 WIDEST = 200  # longer side of a frame over the shorter: more is refused by the models' image processors
 LEAST_SHARE = 1e-3  # the least probability of yes and no together at which a soft answer counts
 LOWEST_LOG_PROB = -100.0  # below it, the logarithm of a probability is given as this
+_TRENDS = {"positive": 1.0, "negative": -0.2, "unclear": 0.0}  # values of the words
 _WORDS = {
     "trend": ("trend", {"positive": "positive", "negative": "negative", "unclear": "unclear"}),
     "preference": ("nearer", {"second": "positive", "first": "negative", "same": "unclear"}),
@@ -116,7 +117,7 @@ class VLMRewardModel:
         s, prompt = self.settings, self._plan.prompt
         limits: tuple[float, ...] = (LOWEST_LOG_PROB, 0.0) if self.kind == "true_logprob" else (0.0, 1.0)
         if self._windowed:
-            limits = (s.positive_reward, s.negative_reward, s.unclear_reward)
+            limits = tuple(_TRENDS.values())
         threshold = None if self.card is None else self.card.threshold
         if threshold is None and prompt.answer == "completed":
             threshold = 0.5
@@ -271,18 +272,17 @@ class VLMRewardModel:
 
     def _parse(self, text: str, task: str, plan: _Plan) -> tuple[float, ParseStatus] | Failure:
         """The value in an answer, and whether it has the form that was asked for."""
-        s, answer = self.settings, plan.prompt.answer
+        answer = plan.prompt.answer
         if answer in _WORDS:
             found = parse_answer(text, Choices(*_WORDS[answer]), [task])
-            rewards = {"positive": s.positive_reward, "negative": s.negative_reward, "unclear": s.unclear_reward}
-            return found if isinstance(found, Failure) else (rewards[found.value], found.status)
+            return found if isinstance(found, Failure) else (_TRENDS[found.value], found.status)
         form = Completed() if answer == "completed" else Numbers(plan.scale, plan.prompt.scale)
         found = parse_answer(text, form, [task])
         return found if isinstance(found, Failure) else (found.value, found.status)
 
     def _judged(self, episode: Episode, keys: list[bytes | None], answers: dict[bytes, _Read]) -> ExplainedScore:
         """The explained score of an episode from the answers about its rows."""
-        reads = [_Read(self.settings.unclear_reward) if key is None else answers[key] for key in keys]
+        reads = [_Read(_TRENDS["unclear"]) if key is None else answers[key] for key in keys]
         text, tokens = reads[-1].text, sum(read.tokens for read in reads)
         failures = [(row, read.value) for row, read in enumerate(reads) if isinstance(read.value, Failure)]
         if failures:

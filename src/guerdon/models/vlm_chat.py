@@ -26,11 +26,10 @@ from PIL import Image
 
 from guerdon.call_queue import alone
 from guerdon.config import api_key
-from guerdon.errors import CheckpointError, ConfigError, GuerdonError, MissingDependencyError, boundary
+from guerdon.errors import CheckpointError, ConfigError, GuerdonError, boundary, needs
 from guerdon.hub import adapter_config, check_folder, model_folder
 from guerdon.labels.chat_replies import has_reasoning, is_whole_json, kind_of_end, model_of, refusal_of, text_of
-from guerdon.labels.endpoint import ReplyModels, bearer, endpoint, post_json
-from guerdon.labels.request_settings import AcceptedSettings, neutral
+from guerdon.labels.endpoint import AcceptedSettings, ReplyModels, bearer, endpoint, neutral, post_json
 from guerdon.models.vlm_frames import limit_pixels
 from guerdon.models.vlm_prompts import (
     GenerationOptions,
@@ -116,7 +115,7 @@ class OpenAIBackend:
         self, question: Question, body: Mapping[str, Any], decode: Callable[[Any], T | Failure], seconds: float
     ) -> Attempt[T | Failure]:
         s = self.settings
-        messages = chat_messages(question, s.image_format)
+        messages = chat_messages(question)
         url = endpoint(s.base_url, "/chat/completions")
         payload = {
             "model": s.model, "stream": False, "messages": messages, **neutral(body["temperature"]), **self._template,
@@ -136,7 +135,7 @@ class OpenAIBackend:
         return Attempt(answer)
 
 
-def chat_messages(question: Question, image_format: Literal["png", "jpeg"] = "png") -> list[dict[str, Any]]:
+def chat_messages(question: Question) -> list[dict[str, Any]]:
     """A question as chat messages: pictures and videos as data URLs, then the words."""
     parts: list[dict[str, Any]] = []
     for part in question.media:
@@ -144,7 +143,7 @@ def chat_messages(question: Question, image_format: Literal["png", "jpeg"] = "pn
         if part.max_pixels is not None:
             shown = limit_pixels(shown, part.max_pixels)
         if isinstance(part, Picture):
-            url = f"data:image/{image_format};base64,{_encoded(shown[0], image_format)}"
+            url = f"data:image/png;base64,{_encoded(shown[0], 'png')}"
             parts.append({"type": "image_url", "image_url": {"url": url}})
         else:
             frames = ",".join(_encoded(frame, "jpeg") for frame in shown)
@@ -251,12 +250,8 @@ class VLLMBackend:
         self, path: str, adapter: str | None, settings: VLLMSettings, *, template: Mapping[str, Any] | None = None
     ) -> None:
         self._template = {"chat_template_kwargs": dict(template)} if template else {}
-        try:
+        with needs("vlm.backend vllm needs vLLM: pip install vllm, or use backend transformers or openai"):
             self._vllm = importlib.import_module("vllm")
-        except ImportError as error:
-            raise MissingDependencyError(
-                "vlm.backend vllm needs vLLM: pip install vllm, or use backend transformers or openai"
-            ) from error
         self._lora: Any = None
         options: dict[str, Any] = {}
         if adapter is not None:

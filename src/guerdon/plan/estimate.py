@@ -18,41 +18,37 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.durations import duration
-from guerdon.plan.estimate_text import estimate_text_run, estimate_text_train
-from guerdon.plan.estimate_vla import estimate_vla, vla_bytes
+from guerdon.plan.gpu import estimate_text_run, estimate_text_train, estimate_vla, started, vla_bytes
 from guerdon.plan.text_size import Size, size_of_start
 from guerdon.settings.data import ChainSettings, DataSettings, FilesDataSettings, run_prompts
 from guerdon.settings.evaluate import EvaluateTextSettings, GeneratedBenchSettings, judged_names
-from guerdon.settings.label import CONTINUED, JUDGED, HttpJudgeSettings, LocalJudgeSettings, OwnJudgeSettings
+from guerdon.settings.label import CONTINUED, JUDGED, LabelSettings, LocalJudgeSettings, OwnJudgeSettings
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import ConstantModelSettings, ProgressModelSettings, ResNetModelSettings
 from guerdon.settings.study import Study
-from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
+from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings, TextTrainSettings, VLMTrainSettings
 from guerdon.settings.vla_policy import VLAPolicySettings
 
-SIMULATE, RENDER, SCORE, TRAIN, UPDATE = 5000.0, 120.0, 600.0, 200.0, 12000.0  # per second: steps, frames, ...
-SLOW = {"libero": (70.0, 30.0), "maniskill": (500.0, 20.0)}  # worlds with other speeds: steps, pictures of a camera
+SPEED = {"libero": (70.0, 30.0), "maniskill": (500.0, 20.0)}  # environment steps, and pictures of a camera, per second
+OTHER_SPEED = 5000.0, 120.0
+SCORE, TRAIN, UPDATE = 600.0, 200.0, 12000.0  # per second: frames scored, examples learnt from, steps of PPO
+TRAIN_VLM = 60.0  # examples of a tiny vision-language model per second, evaluations included
+HEAD, HEAD_WEIGHTS = 20000.0, 0.5  # examples per second that a head learns from, its weights in millions
+TINY_VLA = (0.0015, 0.003)  # seconds of a decision of a tiny VLA: to take and to evaluate it, to learn from it once
 START = 5.0  # seconds until the libraries are imported and a model is there
 RUN = 3.0  # seconds of a robot's run around its steps, without imports: jobs of a study are forked with them
 OVERHEAD = 0.15  # millions of parameters that a tiny model seems to have more, for the calls around it
-SOLUTION = 300  # tokens, where the data do not say
 WRITE = 90.0  # responses of about 40 tokens per second and million parameters, learning included
 LARGE = 6.0  # times as many in models of over ten million parameters, in bfloat16: their products keep a core busy
-TINY_VLA = (0.0015, 0.003)  # seconds of a decision of a tiny VLA: to take and to evaluate it, to learn from it once
-TRAIN_VLM = 60.0  # examples of a tiny vision-language model per second, evaluations included
-QUESTION, STEPS, PAIRS = 100, 6, 8192  # tokens, steps and demonstrations, where the data do not say
+SOLUTION, QUESTION, STEPS, PAIRS = 300, 100, 6, 8192  # tokens, steps and demonstrations, where the data do not say
 JUDGE_READS, PER_STEP_READ, PER_STEP_WRITTEN = 320, 16, 50  # tokens of the request around the text, and of verdicts
 SECONDS_PER_CALL = 6.0
 BACKBONES = {  # millions of weights, head included
     "resnet18": 11.3, "resnet34": 21.4, "resnet50": 24.0, "resnet101": 43.0, "resnet152": 58.7,
     "efficientnet_lite0": 3.7, "mlp": 0.15,
 }  # fmt: skip
-FROZEN, HEAD = (
-    600.0,
-    20000.0,
-)  # per second: frames of 64 x 64 through a frozen backbone, examples that a head learns from
-HEAD_WEIGHTS = 0.5  # millions
+TINY_VLM = 1_000_000  # bytes of the weights of a tiny vision-language model
 STATE = 256  # bytes of a state that a reward model looks at
 BYTES_PER_PIXEL = 1.2  # of a PNG of a rendered scene
 STEPS_BETWEEN_EVALUATIONS = 20  # of an image model, at least, where eval_every is null
@@ -65,30 +61,16 @@ def estimate_collect(study: Study) -> dict[str, Any]:
     settings = study.collect
     if settings is None:
         return {}
-    limit = study.env.max_episode_steps or 200
+    simulate, render = SPEED.get(study.env.type, OTHER_SPEED)
+    limit, (height, width) = study.env.max_episode_steps or 200, study.env.frame_size
     frames = settings.episodes * (limit // settings.frame_every + 2)
-    height, width = study.env.frame_size
+    pictures = frames * len(getattr(study.env, "cameras", ("the only one",)))
     return {
         "episodes": settings.episodes,
         "frames": f"at most {frames}",
-        "seconds": frames * _cameras(study) / _render(study) + settings.episodes * limit / _simulate(study),
-        "bytes": int(frames * _cameras(study) * height * width * BYTES_PER_PIXEL),
+        "seconds": pictures / render + settings.episodes * limit / simulate,
+        "bytes": int(pictures * height * width * BYTES_PER_PIXEL),
     }
-
-
-def _simulate(study: Study) -> float:
-    """Environment steps per second."""
-    return SLOW.get(study.env.type, (SIMULATE, RENDER))[0]
-
-
-def _render(study: Study) -> float:
-    """Pictures per second."""
-    return SLOW.get(study.env.type, (SIMULATE, RENDER))[1]
-
-
-def _cameras(study: Study) -> int:
-    """Pictures of a recorded row."""
-    return len(getattr(study.env, "cameras", ("the only one",)))
 
 
 def estimate_train(study: Study, only: Sequence[str] = ()) -> dict[str, Any]:
@@ -106,7 +88,7 @@ def estimate_train(study: Study, only: Sequence[str] = ()) -> dict[str, Any]:
         else:
             size = 0.0 if model.arch == "mlp" else model.image_size[1] * model.image_size[2] / (64 * 64)
             once = model.backbone_frozen or model.arch == "mlp"
-            seconds = size * rows / FROZEN + examples / HEAD if once else size * examples / TRAIN
+            seconds = size * rows / SCORE + examples / HEAD if once else size * examples / TRAIN
             left, peak = _image_bytes(model)
         parts.append({"seconds": seconds, "bytes": left, "peak_bytes": peak})
     left, peak = total_bytes(parts, 1)
@@ -128,42 +110,38 @@ def _image_bytes(model: ResNetTrainSettings | ProgressTrainSettings) -> tuple[in
 
 def _vlm_bytes(model: VLMTrainSettings) -> tuple[int, int]:
     """As `_image_bytes`; of a model that is not here yet, half a billion parameters are assumed."""
-    tiny = model.tiny and TinyModelSettings(
-        hidden_size=model.tiny.hidden_size, layers=model.tiny.layers + model.tiny.vision_layers,
-        heads=model.tiny.heads, intermediate=model.tiny.intermediate, tokenizer="bytes",
-    )  # fmt: skip
-    size = size_of_start(TextPolicySettings(path=model.path, tiny=tiny, lora=model.lora))
-    base = size.millions if tiny is not None else 0.0  # a model that was read stays where it is
-    return int(4e6 * (size.trained + base)), int(4e6 * (9 * size.trained + 2 * base))
+    if model.tiny is not None:
+        return TINY_VLM, 9 * TINY_VLM
+    trained = size_of_start(TextPolicySettings(path=model.path, lora=model.lora)).trained  # what was read stays there
+    return int(4e6 * trained), int(36e6 * trained)
 
 
 def _estimate_train_text(study: Study, only: Sequence[str]) -> dict[str, Any]:
     """Models, gradient steps, seconds and bytes; of data that is not labelled yet, the most that there can be."""
-    label, steps, seconds, bytes_ = study.label, [], 0.0, 0.0
-    gpu: list[dict[str, str]] = []
-    at_most = False
-    for model in (m for name, m in study.text_models.items() if not only or name in only):
+    label, steps, seconds, bytes_ = study.label, 0, 0.0, 0.0
+    notes: dict[str, str] = {}
+    models = [m for name, m in study.text_models.items() if not only or name in only]
+    for model in models:
         paths = model.data_paths or (() if label is None else (str(Path(label.save_dir) / label.dataset),))
         solutions = rows_of(paths)
         if solutions is None:  # the data is not here yet
             solutions = 5000 if label is None else label.num_samples * label.num_rollouts
-            at_most |= model.max_steps is None
+            if model.max_steps is None:
+                missing = "the data is not here yet, and repeated solutions are left out"
+                notes["gradient steps are at most these"] = missing
         passes = model.epochs + getattr(model, "head_epochs", 0.0)
-        steps.append(model.max_steps or int(passes * solutions * (1 - model.val_split) / model.batch_size) + 1)
+        own = model.max_steps or int(passes * solutions * (1 - model.val_split) / model.batch_size) + 1
         start = model.start(study.text_default)
-        own = study.sft.policy if study.sft is not None and start.path == study.text_default.path else None
-        size = size_of_start(start if own is None else own.model_copy(update={"lora": start.lora}))
-        seconds += START + steps[-1] * model.batch_size * text_seconds(size, study.data)
+        if study.sft is not None and study.sft.policy is not None and start.path == study.text_default.path:
+            start = study.sft.policy.model_copy(update={"lora": start.lora})
+        size, learnt = size_of_start(start), own * model.batch_size
+        steps += own
+        seconds += START + learnt * text_seconds(size, study.data)
         bytes_ += text_bytes(size, 1 + model.keep_checkpoints)
-        policy = start if own is None else own.model_copy(update={"lora": start.lora})
-        learnt, written = steps[-1] * model.batch_size, solution_tokens(study.data)
-        gpu.append(estimate_text_train(model, policy, solutions=learnt, written=written))
-    found: dict[str, Any] = {"models": len(steps), "gradient steps": sum(steps)}
-    if at_most:
-        found["gradient steps are at most these"] = "the data is not here yet, and repeated solutions are left out"
-    if len(steps) == 1:
-        found |= {"parameters": str(size), **gpu[0]}
-    return {**found, "seconds": seconds, "bytes": int(bytes_)}
+        if len(models) == 1:
+            gpu = estimate_text_train(model, start, solutions=learnt, written=solution_tokens(study.data))
+            notes |= {"parameters": str(size), **gpu}
+    return {"models": len(models), "gradient steps": steps, **notes, "seconds": seconds, "bytes": int(bytes_)}
 
 
 def rows_of(paths: Sequence[str]) -> int | None:
@@ -210,24 +188,22 @@ def estimate_evaluate(study: Study, only: Sequence[str] = ()) -> dict[str, Any]:
     if settings.generated is not None:
         solutions = len(settings.generated.families) * settings.generated.size
         solutions += 0 if settings.attacks is None else 10 * settings.attacks.questions
-    files = [*settings.process_bench, settings.prm_bench, settings.pairs]
-    files += [] if settings.best_of_n is None else [settings.best_of_n.samples]
-    size = size_of(study) if study.text_default.named else _size_of_first(study, names, settings)
+    best = settings.best_of_n
+    files = [*settings.process_bench, settings.prm_bench, settings.pairs, None if best is None else best.samples]
+    if study.text_default.named:
+        size = size_of(study)
+    elif (third := settings.models.get(names[0])) is not None:
+        size = size_of_start(TextPolicySettings(path=third.path))
+    else:
+        size = size_of_start(study.text_models[names[0]].start(study.text_default))
     seconds = START + solutions * text_seconds(size, study.data) / 3  # read once, nothing learnt
     return {
         "models": ", ".join(names),
         "generated solutions": solutions,
-        **({"and those of": ", ".join(one for one in files if one)} if any(files) else {}),
+        **({"and those of": ", ".join(filter(None, files))} if any(files) else {}),
         "seconds": seconds * max(len(names), 1),
         "bytes": 200_000 * max(len(names), 1),
     }
-
-
-def _size_of_first(study: Study, names: Sequence[str], settings: EvaluateTextSettings) -> Size:
-    """The size of the first model that is judged, in a study without a policy."""
-    third = settings.models.get(names[0])
-    own = study.text_models[names[0]].start(study.text_default) if third is None else None
-    return size_of_start(own or TextPolicySettings(path=third.path if third else None))
 
 
 def estimate_sft(study: Study) -> dict[str, Any]:
@@ -249,17 +225,12 @@ def estimate_sft(study: Study) -> dict[str, Any]:
 
 def size_of(study: Study) -> Size:
     """The size of the policy that a study trains; that of its `sft` section where it starts with one."""
-    policy = study.text_policy
-    first = study.sft.policy if study.sft is not None else None
-    if first is not None:
-        policy = first.model_copy(update={"lora": policy.lora})
-    return size_of_start(policy)
+    return size_of_start(started(study))
 
 
 def estimate_run(study: Study) -> dict[str, Any]:
     """Environment steps (responses), frames, seconds and bytes of `guerdon run`."""
-    runner, env, sources = study.runner, study.env, study.reward.sources
-    used = list(sources.values()) if study.reward.use_reward_model else []
+    runner, env = study.runner, study.env
     evaluations = runner.total_steps // runner.eval_every * runner.eval_episodes
     if study.text:
         costs = {"prime": 0.25, "value": 0.25, "normal": 0.25, "exact": 0.0, "tabular": 0.0}
@@ -276,48 +247,56 @@ def estimate_run(study: Study) -> dict[str, Any]:
         }
     length = env.max_episode_steps or 200
     evaluations *= length
-    seeing = [source for source in used if not _looks_at_states(study, source)]
-    frames = max((_frames_of(source, length) for source in seeing), default=0) * runner.total_steps // length
-    refits = sum(
-        runner.total_steps / (env.num_envs * study.control_algorithm.rollout_steps * m.update_params.every)
-        * m.update_params.steps * m.update_params.batch_size / (HEAD if _looks_at_states(study, s) else TRAIN)
-        for s in sources.values()
-        if (m := s.refitted) is not None
-    )  # fmt: skip
-    steps = (runner.total_steps + evaluations) / _simulate(study) + runner.total_steps / UPDATE
-    steps += _policy_that_sees(study, runner.total_steps, evaluations)
+    simulate, render = SPEED.get(env.type, OTHER_SPEED)
+    scored = [_frames_of(s, length) for s in _used(study) if _arch(study, s) != "mlp"]
+    frames = max(scored, default=0) * runner.total_steps // length
+    seconds = (runner.total_steps + evaluations) / simulate + runner.total_steps / UPDATE + RUN
+    seconds += frames / render + frames * len(scored) / SCORE + _refit_seconds(study)
+    chunk = getattr(study.policy, "num_action_chunks", 1)
+    if isinstance(study.policy, VLAPolicySettings) or env.observation == "pixels":
+        seconds += (runner.total_steps + evaluations) / chunk / render
+    if getattr(study.policy, "tiny", None) is not None:
+        act, learn = TINY_VLA
+        seconds += (runner.total_steps * (act + learn * study.control_algorithm.num_epochs) + evaluations * act) / chunk
     left, peak = _run_bytes(study)
     return {
         "environment steps": runner.total_steps,
         "evaluation steps": evaluations,
         "frames": frames,
         **estimate_vla(study),
-        "seconds": steps + frames / _render(study) + frames * len(seeing) / SCORE + refits + RUN,
+        "seconds": seconds,
         "bytes": left,
         "peak_bytes": peak,
     }
 
 
-def _looks_at_states(study: Study, source: SourceSettings) -> bool:
-    """Whether the reward model of a source looks at states, as far as the study trains it or says so."""
-    model = source.model
-    if not isinstance(model, ResNetModelSettings | ProgressModelSettings):
-        return False
-    made = {trained.save_dir: trained.arch for trained in study.image_models.values()}.get(model.checkpoint_path)
-    return "mlp" in (model.arch, made)
+def _used(study: Study) -> list[SourceSettings]:
+    return list(study.reward.sources.values()) if study.reward.use_reward_model else []
 
 
-def _policy_that_sees(study: Study, steps: int, evaluations: int) -> float:
-    """Seconds that a policy's own pictures take, and the network of a tiny VLA; that of a large one is not counted."""
-    policy, chunk = study.control_policy, 1
-    seconds = 0.0
-    if isinstance(policy, VLAPolicySettings):
-        chunk = policy.num_action_chunks
-        act, learn = TINY_VLA if policy.tiny is not None else (0.0, 0.0)
-        seconds = (steps * (act + learn * study.control_algorithm.num_epochs) + evaluations * act) / chunk
-    elif study.env.observation != "pixels":
-        return 0.0
-    return seconds + (steps + evaluations) / chunk / _render(study)
+def _frames_of(source: SourceSettings, length: int) -> int:
+    """Frames of an episode that a source looks at."""
+    if isinstance(source.model, ConstantModelSettings):
+        return 0
+    return 1 if source.reward_mode == "terminal" else length // source.score_every + 1
+
+
+def _arch(study: Study, source: SourceSettings) -> str | None:
+    """The network of the reward model of a source, as far as the study trains it or says so; `mlp` looks at states."""
+    if not isinstance(source.model, ResNetModelSettings | ProgressModelSettings):
+        return None
+    made = {trained.save_dir: trained.arch for trained in study.image_models.values()}
+    return source.model.arch or made.get(source.model.checkpoint_path)
+
+
+def _refit_seconds(study: Study) -> float:
+    """Seconds that reward models of a run learn."""
+    rollout, seconds = study.env.num_envs * study.control_algorithm.rollout_steps, 0.0
+    for source in study.reward.sources.values():
+        if (model := source.refitted) is not None:
+            how, rate = model.update_params, HEAD if _arch(study, source) == "mlp" else TRAIN
+            seconds += study.runner.total_steps / (rollout * how.every) * how.steps * how.batch_size / rate
+    return seconds
 
 
 def _run_bytes(study: Study) -> tuple[int, int]:
@@ -326,19 +305,16 @@ def _run_bytes(study: Study) -> tuple[int, int]:
     A checkpoint is written before the oldest goes.
     """
     runner = study.runner
-    trained = {model.save_dir: model for model in study.image_models.values()}
-    weights = state = 0
+    trained = {model.save_dir: model.image_size for model in study.image_models.values()}
+    policy, state = vla_bytes(study)
+    weights = 0
     for source in study.reward.sources.values():
         if (model := source.refitted) is not None:
-            made = trained.get(model.checkpoint_path)
-            arch, size = (made.arch, made.image_size) if made is not None else ("resnet18", (3, 128, 128))
-            parameters = int(4e6 * BACKBONES[model.arch or arch])
+            arch = _arch(study, source) or "resnet18"
+            size = model.image_size or trained.get(model.checkpoint_path, (3, 128, 128))
+            parameters = int(4e6 * BACKBONES[arch])
             weights += parameters
-            state += 3 * parameters + model.update_params.replay_size * (
-                STATE if (model.arch or arch) == "mlp" else math.prod(model.image_size or size)
-            )
-    policy, saved = vla_bytes(study)
-    state += saved
+            state += 3 * parameters + model.update_params.replay_size * (STATE if arch == "mlp" else math.prod(size))
     written = -(-runner.total_steps // runner.checkpoint_every)
     left = RUN_FILES + policy + state * min(runner.keep_checkpoints, written) + weights * runner.save_reward_models
     return left, max(left, RUN_FILES + policy + state * min(max(runner.keep_checkpoints, 1) + 1, written))
@@ -352,51 +328,57 @@ def estimate_label(study: Study) -> dict[str, Any]:
     given = rows_of(settings.data_paths)
     if settings.data_paths and not given:
         return {"solutions": f"those of {', '.join(settings.data_paths)}, not counted here", "seconds": START}
-    known = data if data.type == "generated" else None
-    steps, length = known.task.steps if known else STEPS, solution_tokens(data)
-    most = known.train_size if known else math.inf
-    solutions, tried = given or int(min(settings.num_samples, most)) * settings.num_rollouts, 0
+    steps, length = _steps(data), solution_tokens(data)
+    most = data.train_size if data.type == "generated" else math.inf
+    questions, mining = int(min(settings.num_samples, most)), settings.mining
+    solutions = given or questions * settings.num_rollouts
     found: dict[str, Any] = {"solutions": f"at most {solutions}"}
+    sampled = 0
     if not given:
-        tried = 0 if settings.mining is None else int(min(settings.mining.max_questions, most))
-        questions = f"at most {int(min(settings.num_samples, most))}"
-        found = {"questions": questions + (f", out of at most {tried} tried" if tried else ""), **found}
-    sampled = tried * settings.mining.attempts if settings.mining is not None else 0
-    sampled += solutions if settings.method == 1 and not given else 0
+        tried = 0 if mining is None else int(min(mining.max_questions, most))
+        out_of = f", out of at most {tried} tried" if tried else ""
+        found = {"questions": f"at most {questions}{out_of}", **found}
+        sampled = (0 if mining is None else tried * mining.attempts) + (solutions if settings.method == 1 else 0)
     prefixes = math.ceil(math.log2(max(steps, 2))) if settings.labeler == "binary_search" else max(steps - 1, 1)
     continued = solutions * prefixes * settings.monte_carlo.completions if settings.labeler in CONTINUED else 0
     judged = solutions if settings.labeler in JUDGED else 0
     written = solutions if settings.method == 2 else 0
-    read = judged * (JUDGE_READS + QUESTION + length + PER_STEP_READ * steps) + written * (QUESTION + 50)
-    answered = judged * (20 + PER_STEP_WRITTEN * steps) + written * length
-    calls = judged + written
     size = size_of(study)
     seconds = START + (sampled + continued / 2) * text_seconds(size, data)
     if sampled or continued:
         if size.assumed:
             found["parameters"] = str(size)
         found["texts to sample"] = f"at most {sampled + continued}"
-    judge = settings.judge
-    if calls and isinstance(judge, LocalJudgeSettings):
-        seconds += answered / length * text_seconds(size_of_start(TextPolicySettings(path=judge.model)), data)
-    elif calls and isinstance(judge, OwnJudgeSettings):
-        found["calls"] = f"at most {calls}, to {judge.model_name}"
-    elif calls and isinstance(judge, HttpJudgeSettings):
-        prices = judge.prices
-        seconds += calls / min(judge.concurrency / SECONDS_PER_CALL, (judge.requests_per_minute or math.inf) / 60)
-        found["calls"] = (
-            f"at most {calls}, to {judge.model_name} at {judge.url}; each that fails is made again, "
-            f"up to {judge.retries} times"
-        )
-        found["tokens"] = f"about {_short(read)} read and {_short(answered)} written"
-        limit = judged * judge.max_tokens + written * data.max_response_length
-        usual, long = ((read * prices[0] + n * prices[1]) / 1e6 for n in (answered, limit))
-        found["dollars"] = (
-            f"about ${usual:.2f} if every solution is kept and no call fails; "
-            f"${long:.2f} if every reply is as long as it may be"
-        ) + ("" if settings.max_usd is None else f"; stops before ${settings.max_usd:.2f}")
+    if judged or written:
+        lines, more = _estimate_calls(settings, data, judged, written, steps, length)
+        found |= lines
+        seconds += more
     bytes_ = solutions * (800 + steps * (150 + 2 * length)) + 2 * (sampled + continued) * length
     return {**found, "seconds": seconds, "bytes": bytes_}
+
+
+def _estimate_calls(
+    settings: LabelSettings, data: DataSettings, judged: int, written: int, steps: int, length: int
+) -> tuple[dict[str, str], float]:
+    """Calls, tokens and dollars of a judge for so many solutions to judge and to write, and its seconds."""
+    judge, calls = settings.judge, judged + written
+    read = judged * (JUDGE_READS + QUESTION + length + PER_STEP_READ * steps) + written * (QUESTION + 50)
+    answered = judged * (20 + PER_STEP_WRITTEN * steps) + written * length
+    if isinstance(judge, LocalJudgeSettings):
+        size = size_of_start(TextPolicySettings(path=judge.model))
+        return {}, answered / length * text_seconds(size, data)
+    if isinstance(judge, OwnJudgeSettings):
+        return {"calls": f"at most {calls}, to {judge.model_name}"}, 0.0
+    limit = judged * judge.max_tokens + written * data.max_response_length
+    usual, long = ((read * judge.prices[0] + n * judge.prices[1]) / 1e6 for n in (answered, limit))
+    stops = "" if settings.max_usd is None else f"; stops before ${settings.max_usd:.2f}"
+    return {
+        "calls": f"at most {calls}, to {judge.model_name} at {judge.url}; each that fails is made again, up to "
+        f"{judge.retries} times",
+        "tokens": f"about {_short(read)} read and {_short(answered)} written",
+        "dollars": f"about ${usual:.2f} if every solution is kept and no call fails; ${long:.2f} if every reply is as "
+        f"long as it may be{stops}",
+    }, calls / min(judge.concurrency / SECONDS_PER_CALL, (judge.requests_per_minute or math.inf) / 60)
 
 
 def estimate_search(study: Study) -> dict[str, Any]:
@@ -404,23 +386,21 @@ def estimate_search(study: Study) -> dict[str, Any]:
     settings, data = study.search, study.data
     if settings is None or data is None:
         return {}
-    if settings.questions is not None:
-        questions = rows_of((settings.questions,))
-    else:
-        questions = 0 if data.type != "generated" and getattr(data, data.validation_key) else data.val_size
+    own = 0 if data.type != "generated" and getattr(data, data.validation_key) else data.val_size
+    questions = own if settings.questions is None else rows_of((settings.questions,))
     if not questions:
         return {"questions": f"those of {settings.questions or 'data'}, not counted here", "seconds": START}
     questions = min(questions, settings.limit or questions)
-    solutions = questions * settings.n
+    solutions, size = questions * settings.n, size_of(study)
     rounds = 1 if settings.method == "best_of_n" else min(settings.rounds, _steps(data))
-    found: dict[str, Any] = {"questions": questions, "solutions to sample": f"at most {solutions}"}
-    if rounds > 1:
-        found["extensions by a step"] = f"about {solutions * rounds}"
-    size = size_of(study)
-    if size.assumed:
-        found["parameters"] = str(size)
-    seconds = START + solutions * text_seconds(size, data)
-    return {**found, "seconds": seconds, "bytes": questions * (400 + 4 * solution_tokens(data))}
+    return {
+        "questions": questions,
+        "solutions to sample": f"at most {solutions}",
+        **({"extensions by a step": f"about {solutions * rounds}"} if rounds > 1 else {}),
+        **({"parameters": str(size)} if size.assumed else {}),
+        "seconds": START + solutions * text_seconds(size, data),
+        "bytes": questions * (400 + 4 * solution_tokens(data)),
+    }
 
 
 def _steps(data: DataSettings) -> int:
@@ -439,13 +419,12 @@ def estimate(study: Study, command: str, only: Sequence[str] = ()) -> dict[str, 
         command: `collect`, `sft`, `label`, `train`, `evaluate`, `search` or `run`.
         only: models that `train` and `evaluate` are limited to; empty: all.
     """
-    if command in ("train", "evaluate"):
-        return (estimate_train if command == "train" else estimate_evaluate)(study, only)
-    found = {
-        "collect": estimate_collect, "sft": estimate_sft, "label": estimate_label, "search": estimate_search,
-        "run": estimate_run,
-    }  # fmt: skip
-    return found[command](study)
+    if command == "train":
+        return estimate_train(study, only)
+    if command == "evaluate":
+        return estimate_evaluate(study, only)
+    return {"collect": estimate_collect, "sft": estimate_sft, "label": estimate_label, "search": estimate_search,
+            "run": estimate_run}[command](study)  # fmt: skip
 
 
 def total_seconds(parts: list[dict[str, Any]], parallel: int) -> float:
@@ -474,11 +453,3 @@ def readable(estimate: dict[str, Any]) -> list[str]:
         elif name != "peak_bytes":
             lines.append(f"{name}: {value}")
     return lines
-
-
-def _frames_of(source: SourceSettings, length: int) -> int:
-    if isinstance(source.model, ConstantModelSettings):
-        return 0
-    if source.reward_mode == "terminal":
-        return 1
-    return length // source.score_every + 1

@@ -14,7 +14,7 @@ from typing import Any
 from guerdon.errors import DataError, boundary
 from guerdon.hub import ADAPTER, base_of
 from guerdon.packaged import PREFIX, packaged_config
-from guerdon.settings.text_policy import TextPolicySettings
+from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
 
 
 @dataclass(frozen=True)
@@ -111,61 +111,54 @@ def size_of_start(start: TextPolicySettings) -> Size:
     Without one, `policy.config_file` is read; without that, the size in the model's name is taken and the shape of
     Qwen2.5's model that is nearest to it, which `assumed` says.
     """
-    rank, found = None if start.lora is None else start.lora.r, None
-    if start.tiny is not None:
-        tiny = start.tiny
-        head = tiny.hidden_size // tiny.heads
-        vocabulary = 262 if tiny.tokenizer == "bytes" else len(set(tiny.alphabet)) + 8
-        keys = (tiny.kv_heads or tiny.heads) * head
-        shape = Shape(
-            tiny.hidden_size, tiny.layers, tiny.intermediate, tiny.heads * head, keys, vocabulary, tiny.tie_embeddings
-        )
-        return Size(shape, rank)
+    rank, tiny = None if start.lora is None else start.lora.r, start.tiny
+    if tiny is not None:
+        return Size(_tiny_shape(tiny), rank)
     path = start.path or ""
     found = _config_of(path)
     if found is None and start.config_file is not None:
-        found = _read(Path(start.config_file))
+        found = read_config(Path(start.config_file))
     if found is not None and {"hidden_size", "num_hidden_layers", "intermediate_size"} <= found.keys():
-        return Size(_shape(found), rank)
-    named = _billions(path)
-    if named is None:
-        why = f"{path} is not here yet, and its name says no size (policy.config_file takes its config.json)"
-        return Size(PUBLISHED[0.5], rank, why, known=False)
-    return Size(_nearest(named), rank, f"{path} is not here yet, so the size in its name and a shape of Qwen2.5")
+        return Size(shape_of(found), rank)
+    if (shape := _shape_named(path)) is not None:
+        return Size(shape, rank, f"{path} is not here yet, so the size in its name and a shape of Qwen2.5")
+    why = f"{path} is not here yet, and its name says no size (policy.config_file takes its config.json)"
+    return Size(PUBLISHED[0.5], rank, why, known=False)
 
 
-def _shape(found: dict[str, Any]) -> Shape:
+def _tiny_shape(tiny: TinyModelSettings) -> Shape:
+    words = 262 if tiny.tokenizer == "bytes" else len(set(tiny.alphabet)) + 8
+    config = {
+        "hidden_size": tiny.hidden_size, "num_hidden_layers": tiny.layers, "intermediate_size": tiny.intermediate,
+        "num_attention_heads": tiny.heads, "num_key_value_heads": tiny.kv_heads, "vocab_size": words,
+    }  # fmt: skip
+    return shape_of({**config, "tie_word_embeddings": tiny.tie_embeddings})
+
+
+def shape_of(found: dict[str, Any]) -> Shape:
     """The shape that a configuration of transformers describes."""
-    heads = found.get("num_attention_heads") or 1
-    head = found.get("head_dim") or found["hidden_size"] // heads
-    return Shape(
-        found["hidden_size"],
-        found["num_hidden_layers"],
-        found["intermediate_size"],
-        heads * head,
-        (found.get("num_key_value_heads") or heads) * head,
-        found.get("vocab_size", 0),
-        bool(found.get("tie_word_embeddings", True)),
-    )
+    heads, width = found.get("num_attention_heads") or 1, found["hidden_size"]
+    head = found.get("head_dim") or width // heads
+    keys, tied = (found.get("num_key_value_heads") or heads) * head, found.get("tie_word_embeddings", True)
+    layers, inner = found["num_hidden_layers"], found["intermediate_size"]
+    return Shape(width, layers, inner, heads * head, keys, found.get("vocab_size", 0), bool(tied))
 
 
-def _billions(path: str) -> float | None:
-    """The size in the last part of a path or hub id (`1.5B`, `135M`), in billions; None where there is none."""
+def _shape_named(path: str) -> Shape | None:
+    """A published shape by the size in the last part of a path or hub id (`1.5B`, `135M`); None where there is none.
+
+    Of another size it is the nearest, with more or fewer layers.
+    """
     found = _IN_NAME.search(path.rstrip("/").rpartition("/")[2])
-    if found is None:
+    billions = 0.0 if found is None else float(found[1]) * (1.0 if found[2].lower() == "b" else 1e-3)
+    if not billions:
         return None
-    return float(found[1]) * (1.0 if found[2].lower() == "b" else 1e-3) or None
-
-
-def _nearest(billions: float) -> Shape:
-    """A published shape; of another size, the nearest with more or fewer layers."""
-    name = min(PUBLISHED, key=lambda one: abs(one - billions) / max(one, billions))
-    shape = PUBLISHED[name]
-    if name == billions:
+    shape = PUBLISHED[min(PUBLISHED, key=lambda one: abs(one - billions) / max(one, billions))]
+    if billions in PUBLISHED:
         return shape
-    rest = billions * 1e9 - replace(shape, layers=0).parameters
-    layer = replace(shape, layers=1).parameters - replace(shape, layers=0).parameters
-    return replace(shape, layers=max(1, round(rest / layer)))
+    empty = replace(shape, layers=0).parameters
+    layer = replace(shape, layers=1).parameters - empty
+    return replace(shape, layers=max(1, round((billions * 1e9 - empty) / layer)))
 
 
 def _config_of(path: str) -> dict[str, Any] | None:
@@ -182,10 +175,15 @@ def _config_of(path: str) -> dict[str, Any] | None:
         with boundary(DataError, f"{path}: neither a folder nor the name of a model on the hub"):
             cached = try_to_load_from_cache(path, "config.json") if path.count("/") <= 1 else None
         file = Path(cached) if isinstance(cached, str) else file
-    return _read(file) if file.is_file() else None
+    return read_config(file) if file.is_file() else None
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_config(file: Path) -> dict[str, Any]:
+    """The configuration of the language part in a file.
+
+    Raises:
+        DataError: it cannot be read.
+    """
     with boundary(DataError, f"{file} cannot be read"):
         found = json.loads(file.read_text(encoding="utf-8"))
         return dict(found.get("text_config") or found)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from guerdon.devices import seeded
-from guerdon.errors import ConfigError, MissingDependencyError
+from guerdon.errors import ConfigError, needs
 from guerdon.progress import log_once
 from guerdon.settings.text_policy import LoraSettings
 
@@ -35,10 +35,8 @@ def import_peft() -> Any:
     Raises:
         MissingDependencyError: it is not installed.
     """
-    try:
+    with needs("adapters need peft: pip install guerdon[text]"):
         import peft
-    except ImportError as error:
-        raise MissingDependencyError("adapters need peft: pip install guerdon[text]") from error
     for warning in _CORRECTED:
         warnings.filterwarnings("ignore", warning)
     return peft

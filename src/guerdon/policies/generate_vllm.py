@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from guerdon.errors import GuerdonError, MissingDependencyError, boundary
+from guerdon.errors import GuerdonError, boundary, needs
 from guerdon.policies.generate import Engine, Generation, LocalEngine
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.tokens import pad_id, stop_ids, token_batch
@@ -175,9 +175,5 @@ class VLLMEngine:
 
 def _import_vllm() -> Any:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    try:
+    with needs("generation.engine vllm needs vLLM: pip install vllm, or set generation.engine to local"):
         return importlib.import_module("vllm")
-    except ImportError as error:
-        raise MissingDependencyError(
-            "generation.engine vllm needs vLLM: pip install vllm, or set generation.engine to local"
-        ) from error

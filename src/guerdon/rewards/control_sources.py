@@ -11,7 +11,8 @@ counts as failed then too. A model that is refitted during the run is a `guerdon
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,6 @@ from guerdon.models.vlm_prm import log_computed, log_weighted
 from guerdon.policies.robot import ControlInputs
 from guerdon.rewards import shaping
 from guerdon.rewards.frame_cache import FrameCache
-from guerdon.rewards.score_ahead import Asked, ScoresAhead
 from guerdon.rewards.source import ModelReward, RawRow, SourceTerms, raw_scores
 from guerdon.settings.reward import SourceSettings
 from guerdon.types import (
@@ -45,6 +45,54 @@ from guerdon.types import (
 )
 
 LOGGED_AS_PRM = ("QwenProcessRM", "DummyRM")  # the VLA guide's names of models, which come with its log lines
+
+
+Asked = tuple[tuple[int, int | None, tuple[int, ...]], Episode]
+"""Stream, number and rows of what is scored, and its pictures."""
+
+
+class ScoresAhead:
+    """Scores computed in a thread of their own while the environment goes on (`reward.overlap_steps`).
+
+    What is asked for is known by a key, so that the source finds each score when it measures the rollout. One thread
+    scores for a source, in the order in which it was asked, so results do not depend on how fast anything is. An
+    exception of the model is raised where its score is taken.
+
+    Args:
+        score: measures episodes, in one call for all that are asked for at a time.
+    """
+
+    def __init__(self, score: Callable[[Sequence[Episode]], list[Score]]) -> None:
+        self._score = score
+        self._thread: ThreadPoolExecutor | None = None
+        self._found: dict[tuple[int, int | None, tuple[int, ...]], tuple[Future[list[Score]], int]] = {}
+
+    def ask(self, asked: Sequence[Asked]) -> None:
+        """Score these episodes, after those that were asked for before."""
+        if not asked:
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="guerdon-score-ahead")
+        future = self._thread.submit(self._score, [episode for _, episode in asked])
+        self._found |= {key: (future, n) for n, (key, _) in enumerate(asked)}
+
+    def take(self, asked: Sequence[Asked]) -> list[Score]:
+        """The scores of these episodes; nothing is kept of any after that."""
+        if not self._found:  # nothing runs beside this thread
+            return self._score([episode for _, episode in asked]) if asked else []
+        self.ask([one for one in asked if one[0] not in self._found])
+        try:
+            found = [self._found[key] for key, _ in asked]
+            return [future.result()[n] for future, n in found]
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Forget what was asked for, and end the thread with the call that it is in."""
+        self._found.clear()
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+            self._thread = None
 
 
 @dataclass

@@ -22,6 +22,8 @@ from guerdon.settings.reward import CacheSettings
 from guerdon.types import BoolArray, ByteArray, Episode, Metrics, Score
 
 _BITS_SET = np.array([bin(i).count("1") for i in range(1 << 16)], dtype=np.uint8)
+HASH_SIZE = 16  # rows of the grid that a frame is reduced to
+CHECK_SHARE = 0.05  # of the hits are scored anyway
 _NOT_SCORED = -1  # of an entry that is not waiting for its value; of a task: the entry is empty
 
 
@@ -47,7 +49,7 @@ class FrameCache:
 
     def __init__(self, settings: CacheSettings, rng: np.random.Generator) -> None:
         self.settings, self.rng = settings, rng
-        self._keys = np.zeros((settings.size, settings.hash_size**2 // 16), dtype=np.uint16)
+        self._keys = np.zeros((settings.size, HASH_SIZE**2 // 16), dtype=np.uint16)
         self._values = np.zeros(settings.size, dtype=np.float32)
         self._task = np.full(settings.size, _NOT_SCORED, dtype=np.int64)
         self._waiting = np.full(settings.size, _NOT_SCORED, dtype=np.int64)
@@ -71,7 +73,7 @@ class FrameCache:
         ask: list[int] = []
         for i, episode in enumerate(episodes):
             assert episode.frames is not None
-            key, task = difference_hash(episode.frames[0], self.settings.hash_size), self._number(episode.task)
+            key, task = difference_hash(episode.frames[0], HASH_SIZE), self._number(episode.task)
             entry = self._nearest(key, task)
             if entry is None:
                 owners[i] = self._add(key, task, i)
@@ -79,7 +81,7 @@ class FrameCache:
                 continue
             owner = int(self._waiting[entry])
             alike[i] = float(self._values[entry]) if owner == _NOT_SCORED else owner
-            if self.rng.random() < self.settings.check_share:
+            if self.rng.random() < CHECK_SHARE:
                 ask.append(i)
         for i, one in zip(ask, score([episodes[i] for i in ask]) if ask else [], strict=True):
             found[i] = one

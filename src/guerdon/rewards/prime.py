@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 from guerdon import distributed
 from guerdon.collect.text import Responses, TextRollout, generated
 from guerdon.errors import ConfigError
-from guerdon.evaluate.classification import auroc, correlation, point
+from guerdon.evaluate.classification import correlation
 from guerdon.generators import REPLAY, generator
 from guerdon.models import text_losses as implicit
 from guerdon.models.checkpoint import under
@@ -37,11 +37,13 @@ from guerdon.policies.text_files import load_policy, written_bytes
 from guerdon.policies.tokens import TokenBatch, concatenate, token_batch
 from guerdon.rewards.shaping import min_form_rewards
 from guerdon.rewards.source import RewardSource, SourceTerms, response_rewards, with_greedy
-from guerdon.rewards.text_steps import steps_of, true_steps
+from guerdon.rewards.text_steps import first_error_auroc, steps_of, true_steps
 from guerdon.settings.prime import ImplicitModelSettings, PrimeSettings
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.train.optimizers import AdamW
 from guerdon.types import Failure, Metrics, Rewards
+
+GRAD_CLIP = 10.0  # largest norm of the model's gradients, PRIME's default
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +113,7 @@ class PrimeReward(RewardSource[Responses]):
         self.phi.dropout = False  # with `update: after`, passes with gradients give the rewards
         optim = self.settings.optim
         self.optimizer = AdamW(
-            self.phi.parameters(), optim.lr, optim.betas, optim.weight_decay,
+            self.phi.parameters(), optim.lr, optim.weight_decay,
             what="the reward model", key=f"prime_model.optim.lr of the reward source {terms.name}",
         )  # fmt: skip
         self.replay = TextReplay(self.settings.replay_size)
@@ -279,7 +281,7 @@ class PrimeReward(RewardSource[Responses]):
             if not count:
                 continue
             total = distributed.summed({"loss": total})["loss"]
-            norm = self.optimizer.step(total, self.settings.optim.grad_clip)
+            norm = self.optimizer.step(total, GRAD_CLIP)
             if norm is None:
                 skipped += 1
                 continue
@@ -379,7 +381,7 @@ class PrimeReward(RewardSource[Responses]):
             learning={
                 "learning_rate": settings.optim.lr,
                 "weight_decay": settings.optim.weight_decay,
-                "max_grad_norm": settings.optim.grad_clip,
+                "max_grad_norm": GRAD_CLIP,
                 "batch_size": self.section.mini_batch_size,
             },
             training={"method": "prime", "settings": self.section.model_dump(mode="json")},
@@ -436,26 +438,17 @@ def _quality(q_B_T: Tensor, batch: LabelledBatch) -> Metrics:
 
 
 def _step_quality(q_B_T: np.ndarray, responses: Responses) -> Metrics:
-    """How well the sum of q over a step separates sound steps from first errors, where the task knows its steps.
-
-    Steps behind the first error do not count (as in ProcessBench, 2412.06559): the response is lost already.
-    """
+    """How well the sum of q over a step separates sound steps from first errors, where the task knows its steps."""
     if not generated(responses):
         return {}
-    labels, scores = [], []
-    finite_B = np.isfinite(q_B_T).all(axis=1)
-    for row, (ends, sound) in enumerate(true_steps(responses)):
-        if not finite_B[row]:
-            continue
-        start = 0
-        for end, right in zip(ends, sound, strict=True):
-            if end >= start:  # else its only token also ends the step before, and says nothing of it alone
-                scores.append(float(q_B_T[row, start : end + 1].sum()))
-                labels.append(right)
-            start = end + 1
-            if not right:
-                break
-    return {"step_auroc": point(auroc, labels, scores)}
+    rows = []
+    for q_T, (ends, sound) in zip(q_B_T, true_steps(responses), strict=True):
+        if np.isfinite(q_T).all():
+            starts = [0, *(end + 1 for end in ends)]
+            # None: its only token also ends the step before, and says nothing of it alone
+            sums = [float(q_T[i : end + 1].sum()) if end >= i else None for i, end in zip(starts, ends, strict=False)]
+            rows.append((sound, sums))
+    return {"step_auroc": first_error_auroc(rows)}
 
 
 def _models(

@@ -33,6 +33,10 @@ from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import RefittedModelSettings
 from guerdon.types import Episode, Metrics, Observes, RewardModel, Rollout, Segment
 
+CONTINUATION_EVERY = 3  # scored moments from one that an expert continues from to the next (labeler continuation)
+GRADIENT_PENALTY = 1.0  # weight of (norm of the logit's gradient - 1)^2 (1704.00028) (labeler adversarial)
+_WEIGHT_DECAY = 1e-4
+
 
 @dataclass
 class _Observed:
@@ -89,7 +93,7 @@ def online_model(name: str, model: RewardModel, settings: RefittedModelSettings,
         frames,
         targets,
         learning_rate=params.learning_rate,
-        weight_decay=params.weight_decay,
+        weight_decay=_WEIGHT_DECAY,
         batch_size=params.batch_size,
         replay_size=params.replay_size,
         replay_ratio=params.replay_ratio,
@@ -98,7 +102,7 @@ def online_model(name: str, model: RewardModel, settings: RefittedModelSettings,
         seed=seed,
     )
     if adversarial:
-        online.gradient_penalty = params.gradient_penalty
+        online.gradient_penalty = GRADIENT_PENALTY
     return online
 
 
@@ -122,7 +126,7 @@ class RefittedReward(ControlReward):
         self.refits = settings.refitted.update_params
         self.learn_before = settings.refitted.update == "before"
         self._adversarial = settings.refitted.labeler == "adversarial"
-        self._label_every = self.refits.continuation_every if settings.refitted.labeler == "continuation" else 0
+        self._label_every = CONTINUATION_EVERY if settings.refitted.labeler == "continuation" else 0
         self._rollouts = 0
         self._ready: list[_Observed] = []  # since the last refit
 

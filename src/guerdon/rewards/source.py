@@ -11,7 +11,7 @@ learner applies the source's `on_failure`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, NamedTuple
 
@@ -19,9 +19,97 @@ import numpy as np
 from torch import Tensor
 
 from guerdon.rewards.shaping import threshold_reward
-from guerdon.rewards.share_weight import ShareWeight
-from guerdon.settings.reward import OnFailure, SourceSettings, WeightSchedule
-from guerdon.types import BoolArray, Failure, Inputs, Metrics, RawScores, RewardModel, Rewards, Rollout, last_valid
+from guerdon.settings.reward import OnFailure, ShareSettings, SourceSettings, WeightSchedule
+from guerdon.types import (
+    Advantages,
+    BoolArray,
+    Failure,
+    Inputs,
+    Metrics,
+    RawScores,
+    RewardModel,
+    Rewards,
+    Rollout,
+    last_valid,
+)
+
+_DECAY = 0.9  # of the running means of a learned weight, per update
+
+
+@dataclass
+class ShareWeight:
+    """A weight that is learned during the run: it keeps the source's share of the whole signal.
+
+    Let M be the running mean of the absolute size of the source's advantages, before its weight, over the steps at
+    which they are known; and O the running mean of the sum of the other sources' sizes, each times its weight. After
+    every update the weight becomes
+
+        weight = share / (1 - share) * O / M,
+
+    within its limits, so that weight * M is `share` of the whole. While O or M is 0 (nobody earned anything yet) it
+    stays. An update in which a source is known at no step, because all of its measurements failed, is left out of the
+    means. The weight of an update comes from the updates before it.
+
+    Attributes:
+        settings: the rule.
+        value: the weight from now on; at first that of the start.
+        own, others: M and O.
+    """
+
+    settings: ShareSettings
+    value: float
+    own: float = field(default=0.0, init=False)
+    others: float = field(default=0.0, init=False)
+
+    def observe(self, own: float, others: float) -> None:
+        """Take in the sizes of an update.
+
+        Args:
+            own: mean absolute size of the source, without its weight.
+            others: sum of those of the other sources, with their weights.
+        """
+        s = self.settings
+        self.own = _DECAY * self.own + (1 - _DECAY) * own
+        self.others = _DECAY * self.others + (1 - _DECAY) * others
+        if self.own > 0 and self.others > 0:  # both are short of the mean by the same factor
+            wanted = s.share / (1 - s.share) * self.others / self.own
+            self.value = float(np.clip(wanted, s.min_weight, s.max_weight))
+
+    def state_dict(self) -> dict[str, float]:
+        """Plain values."""
+        return {name: getattr(self, name) for name in ("value", "own", "others")}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Return to stored values."""
+        for name in ("value", "own", "others"):
+            setattr(self, name, float(state[name]))
+
+
+def observe_shares(
+    shares: Mapping[str, ShareWeight],
+    weights: Mapping[str, float],
+    found: Advantages,
+) -> None:
+    """Take the sizes of an update into every learned weight.
+
+    Args:
+        shares: source to its learned weight.
+        weights: source to the weight that it had in the update.
+        found: advantages of the update.
+    """
+    for name, share in shares.items():
+        if name not in weights:  # it warms up
+            continue
+        sizes = {other: _size(found.per_source[other], found.known[other]) for other in weights}
+        known = {other: size for other, size in sizes.items() if size is not None}
+        if len(known) == len(sizes):
+            rest = sum(abs(weights[other]) * size for other, size in known.items() if other != name)
+            share.observe(known[name], rest)
+
+
+def _size(values_B_T: np.ndarray, known_B_T: BoolArray) -> float | None:
+    """Mean absolute value where it is known; None where nothing is."""
+    return float(np.abs(values_B_T[known_B_T].astype(np.float64)).mean()) if known_B_T.any() else None
 
 
 @dataclass(frozen=True)

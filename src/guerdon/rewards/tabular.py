@@ -23,9 +23,8 @@ from scipy.special import expit
 from torch import Tensor
 
 from guerdon.collect.text import Responses, TextRollout
-from guerdon.evaluate.classification import auroc, point
 from guerdon.rewards.source import RewardSource, SourceTerms, response_rewards
-from guerdon.rewards.text_steps import true_steps
+from guerdon.rewards.text_steps import first_error_auroc, true_steps
 from guerdon.settings.reward_models import TabularModelSettings
 from guerdon.tasks.claims import claims
 from guerdon.types import FloatArray, Metrics, Rewards
@@ -128,8 +127,7 @@ class TabularReward(RewardSource[Responses]):
         """The table's opinion of every line."""
         mask = rollout.mask
         values = np.zeros(mask.shape, dtype=np.float32)
-        labels: list[bool] = []
-        scores: list[float] = []
+        rows = []
         for row, (claimed, (ends, sound)) in enumerate(
             zip(_claims(rollout.inputs), true_steps(rollout.inputs), strict=True)
         ):
@@ -138,10 +136,8 @@ class TabularReward(RewardSource[Responses]):
             for end, weight in zip(ends, weights_S, strict=False):  # a response of no token has no line that ends
                 values[row, start : end + 1] = expit(weight)
                 start = end + 1
-            until = sound.index(False) + 1 if False in sound else len(sound)  # as the step AUROC of PRIME's model
-            labels += sound[:until]
-            scores += weights_S[:until].tolist()
-        return response_rewards(values, mask, {}, metrics={"step_auroc": point(auroc, labels, scores)})
+            rows.append((sound, weights_S.tolist()))
+        return response_rewards(values, mask, {}, metrics={"step_auroc": first_error_auroc(rows)})
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The table and the responses it was fitted to."""

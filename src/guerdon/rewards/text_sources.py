@@ -23,6 +23,7 @@ from guerdon.models import text_losses as implicit
 from guerdon.rewards import shaping
 from guerdon.rewards.source import ModelReward, RewardSource, SourceTerms, raw_scores, response_rewards
 from guerdon.rewards.text_steps import Cut, cut_steps, step_auroc, true_steps
+from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.reward import SourceSettings
 from guerdon.types import Episode, Failure, FloatArray, Metrics, RewardModel, Rewards, Score, last_valid
 
@@ -133,7 +134,7 @@ class TextReward(ModelReward[Responses]):
         """(S,) rewards of the steps of a response, or (1,) of the whole; or why there are none."""
         s = self.settings
         if s.reward_mode == "terminal":
-            value = _whole(score, s)
+            value = whole_value(score, s.aggregation)
             if isinstance(value, Failure):
                 return value
             values = np.array([value], dtype=np.float64)
@@ -201,10 +202,10 @@ def _pair_metrics(rollout: TextRollout, rewards: Rewards) -> Metrics:
     return {"dpo_acc": pairs.accuracy, "dpo_acc_coverage": pairs.coverage}
 
 
-def _whole(score: Score, settings: SourceSettings) -> float | Failure:
+def whole_value(score: Score, aggregation: Aggregation | None) -> float | Failure:
     """One value of a response: its steps together where they are judged, else its total."""
     if score.failure is not None:
         return score.failure
-    if settings.aggregation is not None:
-        return solution_value(score, settings.aggregation)
+    if aggregation is not None:
+        return solution_value(score, aggregation)
     return Failure("no_total", "the model judged steps only") if score.total is None else float(score.total)

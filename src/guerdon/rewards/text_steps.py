@@ -8,7 +8,7 @@ Steps are cut by the rule that labelled and trained them: the splitters of `guer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -85,24 +85,38 @@ def true_steps(responses: Responses) -> list[tuple[list[int], tuple[bool, ...]]]
     return found
 
 
-def step_auroc(responses: Responses, cuts: Sequence[Cut], values: Sequence[FloatArray | None]) -> float | None:
+def first_error_auroc(rows: Iterable[tuple[Sequence[bool], Sequence[float | None]]]) -> float | None:
     """AUROC of values of steps between sound steps and first errors; None without both.
 
-    Steps behind the first error do not count (as in ProcessBench, 2412.06559): the response is lost already. A
-    response whose steps were cut otherwise than the task cuts them is left out.
+    Steps behind the first error do not count (as in ProcessBench, 2412.06559): the response is lost already.
+
+    Args:
+        rows: of each response, which steps are sound, and their values; None where there is no measurement.
+    """
+    labels: list[bool] = []
+    scores: list[float] = []
+    for sound, values in rows:
+        until = [*sound, False].index(False) + 1
+        for right, value in zip(sound[:until], values, strict=False):
+            if value is not None:
+                labels.append(right)
+                scores.append(float(value))
+    return point(auroc, labels, scores)
+
+
+def step_auroc(responses: Responses, cuts: Sequence[Cut], values: Sequence[FloatArray | None]) -> float | None:
+    """`first_error_auroc` of generated problems; responses that were cut otherwise than the task cuts are left out.
 
     Args:
         responses: to generated problems.
         cuts: their steps.
         values: of the steps of each response; None where there is no measurement.
     """
-    labels: list[bool] = []
-    scores: list[float] = []
-    for prompt, text, cut, values_S in zip(responses.prompts, responses.texts, cuts, values, strict=True):
-        truth = step_truth(prompt, text)
-        if values_S is None or [end for _, end in truth.spans] != np.cumsum([len(t) for t in cut.texts]).tolist():
-            continue
-        until = truth.first_error + 1 if truth.first_error >= 0 else len(truth.correct)
-        labels += truth.correct[:until]
-        scores += [float(v) for v in values_S[:until]]
-    return point(auroc, labels, scores)
+
+    def rows() -> Iterator[tuple[Sequence[bool], Sequence[float]]]:
+        for prompt, text, cut, values_S in zip(responses.prompts, responses.texts, cuts, values, strict=True):
+            truth, ends = step_truth(prompt, text), np.cumsum([len(t) for t in cut.texts]).tolist()
+            if values_S is not None and [end for _, end in truth.spans] == ends:
+                yield truth.correct, values_S.tolist()
+
+    return first_error_auroc(rows())

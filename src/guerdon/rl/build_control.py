@@ -26,12 +26,10 @@ from guerdon.policies.robot import RobotPolicy
 from guerdon.rewards.control_sources import LOGGED_AS_PRM, ControlReward
 from guerdon.rewards.refit import RefittedReward, online_model
 from guerdon.rewards.source import GroundTruth, RewardSource, SourceTerms
-from guerdon.rewards.warnings import reward_warnings
 from guerdon.rl.episode_stats import EpisodeStats, RewardScaler
-from guerdon.rl.episode_videos import EpisodeVideos
-from guerdon.rl.films import write_film
 from guerdon.rl.learner import OnPolicyLearner
 from guerdon.rl.parts import Parts, run_collector, run_reward_models
+from guerdon.rl.videos import EpisodeVideos, write_film
 from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import VLMModelSettings
@@ -84,7 +82,8 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         shared["buffer"] = partial(EpisodeBuffer, writer.success_by_row)
     shards = [{"shard": k, **shared} for k in range(runner.rollout_shards)]
     share = share_results if study.env.use_curriculum else None
-    collector = run_collector(cluster, runner, ControlCollector, shards, join_control, share, writer)
+    device = study.policy.device
+    collector = run_collector(cluster, runner, ControlCollector, shards, join_control, share, writer, device=device)
     if study.reward.overlap_steps is not None:
         for source in models.values():
             if source.settings.can_overlap:
@@ -119,9 +118,7 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         film,
         lambda folder: save_policy(policy, folder),
         notes,
-        EpisodeVideos(folder / "videos", copies=study.env.num_envs, fps=runner.video_fps)
-        if runner.save_video
-        else None,
+        EpisodeVideos(folder / "videos", copies=study.env.num_envs) if runner.save_video else None,
         loaded,
     )
 
@@ -132,7 +129,6 @@ def _notes(study: Study, models: Mapping[str, ControlReward], *, only: str | Non
     settings = {name: one.settings for name, one in models.items()}
     return [
         *study.env.notes,
-        *(f"WARNING: {line}" for line in reward_warnings(study)),
         *(
             f"{group} {name}: {one.model.model_type} from {one.model.origin}, weight {one.reward_weight:g}"
             for name, one in settings.items()

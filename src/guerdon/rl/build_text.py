@@ -21,11 +21,10 @@ from guerdon.rewards.prime import PrimeReward
 from guerdon.rewards.source import GroundTruth, RewardSource, SourceTerms
 from guerdon.rewards.tabular import TabularReward
 from guerdon.rewards.text_sources import ExactReward, TextReward
-from guerdon.rewards.warnings import reward_warnings
 from guerdon.rl.episode_stats import EpisodeStats
-from guerdon.rl.films import write_text_film
 from guerdon.rl.learner import KL, OnPolicyLearner
 from guerdon.rl.parts import Parts, run_collector, run_reward_models
+from guerdon.rl.videos import write_text_film
 from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.data import run_prompts
 from guerdon.settings.reward import RewardSettings, SourceSettings
@@ -74,7 +73,7 @@ def text_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     heads = learner.heads if study.text_algorithm.needs.critic else ()
     shards = _shards(study, policy, prompts, heads=heads, recompute=recompute)
     join = partial(join_shards, tokenizer=policy.tokenizer)
-    collector = run_collector(cluster, runner, TextCollector, shards, join)
+    collector = run_collector(cluster, runner, TextCollector, shards, join, device=study.policy.device)
     learner.shares = {name: source.terms.share for name, source in sources.items() if source.terms.share is not None}
     notes = _notes(study, prompts, sources, alike=learning.alike) + learning.notes
 
@@ -153,7 +152,7 @@ def build_learning(study: Study, *, fresh: bool) -> Learning:
     start = _reference(study, policy, primes) if algorithm.kl_coef else None
     learner = OnPolicyLearner(
         policy,
-        AdamW(policy.parameters(), algorithm.learning_rate, algorithm.betas, algorithm.weight_decay),
+        AdamW(policy.parameters(), algorithm.learning_rate, algorithm.weight_decay),
         algorithm,
         seed=runner.seed,
         heads=heads,
@@ -200,8 +199,7 @@ def build_primes(study: Study, policy: TextPolicy, *, system_prompt: str | None 
 
 def _min_form(study: Study) -> float | None:
     """Temperature of min-form credit; None without it."""
-    algorithm = study.text_algorithm
-    return algorithm.credit_temperature if algorithm.credit == "min_form" else None
+    return 0.1 if study.text_algorithm.credit == "min_form" else None
 
 
 def build_text_sources(
@@ -311,7 +309,7 @@ def _notes(study: Study, prompts: RunPrompts, sources: dict[str, RewardSource[An
             "WARNING: the prompts have several turns, and data.system_prompt or data.shots adds more for the policy; "
             "the saved reward model is not given what they add, so that it gives other values than in this run"
         )
-    return notes + [f"WARNING: {line}" for line in reward_warnings(study)]
+    return notes
 
 
 # The policy that the KL is measured from.

@@ -7,7 +7,7 @@ metrics = learner.update(rollout, rewards, terms, progress=0.1)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -21,8 +21,7 @@ from guerdon import distributed
 from guerdon.errors import CheckpointError
 from guerdon.generators import LEARNING, generator
 from guerdon.models.checkpoint import under
-from guerdon.rewards.share_weight import ShareWeight, observe_shares
-from guerdon.rewards.source import SourceTerms
+from guerdon.rewards.source import ShareWeight, SourceTerms, observe_shares
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.advantages import (
     SourceRewards,
@@ -33,14 +32,24 @@ from guerdon.rl.advantages import (
     named_estimator,
     paid_means,
 )
-from guerdon.rl.auxiliary import auxiliary_targets
 from guerdon.rl.chunks import decision_rows, per_decision
 from guerdon.rl.episode_stats import RewardScaler
 from guerdon.rl.update import make_batch, steps_per_update, update_policy
 from guerdon.schedules import scheduled
 from guerdon.settings.algorithm import AlgorithmSettings
 from guerdon.train.optimizers import Optimizer
-from guerdon.types import Advantages, BoolArray, Collected, FloatArray, Inputs, Metrics, Policy, Rewards, Rollout
+from guerdon.types import (
+    Advantages,
+    BoolArray,
+    Collected,
+    FloatArray,
+    Inputs,
+    Metrics,
+    Policy,
+    RawScores,
+    Rewards,
+    Rollout,
+)
 
 KL = "kl"  # the KL from the reference as a source of reward
 _MICRO = 1024  # rows that are evaluated together where nothing says how many
@@ -122,7 +131,7 @@ class OnPolicyLearner(Generic[Collected, Inputs]):
             return {"updates": 0, "skipped_updates": 0}
         scales = None if self.scaler is None else self.scaler.update(rollout, rewards)
         found = source_advantages(rollout, rewards, terms, weights, settings, scales=scales)
-        observe_shares(self.shares, self.source_weights, found, rewards, rollout.mask)
+        observe_shares(self.shares, self.source_weights, found)
         mask, old, parts = rollout.mask, rollout.log_probs, None
         if rollout.chunks is not None:
             mask, found, old, parts = decision_rows(rollout, found, settings)
@@ -361,3 +370,41 @@ def _greedy(rewards: Rewards | None, rollout: Rollout[Collected]) -> tuple[np.nd
     paid = rollout.greedy.mask if rewards.paid is None else rewards.paid
     _, place = np.unique(rollout.group_ids, return_inverse=True)
     return paid_means(rewards.values, paid)[place], rewards.failed_B[place]
+
+
+# Targets of auxiliary heads.
+
+
+def observation_values(scores: RawScores | None, mask_B_T: BoolArray) -> tuple[FloatArray, BoolArray]:
+    """What a model said of the moment before each decision: targets of an auxiliary head.
+
+    With such heads (`algorithm.auxiliary_losses`) the features of the policy hold what the reward model looks at
+    (Jaderberg et al. 2017, 1611.05397). A moment after step t is the one before decision t + 1 of the same rollout, if
+    the episode goes on.
+
+    Args:
+        scores: of single moments.
+        mask_B_T: where there is a decision.
+
+    Returns:
+        (B, T) values, 0 where there is none, and (B, T) bool, where there is one.
+    """
+    values, known = np.zeros(mask_B_T.shape, dtype=np.float32), np.zeros(mask_B_T.shape, dtype=np.bool_)
+    if scores is not None:
+        before = scores.steps_N + 1
+        ends = np.zeros(len(before), dtype=np.bool_) if scores.last_N is None else scores.last_N
+        goes_on = (before < mask_B_T.shape[1]) & ~ends
+        places = scores.rows_N[goes_on], before[goes_on]
+        values[places], known[places] = scores.values_N[goes_on], True
+    return np.where(mask_B_T, values, np.float32(0)), known & mask_B_T
+
+
+def auxiliary_targets(
+    names: Iterable[str], rewards: Mapping[str, Rewards], rollout: Rollout[Inputs]
+) -> dict[str, tuple[FloatArray, BoolArray]]:
+    """`observation_values` of several sources, by name: (B, T), or of each of R decisions with chunks."""
+    found = {name: observation_values(rewards[name].scores, rollout.mask) for name in names}
+    if rollout.chunks is None:
+        return found
+    begins = rollout.chunks.slot == 0  # in the order of the decisions
+    return {name: (values[begins], known[begins]) for name, (values, known) in found.items()}

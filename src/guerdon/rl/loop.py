@@ -21,17 +21,16 @@ from typing import Any
 import torch
 
 from guerdon.atomic import write_json
-from guerdon.collect.timing import timed
 from guerdon.errors import ClusterError, GuerdonError, NonFiniteError, TooManyFailuresError
 from guerdon.finite import first_non_finite
 from guerdon.models.checkpoint import under
-from guerdon.progress import ProgressBar, doing
+from guerdon.progress import ProgressBar, doing, timed
 from guerdon.rewards.failures import EVALUATION, FailureCounter, failure_rows, refuse_failures
 from guerdon.rewards.source import GroundTruth
 from guerdon.rl import checkpoint as ckpt
-from guerdon.rl.log import RunLog, true_success
-from guerdon.rl.log_sinks import open_sinks
+from guerdon.rl.log import RunLog, open_sinks, true_success
 from guerdon.rl.parts import Parts
+from guerdon.rl.reward_warnings import reward_warnings
 from guerdon.settings.study import Study
 from guerdon.types import Failure, Metrics, Rewards, Rollout
 
@@ -82,13 +81,15 @@ class Loop:
         self._before: int | None = None  # the step before an iteration after which an evaluation or film is due
         try:
             offsets = None if found is None else self._load(found)
-            sinks = open_sinks(study, folder, None if found is None else self.step)
+            warnings = [f"WARNING: {line}" for line in reward_warnings(study)]
+            at = None if found is None else self.step
+            sinks = open_sinks(study.runner.logger, folder, at, group=study.name, config=study.model_dump_json())
         except GuerdonError:
             parts.close()
             raise
         self.log = RunLog(folder, sinks=sinks, offsets=offsets)
         self.progress = ProgressBar(study.runner.total_steps)
-        for note in [*([] if found is None else [f"resumed from {found}"]), *parts.notes]:
+        for note in [*([] if found is None else [f"resumed from {found}"]), *parts.notes, *warnings]:
             self.progress.write_line(note)
         self._start = copy.deepcopy(self._state()) if found is None else None  # until the first checkpoint
 

@@ -8,16 +8,16 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from guerdon.collect.ahead import AheadCollector
-from guerdon.collect.shards import Join, ShardedCollector, Share
+from guerdon.collect.shards import AheadCollector, Join, ShardedCollector, Share
+from guerdon.devices import resolve_device
 from guerdon.engines.reward_models import Load, RayRewardModels, RewardModels
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.rewards.source import RewardSource, SourceTerms
 from guerdon.rl.episode_stats import EpisodeStats
-from guerdon.rl.episode_videos import EpisodeVideos
+from guerdon.rl.videos import EpisodeVideos
 from guerdon.settings.cluster import ClusterSettings
 from guerdon.settings.reward import SourceSettings
-from guerdon.settings.study import RunnerSettings
+from guerdon.settings.runner import RunnerSettings
 from guerdon.types import Collector, Metrics, Rewards, Rollout
 
 
@@ -109,6 +109,8 @@ def run_collector(
     join: Join,
     share: Share | None = None,
     writer: EpisodeWriter | None = None,
+    *,
+    device: str,
 ) -> Any:
     """What collects the rollouts of a run, ahead of the learner with `runner.max_staleness`.
 
@@ -120,6 +122,7 @@ def run_collector(
         join: makes one rollout of those of all shards.
         share: what shards learn from each other before a rollout.
         writer: of the episodes that shards record for this process.
+        device: of the policy that learns.
 
     Raises:
         ConfigError: the cluster cannot be reached or has no room; or what `make` refuses.
@@ -128,7 +131,8 @@ def run_collector(
     if cluster is not None:
         from guerdon.engines.ray_collector import RayCollector
 
-        placed = RayCollector(cluster, make, shards, join, share, writer, threads=runner.threads)
+        where = resolve_device(device)
+        placed = RayCollector(cluster, make, shards, join, share, writer, threads=runner.threads, device=where)
 
     def build() -> Any:
         if cluster is not None:

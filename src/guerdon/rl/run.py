@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from guerdon import atomic, distributed, provenance
+from guerdon.atomic import held
 from guerdon.config import holds, to_yaml
 from guerdon.errors import ConfigError, GuerdonError
-from guerdon.folder_lock import held
-from guerdon.rewards.warnings import reward_warnings
 from guerdon.rl.checkpoint import latest_checkpoint
 from guerdon.rl.loop import Loop
+from guerdon.rl.reward_warnings import reward_warnings
 from guerdon.settings.data import run_prompts
 from guerdon.settings.study import Study
 

@@ -11,8 +11,8 @@ item as an MP4 file that is removed afterwards.
 `refuse_early` is quick and part of every start; `refuse_all` imports the modules of the models and looks into their
 folders, for `--dry-run`. A damaged weight or too little memory shows only when a model is loaded.
 
-    source = model_source("prm", ServedModelSettings(model_path="runs/prm"))
-    model = source.load()
+    loader = model_loader("prm", ServedModelSettings(model_path="runs/prm"))
+    model = loader.load()
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _IMPORTING = threading.Lock()  # the lazy imports of transformers are not thread
 
 
 @dataclass(frozen=True)
-class ModelSource:
+class ModelLoader:
     """How a served model is loaded.
 
     Attributes:
@@ -97,7 +97,7 @@ def known_backends() -> tuple[str, ...]:
     return tuple(dict.fromkeys((QWEN, PRIMO, *ALIASES, TEXT, *MODEL_FORMS, *REWARD_MODELS.registered())))
 
 
-def model_source(name: str, settings: ServedModelSettings) -> ModelSource:
+def model_loader(name: str, settings: ServedModelSettings) -> ModelLoader:
     """How a model is loaded, without loading it.
 
     Raises:
@@ -120,7 +120,7 @@ def model_source(name: str, settings: ServedModelSettings) -> ModelSource:
     aliases = set(settings.aliases)
     if backend is not None and backend_name(name) == backend:
         aliases |= {backend, *(alias for alias, known in ALIASES.items() if known == backend)} - {name}
-    return ModelSource(
+    return ModelLoader(
         load=partial(build_model, name, settings) if copies is None else partial(_replicas, name, settings, copies),
         aliases=tuple(sorted(aliases)),
         update_dir=None if settings.update_dir is None else Path(settings.update_dir),
@@ -286,7 +286,7 @@ def refuse_early(settings: ServeSettings) -> None:
         ConfigError: one of these.
     """
     for name, model in settings.models.items():
-        model_source(name, model)
+        model_loader(name, model)
         if model.custom_backend is None:
             loader_options(name, backend_name(model.backend), model)
             if model.model_path is not None:

@@ -199,7 +199,7 @@ class AsyncRewardClient:
         """
         read = wire.text_episodes(prompts, completions, separator)
         found = iter(await self.judge([one for one in read if isinstance(one, Episode)]))
-        return [None if isinstance(one, Failure) else wire.value_of(next(found).score, aggregation) for one in read]
+        return [None if isinstance(one, Failure) else wire.number_of(next(found).score, aggregation) for one in read]
 
     async def update(
         self,
@@ -283,7 +283,7 @@ class AsyncRewardClient:
         if scores and self.settings.fail_on_request_error:
             raise RewardRequestError(f"frames that cannot be sent: {next(iter(scores.values())).failure}")
         for n, one in zip(episodes, await self.judge(list(episodes.values())), strict=True):
-            scores[n] = VideoScore(wire.value_of(one.score), one.score.failure, text=one.text)
+            scores[n] = VideoScore(wire.number_of(one.score), one.score.failure, text=one.text)
         if native:
             for n, found in scores.items():
                 success = truths[n]

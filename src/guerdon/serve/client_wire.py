@@ -29,6 +29,7 @@ from urllib.parse import quote
 import numpy as np
 
 from guerdon.episodes.chats import asked_key, chat_messages, unreadable
+from guerdon.episodes.row_files import json_line
 from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.evaluate.scores import solution_value
 from guerdon.models.explained_score import PARSE_STATUSES, ExplainedScore, JudgeOptions, ParseStatus
@@ -134,7 +135,7 @@ class RewardsFormat:
             while items:
                 places = list(items)
                 body = {**head, "items": [{**items[p], "id": str(p)} for p in places]}
-                reply = await send("/v1/rewards", content=_json(body))
+                reply = await send("/v1/rewards", content=json_line(body))
                 named = _NAMED.match(reply.param or "")
                 if reply.failure is not None and named and int(named[1]) < len(places) and len(places) > 1:
                     wrong = places[int(named[1])]
@@ -161,7 +162,7 @@ class RewardsFormat:
             outcome = None if episode.outcome is None else bool(episode.outcome)
             items.append({**item, "id": str(place), "outcome": outcome})
         once = {} if when == "none" else asdict(update)
-        reply = await send("/v1/update", content=_json({**self._model(), **once, "update": when, "items": items}))
+        reply = await send("/v1/update", content=json_line({**self._model(), **once, "update": when, "items": items}))
         if reply.failure is not None:
             return reply.failure
         found = reply.value if isinstance(reply.value, Mapping) else {}
@@ -238,7 +239,7 @@ class ScoreFormat:
                 return [failed(media)]
             if isinstance(media, str):
                 fields |= {"video_path": media} | ({"backend_kwargs": kwargs} if kwargs else {})
-                reply = await send("/score", content=_json(fields))
+                reply = await send("/score", content=json_line(fields))
             else:
                 fields |= {"backend_kwargs": json.dumps(kwargs)} if kwargs else {}
                 name, file, media_type = FILES[s.upload]
@@ -286,14 +287,6 @@ def _bytes(episode: Episode, info: RewardInfo, settings: RemoteSettings) -> int:
         return sum(map(len, episode.texts or ())) + len(asked_key(episode.task, episode.context, episode.tools))
     count = min(len(frames), settings.nframes) if info.granularity == "total" else len(frames)
     return count * int(frames[0].nbytes)
-
-
-def _json(fields: Mapping[str, Any]) -> bytes:
-    """A JSON body; half of a surrogate pair, which UTF-8 cannot encode, is written as an escape."""
-    try:
-        return json.dumps(fields, allow_nan=False, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return json.dumps(fields, allow_nan=False).encode()
 
 
 def _media(
@@ -394,14 +387,19 @@ def text_episodes(
     return episodes
 
 
-def value_of(score: Score, aggregation: Aggregation | None = None) -> float | None:
-    """One number for an episode: its steps aggregated, else its total, else its last row; None for a failure."""
-    if aggregation is not None and score.steps is not None:
-        value = solution_value(score, aggregation)
-        return None if isinstance(value, Failure) else value
-    if score.total is not None:
+def value_of(score: Score, how: Aggregation | None = None) -> float | Failure:
+    """One number for an item: its total, else its last row; with `how`, its rows aggregated. Or why there is none."""
+    if how is None and score.total is not None:
         return float(score.total)
-    return None if score.steps is None or not len(score.steps) else float(score.steps[-1])
+    if how is None and score.steps is not None and score.steps.size:
+        return float(score.steps[-1])
+    return solution_value(score, how or "last")
+
+
+def number_of(score: Score, how: Aggregation | None = None) -> float | None:
+    """As `value_of`; None where there is none."""
+    value = value_of(score, how)
+    return None if isinstance(value, Failure) else value
 
 
 def failed(failure: Failure, text: str = "") -> ExplainedScore:

@@ -266,10 +266,10 @@ def answer(channel: socket.socket, limits: MediaSettings, request: dict[str, Any
         request: `kind` (`pictures`, or `file` of a type that its first bytes show), `sizes` of the pictures, `nframes`
             of a video, and whether the bytes are `encoded`, base64 text.
     """
-    _, (source, target, *_), _, _ = socket.recv_fds(channel, 1, 2)
+    _, (given, target, *_), _, _ = socket.recv_fds(channel, 1, 2)
     try:
         with boundary(DataError, "it cannot be decoded"):
-            frames = np.ascontiguousarray(_decode(request, source, limits))
+            frames = np.ascontiguousarray(_decode(request, given, limits))
         left = memoryview(frames.reshape(-1).data)
         while left:
             left = left[os.write(target, left) :]
@@ -277,12 +277,12 @@ def answer(channel: socket.socket, limits: MediaSettings, request: dict[str, Any
     except GuerdonError as error:
         return {"refused": str(error)[:300]}
     finally:
-        os.close(source)
+        os.close(given)
         os.close(target)
 
 
-def _decode(request: dict[str, Any], source: int, limits: MediaSettings) -> ByteArray:
-    with os.fdopen(source, "rb", closefd=False) as file:
+def _decode(request: dict[str, Any], given: int, limits: MediaSettings) -> ByteArray:
+    with os.fdopen(given, "rb", closefd=False) as file:
         file.seek(0)  # the parent may have read from the same descriptor, whose position is shared
         if request["kind"] == "pictures":
             blobs = [file.read(int(size)) for size in request["sizes"]]

@@ -2,6 +2,10 @@
 
 The visible GPUs are chosen before anything that could look for them is imported.
 
+`processes: auto` says that the server chooses how many copies of a model it starts. One copy of a small model cannot
+use more than one or two cores, because much of the time of a request is spent in Python. Copies with one thread each
+can. One core is left for reading and answering requests.
+
     settings = serve_settings(None, [], {"backend": "constant", "port": 0})
     launch(settings)
 """
@@ -12,16 +16,27 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from guerdon.config import Tree, apply_overrides, merge, read_yaml, resolve_refs, validate
-from guerdon.errors import ConfigError, MissingDependencyError
-from guerdon.serve.backends import PRIMO, QWEN, QWEN_PATH, backend_name, known_backends, model_source, refuse_early
-from guerdon.serve.copies import choose_copies, machine
+from guerdon.cores import usable_cores
+from guerdon.errors import ConfigError, needs
+from guerdon.serve.backends import (
+    IMAGE_KINDS,
+    PRIMO,
+    QWEN,
+    QWEN_PATH,
+    TEXT,
+    backend_name,
+    known_backends,
+    model_loader,
+    plain_name,
+    refuse_early,
+)
 from guerdon.serve.logs import log_to_stderr
 from guerdon.settings.serve import ServedModelSettings, ServeSettings
 
-SOURCES = ("backend", "model_path", "custom_backend")
+NAMING = ("backend", "model_path", "custom_backend")
 
 
 def serve_settings(file: Path | None, overrides: Sequence[str], flags: Mapping[str, Any]) -> ServeSettings:
@@ -40,7 +55,7 @@ def serve_settings(file: Path | None, overrides: Sequence[str], flags: Mapping[s
     single = {key: flags[key] for key in ServedModelSettings.model_fields if flags.get(key) is not None}
     entries = dict(_named(entry) for entry in flags.get("model") or ())
     models |= entries
-    about = next(iter(entries)) if len(entries) == 1 and not single.keys() & set(SOURCES) else None
+    about = next(iter(entries)) if len(entries) == 1 and not single.keys() & set(NAMING) else None
     known = {} if about is None else entries[about]
     if flags.get("primo_tensor_parallel_size") is not None:
         if backend_name((known | single).get("backend")) != PRIMO:
@@ -84,15 +99,13 @@ def launch(settings: ServeSettings) -> None:
         half = max(1, here.cores // 2)  # the other half is for requests
         os.environ["OMP_NUM_THREADS"] = str(settings.threads or max(copies, half))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts are short: more threads only wait for cores
-    sources = {name: model_source(name, model) for name, model in settings.models.items()}
-    try:
+    loaders = {name: model_loader(name, model) for name, model in settings.models.items()}
+    with needs("the server needs {name}: pip install 'guerdon[serve]'", ModuleNotFoundError):
         from guerdon.serve.app import build_app
         from guerdon.serve.lifecycle import serve
         from guerdon.serve.model_queue import ServedModels
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(f"the server needs {error.name}: pip install 'guerdon[serve]'") from error
     log_to_stderr()
-    models = ServedModels(sources, default=settings.default, batch=settings.batch, limits=settings.limits)
+    models = ServedModels(loaders, default=settings.default, batch=settings.batch, limits=settings.limits)
     serve(models, build_app(models, settings), settings, chosen)
 
 
@@ -126,3 +139,80 @@ def _name_of(single: dict[str, Any], others: Mapping[str, Any]) -> str:
             )
         raise ConfigError(f"{flags}: which model? Give --model-path, --backend, --custom-backend or one --model")
     return Path(str(single["model_path"])).name or "model"
+
+
+FEWEST_CORES = 4  # with fewer, copies and the server take cores from each other (docs/benchmarks.md)
+LARGEST = 1 << 30  # bytes of weights; what copies of larger models gain was not measured
+PER_COPY = 1 << 30  # bytes of memory that a copy takes beside its weights: Python, torch and what it computes
+
+
+class Machine(NamedTuple):
+    """What a server may use.
+
+    Attributes:
+        cores: that this process may use.
+        memory: bytes that are free.
+        gpu: whether there is one; a model is put there, and one copy is enough.
+        threads: what `OMP_NUM_THREADS` of the environment allows; None: it says nothing.
+    """
+
+    cores: int
+    memory: int
+    gpu: bool
+    threads: int | None = None
+
+
+def machine() -> Machine:
+    """This machine."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if "SC_AVPHYS_PAGES" in os.sysconf_names else 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpu = Path("/proc/driver/nvidia/gpus").exists() and visible not in ("", "-1")
+    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # a list is one number per level of nesting
+    return Machine(usable_cores(), free, gpu, int(said) if said.isdigit() else None)
+
+
+def choose_copies(settings: ServeSettings, machine: Machine) -> tuple[ServeSettings, list[str]]:
+    """Replace every `processes: auto` by a number of copies, or by None: in the server's own process.
+
+    Args:
+        settings: of the server.
+        machine: what it may use.
+
+    Returns:
+        The settings, and a line for each model that was chosen for.
+    """
+    automatic = [name for name, model in settings.models.items() if model.processes == "auto"]
+    models, lines = dict(settings.models), []
+    for name in automatic:
+        count, why = _copies(settings, models[name], machine, len(automatic))
+        models[name] = models[name].model_copy(update={"processes": count})
+        where = "in the server's process" if count is None else f"{count} copies in processes of their own"
+        lines.append(f"{name}: {where} (processes: auto): {why}")
+    return settings.model_copy(update={"models": models}), lines
+
+
+def _copies(
+    settings: ServeSettings, model: ServedModelSettings, machine: Machine, automatic: int
+) -> tuple[int | None, str]:
+    """How many copies, and why."""
+    kind = backend_name(model.backend)
+    if settings.ray is not None:
+        return None, "Ray starts replicas"
+    if model.update_dir is not None:
+        return None, "it learns, and copies would not do so alike"
+    if model.custom_backend is not None or (kind is not None and plain_name(kind) not in (TEXT, *IMAGE_KINDS)):
+        return None, "only text and image models read from their folder get copies"
+    if (machine.gpu or settings.gpu_ids is not None) and model.options.get("device") != "cpu":
+        return None, "there is a GPU"
+    if machine.cores < FEWEST_CORES:
+        return None, f"{machine.cores} cores; copies need at least {FEWEST_CORES}"
+    folder = Path(model.model_path or "")
+    weights = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) if folder.is_dir() else 0
+    if not 0 < weights <= LARGEST:
+        size = f"its weights have {weights / 2**30:.1f} GiB" if weights else "the size of its weights is not known"
+        return None, f"{size}; copies are for at most {LARGEST / 2**30:.0f} GiB"
+    threads = settings.threads or machine.threads or machine.cores - 1
+    fits = machine.memory // 2 // (weights + PER_COPY)
+    count = min((machine.cores - 1) // automatic, threads, fits)
+    why = f"{machine.cores} cores, {threads} threads, memory for {fits}"
+    return (count, why) if count > 1 else (None, why)

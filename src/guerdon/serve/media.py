@@ -226,10 +226,10 @@ class Media:
             raise MediaRefused("bad_media", f"more than {most} bytes")
 
         def work() -> ByteArray:
-            with _unnamed() as source:
+            with _unnamed() as given:
                 for blob in blobs:
-                    source.write(blob)
-                return self._decode({**request, "sizes": sizes, "encoded": encoded}, source)
+                    given.write(blob)
+                return self._decode({**request, "sizes": sizes, "encoded": encoded}, given)
 
         return await self._run(work)
 
@@ -257,7 +257,7 @@ class Media:
                 raise _no_such_video()
             return self._decode({"kind": "file", "nframes": nframes, "encoded": False}, file)
 
-    def _decode(self, request: dict[str, Any], source: BinaryIO) -> ByteArray:
+    def _decode(self, request: dict[str, Any], given: BinaryIO) -> ByteArray:
         """Decode it in a process.
 
         Raises:
@@ -268,10 +268,10 @@ class Media:
         with _unnamed() as target:
 
             def files() -> tuple[int, int]:
-                source.seek(0)
+                given.seek(0)
                 target.seek(0)
                 target.truncate()
-                return source.fileno(), target.fileno()
+                return given.fileno(), target.fileno()
 
             try:
                 reply = self.pool.request(request, seconds, files=files)

@@ -4,7 +4,7 @@ Everything but the calls of a model happens on the event loop, so nothing needs 
 as there are copies of it; a lane makes one call after another. Updates happen between two batches (a model that learns
 has one lane). So does the exchange of a reloaded model; what another lane scores meanwhile comes from the old one.
 
-    models = ServedModels({"prm": ModelSource(load)})
+    models = ServedModels({"prm": ModelLoader(load)})
     models.start(); await models.loaded()
     scores = await models.get("prm").judge(episodes, JudgeOptions(), deadline_s=10)
 """
@@ -22,12 +22,22 @@ from typing import Any, TypeVar
 
 from guerdon.errors import DataError, GuerdonError
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
-from guerdon.serve.backends import ModelSource
-from guerdon.serve.batcher import Batcher, Item, ResultCache, Ticket, content_bytes, content_key
+from guerdon.serve.backends import ModelLoader
 from guerdon.serve.errors import BadRequest, BrokenModel, Busy, DeadlineExceeded, NotReady, ReloadFailed, UnknownModel
 from guerdon.serve.metrics import RESULTS, Metrics
 from guerdon.serve.update_store import UpdateId, UpdateResult, UpdateStore, When
-from guerdon.serve.worker import Worker, judge_all, learn, resolve
+from guerdon.serve.worker import (
+    Batcher,
+    Item,
+    ResultCache,
+    Ticket,
+    Worker,
+    content_bytes,
+    content_key,
+    judge_all,
+    learn,
+    resolve,
+)
 from guerdon.settings.serve import BatchSettings, LimitSettings
 from guerdon.types import Episode, Learnable, RewardInfo, RewardModel
 
@@ -42,7 +52,7 @@ class ServedModels:
     """The models of a server by name.
 
     Args:
-        sources: how each is loaded.
+        loaders: how each is loaded.
         default: the model of requests that name none; None: the first.
         batch: limits of batches.
         limits: limits of requests.
@@ -57,16 +67,16 @@ class ServedModels:
 
     def __init__(
         self,
-        sources: Mapping[str, ModelSource],
+        loaders: Mapping[str, ModelLoader],
         *,
         default: str | None = None,
         batch: BatchSettings | None = None,
         limits: LimitSettings | None = None,
     ) -> None:
         batch, self.limits, self.metrics = batch or BatchSettings(), limits or LimitSettings(), Metrics()
-        self.queues = {name: ModelQueue(name, at, batch, self.limits, self.metrics) for name, at in sources.items()}
-        self.default = default or next(iter(sources))
-        self._by_alias = {alias: name for name, source in sources.items() for alias in source.aliases}
+        self.queues = {name: ModelQueue(name, at, batch, self.limits, self.metrics) for name, at in loaders.items()}
+        self.default = default or next(iter(loaders))
+        self._by_alias = {alias: name for name, loader in loaders.items() for alias in loader.aliases}
         self.draining = self.started = False
 
     def start(self) -> None:
@@ -127,7 +137,7 @@ class ModelQueue:
 
     Args:
         name: its name for clients.
-        source: how it is loaded.
+        loader: how it is loaded.
         batch: limits of batches.
         limits: limits of requests.
         metrics: counters.
@@ -139,9 +149,9 @@ class ModelQueue:
     """
 
     def __init__(
-        self, name: str, source: ModelSource, batch: BatchSettings, limits: LimitSettings, metrics: Metrics
+        self, name: str, loader: ModelLoader, batch: BatchSettings, limits: LimitSettings, metrics: Metrics
     ) -> None:
-        self.name, self.source, self.limits, self._metrics = name, source, limits, metrics
+        self.name, self.loader, self.limits, self._metrics = name, loader, limits, metrics
         self.model: RewardModel | None = None
         self.verdict: dict[str, Any] | None = None
         self.problem = "is being loaded"
@@ -168,7 +178,7 @@ class ModelQueue:
     def start(self) -> None:
         """Load the model and serve its queue from then on; needs a running event loop."""
         self._wake, self._hurry = asyncio.Event(), asyncio.Event()
-        self._workers = [Worker(self.name) for _ in range(self.source.lanes)]
+        self._workers = [Worker(self.name) for _ in range(self.loader.lanes)]
         self.loading = asyncio.create_task(self._load())
         self._loops = [asyncio.create_task(self._serve(worker)) for worker in self._workers]
         for loop in self._loops:
@@ -329,10 +339,10 @@ class ModelQueue:
         await asyncio.shield(self._reloading)
 
     async def _reload(self) -> None:
-        loader = Worker(f"{self.name}-reload")
+        worker = Worker(f"{self.name}-reload")
         try:
-            fresh = await loader.run(self.source.load)
-            self.verdict = await loader.run(_verdict, self.source, self.name)
+            fresh = await worker.run(self.loader.load)
+            self.verdict = await worker.run(_verdict, self.loader, self.name)
             await self._between_batches(lambda: self._exchange(fresh))
         except ReloadFailed:
             raise
@@ -340,7 +350,7 @@ class ModelQueue:
             log.error("reload of %s failed", self.name, exc_info=error)
             raise ReloadFailed(f"the model {self.name!r} could not be loaded again; the old one stays") from error
         finally:
-            loader.stop()
+            worker.stop()
 
     def overload(self) -> float | None:
         """Seconds after which to try again, from a refusal on until as much (at most half the queue) has room."""
@@ -396,13 +406,13 @@ class ModelQueue:
 
     async def _load(self) -> None:
         """Load the model and restore its newest state, both in the worker, which keeps its thread's state."""
-        model = await self._workers[0].run(self.source.load)
-        if self.source.update_dir is not None:
+        model = await self._workers[0].run(self.loader.load)
+        if self.loader.update_dir is not None:
             if not isinstance(model, Learnable):
                 raise BadRequest(f"the model {self.name!r} cannot learn while it is served: remove update_dir")
-            self.store = UpdateStore(self.source.update_dir, keep=self.source.keep_updates)
+            self.store = UpdateStore(self.loader.update_dir, keep=self.loader.keep_updates)
             await self._workers[0].run(self.store.resume, model)
-        self.verdict = await self._workers[0].run(_verdict, self.source, self.name)
+        self.verdict = await self._workers[0].run(_verdict, self.loader, self.name)
         self.model = model
         self._metrics.ready.labels(self.name).set(1)
 
@@ -429,7 +439,7 @@ class ModelQueue:
                 self._job_was_last = False
 
     async def _next_batch(self, now: float, worker: Worker) -> None:
-        share = math.ceil(len(self.batcher) / (self.source.lanes - self._busy))  # the other free lanes take the rest
+        share = math.ceil(len(self.batcher) / (self.loader.lanes - self._busy))  # the other free lanes take the rest
         batch, expired = self.batcher.take(now, share)
         self._queue.set(len(self.batcher))
         for item in expired:
@@ -452,7 +462,7 @@ class ModelQueue:
             self._busy -= 1
             self._scoring.difference_update(batch)
         seconds = time.perf_counter() - start
-        self._seconds_per_item += 0.2 * (seconds / len(batch) / self.source.lanes - self._seconds_per_item)
+        self._seconds_per_item += 0.2 * (seconds / len(batch) / self.loader.lanes - self._seconds_per_item)
         self._metrics.batch_items.labels(self.name).observe(len(batch))
         self._metrics.batch_seconds.labels(self.name).observe(seconds)
         for item, explained in zip(batch, scores, strict=True):
@@ -564,12 +574,12 @@ class ModelQueue:
             self._break("has stopped: a fault of the server, see its log", error)
 
 
-def _verdict(source: ModelSource, name: str) -> dict[str, Any] | None:
+def _verdict(loader: ModelLoader, name: str) -> dict[str, Any] | None:
     """The verdict on the card of a model; one that cannot be read is logged, and the model is served."""
     from guerdon.evaluate.gate_card import card_folders, read_verdict
 
     try:
-        return None if source.path is None else read_verdict(*card_folders(source.path))
+        return None if loader.path is None else read_verdict(*card_folders(loader.path))
     except DataError as error:
         log.warning("the card of %s has no verdict: %s", name, error)
         return None

@@ -1,6 +1,6 @@
-"""Guerdon's own routes: health, readiness, metrics, rewards, updates, reloads.
+"""Guerdon's own routes (health, readiness, metrics, rewards, updates, reloads), and their bodies.
 
-`/health` only says that the process is alive and needs no model.
+Text items become episodes with a row per step. `/health` only says that the process is alive and needs no model.
 
     curl -s localhost:18080/v1/rewards -H 'content-type: application/json' \
       -d '{"items": [{"prompt": "3+5=?", "steps": ["8"]}], "aggregation": "min"}'
@@ -10,38 +10,362 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from itertools import accumulate, pairwise
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from guerdon.models.explained_score import JudgeOptions
-from guerdon.serve import schemas, wire
+from guerdon.episodes.chats import chat_messages, check_characters, tool_schemas
+from guerdon.evaluate.scores import info_record
+from guerdon.models.explained_score import ExplainedScore, JudgeOptions, ParseStatus, Scale
+from guerdon.policies.tokens import split_steps
+from guerdon.serve import wire
+from guerdon.serve.client_wire import value_of
 from guerdon.serve.errors import ERRORS, BadRequest, ErrorAnswer, ServeError
 from guerdon.serve.media import Media
 from guerdon.serve.metrics import CONTENT_TYPE
 from guerdon.serve.model_queue import ModelQueue
-from guerdon.serve.update_store import UpdateResult
-from guerdon.types import ByteArray, Episode
+from guerdon.serve.update_store import UpdateId, UpdateResult
+from guerdon.serve.wire import FIRST_ERROR, WHOLE, FailureReason, FrameCount, FrameFields, Messages, PixelCount, Strings
+from guerdon.serve.wire_text import CutError, PromptResponse, answered, cutting, from_messages
+from guerdon.settings.evaluate import Aggregation
+from guerdon.settings.serve import LimitSettings
+from guerdon.types import ByteArray, Episode, Failure, RewardInfo
+
+_STEPS = {"prompt": "What is 3+5-2?", "steps": ["3+5=8. ", "8-2=6."]}
+TEXT_EXAMPLE = {"model": "prm", "aggregation": "min", "items": [_STEPS]}
+VISION_EXAMPLE = {
+    "model": "progress",
+    "items": [{"task": "close the drawer", "frames_base64": ["iVBORw0KGgo...", "iVBORw0KGgo..."]}],
+}
+UPDATE_EXAMPLE = {
+    **TEXT_EXAMPLE, "update": "before", "client_id": "trainer-1", "number": 17, "items": [{**_STEPS, "outcome": True}],
+}  # fmt: skip
+
+
+def _of_characters(text: str) -> str:
+    check_characters(text)  # what is returned is UTF-8
+    return text
+
+
+class StrictBody(BaseModel):
+    """Base: unknown fields are refused, numbers are finite."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class RewardItem(StrictBody, FrameFields):
+    """One item to score: a text (prompt or messages, with completion or steps) or frames with a task."""
+
+    id: Annotated[str, AfterValidator(_of_characters)] | None = Field(
+        None, max_length=200, description="returned unchanged"
+    )
+    prompt: str | None = Field(None, description="text: the question")
+    messages: Messages | None = Field(
+        None, description="text: instead of prompt, chat messages; the assistant's last turn may be the completion"
+    )
+    tools: Messages | None = Field(
+        None, description="text: with messages, functions that can be called in them, as JSON schemas"
+    )
+    completion: str | None = Field(None, description="text: the answer in one piece")
+    steps: Strings | None = Field(None, description="text: the answer in steps, separators included")
+    separator: str | None = Field(
+        None, min_length=1, max_length=100, description="text: split the completion into steps after each of these"
+    )
+    label: str | None = Field(None, description="text: the true answer, for models that check it")
+    outcome: bool | None = Field(
+        None, strict=True, description="whether it succeeded; updates need it, scores never use it"
+    )
+    task: str | None = Field(None, description="frames: the task in words")
+
+
+class OptionFields(StrictBody):
+    """Options for all items of a request."""
+
+    nframes: FrameCount | None = Field(None, description="frames sampled from a video, the first and the last included")
+    max_pixels: PixelCount | None = Field(None, description="pixels per frame; larger frames are scaled down")
+    prompt: str | None = Field(None, max_length=100, description="name of a prompt template of the model")
+    score_mode: Scale | None = Field(None, description="scale of a written answer")
+
+
+class ReloadRequest(StrictBody):
+    """`POST /v1/reload`."""
+
+    model: str | None = Field(None, max_length=200, description="which model; null: the server's default")
+
+
+class ItemsRequest(ReloadRequest):
+    """Items for one model."""
+
+    items: Annotated[list[RewardItem], FIRST_ERROR] = Field(
+        min_length=1, description="items to score; of an update each has its outcome"
+    )
+    aggregation: Aggregation | None = Field(
+        None, description="how step scores become one score; null: the model's own total"
+    )
+
+
+class RewardsRequest(ItemsRequest):
+    """`POST /v1/rewards`."""
+
+    options: OptionFields = Field(default_factory=OptionFields, description="options for vision-language models")
+    deadline_s: float | None = Field(None, strict=True, gt=0, le=3600, description="time limit in seconds")
+
+
+class UpdateRequest(ItemsRequest):
+    """`POST /v1/update`."""
+
+    update: Literal["none", "before", "after"] = Field(
+        "after", description="do not learn; learn, then score; score, then learn"
+    )
+    client_id: str | None = Field(
+        None, min_length=1, max_length=200, description="sender of the update; the same for all updates of a run"
+    )
+    number: Annotated[int, Field(ge=1, lt=2**53), WHOLE] | None = Field(
+        None,
+        description="number of the update among the client's, increasing: sent again it gets the same answer, and "
+        "nothing is learnt twice",
+    )
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> UpdateRequest:
+        if (self.client_id is None) != (self.number is None):
+            raise ValueError("client_id and number belong together: give both, or none")
+        return self
+
+    @property
+    def update_id(self) -> UpdateId | None:
+        """Client and number, if they are given."""
+        return None if self.client_id is None or self.number is None else UpdateId(self.client_id, self.number)
+
+
+class ItemResult(BaseModel):
+    """Result of one item. `score` is null exactly when there is a `failure`."""
+
+    id: str | None = Field(description="of the item")
+    score: float | None = Field(description="one value for the item")
+    step_scores: list[float] | None = Field(description="one value per step or frame, if the model gives them")
+    step_offsets: list[tuple[int, int]] | None = Field(
+        description="text: start and end of each step in the completion, in characters"
+    )
+    n_tokens: int = Field(description="input tokens of the model; 0 if it has none")
+    truncated: bool = Field(description="part of the item was left out")
+    failure: FailureReason | None = Field(description="why the score is missing")
+    text: str = Field("", description="text that the model generated")
+    parse_status: ParseStatus | None = Field(
+        None, description="how the score was parsed from the text: ok, or fallback (from a sentence); null: no text"
+    )
+
+
+class RewardsAnswer(BaseModel):
+    """Results in the order of the items; some may have failed."""
+
+    object: Literal["list"] = "list"
+    model: str = Field(description="the model that scored")
+    aggregation: str | None = Field(description="as requested; null: the model's own total")
+    results: list[ItemResult]
+    failed: int = Field(description="number of results with a failure")
+
+
+class UpdateAnswer(RewardsAnswer):
+    """Results by the weights before or after the update."""
+
+    update: Literal["none", "before", "after"]
+    updates: int | None = Field(description="updates that the model has learnt in all; null with update: none")
+    metrics: dict[str, float] = Field(description="reported by the model")
+    repeated: bool = Field(description="it had been learnt before, and this is the answer of then")
+
+
+class Health(BaseModel):
+    """`GET /health`."""
+
+    status: str = Field(description="ok: the process is alive")
+    default_backend: str = Field(description="the model of requests that name none")
+    loaded_backends: list[str] = Field(description="models that are loaded")
+
+
+class Readiness(BaseModel):
+    """`GET /ready`."""
+
+    ready: bool = Field(description="every model is loaded")
+    models: dict[str, str] = Field(description="each model: ready, or the problem")
+
+
+class Reloaded(BaseModel):
+    """`POST /v1/reload`."""
+
+    model: str = Field(description="the model that was loaded again")
+
+
+class InfoFields(BaseModel):
+    """A `RewardInfo`; an unbounded end of the range is null."""
+
+    name: str
+    range: tuple[float | None, float | None] = Field(description="smallest and largest value; null: unbounded")
+    granularity: Literal["step", "total"] = Field(description="a value per step or frame, or one per item")
+    modality: Literal["image", "state", "text"] = Field(description="input of the model")
+    causal: bool = Field(description="no value depends on later rows")
+    frames_needed: int = Field(description="trailing frames that a value needs; 0: none")
+    success_threshold: float | None = Field(description="the value above which an item counts as successful")
+    progress_horizon: float | None = Field(description="steps before success at which progress starts to rise")
+
+
+class Description(BaseModel):
+    """`GET /v1/rewards`: one served model."""
+
+    object: Literal["reward_model"] = "reward_model"
+    model: str = Field(description="its name")
+    learns: bool = Field(description="whether POST /v1/update works")
+    info: InfoFields
+
+
+def info_fields(info: RewardInfo) -> InfoFields:
+    """An info as JSON values."""
+    return InfoFields.model_validate(info_record(info))
+
+
+_TEXT_FIELDS = ("prompt", "messages", "tools", "completion", "steps", "separator", "label")
+
+
+def has_frames(item: RewardItem, place: int) -> bool:
+    """Whether an item is frames with a task; otherwise it is a text.
+
+    Raises:
+        BadRequest: it is both.
+    """
+    texts = [name for name in _TEXT_FIELDS if getattr(item, name) is not None]
+    frames = [name for name in FrameFields.model_fields if getattr(item, name) is not None]
+    if not frames and item.task is None:
+        return False
+    if texts:
+        where, both = f"items[{place}]", [*frames, "task"]
+        raise BadRequest(f"{where} has {texts[0]} of a text and {both[0]} of frames; give one of them", param=where)
+    return True
+
+
+def text_episode(item: RewardItem, place: int, *, per_step: bool, limits: LimitSettings) -> Episode:
+    """A text item as an episode.
+
+    Args:
+        item: with a prompt and an answer.
+        place: of the item in its request, for messages.
+        per_step: the model scores steps, so there must be some; otherwise the answer is one row.
+        limits: of its length.
+
+    Raises:
+        BadRequest: something is missing, empty, contradictory, or too long.
+    """
+    where = f"items[{place}]"
+    asked = _asked(item, where)
+    steps = _steps(item, asked.response, where, per_step=per_step)
+    if len(steps) > limits.max_steps:
+        raise BadRequest(f"{where} has {len(steps)} steps; {limits.max_steps} are allowed", param=f"{where}.steps")
+    size = asked.size - len(asked.response) + sum(map(len, steps)) + len(item.label or "")
+    if size > limits.max_characters:
+        raise BadRequest(f"{where} has {size} characters; {limits.max_characters} are allowed", param=where)
+    meta: dict[str, Any] = {} if item.label is None else {"ground_truth": item.label}
+    return Episode(
+        id=item.id or str(place), task=asked.task, texts=steps, outcome=item.outcome, meta=meta, context=asked.context,
+        tools=asked.tools,
+    )  # fmt: skip
+
+
+def _asked(item: RewardItem, where: str) -> PromptResponse:
+    """The question or conversation, and the completion (empty where steps are all that is given)."""
+    if (item.prompt is None) == (item.messages is None):
+        raise BadRequest(f"{where} needs either prompt or messages (or, for frames, a task)", param=where)
+    if item.messages is None:
+        assert item.prompt is not None
+        if item.tools:
+            raise BadRequest(f"{where}.tools go with messages, not with prompt", param=f"{where}.tools")
+        return PromptResponse(item.prompt, item.completion or "")
+    try:
+        if not item.messages or item.messages[-1].get("role") != "assistant":
+            with cutting():
+                return answered(chat_messages(item.messages), item.completion or "", tool_schemas(item.tools))
+        pair = from_messages(item.messages, item.tools)
+    except CutError as error:
+        raise BadRequest(f"{where}.messages: {error}", param=f"{where}.messages") from error
+    if item.completion is not None or item.steps is not None:
+        raise BadRequest(f"{where} has its answer twice: in messages and in completion or steps", param=where)
+    return pair
+
+
+def _steps(item: RewardItem, completion: str, where: str, *, per_step: bool) -> tuple[str, ...]:
+    """The answer in rows."""
+    if item.steps is not None:
+        if item.completion is not None and "".join(item.steps) != item.completion:
+            raise BadRequest(f"{where}.steps joined are not its completion; give one of them", param=f"{where}.steps")
+        if item.separator is not None:
+            raise BadRequest(f"{where}.separator would do nothing with steps", param=f"{where}.separator")
+        if not item.steps or not all(item.steps):
+            raise BadRequest(f"{where}.steps is empty, or contains an empty step", param=f"{where}.steps")
+        return tuple(item.steps)
+    if not completion:
+        raise BadRequest(f"{where} needs a completion or steps, not empty", param=f"{where}.completion")
+    if item.separator is not None:
+        if item.separator not in completion:
+            raise BadRequest(f"{where}.completion does not contain its separator", param=f"{where}.separator")
+        return tuple(split_steps(completion, item.separator)) if per_step else (completion,)
+    if per_step:
+        raise BadRequest(f"{where} needs steps (or a separator): this model scores each step", param=f"{where}.steps")
+    return (completion,)
+
+
+def rewards_answer(
+    model: str,
+    request: ItemsRequest,
+    episodes: Sequence[Episode],
+    scores: Sequence[ExplainedScore],
+) -> RewardsAnswer:
+    """The results of a request, one per item, in order."""
+    results = [
+        _result(item.id, episode, explained, request.aggregation)
+        for item, episode, explained in zip(request.items, episodes, scores, strict=True)
+    ]
+    failed = sum(result.score is None for result in results)
+    return RewardsAnswer(model=model, aggregation=request.aggregation, results=results, failed=failed)
+
+
+def _result(item_id: str | None, episode: Episode, explained: ExplainedScore, how: Aggregation | None) -> ItemResult:
+    score, texts = explained.score, episode.texts
+    if score.steps is not None and score.total is None and how is None:
+        value: float | Failure = Failure("no_total", "the model scores steps only: choose an aggregation")
+    else:
+        value = value_of(score, how)
+    return ItemResult(
+        id=item_id,
+        score=None if isinstance(value, Failure) else value,
+        step_scores=None if score.steps is None else score.steps.tolist(),
+        step_offsets=None if texts is None else list(pairwise(accumulate(map(len, texts), initial=0))),
+        n_tokens=explained.tokens,
+        truncated=explained.truncated,
+        failure=FailureReason.of(value),
+        text=explained.text,
+        parse_status=explained.parse_status,
+    )
+
 
 _NO_TOKEN: dict[int | str, dict[str, Any]] = {401: ERRORS[401]}
 routes = APIRouter()
 
 
 @routes.get("/health", tags=["state"])
-async def health(request: Request) -> schemas.Health:
+async def health(request: Request) -> Health:
     """Whether the process is alive. The only route without a token; it answers while models load or score."""
     models = wire.models_of(request)
     loaded = [name for name, state in models.states().items() if state == "ready"]
-    return schemas.Health(status="ok", default_backend=models.default, loaded_backends=loaded)
+    return Health(status="ok", default_backend=models.default, loaded_backends=loaded)
 
 
-@routes.get("/ready", tags=["state"], responses={503: {"model": schemas.Readiness}, **_NO_TOKEN})
-async def ready(request: Request, response: Response) -> schemas.Readiness:
+@routes.get("/ready", tags=["state"], responses={503: {"model": Readiness}, **_NO_TOKEN})
+async def ready(request: Request, response: Response) -> Readiness:
     """Whether requests will be answered: 503 while a model loads or is unusable, or the server is shutting down."""
     models = wire.models_of(request)
     response.status_code = 200 if models.ready else 503
     states = dict.fromkeys(models.queues, "the server is shutting down") if models.draining else models.states()
-    return schemas.Readiness(ready=models.ready, models=states)
+    return Readiness(ready=models.ready, models=states)
 
 
 @routes.get("/metrics", tags=["state"], responses=_NO_TOKEN, response_class=Response)
@@ -54,37 +378,37 @@ async def metrics(request: Request) -> Response:
 async def describe(
     request: Request,
     model: Annotated[str | None, Query(max_length=200, description="which model; the default if left out")] = None,
-) -> schemas.Description:
+) -> Description:
     """The declaration of a model's scores, which clients check answers against."""
     queue = wire.models_of(request).get(model)
-    return schemas.Description(model=queue.name, info=schemas.info_fields(queue.info), learns=queue.learns)
+    return Description(model=queue.name, info=info_fields(queue.info), learns=queue.learns)
 
 
 @routes.post(
-    "/v1/rewards", response_model=schemas.RewardsAnswer, tags=["rewards"], responses=ERRORS,
-    openapi_extra=wire.json_body(schemas.RewardsRequest, text=schemas.TEXT_EXAMPLE, frames=schemas.VISION_EXAMPLE),
+    "/v1/rewards", response_model=RewardsAnswer, tags=["rewards"], responses=ERRORS,
+    openapi_extra=wire.json_body(RewardsRequest, text=TEXT_EXAMPLE, frames=VISION_EXAMPLE),
 )  # fmt: skip
 async def rewards(request: Request) -> Response:
     """Score a batch. An item that cannot be scored has a `failure` and no score; the others are not affected."""
-    body = await wire.read_body(request, schemas.RewardsRequest)
+    body = await wire.read_body(request, RewardsRequest)
     queue = wire.models_of(request).get(body.model)
     async with queue.deadline(body.deadline_s) as left:
         episodes = await _episodes(wire.media_of(request), queue, body.items, body.options.nframes)
         scores = await queue.judge(episodes, JudgeOptions(**body.options.model_dump()), deadline_s=left())
-    return _json(schemas.rewards_answer(queue.name, body, episodes, scores))
+    return _json(rewards_answer(queue.name, body, episodes, scores))
 
 
 @routes.post(
-    "/v1/update", response_model=schemas.UpdateAnswer, tags=["learning"],
+    "/v1/update", response_model=UpdateAnswer, tags=["learning"],
     responses={**ERRORS, 409: {"model": ErrorAnswer}},
-    openapi_extra=wire.json_body(schemas.UpdateRequest, text=schemas.UPDATE_EXAMPLE),
+    openapi_extra=wire.json_body(UpdateRequest, text=UPDATE_EXAMPLE),
 )  # fmt: skip
 async def update(request: Request) -> Response:
     """Let a model learn from rollouts with outcomes, and score them before or after that.
 
     The new state is on disk before the answer is sent. With `update: none` this only scores.
     """
-    body = await wire.read_body(request, schemas.UpdateRequest)
+    body = await wire.read_body(request, UpdateRequest)
     queue = wire.models_of(request).get(body.model)
     async with queue.deadline():
         episodes = await _episodes(wire.media_of(request), queue, body.items, None)
@@ -94,32 +418,28 @@ async def update(request: Request) -> Response:
         raise BadRequest("client_id and number would do nothing with update: none; remove them", param="number")
     else:
         done = UpdateResult(await queue.judge(episodes, JudgeOptions()), metrics={}, updates=None)
-    answer = schemas.rewards_answer(queue.name, body, episodes, done.judgements).model_dump()
+    answer = rewards_answer(queue.name, body, episodes, done.judgements).model_dump()
     return _json(
-        schemas.UpdateAnswer(
-            **answer, update=body.update, updates=done.updates, metrics=done.metrics, repeated=done.repeated
-        )
+        UpdateAnswer(**answer, update=body.update, updates=done.updates, metrics=done.metrics, repeated=done.repeated)
     )
 
 
 @routes.post(
     "/v1/reload", tags=["learning"], responses=ERRORS,
-    openapi_extra=wire.json_body(schemas.ReloadRequest, required=False, default={}, named={"model": "prm"}),
+    openapi_extra=wire.json_body(ReloadRequest, required=False, default={}, named={"model": "prm"}),
 )  # fmt: skip
-async def reload(request: Request) -> schemas.Reloaded:
+async def reload(request: Request) -> Reloaded:
     """Load a model again from its source, next to the old one, and exchange them; no request is lost.
 
     Without a body it is the default model.
     """
-    body = await wire.read_body(request, schemas.ReloadRequest, empty=schemas.ReloadRequest(model=None))
+    body = await wire.read_body(request, ReloadRequest, empty=ReloadRequest(model=None))
     queue = wire.models_of(request).get(body.model)
     await queue.reload()
-    return schemas.Reloaded(model=queue.name)
+    return Reloaded(model=queue.name)
 
 
-async def _episodes(
-    media: Media, queue: ModelQueue, items: Sequence[schemas.RewardItem], nframes: int | None
-) -> list[Episode]:
+async def _episodes(media: Media, queue: ModelQueue, items: Sequence[RewardItem], nframes: int | None) -> list[Episode]:
     """One episode per item.
 
     Raises:
@@ -132,23 +452,23 @@ async def _episodes(
         raise BadRequest(f"{len(items)} items; {limits.max_items} are allowed in a request", param="items")
     per_step = queue.info.granularity == "step"
     found: list[Episode | None] = [None] * len(items)
-    visual: dict[int, schemas.RewardItem] = {}
+    visual: dict[int, RewardItem] = {}
     for place, item in enumerate(items):
-        if schemas.has_frames(item, place):
+        if has_frames(item, place):
             wire.check_task(limits, item.task or "", f"items[{place}].task")
             visual[place] = item
         else:
-            found[place] = schemas.text_episode(item, place, per_step=per_step, limits=limits)
+            found[place] = text_episode(item, place, per_step=per_step, limits=limits)
     for place, frames in zip(visual, await _decoded(media, visual, nframes), strict=True):
         item = items[place]
         found[place] = Episode(id=item.id or str(place), task=item.task or "", frames=frames, outcome=item.outcome)
     return [episode for episode in found if episode is not None]
 
 
-async def _decoded(media: Media, visual: Mapping[int, schemas.RewardItem], nframes: int | None) -> list[ByteArray]:
+async def _decoded(media: Media, visual: Mapping[int, RewardItem], nframes: int | None) -> list[ByteArray]:
     """Frames of several items, a few at a time; the first that is refused refuses the request."""
 
-    async def one(place: int, item: schemas.RewardItem) -> ByteArray:
+    async def one(place: int, item: RewardItem) -> ByteArray:
         async with media.batch_slots:
             try:
                 return await wire.frames_of(media, item, nframes=nframes)
@@ -164,6 +484,6 @@ async def _decoded(media: Media, visual: Mapping[int, schemas.RewardItem], nfram
             task.cancel()
 
 
-def _json(answer: schemas.RewardsAnswer) -> Response:
+def _json(answer: RewardsAnswer) -> Response:
     """The answer as bytes, serialized once."""
     return Response(answer.model_dump_json(), media_type="application/json")

@@ -26,9 +26,9 @@ from pydantic_core import PydanticKnownError
 
 from guerdon.config_schema import Spot, child, models_in
 from guerdon.errors import DataError
-from guerdon.evaluate.scores import solution_value
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.policies.tokens import split_steps
+from guerdon.serve import client_wire
 from guerdon.serve.errors import BadRequest, ServeError
 from guerdon.serve.media import Media
 from guerdon.serve.model_queue import ModelQueue, ServedModels
@@ -65,6 +65,9 @@ WHOLE = BeforeValidator(_whole)
 FLAG = BeforeValidator(_flag)
 FIRST_ERROR = Field(fail_fast=True)  # stop at the first wrong element: a million error messages take seconds
 Strings = Annotated[list[str], FIRST_ERROR]
+Messages = Annotated[list[dict[str, Any]], FIRST_ERROR]
+FrameCount = Annotated[int, Field(ge=1, le=128), WHOLE]
+PixelCount = Annotated[int, Field(ge=784, le=1_605_632), WHOLE]
 
 
 class FailedMeasurement(ServeError):
@@ -401,11 +404,7 @@ def _episode(pair: PromptResponse | Failure, separator: str | None, max_steps: i
 
 def value_of(score: Score, how: Aggregation = "last") -> float | Failure:
     """One number for an item: its total, else its steps aggregated; or why there is none."""
-    if how == "last" and score.total is not None:
-        return score.total
-    if how == "last" and score.steps is not None and score.steps.size:
-        return float(score.steps[-1])
-    return solution_value(score, how)
+    return client_wire.value_of(score, None if how == "last" else how)
 
 
 def values_or_null(values: Sequence[R | Failure]) -> list[R | None]:

@@ -51,12 +51,10 @@ class GetRewardAnswer(BaseModel):
 class RmRequest(wire.ForeignBody):
     """Request of slime."""
 
-    prompt: str | Annotated[list[dict[str, Any]], wire.FIRST_ERROR] = Field(
-        description="the question: text from a template, or chat messages"
-    )
+    prompt: str | wire.Messages = Field(description="the question: text from a template, or chat messages")
     response: str = Field(description="the response")
     label: Any = Field(None, description="the true answer; reward models do not use it")
-    tools: Annotated[list[dict[str, Any]], wire.FIRST_ERROR] | None = Field(
+    tools: wire.Messages | None = Field(
         None, description="with chat messages: functions that can be called in them, as JSON schemas"
     )
 

@@ -10,7 +10,7 @@ under the media root, a prompt is chosen by name, and an answer without a score 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -42,12 +42,8 @@ class ScoreRequest(wire.FrameFields):
     model_config = ConfigDict(extra="forbid")
 
     task_text: str = Field(min_length=1, description="the task in words")
-    nframes: Annotated[int, Field(ge=1, le=128), wire.WHOLE] = Field(
-        16, description="frames sampled from a video, the first and the last included"
-    )
-    max_pixels: Annotated[int, Field(ge=784, le=1_605_632), wire.WHOLE] = Field(
-        200_704, description="pixels per frame; larger frames are scaled down"
-    )
+    nframes: wire.FrameCount = Field(16, description="frames sampled from a video, the first and the last included")
+    max_pixels: wire.PixelCount = Field(200_704, description="pixels per frame; larger frames are scaled down")
     backend: str | None = Field(None, max_length=200, description="which model; left out: the server's default")
     backend_kwargs: BackendOptions = Field(default_factory=BackendOptions, description="options of the score")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
@@ -36,10 +36,10 @@ class PoolRequest(wire.ForeignBody):
     input: str | wire.Strings | None = Field(
         None, description="question and response as one text, from a chat template"
     )
-    messages: Annotated[list[dict[str, Any]], wire.FIRST_ERROR] | None = Field(
+    messages: wire.Messages | None = Field(
         None, description="instead of input: chat messages, the last one the assistant's response"
     )
-    tools: Annotated[list[dict[str, Any]], wire.FIRST_ERROR] | None = Field(
+    tools: wire.Messages | None = Field(
         None, description="with messages: functions that can be called in them, as JSON schemas"
     )
     task: Literal["token_classify", "classify"] | None = Field(

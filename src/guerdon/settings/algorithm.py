@@ -252,9 +252,8 @@ class TextAlgorithmSettings(_SharedSettings):
     )
     credit: Literal["sum", "min_form"] = Field(
         "sum",
-        description="how process rewards of later steps count: discounted sum, or minimum (PURE, 2504.15275)",
+        description="how process rewards of later steps count: discounted sum, or soft minimum (PURE, 2504.15275)",
     )
-    credit_temperature: float = only_with(0.1, gt=0, credit="min_form", description="of the soft minimum")
     loss: Literal["ppo", "gspo", "cispo", "reinforce"] = Field(
         "ppo", description="of the policy; reinforce by default for reinforce and remax"
     )
@@ -280,7 +279,6 @@ class TextAlgorithmSettings(_SharedSettings):
     micro_batch_size: int | None = Field(None, ge=1, description="responses per forward pass; null: minibatch_size")
     learning_rate: float = Field(1e-6, ge=0, description="of AdamW")
     weight_decay: float = Field(0.0, ge=0, description="of AdamW")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="of AdamW")
     max_grad_norm: float = Field(1.0, gt=0, description="clip gradients to this norm")
     value_coef: float = only_with(0.5, ge=0, adv_estimator="gae", description="weight of the value loss")
 

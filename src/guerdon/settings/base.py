@@ -58,11 +58,73 @@ class Removed(NamedTuple):
         return value is None or bool(value == to_jsonable_python(self.default))
 
 
+def _always(value: Any) -> Removed:
+    """A key that has one value now, its default."""
+    return Removed(value, f"it is always {_yaml(value)}: remove it")
+
+
+def _yaml(*values: Any) -> str:
+    shown = (str(value).lower() if isinstance(value, bool) else "null" if value is None else value for value in values)
+    return ", ".join(map(str, shown))
+
+
+_BETAS = Removed((0.9, 0.999), "the decays of AdamW's moments are 0.9 and 0.999")
+_OF_TRENDS = "a change counts 1, one for the worse -0.2, an unclear one 0: scale values by reward_coef of the source"
 REMOVED: dict[str, Removed] = {
-    "ClusterSettings.weight_transfer": Removed("auto", "weights reach the collectors through Ray's object store"),
-    "ClusterSettings.weight_timeout": Removed(120.0, "weights reach the collectors through Ray's object store"),
+    "AttackSettings.filler": Removed(None, "a padding step is the question again: remove it"),
+    "BestOfNSettings.draws": _always(500),
+    "CacheSettings.hash_size": _always(16),
+    "CacheSettings.check_share": _always(0.05),
+    "EnvSettings.curriculum_ema_alpha": _always(0.99),
+    "EnvSettings.curriculum_tau": _always(0.02),
+    "GeneratedBenchSettings.error_rate": _always(0.5),
+    "LiberoSettings.fixtures": Removed(None, "it follows from protocol: remove it"),
+    "LiberoSettings.fixtures_seed": Removed(None, "it follows from protocol: remove it"),
+    "MetaWorldSettings.goals_seed": _always(0),
+    "MiningSettings.temperature": _always(0.7),
+    "MiningSettings.top_p": _always(1.0),
+    "MonteCarloSettings.policy": Removed(
+        None,
+        "the policy of the study completes: label with that model as policy, and give the solutions of another by "
+        "label.solutions.data_path",
+    ),
+    "MonteCarloSettings.top_p": _always(1.0),
+    "RegisterSettings.chained": _always(True),
+    "SearchSettings.questions_at_a_time": _always(8),
+    "SearchSettings.step_tokens": Removed(None, "a piece has at most data.max_response_length tokens: remove it"),
+    "ShareSettings.of": _always("advantage"),
+    "ShareSettings.decay": _always(0.9),
+    "StorySettings.distractors": _always(0),
+    "StorySettings.number_words": _always(False),
+    "UpdateSettings.weight_decay": _always(1e-4),
+    "UpdateSettings.continuation_every": _always(3),
+    "UpdateSettings.gradient_penalty": _always(1.0),
+    "TextAlgorithmSettings.betas": _BETAS,
+    "TextAlgorithmSettings.credit_temperature": Removed(0.1, "the temperature of the soft minimum is 0.1"),
+    "OptimSettings.betas": _BETAS,
+    "OptimSettings.grad_clip": Removed(10.0, "gradients of the implicit model are clipped to the norm 10"),
+    "EndpointSettings.image_format": Removed("png", "pictures are sent as PNG"),
+    "VLMSettings.positive_reward": Removed(1.0, _OF_TRENDS),
+    "VLMSettings.negative_reward": Removed(-0.2, _OF_TRENDS),
+    "VLMSettings.unclear_reward": Removed(0.0, _OF_TRENDS),
+    "RunnerSettings.video_fps": Removed(20, "videos of training episodes have 20 frames per second"),
+    "_ImageTrainSettings.min_delta": Removed(1e-3, "an improvement of the validation loss counts from 0.001 on"),
 }
 """Keys that there were, as `Class.key` of the class that had them."""
+
+
+def as_now(record: Any, now: Any) -> Any:
+    """Values of settings that an earlier version stored, without keys that there are no more and that change nothing.
+
+    Args:
+        record: the stored values.
+        now: those that this version stores.
+    """
+    if not (isinstance(record, dict) and isinstance(now, dict)):
+        return record
+    gone = [(name.rpartition(".")[2], old) for name, old in REMOVED.items()]
+    left = {k: v for k, v in record.items() if k in now or not any(k == name and old.says(v) for name, old in gone)}
+    return {key: as_now(value, now.get(key)) for key, value in left.items()}
 
 
 @dataclass(frozen=True)
@@ -150,6 +212,9 @@ class Settings(BaseModel):
     short_form: ClassVar[tuple[type[BaseModel], ...]] = ()
     """Models whose keys may stand directly in this section: a check of the section moves them to where they belong."""
 
+    stored: ClassVar[bool] = False
+    """Whether files that guerdon writes have all keys of the section: a key with its default counts as not given."""
+
     @classmethod
     def implied(cls, given: dict[str, Any]) -> dict[str, Any]:
         """The same values with what they imply without saying it; a root configuration may override this."""
@@ -173,12 +238,13 @@ class Settings(BaseModel):
         return {key: value for key, value in given.items() if not ((old := cls.removed(key)) and old.says(value))}
 
     @model_validator(mode="after")
-    def _nothing_idle(self) -> Self:
+    def _refuse_idle_keys(self) -> Self:
         given = self.model_fields_set
         self.__dict__.update({key: value for key, value in self.derived().items() if key not in given})
         idle: dict[str, set[str]] = {}
         for name, field in type(self).model_fields.items():
-            said = name in given and not (field.default is None and getattr(self, name) is None)
+            value = getattr(self, name)
+            said = name in given and not (value == field.default and (self.stored or value is None))
             for rule in field.metadata if said else ():
                 if isinstance(rule, OnlyWith) and (why := rule.idle(self)) is not None:
                     idle.setdefault(why, set()).add(name)
@@ -317,11 +383,6 @@ def _with(key: str, wanted: Any) -> str:
     if isinstance(wanted, Unless):
         return key if wanted == SET else f"{key} not {_yaml(*wanted.values)}"
     return f"{key} {_yaml(*wanted) if isinstance(wanted, tuple) else _yaml(wanted)}"
-
-
-def _yaml(*values: Any) -> str:
-    shown = (str(value).lower() if isinstance(value, bool) else "null" if value is None else value for value in values)
-    return ", ".join(map(str, shown))
 
 
 def check_multiple(batch_size: int, micro_batch_size: int | None, key: str = "batch_size") -> None:

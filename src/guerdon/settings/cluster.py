@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from guerdon.settings.base import Settings, refuse
+from guerdon.settings.base import SET, Settings, Unless, only_with
 
 
 class ClusterSettings(Settings):
@@ -39,12 +39,17 @@ class ClusterSettings(Settings):
         description="actors that score with the frozen reward models of a run, each with all of them; at most "
         "reward.scoring_shards. 0: the process of the learner scores",
     )
-    reward_worker_cpus: float = Field(1.0, ge=0, description="CPUs that each reward worker reserves")
-    reward_worker_gpus: float = Field(
-        0.0, ge=0, description="GPUs that each reward worker reserves; parts of one let several actors share it"
+    reward_worker_cpus: float = only_with(
+        1.0, ge=0, reward_workers=SET, description="CPUs that each reward worker reserves"
     )
-    reward_worker_resources: dict[str, float] = Field(
-        default_factory=dict, description="custom resources that each reward worker reserves"
+    reward_worker_gpus: float = only_with(
+        0.0,
+        ge=0,
+        reward_workers=SET,
+        description="GPUs that each reward worker reserves; parts of one let several actors share it",
+    )
+    reward_worker_resources: dict[str, float] = only_with(
+        default_factory=dict, reward_workers=SET, description="custom resources that each reward worker reserves"
     )
     learners: int = Field(
         1,
@@ -52,18 +57,36 @@ class ClusterSettings(Settings):
         description="processes that train the policy and PRIME's reward model together (docs/distributed.md); the "
         "process of the run is the first, the others are actors",
     )
-    learner_cpus: float = Field(1.0, ge=0, description="CPUs that each further learner reserves")
-    learner_gpus: float = Field(
-        0.0, ge=0, description="GPUs that each further learner reserves: 1 where the process of the run has one, too"
+    learner_cpus: float = only_with(
+        1.0, ge=0, learners=Unless(1), description="CPUs that each further learner reserves"
     )
-    learner_resources: dict[str, float] = Field(
-        default_factory=dict, description="custom resources that each further learner reserves"
+    learner_gpus: float = only_with(
+        0.0,
+        ge=0,
+        learners=Unless(1),
+        description="GPUs that each further learner reserves: 1 where the process of the run has one, too",
+    )
+    learner_resources: dict[str, float] = only_with(
+        default_factory=dict, learners=Unless(1), description="custom resources that each further learner reserves"
     )
     job_cpus: float = Field(1.0, ge=0, description="CPUs that each job of `guerdon compare` reserves")
     job_gpus: float = Field(0.0, ge=0, description="GPUs that each job of `guerdon compare` reserves")
     label_workers: int = Field(1, ge=1, description="actors that sample for `guerdon label`")
     label_worker_cpus: float = Field(1.0, ge=0, description="CPUs that each of them reserves")
     label_worker_gpus: float = Field(0.0, ge=0, description="GPUs that each of them reserves")
+    weight_transfer: Literal["auto", "object_store", "collective"] = Field(
+        "auto",
+        description="how weights reach the collectors: object_store, Ray's, through the memory of each node; "
+        "collective, one broadcast to all of them, by NCCL where the policy that learns and each collector have a GPU "
+        "of their own, else by Gloo; auto: collective where NCCL is possible, else object_store",
+    )
+    weight_timeout: float = only_with(
+        120.0,
+        gt=0,
+        weight_transfer=Unless("object_store"),
+        description="seconds that a broadcast of weights may take; then those that did not get them read them from the "
+        "object store",
+    )
     strategy: Literal["default", "spread", "pack"] = Field(
         "default",
         description="default: Ray fills nodes up before it takes the next; spread: actors of a kind go to different "
@@ -88,11 +111,6 @@ class ClusterSettings(Settings):
 
     @model_validator(mode="after")
     def _workers_have_work(self) -> ClusterSettings:
-        if not self.reward_workers:
-            idle = {"reward_worker_cpus", "reward_worker_gpus", "reward_worker_resources"} & self.model_fields_set
-            refuse(idle, "reward_workers 0")
-        if self.learners == 1:
-            refuse({"learner_cpus", "learner_gpus", "learner_resources"} & self.model_fields_set, "learners 1")
         kinds = [("collector", self.collector_cpus, self.collector_gpus, self.collector_resources)]
         if self.reward_workers:
             kinds += [("reward_worker", self.reward_worker_cpus, self.reward_worker_gpus, self.reward_worker_resources)]

@@ -78,11 +78,6 @@ class RegisterSettings(_FamilySettings):
     inputs: int = Field(2, ge=1, le=25, description="variables that are given")
     modulus: int = Field(10, ge=2, le=10**6, description="values are modulo this; up to 10: one digit")
     ops: str = Field("+-*", pattern=r"^[-+*]+$", description="operations drawn from")
-    chained: bool = Field(
-        True,
-        description="every line uses the line before; off: any earlier variable, so that a wrong line need not spoil "
-        "the answer",
-    )
 
     _ops_differ = field_validator("ops")(_distinct)
 
@@ -116,8 +111,6 @@ class StorySettings(_FamilySettings):
     ops: str = Field("+-*", pattern=r"^[-+*/]+$", description="operations drawn from; divisions have no remainder")
     high: int = Field(20, ge=4, le=1000, description="largest amount that is there at first, comes or goes")
     factor: int = Field(5, ge=2, le=12, description="largest factor and divisor")
-    number_words: bool = Field(False, description="write numbers up to twelve as words")
-    distractors: int = Field(0, ge=0, le=3, description="sentences with a number that does not matter")
 
     _ops_differ = field_validator("ops")(_distinct)
 

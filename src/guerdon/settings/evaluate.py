@@ -97,8 +97,7 @@ class GeneratedBenchSettings(Settings):
     """A set in the shape of ProcessBench, made in code from tasks whose every step has an exact truth."""
 
     families: tuple[TaskSettings, ...] = Field(min_length=1, description="a subset each, named by its family")
-    size: int = Field(200, ge=2, description="solutions per family")
-    error_rate: float = Field(0.5, gt=0, lt=1, description="share of the solutions with a slip, placed uniformly")
+    size: int = Field(200, ge=2, description="solutions per family; half of them have a slip, placed uniformly")
     seed: Seed = Field(0, description="of problems and slips")
 
 
@@ -117,7 +116,6 @@ class BestOfNSettings(Settings):
         ("min", "prod", "last", "mean", "pure_min"), min_length=1, description="one pair of curves each"
     )
     ns: tuple[int, ...] | None = Field(None, description="numbers of samples; null: powers of two")
-    draws: int = Field(500, ge=1, description="random subsets per point where listing all of them takes too long")
 
     @model_validator(mode="after")
     def _counts(self) -> BestOfNSettings:
@@ -136,7 +134,6 @@ class AttackSettings(Settings):
     limit: float = Field(0.05, gt=0, lt=1, description="an attack works when it fools the model more often than this")
     questions: int = Field(100, ge=1, description="at most so many questions")
     copies: int = Field(3, ge=1, description="padding steps, and repetitions of a right step")
-    filler: str | None = Field(None, description="text of a padding step; null: the question again")
 
 
 class ThirdPartySettings(Settings):

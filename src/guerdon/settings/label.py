@@ -14,7 +14,6 @@ from pydantic import Field, field_validator, model_validator
 from guerdon.registry import Registry
 from guerdon.retry import TRIES
 from guerdon.settings.base import PARAMS, ByName, Named, Seed, Settings, as_tuple, refuse
-from guerdon.settings.text_policy import TextPolicySettings
 
 Reward = Literal["HE", "SE"]
 Splitter = Literal["blank_line", "newline", "sentence", "code_block", "tags", "separator"]
@@ -22,7 +21,7 @@ Splitter = Literal["blank_line", "newline", "sentence", "code_block", "tags", "s
 LABELERS = Registry(
     "labeler", "guerdon.labelers",
     {
-        "judge": "guerdon.labels.llm_judge:JudgeLabeler", "monte_carlo": "guerdon.labels.labelers:MonteCarloLabeler",
+        "judge": "guerdon.labels.labelers:JudgeLabeler", "monte_carlo": "guerdon.labels.labelers:MonteCarloLabeler",
         "binary_search": "guerdon.labels.labelers:BinarySearchLabeler",
         "consensus": "guerdon.labels.labelers:ConsensusLabeler", "exact": "guerdon.labels.labelers:ExactLabeler",
     },
@@ -208,8 +207,6 @@ class MonteCarloSettings(Settings):
     completions: int = Field(8, ge=1, description="per prefix")
     estimate: Literal["hard", "soft"] = Field("soft", description="soft: share of right completions; hard: 1 for any")
     temperature: float = Field(0.7, gt=0, description="of completions")
-    top_p: float = Field(1.0, gt=0, le=1, description="of completions")
-    policy: TextPolicySettings | None = Field(None, description="model that completes; null: the policy of the study")
 
 
 class MiningSettings(Settings):
@@ -218,8 +215,6 @@ class MiningSettings(Settings):
     attempts: int = Field(8, ge=2, description="solutions per question")
     min_fail_rate: float = Field(0.3, ge=0, le=1, description="smallest share of wrong ones that is kept, inclusive")
     max_fail_rate: float = Field(0.8, ge=0, le=1, description="largest share of wrong ones that is kept, inclusive")
-    temperature: float = Field(0.7, gt=0, description="of these attempts")
-    top_p: float = Field(1.0, gt=0, le=1, description="of these attempts")
     max_questions: int = Field(5000, ge=1, description="try no more questions than these, however few are kept")
 
     @model_validator(mode="after")

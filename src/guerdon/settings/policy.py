@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from guerdon.registry import Registry
-from guerdon.settings.base import PARAMS, ByName, Device, Schedule, Settings, refuse
+from guerdon.settings.base import PARAMS, Because, ByName, Device, Schedule, Settings, only_with
 from guerdon.settings.sample_weighting import RABCSettings
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.vla_policy import VLAPolicySettings
@@ -47,16 +47,23 @@ class CNNPolicySettings(Settings):
     checkpoint: str | None = Field(None, description="start from this policy")
 
 
+_GAUSSIAN = Because(False, "a whole policy of your own")
+
+
 class OwnPolicySettings(Settings):
     """A policy that a user brings: a whole one, or the networks of a Gaussian policy."""
 
+    stored = True
     activation: ClassVar[Literal["tanh"]] = "tanh"  # of stored weights; that of the networks is their own
     type: str = Field(description="a factory of your own")
     params: dict[str, Any] = PARAMS
-    log_std_init: float = LOG_STD
-    normalize_observations: bool = Field(True, description="of states: by running mean and standard deviation")
-    device: Device = Field(
+    log_std_init: float = only_with(0.0, whole=_GAUSSIAN, description=LOG_STD.description)
+    normalize_observations: bool = only_with(
+        True, whole=_GAUSSIAN, description="of states: by running mean and standard deviation"
+    )
+    device: Device = only_with(
         "cpu",
+        whole=_GAUSSIAN,
         description="where networks compute and act: auto (a GPU where there is one), cpu, cuda or cuda:1; a whole "
         "policy places itself",
     )
@@ -67,13 +74,6 @@ class OwnPolicySettings(Settings):
     @model_validator(mode="after")
     def _checked(self) -> Self:
         POLICIES.check(self.type, self.params)
-        if self.whole:
-            gaussian = {
-                "log_std_init": self.log_std_init != 0.0,
-                "normalize_observations": not self.normalize_observations,
-                "device": self.device != "cpu",
-            }
-            refuse({name for name, changed in gaussian.items() if changed}, "a whole policy of your own")
         return self
 
     @property

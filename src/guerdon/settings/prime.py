@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from guerdon.settings.base import Bf16, Settings, refuse
+from guerdon.settings.base import SET, Because, Bf16, Settings, Unless, only_with
 
 
 class OptimSettings(Settings):
@@ -19,8 +19,6 @@ class OptimSettings(Settings):
 
     lr: float = Field(1e-6, ge=0, description="learning rate of AdamW")
     weight_decay: float = Field(0.0, ge=0, description="of AdamW")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="of AdamW")
-    grad_clip: float = Field(10.0, gt=0, description="clip gradients to this norm")
     epochs: int = Field(1, ge=1, description="passes over the rollouts of an update; update: after scores in the first")
 
 
@@ -33,12 +31,16 @@ class WarmUpSettings(Settings):
         description="so many rollouts of the starting policy are written before the first update, those that the "
         "filters leave out included; they count as steps of the run",
     )
-    epochs: int = Field(1, ge=1, description="passes over them")
-    policy_learns: bool = Field(
+    epochs: int = only_with(1, ge=1, rollouts=SET, description="passes over them")
+    policy_learns: bool = only_with(
         False,
+        rollouts=SET,
         description="the policy learns from the outcomes of these rollouts, and of other sources, while the model "
         "collects them; false: it waits, and none of them trains it",
     )
+
+
+_LEARNS = Because(True, "update: none and no warm_up")
 
 
 class ImplicitModelSettings(Settings):
@@ -48,13 +50,13 @@ class ImplicitModelSettings(Settings):
     ref_type: Literal["freeze", "policy"] = Field(
         "freeze", description="reference: frozen weights of ref_path, or the policy that acted"
     )
-    ref_path: str | None = Field(None, description="freeze: a folder or hub id; null: as path")
+    ref_path: str | None = only_with(None, ref_type="freeze", description="a folder or hub id; null: as path")
     update: Literal["none", "before", "after"] = Field(
         "after",
         description="never; before scoring (two forward passes); after: from the forward pass that scores (one)",
     )
-    beta_train: float = Field(0.05, gt=0, description="beta of the training loss")
-    loss_type: Literal["ce", "dpo", "bon_acc", "bon_rm"] = Field("ce", description="of the update")
+    beta_train: float = only_with(0.05, gt=0, learns=_LEARNS, description="beta of the training loss")
+    loss_type: Literal["ce", "dpo", "bon_acc", "bon_rm"] = only_with("ce", learns=_LEARNS, description="of the update")
     use_remove_padding: bool = Field(False, description="forward without padding")
     bf16: Bf16 | None = Field(
         None,
@@ -62,33 +64,28 @@ class ImplicitModelSettings(Settings):
         "policy. Log-ratios are small differences of large numbers: with false they are exact to float32, and weights "
         "that the policy keeps in bfloat16 are not shared",
     )
-    replay_size: int = Field(0, ge=0, description="newest earlier rollouts kept to learn from again; 0: none")
-    replay_ratio: float = Field(0.5, gt=0, lt=1, description="share of replayed rollouts in an update")
-    optim: OptimSettings = Field(OptimSettings(), description="how it learns")
+    replay_size: int = only_with(
+        0,
+        ge=0,
+        update=Unless("none"),
+        loss_type=Because("ce", "loss_type {}, which needs whole groups"),
+        description="newest earlier rollouts kept to learn from again; 0: none",
+    )
+    replay_ratio: float = only_with(
+        0.5, gt=0, lt=1, update=Unless("none"), replay_size=SET, description="share of replayed rollouts in an update"
+    )
+    optim: OptimSettings = only_with(OptimSettings(), learns=_LEARNS, description="how it learns")
     warm_up: WarmUpSettings = Field(WarmUpSettings(), description="learn before its reward counts")
 
     @model_validator(mode="after")
     def _nothing_idle(self) -> Self:
-        if self.ref_type == "policy" and self.ref_path is not None:
-            raise ValueError("ref_path would do nothing with ref_type: policy; remove it")
         if self.ref_type == "policy" and self.bf16 is not None:
             raise ValueError(
                 "bf16 cannot be set with ref_type: policy, whose log-probabilities are those of the policy that acted; "
                 "set policy.bf16, or ref_type: freeze"
             )
-        if self.update == "none":
-            idle = {"replay_size", "replay_ratio"} | (set() if self.learns else {"beta_train", "loss_type", "optim"})
-            refuse(idle & self.model_fields_set, "update: none" + ("" if self.learns else " and no warm_up"))
-            if "epochs" in self.optim.model_fields_set:
-                raise ValueError("optim.epochs would do nothing with update: none; give warm_up.epochs")
-        if not self.replay_size:
-            refuse({"replay_ratio"} & self.model_fields_set, "replay_size 0")
-        if self.loss_type != "ce":
-            refuse({"replay_size"} & self.model_fields_set, f"loss_type {self.loss_type}, which needs whole groups")
-        if not self.warm_up.rollouts and "epochs" in self.warm_up.model_fields_set:
-            raise ValueError("warm_up.epochs would do nothing with warm_up.rollouts 0; remove it")
-        if not self.warm_up.rollouts and "policy_learns" in self.warm_up.model_fields_set:
-            raise ValueError("warm_up.policy_learns would do nothing with warm_up.rollouts 0; remove it")
+        if self.update == "none" and "epochs" in self.optim.model_fields_set:
+            raise ValueError("optim.epochs would do nothing with update: none; give warm_up.epochs")
         return self
 
     @property
@@ -108,44 +105,51 @@ class PrimeSettings(Settings):
         description="divide by the largest absolute return of the batch; clip: cut every reward to plus or minus "
         "prime_clip and divide by that, so that one large log-ratio does not shrink all others; or neither",
     )
-    prime_clip: float = Field(
+    prime_clip: float = only_with(
         1.0,
         gt=0,
-        description="clip: a log-ratio of a token, step or response counts as at least minus this, in nats, and "
+        prime_norm="clip",
+        description="a log-ratio of a token, step or response counts as at least minus this, in nats, and "
         "at most this where prime_clip_above is null",
     )
-    prime_clip_above: float | None = Field(
+    prime_clip_above: float | None = only_with(
         None,
         ge=0,
-        description="clip: a log-ratio counts as at most this, in nats; null: prime_clip. 0: rewards are never "
+        prime_norm="clip",
+        description="a log-ratio counts as at most this, in nats; null: prime_clip. 0: rewards are never "
         "positive. Where the reference has almost no probability, a small probability of the model is a large "
         "log-ratio, so that a policy can increase its reward with tokens for which no outcome was observed",
     )
-    prime_norm_shards: int = Field(
+    prime_norm_shards: int = only_with(
         1,
         ge=1,
-        description="batch_norm: cut the batch into so many equal parts in order, each with a unit of its own, as "
+        prime_norm="batch_norm",
+        description="cut the batch into so many equal parts in order, each with a unit of its own, as "
         "PRIME's data-parallel ranks have; 1: one unit for all",
     )
-    mini_batch_size: int = Field(256, ge=1, description="responses per gradient step of the model")
+    mini_batch_size: int = only_with(
+        256,
+        ge=1,
+        learns=Because(True, "prime_model.update: none and no warm_up"),
+        description="responses per gradient step of the model",
+    )
     micro_batch_size: int = Field(64, ge=1, description="responses per forward pass of the model")
     prime_model: ImplicitModelSettings = Field(ImplicitModelSettings(), description="the implicit model")
 
     @model_validator(mode="after")
     def _divides(self) -> Self:
-        if self.prime_norm != "batch_norm":
-            refuse({"prime_norm_shards"} & self.model_fields_set, f"prime_norm {self.prime_norm}")
-        if self.prime_norm != "clip":
-            refuse({"prime_clip", "prime_clip_above"} & self.model_fields_set, f"prime_norm {self.prime_norm}")
         if self.mini_batch_size % self.micro_batch_size:
             lower = max(k for k in range(1, self.micro_batch_size + 1) if self.mini_batch_size % k == 0)
             raise ValueError(
                 f"mini_batch_size ({self.mini_batch_size}) must be a multiple of micro_batch_size "
                 f"({self.micro_batch_size}), such as {lower}"
             )
-        if not self.prime_model.learns:
-            refuse({"mini_batch_size"} & self.model_fields_set, "prime_model.update: none and no warm_up")
         return self
+
+    @property
+    def learns(self) -> bool:
+        """Whether the model ever takes a gradient step."""
+        return self.prime_model.learns
 
     def check_study(self, name: str, *, n_samples: int, estimator: str, greedy: bool, critic: bool) -> None:
         """Refuse what does not go with the rest of a study.

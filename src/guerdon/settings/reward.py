@@ -43,31 +43,18 @@ _OF_TEXT = ("per_step", "terminal", "per_token"), ("threshold", "raw", "signed",
 class CacheSettings(Settings):
     """`cache` of a source: values of frames that look alike are used again; such a value is not a measurement."""
 
-    tolerance: int = Field(0, ge=0, description="bits in which the perceptual hashes of two frames may differ")
-    hash_size: Literal[8, 16, 32] = Field(
-        16, description="rows of the grid that a frame is reduced to; the hash has their square as bits"
+    tolerance: int = Field(
+        0, ge=0, lt=128, description="bits, of 256, in which the perceptual hashes of two frames may differ"
     )
     size: int = Field(10_000, ge=1, description="measured frames kept; the oldest leave first")
-    check_share: float = Field(
-        0.05, gt=0, le=1, description="share of the hits that are scored anyway, to measure the error of the cache"
-    )
-
-    @model_validator(mode="after")
-    def _fits(self) -> CacheSettings:
-        if self.tolerance >= self.hash_size**2 // 2:
-            raise ValueError(
-                f"tolerance {self.tolerance} of {self.hash_size**2} bits takes unrelated frames for alike: half of the "
-                "bits differ by chance"
-            )
-        return self
 
 
 class ShareSettings(Settings):
     """`adaptive_weight` of a source: a weight that keeps the source's share of the whole signal (docs/rewards.md)."""
 
-    share: float = Field(gt=0, lt=1, description="of the sum of all sources' mean absolute size, each with its weight")
-    of: Literal["advantage", "reward"] = Field("advantage", description="whose size is measured")
-    decay: float = Field(0.9, ge=0, lt=1, description="of the running means of the sizes, per update")
+    share: float = Field(
+        gt=0, lt=1, description="of the sum of all sources' mean absolute advantage, each with its weight"
+    )
     min_weight: float = Field(0.0, ge=0, description="lower limit of the weight")
     max_weight: float = Field(10.0, gt=0, description="upper limit of the weight")
 

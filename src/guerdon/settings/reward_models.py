@@ -30,17 +30,9 @@ class UpdateSettings(Settings):
         64, ge=2, description="frames per gradient step, fresh and replayed (labeler adversarial: 512)"
     )
     learning_rate: float = Field(3e-4, gt=0, description="of AdamW")
-    weight_decay: float = Field(1e-4, ge=0, description="of AdamW")
     replay_size: int = Field(4000, ge=1, description="labelled frames kept; old ones leave by reservoir sampling")
     replay_ratio: float = Field(
         0.5, ge=0, lt=1, description="share of each batch drawn from the replay (labeler adversarial: 0.75)"
-    )
-    continuation_every: int = Field(3, ge=1, description="labeler continuation: go on from every k-th scored moment")
-    gradient_penalty: float = Field(
-        1.0,
-        ge=0,
-        description="labeler adversarial: weight of (norm of the logit's gradient - 1)^2 between positive and negative "
-        "states (1704.00028), in units of their standard deviation",
     )
 
 
@@ -102,10 +94,6 @@ class _ImageModelSettings(_ModelSettings):
             raise ValueError(f"update: {self.update} needs replay_path: the episodes that the model was trained on")
         if self.update == "none":
             refuse({"update_params", "replay_path", "labeler"} & self.model_fields_set, "update: none")
-        labeler = getattr(self, "labeler", "outcome")
-        for key, of in (("continuation_every", "continuation"), ("gradient_penalty", "adversarial")):
-            if labeler != of:
-                refuse({key} & self.update_params.model_fields_set, f"labeler: {labeler}")
         return self
 
 
@@ -380,13 +368,16 @@ RewardModelSettings = Annotated[
     ByName("model_type", "resnet"),
 ]
 """`reward.model`: which model, from where."""
+TextRewardModelSettings = Annotated[
+    TextModelSettings | SequenceClassifierSettings | RemoteModelSettings | OwnModelSettings,
+    ByName("model_type", "text"),
+]
+"""The forms of `reward.model` that judge texts without a run that they are made in."""
 
-MODEL_FORMS: dict[str, type[RewardModelSettings]] = {
-    name: form
-    for form in get_args(get_args(RewardModelSettings)[0])
-    if form.factory
-    for name in names_in(form, "model_type")
-}
+_NAMES = {name: form for form in get_args(get_args(RewardModelSettings)[0]) for name in names_in(form, "model_type")}
+MODEL_NAMES = tuple(_NAMES)
+"""guerdon's own names of `model_type`, those of models that are made in a run included."""
+MODEL_FORMS: dict[str, type[RewardModelSettings]] = {name: form for name, form in _NAMES.items() if form.factory}
 REWARD_MODELS: Registry = Registry(
     "reward model", "guerdon.reward_models", {name: form.factory for name, form in MODEL_FORMS.items()}, ("device",)
 )

@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from guerdon.settings.base import Settings, refuse
+from guerdon.settings.base import Because, Settings, only_with, refuse
 from guerdon.settings.reward import OnFailure
 from guerdon.settings.reward_models import (
     OwnModelSettings,
@@ -29,22 +29,28 @@ class RABCSettings(Settings):
     """Reward-aligned behaviour cloning."""
 
     type: Literal["rabc"] = Field("rabc", description="reward-aligned behaviour cloning")
-    model: RewardModelSettings | None = Field(
-        None, description="measures the progress of every row, once; null: a file or recorded rewards"
+    model: RewardModelSettings | None = only_with(
+        None,
+        recorded_reward=False,
+        description="measures the progress of every row, once; null: a file or recorded rewards",
     )
     recorded_reward: bool = Field(
         False,
         description="progress is the environment's own reward as recorded in the episodes, in its own unit: where it "
         "was dense, a reference for learned models",
     )
-    progress_path: str | None = Field(
+    progress_path: str | None = only_with(
         None,
+        recorded_reward=False,
         description="Parquet file of the progress of every row, as LeRobot's sarm_progress.parquet; with model: where "
         "its values are kept. null: in bc.data_path, <model_type>_progress.parquet, without a model "
         "sarm_progress.parquet",
     )
-    head_mode: Literal["sparse", "dense"] = Field(
-        "sparse", description="the column of a file that another program wrote: progress_sparse or progress_dense"
+    head_mode: Literal["sparse", "dense"] = only_with(
+        "sparse",
+        recorded_reward=False,
+        model=Because(None, "model, which has one kind of progress"),
+        description="the column of a file that another program wrote: progress_sparse or progress_dense",
     )
     chunk_size: int | None = Field(
         None,
@@ -66,12 +72,9 @@ class RABCSettings(Settings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        given, model = self.model_fields_set, self.model
-        if self.recorded_reward:
-            refuse({"model", "progress_path", "head_mode"} & given, "recorded_reward: true")
+        model = self.model
         if model is None:
             return self
-        refuse({"head_mode"} & given, "model, which has one kind of progress")
         refuse(OF_RUNS & model.model_fields_set, "behaviour cloning: the model stays as it is", "model")
         text = isinstance(model, TextModelSettings | SequenceClassifierSettings | RunModelSettings)
         if (

@@ -7,15 +7,23 @@ For example:
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from guerdon.settings.base import Settings, refuse
 from guerdon.settings.evaluate import Aggregation
-from guerdon.settings.reward_models import RewardModelSettings, judges_text
+from guerdon.settings.reward_models import MODEL_NAMES, TextRewardModelSettings, judges_text
 
 Method = Literal["best_of_n", "beam", "dvts"]
+_TEXT = ("text", "value", "normal", "remote_text")
+
+
+def _not_of_text(kind: str) -> str:
+    return (
+        f"model_type {kind} does not judge texts by itself: name {', '.join(_TEXT)}, or a reward model of your own "
+        "with modality: text"
+    )
 
 
 class SearchSettings(Settings):
@@ -28,7 +36,7 @@ class SearchSettings(Settings):
         "validation questions of data",
     )
     limit: int | None = Field(None, ge=1, description="the first so many questions; null: all")
-    model: RewardModelSettings = Field(description="the reward model of text that chooses")
+    model: TextRewardModelSettings = Field(description="the reward model of text that chooses")
     aggregation: Aggregation = Field(description="how the values of steps become one value of a solution")
     method: Method = Field(
         "best_of_n",
@@ -46,22 +54,23 @@ class SearchSettings(Settings):
     separator: str | None = Field(
         None, min_length=1, description="text that ends a step; null: that of the generated task, or a blank line"
     )
-    step_tokens: int | None = Field(
-        None, ge=1, description="beam, dvts: tokens of a piece at most; null: data.max_response_length"
-    )
-    questions_at_a_time: int = Field(8, ge=1, description="searched together, and written together")
     batch_size: int = Field(64, ge=1, description="solutions per call of the reward model")
     max_failure_rate: float = Field(0.5, ge=0, le=1, description="stop when a larger share of measurements fails")
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _is_of_text(cls, given: Any) -> Any:
+        kind = given.get("model_type") if isinstance(given, dict) else None
+        if kind in MODEL_NAMES and kind not in _TEXT:
+            raise ValueError(_not_of_text(kind))
+        return given
 
     @model_validator(mode="after")
     def _fits(self) -> SearchSettings:
         if not judges_text(self.model):
-            raise ValueError(
-                f"model_type {self.model.model_type} does not judge texts by itself: name text, value, normal, "
-                "remote_text, or a reward model of your own with modality: text"
-            )
+            raise ValueError(_not_of_text(self.model.model_type))
         if self.method == "best_of_n":
-            refuse({"beam_width", "rounds", "step_tokens"} & self.model_fields_set, "method best_of_n")
+            refuse({"beam_width", "rounds"} & self.model_fields_set, "method best_of_n")
         elif self.n % self.beam_width:
             raise ValueError(f"n {self.n} must be a multiple of beam_width {self.beam_width}")
         return self

@@ -7,22 +7,22 @@ compare                                  the arms, seeds and tasks of a study
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from guerdon.config_tree import Tree
 from guerdon.errors import ConfigError
 from guerdon.settings.algorithm import AlgorithmSettings, ControlAlgorithmSettings, TextAlgorithmSettings
 from guerdon.settings.aliases import guide_names
-from guerdon.settings.base import Seed, Settings, refuse
+from guerdon.settings.base import Settings, refuse
 from guerdon.settings.cluster import ClusterSettings
+from guerdon.settings.collect import CollectSettings
 from guerdon.settings.compare import CompareSettings
 from guerdon.settings.data import DataSettings, GeneratedDataSettings
 from guerdon.settings.evaluate import EvaluateSettings, EvaluateTextSettings, judges_text, on_own_family
 from guerdon.settings.label import LabelSettings
-from guerdon.settings.logger import LoggerSettings
 from guerdon.settings.policy import (
     BCSettings,
     CNNPolicySettings,
@@ -33,6 +33,7 @@ from guerdon.settings.policy import (
 )
 from guerdon.settings.reward import RewardModelSection, RewardSettings, SourceSettings
 from guerdon.settings.reward_models import ExactModelSettings, PrimeModelSettings, TabularModelSettings
+from guerdon.settings.runner import RunnerSettings
 from guerdon.settings.search import SearchSettings
 from guerdon.settings.text_policy import (
     NAME_A_MODEL,
@@ -49,115 +50,13 @@ from guerdon.settings.train import (
     TrainSettings,
     VLMTrainSettings,
 )
-from guerdon.settings.vla_policy import VLAPolicySettings
 from guerdon.settings.world import MetaWorldSettings, WorldSettings
 
 
-class RunnerSettings(Settings):
-    """`runner`: how long, how often, from where."""
-
-    logger: LoggerSettings = Field(LoggerSettings(), description="where a run writes")
-    seed: Seed = Field(0, description="of weights, exploration and every reset")
-    total_steps: int = Field(100_000, ge=1, description="environment steps, all copies together")
-    eval_every: int = Field(10_000, ge=1, description="environment steps between evaluations of the policy")
-    eval_episodes: int = Field(20, ge=1, description="episodes per evaluation, rounded up to a multiple of num_envs")
-    checkpoint_every: int = Field(50_000, ge=1, description="environment steps between checkpoints")
-    keep_checkpoints: int = Field(2, ge=0, description="newest checkpoints kept; 0: none once the run is complete")
-    save_reward_models: bool = Field(True, description="write reward models that were refitted during the run")
-    resume_dir: str | None = Field(None, description="start from a checkpoint of another run (two-stage training)")
-    film_every: int = Field(0, ge=0, description="environment steps between films for the report; 0: end only")
-    film_frames: int = Field(24, ge=2, description="frames per filmed episode")
-    save_video: bool = Field(
-        False, description="robots: write videos of training episodes to videos/, with what was decided and paid"
-    )
-    video_share: float = Field(0.1, gt=0, le=1, description="save_video: share of the episodes")
-    video_every: int = Field(1, ge=1, description="save_video: steps between two frames")
-    video_fps: int = Field(20, ge=1, description="save_video: frames per second")
-    threads: int = Field(1, ge=1, le=1024, description="torch threads")
-    rollout_shards: int = Field(
-        1,
-        ge=1,
-        description="parts in which every rollout is collected, each with copies or prompts and random numbers of its "
-        "own. The numbers of a run depend on it, and not on how many collectors of a cluster share the parts out",
-    )
-    max_staleness: int = Field(
-        0,
-        ge=0,
-        description="updates between the weights that collect a rollout and those that learn from it: so many rollouts "
-        "are collected ahead, while the learner updates; 0: rollouts and updates take turns",
-    )
-
-    @model_validator(mode="after")
-    def _videos(self) -> RunnerSettings:
-        if not self.save_video:
-            refuse({"video_share", "video_every", "video_fps"} & self.model_fields_set, "save_video: false")
-        return self
-
-
-class ActorShare(Settings):
-    """One kind of actor in a mixture."""
-
-    type: Literal["expert", "noisy", "random", "checkpoint"] = Field(
-        description="scripted expert, expert with noise, random actions, or a trained policy"
-    )
-    share: float = Field(1.0, gt=0, description="its part of the episodes")
-    noise: float = Field(0.3, ge=0, description="noisy: standard deviation added to the expert's actions")
-    recorded_actions: Literal["executed", "intended"] = Field(
-        "executed",
-        description="noisy: actions written down, with the noise, or as the expert intended them, so that a clone "
-        "learns from states off the expert's path and not from the noise (DART, arXiv 1703.09327)",
-    )
-    checkpoint: str | None = Field(None, description="checkpoint: the folder of a policy")
-    random_steps: int = Field(0, ge=0, description="up to so many unrecorded random steps before an episode")
-
-    calibration_error: float = Field(
-        0.0,
-        ge=0,
-        description="metres, standard deviation of a constant error per episode in the hand position that a scripted "
-        "expert sees: near misses, which look like success to a model that watches the arm alone",
-    )
-
-    @model_validator(mode="after")
-    def _fits(self) -> ActorShare:
-        if (self.type == "checkpoint") != (self.checkpoint is not None):
-            raise ValueError("an actor of type checkpoint, and only that, needs checkpoint: a policy folder")
-        what = f"an actor of type {self.type}"
-        if self.type not in ("noisy", "checkpoint"):
-            refuse({"noise"} & self.model_fields_set, what)
-        if self.type != "noisy":
-            refuse({"recorded_actions"} & self.model_fields_set, what)
-        if self.type not in ("expert", "noisy") and self.calibration_error:
-            refuse({"calibration_error"}, what)
-        return self
-
-
-class CollectSettings(Settings):
-    """`collect`: episodes from scripted experts, random or noisy actions, or trained policies."""
-
-    save_dir: str = Field(description="receives the episodes, as a LeRobot data set")
-    episodes: int = Field(50, ge=1, description="episodes in all; an existing data set is continued up to it")
-    mixture: tuple[ActorShare, ...] = Field((ActorShare(type="expert"),), description="policies, by shares")
-    only_success: bool = Field(False, description="keep successful episodes only")
-    frame_every: int = Field(5, ge=1, description="keep every k-th row of an episode and its last")
-    stop_after_success: int | None = Field(None, ge=0, description="steps from first success to the end of an episode")
-    continuation_limit: int | None = Field(
-        None,
-        ge=1,
-        description="label every kept row by how many steps a scripted expert needs from there to success, up to so "
-        "many (Meta-World); progress models learn from it, in failed episodes too",
-    )
-    video: bool = Field(False, description="MP4 instead of images in Parquet")
-    fps: int = Field(20, ge=1, description="rows per second, as the data set declares")
-    seed: Seed = Field(0, description="of the actors and every reset")
-
-    def success_readers(self) -> list[str]:
-        """The keys, other than those of `env` itself, that need the environment to report true success."""
-        given = {"only_success": self.only_success, "stop_after_success": self.stop_after_success is not None}
-        return [f"collect.{key}" for key, reads in given.items() if reads]
-
-
 class Study(Settings):
-    """A whole configuration file."""
+    """A whole configuration file; what is made from one is a `RobotStudy` or a `TextStudy`."""
+
+    model_config = ConfigDict(defer_build=True)  # one of the two kinds is needed
 
     name: str = Field("study", description="title of the report")
     engine: Literal["local", "ray"] = Field(
@@ -205,16 +104,15 @@ class Study(Settings):
 
         A file without a policy whose reward models are for text is a language study.
         """
-        if given.get("policy") is None and judges_text(given):
+        text = _kind_of(given).text
+        if text and given.get("policy") is None:
             given = {**given, "policy": {"type": "text"}}
-        policy = given.get("policy")
-        kind = policy.get("type") if isinstance(policy, dict) else getattr(policy, "type", None)
-        mark = {"type": "text" if kind == "text" else "control"}
+        mark = {"type": "text" if text else "control"}
         sections = {"algorithm": given.get("algorithm", {}), "evaluate": given.get("evaluate")}
-        if kind != "text" and sections["evaluate"] is None:
+        if not text and sections["evaluate"] is None:
             del sections["evaluate"]
             given = {key: section for key, section in given.items() if key != "evaluate"}
-        elif kind == "text" and isinstance(sections["evaluate"], dict):
+        elif text and isinstance(sections["evaluate"], dict):
             sections["evaluate"] = on_own_family(sections["evaluate"], given.get("data"))
         filled = {**given, **{k: {**mark, **v} if isinstance(v, dict) else v for k, v in sections.items()}}
         runner = given.get("runner", {})
@@ -229,15 +127,24 @@ class Study(Settings):
             filled["runner"] = {"eval_episodes": trials * tasks, **runner}
         return filled
 
+    text: ClassVar[bool] = False
+    """Whether the policy is a language model."""
+
+    def __new__(cls, **given: Any) -> Self:
+        """A study of the kind that the sections say."""
+        kind: type[Any] = cls if cls is not Study else _kind_of(given)
+        return super().__new__(kind)
+
+    @classmethod
+    def model_validate(cls, obj: Any, **how: Any) -> Self:
+        """A study of the kind that the sections say."""
+        kind: type[Any] = cls if cls is not Study or not isinstance(obj, dict) else _kind_of(obj)
+        return super(Study, kind).model_validate(obj, **how)
+
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, given: Any) -> Any:
         return cls.implied(given) if isinstance(given, dict) else given
-
-    @property
-    def text(self) -> bool:
-        """Whether the policy is a language model."""
-        return isinstance(self.policy, TextPolicySettings)
 
     @property
     def control_policy(self) -> ControlPolicySettings:
@@ -331,49 +238,27 @@ class Study(Settings):
         return self.data.task.family if self.data.type == "generated" else self.data.type
 
     @model_validator(mode="after")
-    def _one_side(self) -> Study:
-        given, kind, side = self.model_fields_set, f"policy.type {self.policy.type}", "text" if self.text else "control"
-        wrong = [] if self.algorithm.type == side else [f"algorithm.type {self.algorithm.type}"]
-        idle = (
-            {"env", "collect", "bc"} if self.text else {"data", "generation", "label", "reward_model", "sft", "search"}
-        )
-        present = {name for name in idle & given if getattr(self, name) != type(self).model_fields[name].default}
-        if present and not wrong and "policy" not in given:
-            raise ValueError(
-                f"{', '.join(sorted(present))} would do nothing with {kind}, the default: a language model is "
-                "`policy: {type: text, path: FOLDER}`"
-            )
-        refuse(present if not wrong else set(), kind)
-        models, sources = self.train.items(), self.reward.sources.items()
-        wrong += [f"train.{k}: type {m.type}" for k, m in models if isinstance(m, TextTrainSettings) != self.text]
-        if self.evaluate is not None and self.evaluate.type != side:
-            wrong.append(f"evaluate.type {self.evaluate.type}")
-        wrong += [f"reward.sources.{k}: model_type {s.model.model_type}" for k, s in sources if s.text != self.text]
-        if wrong:
-            raise ValueError(f"{wrong[0]} does not go with {kind}")
+    def _one_side(self) -> Self:
+        kind, side = f"policy.type {self.policy.type}", "text" if self.text else "control"
+        evaluate = {} if self.evaluate is None else {f"evaluate.type {self.evaluate.type}": self.evaluate.type == side}
+        fits = {f"algorithm.type {self.algorithm.type}": self.algorithm.type == side, **evaluate}
+        fits |= {
+            f"train.{k}: type {m.type}": isinstance(m, TextTrainSettings) == self.text for k, m in self.train.items()
+        }
+        sources = self.reward.sources.items()
+        fits |= {f"reward.sources.{k}: model_type {s.model.model_type}": s.text == self.text for k, s in sources}
+        for part, same in fits.items():
+            if not same:
+                raise ValueError(f"{part} does not go with {kind}")
+        for rule in IDLE:
+            given = {key for key in rule.keys if _given(self, key, stored=rule.stored)}
+            if given and rule.idle(self):
+                refuse(given, rule.why.format(self))
         return self
 
     @model_validator(mode="after")
-    def _decisions_have_parts(self) -> Study:
-        policy, algorithm = self.policy, self.algorithm
-        own = isinstance(policy, OwnPolicySettings) and not policy.whole
-        gaussian = own or isinstance(policy, MLPPolicySettings | CNNPolicySettings)
-        if gaussian and isinstance(algorithm, ControlAlgorithmSettings):
-            given = {key for key in ("logprob_type", "reward_type") if getattr(algorithm, key) is not None}
-            refuse(given, f"policy.type {policy.type}, which decides on one action at a time", "algorithm")
-        if isinstance(policy, VLAPolicySettings) and getattr(policy.decoding, "noise_method", "") == "flow_sde":
-            given = {"entropy_coef"} if algorithm.entropy_coef else set()
-            refuse(given, "policy.noise_method flow_sde, whose noise is not learned", "algorithm")
-        if isinstance(policy, VLAPolicySettings) and not self.control_algorithm.needs.critic:
-            why = f"adv_estimator {self.control_algorithm.adv_estimator}, which has no critic"
-            refuse({"value_hidden", "detach_critic_input"} & policy.model_fields_set, why, "policy")
-        return self
-
-    @model_validator(mode="after")
-    def _shards_and_engine_fit(self) -> Study:
+    def _shards_and_engine_fit(self) -> Self:
         shards, ray = self.runner.rollout_shards, self.engine == "ray"
-        if not ray:
-            refuse({"cluster"} & self.model_fields_set, "engine: local")
         if ray and self.cluster.collectors > shards:
             raise ValueError(
                 f"cluster.collectors {self.cluster.collectors} share out the parts of a rollout, of which there are "
@@ -381,34 +266,27 @@ class Study(Settings):
                 "results are compared"
             )
         self._check_scoring()
-        if shards == 1 and not ray:
-            return self
-        where = "engine: ray" if ray else "runner.rollout_shards"
-        if self.text:
-            size = 0 if self.data is None else self.data.train_batch_size
-            if size % shards:
-                raise ValueError(f"data.train_batch_size {size} cannot be shared out to {shards} runner.rollout_shards")
-            if ray and not isinstance(self.generation, LocalGenerationSettings):
-                raise ValueError("generation with vLLM is not supported with engine: ray yet")
-            return self
-        unit = self.control_algorithm.group_size if self.algorithm.needs.groups else 1
-        if self.env.num_envs % (shards * unit):
-            raise ValueError(
-                f"env.num_envs {self.env.num_envs} must be a multiple of runner.rollout_shards {shards}"
-                + (f" times algorithm.group_size {unit}" if unit > 1 else "")
-            )
-        if self.reward.overlap_steps is not None:
-            raise ValueError(
-                f"reward.overlap_steps is not supported with {where}: pictures come with whole rollouts, which "
-                "runner.max_staleness overlaps instead; remove it"
-            )
-        size, each = self.env.num_envs // shards, self.env.num_envs // len(self.env.task_ids or (0,))
-        if not self.env.tasks_change and size % each and each % size:
-            raise ValueError(
-                f"each of the env.task_ids has {each} copies, so shards of {size} copies mix them unevenly: change "
-                "runner.rollout_shards or env.num_envs"
-            )
+        if shards > 1 or ray:
+            self._check_shards(shards, "engine: ray" if ray else "runner.rollout_shards")
+        if self.runner.max_staleness:
+            self._check_staleness(f"runner.max_staleness {self.runner.max_staleness}")
         return self
+
+    def _check_shards(self, shards: int, where: str) -> None:
+        """Refuse rollouts that cannot be cut into parts.
+
+        Raises:
+            ValueError: with the key and the reason.
+        """
+
+    def _check_staleness(self, where: str) -> None:
+        """Refuse what rollouts of older weights do not go with.
+
+        Raises:
+            ValueError: with the key and the reason.
+        """
+        if self.reward.overlap_steps is not None:
+            raise ValueError(f"reward.overlap_steps is not supported with {where}, which overlaps whole rollouts")
 
     def _check_scoring(self) -> None:
         """Refuse parts and workers that would have nothing to score.
@@ -439,61 +317,122 @@ class Study(Settings):
                     "number their pictures alike; remove it"
                 )
 
+
+class RobotStudy(Study):
+    """A study of a policy that acts in an environment."""
+
+    if TYPE_CHECKING:
+        policy: ControlPolicySettings
+        algorithm: ControlAlgorithmSettings
+        evaluate: EvaluateSettings
+
+    def _check_shards(self, shards: int, where: str) -> None:
+        """Copies are shared out in whole groups and tasks."""
+        env, unit = self.env, self.algorithm.group_size if self.algorithm.needs.groups else 1
+        if env.num_envs % (shards * unit):
+            raise ValueError(
+                f"env.num_envs {env.num_envs} must be a multiple of runner.rollout_shards {shards}"
+                + (f" times algorithm.group_size {unit}" if unit > 1 else "")
+            )
+        if self.reward.overlap_steps is not None:
+            raise ValueError(
+                f"reward.overlap_steps is not supported with {where}: pictures come with whole rollouts, which "
+                "runner.max_staleness overlaps instead; remove it"
+            )
+        size, each = env.num_envs // shards, env.num_envs // len(env.task_ids or (0,))
+        if not env.tasks_change and size % each and each % size:
+            raise ValueError(
+                f"each of the env.task_ids has {each} copies, so shards of {size} copies mix them unevenly: change "
+                "runner.rollout_shards or env.num_envs"
+            )
+
+    def _check_staleness(self, where: str) -> None:
+        """No episodes of rollouts under way are recorded."""
+        if self.env.data_collection.enabled:
+            raise ValueError(f"env.data_collection is not supported with {where}: rollouts under way would be recorded")
+        super()._check_staleness(where)
+
     @model_validator(mode="after")
-    def _stale_rollouts_fit(self) -> Study:
-        if not self.runner.max_staleness:
+    def _episodes_fit(self) -> Self:
+        trials, tasks = getattr(self.env, "num_trials_per_task", None), len(self.env.task_ids or (0,))
+        if trials is not None and self.runner.eval_episodes != trials * tasks:
+            raise ValueError(
+                f"env.num_trials_per_task {trials} with {tasks} task{'s' if tasks > 1 else ''} means "
+                f"runner.eval_episodes {trials * tasks}, not {self.runner.eval_episodes}; remove one of them"
+            )
+        if not self.algorithm.needs.groups:
             return self
-        where = f"runner.max_staleness {self.runner.max_staleness}"
-        if getattr(self.algorithm, "loss", "ppo") == "reinforce":
+        name, size, copies = self.algorithm.adv_estimator, self.algorithm.group_size, self.env.num_envs
+        if copies % size:
+            raise ValueError(
+                f"adv_estimator {name} plays whole groups at a time: env.num_envs ({copies}) must be a multiple of "
+                f"algorithm.group_size ({size}), such as {-(-copies // size) * size}"
+            )
+        if self.env.max_episode_steps is None:
+            raise ValueError(f"adv_estimator {name} needs env.max_episode_steps: every episode of a group must end")
+        return self
+
+    @model_validator(mode="after")
+    def _auxiliary_losses_have_targets(self) -> Self:
+        for name in self.algorithm.auxiliary_losses:
+            source = self.reward.sources.get(name) if self.reward.use_reward_model else None
+            if source is None or source.reward_mode != "per_step":
+                raise ValueError(
+                    f"algorithm.auxiliary_losses: {name} must be a source of reward.sources with reward_mode per_step, "
+                    "whose values of single moments are the targets"
+                )
+        return self
+
+
+class TextStudy(Study):
+    """A study of a language model. One that only fits a reward model needs neither `policy` nor `data`."""
+
+    text = True
+    if TYPE_CHECKING:
+        policy: TextPolicySettings
+        algorithm: TextAlgorithmSettings
+        evaluate: EvaluateTextSettings | None
+
+    def _check_shards(self, shards: int, where: str) -> None:
+        """Prompts are shared out evenly."""
+        size = 0 if self.data is None else self.data.train_batch_size
+        if size % shards:
+            raise ValueError(f"data.train_batch_size {size} cannot be shared out to {shards} runner.rollout_shards")
+        if self.engine == "ray" and not isinstance(self.generation, LocalGenerationSettings):
+            raise ValueError("generation with vLLM is not supported with engine: ray yet")
+
+    def _check_staleness(self, where: str) -> None:
+        """The loss corrects for the old weights, and responses come from this process."""
+        if self.algorithm.loss == "reinforce":
             raise ValueError(
                 f"algorithm.loss reinforce has no probability ratio, which corrects for the old weights of {where}: "
                 "set loss to ppo, gspo or cispo"
             )
-        if self.text and not isinstance(self.generation, LocalGenerationSettings):
+        if not isinstance(self.generation, LocalGenerationSettings):
             raise ValueError(f"generation with vLLM is not supported with {where} yet")
-        if not self.text and self.env.data_collection.enabled:
-            raise ValueError(f"env.data_collection is not supported with {where}: rollouts under way would be recorded")
-        if self.reward.overlap_steps is not None:
-            raise ValueError(f"reward.overlap_steps is not supported with {where}, which overlaps whole rollouts")
-        return self
+        super()._check_staleness(where)
+
+    @property
+    def discounts_differ(self) -> bool:
+        """Whether every source has a discount of its own, so that the common one is of none."""
+        algorithm = self.algorithm
+        own = [algorithm.adv_params.verifier_gamma, *(one.gamma for one in self.reward.sources.values())]
+        own += [] if self.reward_model is None else [algorithm.adv_params.reward_model_gamma]
+        return None not in own and not (algorithm.kl_coef and algorithm.kl_in == "reward")
 
     @model_validator(mode="after")
-    def _one_number_of_evaluation_episodes(self) -> Study:
-        trials = getattr(self.env, "num_trials_per_task", None)
-        if trials is not None:
-            tasks = len(getattr(self.env, "task_ids", None) or (0,))
-            if self.runner.eval_episodes != trials * tasks:
-                raise ValueError(
-                    f"env.num_trials_per_task {trials} with {tasks} task{'s' if tasks > 1 else ''} means "
-                    f"runner.eval_episodes {trials * tasks}, not {self.runner.eval_episodes}; remove one of them"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _text_keys_do_something(self) -> Study:
-        if not isinstance(self.algorithm, TextAlgorithmSettings):
-            return self
-        algorithm, sources, sft = self.algorithm, self.text_sources.values(), self.sft
-        if algorithm.credit == "min_form" and not any(source.min_form for source in sources):
+    def _sources_fit(self) -> Self:
+        if self.algorithm.credit == "min_form" and not any(source.min_form for source in self.text_sources.values()):
             raise ValueError(
                 "algorithm.credit min_form needs a prime reward model with granularity token or step, or a source of "
                 "reward.sources with reward_mode per_step"
             )
-        if not any(source.dense for source in sources):
-            refuse({"rloo_form"} & algorithm.model_fields_set, "without dense rewards", "algorithm")
-        if algorithm.adv_params.reward_model_gamma is not None and self.reward_model is None:
-            refuse({"reward_model_gamma"}, "without reward_model", "algorithm.adv_params")
-        own = [algorithm.adv_params.verifier_gamma, *(one.gamma for one in self.reward.sources.values())]
-        own += [] if self.reward_model is None else [algorithm.adv_params.reward_model_gamma]
-        if None not in own and not (algorithm.kl_coef and algorithm.kl_in == "reward"):
-            refuse({"gamma"} & algorithm.model_fields_set, "a discount for each source", "algorithm")
         self._check_text_sources()
-        if self.runner.save_video:
-            raise ValueError("runner.save_video is of robots: a language model shows nothing; remove it")
-        refuse({"film_frames"} & self.runner.model_fields_set, "policy.type text", "runner")
-        if sft is not None and sft.mistakes is not None and self.data is not None and self.data.type != "generated":
-            rules = "false beliefs are about the rules of generated problems"
-            refuse({"mistakes"}, f"data.type {self.data.type}: {rules}", "sft")
+        if self.algorithm.needs.groups and self.data is not None and self.data.n_samples < 2:
+            raise ValueError(
+                f"adv_estimator {self.algorithm.adv_estimator} compares responses to the same prompt: data.n_samples "
+                "must be at least 2"
+            )
         return self
 
     def _check_text_sources(self) -> None:
@@ -506,14 +445,11 @@ class Study(Settings):
         taken = {"verifier", "kl"} | (set() if section is None else {section.source_name})
         for name in sorted(taken & set(self.reward.sources)):
             raise ValueError(f"a reward source cannot be called {name}: another source has that name")
-        if section is not None:
-            idle = {"combine_mode", "env_reward_weight"} & self.reward.model_fields_set
-            refuse(idle, "reward_model, whose verifier_coef is the weight of the outcome", "reward")
         if not sources or reward.env_weight():
             return
         if not any(source.reward_weight for source in sources.values()):
             raise ValueError("every weight is 0, so nothing would train the policy: see reward.combine_mode")
-        if len(sources) > 1 or not self.text_algorithm.normalize_advantages:
+        if len(sources) > 1 or not self.algorithm.normalize_advantages:
             return
         ((name, source),) = sources.items()
         if section is not None:
@@ -525,39 +461,7 @@ class Study(Settings):
             refuse(idle, why, f"reward.sources.{name}")
 
     @model_validator(mode="after")
-    def _groups_are_whole(self) -> Study:
-        name = self.algorithm.adv_estimator
-        if not self.algorithm.needs.groups:
-            return self
-        if isinstance(self.algorithm, TextAlgorithmSettings):
-            if self.data is not None and self.data.n_samples < 2:
-                raise ValueError(
-                    f"adv_estimator {name} compares responses to the same prompt: data.n_samples must be at least 2"
-                )
-            return self
-        size, copies = self.algorithm.group_size, self.env.num_envs
-        if copies % size:
-            raise ValueError(
-                f"adv_estimator {name} plays whole groups at a time: env.num_envs ({copies}) must be a multiple of "
-                f"algorithm.group_size ({size}), such as {-(-copies // size) * size}"
-            )
-        if self.env.max_episode_steps is None:
-            raise ValueError(f"adv_estimator {name} needs env.max_episode_steps: every episode of a group must end")
-        return self
-
-    @model_validator(mode="after")
-    def _auxiliary_losses_have_targets(self) -> Study:
-        for name in self.algorithm.auxiliary_losses:
-            source = self.reward.sources.get(name) if self.reward.use_reward_model else None
-            if source is None or source.reward_mode != "per_step":
-                raise ValueError(
-                    f"algorithm.auxiliary_losses: {name} must be a source of reward.sources with reward_mode per_step, "
-                    "whose values of single moments are the targets"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _run_models_fit_the_data(self) -> Study:
+    def _run_models_fit_the_data(self) -> Self:
         n_samples = 1 if self.data is None else self.data.n_samples
         for name, source in self.text_sources.items():
             kind = source.model.model_type
@@ -576,3 +480,90 @@ class Study(Settings):
                     name, n_samples=n_samples, estimator=estimator, greedy=needs.greedy, critic=needs.critic
                 )
         return self
+
+
+def _kind_of(given: dict[str, Any]) -> type[Study]:
+    """The class of a study with these sections: one without a policy whose reward models are for text is of text."""
+    policy = given.get("policy")
+    kind = policy.get("type") if isinstance(policy, dict) else getattr(policy, "type", None)
+    return TextStudy if kind == "text" or (policy is None and judges_text(given)) else RobotStudy
+
+
+class Rule(NamedTuple):
+    """Keys that do nothing with some values of other sections.
+
+    Attributes:
+        keys: dotted.
+        idle: whether they do nothing in a study.
+        why: with what, or `without ...`; `{0}` is the study.
+        stored: files of runs have them with their defaults, which count as not given.
+    """
+
+    keys: tuple[str, ...]
+    idle: Callable[[Any], bool]
+    why: str
+    stored: bool = False
+
+
+def _given(section: Any, path: str, *, stored: bool) -> bool:
+    """Whether a study says something at a path."""
+    key, _, rest = path.partition(".")
+    if key not in getattr(section, "model_fields_set", ()):
+        return False
+    value, default = getattr(section, key), type(section).model_fields[key].default
+    if rest:
+        return _given(value, rest, stored=stored)
+    return not (value == default and (stored or value is None))
+
+
+def _decides_on_one_action(study: Study) -> bool:
+    policy = study.policy
+    return isinstance(policy, MLPPolicySettings | CNNPolicySettings) or (
+        isinstance(policy, OwnPolicySettings) and not policy.whole
+    )
+
+
+_OF_TEXT = ("data", "generation", "label", "reward_model", "sft", "search")
+_NO_POLICY = "policy.type {0.policy.type}, the default: a language model is `policy: {{type: text, path: FOLDER}}`"
+IDLE = (
+    Rule(("env", "collect", "bc"), lambda s: s.text, "policy.type text", stored=True),
+    Rule(_OF_TEXT, lambda s: not s.text and "policy" not in s.model_fields_set, _NO_POLICY, stored=True),
+    Rule(_OF_TEXT, lambda s: not s.text, "policy.type {0.policy.type}", stored=True),
+    Rule(("cluster",), lambda s: s.engine == "local", "engine: local"),
+    Rule(
+        ("algorithm.logprob_type", "algorithm.reward_type"),
+        _decides_on_one_action,
+        "policy.type {0.policy.type}, which decides on one action at a time",
+    ),
+    Rule(
+        ("algorithm.entropy_coef",),
+        lambda s: getattr(getattr(s.policy, "decoding", None), "noise_method", "") == "flow_sde",
+        "policy.noise_method flow_sde, whose noise is not learned",
+        stored=True,
+    ),
+    Rule(
+        ("policy.value_hidden", "policy.detach_critic_input"),
+        lambda s: not s.algorithm.needs.critic,
+        "adv_estimator {0.algorithm.adv_estimator}, which has no critic",
+    ),
+    Rule(
+        ("algorithm.rloo_form",),
+        lambda s: not any(source.dense for source in s.text_sources.values()),
+        "without dense rewards",
+    ),
+    Rule(("algorithm.adv_params.reward_model_gamma",), lambda s: s.reward_model is None, "without reward_model"),
+    Rule(("algorithm.gamma",), lambda s: s.text and s.discounts_differ, "a discount for each source"),
+    Rule(
+        ("reward.combine_mode", "reward.env_reward_weight"),
+        lambda s: s.reward_model is not None,
+        "reward_model, whose verifier_coef is the weight of the outcome",
+    ),
+    Rule(("runner.save_video",), lambda s: s.text, "policy.type text, which shows nothing", stored=True),
+    Rule(("runner.film_frames",), lambda s: s.text, "policy.type text"),
+    Rule(
+        ("sft.mistakes",),
+        lambda s: s.data is not None and s.data.type != "generated",
+        "data.type {0.data.type}: false beliefs are about the rules of generated problems",
+    ),
+)
+"""What a section excludes in another one."""

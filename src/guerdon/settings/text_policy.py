@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from guerdon.settings.base import DEVICE, Bf16, ByName, Device, Settings, refuse
+from guerdon.settings.base import DEVICE, Because, Bf16, ByName, Device, Settings, only_with
 from guerdon.settings.gpus import GPUS_FIELD, known_gpus
 
 PRINTABLE = string.ascii_letters + string.digits + string.punctuation + " \n"
@@ -71,7 +71,12 @@ class TinyModelSettings(Settings):
     tokenizer: Literal["characters", "bytes"] = Field(
         "characters", description="one token per character of the alphabet, or byte-level pairs (any text)"
     )
-    alphabet: str = Field(PRINTABLE, min_length=1, description="characters: those the tokenizer knows")
+    alphabet: str = only_with(
+        PRINTABLE,
+        min_length=1,
+        tokenizer=Because("characters", "tokenizer bytes, which knows every text"),
+        description="those the tokenizer knows",
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> TinyModelSettings:
@@ -80,8 +85,6 @@ class TinyModelSettings(Settings):
             raise ValueError(f"hidden_size {self.hidden_size} must be an even multiple of heads {self.heads}")
         if self.heads % kv_heads:
             raise ValueError(f"heads {self.heads} must be a multiple of kv_heads {kv_heads}")
-        if self.tokenizer == "bytes":
-            refuse({"alphabet"} & self.model_fields_set, "tokenizer bytes, which knows every text")
         return self
 
 
@@ -139,22 +142,19 @@ class TextPolicySettings(Settings):
 
     _gpus = field_validator("gpus")(known_gpus)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _one_layout(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or not given.get("use_remove_padding"):
-            return given
-        if given.get("share_prompts"):
-            raise ValueError(
-                "use_remove_padding would do nothing with share_prompts, whose forward passes have no padding; remove "
-                "one of them"
-            )
-        return {**given, "share_prompts": False}
+    def derived(self) -> dict[str, Any]:
+        """Padding is removed in one way."""
+        return {"share_prompts": False} if self.use_remove_padding else {}
 
     @model_validator(mode="after")
     def _one_origin(self) -> TextPolicySettings:
         if self.path is not None and self.tiny is not None:
             raise ValueError("path (a model to read) and tiny (a model to make) are both given; remove one of them")
+        if self.use_remove_padding and self.share_prompts:
+            raise ValueError(
+                "use_remove_padding would do nothing with share_prompts, whose forward passes have no padding; remove "
+                "one of them"
+            )
         return self
 
     @property

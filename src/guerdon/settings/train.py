@@ -12,7 +12,19 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from guerdon.errors import ConfigError
-from guerdon.settings.base import DEVICE, Bf16, Device, Schedule, Seed, Settings, as_tuple, check_multiple, refuse
+from guerdon.settings.base import (
+    DEVICE,
+    Because,
+    Bf16,
+    Device,
+    Schedule,
+    Seed,
+    Settings,
+    Unless,
+    as_tuple,
+    check_multiple,
+    only_with,
+)
 from guerdon.settings.text_policy import (
     CHAT_TEMPLATE,
     CHAT_TEMPLATE_KWARGS,
@@ -78,15 +90,10 @@ class _TransformerFitSettings(_FitSettings):
 class _TextFitSettings(_TransformerFitSettings):
     """What trainers of language models share."""
 
-    epochs: float = Field(3.0, gt=0, description="passes over the training data")
+    epochs: float = only_with(
+        3.0, gt=0, max_steps=Because(None, "max_steps"), description="passes over the training data"
+    )
     seed: Seed = Field(0, description="of the split, fresh weights, adapters and the order of the examples")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_length(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("max_steps") is not None and "epochs" in given:
-            raise ValueError("epochs would do nothing with max_steps; remove one of them")
-        return given
 
 
 class _FrameFitSettings(_FitSettings):
@@ -108,9 +115,15 @@ class _FrameFitSettings(_FitSettings):
         return as_tuple(self.data_path)
 
 
+_PICTURES = Because(Unless("mlp"), "arch mlp, which looks at states")
+_RESNETS = Because(Unless("mlp", "efficientnet_lite0"), "arch {}, which looks at states or normalises its input itself")
+
+
 class _ImageTrainSettings(_FrameFitSettings):
     """What both image reward models share."""
 
+    camera: str | None = only_with(None, arch=_PICTURES, description="which camera to look through; null: the only one")
+    bf16: Bf16 = only_with("auto", arch=_PICTURES, description="compute in bfloat16; auto: where the hardware has it")
     arch: Arch = Field(
         "resnet18",
         description="a residual network, the EfficientNet-lite0 that was trained on ImageNet, or mlp: two layers on "
@@ -118,25 +131,41 @@ class _ImageTrainSettings(_FrameFitSettings):
     )
     hidden_dim: int | None = Field(256, ge=1, description="width of the head's hidden layer; null: none")
     dropout: float = Field(0.1, ge=0, lt=1, description="in the head, before the last layer")
-    image_size: ImageSize = Field((3, 128, 128), description="frames are resized to (3, H, W); also 128 or [128, 128]")
-    pretrained_path: str | None = Field(
+    image_size: ImageSize = only_with(
+        (3, 128, 128), arch=_PICTURES, description="frames are resized to (3, H, W); also 128 or [128, 128]"
+    )
+    pretrained_path: str | None = only_with(
         None,
+        arch=_PICTURES,
         description="weights that the backbone starts from: a transformers ResNet (folder, `package:<name>` or hub id) "
         "or an EfficientNet-lite0 (folder or `package:<name>`); null: random weights, or `package:efficientnet-lite0`",
     )
-    freeze_backbone: bool | None = Field(
+    freeze_backbone: bool | None = only_with(
         None,
+        arch=_PICTURES,
         description="train the head alone: frames pass through the backbone once; null: with efficientnet_lite0",
     )
-    normalize: Normalize = Field("none", description="`imagenet`: by ImageNet's channel statistics (residual networks)")
-    fsdp: bool = Field(False, description="shard the model over several GPUs (start it with torchrun)")
+    normalize: Normalize = only_with(
+        "none", arch=_RESNETS, description="`imagenet`: by ImageNet's channel statistics (residual networks)"
+    )
+    fsdp: bool = only_with(
+        False,
+        arch=_PICTURES,
+        backbone_frozen=Because(False, "a frozen backbone, where only the head is trained"),
+        description="shard the model over several GPUs (start it with torchrun)",
+    )
     lr_scheduler: Schedule = Field("constant", description="what the learning rate does after the warm-up")
     warmup: float = Field(0.0, ge=0, lt=1, description="share of the steps over which the learning rate rises")
     weight_decay: float = Field(1e-5, ge=0, description="of AdamW")
     batch_size: int = Field(64, ge=2, description="frames per optimiser step and process")
     max_epochs: int = Field(100, ge=1, description="passes over the (sub-sampled) training frames")
     fail_success_ratio: float | None = Field(2.0, gt=0, description="failures per success and epoch at most; null: all")
-    augment: bool = Field(True, description="shift every training frame randomly by up to 4 pixels")
+    augment: bool = only_with(
+        True,
+        arch=_PICTURES,
+        backbone_frozen=Because(False, "a frozen backbone, through which each frame passes once"),
+        description="shift every training frame randomly by up to 4 pixels",
+    )
     eval_every: int | None = Field(
         None,
         ge=1,
@@ -145,7 +174,6 @@ class _ImageTrainSettings(_FrameFitSettings):
     early_stopping_patience: int | None = Field(
         5, ge=1, description="evaluations without an improvement before stopping; null: never stop early"
     )
-    min_delta: float = Field(1e-3, ge=0, description="smallest improvement of the validation loss that counts")
 
     @property
     def backbone_path(self) -> str | None:
@@ -165,31 +193,10 @@ class _ImageTrainSettings(_FrameFitSettings):
 
     @model_validator(mode="after")
     def _backbone(self) -> Self:
-        if self.arch == "mlp":
-            idle = {
-                "camera",
-                "image_size",
-                "pretrained_path",
-                "freeze_backbone",
-                "normalize",
-                "augment",
-                "bf16",
-                "fsdp",
-            }
-            refuse(idle & self.model_fields_set, "arch mlp, which looks at states")
-        if self.arch == "efficientnet_lite0":
-            refuse({"normalize"} & self.model_fields_set, "efficientnet_lite0, which normalises its input itself")
-            if any(side % 32 for side in self.image_size[1:]):
-                raise ValueError(f"efficientnet_lite0 needs an image_size in multiples of 32, got {self.image_size}")
-        if self.backbone_frozen:
-            if self.backbone_path is None:
-                raise ValueError("freeze_backbone with random weights would learn little: give pretrained_path")
-            refuse({"augment"} & self.model_fields_set, "a frozen backbone, through which each frame passes once")
-            refuse({"fsdp"} & self.model_fields_set, "a frozen backbone, where only the head is trained")
-        return self
-
-    @model_validator(mode="after")
-    def _nothing_idle(self) -> Self:
+        if self.arch == "efficientnet_lite0" and any(side % 32 for side in self.image_size[1:]):
+            raise ValueError(f"efficientnet_lite0 needs an image_size in multiples of 32, got {self.image_size}")
+        if self.backbone_frozen and self.backbone_path is None:
+            raise ValueError("freeze_backbone with random weights would learn little: give pretrained_path")
         asked = "early_stopping_patience" in self.model_fields_set and self.early_stopping_patience is not None
         if self.val_split == 0 and asked:
             raise ValueError("val_split 0 leaves nothing to stop early on: set early_stopping_patience: null")
@@ -257,11 +264,15 @@ class VLMTrainSettings(_FrameFitSettings, _TransformerFitSettings):
         "completed", description="what it learns to answer: yes or no, or a percentage"
     )
     input: Literal["image", "video"] = Field("image", description="single frames, or the episode up to a row")
-    nframes: int = Field(NFRAMES, ge=2, le=128, description="frames of a video, the first and the last among them")
+    nframes: int = only_with(
+        NFRAMES, ge=2, le=128, input="video", description="frames of a video, the first and the last among them"
+    )
     max_pixels: int = Field(MAX_PIXELS, ge=784, le=2048 * 28 * 28, description="larger frames are made smaller")
-    fps: float = Field(4.0, gt=0, description="frames per second given to the model")
-    horizon: float | None = Field(None, gt=0, description="progress: as `horizon` of type progress")
-    reward_threshold: float = Field(0.5, gt=0, lt=1, description="completed: probability above which a frame succeeds")
+    fps: float = only_with(4.0, gt=0, input="video", description="frames per second given to the model")
+    horizon: float | None = only_with(None, gt=0, question="progress", description="as `horizon` of type progress")
+    reward_threshold: float = only_with(
+        0.5, gt=0, lt=1, question="completed", description="probability above which a frame succeeds"
+    )
     lora: LoraSettings | None = Field(LoraSettings(), description="train adapters; null: train all weights")
     warmup: float = Field(0.1, ge=0, lt=1, description="share of the steps over which the learning rate rises")
     max_epochs: int = Field(10, ge=1, description="passes over the (sub-sampled) training rows")
@@ -270,13 +281,8 @@ class VLMTrainSettings(_FrameFitSettings, _TransformerFitSettings):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        given = self.model_fields_set
         if (self.path is None) == (self.tiny is None):
             raise ValueError("give path (a folder or hub id) or tiny (a model made in code), one of them")
-        if self.input == "image":
-            refuse({"nframes", "fps"} & given, "input image")
-        idle = "horizon" if self.question == "completed" else "reward_threshold"
-        refuse({idle} & given, f"question {self.question}")
         return self
 
     @property
@@ -305,8 +311,10 @@ class _TextTrainSettings(_TextFitSettings):
         None,
         description="train adapters on frozen weights ({} is r 16, alpha 32 on all linear layers); null: all weights",
     )
-    quantize: Literal["nf4"] | None = Field(
-        None, description="keep the frozen weights in 4 bits (QLoRA, 2305.14314); needs lora, a GPU and bitsandbytes"
+    quantize: Literal["nf4"] | None = only_with(
+        None,
+        device=Unless("cpu"),
+        description="keep the frozen weights in 4 bits (QLoRA, 2305.14314); needs lora, a GPU and bitsandbytes",
     )
     device: Device = DEVICE
     bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: where the hardware has it")
@@ -326,8 +334,11 @@ class _TextTrainSettings(_TextFitSettings):
     val_split: float = Field(0.1, ge=0, lt=1, description="share of the questions held out, by hash; 0: none")
     save_steps: int | None = Field(None, ge=1, description="gradient steps between checkpoints; null: a tenth of all")
     keep_checkpoints: int = Field(2, ge=1, description="newest checkpoints kept, in addition to the best")
-    wait_for_gpu: float | None = Field(
-        None, gt=0, description="wait until a GPU has so many GiB of memory free; null: start at once"
+    wait_for_gpu: float | None = only_with(
+        None,
+        gt=0,
+        device=("auto", "cuda"),
+        description="wait until a GPU has so many GiB of memory free; null: start at once",
     )
 
     @model_validator(mode="after")
@@ -338,11 +349,6 @@ class _TextTrainSettings(_TextFitSettings):
             raise ValueError("quantize freezes the weights, so something else must learn: give lora")
         if self.quantize is not None and self.tiny is not None:
             raise ValueError("quantize is for models that are read from path; remove it")
-        if self.device not in ("auto", "cuda"):
-            refuse({"wait_for_gpu"} & {k for k, v in self if v is not None}, f"device {self.device}")
-            refuse(
-                {"quantize"} & ({k for k, v in self if v is not None} if self.device == "cpu" else set()), "device cpu"
-            )
         return self
 
     @property
@@ -407,23 +413,23 @@ class _HeadSettings(_TextTrainSettings):
 class _StepSettings(_TextTrainSettings):
     """What models that learn from labels of steps share."""
 
-    labels: Literal["hard", "soft"] = Field("hard", description="train towards 0 and 1, or towards labels from 0 to 1")
-    threshold: float | None = Field(None, gt=0, le=1, description="hard: right from here on; null: labels are 0 or 1")
+    labels: Literal["hard", "soft"] = only_with(
+        "hard", rewards=Unless("target"), description="train towards 0 and 1, or towards labels from 0 to 1"
+    )
+    threshold: float | None = only_with(
+        None,
+        gt=0,
+        le=1,
+        rewards=Unless("target"),
+        labels="hard",
+        description="right from here on; null: labels are 0 or 1",
+    )
     rewards: Literal["weight", "target", "ignore"] = Field(
         "weight",
         description="what the HE or SE rewards of the data do, where it has any: weight: |reward| weighs the loss of "
         "its step; target: train towards (1 + reward) / 2 instead of the label; ignore: nothing",
     )
     reward_threshold: float = Field(0.5, gt=0, lt=1, description="a step below it is wrong; stored with the model")
-
-    @model_validator(mode="after")
-    def _nothing_idle(self) -> Self:
-        given = self.model_fields_set
-        if self.threshold is not None and self.labels == "soft":
-            refuse({"threshold"}, "labels: soft")
-        if self.rewards == "target":
-            refuse({"labels", "threshold"} & given, "rewards: target")
-        return self
 
 
 class StepwiseTrainSettings(_StepSettings, _HeadSettings):

@@ -11,14 +11,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from guerdon.settings.base import DEVICE, Bf16, ByName, Device, Settings, refuse
+from guerdon.settings.base import DEVICE, SET, Because, Bf16, ByName, Device, Settings, only_with, refuse
 from guerdon.settings.gpus import GPUS_FIELD, known_gpus
-
-
-def _changed(settings: Settings, *names: str) -> set[str]:
-    """The keys of these that do not have their defaults: what a stored policy writes out is not refused."""
-    fields = type(settings).model_fields
-    return {name for name in names if getattr(settings, name) != fields[name].default}
 
 
 class TinyVLASettings(Settings):
@@ -61,6 +55,8 @@ class TokenDecodingSettings(Settings):
 class FlowDecodingSettings(Settings):
     """Actions by flow matching: SmolVLA (2506.01844), pi0 (2410.24164)."""
 
+    stored = True
+
     family: Literal["flow"] = Field("flow", description="an action expert that removes noise, as SmolVLA and pi0")
     num_steps: int = Field(5, ge=1, description="denoising steps")
     noise_method: Literal["flow_sde", "flow_noise"] = Field(
@@ -68,15 +64,13 @@ class FlowDecodingSettings(Settings):
         description="noise that makes the steps random: that of the equivalent SDE, or with a standard deviation that "
         "a head of the expert learns (piRL, 2510.25889)",
     )
-    noise_level: float = Field(0.5, gt=0, description="flow_sde: eta, scales the noise of the SDE")
-    noise_std_range: tuple[float, float] = Field(
-        (0.08, 0.16), description="flow_noise: smallest and largest standard deviation"
+    noise_level: float = only_with(0.5, gt=0, noise_method="flow_sde", description="eta, scales the noise of the SDE")
+    noise_std_range: tuple[float, float] = only_with(
+        (0.08, 0.16), noise_method="flow_noise", description="smallest and largest standard deviation"
     )
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        idle = {"flow_sde": "noise_std_range", "flow_noise": "noise_level"}[self.noise_method]
-        refuse(_changed(self, idle), f"noise_method {self.noise_method}")
         low, high = self.noise_std_range
         if not 0 < low <= high:
             raise ValueError(f"noise_std_range {low}, {high}: the smaller one comes first, both are above 0")
@@ -84,6 +78,8 @@ class FlowDecodingSettings(Settings):
 
 
 DecodingSettings = Annotated[TokenDecodingSettings | FlowDecodingSettings, ByName("family", "token")]
+_BINS = TinyVLASettings.model_fields["n_action_bins"].default
+_READ = Because(SET, "policy.tiny")
 _MOVED = {*TokenDecodingSettings.model_fields, *FlowDecodingSettings.model_fields}
 
 
@@ -91,18 +87,22 @@ class VLAPolicySettings(Settings):
     """A vision-language-action model: pictures, an instruction and, if wanted, proprioception in, actions out."""
 
     short_form = (TokenDecodingSettings, FlowDecodingSettings)
+    stored = True
 
     type: Literal["vla"] = Field("vla", description="a vision-language-action model")
     vla_path: str | None = Field(
         None, description="folder of an OpenVLA, OpenVLA-OFT or SmolVLA checkpoint in its published layout"
     )
-    load_adapter_checkpoint: str | None = Field(
+    load_adapter_checkpoint: str | None = only_with(
         None,
+        vla_path=_READ,
         description="folder of a LoRA adapter in PEFT's layout, which is merged into the weights of vla_path; its "
         "statistics of actions, where it has some, replace those of vla_path",
     )
-    vlm_path: str | None = Field(
+    vlm_path: str | None = only_with(
         None,
+        vla_path=_READ,
+        family=Because("flow", "family token"),
         description="folder with the config.json and the tokenizer of the language model that a SmolVLA checkpoint "
         "names, where that is a hub id",
     )
@@ -117,8 +117,9 @@ class VLAPolicySettings(Settings):
         description="cameras that the model sees, the first of env.cameras: 2 adds the wrist's to the scene's",
     )
     use_proprio: bool = Field(False, description="the model also sees what the robot measures of itself")
-    ignored_inputs: tuple[str, ...] = Field(
+    ignored_inputs: tuple[str, ...] = only_with(
         (),
+        vla_path=_READ,
         description="names of inputs of the checkpoint that the study does not give (such as "
         "observation.images.wrist, or proprio of OpenVLA-OFT) and that the policy is to go without; others that are "
         "missing are refused",
@@ -128,15 +129,23 @@ class VLAPolicySettings(Settings):
         description="the middle 90 % of a picture's area, resized to the whole; while cloning, as large a part at a "
         "random place. null: true for family token, false for flow, as the published models were trained",
     )
-    unnorm_key: str | None = Field(
+    unnorm_key: str | None = only_with(
         None,
+        vla_path=Because(SET, "policy.tiny, whose statistics are those of the cloned data"),
+        family=Because("token", "family flow, whose checkpoints have the statistics of one data set"),
         description="data set in the statistics of a checkpoint that actions are un-normalised by; null: its only one",
     )
     use_lora: bool = Field(False, description="train adapters on frozen weights; false: train all weights")
-    lora_rank: int = Field(32, ge=1, description="rank of the adapters; their alpha is the rank, at most 16")
-    lora_dropout: float = Field(0.0, ge=0, lt=1, description="on the input of the adapters, while cloning (not in RL)")
-    use_quantization: bool = Field(
+    lora_rank: int = only_with(
+        32, ge=1, use_lora=True, description="rank of the adapters; their alpha is the rank, at most 16"
+    )
+    lora_dropout: float = only_with(
+        0.0, ge=0, lt=1, use_lora=True, description="on the input of the adapters, while cloning (not in RL)"
+    )
+    use_quantization: bool = only_with(
         False,
+        vla_path=_READ,
+        use_lora=True,
         description="keep the frozen weights of linear layers in 4 bits (nf4, 2305.14314), for use_lora with vla_path; "
         "needs bitsandbytes",
     )
@@ -162,20 +171,16 @@ class VLAPolicySettings(Settings):
     def _fits(self) -> Self:
         if (self.vla_path is None) == (self.tiny is None):
             raise ValueError("say exactly one of policy.vla_path (a model to read) and policy.tiny (a model to make)")
-        if self.vla_path is None:
-            refuse(_changed(self, "unnorm_key"), "policy.tiny, whose statistics are those of the cloned data")
-            refuse(_changed(self, "load_adapter_checkpoint", "use_quantization", "ignored_inputs"), "policy.tiny")
-        if self.vla_path is None or self.decoding.family == "token":
-            refuse(_changed(self, "vlm_path"), "policy.tiny" if self.vla_path is None else "family token")
-        elif self.unnorm_key is not None:
-            refuse({"unnorm_key"}, "family flow, whose checkpoints have the statistics of one data set")
-        if not self.use_lora:
-            refuse(_changed(self, "lora_rank", "lora_dropout", "use_quantization"), "use_lora: false")
         if self.tiny is not None and self.decoding.family == "flow":
-            refuse(_changed(self.tiny, "n_action_bins"), "family flow", "tiny")
+            refuse({"n_action_bins"} if self.tiny.n_action_bins != _BINS else set(), "family flow", "tiny")
         return self
 
     _gpus = field_validator("gpus")(known_gpus)
+
+    @property
+    def family(self) -> str:
+        """How actions are made."""
+        return self.decoding.family
 
     @property
     def crops(self) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from guerdon.retry import TRIES
-from guerdon.settings.base import Bf16, Seed, Settings, refuse
+from guerdon.settings.base import SET, Because, Bf16, Seed, Settings, Unless, only_with, refuse
 from guerdon.settings.label import LEAVE_OUT, OptionalSetting
 from guerdon.settings.text_policy import TemplateArguments
 
@@ -39,7 +39,7 @@ _WRITTEN = {  # keys of answers in text
     "max_tokens", "temperature", "top_p", "seed", "checkpoint_generation", "allow_fallback"
 }  # fmt: skip
 _QUESTION = {"question", "input", "answer"}
-_WINDOW = {"window", "positive_reward", "negative_reward", "unclear_reward"}
+_WINDOW = {"window"}
 _IDLE: dict[VLMType, set[str]] = {  # keys that a kind does not have
     "qwen_vl": _WINDOW, "primo_r1": _QUESTION | _WINDOW,
     "true_logprob": _QUESTION | _WINDOW | _WRITTEN | {"score_mode"},
@@ -78,7 +78,6 @@ class EndpointSettings(Settings):
     timeout: float = Field(120.0, gt=0, description="seconds of wall-clock per request")
     deadline: float = Field(600.0, gt=0, description="seconds for a request with all its retries and pauses")
     leave_out: tuple[OptionalSetting, ...] = LEAVE_OUT
-    image_format: Literal["png", "jpeg"] = Field("png", description="png loses nothing; jpeg (quality 95) is smaller")
 
     @model_validator(mode="after")
     def _is_address(self) -> EndpointSettings:
@@ -95,11 +94,18 @@ class VLLMSettings(Settings):
     gpu_memory_utilization: float = Field(0.8, gt=0, le=1, description="share of the GPU's memory that it takes")
 
 
+_OWN = Because(Unless("openai"), "backend openai, whose endpoint has its own model")
+
+
 class VLMSettings(Settings):
     """`reward.model.vlm`: which model, which question, which frames."""
 
-    path: str | None = Field(None, description="folder or hub id of the model (prm_model_name_or_path)")
-    adapter: str | None = Field(None, description="peft folder on top of it (prm_checkpoint_path); kept as an adapter")
+    path: str | None = only_with(
+        None, backend=_OWN, description="folder or hub id of the model (prm_model_name_or_path)"
+    )
+    adapter: str | None = only_with(
+        None, backend=_OWN, description="peft folder on top of it (prm_checkpoint_path); kept as an adapter"
+    )
     backend: Literal["transformers", "openai", "vllm"] = Field(
         "transformers", description="in this process, behind an HTTP endpoint, or by vLLM in this process"
     )
@@ -142,38 +148,29 @@ class VLMSettings(Settings):
         description="how a model gets a video: in one piece (openai, vllm: a video_url as vLLM takes it), or as its "
         "frames one by one; null: video for transformers, images for the others",
     )
-    fps: float = Field(4.0, gt=0, description="transformers: frames per second given to the model")
+    fps: float = only_with(4.0, gt=0, backend="transformers", description="frames per second given to the model")
     max_tokens: int | None = Field(None, ge=1, description="a longer reply is a failure; null: the prompt's own")
     temperature: float = Field(0.0, ge=0, description="of answers; 0: the likeliest token")
-    top_p: float = Field(1.0, gt=0, le=1, description="of answers, with temperature above 0")
-    seed: Seed = Field(0, description="of answers, with temperature above 0")
-    checkpoint_generation: bool = Field(
+    top_p: float = only_with(1.0, gt=0, le=1, temperature=SET, description="of answers")
+    seed: Seed = only_with(0, temperature=SET, description="of answers")
+    checkpoint_generation: bool = only_with(
         False,
-        description="transformers: the checkpoint's generation_config.json is applied (repetition_penalty, num_beams, "
+        backend="transformers",
+        description="the checkpoint's generation_config.json is applied (repetition_penalty, num_beams, "
         "...), except for max_tokens, temperature and top_p; false: only the tokens that end an answer",
     )
     window: int = Field(5, ge=2, description="trend, preference: rows that are looked at together")
-    positive_reward: float = Field(1.0, description="trend, preference: value of a change for the better")
-    negative_reward: float = Field(-0.2, description="trend, preference: value of a change for the worse")
-    unclear_reward: float = Field(0.0, description="trend, preference: value of an unclear change")
-    batch_size: int = Field(8, ge=1, description="transformers: questions per forward pass")
-    bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: where the hardware has it")
+    batch_size: int = only_with(8, ge=1, backend="transformers", description="questions per forward pass")
+    bf16: Bf16 = only_with(
+        "auto", backend="transformers", description="compute in bfloat16; auto: where the hardware has it"
+    )
     openai: EndpointSettings | None = Field(None, description="backend openai: the endpoint")
-    vllm: VLLMSettings = Field(VLLMSettings(), description="backend vllm: its engine")
+    vllm: VLLMSettings = only_with(VLLMSettings(), backend="vllm", description="its engine")
 
     @model_validator(mode="after")
-    def _nothing_idle(self) -> VLMSettings:
-        given = self.model_fields_set
+    def _has_an_endpoint(self) -> VLMSettings:
         if (self.backend == "openai") != (self.openai is not None):
             raise ValueError("backend openai, and only that, needs openai: base_url and model")
-        if self.backend == "openai":
-            refuse({"path", "adapter"} & given, "backend openai, whose endpoint has its own model")
-        if self.backend != "vllm":
-            refuse({"vllm"} & given, f"backend {self.backend}")
-        if self.backend != "transformers":
-            refuse({"batch_size", "bf16", "fps", "checkpoint_generation"} & given, f"backend {self.backend}")
-        if self.temperature == 0:
-            refuse({"top_p", "seed"} & given, "temperature 0")
         return self
 
     def check(self, kind: VLMType) -> None:

@@ -11,7 +11,7 @@ from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from guerdon.errors import ConfigError, boundary
 from guerdon.registry import Registry
-from guerdon.settings.base import PARAMS, ByName, Named, Seed, Settings, refuse
+from guerdon.settings.base import PARAMS, ByName, Named, Settings, refuse
 
 WORLDS = Registry(
     "world", "guerdon.worlds",
@@ -104,12 +104,6 @@ class EnvSettings(Settings):
     curriculum_min_prob: float = Field(
         0.0, ge=0, le=1, description="states: every start has at least this share of an equal chance"
     )
-    curriculum_ema_alpha: float = Field(
-        0.99, gt=0, lt=1, description="tasks: what a result leaves of the running mean of a task's success"
-    )
-    curriculum_tau: float = Field(
-        0.02, gt=0, description="tasks: probability proportional to exp(-(success - 0.5)^2 / tau)"
-    )
     one_hot: ClassVar[bool] = True  # whether observations of several tasks end with which it is
 
     @property
@@ -150,12 +144,8 @@ class EnvSettings(Settings):
             refuse(given, "without use_curriculum: true")
         if self.use_curriculum and over != "states" and len(self.task_ids or ()) < 2:
             raise ValueError(f"curriculum_over: {over} draws tasks: it needs several in task_ids")
-        idle = {
-            "states": {"curriculum_ema_alpha", "curriculum_tau"},
-            "tasks": {"curriculum_states", "curriculum_temp", "curriculum_min_prob"},
-            "both": set[str](),
-        }
-        refuse(given & idle[over], f"curriculum_over: {over}")
+        if over == "tasks":
+            refuse(given & {"curriculum_states", "curriculum_temp", "curriculum_min_prob"}, "curriculum_over: tasks")
         return self
 
     @property
@@ -208,7 +198,6 @@ class MetaWorldSettings(EnvSettings):
     max_episode_steps: int = Field(200, ge=1, description="time limit of an episode")
     camera: str = Field("corner", description="Meta-World camera that rendered frames come from")
     render_workers: int = Field(0, ge=0, description="rendering processes; 0 renders in the run's own")
-    goals_seed: Seed = Field(0, description="which 50 goals Meta-World draws for the task")
 
     @property
     def camera_name(self) -> str:
@@ -231,7 +220,10 @@ class _Protocol(NamedTuple):
 
     Attributes:
         limits: steps of an episode, by suite.
-        num_steps_wait, reset_gripper_open, gripper, fixtures, fixtures_seed: the keys of `LiberoSettings`.
+        num_steps_wait, reset_gripper_open, gripper: the keys of `LiberoSettings`.
+        fixtures: LIBERO moves cabinets and stoves by up to 1 cm at a reset. `each`: random numbers are seeded at every
+            initial state; `sequence`: once, and counted on.
+        fixtures_seed: of these random numbers.
         resets_before: resets of a fresh environment before its first episode.
     """
 
@@ -239,7 +231,7 @@ class _Protocol(NamedTuple):
     num_steps_wait: int
     reset_gripper_open: bool
     gripper: str
-    fixtures: str
+    fixtures: Literal["each", "sequence"]
     fixtures_seed: int
     resets_before: int
 
@@ -253,6 +245,7 @@ PROTOCOLS = {
     "rlinf": _Protocol(dict.fromkeys(SUITES, 512), 15, False, "openvla", "each", 0, 0),
 }
 """How LeRobot 0.6 (`lerobot-eval`), OpenVLA (`run_libero_eval.py`) and RLinf (its OpenVLA-OFT runs) use LIBERO."""
+_OF_PROTOCOL = ("fixtures", "fixtures_seed")  # were keys: old files have the protocol's values
 
 
 class LiberoSettings(EnvSettings):
@@ -301,12 +294,6 @@ class LiberoSettings(EnvSettings):
         "signed",
         description="the last number of an action. signed: -1 opens, 1 closes; openvla: above 0.5 opens, below closes",
     )
-    fixtures: Literal["each", "sequence"] = Field(
-        "each",
-        description="LIBERO moves cabinets and stoves by up to 1 cm at a reset. each: random numbers are seeded at "
-        "every initial state; sequence: once, and counted on",
-    )
-    fixtures_seed: Seed = Field(1000, description="of these random numbers")
     init_states: Literal["ordered", "drawn"] = Field(
         "ordered",
         description="which of the 50 initial states an episode gets: the next, or one drawn by the run's seed",
@@ -354,11 +341,6 @@ class LiberoSettings(EnvSettings):
         tasks = tuple(dict.fromkeys(self.task_ids[i // each] for i in copies))
         return super().of_copies(copies).model_copy(update={"task_ids": tasks})
 
-    @property
-    def resets_before(self) -> int:
-        """Resets of a fresh environment before its first episode, in the protocol."""
-        return PROTOCOLS[self.protocol].resets_before
-
     @model_validator(mode="before")
     @classmethod
     def _by_protocol(cls, given: Any) -> Any:
@@ -381,8 +363,9 @@ class LiberoSettings(EnvSettings):
             return found  # pydantic says which values there are
         if not found.get("max_episode_steps", 0):
             found["max_episode_steps"] = protocol.limits[suite]
-        names = ("num_steps_wait", "reset_gripper_open", "gripper", "fixtures", "fixtures_seed")
-        return {**{name: getattr(protocol, name) for name in names}, **found}
+        names = ("num_steps_wait", "reset_gripper_open", "gripper")
+        given = {k: v for k, v in found.items() if k not in _OF_PROTOCOL or v != getattr(protocol, k)}
+        return {**{name: getattr(protocol, name) for name in names}, **given}
 
     @field_validator("task", mode="before")
     @classmethod

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterator
 
 from guerdon.tasks.units import COUPLES, TEXT, UNIT_WORDS
 
@@ -74,6 +75,15 @@ def typographic(text: str) -> str:
             found.append(char)
         open_mark = mark
     return _DASH.sub(r"\1\2-", "".join(found) + ("}" if open_mark else ""))
+
+
+def outside_brackets(text: str) -> Iterator[tuple[int, str]]:
+    """The characters of a text outside all brackets, with their places; brackets that end one count."""
+    depth = 0
+    for place, char in enumerate(text):
+        depth += (char in "({[") - (char in ")}]")
+        if depth == 0:
+            yield place, char
 
 
 def as_read(text: str) -> str:

@@ -8,9 +8,10 @@ is_empty("no real solutions")                           # True
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Literal
 
-from guerdon.tasks.answer_text import normalized, prose, typographic
+from guerdon.tasks.answer_text import normalized, outside_brackets, prose, typographic
 from guerdon.tasks.quantities import numbers_of, same_number
 from guerdon.tasks.units import CHANGING, TEXT
 
@@ -104,9 +105,8 @@ _CLOCK = re.compile(r"([01]?[0-9]|2[0-4]) ?(?:(?::|\{:\}) ?([0-5][0-9]) ?)?(?:([
 
 def _clock(text: str) -> tuple[int, str] | None:
     """Minutes of a time of day, and `a`, `p` or "" for AM, PM or neither; None where the text is not a time of day."""
-    found = _CLOCK.fullmatch(
-        " ".join(re.sub(r"\\[,;: ]|~", " ", TEXT.sub(r" \1 ", typographic(text))).strip("$ ").split())
-    )
+    plain = re.sub(r"\\[,;: ]|~", " ", TEXT.sub(r" \1 ", typographic(text)))
+    found = _CLOCK.fullmatch(" ".join(plain.strip("$ ").split()))
     if found is None or not (found[2] or found[3]):
         return None
     return 60 * int(found[1]) + int(found[2] or 0), (found[3] or "").lower()
@@ -152,7 +152,6 @@ _NONE = re.compile(
     r"|(?:the )?(?:empty|null) set|\\(?:emptyset|varnothing)|\u2205|\u00f8|\\\{ ?\\\}|\{ ?\}"
     r"|(?:the equation |the system |it )?has no (?P<has>(?:(?:real|integer|rational|valid) )?(?:solutions?|roots?))"
 )
-_NOUNS = ("solution", "root", "zero")
 _QUALIFIERS = ("real", "integer", "integral", "rational", "positive", "negative", "natural", "complex", "prime")
 
 
@@ -279,11 +278,9 @@ def _against(
         others = [name for name, other in options.items() if name != letter and same_text(other, answer)]
         if others:
             return "different", f"the text of option {others[0]}"
-        return (
-            ("answer_unparsable", "no letter, and not the text of an option")
-            if text or _is_plain(answer)
-            else (None, answer)
-        )
+        if text or _is_plain(answer):
+            return "answer_unparsable", "no letter, and not the text of an option"
+        return None, answer
     if stated[1]:
         own = options.get(stated[0], true[1] if stated[0] == letter else "")
         if own and not same_text(own, stated[1]):
@@ -459,10 +456,6 @@ def _flat(text: str) -> str:
 
 def _split(text: str) -> list[str]:
     """The parts between commas outside brackets; empty ones (`, and`) are left out."""
-    parts, depth, start = [], 0, 0
-    for i, char in enumerate(text):
-        depth += (char in "({[") - (char in ")}]")
-        if char == "," and depth == 0:
-            parts.append(text[start:i])
-            start = i + 1
-    return [part.strip() for part in (*parts, text[start:]) if part.strip()]
+    commas = [place for place, char in outside_brackets(text) if char == ","]
+    parts = (text[start + 1 : end].strip() for start, end in pairwise([-1, *commas, len(text)]))
+    return [part for part in parts if part]

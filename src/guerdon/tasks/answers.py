@@ -10,9 +10,8 @@ from __future__ import annotations
 import re
 
 from guerdon.replies import final_part
-from guerdon.tasks.answer_text import normalized, prose, undecorated
-from guerdon.tasks.answer_words import choice_of
-from guerdon.tasks.quantities import same_number
+from guerdon.tasks.answer_text import normalized, outside_brackets, prose, undecorated
+from guerdon.tasks.answer_words import choice_of, same_text
 from guerdon.tasks.units import CHANGING, UNIT_WORDS
 from guerdon.types import Failure
 
@@ -134,11 +133,8 @@ def is_list(text: str) -> bool:
         return True
     if re.fullmatch(r"[-+$]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?\W*", plain):  # thousands
         return False
-    depth = 0
-    for char in plain.replace("{,}", ""):
-        depth += (char in "({[") - (char in ")}]")
-        if depth == 0 and char in ",;":
-            return True
+    if any(char in ",;" for _, char in outside_brackets(plain.replace("{,}", ""))):
+        return True
     return re.search(r"(?<![A-Za-z])(?:and|or)(?![A-Za-z])|\\pm", plain) is not None
 
 
@@ -158,6 +154,15 @@ def final_answers(text: str, *, every: bool = False) -> list[str]:
         text: a response.
         every: the boxes of all sentences.
     """
+    answers: list[str] = []
+    for contents in _answers(text, every=every):
+        if not any(same_text(contents, other) for other in answers):
+            answers.append(contents)
+    return answers
+
+
+def _answers(text: str, *, every: bool = False) -> list[str]:
+    """The same with what is equal."""
     tagged = _tagged(text)
     if tagged is not None:
         text = tagged
@@ -174,11 +179,7 @@ def final_answers(text: str, *, every: bool = False) -> list[str]:
         if not every and not _joined(gap):
             break
         last.append(box)
-    answers: list[str] = []
-    for _, _, contents in reversed(last):
-        if not any(_same(contents, other) for other in answers):
-            answers.append(contents)
-    return [] if not answers[-1] else answers
+    return [contents for _, _, contents in reversed(last)] if boxes[-1][2] else []
 
 
 def _joined(gap: str) -> bool:
@@ -188,10 +189,6 @@ def _joined(gap: str) -> bool:
     return len(gap) <= 300 and not _STOP.search(gap) and not _INSTEAD.search(gap)
 
 
-def _same(left: str, right: str) -> bool:
-    return normalized(left) == normalized(right) or same_number(left, right) is True
-
-
 def final_answer(text: str) -> str | None:
     r"""The answer that a response marks, or None where it marks none.
 
@@ -199,16 +196,8 @@ def final_answer(text: str) -> str | None:
     end of the line), `the answer is ...`, `Answer: ...` and the line under a heading `Final answer` (to the end of the
     sentence). No answer where the last one is doubted, conditional or withdrawn: `not sure that the answer is ...`.
     """
-    tagged = _tagged(text)
-    if tagged is not None:
-        return final_answer(tagged) or _short(tagged)
-    boxes = _boxes(text)
-    if boxes:
-        behind = _behind_boxes(text, boxes[-1][1])
-        if behind is not None:
-            return behind
-        return None if _withdrawn(text, *boxes[-1]) else boxes[-1][2] or None
-    return _unboxed(text)
+    found = _answers(text)
+    return found[-1] if found else None
 
 
 def _withdrawn(text: str, start: int, end: int, contents: str) -> bool:
@@ -367,12 +356,11 @@ def concluded(text: str, gold: str = "") -> str | None:
 
 def _is_bare(text: str) -> bool:
     """Whether a whole response is short and nothing but a value: no words but units."""
-    return (
-        0 < len(text) <= 300
-        and ("\n" not in undecorated(text) or "\\begin" in text)
-        and not prose(_without_percent(undecorated(text)))
-        and not _words(text)
-    )
+    if not 0 < len(text) <= 300:
+        return False
+    plain = undecorated(text)
+    one_line = "\n" not in plain or "\\begin" in text
+    return one_line and not prose(_without_percent(plain)) and not _words(text)
 
 
 def _without_percent(text: str) -> str:
@@ -381,13 +369,8 @@ def _without_percent(text: str) -> str:
 
 def _words(text: str) -> bool:
     """Whether short words of a sentence are in a text that mathematics would read as letters."""
-    return (
-        re.search(
-            r"(?i)(?<![\\A-Za-z])(?:it|we|so|as|an|my|he|do|go|ok|a(?= [0-9]))(?![A-Za-z])|[!?]\s*\Z",
-            re.sub(r"[0-9)]!", "", text),
-        )
-        is not None
-    )
+    words = r"(?i)(?<![\\A-Za-z])(?:it|we|so|as|an|my|he|do|go|ok|a(?= [0-9]))(?![A-Za-z])|[!?]\s*\Z"
+    return re.search(words, re.sub(r"[0-9)]!", "", text)) is not None
 
 
 def _sentences(text: str) -> list[str]:

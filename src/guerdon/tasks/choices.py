@@ -130,32 +130,19 @@ def read_choices(row: Mapping[str, Any], where: str, *, answered: bool = True, s
             problem = "is among the wrong ones" if right else "is missing"
             raise UnreadableGoldError(f"{where}: the right answer {problem}")
         texts.sort(key=lambda text: hashlib.sha256(f"{seed}/{question}/{text}".encode("utf-8", "replace")).digest())
-        return MultipleChoice(
-            question, tuple(texts), ascii_uppercase[texts.index(right)] if right else "", shuffled=True
-        )
-    options = _options(row, cells)
-    if options is None:
-        columns = [
-            key
-            for key, value in row.items()
-            if not _is_empty(value)
-            and (_LIKE_OPTIONS if isinstance(value, str | int | float) else _ANY_OPTIONS).fullmatch(_name(key))
-        ]
-        if columns:
-            raise DataError(
-                f"{where}: {', '.join(columns)}: options in a layout that is not known, found "
-                f"{', '.join(map(str, row))}; write question, choices (a list of texts) and answer (a letter), or "
-                "remove these columns if the question is complete without them"
-            )
-        _check_open(row, cells, where)
-        return None
-    _check(options.texts, where)
-    place = _answer(cells, options, where)
-    if place is None and answered:
-        raise UnreadableGoldError(f"{where}: no true answer to a question with options, found {', '.join(row)}")
-    return MultipleChoice(
-        question, tuple(options.texts), "" if place is None else ascii_uppercase[place], shuffled=False
-    )
+        place = texts.index(right) if right else None
+    else:
+        options = _options(row, cells)
+        if options is None:
+            _check_open(row, cells, where)
+            return None
+        texts = options.texts
+        _check(texts, where)
+        place = _answer(cells, options, where)
+        if place is None and answered:
+            raise UnreadableGoldError(f"{where}: no true answer to a question with options, found {', '.join(row)}")
+    letter = "" if place is None else ascii_uppercase[place]
+    return MultipleChoice(question, tuple(texts), letter, shuffled=ordered is not None)
 
 
 def _name(key: Any) -> str:
@@ -172,16 +159,15 @@ def _is_empty(value: Any) -> bool:
 def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
     """What a row has, by the names of columns in one spelling, the stem and options within `question` included."""
     inner = row.get("question")
-    parts = [row, *([inner] if isinstance(inner, Mapping) else []), row.get("reward_model")]
     cells: dict[str, Any] = {}
-    for part in parts:
+    for part, whole in [
+        *((part, True) for part in (row, inner, row.get("reward_model"))),
+        *((part, False) for part in map(row.get, _INNER)),
+    ]:
         for key, value in part.items() if isinstance(part, Mapping) else ():
-            if not _is_empty(value):
-                cells.setdefault(_name(key), value)
-    for part in map(row.get, _INNER):
-        for key, value in part.items() if isinstance(part, Mapping) else ():
-            if not _is_empty(value) and (_name(key) in _LISTS or _LIKE_OPTIONS.fullmatch(_name(key))):
-                cells.setdefault(_name(key), value)
+            name = _name(key)
+            if not _is_empty(value) and (whole or name in _LISTS or _LIKE_OPTIONS.fullmatch(name)):
+                cells.setdefault(name, value)
     if isinstance(inner, Mapping):  # ARC's and CommonsenseQA's own files
         cells["question"] = cells.get("stem")
     return cells
@@ -252,11 +238,24 @@ def _options(row: Mapping[str, Any], cells: Mapping[str, Any]) -> _Options | Non
 
 
 def _check_open(row: Mapping[str, Any], cells: Mapping[str, Any], where: str) -> None:
-    """Refuse a letter or an index as the true answer of a row that may have its options in an unknown layout.
+    """Refuse what may be options in an unknown layout: columns with such names, or lists that the true answer may name.
 
     Raises:
-        UnreadableGoldError: it may name one of the texts of a column.
+        DataError: there are columns with such names.
+        UnreadableGoldError: the true answer is a letter or an index, and may name one of the texts of a column.
     """
+    like = {True: _LIKE_OPTIONS, False: _ANY_OPTIONS}
+    unknown = [
+        key
+        for key, value in row.items()
+        if not _is_empty(value) and like[isinstance(value, str | int | float)].fullmatch(_name(key))
+    ]
+    if unknown:
+        raise DataError(
+            f"{where}: {', '.join(unknown)}: options in a layout that is not known, found {', '.join(map(str, row))}; "
+            "write question, choices (a list of texts) and answer (a letter), or remove these columns if the question "
+            "is complete without them"
+        )
     gold = next((cells[key] for key in ("ground_truth", *_AGREEING, *_OTHERS) if key in cells), None)
     index = gold if isinstance(gold, int) and not isinstance(gold, bool) else None
     letter = re.fullmatch(r"\(?([A-Ja-j])\)?\.?", str(gold).strip()) if index is None else None

@@ -279,10 +279,11 @@ def _from_text(text: str, beside: Mapping[str, Any]) -> list[CodeTest]:
     known = {own} if own else set(beside.get("defines") or ())
     ours = (free - context - modules) | ((known & named) - modules - (_defined(text) - {own}))
     imported = any(_imports_solution(s) for s in ast.walk(tree))
-    if (own or imported) and (strange := sorted(n for n in ours - known if n[0].islower())) and not _has_star(tree):
+    star = "*" in _imported(tree)
+    if (own or imported) and (strange := sorted(n for n in ours - known if n[0].islower())) and not star:
         raise ValueError(f"{strange[0]} is used, which neither the tests nor the prompt define; the program could")
     header = [*(f"import {n}" for n in sorted(modules)), *(f"from _context import {n}" for n in sorted(context))]
-    header += [f"from solution import {name}" for name in sorted(ours)] if not _has_star(tree) else []
+    header += [f"from solution import {name}" for name in sorted(ours)] if not star else []
     known_as = ours | _imported(tree)
     called = {name for name in known_as if name.lstrip("_")[:1].isupper()} - _compared(tree, known_as)
     called &= set(beside.get("classes", called))
@@ -447,10 +448,6 @@ def _compared(tree: ast.Module, ours: set[str]) -> set[str]:
         if not all(map(calls, sides)):
             found |= {s.func.id for s in sides if isinstance(s, ast.Call) and isinstance(s.func, ast.Name)}
     return found
-
-
-def _has_star(tree: ast.Module) -> bool:
-    return any(_imports_solution(n) and n.names[0].name == "*" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom))
 
 
 def _check_imports(tree: ast.Module) -> None:

@@ -25,8 +25,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 MESSAGE = 8 << 20  # bytes that a message may have
-_SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 _KEYS, _VALUES, _ITEMS = (type(view) for view in (dict[Any, Any]().keys(), {0: 0}.values(), {0: 0}.items()))
+_SEQUENCES: dict[str, tuple[Any, Callable[..., Any]]] = {  # what a kind is, and how one is made of values
+    **{kind.__name__: (kind, kind) for kind in (list, tuple, set, frozenset, collections.deque)},
+    "keys": (_KEYS, lambda values: dict.fromkeys(values).keys()),
+    "values": (_VALUES, lambda values: dict(enumerate(values)).values()),
+}
+_MAPS: dict[str, Any] = {
+    kind.__name__: kind for kind in (collections.Counter, collections.OrderedDict, collections.defaultdict, dict)
+}
 _TYPES = {t.__name__: t for t in vars(builtins).values() if isinstance(t, type)}
 _FACTORIES = {name: _TYPES[name] for name in ("int", "float", "str", "bool", "list", "dict", "set", "tuple")}
 _ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
@@ -138,13 +145,11 @@ def _operator(name: str) -> Callable[..., Any]:
             return self._ask("operator", f"__{name}__", *arguments)
         if name == "contains":
             return any(value == arguments[0] for value in self)
-        return NotImplemented if len(arguments) == 1 else _unsupported(self, name)
+        if len(arguments) == 1:
+            return NotImplemented
+        raise TypeError(f"{name} of a {self._kind}")
 
     return ask
-
-
-def _unsupported(value: Remote, name: str) -> None:
-    raise TypeError(f"{name} of a {value._kind}")
 
 
 for _name in (*_OPERATORS, *(name.strip("_") for name in _IN_PLACE)):
@@ -329,25 +334,16 @@ class Link:
         kind = type(value)
         if isinstance(value, tuple) and hasattr(kind, "_fields"):
             return ["named", kind.__name__, list(kind._fields), [self.pack(v) for v in tuple.__iter__(value)]]
-        for name, base in _SEQUENCES.items():
+        for name, (base, _) in _SEQUENCES.items():
             if isinstance(value, base):
-                return [name, [self.pack(v) for v in base.__iter__(value)]]
-        if isinstance(value, collections.deque):
-            return ["deque", [self.pack(v) for v in value], value.maxlen]
-        if isinstance(value, _KEYS):
-            return ["keys", [self.pack(v) for v in value]]
-        if isinstance(value, _VALUES):
-            return ["values", [self.pack(v) for v in value]]
+                length = [value.maxlen] if name == "deque" else []
+                return [name, [self.pack(v) for v in base.__iter__(value)], *length]
         if isinstance(value, _ITEMS):
             return ["items", self._pairs(value)]
         if isinstance(value, dict):
-            pairs = self._pairs(dict.items(value))
-            if isinstance(value, collections.Counter | collections.OrderedDict):
-                name = "Counter" if isinstance(value, collections.Counter) else "OrderedDict"
-                return [name, pairs]
-            if isinstance(value, collections.defaultdict):
-                return ["defaultdict", pairs, getattr(value.default_factory, "__name__", "")]
-            return ["dict", pairs]
+            name = next(name for name, base in _MAPS.items() if isinstance(value, base))
+            made_by = getattr(getattr(value, "default_factory", None), "__name__", "")
+            return [name, self._pairs(dict.items(value)), *([made_by] if name == "defaultdict" else [])]
         return None
 
     def _pairs(self, items: Any) -> list[Any]:
@@ -374,15 +370,11 @@ class Link:
             return plain
         kind, *parts = plain
         if kind in _SEQUENCES:
-            return _SEQUENCES[kind]([self.unpack(v) for v in parts[0]])
+            return _SEQUENCES[kind][1]([self.unpack(v) for v in parts[0]], *parts[1:])
         if kind in _NUMBERS:
-            return _NUMBERS[kind](*parts)
-        if kind in ("dict", "Counter", "OrderedDict", "defaultdict", "items"):
+            return _NUMBERS[kind][2](*parts)
+        if kind in _MAPS or kind == "items":
             return self._map(kind, [(self.unpack(k), self.unpack(v)) for k, v in parts[0]], *parts[1:])
-        if kind in ("keys", "values", "deque"):
-            values = [self.unpack(v) for v in parts[0]]
-            views = {"keys": dict.fromkeys(values).keys, "values": dict(enumerate(values)).values}
-            return collections.deque(values, parts[1]) if kind == "deque" else views[kind]()
         if kind == "named":
             return collections.namedtuple(parts[0], parts[1])(*[self.unpack(v) for v in parts[2]])
         return self._other(kind, parts, given)
@@ -390,7 +382,7 @@ class Link:
     def _map(self, kind: str, pairs: list[tuple[Any, Any]], factory: str = "") -> Any:
         if kind == "defaultdict":
             return collections.defaultdict(_FACTORIES.get(factory), pairs)
-        found = {"Counter": collections.Counter, "OrderedDict": collections.OrderedDict}.get(kind, dict)(dict(pairs))
+        found = _MAPS.get(kind, dict)(dict(pairs))
         return found.items() if kind == "items" else found
 
     def _other(self, kind: str, parts: list[Any], given: Sequence[Any]) -> Any:
@@ -505,40 +497,30 @@ def _packed_number(value: Any) -> list[Any] | None:
     """Values without parts: numbers, bytes, ranges, times."""
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item"):
         return ["scalar", value.item()]
-    if isinstance(value, complex):
-        return ["complex", value.real, value.imag]
-    if isinstance(value, bytes | bytearray):
-        return ["bytes" if isinstance(value, bytes) else "bytearray", bytes(value).hex()]
-    if isinstance(value, range):
-        return ["range", hex(value.start), hex(value.stop), hex(value.step)]
-    if isinstance(value, fractions.Fraction):
-        return ["fraction", hex(value.numerator), hex(value.denominator)]
-    if isinstance(value, decimal.Decimal):
-        return ["decimal", str(value)]
-    if isinstance(value, datetime.timedelta):
-        return ["timedelta", value.days, value.seconds, value.microseconds]
-    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
-        kinds: list[Any] = [datetime.datetime, datetime.date, datetime.time]
-        kind = next(k for k in kinds if isinstance(value, k))
-        return [kind.__name__, kind.isoformat(value)]
-    return None
+    names = (name for name, (kind, *_) in _NUMBERS.items() if kind is not None and isinstance(value, kind))
+    return next(([name, *_NUMBERS[name][1](value)] for name in names), None)
 
 
 def _hex(text: str) -> int:
     return int(text, 16)
 
 
-_NUMBERS: dict[str, Callable[..., Any]] = {
-    "int": _hex,
-    "scalar": lambda value: value if isinstance(value, bool | int | float | str) else _hex(value),
-    "complex": complex,
-    "bytes": bytes.fromhex,
-    "bytearray": bytearray.fromhex,
-    "range": lambda *parts: range(*map(_hex, parts)),
-    "fraction": lambda *parts: fractions.Fraction(*map(_hex, parts)),
-    "decimal": decimal.Decimal,
-    "timedelta": datetime.timedelta,
-    "datetime": datetime.datetime.fromisoformat,
-    "date": datetime.date.fromisoformat,
-    "time": datetime.time.fromisoformat,
-}
+def _time(kind: Any) -> tuple[Any, Callable[..., Any], Callable[..., Any]]:
+    return kind, lambda value: [kind.isoformat(value)], kind.fromisoformat
+
+
+_NUMBERS: dict[str, tuple[Any, Callable[..., Any], Callable[..., Any]]] = {  # a kind, its parts, and it from these
+    "int": (None, hex, _hex),  # packed by `Link.pack`, as scalars of numpy are above
+    "scalar": (None, repr, lambda value: value if isinstance(value, bool | int | float | str) else _hex(value)),
+    "complex": (complex, lambda value: [value.real, value.imag], complex),
+    "bytes": (bytes, lambda value: [bytes.hex(value)], bytes.fromhex),
+    "bytearray": (bytearray, lambda value: [bytearray.hex(value)], bytearray.fromhex),
+    "range": (range, lambda v: map(hex, (v.start, v.stop, v.step)), lambda *parts: range(*map(_hex, parts))),
+    "fraction": (fractions.Fraction, lambda value: map(hex, value.as_integer_ratio()),
+                 lambda *parts: fractions.Fraction(*map(_hex, parts))),
+    "decimal": (decimal.Decimal, lambda value: [str(value)], decimal.Decimal),
+    "timedelta": (datetime.timedelta, lambda v: [v.days, v.seconds, v.microseconds], datetime.timedelta),
+    "datetime": _time(datetime.datetime),
+    "date": _time(datetime.date),
+    "time": _time(datetime.time),
+}  # fmt: skip

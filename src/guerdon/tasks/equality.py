@@ -96,12 +96,7 @@ def _differs(difference: Expr, digits: int) -> bool:
 
 def _exceeds(difference: Expr, bits: float) -> bool:
     """Whether the absolute value is above 2^-bits."""
-    digits = int(bits * math.log10(2)) + 20
-    try:
-        value = difference.evalf(2, maxn=digits, strict=True)
-    except PrecisionExhausted:
-        return False
-    return bool(value != 0)
+    return _differs(difference, int(bits * math.log10(2)) + 20)
 
 
 def _separation(expr: Expr) -> float | None:

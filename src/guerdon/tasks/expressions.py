@@ -287,7 +287,7 @@ class _Parser:
         if not piece or piece in "+-*/^_!%:;,=<>)]}|&'\"?\\":
             return False
         if piece[0] != "\\":
-            return piece[0].isalnum() or piece in ("(", "[", "{", ".") or piece[0] == "."
+            return piece[0].isalnum() or piece[0] in "([{."
         return piece not in _TIMES | _OVER and piece not in (
             "\\bmod", "\\mod", "\\right", "\\rfloor", "\\rceil", "\\rvert", "\\vert", "\\%", "\\}",
         )  # fmt: skip
@@ -411,11 +411,7 @@ class _Parser:
         self._take()
         if self.piece != "{":
             return self._atom()
-        self._take()
-        letters = ""
-        while self.piece != "}":
-            letters += self._take()
-        self._take()
+        letters = self._braces()
         name = letters.replace("\\", "")
         if name in _FUNCTIONS or name in _SEVERAL:
             return self._function(name)

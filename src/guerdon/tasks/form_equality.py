@@ -7,8 +7,8 @@ same(read("k = 45, n = 2"), read("n = 2, k = 45"))             # True
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import sympy
 from sympy import Expr, Rational, S
@@ -44,22 +44,11 @@ def same(gold: Form, answer: Form, allowance: Allowance = EXACTLY) -> bool:
     if isinstance(gold, NamedValue) and isinstance(answer, NamedValue):
         if gold.name.lower() == answer.name.lower():
             return same(gold.value, answer.value, allowance)
-        return _same_relation(gold, answer)
-    if isinstance(gold, Relation) or isinstance(answer, Relation):
-        return _same_relation(gold, answer)
-    if isinstance(gold, Region) or isinstance(answer, Region):
-        return _same_region(gold, answer, allowance)
-    if isinstance(gold, Matrix) or isinstance(answer, Matrix):
-        return _same_matrix(gold, answer, allowance)
-    if isinstance(gold, Ratio) or isinstance(answer, Ratio):
-        return _same_ratio(gold, answer, allowance)
-    if isinstance(gold, Group) or isinstance(answer, Group):
-        return _same_group(gold, answer, allowance)
-    if isinstance(gold, Based) or isinstance(answer, Based):
-        return _same_based(gold, answer)
-    assert isinstance(gold, Scalar)
-    assert isinstance(answer, Scalar)
-    return _same_scalar(gold, answer, allowance)
+        return _same_relation(gold, answer, allowance)
+    for kind, compare in _COMPARISONS.items():
+        if isinstance(gold, kind) or isinstance(answer, kind):
+            return compare(gold, answer, allowance)
+    raise TypeError(f"{gold!r} and {answer!r} are not forms")
 
 
 def _unwrapped(gold: Form, answer: Form) -> tuple[Form, Form]:
@@ -108,18 +97,13 @@ def _asks_for_integers(rounding: Rounding | None) -> bool:
     )
 
 
-def _same_based(gold: Form, answer: Form) -> bool:
+def _same_based(gold: Form, answer: Form, _: Allowance) -> bool:
     """An integer without a base is in the one that the question names, or in base ten: certain where both agree."""
-    values = [
-        int(f.digits, f.base) if isinstance(f, Based) else f.value
-        for f in (gold, answer)
-        if isinstance(f, Based | Scalar)
-    ]
-    digits = [
-        f.digits if isinstance(f, Based) else str(f.value) for f in (gold, answer) if isinstance(f, Based | Scalar)
-    ]
-    if len(values) < 2:
+    forms = [f for f in (gold, answer) if isinstance(f, Based | Scalar)]
+    if len(forms) < 2:
         return False
+    values = [int(f.digits, f.base) if isinstance(f, Based) else f.value for f in forms]
+    digits = [f.digits if isinstance(f, Based) else str(f.value) for f in forms]
     if isinstance(gold, Based) and isinstance(answer, Scalar):
         if digits[0] != digits[1] and values[0] == values[1]:
             raise UnreadableError("the true answer is in another base")
@@ -246,7 +230,7 @@ def _pieces(points: sympy.Set) -> list[tuple[Scalar, bool, bool, Scalar]]:
     return [(Scalar(start), left, right, Scalar(end)) for start, left, right, end in found]
 
 
-def _same_relation(gold: Form, answer: Form) -> bool:
+def _same_relation(gold: Form, answer: Form, _: Allowance) -> bool:
     sides = []
     for form in (gold, answer):
         if isinstance(form, NamedValue) and isinstance(form.value, Scalar) and re.fullmatch("[A-Za-z()]+", form.name):
@@ -275,3 +259,14 @@ def _constant_ratio(left: Expr, right: Expr) -> Expr | None:
     if not constant.is_finite or constant == 0:
         return None
     return constant if equal(left, constant * right) else None
+
+
+_COMPARISONS: dict[type, Callable[[Any, Any, Allowance], bool]] = {  # the first kind that either side has decides
+    Relation: _same_relation,
+    Region: _same_region,
+    Matrix: _same_matrix,
+    Ratio: _same_ratio,
+    Group: _same_group,
+    Based: _same_based,
+    Scalar: _same_scalar,
+}

@@ -150,7 +150,7 @@ _NO_NAMES = re.compile(
 def tidied(text: str) -> str:
     """An answer in the notation that is read here: one spelling of each sign, no sizes, spaces, dollars or units."""
     text = text.replace("\\$", "").replace("$", "").translate(_PLAIN).strip()
-    text = re.sub(r"\*\*", "^", _poly(text))
+    text = re.sub(r"\APoly\(([^,]*),[^()]*\)\Z", r"\1", text).replace("**", "^")  # Python's text of a polynomial
     if "\\begin" not in text:
         text = re.sub(r"\\\\(?=[A-Za-z])", r"\\", text)  # escaped twice
     for pattern, new in _REPLACED:
@@ -160,12 +160,6 @@ def tidied(text: str) -> str:
     if unit and re.search(r"[A-Za-z]{2}|\s[A-Za-z]", unit[0][unit[0].index("{") :]) and text[: unit.start()].strip():
         text = text[: unit.start()]
     return text.strip().removesuffix(".").strip()
-
-
-def _poly(text: str) -> str:
-    """The expression in Python's text of a polynomial."""
-    match = re.fullmatch(r"Poly\(([^,]*),[^()]*\)", text)
-    return match[1] if match else text
 
 
 def _repeating(match: re.Match[str]) -> str:
@@ -237,11 +231,11 @@ def _read(text: str, depth: int = 0) -> Form:
     if based and 2 <= int(based[2]) <= 16 and all(int(digit, 16) < int(based[2]) for digit in based[1]):
         return Based(based[1], int(based[2]))
     if "\\pm" in text or "\\mp" in text:
-        signs = []
+        both = []
         for plus, minus in (("pm", "mp"), ("mp", "pm")):
             signed = re.sub(rf"\\{minus}(?![A-Za-z])", " - ", re.sub(rf"\\{plus}(?![A-Za-z])", " + ", text))
-            signs.append(signed)
-        return Group("{}", tuple(_read(re.sub(r"^\s*\+", "", sign), depth + 1) for sign in signs))
+            both.append(_read(re.sub(r"^\s*\+", "", signed), depth + 1))
+        return Group("{}", tuple(both))
     return _scalar(text)
 
 
@@ -323,12 +317,7 @@ def _list(parts: list[str], marks: list[str], depth: int) -> Form:
 
 
 def _as_list(forms: Sequence[Form]) -> Group:
-    return Group(
-        "",
-        tuple(
-            p for form in forms for p in (form.parts if isinstance(form, Group) and form.brackets == "{}" else (form,))
-        ),
-    )
+    return Group("", _flat(forms))
 
 
 def _joined(regions: list[Region], marks: Sequence[str]) -> Region:
@@ -386,7 +375,8 @@ def _relation(parts: list[str], marks: list[str], depth: int) -> Form:
         if name is not None:
             return _named(name, _argument_renamed(parts[0], _read(parts[-1], depth + 1)))
         return _equation(parts)
-    sides = named_values(*(expression(_unnamed(part)) for part in parts))
+    values = (re.sub(r"\A\s*([A-Za-z])\s*\(\s*[A-Za-z]\s*\)\s*\Z", r"\1", part) for part in parts)  # f(x) as a variable
+    sides = named_values(*map(expression, values))
     if "=" not in signs:
         found = _chain(sides, signs)
         if found is not None:
@@ -420,12 +410,6 @@ def _equation(parts: list[str]) -> Form:
     if isinstance(left, Scalar | Ratio):
         return NamedValue("", right)
     raise UnreadableError("an equation of lists")
-
-
-def _unnamed(text: str) -> str:
-    """The value of a function, `f(x)`, as one variable."""
-    found = re.fullmatch(r"\s*([A-Za-z])\s*\(\s*[A-Za-z]\s*\)\s*", text)
-    return found[1] if found else text
 
 
 def _argument_renamed(left: str, value: Form) -> Form:

@@ -9,24 +9,24 @@ is skipped, and a line says how many were; a file where these are more than 5 % 
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from guerdon.episodes.chats import ChatError, chat_messages, question_of, tool_schemas
 from guerdon.episodes.row_files import good_rows
-from guerdon.errors import DataError, MissingDependencyError, boundary
+from guerdon.errors import DataError, MissingDependencyError, boundary, needs
 from guerdon.hub import check_data_set
 from guerdon.progress import log_once
-from guerdon.settings.data import VERIFIERS, DataSettings
+from guerdon.settings.data import VERIFIERS, DataSettings, FilesDataSettings, GSM8KDataSettings, HubDataSettings
 from guerdon.tasks.answers import final_answer, last_boxed
 from guerdon.tasks.choices import is_blank, read_choices
 from guerdon.tasks.code_forms import tests_of_row
 from guerdon.tasks.code_tests import check_isolation, is_code
-from guerdon.tasks.golds import ReadDataSettings, unreadable_golds
 from guerdon.tasks.prompts import (
     Prompt,
     UnreadableGoldError,
@@ -38,14 +38,22 @@ from guerdon.tasks.prompts import (
     with_unique_ids,
     without_system,
 )
+from guerdon.tasks.quantities import numbers_of
 from guerdon.tasks.reasoning import generate
+from guerdon.tasks.verifier import Verifier, verifier_from
 from guerdon.types import Message, Tool
+
+ReadDataSettings = FilesDataSettings | GSM8KDataSettings | HubDataSettings
 
 _QUESTIONS = ("question", "problem", "query", "prompt")
 _TASKS = {"test_list": "text", "public_test_cases": "question_content"}  # of MBPP and LiveCodeBench, by their tests
 _ANSWERS = ("ground_truth", "answer", "final_answer", "expected_answer", "target")
 _SOLUTIONS = ("solution", "rationale", "generated_solution")
 MOST_SKIPPED = 0.05  # of a file's rows
+MOST_PARSED = 256  # of a file
+_MOST_TIMEOUTS = 8  # of the parser, after which no more true answers of a file are tried
+_PROBE = r"\boxed{0}"  # a response: only what the verifier says of the true answer counts
+_PLAIN = re.compile(r"[A-Z]|-?[0-9]+(?:\.[0-9]+)?")  # the letter of an option, a number
 
 
 def load_prompts(settings: DataSettings) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
@@ -73,11 +81,8 @@ def load_prompts(settings: DataSettings) -> tuple[tuple[Prompt, ...], tuple[Prom
             "worked examples, of which at least one more must remain to train on; give rows a `solution`"
         )
     shown = {example.id for example in examples}
-    train, validation = (
-        tuple(prompted(prompt, settings, examples) for prompt in prompts)
-        for prompts in (tuple(prompt for prompt in train if prompt.id not in shown), validation)
-    )
-    return train, validation
+    train = tuple(prompted(prompt, settings, examples) for prompt in train if prompt.id not in shown)
+    return train, tuple(prompted(prompt, settings, examples) for prompt in validation)
 
 
 def check_here(data: DataSettings) -> None:
@@ -194,12 +199,8 @@ def read_dataset(
         DataError: it cannot be loaded, has no such split, or its rows cannot be understood (see `read_prompts`).
         MissingDependencyError: `datasets` is not installed.
     """
-    try:
+    with needs("data.type datasets needs the package datasets: pip install 'guerdon[text]'"):
         import datasets
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            "data.type datasets needs the package datasets: pip install 'guerdon[text]'"
-        ) from error
     check_data_set(DataError, "data.path", path)
     folder = Path(path)
     with boundary(DataError, f"data.path {path}: the split {split!r} cannot be loaded"):
@@ -382,3 +383,79 @@ def _as_text(value: Any, where: str) -> str:
         kind = UnreadableGoldError if missing else DataError
         raise kind(f"{where} must be text or a number, this is {str(value)[:80]!r}")
     return str(value).strip()
+
+
+# true answers that the verifier of a run cannot read
+
+
+class UnreadableGolds(NamedTuple):
+    """What `unreadable_golds` found.
+
+    Attributes:
+        reasons: of each prompt whose true answer cannot be read, by its place.
+        share: of all prompts, estimated where not every true answer was parsed.
+    """
+
+    reasons: dict[int, str]
+    share: float
+
+
+def unreadable_golds(prompts: Sequence[Prompt], settings: ReadDataSettings) -> UnreadableGolds:
+    """The prompts whose true answer the verifier cannot read; those without one are not tried.
+
+    Numbers and the tests of programs are read here, all of them. Other mathematics is parsed in the verifier's
+    processes, about 10 ms each, so at most `MOST_PARSED` different true answers of a file are tried, spread evenly over
+    it; their share stands for the rest. One that is met later is a failed measurement (`gold_unparsable`).
+
+    Nothing is known of a user's own verifier.
+
+    Raises:
+        MissingDependencyError: answers are compared as mathematics, and math-verify is not installed.
+    """
+    if VERIFIERS.is_own(settings.verifier):
+        return UnreadableGolds({}, 0.0)
+    reasons: dict[int, str] = {}
+    rows_of: dict[str, list[int]] = {}  # true answers that need the parser
+    with verifier_from(settings) as verifier:
+        for i, prompt in enumerate(prompts):
+            gold, kind = prompt.ground_truth, verifier.kind_for(prompt)
+            if not gold or kind == "generated":
+                continue
+            if kind != "math":
+                result = verifier.check(_PROBE if kind != "code" else "", prompt)
+                if result.verdict == "gold_unparsable":
+                    reasons[i] = (
+                        f"it is a programming task, but {result.detail}" if kind == "code" else _reason(gold, kind)
+                    )
+            elif not _PLAIN.fullmatch(gold) and not numbers_of(gold, prompt.question):
+                rows_of.setdefault(gold, []).append(i)
+    golds = tuple(rows_of)[:: max(1, -(-len(rows_of) // MOST_PARSED))]
+    bad = _unparsable(golds, settings.verifier_timeout, settings.verifier_workers, settings.verifier_tolerance)
+    reasons |= {i: _reason(gold, "math") for gold in bad for i in rows_of[gold]}
+    parsed, symbolic = (sum(len(rows_of[gold]) for gold in some) for some in (golds, rows_of))
+    unread = sum(len(rows_of[gold]) for gold in bad)
+    share = (len(reasons) - unread + unread * symbolic / max(parsed, 1)) / max(len(prompts), 1)
+    return UnreadableGolds(dict(sorted(reasons.items())), share)
+
+
+def _reason(gold: str, kind: str) -> str:
+    return f"the true answer {gold[:80]!r} cannot be read ({kind})"
+
+
+@functools.lru_cache(maxsize=64)
+def _unparsable(golds: tuple[str, ...], timeout: float, workers: int, tolerance: float) -> tuple[str, ...]:
+    """Those of these true answers that the math verifier cannot read; kept, because commands read a file repeatedly."""
+    bad: list[str] = []
+    timeouts = 0
+    if not golds:
+        return ()
+    with Verifier("math", timeout=timeout, workers=workers, tolerance=tolerance) as verifier:
+        for start in range(0, len(golds), 4 * workers):
+            some = golds[start : start + 4 * workers]
+            prompts = [Prompt("", ({"role": "user", "content": ""},), gold, "") for gold in some]
+            verdicts = [result.verdict for result in verifier.check_batch([_PROBE] * len(some), prompts)]
+            bad += [gold for gold, verdict in zip(some, verdicts, strict=True) if verdict == "gold_unparsable"]
+            timeouts += verdicts.count("timeout")
+            if timeouts >= _MOST_TIMEOUTS:
+                break
+    return tuple(bad)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -129,17 +130,15 @@ def conversation_hash(question: str, context: Sequence[Message] = (), tools: Seq
 
 def with_unique_ids(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
     """The same prompts; repeated ids get `-2`, `-3`, ... in order."""
-    taken: set[str] = set()
-    times: dict[str, int] = {}
-    unique = []
+    unique: dict[str, Prompt] = {}
+    times: Counter[str] = Counter()
     for prompt in prompts:
         name = prompt.id
-        while name in taken:
-            times[prompt.id] = times.get(prompt.id, 1) + 1
-            name = f"{prompt.id}-{times[prompt.id]}"
-        taken.add(name)
-        unique.append(prompt if name == prompt.id else replace(prompt, id=name))
-    return tuple(unique)
+        while name in unique:
+            times[prompt.id] += 1
+            name = f"{prompt.id}-{times[prompt.id] + 1}"
+        unique[name] = prompt if name == prompt.id else replace(prompt, id=name)
+    return tuple(unique.values())
 
 
 def check_contamination(train: Iterable[Prompt], validation: Iterable[Prompt]) -> None:
@@ -169,9 +168,7 @@ def hold_out(prompts: Sequence[Prompt], size: int, *, seed: int = 0) -> tuple[tu
         DataError: nothing would remain to train on.
     """
     hashes = [question_hash(prompt.messages, prompt.tools) for prompt in prompts]
-    counts: dict[str, int] = {}
-    for name in hashes:
-        counts[name] = counts.get(name, 0) + 1
+    counts = Counter(hashes)
     held: set[str] = set()
     total = 0
     for name in sorted(counts, key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest()):

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from guerdon.tasks import units
-from guerdon.tasks.answer_text import MATHS, typographic, undecorated
+from guerdon.tasks.answer_text import MATHS, outside_brackets, typographic, undecorated
 from guerdon.tasks.units import Unit
 
 _LONGEST = 200  # characters of a number worth reading
@@ -109,13 +109,8 @@ def pair(gold: str, answer: str, question: str = "") -> Pair:
         question: whose words count as units (see `numbers_of`).
     """
     true, stated = quantity(gold, question), quantity(answer, question)
-    if (
-        stated.unit
-        and stated.unit.name == "m"
-        and stated.unit.letters
-        and not true.unit
-        and not _names_metres(question)
-    ):
+    bare = stated.unit is not None and stated.unit.name == "m" and bool(stated.unit.letters)
+    if bare and not true.unit and not _names_metres(question):
         stated = quantity(answer, question, letters=False)
     conflict, ratio = "", Fraction(1)
     one = true.unit if stated.unit is None else stated.unit if true.unit is None else None
@@ -273,20 +268,11 @@ def _is_value(body: str, unit: Unit, question: str, *, letters: bool) -> bool:
     if not unit.letters:
         return True
     single = not re.search("[A-Za-z]", re.sub(r"\\[A-Za-z]+|\bpi\b|\bsqrt\b|(?<=[0-9])e(?=[-+]?[0-9])", "", value))
-    return letters and single and not _has_sum(value) and not variables(question) & set(unit.letters)
+    has_sum = any(char in "+-" and place > 0 for place, char in outside_brackets(value))
+    return letters and single and not has_sum and not variables(question) & set(unit.letters)
 
 
 _CONSTANTS = re.compile(r"\\(?:[dtc]?frac|sqrt|pi|cdot|times|left|right)(?![A-Za-z])|\bpi\b|\bsqrt\b")
-
-
-def _has_sum(value: str) -> bool:
-    """Whether a plus or minus stands outside all brackets, behind something."""
-    depth = 0
-    for i, char in enumerate(value):
-        depth += (char in "({[") - (char in ")}]")
-        if char in "+-" and depth == 0 and i > 0:
-            return True
-    return False
 
 
 @lru_cache(maxsize=64)
@@ -310,12 +296,8 @@ def variables(question: str) -> frozenset[str]:
 
 @lru_cache(maxsize=64)
 def _names_metres(question: str) -> bool:
-    return (
-        re.search(
-            r"(?i)\b(?:meters?|metres?)\b|(?-i:\bin m\b|[0-9]\s?(?:\\[,; ])?(?:\\(?:text|mathrm)\{\s*)?m\b)", question
-        )
-        is not None
-    )
+    metres = r"(?i)\b(?:meters?|metres?)\b|(?-i:\bin m\b|[0-9]\s?(?:\\[,; ])?(?:\\(?:text|mathrm)\{\s*)?m\b)"
+    return re.search(metres, question) is not None
 
 
 def _number(text: str) -> Fraction | None:

@@ -196,17 +196,15 @@ class TaskFamily(ABC, Generic[S]):
 
 def task_family(settings: TaskSettings) -> TaskFamily[Any]:
     """The family that the settings choose."""
-    match settings:
-        case ChainSettings():
-            return _Chain(settings)
-        case RegisterSettings():
-            return _Register(settings)
-        case SwapSettings():
-            return _Swap(settings)
-        case AutomatonSettings():
-            return _Automaton(settings)
-        case StorySettings():
-            return _Story(settings)
+    families: dict[str, Any] = {
+        "chain": _Chain,
+        "register": _Register,
+        "swap": _Swap,
+        "automaton": _Automaton,
+        "story": _Story,
+    }
+    family: TaskFamily[Any] = families[settings.family](settings)
+    return family
 
 
 class _Arithmetic(TaskFamily[S]):
@@ -229,6 +227,11 @@ def _compute(left: int, op: str, right: int, modulus: int | None) -> int:
 def _number_after_equals(line: str) -> str | None:
     found = re.fullmatch(rf"(?s:.*)=(-?[0-9]{{1,{_MAX_DIGITS}}})", line)
     return found[1] if found else None
+
+
+def _result(line: str) -> int | None:
+    number = _number_after_equals(line)
+    return None if number is None else int(number)
 
 
 def _symbol_after_equals(line: str) -> str | None:
@@ -279,7 +282,7 @@ class _Chain(_Arithmetic[ChainSettings]):
             return rest
 
         def choices(k: int, own: Sequence[str]) -> tuple[str, ...]:
-            left = start if k == 0 else _int_or_none(_number_after_equals(own[k - 1])) if k < len(moves) else None
+            left = start if k == 0 else _result(own[k - 1]) if k < len(moves) else None
             return () if left is None else tuple(dict.fromkeys(line(left, j) for j in pending(k, own)))
 
         problem = _problem(len(moves), lambda k, own: next(iter(choices(k, own)), None), _number_after_equals)
@@ -296,9 +299,8 @@ class _Register(_Arithmetic[RegisterSettings]):
         s = self.settings
         lines = [f"{_LETTERS[i]}={self._show(int(rng.integers(s.modulus)))}{SEPARATOR}" for i in range(s.inputs)]
         for here in range(s.inputs, s.inputs + self._draw_steps(rng)):
-            left = here - 1 if s.chained else int(rng.integers(here))
-            right = int(rng.integers(here))
-            if s.chained and rng.random() < 0.5:
+            left, right = here - 1, int(rng.integers(here))  # every line uses the line before
+            if rng.random() < 0.5:
                 left, right = right, left
             op = s.ops[int(rng.integers(len(s.ops)))]
             unknown = "?" * len(self._show(0))
@@ -323,7 +325,7 @@ class _Register(_Arithmetic[RegisterSettings]):
             if name in inputs:
                 return inputs[name]
             line = own[place[name]]
-            return _int_or_none(_number_after_equals(line)) if line.startswith(f"{name}=") else None
+            return _result(line) if line.startswith(f"{name}=") else None
 
         def follow(k: int, own: Sequence[str]) -> str | None:
             name, left, op, right = rules[k]
@@ -447,10 +449,6 @@ def _other_digit(line: str, base: int, rng: np.random.Generator) -> str:
     return line[:-1] + str((int(line[-1]) + int(rng.integers(1, base))) % base)
 
 
-def _int_or_none(text: str | None) -> int | None:
-    return None if text is None else int(text)
-
-
 def _problem(n: int, follow: Callable[[int, Sequence[str]], str | None], value: Callable[[str], str | None]) -> Problem:
     """The problem whose n true lines follow from the question, line after line."""
     lines: list[str] = []
@@ -474,16 +472,28 @@ def judge(problem: Problem, text: str, separator: str = SEPARATOR) -> StepTruth:
     else:  # there are several true solutions
         correct = tuple(k < len(follows) and all(follows[: k + 1]) for k in range(len(lines)))
     written = [line for line in lines if line]
-    answer = problem.value(written[-1]) if written else None
+    follows += (False,) * (len(lines) - len(follows))
+    return _truth(problem, correct, follows, spans, problem.value(written[-1]) if written else None, len(lines))
+
+
+def _truth(
+    problem: Problem,
+    correct: Sequence[bool],
+    follows: Sequence[bool],
+    spans: tuple[tuple[int, int], ...],
+    answer: str | None,
+    stated: int,
+) -> StepTruth:
+    """What is true about steps that state so many lines of the solution."""
     return StepTruth(
-        correct=correct,
-        follows=follows + (False,) * (len(lines) - len(follows)),
+        correct=tuple(correct),
+        follows=tuple(follows),
         spans=spans,
         first_error=correct.index(False) if False in correct else -1,
         answer=answer,
         outcome=answer is not None and answer == problem.value(problem.lines[-1]),
         expected=len(problem.lines),
-        complete=len(correct) == len(problem.lines) and all(correct),
+        complete=all(correct) and stated == len(problem.lines),
     )
 
 
@@ -517,17 +527,7 @@ def _judge_sentences(problem: Problem, text: str, written: Sequence[tuple[int, i
         follows.append(due is not None and stories.same_line(line, due))
         own.append(line)
     value = stories.stated_answer(text)
-    answer = None if value is None else str(value)
-    return StepTruth(
-        correct=tuple(correct),
-        follows=tuple(follows),
-        spans=spans,
-        first_error=correct.index(False) if False in correct else -1,
-        answer=answer,
-        outcome=answer is not None and answer == problem.value(problem.lines[-1]),
-        expected=len(problem.lines),
-        complete=all(correct) and len(own) == len(problem.lines),
-    )
+    return _truth(problem, correct, follows, spans, None if value is None else str(value), len(own))
 
 
 def is_generated(prompt: Prompt) -> bool:
@@ -582,17 +582,16 @@ def generate(settings: TaskSettings, train_size: int, val_size: int) -> tuple[tu
 def _draw(family: TaskFamily[Any], size: int, rng: np.random.Generator, taken: Sequence[Prompt]) -> tuple[Prompt, ...]:
     """`size` different problems, none of them among those taken."""
     seen = {prompt.question for prompt in taken}
-    questions: list[str] = []
+    questions: dict[str, None] = {}  # in order
     for _ in range(_TRIES_PER_PROBLEM * size):
         if len(questions) == size:
             break
-        question = family.question(rng)
-        if question not in seen:
-            seen.add(question)
-            questions.append(question)
+        if (question := family.question(rng)) not in seen:
+            questions[question] = None
     if len(questions) < size:
+        found = len(seen | questions.keys())
         raise DataError(
-            f"the family {family.name} has hardly more than {len(seen)} different problems at this difficulty; lower "
+            f"the family {family.name} has hardly more than {found} different problems at this difficulty; lower "
             "data.train_size or data.val_size, or make the task larger"
         )
     return tuple(family.prompt(question) for question in questions)

@@ -92,8 +92,7 @@ def _try_story(settings: StorySettings, steps: int, rng: np.random.Generator) ->
              "holder": _HOLDERS[holders]}  # fmt: skip
 
     def say(text: str, **numbers: int) -> str:
-        shown = {k: _NUMBERS[n] if settings.number_words and n < len(_NUMBERS) else str(n) for k, n in numbers.items()}
-        return text.format(**words, **shown)
+        return text.format(**words, **numbers)
 
     amount = int(rng.integers(2, settings.high + 1))
     ops = [settings.ops[int(rng.integers(len(settings.ops)))] for _ in range(steps)]
@@ -115,9 +114,6 @@ def _try_story(settings: StorySettings, steps: int, rng: np.random.Generator) ->
         told.append(say(text, n=number))
     if amount > _LARGEST * settings.high:
         return None
-    for _ in range(settings.distractors):
-        idle = say(str(rng.choice(_IDLE)), n=int(rng.integers(5, settings.high + 5)))
-        told.insert(int(rng.integers(1, len(told) + 1)), idle)
     return " ".join([*told, say(asked)])
 
 

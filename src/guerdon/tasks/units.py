@@ -37,11 +37,6 @@ class Unit(NamedTuple):
     letters: tuple[str, ...] = ()
 
 
-class _Measure(NamedTuple):
-    size: Fraction
-    powers: tuple[tuple[str, int], ...]
-
-
 _TABLE = """
     m: 1 meter meters metre metres m; 0.01 centimeter centimeters centimetre centimetres cm cms; 1000 kilometer
        kilometers kilometre kilometres km kms; 0.001 millimeter millimeters millimetre millimetres mm; 0.1 decimeter
@@ -104,18 +99,22 @@ _THINGS = {
 _MONEY = {"$": "dollar", "\u20ac": "euro", "\u00a3": "gbp", "\u00a5": "\u00a5", "\u20b9": "rupee"}
 
 
-def _table() -> dict[str, tuple[_Measure, ...]]:
-    found: dict[str, tuple[_Measure, ...]] = {"\u00a5": (_Measure(Fraction(1), (("yen or yuan", 1),)),)}
+def _table() -> dict[str, tuple[Meaning, ...]]:
+    found: dict[str, tuple[Meaning, ...]] = {"\u00a5": (_base("yen or yuan"),)}
     for entry in re.split(r"\n {4}(?! )", _TABLE.rstrip())[1:]:
         dimension, _, sizes = entry.partition(":")
         bases = [dimension] if dimension == "fluid ounce" else dimension.split()
-        powers = tuple((base.partition("^")[0], int(base.partition("^")[2] or 1)) for base in bases)
+        powers = frozenset((base.partition("^")[0], int(base.partition("^")[2] or 1)) for base in bases)
         for size in sizes.split(";"):
             number, *names = size.split()
             for name in names:
                 key = name.replace("_", " ")
-                found[key] = (*found.get(key, ()), _Measure(Fraction(number), powers))
+                found[key] = (*found.get(key, ()), Meaning(Fraction(number), powers))
     return found
+
+
+def _base(name: str) -> Meaning:
+    return Meaning(Fraction(1), frozenset([(name, 1)]))
 
 
 _UNITS = _table()
@@ -159,11 +158,8 @@ def flat(text: str) -> str:
     """
     if not re.search(r"[\\^~$\u00b0\u00a2]", text):
         return " ".join(text.split())
-    text = (
-        re.sub(r"\$([^$]*)\$", r" \1 ", text.replace("\\!", "").replace("\\$", _SIGN))
-        .replace(_SIGN, "$")
-        .replace("\\%", "%")
-    )
+    text = re.sub(r"\$([^$]*)\$", r" \1 ", text.replace("\\!", "").replace("\\$", _SIGN))
+    text = text.replace(_SIGN, "$").replace("\\%", "%")
     text = _POWER.sub(r"^\1\2", text)
     text = TEXT.sub(lambda found: f" {re.sub('[A-Za-z]+', lambda w: w[0] + _BARE, found[1])} ", text)
     text = _DEGREES.sub(" degrees ", " ".join(_SPACES.sub(" ", text).split())).replace("\u00a2", " cents ")
@@ -249,7 +245,7 @@ def _unit(words: list[str], asked: frozenset[str]) -> Unit | None:
     meanings = [Meaning(Fraction(1), frozenset())]
     for name, power in factors:
         if name not in things:
-            measures = _UNITS.get(name, (_Measure(Fraction(1), ((name, 1),)),))
+            measures = _UNITS.get(name, (_base(name),))
             meanings = [_times(meaning, measure, power) for meaning in meanings for measure in measures]
     return Unit(tuple(meanings), things, unmarked(" ".join(words)), tuple(letters))
 
@@ -263,24 +259,22 @@ def _name(word: str) -> str | None:
     return small if small in _UNITS and not wrong_case else None
 
 
-def _times(meaning: Meaning, measure: _Measure, power: int) -> Meaning:
-    powers = dict(meaning.powers)
-    for base, exponent in measure.powers:
+def _times(left: Meaning, right: Meaning, power: int = 1) -> Meaning:
+    powers = dict(left.powers)
+    for base, exponent in right.powers:
         powers[base] = powers.get(base, 0) + exponent * power
-    return Meaning(meaning.size * measure.size**power, frozenset(item for item in powers.items() if item[1]))
+    return Meaning(left.size * right.size**power, frozenset(item for item in powers.items() if item[1]))
 
 
 def money(sign: str) -> Unit:
     """The unit of a sign in front of a number: $, euro, pound, yen or yuan, rupee."""
-    measures = _UNITS[_MONEY[sign]]
-    meanings = tuple(_times(Meaning(Fraction(1), frozenset()), measure, 1) for measure in measures)
-    return Unit(meanings, frozenset(), sign)
+    return Unit(_UNITS[_MONEY[sign]], frozenset(), sign)
 
 
 def product(left: Unit, right: Unit) -> Unit:
     """The unit of a sign of money and what stands behind the number (`$5 per hour`)."""
-    meanings = [_times(a, _Measure(b.size, tuple(b.powers)), 1) for a in left.meanings for b in right.meanings]
-    return Unit(tuple(meanings), left.things | right.things, f"{left.name} {right.name}", right.letters)
+    meanings = tuple(_times(a, b) for a in left.meanings for b in right.meanings)
+    return Unit(meanings, left.things | right.things, f"{left.name} {right.name}", right.letters)
 
 
 def ratio(gold: Unit, answer: Unit) -> Fraction | None:
@@ -341,17 +335,17 @@ def _singular(word: str) -> str:
     return re.sub(r"(?<=[a-z]{2})(?:ies|y|es|s|e)$", "", word)
 
 
-def named(text: str) -> frozenset[str]:
+def named(text: str) -> frozenset[object]:
     """The units and abbreviations that a text names anywhere (`3 cm, 4 cm`): words of the table, and short text.
 
     Args:
         text: an answer in plain characters.
     """
-    found = set()
+    found: set[object] = set()
     for word in re.findall(rf"(?<!\\)[A-Za-z]+{_BARE}?", re.sub(r"\\[A-Za-z]+", " ", flat(text))):
         name = _name(unmarked(word))
         if name is not None and (len(name) > 1 or word.endswith(_BARE)) and word != "in":
-            found.add(repr(_UNITS[name]))
+            found.add(_UNITS[name])
         elif word.endswith(_BARE) and 2 <= len(word) - 1 <= 4 and not re.search("[aeiouAEIOU]", word):
             found.add(word.lower())
     return frozenset(found)

@@ -419,7 +419,6 @@ class ResponseChecker(Protocol):
 
     def check(self, response: str, prompt: Prompt) -> VerifierResult:
         """Check one response."""
-        ...
 
 
 class OwnVerifier(Verifier):

@@ -184,7 +184,7 @@ def _true_success(study: Study, policy: RobotPolicy) -> dict[str, float]:
 def _gaussian(study: Study, settings: BCSettings) -> tuple[RobotPolicy, Pairs, SampleWeights | None]:
     """A fresh Gaussian policy, the pairs to clone, and their weights."""
     pixels = study.policy.type == "cnn"
-    weights = sample_weights(study, chunk=1)
+    weights = sample_weights(settings, chunk=1, camera=study.env.camera_name)
     episodes = episodes_to_clone(study, settings, with_frames=pixels)
     pairs = gather_pairs(episodes, pixels=pixels, weights=None if weights is None else weights.rows)
     policy = build_policy(
@@ -225,7 +225,7 @@ def _whole(study: Study, settings: BCSettings) -> tuple[RobotPolicy, Pairs, Samp
     )
     spec = policy.observation_spec or ObservationSpec(states=True)
     episodes = episodes_to_clone(study, settings, with_frames=spec.frames is not None, cameras=spec.cameras)
-    weights = sample_weights(study, chunk=policy.chunk)
+    weights = sample_weights(settings, chunk=policy.chunk, camera=study.env.camera_name)
     rows = None if weights is None else weights.rows
     chunks = gather_chunks(episodes, spec, chunk=policy.chunk, proprioception=measured, weights=rows)
     if policy.observation_spec is None:

@@ -40,24 +40,15 @@ from guerdon.progress import doing
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings, VLMTrainSettings
 from guerdon.train.calibration import calibrate
 from guerdon.train.frame_networks import BATCH, FrameNetwork, HeadNetwork, feature_batch, frame_features
-from guerdon.train.trainer import BalancedSampler, BaseTrainer, TrainingFolder, epoch_order
+from guerdon.train.trainer import FREE, BalancedSampler, BaseTrainer, TrainingFolder, epoch_order
 from guerdon.types import BoolArray, Episode, FloatArray, IntArray
 
 Settings = ResNetTrainSettings | ProgressTrainSettings
 
 MIN_STEPS_BETWEEN_EVALUATIONS = 20
+MIN_DELTA = 1e-3  # smallest improvement of the validation loss that counts
 CALIBRATION_FRAMES = 512
-# What may differ between a training and its continuation.
-_FREE = {
-    "save_dir",
-    "resume",
-    "device",
-    "max_epochs",
-    "max_steps",
-    "early_stopping_patience",
-    "log_every",
-    "tensorboard",
-}
+_FREE = FREE | {"max_epochs", "max_steps", "early_stopping_patience"}  # may be others on resume
 _SUCCESS = "1 where the task is done in the frame, from the episode's per-step success; 0 elsewhere"
 _WITHIN = (
     "1 where a success lies at most {within} environment steps ahead, from the episode's per-step success; 0 "
@@ -535,7 +526,7 @@ class FrameTrainer(BaseTrainer):
             device=device,
             sampler=sampler,
             collate=self._batch,
-            callbacks=[] if patience is None else [EarlyStoppingCallback(patience, settings.min_delta)],
+            callbacks=[] if patience is None else [EarlyStoppingCallback(patience, MIN_DELTA)],
             bf16=bf16 and not scorer.frozen,
             label_names=["labels"],
             dataloader_pin_memory=device.type == "cuda",

@@ -105,7 +105,6 @@ class AdamW:
     Args:
         parameters: what is trained.
         learning_rate: until `step` sets another.
-        betas: decay of the moments.
         weight_decay: per step, times the learning rate.
         what: what is trained, in words.
         key: the setting to change where training diverges.
@@ -115,14 +114,13 @@ class AdamW:
         self,
         parameters: list[nn.Parameter],
         learning_rate: float,
-        betas: tuple[float, float] = (0.9, 0.999),
         weight_decay: float = 0.0,
         *,
         what: str = "the policy",
         key: str = "algorithm.learning_rate",
     ) -> None:
         self.optimizer = torch.optim.AdamW(
-            distributed.alike(parameters), lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=True
+            distributed.alike(parameters), lr=learning_rate, weight_decay=weight_decay, fused=True
         )
         distributed.keeps_whole_state(self.optimizer)
         self.skipped = SkippedSteps(what, key)

@@ -18,7 +18,7 @@ Progress comes from a reward model, which scores every row of the data set once;
 with hashes of both. A row that could not be scored has no progress: `on_failure` decides what becomes of the moments
 that need it.
 
-    weights = sample_weights(study, chunk=policy.chunk)
+    weights = sample_weights(study.bc, chunk=policy.chunk)
     weights.rows["expert-0/3"]            # (T,) float32, NaN: to be left out
 """
 
@@ -44,7 +44,6 @@ from guerdon.progress import ProgressBar, log_line
 from guerdon.settings.policy import BCSettings
 from guerdon.settings.reward_models import RewardModelSettings
 from guerdon.settings.sample_weighting import RABCSettings
-from guerdon.settings.study import Study
 from guerdon.types import Episode, Failure, FloatArray, RewardInfo, RewardModel, Score
 
 BATCH = 512  # rows that a model of single frames scores in one call
@@ -103,21 +102,21 @@ def spread(changes_N: NDArray[np.float64], epsilon: float) -> tuple[float, float
     return max(float(known.mean()), 0.0), max(float(known.std()), epsilon)
 
 
-def sample_weights(study: Study, *, chunk: int) -> SampleWeights | None:
+def sample_weights(bc: BCSettings, *, chunk: int, camera: str | None = None) -> SampleWeights | None:
     """The weights of the episodes that `bc` clones; None where it weighs all alike.
 
     Args:
-        study: its `bc` and `env` sections.
+        bc: the section.
         chunk: actions of a decision of the policy.
+        camera: that a reward model looks at.
 
     Raises:
         ConfigError: a model that gives no value per row, or no `chunk_size` for a policy of single actions.
         DataError: the progress does not belong to the data, or none is known.
         TooManyFailuresError: more rows than `max_failure_rate` could not be scored.
     """
-    bc = study.bc
-    settings = None if bc is None else bc.sample_weighting
-    if bc is None or settings is None:
+    settings = bc.sample_weighting
+    if settings is None:
         return None
     size = settings.chunk_size or (chunk if chunk > 1 else None)
     if size is None:
@@ -125,7 +124,7 @@ def sample_weights(study: Study, *, chunk: int) -> SampleWeights | None:
             "bc.sample_weighting.chunk_size is needed with a policy that decides on one action at a time: the number "
             "of rows ahead to which progress is compared, such as 10"
         )
-    found = _recorded(bc) if settings.recorded_reward else _progress(study, bc, settings)
+    found = _recorded(bc) if settings.recorded_reward else _progress(bc, settings, camera)
     cloned = read_episodes(bc.data_path, with_frames=False, only_success=bc.only_success)
     lengths = {episode.id: len(episode) for episode in cloned}
     unknown = [name for name in lengths if name not in found.values]
@@ -193,7 +192,7 @@ def _recorded(bc: BCSettings) -> ProgressFile:
     return ProgressFile(values, reasons, None)
 
 
-def _progress(study: Study, bc: BCSettings, settings: RABCSettings) -> ProgressFile:
+def _progress(bc: BCSettings, settings: RABCSettings, camera: str | None) -> ProgressFile:
     """The progress of a file, which is made first where a model is named and the file is not of this model and data.
 
     Raises:
@@ -207,7 +206,7 @@ def _progress(study: Study, bc: BCSettings, settings: RABCSettings) -> ProgressF
             raise DataError(f"{path} was made from other episodes than {root} holds now: score them again")
         return found
     given = None if settings.progress_path is None else Path(settings.progress_path)
-    return read_progress(scored_progress(root, settings.model, path=given, camera=study.env.camera_name), root)
+    return read_progress(scored_progress(root, settings.model, path=given, camera=camera), root)
 
 
 def scored_progress(

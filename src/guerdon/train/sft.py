@@ -35,11 +35,11 @@ from guerdon.settings.train import SFTSettings
 from guerdon.tasks.demonstrations import demonstrate
 from guerdon.tasks.prompt_files import check_here, load_prompts
 from guerdon.tasks.prompts import insert_system_prompt
-from guerdon.train.trainer import BaseTrainer, TrainingFolder
+from guerdon.train.trainer import FREE, BaseTrainer, TrainingFolder
 from guerdon.types import IntArray, Message, Tool
 
 Pair = tuple[Sequence[Message], str] | tuple[Sequence[Message], str, Sequence[Tool]]
-_FREE = {"save_dir", "resume", "log_every", "tensorboard", "eval_every"}  # what a resumed training may change
+_FREE = FREE | {"eval_every"}  # may be others on resume
 
 
 def train_sft_study(study: Study, *, resume: bool) -> tuple[Path, dict[str, Any]]:

@@ -25,7 +25,7 @@ import torch
 from guerdon import distributed
 from guerdon.atomic import write_json
 from guerdon.devices import resolve_device, seeded, show_only, wait_for_gpu
-from guerdon.errors import CheckpointError, ConfigError, DataError, MissingDependencyError
+from guerdon.errors import CheckpointError, ConfigError, DataError, needs
 from guerdon.finite import refuse_to_read
 from guerdon.hub import check_model, reading
 from guerdon.models.text_load import FINAL, model_class
@@ -42,17 +42,9 @@ from guerdon.settings.train import PreferenceTrainSettings, TextTrainSettings
 from guerdon.train.preferences import PairLessons, PreferenceData, PreferenceTrainer, read_preference_data
 from guerdon.train.reward_trainer import PAIRED, RewardTrainer, items_of, nothing_to_train
 from guerdon.train.text_data import Lessons, TextData, data_paths, one_class_warning, read_data
-from guerdon.train.trainer import TrainingFolder
+from guerdon.train.trainer import FREE, TrainingFolder
 
-_FREE = {
-    "save_dir",
-    "resume",
-    "log_every",
-    "tensorboard",
-    "wait_for_gpu",
-    "keep_checkpoints",
-    "device",
-}  # may change on resume
+_FREE = FREE | {"wait_for_gpu", "keep_checkpoints"}  # may be others on resume
 
 
 class TextTrainResult(NamedTuple):
@@ -289,10 +281,8 @@ def _in_4_bits(start: TextPolicySettings, settings: TextTrainSettings) -> TextPo
     device = resolve_device(settings.device)
     if device.type != "cuda":
         raise ConfigError("quantize: nf4 needs a GPU, and there is none here; leave it out")
-    try:
+    with needs("quantize: nf4 needs bitsandbytes: pip install bitsandbytes"):
         import bitsandbytes  # noqa: F401
-    except ImportError as error:
-        raise MissingDependencyError("quantize: nf4 needs bitsandbytes: pip install bitsandbytes") from error
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     assert start.path is not None

@@ -33,7 +33,7 @@ from guerdon.episodes.solution_files import RECORDS, published_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.labels.data_set import CARD
-from guerdon.labels.step_rewards import target as target_of_reward
+from guerdon.labels.data_set import target as target_of_reward
 from guerdon.models.text_inputs import Reading, unread
 from guerdon.models.text_model import TextRewardModel
 from guerdon.progress import doing

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Sampler
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import SAFE_WEIGHTS_NAME
@@ -35,6 +35,8 @@ from guerdon.atomic import write_json
 from guerdon.errors import ConfigError, DataError, NonFiniteError, boundary, naming
 from guerdon.finite import load_weights, save_weights
 from guerdon.generators import small_seed
+from guerdon.progress import ProgressBar
+from guerdon.settings.base import as_now
 from guerdon.settings.train import (
     ProgressTrainSettings,
     ResNetTrainSettings,
@@ -42,25 +44,21 @@ from guerdon.settings.train import (
     TextTrainSettings,
     VLMTrainSettings,
 )
-from guerdon.train.callbacks import COMPLETE, TrainingProgress
 from guerdon.types import BoolArray, IntArray
 
+COMPLETE = "complete"
+_SHOWN = {
+    "loss": "loss",
+    "eval_loss": "held-out",
+    "eval_first_error_f1": "F1",
+    "eval_auroc": "AUROC",
+    "eval_mae": "MAE",
+}
 _ACCELERATE = "ACCELERATE_TORCH_DEVICE"
+FREE = {"save_dir", "resume", "log_every", "tensorboard", "device"}
+"""Keys of a training that may be others when it is resumed."""
 
 Settings = ResNetTrainSettings | ProgressTrainSettings | SFTSettings | TextTrainSettings | VLMTrainSettings
-
-
-class Rows(Dataset[int]):
-    """A data set of indices; the collator makes the batches."""
-
-    def __init__(self, rows: IntArray) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, i: int) -> int:
-        return int(self._rows[i])
 
 
 class BalancedSampler(Sampler[int]):
@@ -105,6 +103,48 @@ def epoch_order(positive_N: BoolArray, fail_success_ratio: float | None, *, seed
     _, others = balanced_counts(positive_N, fail_success_ratio)
     chosen = rng.choice(np.flatnonzero(~positive_N), others, replace=False)
     return rng.permutation(np.concatenate([np.flatnonzero(positive_N), chosen]).astype(np.int64))
+
+
+class TrainingProgress(TrainerCallback):  # type: ignore[misc]
+    """Shows the steps taken and the metrics logged last, and marks complete checkpoints.
+
+    A checkpoint without the mark is never resumed from.
+    """
+
+    _progress: ProgressBar | None = None
+
+    def __init__(self) -> None:
+        self._metrics: dict[str, str] = {}
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Mark the checkpoint."""
+        if state.is_world_process_zero:
+            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Start the bar."""
+        if state.is_world_process_zero:
+            self._progress, self._metrics = ProgressBar(state.max_steps, lines=5), {}
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        """Remember these metrics."""
+        for name, shown in _SHOWN.items():
+            if logs and name in logs:
+                self._metrics[shown] = f"{shown} {float(logs[name]):.4f}"
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Advance the bar."""
+        if self._progress is not None:
+            self._progress.advance(state.global_step, "  ".join(self._metrics.values()))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Close the bar."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the bar, if there is one; `on_train_end` is not called after an error."""
+        if self._progress is not None:
+            self._progress.close()
 
 
 class _Arguments(TrainingArguments):  # type: ignore[misc]
@@ -180,8 +220,8 @@ class BaseTrainer(Trainer):  # type: ignore[misc]
                 model=network,
                 args=options,
                 data_collator=collate or (lambda indices: {"rows": torch.tensor(indices)}),
-                train_dataset=Rows(rows),
-                eval_dataset=Rows(held) if len(held) else None,
+                train_dataset=rows.tolist(),
+                eval_dataset=held.tolist() or None,
                 callbacks=found,
                 optimizers=optimizers,
             )
@@ -326,15 +366,11 @@ def _arguments(
         "warmup_steps": round(settings.warmup * total),
         "optim": "adamw_torch_fused",
         "use_cpu": device.type == "cpu",
-        "bf16": False,  # the networks compute in bfloat16 by themselves
         "eval_strategy": "steps" if validated else "no",
         "eval_steps": every,
-        "save_strategy": "steps",
         "save_steps": every,
         "save_total_limit": 2,
         "load_best_model_at_end": validated,
-        "metric_for_best_model": "loss" if validated else None,
-        "greater_is_better": False if validated else None,
         "logging_steps": settings.log_every,
         "logging_nan_inf_filter": False,
         "report_to": [],
@@ -342,9 +378,7 @@ def _arguments(
         "disable_tqdm": True,
         "seed": small_seed(settings.seed),
         "remove_unused_columns": False,
-        "dataloader_num_workers": 0,
         "dataloader_pin_memory": False,
-        "push_to_hub": False,
     }
 
 
@@ -397,7 +431,7 @@ class TrainingFolder:
                 f"{self.save_dir} already holds a training; go on with it by --resume (a finished one stays as it is), "
                 "or choose another save_dir"
             )
-        old, new = _flat(before), _flat(self.record)
+        old, new = _flat(as_now(before, self.record)), _flat(self.record)
         changed = [
             name if name.startswith("data") else f"{name} {old.get(name)!r} -> {new.get(name)!r}"
             for name in sorted(old.keys() | new) if old.get(name) != new.get(name)

@@ -42,16 +42,8 @@ from guerdon.policies.text_files import check_disk
 from guerdon.progress import doing
 from guerdon.settings.train import VLMTrainSettings
 from guerdon.train.images import LabelledRows, TrainResult, is_classifier, label_meaning, label_rows, read_data
-from guerdon.train.trainer import BalancedSampler, BaseTrainer, TrainingFolder
+from guerdon.train.trainer import FREE, BalancedSampler, BaseTrainer, TrainingFolder
 from guerdon.types import ByteArray, Episode, Failure, IntArray
-
-_FREE = {
-    "save_dir",
-    "resume",
-    "log_every",
-    "tensorboard",
-    "device",
-}  # what may differ between a training and its continuation
 
 
 def train_vlm(
@@ -73,7 +65,7 @@ def train_vlm(
     if episodes is None:
         episodes, data_hash = read_data(settings)
     start = time.perf_counter()
-    record = {"settings": settings.model_dump(mode="json", exclude=_FREE), "data_hash": data_hash}
+    record = {"settings": settings.model_dump(mode="json", exclude=FREE), "data_hash": data_hash}
     run = TrainingFolder(settings.save_dir, record, resume=resume or settings.resume)
     if run.metrics is not None:
         return TrainResult(run.save_dir, run.metrics)

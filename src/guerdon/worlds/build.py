@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from guerdon.errors import ConfigError, MissingDependencyError, boundary
 from guerdon.progress import doing, log_once
 from guerdon.settings.world import (
+    PROTOCOLS,
     WORLDS,
     GymnasiumSettings,
     LiberoSettings,
@@ -190,8 +191,6 @@ def _starts(
         names=settings.task_names,
         seed=seed,
         over=settings.curriculum_over,
-        ema_alpha=settings.curriculum_ema_alpha,
-        tau=settings.curriculum_tau,
         states=settings.curriculum_states,
         temp=settings.curriculum_temp,
         min_prob=settings.curriculum_min_prob,
@@ -223,7 +222,7 @@ def make_parts(settings: WorldSettings, copies: int, seed: int) -> EnvParts:
 
 def metaworld(settings: MetaWorldSettings, copies: int, seed: int) -> EnvParts:
     """Copies of a Meta-World task."""
-    env = MetaWorldVectorEnv(settings.task, copies, goals_seed=settings.goals_seed)
+    env = MetaWorldVectorEnv(settings.task, copies)
     model, name, size = env.simulation_model, settings.camera, settings.frame_size
     workers = settings.render_workers
     camera = CameraPool(model, name, size, workers) if workers else MuJoCoCamera(model, name, size)
@@ -238,12 +237,13 @@ def libero(settings: LiberoSettings, copies: int, seed: int) -> EnvParts:
     tasks = [libero_task(settings.task_suite_name, name) for name in names]
     if changes := mujoco_changes(importlib.metadata.version("mujoco")):
         log_once(f"WARNING: {changes}")
+    protocol = PROTOCOLS[settings.protocol]
     settling = Settling(
         steps=settings.num_steps_wait,
         open_gripper=settings.reset_gripper_open,
-        fixtures=settings.fixtures,
-        fixtures_seed=settings.fixtures_seed,
-        resets_before=settings.resets_before,
+        fixtures=protocol.fixtures,
+        fixtures_seed=protocol.fixtures_seed,
+        resets_before=protocol.resets_before,
     )
     env = LiberoVectorEnv(
         [task for task in tasks for _ in range(copies // len(tasks))],

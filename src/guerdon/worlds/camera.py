@@ -11,7 +11,6 @@ end, in this process or spread over several. One OpenGL context serves all copie
 from __future__ import annotations
 
 import atexit
-import difflib
 import multiprocessing
 import os
 import signal
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from guerdon.errors import ConfigError, MissingDependencyError, boundary
+from guerdon.errors import ConfigError, MissingDependencyError, boundary, did_you_mean, needs
 from guerdon.streams import keep_streams
 from guerdon.subprocess_worker import end_with_parent
 from guerdon.types import ByteArray
@@ -60,14 +59,10 @@ def import_mujoco(world: str = "metaworld") -> Any:
         MissingDependencyError: it is not installed, or the backend that `MUJOCO_GL` names does not load here.
     """
     choose_headless_backend()
-    backend = os.environ["MUJOCO_GL"]
-    with boundary(MissingDependencyError, f"MuJoCo cannot be loaded with MUJOCO_GL={backend}; {_DEBIAN}"):
-        try:
-            import mujoco
-        except ModuleNotFoundError as error:
-            raise MissingDependencyError(
-                f"env.type {world} needs the package {error.name}: pip install 'guerdon[{world}]'"
-            ) from error
+    missing = f"env.type {world} needs the package {{name}}: pip install 'guerdon[{world}]'"
+    broken = f"MuJoCo cannot be loaded with MUJOCO_GL={os.environ['MUJOCO_GL']}; {_DEBIAN}"
+    with boundary(MissingDependencyError, broken), needs(missing, ModuleNotFoundError):
+        import mujoco
     return mujoco
 
 
@@ -101,8 +96,7 @@ def check_camera(model: Any, camera: str) -> None:
 
     names = [str(mujoco.mj_id2name(model, mujoco.mjtObj.mjOBJ_CAMERA, i)) for i in range(model.ncam)]
     if camera not in names:
-        near = difflib.get_close_matches(camera, names, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(camera, names)
         raise ConfigError(f"env.camera is {camera!r}, this scene has: {', '.join(names)}{hint}")
 
 

@@ -19,19 +19,15 @@ class Eye(Protocol):
     @property
     def size(self) -> tuple[int, int]:
         """Height and width of the pictures."""
-        ...
 
     def look(self, index: int) -> Any:
         """Keep what is needed to draw copy `index` as it is now."""
-        ...
 
     def render(self, looks: Sequence[Any]) -> ByteArray:
         """(N, H, W, 3) uint8 pictures of earlier looks."""
-        ...
 
     def close(self) -> None:
         """Free what drawing needs."""
-        ...
 
 
 class Drawn(NamedTuple):

@@ -1,4 +1,4 @@
-"""Any Gymnasium environment id as a vector environment, and the `Eye`s that draw one."""
+"""Vector environments: any Gymnasium environment id, the base of guerdon's own, and the `Eye`s that draw one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,52 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from guerdon.episodes.images import rgb_picture
 from guerdon.errors import ConfigError, DataError, GuerdonError, MissingDependencyError, boundary
 from guerdon.settings.world import UNLIMITED
-from guerdon.types import ByteArray
+from guerdon.types import BoolArray, ByteArray
 from guerdon.worlds.camera import choose_headless_backend, close_at_exit
 from guerdon.worlds.eye import stacked
 from guerdon.worlds.resets import CopyEnv
+
+
+class PlainVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
+    """Copies with autoreset disabled; an environment of guerdon's own says how one of them begins and steps."""
+
+    def declare(self, num_envs: int, observation_space: gymnasium.Space, action_space: gymnasium.Space) -> None:
+        """What there is: copies, and the spaces of one of them."""
+        self.num_envs = num_envs
+        self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
+        self.single_observation_space, self.single_action_space = observation_space, action_space
+        self.observation_space = gymnasium.vector.utils.batch_space(observation_space, num_envs)
+        self.action_space = gymnasium.vector.utils.batch_space(action_space, num_envs)
+        self._observations = np.zeros((num_envs, *(observation_space.shape or ())), dtype=observation_space.dtype)
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Start new episodes.
+
+        Args:
+            seed: one per copy. A single number stands for seed + i in copy i, and seeds the environment's own random
+                numbers. What it means, and what None does, is the environment's: see `_begin`.
+            options: `reset_mask` (N,) bool picks the copies to reset (all by default).
+
+        Returns:
+            (N, S) observations and an empty info.
+        """
+        for index, own in self._asked(seed, options).items():
+            self._begin(index, own, options or {})
+        return self._observations.copy(), {}
+
+    def _asked(self, seed: int | list[int | None] | None, options: dict[str, Any] | None) -> dict[int, int | None]:
+        """The copies to reset, each with its seed."""
+        mask: BoolArray = (options or {}).get("reset_mask", np.ones(self.num_envs, dtype=np.bool_))
+        if isinstance(seed, int):
+            self._np_random, self._np_random_seed = gymnasium.utils.seeding.np_random(seed)
+            seed = [seed + i for i in range(self.num_envs)]
+        return {i: None if seed is None else seed[i] for i in np.flatnonzero(mask).tolist()}
+
+    def _begin(self, index: int, seed: int | None, options: dict[str, Any]) -> None:
+        """Start an episode of one copy, and keep what it shows in `_observations`."""
+        raise NotImplementedError
 
 
 @contextmanager
@@ -36,35 +78,37 @@ def _gymnasium(error: type[GuerdonError], what: str) -> Iterator[None]:
         raise MissingDependencyError(said) from exc.__cause__
 
 
-class KeepTerminalFrame(gymnasium.Wrapper, RecordConstructorArgs):  # type: ignore[misc]
-    """Draws the terminal moment into `info["terminal_frame"]`, for vector environments that reset within a step."""
+class _MoreInfo(gymnasium.Wrapper, RecordConstructorArgs):  # type: ignore[misc]
+    """Adds to the info of a step."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         RecordConstructorArgs.__init__(self)
         super().__init__(env)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """One step; the info of the last one carries the picture."""
+        """One step, with more in its info."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        if terminated or truncated:
-            info = {**info, "terminal_frame": rgb_picture(self.env.render())}
-        return observation, reward, terminated, truncated, info
+        return observation, reward, terminated, truncated, {**info, **self._more(terminated, truncated)}
+
+    def _more(self, terminated: bool, truncated: bool) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class KeepTerminalFrame(_MoreInfo):
+    """Draws the terminal moment into `info["terminal_frame"]`, for vector environments that reset within a step."""
+
+    def _more(self, terminated: bool, truncated: bool) -> dict[str, Any]:
+        return {"terminal_frame": rgb_picture(self.env.render())} if terminated or truncated else {}
 
 
 _GOALS = ("MountainCarContinuous",)  # of Gymnasium's own environments: only the goal terminates an episode
 
 
-class GoalReached(gymnasium.Wrapper, RecordConstructorArgs):  # type: ignore[misc]
-    """Reports success in `info` for environments that terminate an episode only at the goal."""
+class GoalReached(_MoreInfo):
+    """Reports `info["success"]` for environments that terminate an episode only at the goal."""
 
-    def __init__(self, env: gymnasium.Env) -> None:
-        RecordConstructorArgs.__init__(self)
-        super().__init__(env)
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """One step, with `info["success"]`."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        return observation, reward, terminated, truncated, {**info, "success": bool(terminated)}
+    def _more(self, terminated: bool, truncated: bool) -> dict[str, Any]:
+        return {"success": bool(terminated)}
 
 
 def make_gymnasium_env(

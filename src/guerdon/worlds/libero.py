@@ -21,12 +21,12 @@ from typing import Any, Literal, NamedTuple
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode
 
 from guerdon.errors import MissingDependencyError, boundary
 from guerdon.generators import small_seed
 from guerdon.types import BoolArray, ByteArray
 from guerdon.worlds.camera import MuJoCoCamera, Snapshot, check_camera
+from guerdon.worlds.gymnasium_env import PlainVectorEnv
 from guerdon.worlds.libero_files import INSTALL, LiberoTask, import_libero, init_states
 from guerdon.worlds.mujoco_state import (
     SimulatorState,
@@ -266,7 +266,7 @@ def _make(task: LiberoTask) -> Any:
             mapping[problem] = own
 
 
-class LiberoVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
+class LiberoVectorEnv(PlainVectorEnv):
     """Copies of LIBERO tasks with autoreset disabled.
 
     Rewards are LIBERO's: 1 at every step at which the goal holds, else 0; `info["success"]` is (N,) bool. No episode
@@ -292,7 +292,6 @@ class LiberoVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         state: Literal["axis_angle", "quaternion", "full"] = "axis_angle",
         lite_physics: bool = False,
     ) -> None:
-        self.num_envs = len(tasks)
         self.task_texts = tuple(task.language for task in tasks)
         self.gripper, self._state = gripper, state
         self.proprioception = range(9 if state == "quaternion" else 8)  # of an observation
@@ -300,14 +299,10 @@ class LiberoVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         for one in self._copies:
             one.env.sim.lite = lite_physics
         self._memory: dict[tuple[LiberoTask, int], SimulatorState] = {}
-        self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
         size = max(len(self._shown(one, one.env._get_observations(force_update=True))) for one in self._copies)
-        self._observations = np.zeros((self.num_envs, size), dtype=np.float32)
         low = np.array([-1.0] * 6 + [0.0 if gripper == "openvla" else -1.0], dtype=np.float32)
-        self.single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)
-        self.single_action_space = gymnasium.spaces.Box(low, np.ones(7, np.float32), dtype=np.float32)
-        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, self.num_envs)
+        shown = gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        self.declare(len(tasks), shown, gymnasium.spaces.Box(low, np.ones(7, np.float32), dtype=np.float32))
 
     def simulator(self, index: int) -> tuple[str, Any]:
         """The name of copy `index`'s task and its robosuite environment, for experts that look into it."""
@@ -317,35 +312,13 @@ class LiberoVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         """The task of copy `index`, and its `mujoco.MjModel`; copies of one task have models of one structure."""
         return self._copies[index].task, self._copies[index].model
 
-    def reset(
-        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Start new episodes.
-
-        Args:
-            seed: one per copy, which is the number of the initial state, modulo how many the task has. A single number
-                stands for seed + i in copy i. None draws a state from the environment's own random numbers.
-            options: `reset_mask` (N,) bool picks the copies to reset (all by default).
-
-        Returns:
-            (N, S) float32 observations and an empty info.
-        """
-        mask: BoolArray = (options or {}).get("reset_mask", np.ones(self.num_envs, dtype=np.bool_))
-        if isinstance(seed, int):
-            self._np_random, self._np_random_seed = gymnasium.utils.seeding.np_random(seed)
-        for i in np.flatnonzero(mask):
-            number = seed[i] if isinstance(seed, list) else None if seed is None else seed + int(i)
-            if number is None:
-                number = int(self.np_random.integers(2**31))
-            self._reset_one(int(i), number % len(self._copies[i].states))
-        return self._observations.copy(), {}
-
-    def _reset_one(self, index: int, number: int) -> None:
+    def _begin(self, index: int, seed: int | None, options: dict[str, Any]) -> None:
+        """The seed is the number of the initial state, modulo how many the task has; None draws one."""
         one = self._copies[index]
+        number = (int(self.np_random.integers(2**31)) if seed is None else seed) % len(one.states)
         start = self._memory.get((one.task, number))
         if start is None:
-            seen = one.begin(number)
-            self._show(index, seen)
+            self._show(index, one.begin(number))
             self._memory[one.task, number] = self.save_state(index)
         else:
             self.load_state(index, start)

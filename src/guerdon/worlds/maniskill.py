@@ -11,7 +11,6 @@ its seed and its actions alone.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import gc
 import os
@@ -25,10 +24,10 @@ from typing import Any, NoReturn
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode
 
-from guerdon.errors import ConfigError, MissingDependencyError, boundary
+from guerdon.errors import ConfigError, MissingDependencyError, boundary, did_you_mean, needs
 from guerdon.types import BoolArray, ByteArray
+from guerdon.worlds.gymnasium_env import PlainVectorEnv
 
 INSTALL = "make env-maniskill (docs/maniskill.md)"
 DRIVER = (
@@ -86,11 +85,9 @@ def import_maniskill() -> Mapping[str, Any]:
     choose_vulkan_driver()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # SAPIEN uses its own Vulkan loader where the system has none
-        try:
+        with needs(f"env.type maniskill needs the package {{name}}: {INSTALL}", ModuleNotFoundError):
             from mani_skill import logger
             from mani_skill.envs import sapien_env
-        except ModuleNotFoundError as error:
-            raise MissingDependencyError(f"env.type maniskill needs the package {error.name}: {INSTALL}") from error
         with boundary(MissingDependencyError, f"ManiSkill cannot be imported; {INSTALL}"):
             from mani_skill.utils import download_asset, registration
     logger.setLevel("ERROR")  # some tasks warn of their own scene at every reset
@@ -108,8 +105,7 @@ def check_maniskill_task(task: str) -> Any:
     """
     tasks = import_maniskill()
     if task not in tasks:
-        near = difflib.get_close_matches(task, tasks, n=3, cutoff=0.5)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        hint = did_you_mean(task, tasks, most=3, cutoff=0.5)
         raise ConfigError(f"env.task: ManiSkill has no task {task!r}{hint}")
     return tasks[task]
 
@@ -137,7 +133,7 @@ def _needs_assets(question: str) -> NoReturn:
     )
 
 
-class ManiSkillVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
+class ManiSkillVectorEnv(PlainVectorEnv):
     """Copies of a ManiSkill task on the CPU, with autoreset disabled.
 
     Rewards are those of `reward_mode`; `info["success"]` is (N,) bool, where the task reports it. No episode ends by
@@ -171,7 +167,7 @@ class ManiSkillVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         spec = check_maniskill_task(task)
-        self.task, self.num_envs = task, num_envs
+        self.task = task
         self._limit = max_episode_steps or spec.max_episode_steps or 2**31
         self._arguments = {
             **(kwargs or {}),
@@ -185,18 +181,13 @@ class ManiSkillVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         self._envs = [self.make(control_mode) for _ in range(num_envs)]
         self.seeds = np.zeros(num_envs, dtype=np.int64)
         self._steps = np.zeros(num_envs, dtype=np.int64)
-        self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
         first = self._envs[0]
-        size = int(first.get_obs().shape[1])
-        own = first._get_obs_agent()
-        self.proprioception = range(sum(int(np.prod(part.shape[1:])) for part in _leaves(own)))
-        self.single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)
-        self.single_action_space = first.single_action_space
-        if not isinstance(self.single_action_space, gymnasium.spaces.Box):
+        if not isinstance(first.single_action_space, gymnasium.spaces.Box):
             raise ConfigError(f"env.task {task}: actions of several robots at once are not supported")
-        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
-        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
-        self._observations = np.zeros((num_envs, size), dtype=np.float32)
+        size, own = int(first.get_obs().shape[1]), first._get_obs_agent()
+        self.proprioception = range(sum(int(np.prod(part.shape[1:])) for part in _leaves(own)))
+        shown = gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        self.declare(num_envs, shown, first.single_action_space)
 
     def make(self, control_mode: str) -> Any:
         """A ManiSkill environment of this task, without its wrappers.
@@ -223,29 +214,12 @@ class ManiSkillVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         """ManiSkill's environment of copy `index`, for cameras and for experts that look into it."""
         return self._envs[index]
 
-    def reset(
-        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Start new episodes.
-
-        Args:
-            seed: one per copy; it alone decides the start. A single number seeds copy i with seed + i. None draws one
-                from the environment's own random numbers.
-            options: `reset_mask` (N,) bool picks the copies to reset (all by default).
-
-        Returns:
-            (N, S) float32 observations and an empty info.
-        """
-        mask: BoolArray = (options or {}).get("reset_mask", np.ones(self.num_envs, dtype=np.bool_))
-        if isinstance(seed, int):
-            self._np_random, self._np_random_seed = gymnasium.utils.seeding.np_random(seed)
-        for i in np.flatnonzero(mask):
-            number = seed[i] if isinstance(seed, list) else None if seed is None else seed + int(i)
-            self.seeds[i] = int(self.np_random.integers(2**31)) if number is None else number
-            shown, _ = self._envs[i].reset(seed=int(self.seeds[i]), options={"reconfigure": True})
-            self._observations[i] = shown[0].numpy()
-            self._steps[i] = 0
-        return self._observations.copy(), {}
+    def _begin(self, index: int, seed: int | None, options: dict[str, Any]) -> None:
+        """The seed alone decides the start; None draws one from the environment's own random numbers."""
+        self.seeds[index] = int(self.np_random.integers(2**31)) if seed is None else seed
+        shown, _ = self._envs[index].reset(seed=int(self.seeds[index]), options={"reconfigure": True})
+        self._observations[index] = shown[0].numpy()
+        self._steps[index] = 0
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, BoolArray, BoolArray, dict[str, Any]]:
         """One step of every copy, in most tasks a twentieth of a second.

@@ -13,7 +13,6 @@ fewer detours, to the same bits.
 from __future__ import annotations
 
 import copy
-import difflib
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -22,12 +21,12 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode
 
-from guerdon.errors import ConfigError, MissingDependencyError
+from guerdon.errors import ConfigError, did_you_mean, needs
 from guerdon.generators import small_seed
 from guerdon.types import BoolArray
 from guerdon.worlds.camera import MuJoCoCamera, Snapshot, import_mujoco
+from guerdon.worlds.gymnasium_env import PlainVectorEnv
 from guerdon.worlds.mujoco_state import (
     SimulatorState,
     attributes_of,
@@ -122,9 +121,7 @@ def metaworld_task(task: str) -> str:
     """
     name = task.removesuffix("-v3")
     if name not in TASK_TEXTS:
-        near = difflib.get_close_matches(name, TASK_TEXTS, n=3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise ConfigError(f"env.task: Meta-World has no task {task!r}{hint}")
+        raise ConfigError(f"env.task: Meta-World has no task {task!r}{did_you_mean(name, TASK_TEXTS, most=3)}")
     return name
 
 
@@ -217,7 +214,7 @@ class _FastSteps:
         return observation
 
 
-class MetaWorldVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
+class MetaWorldVectorEnv(PlainVectorEnv):
     """N copies of a Meta-World v3 task with autoreset disabled.
 
     Rewards are Meta-World's dense ones, in [0, 10]; `info["success"]` is (N,) bool. No episode ends by itself:
@@ -229,64 +226,27 @@ class MetaWorldVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
     def __init__(self, task: str, num_envs: int, *, goals_seed: int = 0) -> None:
         name = metaworld_task(task)
         import_mujoco()
-        try:
+        with needs(
+            "env.type metaworld needs the package {name}: pip install 'guerdon[metaworld]'", ModuleNotFoundError
+        ):
             cls, self._goals = _benchmark(f"{name}-v3", goals_seed)
-        except ModuleNotFoundError as error:
-            raise MissingDependencyError(
-                f"env.type metaworld needs the package {error.name}: pip install 'guerdon[metaworld]'"
-            ) from error
         self.task_text = TASK_TEXTS[name]
-        self.num_envs = num_envs
         fast = type(cls.__name__, (_FastSteps, cls), {})
         self._envs = [fast() for _ in range(num_envs)]
         for env in self._envs:
             env.set_task(self._goals[0])
             env.max_path_length = 2**31
         self._memory: dict[int, SimulatorState] = {}
-        self._goal_of = [0] * num_envs
         self._pristine = model_fields(self._envs[0].model)
-        self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
-        single = self._envs[0]
-        space = single.sawyer_observation_space  # that of the environment hides goals
-        self.single_observation_space = gymnasium.spaces.Box(
-            space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32
-        )
-        self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
-        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
-        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
-        self._observations = np.zeros((num_envs, *space.shape), dtype=np.float32)
+        space = self._envs[0].sawyer_observation_space  # that of the environment hides goals
+        low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+        shown = gymnasium.spaces.Box(low, high, dtype=np.float32)
+        self.declare(num_envs, shown, gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32))
 
     @property
     def simulation_model(self) -> Any:
         """The `mujoco.MjModel` that all copies share the structure of."""
         return self._envs[0].model
-
-    def reset(
-        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Start new episodes.
-
-        Args:
-            seed: one per copy; it alone decides the goal. A single number seeds copy i with seed + i, and the goals
-                of later resets without a seed. None draws a goal from the environment's own random numbers.
-            options: `reset_mask` (N,) bool picks the copies to reset (all by default).
-
-        Returns:
-            (N, 39) float32 observations and an empty info.
-        """
-        mask: BoolArray = (options or {}).get("reset_mask", np.ones(self.num_envs, dtype=np.bool_))
-        if seed is None:
-            seeds: list[int | None] = [None] * self.num_envs
-        elif isinstance(seed, int):
-            seeds = [seed + i for i in range(self.num_envs)]
-            self._np_random, self._np_random_seed = gymnasium.utils.seeding.np_random(seed)
-        else:
-            seeds = list(seed)
-        for i in np.flatnonzero(mask):
-            rng = self.np_random if seeds[i] is None else np.random.default_rng(seeds[i])
-            goal = int(rng.integers(len(self._goals)))
-            self._observations[i] = self._reset_one(int(i), goal)
-        return self._observations.copy(), {}
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, BoolArray, BoolArray, dict[str, Any]]:
         """One step of every copy.
@@ -314,8 +274,7 @@ class MetaWorldVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
     def save_state(self, index: int) -> SimulatorState:
         """The state of copy `index`, for `load_state`."""
         env = self._envs[index]
-        fields = self._memory[self._goal_of[index]].model_fields
-        physics = physics_of(env.model, env.data)
+        fields, physics = changed_fields(env.model, self._pristine), physics_of(env.model, env.data)
         return SimulatorState(physics, fields, attributes_of(env), self._observations[index].copy())
 
     def load_state(self, index: int, state: SimulatorState) -> None:
@@ -330,18 +289,15 @@ class MetaWorldVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         for env in self._envs:
             env.close()
 
-    def _reset_one(self, index: int, goal: int) -> np.ndarray:
+    def _begin(self, index: int, seed: int | None, options: dict[str, Any]) -> None:
+        """The seed alone decides the goal; None draws one from the environment's own random numbers."""
         env = self._envs[index]
-        after = self._memory.get(goal)
-        if after is None:
+        rng = self.np_random if seed is None else np.random.default_rng(seed)
+        goal = int(rng.integers(len(self._goals)))
+        if goal not in self._memory:
             set_model_fields(env.model, self._pristine)
             env.set_task(self._goals[goal])
-            observation, _ = env.reset()
+            self._observations[index] = env.reset()[0]
             env._did_see_sim_exception = False
-            changed = changed_fields(env.model, self._pristine)
-            physics = physics_of(env.model, env.data)
-            after = SimulatorState(physics, changed, attributes_of(env), observation.astype(np.float32))
-            self._memory[goal] = after
-        self._goal_of[index] = goal
-        self.load_state(index, after)
-        return after.observation
+            self._memory[goal] = self.save_state(index)
+        self.load_state(index, self._memory[goal])

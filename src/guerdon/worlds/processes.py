@@ -26,9 +26,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode
 
 from guerdon import errors
 from guerdon.errors import SimulatorError
@@ -37,7 +35,7 @@ from guerdon.subprocess_worker import start_child
 from guerdon.types import BoolArray, ByteArray, Failure
 from guerdon.worlds.camera import choose_headless_backend
 from guerdon.worlds.eye import stacked
-from guerdon.worlds.gymnasium_env import merged_infos
+from guerdon.worlds.gymnasium_env import PlainVectorEnv, merged_infos
 from guerdon.worlds.resets import NON_FINITE, BrokenCopyError, finite_rows
 from guerdon.worlds.step_memory import StepMemory, new_memory
 
@@ -174,7 +172,7 @@ class _Process:
         os.close(self._memory)
 
 
-class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
+class ProcessVectorEnv(PlainVectorEnv):
     """Copies of a world in processes of their own, with autoreset disabled.
 
     Attributes:
@@ -205,7 +203,7 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         self._process_of = [k for k, share in enumerate(shares) for _ in share]
         self._lost: dict[int, Failure] = {}  # episodes of copies, since `lost_episodes` was called
         self._replaced = set(range(len(shares)))  # processes in which no episode has begun
-        self._seeds: list[int | None] = [None] * num_envs
+        self._seeds: dict[int, int | None] = dict.fromkeys(range(num_envs))
         self._tasks: list[int] | None = None  # numbers, where copies change their tasks
         self._stepped = np.zeros(num_envs, dtype=np.bool_)  # since their reset
         self._infos: Mapping[int, Mapping[str, np.ndarray]] = {}  # of the last step, by process
@@ -218,16 +216,11 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
             raise
         all_facts = [process.facts or {} for process in self._processes]
         facts = max(all_facts, key=lambda one: one["spaces"][0].shape)  # others' observations end in zeros
-        self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
-        self.single_observation_space, self.single_action_space = facts["spaces"]
-        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
-        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
+        self.declare(num_envs, *facts["spaces"])
         self.proprioception = facts["proprioception"]
         self.task_texts = tuple(text for one in all_facts for text in one["tasks"])
         self.all_texts: tuple[str, ...] = facts["all_texts"]
         self.eye = ProcessEye(self, facts["size"], facts["cameras"], at_once=facts["at_once"])
-        shape, dtype = self.single_observation_space.shape or (), self.single_observation_space.dtype
-        self._observations = np.zeros((num_envs, *shape), dtype=dtype)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -256,12 +249,11 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
             BrokenCopyError: a world raised, or showed numbers that are not finite: other seeds may do.
             SimulatorError: a process breaks again and again.
         """
-        wanted: BoolArray = (options or {}).get("reset_mask", np.ones(self.num_envs, dtype=np.bool_))
-        seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed or [None] * self.num_envs
-        for i in np.flatnonzero(wanted).tolist():
-            self._seeds[i] = seeds[i]
+        asked = self._asked(seed, options)
+        wanted = np.isin(np.arange(self.num_envs), list(asked))
+        self._seeds |= asked
         self._tasks = (options or {}).get("tasks", self._tasks)
-        waiting = sorted({self._process_of[i] for i in np.flatnonzero(wanted).tolist()})
+        waiting = sorted({self._process_of[i] for i in asked})
         for _ in range(ATTEMPTS):
             self._make_ready(waiting)
             requests, failed = {}, dict[int, Failure]()
@@ -355,7 +347,7 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
             if not again:
                 return [found.get(i) for i in indices]
             mask = np.isin(np.arange(self.num_envs), again)
-            self.reset(seed=list(self._seeds), options={"reset_mask": mask})
+            self.reset(seed=list(self._seeds.values()), options={"reset_mask": mask})
         raise self._given_up("cannot be drawn", self._process_of[again[0]])
 
     def draw(self, looks: Sequence[tuple[int, Any]], camera: str | None) -> list[ByteArray]:
@@ -459,10 +451,9 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         copies = self._processes[k].copies
         which = f"copy {copies.start}" if len(copies) == 1 else f"copies {copies.start} to {copies.stop - 1}"
         failure, lines = self._broke[k]
-        why = f"{failure.reason}: {failure.detail}" if failure.detail else failure.reason
         said = f"its last messages were:\n{lines}\n" if lines else "it wrote no message; "
         return SimulatorError(
-            f"the simulator of {which} {what} ({ATTEMPTS} processes in a row, the last: {why}); {said}"
+            f"the simulator of {which} {what} ({ATTEMPTS} processes in a row, the last: {failure}); {said}"
             "env.vectorization=sync runs it in guerdon's own process, with all that it prints; a simulator that is "
             "only slow needs a larger env.step_timeout or env.reset_timeout"
         )

@@ -49,6 +49,7 @@ class _Simulator:
         self._memory = StepMemory(memory, copies, env.single_observation_space, env.single_action_space)
         os.close(memory)
         self.tasks = [words] * copies if isinstance(words, str) else list(words)
+        self.save_state, self.load_state = (getattr(env, name, None) for name in ("save_state", "load_state"))
 
     def facts(self) -> dict[str, Any]:
         """What the other end needs to know."""
@@ -80,14 +81,6 @@ class _Simulator:
     def render(self, looks: Sequence[Any], camera: str | None) -> ByteArray:
         """Pictures of earlier looks."""
         return self.eye.render(looks) if camera is None else self.eye.render(looks, camera)  # type: ignore[call-arg]
-
-    def save_state(self, index: int) -> Any:
-        """The state of a copy."""
-        return self.env.save_state(index)
-
-    def load_state(self, index: int, state: Any) -> None:
-        """Bring a copy to a saved state."""
-        self.env.load_state(index, state)
 
     def close(self) -> None:
         """Free simulators and renderers."""

@@ -48,11 +48,9 @@ class Starts(Protocol):
 
     def next(self, turn: int) -> Start:
         """The start of the next episode, or group of episodes, which is the `turn`-th."""
-        ...
 
     def report(self, start: Start, success: bool) -> None:
         """An episode is over: its true success."""
-        ...
 
 
 class Rotation:

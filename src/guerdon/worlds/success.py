@@ -48,10 +48,8 @@ def success_from_info(info: dict[str, Any], index: int, keys: Sequence[str] = SU
 
 def own_readers(native_reward: str, end_on_success: bool) -> list[str]:
     """The keys of a world itself that need its environment to report success."""
-    return [
-        *(["native_reward: sparse"] if native_reward == "sparse" else []),
-        *(["end_on_success"] if end_on_success else []),
-    ]
+    needs = {"native_reward: sparse": native_reward == "sparse", "end_on_success": end_on_success}
+    return [key for key, needed in needs.items() if needed]
 
 
 def unreported(what: str, readers: Sequence[str], keys: Sequence[str], info_keys: Sequence[str] | None = None) -> str:

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 
 from guerdon.errors import ConfigError
 from guerdon.types import BoolArray, ByteArray
 from guerdon.worlds.eye import Eye
-from guerdon.worlds.gymnasium_env import merged_infos
+from guerdon.worlds.gymnasium_env import PlainVectorEnv, merged_infos
 
 
 class _Slot(NamedTuple):
@@ -30,7 +30,7 @@ class _Slot(NamedTuple):
     task: int
 
 
-class TaskPool(gymnasium.vector.VectorEnv):  # type: ignore[misc]
+class TaskPool(PlainVectorEnv):
     """Copies of several tasks with the same actions, with autoreset disabled.
 
     An observation is the task's own, with zeros behind where another task's is longer, and behind that, with `one_hot`,
@@ -60,7 +60,7 @@ class TaskPool(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         num_envs: int,
         one_hot: bool = False,
     ) -> None:
-        self._make, self._count, self.num_envs, self._one_hot = make, count, num_envs, one_hot
+        self._make, self._one_hot = make, one_hot
         self._free: list[list[_Slot]] = [[] for _ in range(count)]
         texts = []
         for task in range(count):  # one of each: what is wrong with a task is said at the start
@@ -76,14 +76,9 @@ class TaskPool(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         for one in first:
             if one.env.single_action_space != actions:
                 raise ConfigError(f"env.task_ids: {texts[one.task]!r} takes other actions than {texts[0]!r}")
-        self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["rgb_array"]}
         shape = (self._size + (count if one_hot else 0),)
-        self.single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32)
-        self.single_action_space = actions
-        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
-        self.action_space = gymnasium.vector.utils.batch_space(actions, num_envs)
+        self.declare(num_envs, gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32), actions)
         self.proprioception = getattr(first[0].env, "proprioception", None)
-        self._observations = np.zeros((num_envs, *shape), dtype=np.float32)
         self._slots: list[_Slot | None] = [None] * num_envs
         self.eye = PoolEye(self, [one.eye for one in first])
 
@@ -93,27 +88,15 @@ class TaskPool(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         assert found is not None, "a copy has no task before its first reset"
         return found
 
-    def reset(
-        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Start new episodes.
+    def _begin(self, index: int, seed: int | None, options: dict[str, Any]) -> None:
+        """`options["tasks"]` (N,): the number of each copy's task; by default that which it has played, or the first.
 
-        Args:
-            seed: one per copy, or of the first one; None: drawn by each environment.
-            options: `reset_mask` (N,) bool picks the copies to reset (all by default), `tasks` (N,) says the number of
-                each one's task (by default the one that it has played, or the first).
-
-        Returns:
-            (N, S) float32 observations and an empty info.
+        Without a seed the environment draws its own.
         """
-        given = options or {}
-        mask: BoolArray = given.get("reset_mask", np.ones(self.num_envs, dtype=np.bool_))
-        seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed or [None] * self.num_envs
-        for i in np.flatnonzero(mask).tolist():
-            task = given["tasks"][i] if "tasks" in given else self._task_of(i)
-            shown, _ = self._of_task(i, task).env.reset(seed=[seeds[i]])
-            self._show(i, task, shown[0])
-        return self._observations.copy(), {}
+        now = self._slots[index]
+        task = options["tasks"][index] if "tasks" in options else 0 if now is None else now.task
+        shown, _ = self._of_task(index, task).env.reset(seed=[seed])
+        self._show(index, task, shown[0])
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, BoolArray, BoolArray, dict[str, Any]]:
         """One step of every copy.
@@ -150,10 +133,6 @@ class TaskPool(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         """Close all environments."""
         for slot in [*(one for slots in self._free for one in slots), *(one for one in self._slots if one)]:
             slot.env.close()
-
-    def _task_of(self, index: int) -> int:
-        slot = self._slots[index]
-        return 0 if slot is None else slot.task
 
     def _of_task(self, index: int, task: int) -> _Slot:
         """Let copy `index` play a task."""

@@ -21,10 +21,9 @@ from gymnasium.vector import AutoresetMode
 
 from guerdon.errors import CheckpointError, ConfigError, NonFiniteError
 from guerdon.types import BoolArray, ByteArray, Failure, IntArray
-from guerdon.worlds.action_history import ActionHistory
 from guerdon.worlds.eye import Drawn, Eye, looks_at, pictures_of, resized
 from guerdon.worlds.observation import ObservationSpec, columns_as_rows
-from guerdon.worlds.resets import NON_FINITE, Resets, closed, finite_rows, in_step, step_all
+from guerdon.worlds.resets import NON_FINITE, ActionHistory, Resets, closed, finite_rows, in_step, step_all
 from guerdon.worlds.starts import Curriculum, Playing
 from guerdon.worlds.success import SUCCESS_KEYS, own_readers, success_from_info, unreported
 from guerdon.worlds.transition import NO_STATE, FramesDue, Transition, among

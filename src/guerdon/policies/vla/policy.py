@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from guerdon.errors import ConfigError, DataError, MissingDependencyError
+from guerdon.errors import ConfigError, DataError, needs
 from guerdon.policies.adapters import fresh_lora, import_peft
 from guerdon.policies.precision import uses_bf16
 from guerdon.policies.robot import ControlInputs, RobotPolicy
@@ -355,10 +355,8 @@ def quantize(network: nn.Module, left_alone: Sequence[str], compute: torch.dtype
     Raises:
         MissingDependencyError: bitsandbytes is not installed.
     """
-    try:
+    with needs("policy.use_quantization needs bitsandbytes: pip install bitsandbytes"):
         from bitsandbytes.nn import Linear4bit, Params4bit
-    except ImportError as error:
-        raise MissingDependencyError("policy.use_quantization needs bitsandbytes: pip install bitsandbytes") from error
     for name, old in list(network.named_modules()):
         if isinstance(old, nn.Linear) and name not in left_alone:
             new = Linear4bit(1, 1, bias=False, compute_dtype=compute, quant_type="nf4")

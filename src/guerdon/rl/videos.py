@@ -1,17 +1,26 @@
-"""Videos of a run's training episodes: every frame next to a panel with what was decided, measured and paid.
+"""What a run shows of its episodes: films for the report, and videos of training episodes.
 
+A film is a few frames of an evaluation episode with what every source said of each (an NPZ file); that of a language
+model is some responses with the rewards of their tokens (JSON).
+
+    moments, rewards = collector.film(policy, frames=24)
+    write_film(folder / "step_1000.npz", moments, sources, step=1000, env_rewards=rewards)
+
+A video shows every frame next to a panel with what was decided, measured and paid.
 A sample of the episodes is filmed by the collector (`runner.save_video`). Panels are drawn and videos are encoded in a
 thread of their own, one episode after the other; a file has its name once it is whole, so that a killed run leaves no
 broken one. The panel shows the step, the action, value and log-probability, the native reward, and what every reward
 model paid. An episode that was under way when a run was resumed has no video.
 
-    videos = EpisodeVideos(folder / "videos", copies=8, fps=20)
+    videos = EpisodeVideos(folder / "videos", copies=8)
     videos.add(rollout, rewards)
     videos.close()                 # waits for what is still being written
 """
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import queue
 import re
@@ -25,25 +34,104 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from guerdon.atomic import write_bytes, write_json
+from guerdon.collect.text import TextRollout, generated
 from guerdon.episodes.targets import outcome_of
 from guerdon.episodes.video import VideoWriter, require_av
 from guerdon.errors import REFUSALS, DataError, GuerdonError, boundary, refused_by_system
 from guerdon.progress import log_line
-from guerdon.types import ByteArray, FloatArray, Rewards, Rollout, Segment
+from guerdon.rewards.control_sources import ControlReward
+from guerdon.rewards.text_steps import true_steps
+from guerdon.types import ByteArray, Episode, FloatArray, Rewards, Rollout, Segment
 
 PANEL = 280  # pixels
+FPS = 20
 _LINE, _FONT, _COLUMNS = 14, 12, 42
 _LOWEST = 192  # pixels: smaller frames are shown larger by a whole factor
 WAITING = 4
 """How many episodes may wait for the thread before `add` blocks."""
 
 
-@dataclass
-class _Shot:
-    """A frame of an episode, and the text next to it."""
+def write_film(
+    path: Path,
+    moments: Segment,
+    sources: Mapping[str, ControlReward],
+    *,
+    step: int,
+    env_rewards: FloatArray | None = None,
+) -> None:
+    """Score the moments of a filmed episode and write an NPZ.
 
-    frame: ByteArray
-    lines: list[str]
+    The file holds `frames` (F, H, W, 3) uint8, `rows` (F,), `success` (F,), `reward/<source>` (F,) values of the
+    models (0 where `missing/<source>` is True), `reward/env` (F,) where the environment's rewards are given, and
+    `meta`, a JSON string with the episode's success, null where it is unknown.
+
+    Args:
+        path: of the file.
+        moments: from `ControlCollector.film`.
+        sources: the reward models by name.
+        step: of the run.
+        env_rewards: the environment's reward for the step to each moment.
+    """
+    count = len(moments)
+    success = np.array([s is True for s in moments.success_F], dtype=np.bool_)  # unknown is not shown as a success
+    arrays: dict[str, Any] = {"frames": moments.frames_F, "rows": moments.rows_F, "success": success}
+    if env_rewards is not None:
+        arrays |= {"reward/env": env_rewards, "missing/env": np.zeros(count, bool)}
+    episode = Episode(id="film", task=moments.task, frames=moments.frames_F, states=moments.states_F)
+    for name, source in sources.items():
+        score = source.model.score([episode])[0]
+        known = score.steps is not None
+        arrays[f"reward/{name}"] = score.steps if known else np.zeros(count, np.float32)
+        arrays[f"missing/{name}"] = np.full(count, not known)
+    meta = {"step": step, "task": moments.task, "success": outcome_of(moments.success_F)}
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, meta=np.array(json.dumps(meta)), **arrays)
+    write_bytes(path, buffer.getvalue())
+
+
+def write_text_film(path: Path, rollout: TextRollout, rewards: Mapping[str, Rewards], *, step: int) -> None:
+    """Write responses as JSON, with the rewards of every token and the true steps where the task knows them.
+
+    Args:
+        path: of the file.
+        rollout: the responses, from `TextCollector.film`.
+        rewards: of the reward models, by name.
+        step: of the run.
+    """
+    responses = rollout.inputs
+    steps = true_steps(responses) if generated(responses) else None
+    known, right = rollout.known_B, rollout.outcomes_B >= 1
+    rows = []
+    for i, tokens in enumerate(responses.batch.responses()):
+        rows.append(
+            {
+                "prompt": responses.prompts[i].question,
+                "answer": responses.prompts[i].ground_truth,
+                "tokens": [responses.tokenizer.decode([t]) for t in tokens],
+                "rewards": {  # of the sources that could say something about this response
+                    n: [round(float(value), 5) for value in r.values[i, : len(tokens)]]
+                    for n, r in rewards.items()
+                    if not r.failed_B[i]
+                },
+                "outcome": bool(right[i]) if known[i] else None,
+                "judged": {n: one for n, r in rewards.items() if (one := _step_scores(r, i)) is not None},
+                "step_ends": None if steps is None else [int(e) for e in steps[i][0]],
+                "steps_true": None if steps is None else [bool(c) for c in steps[i][1]],
+            }
+        )
+    write_json(path, {"step": step, "responses": rows})
+
+
+def _step_scores(rewards: Rewards, row: int) -> dict[str, Any] | None:
+    """What a model of steps says of a response: where its steps end, their values, its threshold."""
+    if rewards.scores is None or not (here := rewards.scores.rows_N == row).any():
+        return None
+    return {
+        "ends": rewards.scores.steps_N[here].tolist(),
+        "values": [round(value, 5) for value in rewards.scores.values_N[here].tolist()],
+        "threshold": rewards.scores.threshold,
+    }
 
 
 @dataclass
@@ -52,7 +140,7 @@ class _Tape:
 
     number: int
     task: str
-    shots: list[_Shot] = field(default_factory=list)
+    shots: list[tuple[ByteArray, list[str]]] = field(default_factory=list)  # frames, and the lines next to them
     success: list[bool | None] = field(default_factory=list)
 
 
@@ -62,16 +150,15 @@ class EpisodeVideos:
     Args:
         folder: receives the files.
         copies: streams of a rollout; an episode has the number `number in its copy * copies + copy`.
-        fps: frames per second.
         rank: of this process.
 
     Raises:
         MissingDependencyError: PyAV is not installed.
     """
 
-    def __init__(self, folder: Path, *, copies: int, fps: int, rank: int = 0) -> None:
+    def __init__(self, folder: Path, *, copies: int, rank: int = 0) -> None:
         require_av()
-        self.folder, self._copies, self._fps, self._rank = folder, copies, fps, rank
+        self.folder, self._copies, self._rank = folder, copies, rank
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(".*.part"):  # of a run that was killed
             left.unlink()
@@ -104,7 +191,7 @@ class EpisodeVideos:
             tape = self._tapes.get(segment.stream)
             if tape is None or not len(segment):
                 continue
-            tape.shots += [_Shot(*shot) for shot in _shots(segment, rollout, rewards, rollout.actions)]
+            tape.shots += _shots(segment, rollout, rewards, rollout.actions)
             tape.success += segment.success_F
             if segment.finished:
                 self._queue.put(self._tapes.pop(segment.stream))
@@ -139,13 +226,13 @@ class EpisodeVideos:
     def _write(self, tape: _Tape) -> None:
         name = video_name(self._rank, tape.number, outcome_of(tape.success), tape.task)
         part = self.folder / f".{name}.part"
-        factor = -(-_LOWEST // tape.shots[0].frame.shape[0])
-        high, wide = (side * factor for side in tape.shots[0].frame.shape[:2])
+        factor = -(-_LOWEST // tape.shots[0][0].shape[0])
+        high, wide = (side * factor for side in tape.shots[0][0].shape[:2])
         high, wide = high + high % 2, wide + PANEL + wide % 2
         try:
-            with VideoWriter(part, height=high, width=wide, fps=self._fps) as video:
-                for shot in tape.shots:
-                    video.add(shown(shot.frame, shot.lines, factor=factor)[None])
+            with VideoWriter(part, height=high, width=wide, fps=FPS) as video:
+                for frame, lines in tape.shots:
+                    video.add(shown(frame, lines, factor=factor)[None])
             os.replace(part, self.folder / name)
         finally:
             part.unlink(missing_ok=True)

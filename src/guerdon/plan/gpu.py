@@ -1,0 +1,351 @@
+"""Memory and time of language models and vision-language-action policies on a GPU, by part: what `--dry-run` prints.
+
+None of it was measured on a GPU. docs/memory.md and docs/libero.md have the formulas and where their inputs come from;
+`benchmarks/memory.py` prints them next to the peak of an update on a CPU.
+
+    memory = update_memory(shape, rank=None, tokens=8192, answered=8192, checkpointing=True)
+    memory["gradients"]             # bytes
+    estimate_vla(study)["memory at most"]      # "73.3 GB, 1.0 GB of it CUDA's own (assumed): fits on one GPU"
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from guerdon.durations import duration
+from guerdon.plan.text_size import Shape, Size, read_config, shape_of, size_of_start
+from guerdon.settings.gpus import GPUS, gpus_named
+from guerdon.settings.reward_models import PrimeModelSettings
+from guerdon.settings.study import Study
+from guerdon.settings.text_policy import TextPolicySettings
+from guerdon.settings.train import TextTrainSettings
+from guerdon.settings.vla_policy import VLAPolicySettings
+
+TOKENS_PER_PASS, LOGITS_AT_ONCE = 8192, 2**26  # on a GPU (guerdon.policies.passes and text; a test compares them)
+PER_LOGIT = 22  # bytes of a logit of the piece that goes backward: counted from the operators of `token_log_probs`
+CONTEXT = 1e9  # bytes of CUDA, cuBLAS and what the allocator cannot use
+USED, READ = 0.4, 0.6  # shares of the peak rate of products, and of the peak rate of reading memory
+LAUNCHES, LAUNCH = 25, 8e-6  # kernels per layer and token of the local engine, seconds of each
+SMALLEST = 100.0  # millions of parameters from which the memory of a GPU is worth a line
+PROMPT = 100  # tokens of a prompt for the time; the memory is that of data.max_prompt_length
+ADVICE = "a smaller max_tokens_per_pass, lora, or (in a run) a smaller generation.batch_size"
+
+
+def layer_bytes(shape: Shape, rank: int | None) -> int:
+    """Bytes per token that a layer keeps for its backward pass, with bfloat16 products and float32 sums.
+
+    All weights trained: residual and normalised states in float32 and five casts of them, 26 h; queries, keys, values
+    and what attention gives, 4 q + 4 k; gate, its SiLU, up and their product, 8 I. Of an adapter on frozen weights: no
+    normalised states, but a cast of its own input for each of seven matrices.
+    """
+    h, q, k, inner = shape.width, shape.queries, shape.keys, shape.inner
+    attention = 4 * q + 4 * k
+    if rank is None:
+        return 26 * h + attention + 8 * inner
+    return 18 * h + attention + 2 * q + 8 * inner + 14 * rank
+
+
+def update_memory(
+    shape: Shape,
+    *,
+    rank: int | None,
+    tokens: int,
+    answered: int,
+    checkpointing: bool,
+    head: bool = True,
+    halved: bool = True,
+    quantized: bool = False,
+    logits_at_once: int = LOGITS_AT_ONCE,
+) -> dict[str, float]:
+    """Bytes of each part while a gradient step's largest pass is under way; their sum is the peak.
+
+    Args:
+        shape: of the model.
+        rank: of the adapters; None: all weights are trained.
+        tokens: in the pass, padding included.
+        answered: of those, tokens whose log-probabilities are wanted.
+        checkpointing: `gradient_checkpointing`.
+        head: whether log-probabilities are computed; a reward model with a head of its own has none.
+        halved: frozen matrices are kept in bfloat16 (on a GPU); else in float32.
+        quantized: frozen matrices are in 4 bits with a scale per 64.
+        logits_at_once: in a piece.
+    """
+    p, e = shape.parameters, shape.embedding
+    tied_head = e if head and shape.tied else 0
+    if rank is None:
+        trained, weights = p, 4.0 * p
+        casts = 2.0 * (p - e - (0 if head or shape.tied else e)) + 2.0 * tied_head
+    else:
+        trained = shape.adapters(rank)
+        each = 0.5625 if quantized else 2.0 if halved else 4.0
+        weights = each * (p - e) + 4.0 * e + 4.0 * trained
+        casts = 2.0 * tied_head + 2.0 * trained + (0.0 if halved or quantized else 2.0 * (p - e))
+    layer = layer_bytes(shape, rank)
+    kept = tokens * (shape.layers * (4 * shape.width if checkpointing else layer) + 10 * shape.width)
+    logits = 0.0
+    if head:
+        logits = PER_LOGIT * min(answered * shape.vocabulary, max(logits_at_once, shape.vocabulary))
+        logits += 6.0 * e if rank is None else 0.0  # the gradient of the matrix of a piece, in bfloat16 and float32
+    again = tokens * layer if checkpointing else 0
+    return {
+        "weights": weights,
+        "gradients": 4.0 * trained,
+        "Adam": 8.0 * trained,
+        "bfloat16 copies": casts,
+        "activations": kept,
+        "logits, or a layer computed again": max(logits, again),
+    }
+
+
+def rollout_memory(shape: Shape, *, rows: int, length: int) -> dict[str, float]:
+    """Bytes that the local engine needs while it writes `rows` responses, each of `length` tokens with its prompt."""
+    return {
+        "bfloat16 copy of the weights": 2.0 * (shape.parameters - (0 if shape.tied else shape.embedding)),
+        "cache": 4.0 * shape.keys * shape.layers * rows * length,
+        "logits": 16.0 * rows * shape.vocabulary,
+    }
+
+
+def gpu_lines(parts: Mapping[str, float], most: float, gpus: str | None, advice: str, what: str) -> dict[str, str]:
+    """Lines of an estimate: each part, and whether all that is there at a time fits.
+
+    Args:
+        parts: bytes by name.
+        most: bytes at a time, without CUDA's own.
+        gpus: as `policy.gpus`.
+        advice: what to change where it does not fit.
+        what: sizes, for the first line.
+    """
+    count, name = gpus_named(gpus)
+    whole, memory = most + CONTEXT, GPUS[name].memory
+    fits = "fits on one GPU" if whole <= memory else f"does not fit on one {name} of {_gb(memory)}: take {advice}"
+    return {
+        "estimated, not measured, for": f"{count} x {name}; {what} (formulas: docs/memory.md)",
+        **{f"memory of {name}": _gb(bytes_) for name, bytes_ in parts.items()},
+        "memory at most": f"{_gb(whole)}, {_gb(CONTEXT)} of it CUDA's own (assumed): {fits}",
+    }
+
+
+def computing(operations: float, gpus: str | None) -> dict[str, str]:
+    """The line with the time that so many operations take on the GPUs together, at `USED` of their peak rate."""
+    count, name = gpus_named(gpus)
+    return {f"time on {count} x {name}": duration(operations / (count * GPUS[name].peak * USED))}
+
+
+def _gb(bytes_: float) -> str:
+    return f"{bytes_ / 1e9:.1f} GB"
+
+
+def _no_lines(size: Size) -> dict[str, str] | None:
+    """What is said of a model that is small or of unknown size; None where its memory is worth lines."""
+    if not size.known:
+        return {"GPU memory": "not known without the size of the model: give policy.config_file"}
+    return {} if size.millions < SMALLEST else None
+
+
+def _advice(checkpointing: bool) -> str:
+    return ADVICE if checkpointing else f"gradient_checkpointing: true, {ADVICE}"
+
+
+def estimate_text_run(study: Study, *, written: int) -> dict[str, str]:
+    """Memory and time on a GPU of `guerdon run`, by part; empty for models that are small.
+
+    Args:
+        study: the configuration.
+        written: tokens of a response, for the time.
+    """
+    policy, data, generation = started(study), study.data, study.generation
+    size = size_of_start(policy)
+    if (nothing := _no_lines(size)) is not None or data is None:
+        return nothing or {}
+    shape, gpu = size.shape, GPUS[gpus_named(policy.gpus)[1]]
+    length = data.max_prompt_length + data.max_response_length
+    tokens = max(policy.max_tokens_per_pass or TOKENS_PER_PASS, length)
+    parts = update_memory(
+        shape, rank=size.rank, tokens=tokens, answered=tokens * data.max_response_length // length,
+        checkpointing=policy.gradient_checkpointing,
+    )  # fmt: skip
+    others = _others(study, policy, size, parts)
+    batch = data.train_batch_size * data.n_samples
+    if generation.engine == "local":
+        rows, launches = min(batch, generation.batch_size), LAUNCHES * shape.layers * LAUNCH
+        rollout = sum(rollout_memory(shape, rows=rows, length=length).values())
+    else:
+        rows, launches = batch, 0.0
+        rollout = generation.gpu_memory_utilization * gpu.memory
+    most = max(sum(parts.values()), parts["weights"] + parts["Adam"] + rollout) + sum(others.values())
+    learn = _per_token(size, policy.gradient_checkpointing)
+    per_token = learn * study.text_algorithm.num_epochs + 2  # and the log-probabilities before the update
+    per_token += 2 if study.text_algorithm.kl_coef else 0
+    per_token += sum(learn + 2 if isinstance(s.model, PrimeModelSettings) else 2 for s in study.text_sources.values())
+    responses, read = study.runner.total_steps, PROMPT + written
+    step = (2.0 * shape.parameters + 4.0 * shape.keys * shape.layers * rows * read) / (gpu.bandwidth * READ)
+    rollouts = duration(math.ceil(responses / rows) * written * max(step, launches))
+    advice = _advice(policy.gradient_checkpointing)
+    return {
+        **gpu_lines(parts | others | {"the rollout": rollout}, most, policy.gpus, advice, f"{tokens} tokens in a pass"),
+        **computing(per_token * shape.parameters * responses * read, policy.gpus),
+        "time of rollouts on one of them": f"{rollouts} = {math.ceil(responses / rows)} batches x {written} tokens",
+    }
+
+
+def _per_token(size: Size, checkpointing: bool) -> int:
+    """Operations per parameter to learn from a token."""
+    return (6 if size.rank is None else 4) + (2 if checkpointing else 0)
+
+
+def estimate_text_train(
+    model: TextTrainSettings, start: TextPolicySettings, *, solutions: int, written: int
+) -> dict[str, str]:
+    """Memory and time on a GPU of training one reward model, by part; empty for models that are small.
+
+    Args:
+        model: of `train`.
+        start: the language model that it starts from.
+        solutions: to learn from, one pass after the other counted.
+        written: tokens of a solution.
+    """
+    size, implicit = size_of_start(start), model.type == "implicit"
+    if (nothing := _no_lines(size)) is not None:
+        return nothing
+    length = model.max_length or TOKENS_PER_PASS
+    tokens = max(model.max_tokens_per_pass or TOKENS_PER_PASS, length)
+    if model.micro_batch_size is not None:
+        tokens = min(tokens, model.micro_batch_size * length)
+    parts = update_memory(
+        size.shape, rank=size.rank, tokens=tokens, answered=tokens, checkpointing=model.gradient_checkpointing,
+        head=implicit or model.type == "verdict", quantized=model.quantize is not None,
+    )  # fmt: skip
+    if implicit and size.rank is None:  # written with the model, so it stays in float32
+        parts["the reference"] = 4.0 * size.shape.parameters
+    learn = _per_token(size, model.gradient_checkpointing) + (2 if implicit else 0)
+    advice = _advice(model.gradient_checkpointing)
+    return {
+        **gpu_lines(parts, sum(parts.values()), start.gpus, advice, f"{tokens} tokens in a pass"),
+        **computing(solutions * (PROMPT + written) * size.shape.parameters * learn, start.gpus),
+    }
+
+
+def started(study: Study) -> TextPolicySettings:
+    """The policy, with the model that its `sft` section starts from where it is one."""
+    first = study.sft.policy if study.sft is not None else None
+    same = ("path", "tiny", "config_file")
+    return study.text_policy.model_copy(update={key: getattr(first, key) for key in same} if first is not None else {})
+
+
+def _others(study: Study, policy: TextPolicySettings, size: Size, update: Mapping[str, float]) -> dict[str, float]:
+    """Bytes of the KL's reference and of reward models, by name, that are there next to the policy."""
+    found: dict[str, float] = {}
+    if study.text_algorithm.kl_coef and policy.lora is None:
+        found["the reference of the KL"] = _frozen(size.shape)
+    for name, source in study.text_sources.items():
+        model = source.model
+        if isinstance(model, PrimeModelSettings):  # on adapters that share the base, only the adapters
+            shared = size.rank is not None and model.prime_model.path is None
+            weights = 4e6 * size.trained if shared else update["weights"]
+            found[f"{name}'s weights, gradients and Adam"] = weights + update["gradients"] + update["Adam"]
+            if model.prime_model.ref_type == "freeze" and not shared:
+                found[f"{name}'s reference"] = _frozen(size.shape)
+        elif (path := getattr(model, "checkpoint_path", None)) is not None:
+            made = (one for one in study.text_models.values() if str(path).startswith(one.save_dir))
+            first = next((one.start(study.text_default) for one in made), TextPolicySettings(path=str(path)))
+            if _no_lines(third := size_of_start(first)) is None:
+                found[f"the reward model {name}"] = _frozen(third.shape)
+    return found
+
+
+def _frozen(shape: Shape) -> float:
+    """Bytes of a model that is only read on a GPU."""
+    return 2.0 * (shape.parameters - shape.embedding) + 4.0 * shape.embedding
+
+
+PUBLISHED_VLA = {  # configurations of the language part
+    "token": {"hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 11008, "vocab_size": 32064},
+    "flow": {"hidden_size": 960, "num_hidden_layers": 16, "intermediate_size": 2560, "vocab_size": 49280},
+}
+REST = {"token": 0.80e9, "flow": 0.20e9}  # parameters of the other parts
+TOWERS = {  # of vision, as far as they are computed: width, inner width, blocks, tokens of a picture
+    "token": ((1024, 4096, 23, 261), (1152, 4304, 26, 256)),  # DINOv2 L with registers, SigLIP So400M
+    "flow": (),  # its tower is not counted
+}
+PATCHES, INSTRUCTION, ACTION = 256, 35, 7  # tokens of a picture, of an instruction, of an action
+STEPS_PER_SECOND = 13.0  # of one copy of LIBERO with pictures
+
+
+def estimate_vla(study: Study) -> dict[str, str]:
+    """Memory and time of `guerdon run` with a vision-language-action policy; empty without `policy.gpus`."""
+    policy, env, algorithm, runner = study.policy, study.env, study.control_algorithm, study.runner
+    if not isinstance(policy, VLAPolicySettings) or policy.gpus is None:
+        return {}
+    shape, p, trained = vla_size(policy)
+    tokens = PATCHES * policy.num_images_in_input + INSTRUCTION + ACTION * policy.num_action_chunks
+    state, one = 18 * trained, _decision_bytes(policy, shape, tokens)
+    if policy.use_lora:
+        embedded = 2 * shape.embedding
+        state += 0.5625 * (p - embedded) + 2 * embedded if policy.use_quantization else 2 * p
+    micro = algorithm.micro_batch_size or algorithm.minibatch_size
+    limit, chunk = env.max_episode_steps or 1, policy.num_action_chunks
+    steps = env.num_envs * (limit if algorithm.needs.groups else algorithm.rollout_steps)
+    decisions = math.ceil(runner.total_steps / steps) * math.ceil(steps / chunk)
+    evaluated = runner.total_steps // runner.eval_every * runner.eval_episodes * limit
+    per_token = 4 + algorithm.num_epochs * (4 if policy.use_lora else 6)
+    room = GPUS[gpus_named(policy.gpus)[1]].memory - CONTEXT - state
+    parts = {"weights, gradients and moments": state, f"activations of {micro} decisions": micro * one}
+    return {
+        **gpu_lines(
+            parts, sum(parts.values()), policy.gpus, _vla_advice(policy, algorithm.minibatch_size, int(room // one)),
+            f"P = {p / 1e9:.3g}e9, T = {trained / 1e9:.3g}e9, S = {tokens}",
+        ),
+        **computing(p * tokens * (decisions * per_token + 2 * evaluated / chunk), policy.gpus),
+        "time of the simulators": duration((runner.total_steps + evaluated) / (STEPS_PER_SECOND * env.num_envs)),
+    }  # fmt: skip
+
+
+def _decision_bytes(policy: VLAPolicySettings, shape: Shape, tokens: int) -> float:
+    """Bytes that autograd keeps for one decision.
+
+    Of a block of a vision transformer of width w and inner width m, with adapters of rank r: 18 w + 4 m + 8 r per
+    token, and on a GPU, whose layer norms are in float32, 22 w + 4 m + 8 r; 24 w + 4 m where all weights are trained.
+    """
+    rank = policy.lora_rank if policy.use_lora else None
+    seen = sum(
+        policy.num_images_in_input * patches * blocks * (24 * w + 4 * m if rank is None else 22 * w + 4 * m + 8 * rank)
+        for w, m, blocks, patches in TOWERS[policy.decoding.family]
+    )
+    return seen + tokens * shape.layers * layer_bytes(shape, rank)
+
+
+def _vla_advice(policy: VLAPolicySettings, minibatch: int, most: int) -> str:
+    """What to change where a GPU, which holds the whole policy, has room for the activations of `most` decisions."""
+    if most > 0:
+        return f"algorithm.micro_batch_size: {max(k for k in range(1, most + 1) if minibatch % k == 0)}"
+    return "policy.use_quantization: true" if policy.use_lora else "policy.use_lora: true"
+
+
+def vla_bytes(study: Study) -> tuple[int, int]:
+    """Bytes on disk of what is trained: the policy at the end, and each checkpoint, with the two moments of Adam."""
+    policy = study.policy
+    if not isinstance(policy, VLAPolicySettings) or policy.vla_path is None:
+        return 0, 0
+    trained = vla_size(policy)[2]
+    return int(4 * trained), int(12 * trained)
+
+
+def vla_size(policy: VLAPolicySettings) -> tuple[Shape, float, float]:
+    """The language part, all parameters, and those that are trained.
+
+    Shapes are those of the checkpoint's configuration, of the published model where that does not say. Adapters are on
+    all matrices of the language part, of the towers of vision (qkv, proj, fc1, fc2) and of what projects these.
+    """
+    family, file, rank = policy.decoding.family, Path(policy.vla_path or "") / "config.json", policy.lora_rank
+    found = read_config(file) if file.is_file() else {}
+    shape = shape_of({"tie_word_embeddings": False, **PUBLISHED_VLA[family], **found})
+    p = shape.parameters + REST[family]
+    if not policy.use_lora:
+        return shape, p, p
+    seen = sum(blocks * (8 * w + 2 * m) for w, m, blocks, _ in TOWERS[family])
+    features = sum(w for w, *_ in TOWERS[family])
+    projector = 9 * features + 3 * shape.width if features else 0
+    return shape, p, shape.adapters(rank) + rank * (seen + projector)
