@@ -1,9 +1,9 @@
 """Layouts of preferences as published data sets have them, what is left out, and the split by prompt.
 
 Where the columns were read: HelpSteer3 in the card of nvidia/HelpSteer3 (`overall_preference` -3 to 3, below 0:
-response 1 is better); HelpSteer2 in its paper (2410.01257) and converters of its folder `preference`; PKU-SafeRLHF and SHP in
-converters on GitHub (`labels` 1: A is better); Chatbot Arena in FastChat's clean_battle_data.py; PPE in scripts that
-load lmarena-ai/PPE-Human-Preference-V1; JudgeBench in the README of ScalerLab/JudgeBench; RM-Bench in that of
+response 1 is better); HelpSteer2 in its paper (2410.01257) and converters of its folder `preference`; PKU-SafeRLHF and
+SHP in converters on GitHub (`labels` 1: A is better); Chatbot Arena in FastChat's clean_battle_data.py; PPE in scripts
+that load lmarena-ai/PPE-Human-Preference-V1; JudgeBench in the README of ScalerLab/JudgeBench; RM-Bench in that of
 THU-KEG/RM-Bench; WebGPT comparisons in OpenRLHF's reward data set; Nectar and UltraFeedback in loaders on GitHub; TRL
 in docs/source/dataset_formats.md (preference and unpaired preference, explicit and implicit prompts).
 """

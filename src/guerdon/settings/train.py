@@ -470,29 +470,26 @@ class PreferenceTrainSettings(_HeadSettings):
         default_factory=dict, description="names that a layout uses, and what these columns are called in the data"
     )
     loss: Literal["bradley_terry"] = "bradley_terry"
-    margin_coef: float = Field(0.0, ge=0, description="factor of the margins in the data, which the loss requires")
-    label_smoothing: float = Field(0.0, ge=0, lt=0.5, description="share of the judgements taken to be wrong")
-    center_coef: float = Field(0.0, ge=0, description="weight of the squared sum of both rewards (2312.09244)")
+    margin_coef: float = only_with(
+        0.0, ge=0, attributes={}, description="factor of the margins in the data, which the loss requires"
+    )
+    label_smoothing: float = only_with(
+        0.0, ge=0, lt=0.5, attributes={}, description="share of the judgements taken to be wrong"
+    )
+    center_coef: float = only_with(
+        0.0, ge=0, attributes={}, description="weight of the squared sum of both rewards (2312.09244)"
+    )
     attributes: dict[str, float] = Field(
         default_factory=dict,
         description="learn these ratings by regression instead; the reward is their sum with these weights",
     )
-    members: int = Field(1, ge=1, le=64, description="heads on one language model, each on a resample of the data")
-    member_reward: Literal["mean", "lower_bound"] = Field(
-        "mean", description="reward of several members: their mean, or the mean minus `deviations` standard deviations"
+    members: int = only_with(
+        1, ge=1, le=64, attributes={}, description="heads on one language model, each on a resample of the data"
     )
-    deviations: float = Field(1.0, gt=0, description="see member_reward")
-
-    @model_validator(mode="after")
-    def _one_purpose(self) -> Self:
-        given = self.model_fields_set
-        if self.attributes:
-            refuse({"margin_coef", "label_smoothing", "center_coef", "members"} & given, "attributes")
-        if self.members == 1:
-            refuse({"member_reward"} & given, "members 1")
-        if self.member_reward != "lower_bound":
-            refuse({"deviations"} & given, f"member_reward {self.member_reward}")
-        return self
+    member_reward: Literal["mean", "lower_bound"] = only_with(
+        "mean", members=Unless(1), description="their mean, or the mean minus `deviations` standard deviations"
+    )
+    deviations: float = only_with(1.0, gt=0, member_reward="lower_bound", description="see member_reward")
 
 
 class ImplicitTrainSettings(_TextTrainSettings):
