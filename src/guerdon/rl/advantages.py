@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from guerdon.errors import ConfigError, DataError
-from guerdon.settings.algorithm import ESTIMATORS, AlgorithmSettings, estimator_info
+from guerdon.settings.algorithm import ESTIMATORS, AlgorithmSettings, EstimatorInfo, estimator_info
 from guerdon.types import Advantages, BoolArray, IntArray, last_valid
 
 LeaveOneOut = Literal["paper", "prime_compat"]
@@ -468,7 +468,7 @@ def _check(sources: Mapping[str, SourceRewards], steps: Steps, estimator: str, w
     mask, groups = steps.mask_B_T, steps.groups_B
     if groups is not None and groups.shape != mask.shape[:1]:
         raise ValueError(f"groups_B has shape {groups.shape}, expected {mask.shape[:1]}")
-    needs = estimator_info(estimator)
+    needs = estimator_info(estimator) if estimator else EstimatorInfo()
     if needs.groups:
         sizes = np.ones(1) if groups is None else np.unique(groups, return_counts=True)[1]
         if groups is None or (len(groups) and sizes.max() < 2):

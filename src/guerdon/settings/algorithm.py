@@ -52,13 +52,31 @@ _CLIPPED = {
     "loss": Unless("reinforce"),
     "one_step": Because(False, "one gradient step per batch, whose ratio is 1 (num_epochs 1 and no minibatch_size)"),
 }
-_GROUPS = tuple(name for name, info in _INFO.items() if info.groups)
-_NO_CRITIC = Unless(*(name for name, info in _INFO.items() if not info.critic))  # robots: one's own have a critic
 
 
-def estimator_info(name: str) -> EstimatorInfo:
-    """What an estimator needs; of a user's own, nothing is known."""
-    return _INFO.get(name, EstimatorInfo())
+_OWN, _OWN_OF_ROBOTS = EstimatorInfo(), EstimatorInfo(critic=True)
+
+
+def estimator_info(name: str, own: EstimatorInfo = _OWN) -> EstimatorInfo:
+    """What an estimator needs; of a user's own what its factory says as `info`, else `own`."""
+    return _INFO[name] if name in _INFO else getattr(ESTIMATORS.factory(name), "info", own)
+
+
+class _Estimators(tuple[str, ...]):
+    """The built-in estimators that have a need; a robot's own estimator belongs to them where it has it."""
+
+    need: str
+
+    def __new__(cls, need: str) -> Self:
+        found = super().__new__(cls, (name for name, info in _INFO.items() if getattr(info, need)))
+        found.need = need
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return bool(getattr(estimator_info(str(name), _OWN_OF_ROBOTS), self.need))
+
+
+_GROUPS, _CRITIC = _Estimators("groups"), _Estimators("critic")
 
 
 class _SharedSettings(Settings):
@@ -98,7 +116,7 @@ class ControlAlgorithmSettings(_SharedSettings):
         "return in the rollout; reinforce_pp: whitened; your own: with the critic",
     )
     rollout_steps: int = only_with(
-        250, ge=1, le=10**7, adv_estimator=Unless(*_GROUPS), description="steps per copy between updates"
+        250, ge=1, le=10**7, adv_estimator=Unless(_GROUPS), description="steps per copy between updates"
     )
     num_epochs: int = Field(10, ge=1, description="passes over a rollout per update")
     minibatch_size: int = Field(250, ge=1, description="decisions per gradient step: steps, or chunks of actions")
@@ -107,15 +125,15 @@ class ControlAlgorithmSettings(_SharedSettings):
     gamma: float = Field(0.99, ge=0, le=1, description="discount; a source may have its own")
     gae_lambda: float = only_with(0.95, ge=0, le=1, adv_estimator="gae", description="lambda of GAE (1506.02438)")
     clip_range_value: float | None = only_with(
-        None, gt=0, adv_estimator=_NO_CRITIC, description="clip the change of the value; null: not"
+        None, gt=0, adv_estimator=_CRITIC, description="clip the change of the value; null: not"
     )
     value_coef: float = only_with(
-        1.0, ge=0, adv_estimator=_NO_CRITIC, description="weight of half the mean squared value error"
+        1.0, ge=0, adv_estimator=_CRITIC, description="weight of half the mean squared value error"
     )
     max_grad_norm: float = Field(0.5, gt=0, description="clip gradients to this norm")
     target_kl: float | None = Field(None, gt=0, description="stop the update when the policy moved this far")
     normalize_advantages: bool = only_with(
-        True, adv_estimator=_NO_CRITIC, description="zero mean and unit variance over the batch"
+        True, adv_estimator=_CRITIC, description="zero mean and unit variance over the batch"
     )
     normalize_rewards: bool = Field(False, description="divide each source by the running std of its return")
     group_size: int = only_with(8, ge=2, adv_estimator=_GROUPS, description="episodes with the same start per group")
@@ -135,7 +153,7 @@ class ControlAlgorithmSettings(_SharedSettings):
         None, filter_rewards=True, description="largest mean return of a group; null: no bound"
     )
     value_init_steps: int = only_with(
-        0, ge=0, adv_estimator=_NO_CRITIC, description="updates at the start that train the critic alone"
+        0, ge=0, adv_estimator=_CRITIC, description="updates at the start that train the critic alone"
     )
     logprob_type: Literal["token_level", "action_level", "chunk_level"] | None = Field(
         None,
@@ -164,9 +182,8 @@ class ControlAlgorithmSettings(_SharedSettings):
 
     @property
     def needs(self) -> EstimatorInfo:
-        """What the estimator needs; one of your own has a critic."""
-        own = ESTIMATORS.is_own(self.adv_estimator)
-        return EstimatorInfo(critic=True) if own else estimator_info(self.adv_estimator)
+        """What the estimator needs; one of your own has a critic, unless it says otherwise."""
+        return estimator_info(self.adv_estimator, _OWN_OF_ROBOTS)
 
     @property
     def by_chunk(self) -> bool:

@@ -129,12 +129,14 @@ def as_now(record: Any, now: Any) -> Any:
 
 @dataclass(frozen=True)
 class Unless:
-    """For `only_with`: any value but these."""
+    """For `only_with`: any value but these, or but those of a tuple."""
 
     values: tuple[Any, ...]
 
     def __init__(self, *values: Any) -> None:
-        object.__setattr__(self, "values", values)
+        object.__setattr__(
+            self, "values", values[0] if len(values) == 1 and values[0] and isinstance(values[0], tuple) else values
+        )
 
 
 SET = Unless(None, 0, "", (), {})

@@ -28,15 +28,13 @@ class WarmUpSettings(Settings):
     rollouts: int = Field(
         0,
         ge=0,
-        description="so many rollouts of the starting policy are written before the first update, those that the "
-        "filters leave out included; they count as steps of the run",
+        description="rollouts of the starting policy before the first update, filtered ones too; steps of the run",
     )
     epochs: int = only_with(1, ge=1, rollouts=SET, description="passes over them")
     policy_learns: bool = only_with(
         False,
         rollouts=SET,
-        description="the policy learns from the outcomes of these rollouts, and of other sources, while the model "
-        "collects them; false: it waits, and none of them trains it",
+        description="the policy learns from these rollouts by the outcome and other sources; false: it waits",
     )
 
 
@@ -60,9 +58,8 @@ class ImplicitModelSettings(Settings):
     use_remove_padding: bool = Field(False, description="forward without padding")
     bf16: Bf16 | None = Field(
         None,
-        description="compute the model and its reference in bfloat16, auto: where the hardware has it; null: as the "
-        "policy. Log-ratios are small differences of large numbers: with false they are exact to float32, and weights "
-        "that the policy keeps in bfloat16 are not shared",
+        description="compute model and reference in bfloat16, auto: where the hardware has it; null: as the policy. "
+        "false: log-ratios are exact to float32, and weights that the policy keeps in bfloat16 are not shared",
     )
     replay_size: int = only_with(
         0,
@@ -103,22 +100,20 @@ class PrimeSettings(Settings):
     prime_norm: Literal["batch_norm", "clip", "none"] = Field(
         "batch_norm",
         description="divide by the largest absolute return of the batch; clip: cut every reward to plus or minus "
-        "prime_clip and divide by that, so that one large log-ratio does not shrink all others; or neither",
+        "prime_clip and divide by that; or neither",
     )
     prime_clip: float = only_with(
         1.0,
         gt=0,
         prime_norm="clip",
-        description="a log-ratio of a token, step or response counts as at least minus this, in nats, and "
-        "at most this where prime_clip_above is null",
+        description="a log-ratio counts as at least minus this, in nats, and at most prime_clip_above",
     )
     prime_clip_above: float | None = only_with(
         None,
         ge=0,
         prime_norm="clip",
-        description="a log-ratio counts as at most this, in nats; null: prime_clip. 0: rewards are never "
-        "positive. Where the reference has almost no probability, a small probability of the model is a large "
-        "log-ratio, so that a policy can increase its reward with tokens for which no outcome was observed",
+        description="a log-ratio counts as at most this, in nats; null: prime_clip. 0: rewards are never positive, so "
+        "that a policy gains nothing from tokens to which only the reference gives almost no probability",
     )
     prime_norm_shards: int = only_with(
         1,

@@ -133,13 +133,13 @@ class Study(Settings):
     def __new__(cls, **given: Any) -> Self:
         """A study of the kind that the sections say."""
         kind: type[Any] = cls if cls is not Study else _kind_of(given)
-        return super().__new__(kind)
+        return super().__new__(kind)  # type: ignore[no-any-return]
 
     @classmethod
     def model_validate(cls, obj: Any, **how: Any) -> Self:
         """A study of the kind that the sections say."""
         kind: type[Any] = cls if cls is not Study or not isinstance(obj, dict) else _kind_of(obj)
-        return super(Study, kind).model_validate(obj, **how)
+        return super(Study, kind).model_validate(obj, **how)  # type: ignore[return-value]
 
     @model_validator(mode="before")
     @classmethod

@@ -101,7 +101,24 @@ class LoraSettings(Settings):
     )
 
 
-class TextPolicySettings(Settings):
+class ModelKeys(Settings):
+    """What a language model is and how it computes: keys of `policy` and of trainers of text."""
+
+    tiny: TinyModelSettings | None = Field(None, description="make a small model in code instead of reading one")
+    chat_template: str | None = CHAT_TEMPLATE
+    chat_template_kwargs: TemplateArguments = CHAT_TEMPLATE_KWARGS
+    lora: LoraSettings | None = Field(
+        None,
+        description="train adapters on frozen weights ({} is r 16, alpha 32 on all linear layers); null: all weights",
+    )
+    device: Device = DEVICE
+    bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: where the hardware has it")
+    gradient_checkpointing: bool = Field(False, description="recompute activations backwards: less memory, more time")
+    max_tokens_per_pass: int | None = MAX_TOKENS_PER_PASS
+    use_remove_padding: bool = Field(False, description="forward without padding: all sequences in one row")
+
+
+class TextPolicySettings(ModelKeys):
     """A causal language model."""
 
     type: Literal["text"] = Field("text", description="a causal language model")
@@ -110,21 +127,12 @@ class TextPolicySettings(Settings):
         description="folder, hub id or package:<name> of a causal language model; an adapter is merged. A "
         "command that needs a policy needs this key or tiny",
     )
-    tiny: TinyModelSettings | None = Field(None, description="make a small model in code instead of reading one")
-    chat_template: str | None = CHAT_TEMPLATE
-    chat_template_kwargs: TemplateArguments = CHAT_TEMPLATE_KWARGS
-    lora: LoraSettings | None = Field(None, description="train adapters on frozen weights; null: train all weights")
     dropout: bool | None = Field(
         None,
         description="draw the dropout of the model and of its adapters in gradient passes. null: only where a model is "
         "trained on examples (sft, train), and not in reinforcement learning or for implicit reward models, where it "
         "would change ratios, KL and rewards (true there gives a warning)",
     )
-    device: Device = DEVICE
-    bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: where the hardware has it")
-    gradient_checkpointing: bool = Field(False, description="recompute activations backwards: less memory, more time")
-    max_tokens_per_pass: int | None = MAX_TOKENS_PER_PASS
-    use_remove_padding: bool = Field(False, description="forward without padding: all sequences in one row")
     share_prompts: bool = Field(
         True,
         description="read a prompt once for all of its responses in a forward pass, where the architecture can (such a "

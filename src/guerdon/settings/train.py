@@ -26,13 +26,11 @@ from guerdon.settings.base import (
     only_with,
 )
 from guerdon.settings.text_policy import (
-    CHAT_TEMPLATE,
     CHAT_TEMPLATE_KWARGS,
-    MAX_TOKENS_PER_PASS,
     LoraSettings,
+    ModelKeys,
     TemplateArguments,
     TextPolicySettings,
-    TinyModelSettings,
 )
 from guerdon.settings.vlm import MAX_PIXELS, NFRAMES, TinyVLMSettings, VLMSettings
 
@@ -291,7 +289,7 @@ class VLMTrainSettings(_FrameFitSettings, _TransformerFitSettings):
         return VLMSettings(question=self.question, input=self.input).prompt_name
 
 
-class _TextTrainSettings(_TextFitSettings):
+class _TextTrainSettings(ModelKeys, _TextFitSettings):
     """What all reward models of text share."""
 
     data_path: str | tuple[str, ...] | None = Field(
@@ -304,23 +302,11 @@ class _TextTrainSettings(_TextFitSettings):
         "data came from `guerdon label`"
     )
     path: str | None = Field(None, description="folder or hub id to start from; null: that of the study's policy")
-    chat_template: str | None = CHAT_TEMPLATE
-    chat_template_kwargs: TemplateArguments = CHAT_TEMPLATE_KWARGS
-    tiny: TinyModelSettings | None = Field(None, description="make a small model in code instead of reading one")
-    lora: LoraSettings | None = Field(
-        None,
-        description="train adapters on frozen weights ({} is r 16, alpha 32 on all linear layers); null: all weights",
-    )
     quantize: Literal["nf4"] | None = only_with(
         None,
         device=Unless("cpu"),
         description="keep the frozen weights in 4 bits (QLoRA, 2305.14314); needs lora, a GPU and bitsandbytes",
     )
-    device: Device = DEVICE
-    bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: where the hardware has it")
-    gradient_checkpointing: bool = Field(False, description="recompute activations backwards: less memory, more time")
-    max_tokens_per_pass: int | None = MAX_TOKENS_PER_PASS
-    use_remove_padding: bool = Field(False, description="forward without padding: all solutions in one row")
     max_length: int | None = Field(
         None,
         ge=2,
@@ -376,21 +362,13 @@ class _TextTrainSettings(_TextFitSettings):
                 f"the model {self.save_dir!r} of the train section names no language model to start from: set its path "
                 "to a folder or hub id, or set policy.path"
             )
-        return TextPolicySettings(
-            path=self.path if named else policy.path,
-            tiny=self.tiny if named else policy.tiny,
-            chat_template=self.chat_template or (None if named else policy.chat_template),
-            chat_template_kwargs=self.chat_template_kwargs or ({} if named else policy.chat_template_kwargs),
-            lora=self.lora,
-            dropout=policy.dropout,
-            device=self.device,
-            bf16=self.bf16,
-            gradient_checkpointing=self.gradient_checkpointing,
-            max_tokens_per_pass=self.max_tokens_per_pass,
-            gpus=policy.gpus,
-            config_file=policy.config_file if not named else None,
-            use_remove_padding=self.use_remove_padding,
-        )
+        keys = {name: getattr(self, name) for name in ModelKeys.model_fields}
+        keys |= {"path": self.path, "dropout": policy.dropout, "gpus": policy.gpus}
+        if not named:
+            keys |= {"path": policy.path, "tiny": policy.tiny, "config_file": policy.config_file}
+            keys["chat_template"] = self.chat_template or policy.chat_template
+            keys["chat_template_kwargs"] = self.chat_template_kwargs or policy.chat_template_kwargs
+        return TextPolicySettings(**keys)
 
 
 class _HeadSettings(_TextTrainSettings):
