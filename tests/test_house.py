@@ -320,3 +320,14 @@ def test_light_modules_stay_light(name):
 def test_packages_are_light():
     imports = "\n".join(f"import guerdon.{name}" for name in FOLDERS if (SOURCE / name).is_dir())
     assert not loaded_modules(imports) & HEAVY
+
+
+def test_a_study_is_read_where_a_run_is_assembled_and_nowhere_below():
+    readers = {
+        str(path.relative_to(SOURCE))
+        for folder in ("collect", "engines", "rewards", "rl")
+        for path in (SOURCE / folder).glob("*.py")
+        if re.search(r"import .*\bStudy\b|settings\.study", path.read_text(encoding="utf-8"))
+    }
+    assembly = {f"rl/{name}.py" for name in ("build_control", "build_text", "loop", "reward_warnings", "run")}
+    assert readers == assembly | {"collect/collect.py"}, "a part takes the values that it needs, or one section"

@@ -6,9 +6,10 @@ import pytest
 import yaml
 from synthetic_study import STEPS, comparison_table, rising, write_card, write_film, write_run, write_study
 
-from guerdon.compare.report import TERMS, config_differences, terms_of, write_report, write_single_report
+from guerdon.compare.report import config_differences, terms_of, write_report, write_single_report
 from guerdon.compare.report_charts import curve_panels
 from guerdon.compare.report_films import choose_films, fit_films
+from guerdon.compare.report_format import WORDS
 from guerdon.compare.report_tables import markdown_table
 from guerdon.compare.results import arm_styles, read_study
 from guerdon.errors import DataError
@@ -441,6 +442,7 @@ def test_single_run_report(tmp_path):
     words = text(path.read_text())
     assert path == run / "report.html"
     assert "last success 0.90 [0.70, 0.97], n 20" in words
+    assert "is it being gamed? Likely. Alarm in 1 of 1 run, at the end of 0: the learned return rises" in words
     assert "progress" in words
     assert "beats" not in words
     assert path.read_text().count('<figure class="film"') == 1
@@ -500,7 +502,7 @@ def test_terms_are_explained_where_they_stand_on_the_page(page):
     explained = set(re.findall("<dfn>(.*?)</dfn>", section))
     assert {"true success", "IQM", "sign-flip test", "stratified bootstrap", "majority baseline", "probe"} <= explained
     assert not {"STARC", "best-of-n", "F1"} & explained
-    assert all(sentence.endswith(".") and len(sentence) < 140 for sentence in TERMS.values())
+    assert all(sentence.endswith(".") and len(sentence) < 140 for sentence in WORDS["terms"].values())
 
 
 @pytest.mark.parametrize(
@@ -521,5 +523,5 @@ def test_terms_are_found_under_their_names(words, terms):
 
 def test_a_term_in_code_or_in_the_name_of_a_class_is_no_term_of_the_page():
     assert terms_of('<pre>IQM</pre><p class="STARC"></p><script>"AUROC"</script><p>paired\ndifference</p>') == [
-        ("paired difference", TERMS["paired difference"])
+        ("paired difference", WORDS["terms"]["paired difference"])
     ]

@@ -353,6 +353,16 @@ def test_malformed_responses_are_refused(tmp_path, change):
         load_answers(path)
 
 
+@pytest.mark.parametrize("film", ["", "[1]", "{", '{"step": null, "responses": []}', '{"step": 1e999, "responses": []}',
+                                  '{"step": 1}', '{"step": 1, "responses": [3]}'])  # fmt: skip
+def test_films_without_a_step_or_responses_are_refused_in_one_line(tmp_path, film):
+    path = tmp_path / "run" / "films" / "step_1.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(film)
+    with pytest.raises(DataError, match=r"^answers step_1.json of run cannot be read: (step|responses)[^\n]*$"):
+        load_answers(path)
+
+
 def test_tokens_cannot_inject_markup_or_break_the_file(tmp_path):
     run = tmp_path / "chain" / "prime" / "seed0"
     write_text_run(run, arm="prime", curve=learning(0.6, 1))

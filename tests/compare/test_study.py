@@ -121,6 +121,9 @@ def test_an_override_removes_arms_and_tasks_of_the_file_alone(tmp_path):
         plan_study(path, ["compare.tasks.fra=null"])
     with pytest.raises(ConfigError, match=r"override compare.tasks: 'a' is not in the file; it has none"):
         plan_study(write_study(tmp_path, tasks=None), ["compare.tasks.a=null"])
+    for tasks in (None, [], ["b"]):  # names without values are replaced
+        replaced = plan_study(write_study(tmp_path, tasks=tasks), ["compare.tasks=[a]", "compare.arms=[A]"]).configs
+        assert list(replaced) == ["a.A.seed0", "a.A.seed1"]
 
 
 def test_a_typo_is_refused_before_torch_or_a_simulator_is_imported(tmp_path):

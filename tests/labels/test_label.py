@@ -286,7 +286,7 @@ def test_a_solution_beyond_the_positions_of_the_policy_fails_alone(policy, tmp_p
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"judge": {}}, "judge would do nothing with labeler exact and method 1"),
+        ({"judge": {}}, "judge would do nothing with a labeler and a method that ask no judge"),
         ({"max_usd": 1.0}, "max_usd would do nothing"),
         ({"monte_carlo": {}}, "monte_carlo would do nothing with labeler exact"),
         ({"labeler": "binary_search", "monte_carlo": {"estimate": "soft"}}, "monte_carlo.estimate would do nothing"),

@@ -9,7 +9,7 @@ from guerdon.config import Tree, to_plain, validate
 from guerdon.errors import ConfigError
 from guerdon.settings import base
 from guerdon.settings.algorithm import ControlAlgorithmSettings
-from guerdon.settings.base import SET, Because, OnlyWith, Removed, Settings, Unless, only_with
+from guerdon.settings.base import SET, Because, OnlyWith, Removed, Settings, Unless, only_with, without_removed
 from guerdon.settings.study import Study
 
 
@@ -157,10 +157,8 @@ def test_a_study_that_an_earlier_version_wrote_out_is_read():
             validate(Study, {**OLD, path: value}, source="config.yaml")
 
 
-def test_a_stored_record_of_settings_is_compared_without_removed_keys(monkeypatch):
-    monkeypatch.setitem(base.REMOVED, "Paint.lead", Removed(0.2, "remove it"))
-    now = {"paint": {"kind": "oil"}, "seed": 1}
-    assert base.as_now({"paint": {"kind": "oil", "lead": 0.2}, "seed": 1, "lead": 0.2}, now) == now
-    for other in ({"kind": "oil", "lead": 0.3}, {"kind": "oil", "leads": 0.2}, {"kind": "wet"}, {}, None):
-        assert base.as_now({"paint": other, "seed": 1}, now) != now
-    assert base.as_now(now, {"paint": None, "seed": 1, "lead": 1}) == now  # a key that is new is a difference
+def test_a_training_that_an_earlier_version_began_is_resumed():
+    record = {"settings": {"lr": 1.0, "min_delta": 1e-3, "deep": {"betas": [0.9, 0.999]}}, "data_hash": "x"}
+    assert without_removed(record) == {"settings": {"lr": 1.0, "deep": {}}, "data_hash": "x"}
+    record["settings"]["min_delta"] = 0.5
+    assert without_removed(record)["settings"]["min_delta"] == 0.5

@@ -141,7 +141,7 @@ def test_evaluations_have_no_curriculum():
         ({"task": "a", "use_curriculum": True, "curriculum_over": "tasks"}, "needs several in task_ids"),
         (
             {"task_ids": ["a", "b"], "use_curriculum": True, "curriculum_over": "tasks", "curriculum_min_prob": 0.1},
-            "with curriculum_over: tasks",
+            "with curriculum_over tasks",
         ),
         ({"task": "a", "use_curriculum": True, "curriculum_states": 1}, "greater than or equal to 2"),
     ],

@@ -133,7 +133,6 @@ def steps(
     observations_B: np.ndarray,
     *,
     capture: Callable[[IntArray], BoolArray] | None = None,
-    capture_ends: bool = True,
     frames: Callable[[], FramesDue] | None = None,
 ) -> Iterator[Step]:
     """Act without end; the caller stops.
@@ -143,8 +142,7 @@ def steps(
         act: (B, ...) observations to (B, A) actions.
         observations_B: what the copies show now.
         capture: (B,) numbers of the actions within their episodes to (B,) bool, whether to look at the moment after
-            each; None: nothing is looked at.
-        capture_ends: also look at terminal moments and at the first moments of new episodes.
+            each; terminal moments and the first ones of new episodes are looked at, too. None: nothing is.
         frames: where the next observations need the frames of `ObservationSpec`; None: everywhere, or where an
             `ActionQueue` decides next.
     """
@@ -157,7 +155,7 @@ def steps(
         transition = world.step(
             actions,
             capture=wanted,
-            capture_ends=capture_ends and capture is not None,
+            capture_ends=capture is not None,
             frames=None if frames is None else frames(),
         )
         yield Step(observations_B, transition.actions, rows, numbers, tasks, transition)

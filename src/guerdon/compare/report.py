@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import yaml
 from markupsafe import Markup
 
 from guerdon import atomic
@@ -56,8 +55,6 @@ PICTURE_BYTES = 700_000
 ANSWER_BYTES = 1_100_000
 MAX_TEXT = 20_000
 SMALL = (470.0, 270.0)
-TEMPLATES = Path(__file__).parent / "templates"
-TERMS: dict[str, str] = yaml.safe_load((TEMPLATES / "terms.yaml").read_text(encoding="utf-8"))
 
 
 @doing("writing the report")
@@ -104,27 +101,24 @@ def write_single_report(run_dir: Path, *, out: Path | None = None) -> Path:
 
 
 def _study_context(study: StudyRecord) -> dict[str, Any]:
-    rows, info, styles = comparison_rows(study), study.info, arm_styles(study)
+    rows, styles = comparison_rows(study), arm_styles(study)
     pooled = rows[: len(study.arms)]
     order = {task: i for i, task in enumerate(study.tasks)}
     by_task = sorted(study.cards, key=lambda card: order.get(card.task, len(order)))
     cards, card_notes = card_views(by_task, budget=PICTURE_BYTES)
-    shown = [c for c in columns(study, study.baseline) if len(study.seeds) > 1 or not c.repeated]
     configured = [next((run for run in study.select(arm=arm) if run.config_text), None) for arm in study.arms]
     small = {task: pictures.curve_panels(study, [task], SMALL) for task in study.tasks}
     arms = {arm: (style, study.select(arm=arm)) for arm, style in styles.items()}
-    context, answer_notes = _shared_context(study.runs, arms, study.tasks, study.unit)
+    context = _shared_context(study.runs, arms, study.tasks, study.unit)
     return {
         **context,
         "title": study.name,
         "study": study,
-        "corrected": study.correction == "holm",
         "styles": styles,
         "legend": {arm: legend_mark(style) for arm, style in styles.items()},
         "pooled": pooled,
         "by_task": rows[len(pooled) :],
-        "columns": [column for column in shown if not column.folded],
-        "more_columns": [column for column in shown if column.folded],
+        "all_columns": [c for c in columns(study, study.baseline) if len(study.seeds) > 1 or not c.repeated],
         "gamed": {arm: gamed(study.select(arm=arm)) for arm in study.arms},
         "forest": pictures.verdict_picture(pooled, study.baseline, study.outcome),
         "panels": pictures.curve_panels(study, study.tasks) if study.tasks else [],
@@ -132,20 +126,18 @@ def _study_context(study: StudyRecord) -> dict[str, Any]:
         "task_panels": list(small.items()) if len(small) > 1 else [],
         "cards": cards,
         "differences": config_differences(study),
-        "configs": [(run.arm, run.name, run.config_text[:MAX_TEXT]) for run in configured if run is not None],
-        "study_config": study.config_text[:MAX_TEXT],
-        "took": number(info, "wall_seconds"),
-        "versions": fmt.flatten(info["versions"]) if info.get("versions") else {},
-        "machine": fmt.flatten(info["machine"]) if info.get("machine") else {},
+        "configured": [run for run in configured if run is not None],
+        "max_text": MAX_TEXT,
+        "took": number(study.info, "wall_seconds"),
         "failure_gap": FAILURE_GAP,
-        "notes": [*study_notes(study, pooled), *(Note(text) for text in (*card_notes, *answer_notes))],
+        "notes": [*study_notes(study, pooled), *(Note(text) for text in card_notes), *context["notes"]],
     }
 
 
 def _shared_context(
     runs: Sequence[RunRecord], arms: Mapping[str, pictures.Arm], tasks: Sequence[str], unit: str
-) -> tuple[dict[str, Any], list[str]]:
-    """What the pages of a study and of a run both show, and what of the answers could not be shown."""
+) -> dict[str, Any]:
+    """What the pages of a study and of a run both show; its notes are about answers that could not be shown."""
     panels, notes = answer_panels(runs, budget=ANSWER_BYTES)
     answered = dict.fromkeys(panel.run.task for panel in panels)
     return {
@@ -158,23 +150,25 @@ def _shared_context(
         "answers": {task: [panel for panel in panels if panel.run.task == task] for task in answered},
         "alarms": pictures.alarms(runs),
         "unjudged": sum(map(success_unknown, runs)),
-    }, notes
+        "notes": [Note(text) for text in notes],
+    }
 
 
 def _run_context(run: RunRecord) -> dict[str, Any]:
-    context, answer_notes = _shared_context([run], {run.arm: (1, [run])}, [], run.unit)
+    context = _shared_context([run], {run.arm: (1, [run])}, [], run.unit)
     facts = {key: value for key, value in run.info.items() if key != "warnings"}  # those stand among the warnings
     return {
         **context,
         "title": run.task,
         "run": run,
         "final": _last_success(run),
+        "gamed": gamed([run]),
         "final_return": next(reversed(outcome_curve(run, RETURN)[1]), None),
         "panels": pictures.single_run_panels(run),
         "small_panels": pictures.single_run_panels(run, SMALL),
         "legend": {"evaluation": legend_mark(1), "training": legend_mark(0)},
         "facts": {key: value for key, value in fmt.flatten(facts).items() if key},
-        "notes": [*run_notes(run), *(Note(text) for text in answer_notes)],
+        "notes": [*run_notes(run), *context["notes"]],
     }
 
 
@@ -207,7 +201,7 @@ def _write(template: str, context: dict[str, Any], films: tuple[list[FilmFile], 
 
 
 def terms_of(page: str) -> list[tuple[str, str]]:
-    """The terms that a page contains, with their explanations, in the order of `TERMS`.
+    """The terms that a page contains, with their explanations, in the order of words.yaml.
 
     Args:
         page: HTML; scripts, styles, code and attributes do not count.
@@ -220,19 +214,19 @@ def terms_of(page: str) -> list[tuple[str, str]]:
         flags = re.NOFLAG if name.isupper() else re.IGNORECASE
         return re.search(rf"\b{re.escape(name)}s?\b", text, flags) is not None
 
-    return [(term, sentence) for term, sentence in TERMS.items() if any(map(contained, term.split(", ")))]
+    return [(term, sentence) for term, sentence in fmt.WORDS["terms"].items() if any(map(contained, term.split(", ")))]
 
 
 def _render(template: str, context: dict[str, Any], films: Sequence[ShownFilm]) -> str:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
+        loader=jinja2.FileSystemLoader(fmt.TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
-    style = (TEMPLATES / "style.css").read_text(encoding="utf-8")
+    script = (fmt.TEMPLATES / "report.js").read_text(encoding="utf-8")
+    style = (fmt.TEMPLATES / "style.css").read_text(encoding="utf-8")
     environment.filters.update({name: filter_ for name, filter_ in vars(fmt).items() if callable(filter_)})
     return environment.get_template(template).render(
         **context,

@@ -84,7 +84,7 @@ class Response(BaseModel):
 class AnswerFilm(BaseModel):
     """The responses of one moment of training."""
 
-    step: Annotated[int, BeforeValidator(int)]
+    step: Annotated[int, BeforeValidator(finite)]
     responses: list[Response]
 
 

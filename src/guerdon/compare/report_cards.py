@@ -25,38 +25,6 @@ from guerdon.evaluate.attacks import CONTROL
 from guerdon.evaluate.gate_card import likely_outcome, verdict_lines
 from guerdon.evaluate.intervals import Interval
 
-PICTURE_HINTS = {
-    "reliability": "Look for points on the diagonal: of rows scored 0.8, eight in ten should succeed.",
-    "roc": "Look for a curve close to the upper left corner; the diagonal is chance.",
-    "precision": "Look for a curve that stays high to the right; the share of successes is chance.",
-    "ranking": "Look for points in rising order: the checkpoint that succeeds more should be scored higher.",
-    "histogram": "Look for two groups that do not overlap: failures at low scores, successes at high ones.",
-    "first error": "Look for long bars of exact and clean: the first wrong step found, no right step called wrong.",
-    "steps": "Look for two groups that do not overlap: wrong steps at low values, right ones at high ones.",
-    "n bon": "Look for a curve above majority that does not fall: a weak model is fooled by more samples.",
-    "n weighted": "Look for a curve above majority: values that improve the vote.",
-    "value": "Look for values that rise as the task is being done.",
-}
-
-FACTS = {
-    "name": "model",
-    "kind": "evaluated as",
-    "range": "scores from",
-    "granularity": "one score per",
-    "modality": "input",
-    "causal": "sees only the past",
-    "frames_needed": "frames per score",
-    "success_threshold": "its own threshold",
-    "threshold": "threshold used",
-    "progress_horizon": "steps of full progress",
-    "task_conditioned": "reads the task",
-    "episodes": "held-out episodes",
-    "positives": "successful episodes",
-    "rows_positive": "successful rows",
-    "outcome_unknown": "episodes of unknown outcome",
-    "hash": "data",
-    "aggregation": "values of steps become one by",
-}
 SHOWN = 5
 
 
@@ -114,7 +82,7 @@ def card_views(cards: Sequence[RewardModelCard], *, budget: int) -> tuple[list[C
                 notes.append(f"{card.task}/{card.name}: picture {path.name} is left out to keep this file small")
                 continue
             budget -= len(uri)
-            hint = next((hint for word, hint in PICTURE_HINTS.items() if word in title.lower()), "")
+            hint = next((hint for word, hint in fmt.WORDS["hints"].items() if word in title.lower()), "")
             pictures.append((title, uri, hint))
         try:
             with boundary(DataError, f"{card.task}/{card.name}: the verdict of its evaluation cannot be read"):
@@ -152,7 +120,7 @@ def _view(
         verdict=verdict,
         likely=likely,
         findings=tuple(_findings(intervals, probes, data, failures)),
-        facts={FACTS.get(key, fmt.human(key)): _fact(key, value) for key, value in described.items()},
+        facts={fmt.WORDS["facts"].get(key, fmt.human(key)): _fact(key, value) for key, value in described.items()},
         metrics=metrics[:SHOWN],
         more_metrics=metrics[SHOWN:],
         probes=probes,

@@ -8,7 +8,10 @@ A missing value is never written as 0 and never as a float's name.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from guerdon import durations
 from guerdon.evaluate.charts import short
@@ -16,6 +19,8 @@ from guerdon.evaluate.intervals import Interval
 from guerdon.evaluate.learning_curves import StepsRatio
 
 DASH = "–"
+TEMPLATES = Path(__file__).parent / "templates"
+WORDS: dict[str, dict[str, str]] = yaml.safe_load((TEMPLATES / "words.yaml").read_text(encoding="utf-8"))
 CONTROL, TEXT = "environment steps", "responses"  # what the steps of a run count
 ACRONYMS = frozenset({"auroc", "auprc", "ece", "iqm", "mae", "mcc"})
 

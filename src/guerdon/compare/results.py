@@ -383,7 +383,6 @@ class ArmRow:
         p_above: probability that a run of the arm ends above a run of the baseline; None for the baseline.
         difference: final success minus the baseline's, paired by task and seed; None for the baseline.
         speed: the baseline's steps to its own final success over the arm's; None for the baseline.
-        speed_sentence: that ratio in plain words where its interval excludes 1, else empty.
         failure_rate: mean share of failed measurements of the source that fails most, over all runs that logged one.
         n_runs: complete runs; `n_planned` is how many the study has, `n_stopped` how many of the complete ones have
             fewer steps than their configuration plans.
@@ -405,7 +404,6 @@ class ArmRow:
     p_above: Interval | None
     difference: PairedDifference | None
     speed: StepsRatio | None
-    speed_sentence: str
     failure_rate: float | None
     n_runs: int
     n_planned: int
@@ -512,7 +510,6 @@ def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str], pai
         p_above=p_above,
         difference=difference,
         speed=speed,
-        speed_sentence=fmt.speed_sentence(speed, arm, study.baseline, study.unit),
         failure_rate=_failure_rate(study, arm, tasks),
         n_runs=len(complete),
         n_planned=len(runs),

@@ -308,15 +308,15 @@ def _chosen(file: Tree, tree: Tree) -> Tree:
         return tree
     chosen: dict[str, list[Any]] = {}
     for key in ("arms", "tasks"):
-        every, names = written.get(key) or {}, given.get(key)
+        every, names = written.get(key), given.get(key)
         if isinstance(names, dict):
             named = [name for name, value in names.items() if value is None]
         else:
             named = names if isinstance(names, list) and isinstance(every, dict) else []
             chosen |= {key: named} if named else {}
         for name in named:
-            if name not in list(every):  # a list, for a name may be unhashable
-                has = ", ".join(every) or "none"
+            if name not in list(every or ()):  # a list, for a name may be unhashable
+                has = ", ".join(every or ()) or "none"
                 raise ConfigError(f"override compare.{key}: {name!r} is not in the file; it has {has}")
     kept = {key: {name: written[key][name] for name in names} for key, names in chosen.items()}
     return Tree(tree.data | {"compare": given | kept}, tree.places) if kept else tree

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -72,6 +73,13 @@ def losses() -> tuple[type[Exception], ...]:
         exceptions.ObjectFetchTimedOutError,
         exceptions.OutOfMemoryError,
     )
+
+
+def free_port(host: str = "") -> int:
+    """A port of this machine that nothing listens on."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
 
 
 def raise_cause(error: Any) -> NoReturn:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -19,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from guerdon import distributed
-from guerdon.engines.ray_cluster import Actors, ClusterWorker
+from guerdon.engines.ray_cluster import Actors, ClusterWorker, free_port
 from guerdon.errors import ClusterError, ConfigError, FailedAloneError, ProcessLostError
 from guerdon.progress import log_line
 from guerdon.settings.cluster import ClusterSettings
@@ -115,7 +114,7 @@ def _calls(actors: Actors, count: int) -> tuple[list[Any], dict[str, str]]:
     """The calls that let learners follow, and the variables of torchrun for this process."""
     variables = {
         "MASTER_ADDR": actors.ray.util.get_node_ip_address(),
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(count),
         "LOCAL_RANK": "0",  # Ray shows each learner its own GPU alone
     }
@@ -132,10 +131,3 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in variables:
             os.environ.pop(name, None)
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port: int = free.getsockname()[1]
-        return port

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from guerdon.config import to_plain, validate
-from guerdon.engines.ray_cluster import connected
+from guerdon.engines.ray_cluster import connected, free_port
 from guerdon.errors import ConfigError, needs
 from guerdon.progress import doing, heartbeat
 from guerdon.serve.app import build_app
@@ -57,7 +56,7 @@ def deploy(settings: ServeSettings) -> None:
                 "Ray Serve runs on this cluster already, with an address of its own: end it with `serve shutdown`, or "
                 "add this server to it with `serve deploy` and import_path guerdon.engines.ray_serve:build"
             )
-        port = settings.port or _free_port(settings.host)
+        port = settings.port or free_port(settings.host)
         serve.start(http_options={"host": settings.host, "port": port})
         try:
             _serve_until_signal(serve, settings, port)
@@ -96,12 +95,6 @@ def _is_serving(ray: Any) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _free_port(host: str) -> int:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
 
 
 def _serve_until_signal(serve: Any, settings: ServeSettings, port: int) -> None:

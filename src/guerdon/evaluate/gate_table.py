@@ -146,8 +146,14 @@ def gate_table(rows: Iterable[tuple[str, Any]]) -> GateTable:
     names = sorted({name for one in found for name in one if name.startswith(PREFIX)})
     features = np.array([[one.get(name, np.nan) for name in names] for one in found], dtype=np.float64)
     features = features.reshape(len(found), len(names))
+    models, kinds, tasks, families = (
+        np.array([one[column] for one in found], dtype=np.str_) for column in ("model", "kind", "task", "family")
+    )
     return GateTable(
-        *(np.array([one[column] for one in found], dtype=np.str_) for column in ("model", "kind", "task", "family")),
+        models,
+        kinds,
+        tasks,
+        families,
         baseline_N_S=_padded([one["baseline"] for one in found]),
         success_N_S=_padded([one["success"] for one in found]),
         names=tuple(name.removeprefix(PREFIX) for name in names),

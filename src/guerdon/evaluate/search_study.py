@@ -35,7 +35,7 @@ from guerdon.policies.generate_vllm import build_engine
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.text_files import load_policy, outline
 from guerdon.progress import ProgressBar
-from guerdon.settings.base import as_now
+from guerdon.settings.base import without_removed
 from guerdon.settings.data import DataSettings
 from guerdon.settings.search import SearchSettings
 from guerdon.settings.study import Study
@@ -195,8 +195,8 @@ def check_identity(folder: Path, study: Study, prompts: Sequence[Prompt], policy
     }
     path = folder / "search.json"
     if path.is_file():
-        before = as_now(json.loads(path.read_text(encoding="utf-8"))["identity"], identity)
-        changed = [key for key in identity if before.get(key) != identity[key]]
+        before = without_removed(json.loads(path.read_text(encoding="utf-8"))["identity"])
+        changed = [key for key in identity if before.get(key) != without_removed(identity[key])]
         if changed and written:
             raise ConfigError(
                 f"{folder} holds answers of another search: {', '.join(changed)} differ; choose another "

@@ -442,31 +442,25 @@ class ControlReward(ModelReward[ControlInputs]):
 
     def _check(self) -> None:
         """The settings fit what the model measures."""
-        info, s, where = self.model.info, self.settings, f"reward.sources.{self.name}"
-        if info.granularity == "total" and s.reward_mode != "episode":
-            raise ConfigError(
-                f"{where}: the model {info.name!r} judges whole episodes, so it needs reward_mode: episode"
-            )
-        if s.cache is not None and not self._framewise:
-            raise ConfigError(
-                f"{where}: cache keeps the values of single frames, and {info.name!r} does not look at single frames"
-            )
-        if info.modality == "text":
-            raise ConfigError(f"{where}: the model {info.name!r} judges text, not frames")
-        if s.native_fallback and (info.range[0] < 0 or info.range[1] > 1):
-            raise ConfigError(
-                f"{where}: fallback native gives 0 or 1, and the values of {info.name!r} are from "
-                f"{info.range[0]:g} to {info.range[1]:g}"
-            )
-        if s.shaping == "log_odds" and (info.range[0] < 0 or info.range[1] > 1):
-            raise ConfigError(
-                f"{where}: shaping log_odds is of probabilities, and the values of {info.name!r} are from "
-                f"{info.range[0]:g} to {info.range[1]:g}"
-            )
-        if s.shaping == "bonus" and info.success_threshold is None and s.reward_threshold is None:
-            raise ConfigError(
-                f"{where}: shaping bonus needs a threshold; this model stores none, so set reward_threshold"
-            )
+        info, s = self.model.info, self.settings
+        low, high = info.range
+        unbounded = low < 0 or high > 1
+        values = f"and the values of {info.name!r} are from {low:g} to {high:g}"
+        no_threshold = info.success_threshold is None and s.reward_threshold is None
+        rules = [
+            (info.granularity == "total" and not self._whole,
+             f"the model {info.name!r} judges whole episodes, so it needs reward_mode: episode"),
+            (s.cache is not None and not self._framewise,
+             f"cache keeps the values of single frames, and {info.name!r} does not look at single frames"),
+            (info.modality == "text", f"the model {info.name!r} judges text, not frames"),
+            (s.native_fallback and unbounded, f"fallback native gives 0 or 1, {values}"),
+            (s.shaping == "log_odds" and unbounded, f"shaping log_odds is of probabilities, {values}"),
+            (s.shaping == "bonus" and no_threshold,
+             "shaping bonus needs a threshold; this model stores none, so set reward_threshold"),
+        ]  # fmt: skip
+        for refused, why in rules:
+            if refused:
+                raise ConfigError(f"reward.sources.{self.name}: {why}")
 
 
 def _log_as_prm(rewards: Rewards, begins_N: BoolArray, weight: float) -> None:

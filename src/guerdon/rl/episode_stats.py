@@ -116,15 +116,13 @@ class EpisodeStats:
                 at_end = bool(rollout.success[i, t]) if rollout.success_known[i, t] else None
                 row: Row = {"step": step, "env": i, "success": True if self._once[i] else at_end}
                 row |= {"success_at_end": at_end, "length": int(self._length[i])}
-                self._once[i], self._length[i] = False, 0
                 for name in self._sources:
                     row[f"return/{name}"] = None if self._holes[name][i] else round(float(self._sums[name][i]), 6)
-                    self._sums[name][i], self._holes[name][i] = 0.0, False
                 rows.append(row)
-            for i in np.flatnonzero(lost[:, t]).tolist():
-                self._once[i], self._length[i] = False, 0
-                for name in self._sources:
-                    self._sums[name][i], self._holes[name][i] = 0.0, False
+            over = rollout.done[:, t] & alive | lost[:, t]
+            for columns in (self._sums.values(), self._holes.values(), (self._once, self._length)):
+                for column in columns:
+                    column[over] = 0
         return rows
 
     def alarm(self) -> str:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from guerdon.registry import Registry
-from guerdon.settings.base import SET, Because, Named, Schedule, Settings, Unless, check_multiple, only_with
+from guerdon.settings.base import OWN_PARAMS, SET, Because, Named, Schedule, Settings, Unless, check_multiple, only_with
 
 
 class EstimatorInfo(NamedTuple):
@@ -88,7 +88,7 @@ class _SharedSettings(Settings):
     estimator_params: dict[str, Any] = only_with(
         default_factory=dict,
         adv_estimator=Unless(*_INFO),
-        description="of a part of your own: arguments of its factory, by name",
+        description=OWN_PARAMS,
     )
     clip_range: float = only_with(0.2, gt=0, **_CLIPPED, description="how far the probability ratio may leave 1")
     clip_range_high: float | None = only_with(

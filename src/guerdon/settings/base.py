@@ -58,19 +58,29 @@ class Removed(NamedTuple):
         return value is None or bool(value == to_jsonable_python(self.default))
 
 
-def _always(value: Any) -> Removed:
-    """A key that has one value now, its default."""
-    return Removed(value, f"it is always {_yaml(value)}: remove it")
-
-
 def _yaml(*values: Any) -> str:
     shown = (str(value).lower() if isinstance(value, bool) else "null" if value is None else value for value in values)
     return ", ".join(map(str, shown))
 
 
+def _always(value: Any) -> Removed:
+    """A key that has one value now, its default."""
+    return Removed(value, f"it is always {_yaml(value)}: remove it")
+
+
 _BETAS = Removed((0.9, 0.999), "the decays of AdamW's moments are 0.9 and 0.999")
 _OF_TRENDS = "a change counts 1, one for the worse -0.2, an unclear one 0: scale values by reward_coef of the source"
 REMOVED: dict[str, Removed] = {
+    "TextAlgorithmSettings.betas": _BETAS,
+    "TextAlgorithmSettings.credit_temperature": Removed(0.1, "the temperature of the soft minimum is 0.1"),
+    "OptimSettings.betas": _BETAS,
+    "OptimSettings.grad_clip": Removed(10.0, "gradients of the implicit model are clipped to the norm 10"),
+    "EndpointSettings.image_format": Removed("png", "pictures are sent as PNG"),
+    "VLMSettings.positive_reward": Removed(1.0, _OF_TRENDS),
+    "VLMSettings.negative_reward": Removed(-0.2, _OF_TRENDS),
+    "VLMSettings.unclear_reward": Removed(0.0, _OF_TRENDS),
+    "RunnerSettings.video_fps": Removed(20, "videos of training episodes have 20 frames per second"),
+    "_ImageTrainSettings.min_delta": Removed(1e-3, "an improvement of the validation loss counts from 0.001 on"),
     "AttackSettings.filler": Removed(None, "a padding step is the question again: remove it"),
     "BestOfNSettings.draws": _always(500),
     "CacheSettings.hash_size": _always(16),
@@ -99,32 +109,8 @@ REMOVED: dict[str, Removed] = {
     "UpdateSettings.weight_decay": _always(1e-4),
     "UpdateSettings.continuation_every": _always(3),
     "UpdateSettings.gradient_penalty": _always(1.0),
-    "TextAlgorithmSettings.betas": _BETAS,
-    "TextAlgorithmSettings.credit_temperature": Removed(0.1, "the temperature of the soft minimum is 0.1"),
-    "OptimSettings.betas": _BETAS,
-    "OptimSettings.grad_clip": Removed(10.0, "gradients of the implicit model are clipped to the norm 10"),
-    "EndpointSettings.image_format": Removed("png", "pictures are sent as PNG"),
-    "VLMSettings.positive_reward": Removed(1.0, _OF_TRENDS),
-    "VLMSettings.negative_reward": Removed(-0.2, _OF_TRENDS),
-    "VLMSettings.unclear_reward": Removed(0.0, _OF_TRENDS),
-    "RunnerSettings.video_fps": Removed(20, "videos of training episodes have 20 frames per second"),
-    "_ImageTrainSettings.min_delta": Removed(1e-3, "an improvement of the validation loss counts from 0.001 on"),
 }
 """Keys that there were, as `Class.key` of the class that had them."""
-
-
-def as_now(record: Any, now: Any) -> Any:
-    """Values of settings that an earlier version stored, without keys that there are no more and that change nothing.
-
-    Args:
-        record: the stored values.
-        now: those that this version stores.
-    """
-    if not (isinstance(record, dict) and isinstance(now, dict)):
-        return record
-    gone = [(name.rpartition(".")[2], old) for name, old in REMOVED.items()]
-    left = {k: v for k, v in record.items() if k in now or not any(k == name and old.says(v) for name, old in gone)}
-    return {key: as_now(value, now.get(key)) for key, value in left.items()}
 
 
 @dataclass(frozen=True)
@@ -298,7 +284,8 @@ def _is_device(given: str) -> str:
 Device = Annotated[str, AfterValidator(_is_device)]
 """Where a part computes; `guerdon.devices.resolve_device` says which device that is here."""
 DEVICE: Any = Field("auto", description="where it computes: auto (a GPU where there is one), cpu, cuda or cuda:1")
-PARAMS: Any = Field(default_factory=dict, description="of a part of your own: arguments of its factory, by name")
+OWN_PARAMS = "of a part of your own: arguments of its factory, by name"
+PARAMS: Any = Field(default_factory=dict, description=OWN_PARAMS)
 """The key of a section with a user's own part."""
 
 
@@ -395,6 +382,14 @@ def check_multiple(batch_size: int, micro_batch_size: int | None, key: str = "ba
     """
     if micro_batch_size is not None and batch_size % micro_batch_size:
         raise ValueError(f"{key} ({batch_size}) must be a multiple of micro_batch_size ({micro_batch_size})")
+
+
+def without_removed(plain: Any) -> Any:
+    """Plain values of an earlier version without the keys that there were and whose value is what is done now."""
+    if not isinstance(plain, dict):
+        return plain
+    old = {key: [one for name, one in REMOVED.items() if name.endswith(f".{key}")] for key in plain}
+    return {key: without_removed(value) for key, value in plain.items() if not any(o.says(value) for o in old[key])}
 
 
 def as_tuple(given: str | tuple[str, ...] | None) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ _ACTOR = "an actor of type {}"
 class ActorShare(Settings):
     """One kind of actor in a mixture."""
 
+    stored = True
     type: Literal["expert", "noisy", "random", "checkpoint"] = Field(
         description="scripted expert, expert with noise, random actions, or a trained policy"
     )
@@ -68,7 +69,7 @@ class CollectSettings(Settings):
     )
     video: bool = Field(False, description="MP4 instead of images in Parquet")
     fps: int = Field(20, ge=1, description="rows per second, as the data set declares")
-    seed: Seed = Field(0, description="of the actors and every reset")
+    seed: Seed = Field(0, description="of everything that is drawn")
 
     def success_readers(self) -> list[str]:
         """The keys, other than those of `env` itself, that need the environment to report true success."""

@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from guerdon.errors import ConfigError
 from guerdon.registry import Registry
-from guerdon.settings.base import PARAMS, ByName, Named, Seed, Settings, refuse
+from guerdon.settings.base import OWN_PARAMS, Because, ByName, Named, Seed, Settings, Unless, only_with, refuse
 
 
 class _FamilySettings(Settings):
@@ -120,14 +120,11 @@ TaskSettings = Annotated[
     Field(discriminator="family"),
 ]
 
-_CHECKING = {
-    "auto": {"unparsable", "verifier_timeout", "verifier_workers", "verifier_tolerance"},
-    "math": {"unparsable", "verifier_timeout", "verifier_workers", "verifier_tolerance"},
-    "numeric": {"unparsable", "verifier_tolerance"},
-    "exact": {"unparsable"},
-    "code": {"unparsable", "verifier_timeout", "verifier_workers"},
-}
-VERIFIERS = Registry("verifier", "guerdon.verifiers", dict.fromkeys(_CHECKING, "guerdon.tasks.verifier:Verifier"))
+_NAMES = ("auto", "math", "numeric", "exact", "code")
+_IN_PROCESSES = ("auto", "math", "code")
+VERIFIERS = Registry("verifier", "guerdon.verifiers", dict.fromkeys(_NAMES, "guerdon.tasks.verifier:Verifier"))
+_BY_SHARE = Because(True, "filter_accuracy off")
+_FILTERS = Because(True, "both filters off")
 
 
 class _DataSettings(Settings):
@@ -152,22 +149,29 @@ class _DataSettings(Settings):
     train_batch_size: int = Field(32, ge=1, description="prompts per update")
     n_samples: int = Field(4, ge=1, description="rollouts per prompt")
     filter_accuracy: bool = Field(True, description="train on prompts whose share of right rollouts is within bounds")
-    accuracy_lower_bound: float = Field(0.2, ge=0, le=1, description="smallest share that is kept, inclusive")
-    accuracy_upper_bound: float = Field(0.8, ge=0, le=1, description="largest share that is kept, inclusive")
+    accuracy_lower_bound: float = only_with(
+        0.2, ge=0, le=1, filter_accuracy=_BY_SHARE, description="smallest share that is kept, inclusive"
+    )
+    accuracy_upper_bound: float = only_with(
+        0.8, ge=0, le=1, filter_accuracy=_BY_SHARE, description="largest share that is kept, inclusive"
+    )
     filter_truncated: bool = Field(True, description="leave out prompts with a response that reached the length limit")
-    oversample_factor: float = Field(1.0, ge=1, description="draw train_batch_size times this many prompts at a time")
-    shortfall: Literal["resample", "fill", "shrink", "error"] = Field(
+    oversample_factor: float = only_with(
+        1.0, ge=1, filters=_FILTERS, description="draw train_batch_size times this many prompts at a time"
+    )
+    shortfall: Literal["resample", "fill", "shrink", "error"] = only_with(
         "resample",
+        filters=_FILTERS,
         description="too few prompts survive the filters: draw more, fill up with rejected ones, use fewer, or stop",
     )
 
+    @property
+    def filters(self) -> bool:
+        """Whether prompts are left out before the update."""
+        return self.filter_accuracy or self.filter_truncated
+
     @model_validator(mode="after")
     def _filters_fit(self) -> Self:
-        given = self.model_fields_set
-        if not self.filter_accuracy:
-            refuse({"accuracy_lower_bound", "accuracy_upper_bound"} & given, "filter_accuracy off")
-        if not self.filter_accuracy and not self.filter_truncated:
-            refuse({"shortfall", "oversample_factor"} & given, "both filters off")
         low, high, n = self.accuracy_lower_bound, self.accuracy_upper_bound, self.n_samples
         if self.filter_accuracy and not any(low <= k / n <= high for k in range(n + 1)):
             raise ValueError(
@@ -201,26 +205,27 @@ class _ReadDataSettings(_DataSettings):
         "auto",
         description="verifier of answers; auto: programs by their tests, GSM8K numerically, others by math",
     )
-    verifier_params: dict[str, Any] = PARAMS
-    verifier_timeout: float = Field(10.0, gt=0, description="math: seconds per answer; code: CPU seconds per test")
-    verifier_workers: int = Field(2, ge=1, description="processes that compare answers (math) or run programs (code)")
-    verifier_tolerance: float = Field(0.0, ge=0, lt=1, description="math, numeric: relative difference of equals")
+    verifier_params: dict[str, Any] = only_with(default_factory=dict, verifier=Unless(*_NAMES), description=OWN_PARAMS)
+    verifier_timeout: float = only_with(
+        10.0, gt=0, verifier=_IN_PROCESSES, description="math: seconds per answer; code: CPU seconds per test"
+    )
+    verifier_workers: int = only_with(
+        2, ge=1, verifier=_IN_PROCESSES, description="processes that compare answers (math) or run programs (code)"
+    )
+    verifier_tolerance: float = only_with(
+        0.0, ge=0, lt=1, verifier=("auto", "math", "numeric"), description="relative difference of equals"
+    )
     unparsable: Literal["failure", "wrong"] = Field(
         "failure",
         description="a response without a readable answer is a failure (dropped and counted) or wrong",
     )
 
     @model_validator(mode="after")
-    def _nothing_idle(self) -> Self:
-        given = self.model_fields_set
+    def _checked(self) -> Self:
         if getattr(self, self.validation_key):
-            refuse({"val_size"} & given, "validation data of its own")
+            refuse({"val_size"} & self.model_fields_set, "validation data of its own")
         if VERIFIERS.is_own(self.verifier):
             VERIFIERS.check(self.verifier, self.verifier_params)
-            known = {"unparsable", "verifier_params"}
-        else:
-            known = _CHECKING[self.verifier]
-        refuse(({"verifier_params", *_CHECKING["auto"]} - known) & given, f"verifier {self.verifier}")
         return self
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from guerdon.errors import ConfigError
-from guerdon.settings.base import DEVICE, Device, Seed, Settings, refuse
+from guerdon.settings.base import DEVICE, SET, Because, Device, Seed, Settings, only_with, refuse
 from guerdon.settings.data import TaskSettings
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.train import TEXT_MODELS
@@ -53,7 +53,9 @@ class RepairSettings(Settings):
     lead: Literal["expert", "none"] = Field(
         "expert", description="acts before the attack begins; none: attacks begin at the reset"
     )
-    back: int = Field(20, ge=1, description="an attack begins at most so many steps before the expert succeeds")
+    back: int = only_with(
+        20, ge=1, lead="expert", description="an attack begins at most so many steps before the expert succeeds"
+    )
     population: int = Field(16, ge=2, description="candidates per generation of the search")
     generations: int = Field(4, ge=1, description="of the search")
     elites: int = Field(
@@ -67,8 +69,6 @@ class RepairSettings(Settings):
     def _fits(self) -> RepairSettings:
         if self.elites > self.population:
             raise ValueError("elites are a part of the population: at most population of them")
-        if self.lead == "none":
-            refuse({"back"} & self.model_fields_set, "lead: none")
         return self
 
 
@@ -78,7 +78,7 @@ class EvaluateSettings(Settings):
     type: Literal["control"] = Field("control", description="robots; follows from policy.type")
     data_path: str | None = Field(None, description="held-out episodes; null: each model's own validation split")
     reps: int = Field(1000, ge=100, description="bootstrap replications")
-    seed: Seed = Field(0, description="of the bootstrap and of attacks")
+    seed: Seed = Field(0, description="of everything that is drawn")
     remote: dict[str, RemoteSettings] = Field(
         default_factory=dict,
         description="models on a reward server, evaluated, too, by name",
@@ -98,7 +98,10 @@ class GeneratedBenchSettings(Settings):
 
     families: tuple[TaskSettings, ...] = Field(min_length=1, description="a subset each, named by its family")
     size: int = Field(200, ge=2, description="solutions per family; half of them have a slip, placed uniformly")
-    seed: Seed = Field(0, description="of problems and slips")
+    seed: Seed = Field(0, description="of everything that is drawn")
+
+
+_SAMPLED = Because(None, "samples, which exist already")
 
 
 class BestOfNSettings(Settings):
@@ -109,9 +112,9 @@ class BestOfNSettings(Settings):
         description="solutions with checked answers, several per question; null: the study's policy answers its "
         "validation questions",
     )
-    questions: int = Field(128, ge=1, description="samples null: at most so many questions")
-    n: int = Field(16, ge=2, description="samples null: solutions per question")
-    temperature: float = Field(1.0, gt=0, description="samples null: of the solutions")
+    questions: int = only_with(128, ge=1, samples=_SAMPLED, description="at most so many questions")
+    n: int = only_with(16, ge=2, samples=_SAMPLED, description="solutions per question")
+    temperature: float = only_with(1.0, gt=0, samples=_SAMPLED, description="of the solutions")
     aggregations: tuple[Aggregation, ...] = Field(
         ("min", "prod", "last", "mean", "pure_min"), min_length=1, description="one pair of curves each"
     )
@@ -121,9 +124,7 @@ class BestOfNSettings(Settings):
     def _counts(self) -> BestOfNSettings:
         if self.ns is not None and (not self.ns or min(self.ns) < 1):
             raise ValueError("ns lists numbers of samples, each at least 1")
-        if self.samples is not None:
-            refuse({"questions", "n", "temperature"} & self.model_fields_set, "samples, which exist already")
-        elif self.ns is not None and max(self.ns) > self.n:
+        if self.samples is None and self.ns is not None and max(self.ns) > self.n:
             raise ValueError(f"ns asks for {max(self.ns)} samples of a question, and n is {self.n}")
         return self
 
@@ -140,9 +141,12 @@ class ThirdPartySettings(Settings):
     """One of `evaluate.models`: a reward model that this study did not train."""
 
     path: str = Field(description="folder or hub id; or a reward server, http://host:port/v1/rewards?model=name")
-    adapter: str = Field("auto", description="which family's way to mark steps and read scores; auto: as its files say")
+    adapter: str = Field("auto", description="how steps are marked and scores read; auto: by the model's files")
     micro_batch_size: int = Field(16, ge=1, description="solutions per forward pass")
     device: Device = DEVICE
+
+
+_BENCHES = Because(True, "without generated or process_bench")
 
 
 class EvaluateTextSettings(Settings):
@@ -153,7 +157,11 @@ class EvaluateTextSettings(Settings):
         default_factory=dict,
         description="evaluated with those of the train section, by name: a path, or a path with its adapter",
     )
-    save_dir: str | None = Field(None, description="receives a folder for each of models; null: work_dir/models/<task>")
+    save_dir: str | None = only_with(
+        None,
+        models=Because(SET, "without models: trained ones are evaluated next to their weights"),
+        description="receives a folder for each of models; null: work_dir/models/<task>",
+    )
     aggregation: Aggregation = Field(description="how the values of steps become one value of a solution")
     generated: GeneratedBenchSettings | None = Field(
         None,
@@ -163,15 +171,26 @@ class EvaluateTextSettings(Settings):
     process_bench: tuple[str, ...] = Field((), description="ProcessBench files, a subset each")
     prm_bench: str | None = Field(None, description="a PRMBench file")
     pairs: str | None = Field(None, description="a RewardBench or RewardBench 2 file")
-    threshold: float | None = Field(None, gt=0, lt=1, description="a step below it is wrong; null: 0.5, or tune_on's")
-    tune_on: str | None = Field(None, description="use the threshold with the best F1 on this subset for all subsets")
-    ties: Literal["wrong", "half"] = Field("wrong", description="pairs: ties of RewardBench: 0 as published, or half")
+    threshold: float | None = only_with(
+        None,
+        gt=0,
+        lt=1,
+        tune_on=Because(None, "tune_on, which chooses it"),
+        benches=_BENCHES,
+        description="a step below it is wrong; null: 0.5, or tune_on's",
+    )
+    tune_on: str | None = only_with(
+        None, benches=_BENCHES, description="use the threshold with the best F1 on this subset for all subsets"
+    )
+    ties: Literal["wrong", "half"] = only_with(
+        "wrong", pairs=SET, description="of RewardBench: 0 as published, or half"
+    )
     best_of_n: BestOfNSettings | None = Field(None, description="curves of best-of-N and votes")
     attacks: AttackSettings | None = Field(AttackSettings(), description="dressed-up wrong solutions; null: none")
-    batch_size: int = Field(64, ge=1, description="solutions per call of the model")
+    batch_size: int = Field(64, ge=1, description="solutions per call of the reward model")
     gate: GateSettings = Field(GateSettings(), description="whether a model will help RL")
-    reps: int = Field(1000, ge=100, description="bootstrap resamples")
-    seed: Seed = Field(0, description="of the bootstrap and of random subsets")
+    reps: int = Field(1000, ge=100, description="bootstrap replications")
+    seed: Seed = Field(0, description="of everything that is drawn")
 
     @field_validator("models", mode="before")
     @classmethod
@@ -184,20 +203,16 @@ class EvaluateTextSettings(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> EvaluateTextSettings:
-        given, benches = self.model_fields_set, self.generated is not None or bool(self.process_bench)
-        if self.save_dir is not None and not self.models:
-            refuse({"save_dir"}, "without models: trained ones are evaluated next to their weights")
-        if not benches and self.prm_bench is None and self.pairs is None and self.best_of_n is None:
+        if not self.benches and self.prm_bench is None and self.pairs is None and self.best_of_n is None:
             raise ValueError("name what to evaluate on: generated, process_bench, prm_bench, pairs or best_of_n")
-        if self.threshold is not None and self.tune_on is not None:
-            refuse({"threshold"}, "tune_on, which chooses it")
-        if not benches:
-            refuse({"threshold", "tune_on"} & given, "without generated or process_bench")
-            if self.attacks is not None and self.best_of_n is None:
-                refuse({"attacks"} & given, "without right and wrong solutions of the same question")
-        if self.pairs is None:
-            refuse({"ties"} & given, "without pairs")
+        if not self.benches and self.attacks is not None and self.best_of_n is None:
+            refuse({"attacks"} & self.model_fields_set, "without right and wrong solutions of the same question")
         return self
+
+    @property
+    def benches(self) -> bool:
+        """Whether first errors are looked for."""
+        return self.generated is not None or bool(self.process_bench)
 
 
 BENCHES = ("generated", "process_bench", "prm_bench", "pairs", "best_of_n")

@@ -13,7 +13,19 @@ from pydantic import Field, field_validator, model_validator
 
 from guerdon.registry import Registry
 from guerdon.retry import TRIES
-from guerdon.settings.base import PARAMS, ByName, Named, Seed, Settings, as_tuple, refuse
+from guerdon.settings.base import (
+    OWN_PARAMS,
+    PARAMS,
+    Because,
+    ByName,
+    Named,
+    Seed,
+    Settings,
+    Unless,
+    as_tuple,
+    only_with,
+    refuse,
+)
 
 Reward = Literal["HE", "SE"]
 Splitter = Literal["blank_line", "newline", "sentence", "code_block", "tags", "separator"]
@@ -52,7 +64,9 @@ _OWN = {
     "response_format", "output_config",
 }  # fmt: skip
 _RETRIES: Any = Field(
-    TRIES - 1, ge=0, description="asked again so many times after a failure; pauses double, or are as the server says"
+    TRIES - 1,
+    ge=0,
+    description="requests sent again after a failure that may pass; pauses double, or are as the server says",
 )
 
 
@@ -225,6 +239,9 @@ class MiningSettings(Settings):
         return self
 
 
+_GIVEN = Because(None, "solutions.data_path")
+
+
 class SolutionSettings(Settings):
     """`label.solutions`: the solutions that are labelled: how they get written, or where they are."""
 
@@ -233,21 +250,28 @@ class SolutionSettings(Settings):
         description="label the solutions that are there, in their steps: files, folders of files, folders that "
         "`datasets` saved, hub ids, in any format that is read; null: they are written",
     )
-    temperature: float = Field(0.8, gt=0, description="of the solutions")
-    top_p: float = Field(0.95, gt=0, le=1, description="method 1: of the solutions")
+    temperature: float = only_with(0.8, gt=0, data_path=_GIVEN, description="of the solutions")
+    top_p: float = only_with(0.95, gt=0, le=1, data_path=_GIVEN, description="method 1: of the solutions")
     min_steps: int = Field(2, ge=1, description="leave solutions with fewer steps out")
+
+
+_WRITTEN = Because(((),), "solutions.data_path")  # data_paths is empty
+_JUDGED = Because(True, "a labeler and a method that ask no judge")
 
 
 class LabelSettings(Settings):
     """`label`: step labels for process reward models; `guerdon label`."""
 
     save_dir: str = Field("data", description="receives prm_dataset_method{1|2}_{HE|SE}/ and a cache of all replies")
-    method: Literal[1, 2] = Field(1, description="1: the policy writes the solutions; 2: the judge's model does")
+    method: Literal[1, 2] = only_with(
+        1, data_paths=_WRITTEN, description="1: the policy writes the solutions; 2: the judge's model does"
+    )
     reward: Reward = Field("HE", description="reward of a step: HE needs the whole solution right, SE does not")
     num_samples: int = Field(1000, ge=1, description="questions to label; with solutions.data_path all by default")
-    num_rollouts: int = Field(5, ge=1, description="solutions per question")
-    splitter: Splitter | None = Field(
+    num_rollouts: int = only_with(5, ge=1, data_paths=_WRITTEN, description="solutions per question")
+    splitter: Splitter | None = only_with(
         None,
+        data_paths=_WRITTEN,
         description="where steps end; null: at the task's own separator (generated data) or at blank lines (others)",
     )
     labeler: Annotated[str, Named(LABELERS)] = Field(
@@ -255,17 +279,27 @@ class LabelSettings(Settings):
         description="a judge; completions of every prefix; completions in a binary search for the first error; judge "
         "and completions where they agree on the first error; the truth of generated tasks",
     )
-    labeler_params: dict[str, Any] = PARAMS
-    mining: MiningSettings | None = Field(MiningSettings(), description="which questions; null: the first num_samples")
+    labeler_params: dict[str, Any] = only_with(
+        default_factory=dict, labeler=Unless(*LABELERS.builtins), description=OWN_PARAMS
+    )
+    mining: MiningSettings | None = only_with(
+        MiningSettings(), data_paths=_WRITTEN, description="which questions; null: the first num_samples"
+    )
     solutions: SolutionSettings = Field(SolutionSettings(), description="how solutions are written")
-    judge: JudgeSettings = Field(AnthropicJudgeSettings(), description="judge of steps; with method 2 also the solver")
-    monte_carlo: MonteCarloSettings = Field(MonteCarloSettings(), description="how prefixes are completed")
+    judge: JudgeSettings = only_with(
+        AnthropicJudgeSettings(), asks_judge=_JUDGED, description="judge of steps; with method 2 also the solver"
+    )
+    monte_carlo: MonteCarloSettings = only_with(
+        MonteCarloSettings(), labeler=CONTINUED, description="how prefixes are completed"
+    )
     formats: tuple[Literal["training", "trl", "prm800k", "math_shepherd"], ...] = Field(
         ("training", "trl"), description="also written, in addition to the records in the seed's format"
     )
-    max_usd: float | None = Field(None, gt=0, description="stop before the calls of this save_dir cost more")
-    max_failure_rate: float = Field(0.5, ge=0, le=1, description="stop when a larger share of labels fails")
-    seed: Seed = Field(0, description="of everything that is sampled")
+    max_usd: float | None = only_with(
+        None, gt=0, asks_judge=_JUDGED, description="stop before the calls of this save_dir cost more"
+    )
+    max_failure_rate: float = Field(0.5, ge=0, le=1, description="stop when a larger share of measurements fails")
+    seed: Seed = Field(0, description="of everything that is drawn")
 
     @property
     def asks_judge(self) -> bool:
@@ -283,26 +317,16 @@ class LabelSettings(Settings):
         return f"prm_dataset_{'given' if self.data_paths else f'method{self.method}'}_{self.reward}"
 
     @model_validator(mode="after")
-    def _nothing_idle(self) -> LabelSettings:
-        given = self.model_fields_set
+    def _fits(self) -> LabelSettings:
         if LABELERS.is_own(self.labeler):
             LABELERS.check(self.labeler, self.labeler_params)
-        else:
-            refuse({"labeler_params"} & given, f"labeler {self.labeler}")
-        if not self.asks_judge:
-            refuse({"judge", "max_usd"} & given, f"labeler {self.labeler} and method {self.method}: no judge is asked")
-        elif self.max_usd is not None and not any(self.judge.prices):
+        if self.max_usd is not None and not any(self.judge.prices):
             raise ValueError("max_usd would do nothing while both prices of the judge are 0; set usd_per_million_...")
-        elif self.max_usd is not None and set(LIMITS) <= set(getattr(self.judge, "leave_out", ())):
+        if self.max_usd is not None and set(LIMITS) <= set(getattr(self.judge, "leave_out", ())):
             raise ValueError("max_usd needs a limit of tokens in each request, and judge.leave_out removes both")
-        if self.labeler not in CONTINUED:
-            refuse({"monte_carlo"} & given, f"labeler {self.labeler}")
-        elif self.labeler != "monte_carlo":
+        if self.labeler != "monte_carlo":
             idle = {"estimate"} & self.monte_carlo.model_fields_set
             refuse(idle, f"labeler {self.labeler}, which is hard", "monte_carlo")
-        if self.data_paths:
-            refuse({"method", "num_rollouts", "splitter", "mining"} & given, "solutions.data_path")
-            refuse({"temperature", "top_p"} & self.solutions.model_fields_set, "solutions.data_path", "solutions")
         if self.method == 2:
             refuse({"top_p"} & self.solutions.model_fields_set, "method 2", "solutions")
         return self

@@ -128,7 +128,7 @@ class PrimeSettings(Settings):
         learns=Because(True, "prime_model.update: none and no warm_up"),
         description="responses per gradient step of the model",
     )
-    micro_batch_size: int = Field(64, ge=1, description="responses per forward pass of the model")
+    micro_batch_size: int = Field(64, ge=1, description="solutions per forward pass")
     prime_model: ImplicitModelSettings = Field(ImplicitModelSettings(), description="the implicit model")
 
     @model_validator(mode="after")

@@ -14,11 +14,12 @@ from pydantic import Field, field_validator, model_validator
 
 from guerdon.config import validate
 from guerdon.retry import TRIES
-from guerdon.settings.base import PythonSettings, refuse
+from guerdon.settings.base import Because, PythonSettings, only_with
 
 Upload = Literal["npy", "jpeg", "mp4", "path"]
 NATIVE, SCORE = "/v1/rewards", "/score"
 _BRINGS_A_PROMPT = {"prompt_template", "system_prompt", "user_prompt"}
+_VIDEO = Because(("mp4", "path"), "upload {}, which writes no video")
 _OPTIONS = {"score_mode": ("auto", "percentage", "unit"), "prompt": None}
 
 
@@ -56,14 +57,19 @@ class RemoteSettings(PythonSettings):
         16, ge=1, le=128, description="frames sent of an episode, for models that judge whole episodes; first and last "
         "among them"
     )  # fmt: skip
-    max_pixels: int = Field(200704, ge=784, le=1605632, description="vision-language models shrink larger frames")
-    fps: int = Field(4, ge=1, description="upload mp4 or path: frames per second of the video")
+    max_pixels: int = Field(200704, ge=784, le=1605632, description="larger frames are made smaller")
+    fps: int = only_with(4, ge=1, upload=_VIDEO, description="frames per second of the video")
     upload: Upload = Field(
         "npy",
         description="how frames travel: npy as they are; jpeg and mp4 smaller and close; path: a video written to "
         "temp_video_dir, whose name is sent to a server that reads that folder (its --media-root)",
     )
-    max_batch_items: int = Field(32, ge=1, description="episodes per request to .../v1/rewards")
+    max_batch_items: int = only_with(
+        32,
+        ge=1,
+        form=Because("native", f"an endpoint {SCORE}, which takes one episode per request"),
+        description="episodes per request to .../v1/rewards",
+    )
     concurrency: int = Field(4, ge=1, description="requests under way at a time")
     fail_on_request_error: bool = Field(
         False, description="an episode that could not be scored stops everything; in a run that is on_failure: raise"
@@ -73,8 +79,13 @@ class RemoteSettings(PythonSettings):
         description="native: where the score is missing, true success takes its place (1 or 0); it is counted as a "
         "failure all the same",
     )
-    keep_temp_video: bool = Field(False, description="upload mp4 or path: keep the videos in temp_video_dir")
-    temp_video_dir: str | None = Field(None, description="where videos are written; they are removed after use")
+    keep_temp_video: bool = only_with(False, upload=_VIDEO, description="keep the videos in temp_video_dir")
+    temp_video_dir: str | None = only_with(
+        None,
+        upload=_VIDEO,
+        in_memory=Because(False, "upload mp4 unless keep_temp_video: the video is made in memory"),
+        description="where videos are written; they are removed after use",
+    )
     token_env: str = Field("GUERDON_TOKEN", description="environment variable with the server's token, if it needs one")
 
     @field_validator("endpoint")
@@ -92,8 +103,7 @@ class RemoteSettings(PythonSettings):
         return endpoint
 
     @model_validator(mode="after")
-    def _nothing_idle(self) -> RemoteSettings:
-        given = self.model_fields_set
+    def _fits(self) -> RemoteSettings:
         brought = _BRINGS_A_PROMPT & set(self.backend_kwargs)
         if brought:
             raise ValueError(
@@ -106,17 +116,10 @@ class RemoteSettings(PythonSettings):
             allowed = _OPTIONS[key]
             if not isinstance(value, str) or (allowed is not None and value not in allowed):
                 raise ValueError(f"backend_kwargs.{key} is {value!r}; allowed: {', '.join(allowed or ('a name',))}")
-        video = self.upload in ("mp4", "path")
-        if not video:
-            refuse({"fps", "keep_temp_video", "temp_video_dir"} & given, f"upload {self.upload}, which writes no video")
-        elif self.upload == "path" and self.temp_video_dir is None:
+        if self.upload == "path" and self.temp_video_dir is None:
             raise ValueError("upload path needs temp_video_dir: a folder that the server reads (its --media-root)")
-        elif self.keep_temp_video and self.temp_video_dir is None:
+        if self.keep_temp_video and self.temp_video_dir is None:
             raise ValueError("keep_temp_video needs temp_video_dir: where to keep them")
-        elif self.upload == "mp4" and not self.keep_temp_video:
-            refuse({"temp_video_dir"} & given, "upload mp4 unless keep_temp_video: the video is made in memory")
-        if self.form == "score":
-            refuse({"max_batch_items"} & given, f"an endpoint {SCORE}, which takes one episode per request")
         if self.fail_on_request_error and self.fallback != "none":
             raise ValueError("fail_on_request_error and fallback exclude each other; remove one of them")
         return self
@@ -125,6 +128,11 @@ class RemoteSettings(PythonSettings):
     def form(self) -> Literal["native", "score"]:
         """Which wire format the endpoint speaks."""
         return "score" if urlsplit(self.endpoint).path.rstrip("/") == SCORE else "native"
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether a video is in no file."""
+        return self.upload == "mp4" and not self.keep_temp_video
 
     def in_a_run(self) -> RemoteSettings:
         """The same, with failures handed back: there `on_failure` decides what they do."""

@@ -77,7 +77,7 @@ class SourceSettings(Settings):
         "each step, paid at each of its tokens",
     )
     score_every: int = Field(1, ge=1, description="per_step, episode: score every k-th step and the last")
-    aggregation: Aggregation | None = Field(None, description="text, terminal: from values of steps to one")
+    aggregation: Aggregation | None = Field(None, description="how the values of steps become one value of a solution")
     splitter: Splitter | None = Field(
         None, description="text: where steps end; null: as label.splitter does with null. Cut as in training"
     )
@@ -239,7 +239,7 @@ class RewardSettings(Settings):
         "env_reward_weight",
     )
     env_reward_weight: float = Field(0.0, description="weight of the native reward with combine_mode: weighted")
-    max_failure_rate: float = Field(0.1, ge=0, le=1, description="stop when a larger share of a source fails")
+    max_failure_rate: float = Field(0.1, ge=0, le=1, description="stop when a larger share of measurements fails")
     failure_window: int = Field(200, ge=1, description="measurements of a source over which its failure rate is taken")
     overlap_steps: int | None = Field(
         None,
@@ -378,7 +378,7 @@ class ClassifierSection(_RewardModelSection):
     )
     on_failure: OnFailure = _FAILED
     path: str = Field(description="the classifier's folder or hub id")
-    micro_batch_size: int = Field(64, ge=1, description="responses per forward pass of the model")
+    micro_batch_size: int = Field(64, ge=1, description="solutions per forward pass")
 
     def source_keys(self) -> dict[str, Any]:
         """A logit per response, as it is."""

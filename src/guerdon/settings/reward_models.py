@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 from pydantic import Field, field_validator, model_validator
 
 from guerdon.registry import Registry
-from guerdon.settings.base import DEVICE, PARAMS, ByName, Device, Settings, names_in, refuse
+from guerdon.settings.base import DEVICE, PARAMS, Because, ByName, Device, Settings, Unless, names_in, only_with, refuse
 from guerdon.settings.prime import PrimeSettings
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.train import Arch, ImageSize
@@ -64,6 +64,9 @@ class _ModelSettings(Settings):
         return {name: value for name, value in self if name != "model_type"}
 
 
+_REFITTED = Because(Unless("none"), "update: {}")
+
+
 class _ImageModelSettings(_ModelSettings):
     """What reward models of single frames share."""
 
@@ -79,8 +82,10 @@ class _ImageModelSettings(_ModelSettings):
     update: Literal["none", "before", "after"] = Field(
         "none", description="refit the model during RL, before or after the policy's update"
     )
-    update_params: UpdateSettings = Field(UpdateSettings(), description="how it is refitted")
-    replay_path: str | None = Field(None, description="episodes that seed the replay when the model is refitted")
+    update_params: UpdateSettings = only_with(UpdateSettings(), update=_REFITTED, description="how it is refitted")
+    replay_path: str | None = only_with(
+        None, update=_REFITTED, description="episodes that seed the replay when the model is refitted"
+    )
 
     def arguments(self) -> dict[str, Any]:
         """The checkpoint, and what it must be."""
@@ -92,8 +97,6 @@ class _ImageModelSettings(_ModelSettings):
     def _refitted(self) -> Self:
         if self.update != "none" and not self.replay_path:
             raise ValueError(f"update: {self.update} needs replay_path: the episodes that the model was trained on")
-        if self.update == "none":
-            refuse({"update_params", "replay_path", "labeler"} & self.model_fields_set, "update: none")
         return self
 
 
@@ -101,8 +104,9 @@ class ResNetModelSettings(_ImageModelSettings):
     """A success classifier of frames."""
 
     model_type: Literal["resnet", "resnet_reward"] = Field("resnet", description="success classifier of frames")
-    labeler: Literal["outcome", "adversarial"] = Field(
+    labeler: Literal["outcome", "adversarial"] = only_with(
         "outcome",
+        update=_REFITTED,
         description="labels of fresh frames: true success, or 0 for all that the policy shows, with the successes of "
         "replay_path as the only positives (adversarial imitation, GAIL 1606.03476: no success is read in the run; "
         "arch mlp alone)",
@@ -132,8 +136,9 @@ class ProgressModelSettings(_ImageModelSettings):
     """A progress regressor of frames."""
 
     model_type: Literal["progress"] = Field("progress", description="progress regressor of frames")
-    labeler: Literal["outcome", "continuation"] = Field(
+    labeler: Literal["outcome", "continuation"] = only_with(
         "outcome",
+        update=_REFITTED,
         description="labels of fresh frames: true success of the episode, or (Meta-World) the steps that a scripted "
         "expert needs when it goes on from there",
     )

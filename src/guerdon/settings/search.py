@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from guerdon.settings.base import Settings, refuse
+from guerdon.settings.base import Settings, only_with
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.reward_models import MODEL_NAMES, TextRewardModelSettings, judges_text
 
 Method = Literal["best_of_n", "beam", "dvts"]
+_BY_STEP = ("beam", "dvts")
 _TEXT = ("text", "value", "normal", "remote_text")
 
 
@@ -49,8 +50,8 @@ class SearchSettings(Settings):
         "largest sum of values",
     )
     n: int = Field(16, ge=1, description="solutions, or beams, per question")
-    beam_width: int = Field(4, ge=1, description="beam, dvts: ways in which each survivor, or tree, goes on")
-    rounds: int = Field(40, ge=1, description="beam, dvts: at most so many steps; the last goes on to the end")
+    beam_width: int = only_with(4, ge=1, method=_BY_STEP, description="ways in which each survivor, or tree, goes on")
+    rounds: int = only_with(40, ge=1, method=_BY_STEP, description="at most so many steps; the last goes on to the end")
     separator: str | None = Field(
         None, min_length=1, description="text that ends a step; null: that of the generated task, or a blank line"
     )
@@ -69,8 +70,6 @@ class SearchSettings(Settings):
     def _fits(self) -> SearchSettings:
         if not judges_text(self.model):
             raise ValueError(_not_of_text(self.model.model_type))
-        if self.method == "best_of_n":
-            refuse({"beam_width", "rounds"} & self.model_fields_set, "method best_of_n")
-        elif self.n % self.beam_width:
+        if self.method in _BY_STEP and self.n % self.beam_width:
             raise ValueError(f"n {self.n} must be a multiple of beam_width {self.beam_width}")
         return self

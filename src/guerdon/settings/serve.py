@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from guerdon.secrets import clean_key
-from guerdon.settings.base import Settings, refuse
+from guerdon.settings.base import SET, Because, Settings, only_with, refuse
 
 MIB = 1024 * 1024
 
@@ -42,7 +42,7 @@ class ServedModelSettings(Settings):
     )
     options: dict[str, Any] = Field(default_factory=dict, description="further arguments of its loader, by name")
     update_dir: str | None = Field(None, description="state of a model that learns; null: it does not learn")
-    keep_updates: int = Field(2, ge=1, description="newest states kept there")
+    keep_updates: int = only_with(2, ge=1, update_dir=SET, description="newest states kept there")
 
     @model_validator(mode="after")
     def _one_source(self) -> ServedModelSettings:
@@ -50,8 +50,6 @@ class ServedModelSettings(Settings):
             raise ValueError("custom_backend and backend are both given; remove one of them")
         if self.backend is None and self.custom_backend is None and self.model_path is None:
             raise ValueError("a served model needs backend, model_path or custom_backend")
-        if self.update_dir is None:
-            refuse({"keep_updates"} & self.model_fields_set, "without update_dir")
         if isinstance(self.processes, int) and (self.tensor_parallel_size or 1) > 1:
             raise ValueError("a model on several GPUs is not there in several copies; remove processes")
         if isinstance(self.processes, int) and self.update_dir is not None:
@@ -147,7 +145,11 @@ class ServeSettings(Settings):
     port: int = Field(18080, ge=0, le=65535, description="port to listen on; 0: any free one")
     token: str | None = Field(None, min_length=8, repr=False, description="secret of every request but GET /health")
     insecure: bool = Field(False, description="listen beyond this machine without a token")
-    gpu_ids: str | None = Field(None, description="GPUs to use, such as 0,1; null: all that are visible")
+    gpu_ids: str | None = only_with(
+        None,
+        ray=Because(None, "ray, which gives replicas their GPUs (ray.replica_gpus)"),
+        description="GPUs to use, such as 0,1; null: all that are visible",
+    )
     threads: int | None = Field(
         None, ge=1, le=1024, description="cores of a model; null: OMP_NUM_THREADS, or half of all"
     )
@@ -190,7 +192,6 @@ class ServeSettings(Settings):
                 "or --insecure to let everyone in"
             )
         if self.ray is not None:
-            refuse({"gpu_ids"} & self.model_fields_set, "ray, which gives replicas their GPUs (ray.replica_gpus)")
             idle = {"max_header_bytes", "read_timeout_s"} & self.limits.model_fields_set
             refuse(idle, "ray, whose proxy receives requests", "limits")
             for name, model in self.models.items():

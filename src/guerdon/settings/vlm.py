@@ -74,7 +74,11 @@ class EndpointSettings(Settings):
     model: str = Field(description="what the endpoint calls the model")
     api_key_env: str | None = Field(None, description="environment variable (or line of ./.env) of the key; null: none")
     concurrency: int = Field(8, ge=1, description="requests under way at a time")
-    retries: int = Field(TRIES - 1, ge=0, description="requests sent again after a failure that may pass")
+    retries: int = Field(
+        TRIES - 1,
+        ge=0,
+        description="requests sent again after a failure that may pass; pauses double, or are as the server says",
+    )
     timeout: float = Field(120.0, gt=0, description="seconds of wall-clock per request")
     deadline: float = Field(600.0, gt=0, description="seconds for a request with all its retries and pauses")
     leave_out: tuple[OptionalSetting, ...] = LEAVE_OUT

@@ -11,7 +11,7 @@ from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from guerdon.errors import ConfigError, boundary
 from guerdon.registry import Registry
-from guerdon.settings.base import PARAMS, ByName, Named, Settings, refuse
+from guerdon.settings.base import PARAMS, Because, ByName, Named, Settings, only_with, refuse
 
 WORLDS = Registry(
     "world", "guerdon.worlds",
@@ -37,7 +37,7 @@ class DataCollectionSettings(Settings):
     only_success: bool = Field(False, description="keep successful episodes only")
     sample_rate_success: float = Field(1.0, ge=0, le=1, description="share of successful episodes to keep")
     sample_rate_fail: float = Field(0.1, ge=0, le=1, description="share of failed episodes to keep; unknown: all")
-    frame_every: int = Field(5, ge=1, description="keep every k-th row and the last")
+    frame_every: int = Field(5, ge=1, description="keep every k-th row of an episode and its last")
 
     @model_validator(mode="after")
     def _has_a_place(self) -> DataCollectionSettings:
@@ -46,8 +46,14 @@ class DataCollectionSettings(Settings):
         return self
 
 
+_CURRICULUM = {"use_curriculum": Because(True, "without use_curriculum: true")}
+_OF_STATES = _CURRICULUM | {"curriculum_over": ("states", "both")}
+
+
 class EnvSettings(Settings):
     """What all worlds of `env` share: a task in `num_envs` copies."""
+
+    stored = True
 
     task: str = Field(description="name of the task; of gymnasium: an id")
     task_ids: tuple[str, ...] | tuple[int, ...] | None = Field(
@@ -75,12 +81,17 @@ class EnvSettings(Settings):
         description="copies in this process, or in processes of their own: one that dies, hangs or gives numbers that "
         "are not finite is replaced, and only its episode is lost (docs/simulators.md)",
     )
-    num_envs_per_process: int = Field(1, ge=1, description="async: copies in each process; they break together")
-    step_timeout: float = Field(60.0, gt=0, description="async: seconds after which a simulator that steps hangs")
-    reset_timeout: float = Field(
+    num_envs_per_process: int = only_with(
+        1, ge=1, vectorization="async", description="copies in each process; they break together"
+    )
+    step_timeout: float = only_with(
+        60.0, gt=0, vectorization="async", description="seconds after which a simulator that steps hangs"
+    )
+    reset_timeout: float = only_with(
         300.0,
         gt=0,
-        description="async: the same for one that starts, begins an episode or draws; to draw again after that it has "
+        vectorization="async",
+        description="the same for one that starts, begins an episode or draws; to draw again after that it has "
         "step_timeout",
     )
     frame_size: tuple[int, int] = Field((64, 64), description="height and width of rendered frames")
@@ -92,17 +103,17 @@ class EnvSettings(Settings):
         description="draw the starts of training episodes, their tasks, or both by true success so far "
         "(docs/curriculum.md); evaluations play all alike",
     )
-    curriculum_over: Literal["states", "tasks", "both"] = Field(
-        "states", description="what is drawn: starts of a task, tasks of task_ids, or both"
+    curriculum_over: Literal["states", "tasks", "both"] = only_with(
+        "states", **_CURRICULUM, description="what is drawn: starts of a task, tasks of task_ids, or both"
     )
-    curriculum_states: int = Field(
-        50, ge=2, description="starts of each task: what resets with the seeds 0, 1, ... give"
+    curriculum_states: int = only_with(
+        50, ge=2, **_OF_STATES, description="starts of each task: what resets with the seeds 0, 1, ... give"
     )
-    curriculum_temp: float = Field(
-        1.0, gt=0, description="states: weight of a start (1 / distance of its success from 0.5) ^ (1 / temp)"
+    curriculum_temp: float = only_with(
+        1.0, gt=0, **_OF_STATES, description="weight of a start (1 / distance of its success from 0.5) ^ (1 / temp)"
     )
-    curriculum_min_prob: float = Field(
-        0.0, ge=0, le=1, description="states: every start has at least this share of an equal chance"
+    curriculum_min_prob: float = only_with(
+        0.0, ge=0, le=1, **_OF_STATES, description="every start has at least this share of an equal chance"
     )
     one_hot: ClassVar[bool] = True  # whether observations of several tasks end with which it is
 
@@ -138,14 +149,8 @@ class EnvSettings(Settings):
 
     @model_validator(mode="after")
     def _curriculum_is_used(self) -> Self:
-        fields, over = type(self).model_fields, self.curriculum_over
-        given = {n for n in fields if n.startswith("curriculum_") and getattr(self, n) != fields[n].default}
-        if not self.use_curriculum:
-            refuse(given, "without use_curriculum: true")
-        if self.use_curriculum and over != "states" and len(self.task_ids or ()) < 2:
-            raise ValueError(f"curriculum_over: {over} draws tasks: it needs several in task_ids")
-        if over == "tasks":
-            refuse(given & {"curriculum_states", "curriculum_temp", "curriculum_min_prob"}, "curriculum_over: tasks")
+        if self.use_curriculum and self.curriculum_over != "states" and len(self.task_ids or ()) < 2:
+            raise ValueError(f"curriculum_over: {self.curriculum_over} draws tasks: it needs several in task_ids")
         return self
 
     @property
@@ -169,14 +174,6 @@ class EnvSettings(Settings):
         size = self.num_envs // count
         some = self.of_copies(range(shard * size, (shard + 1) * size))
         return some.model_copy(update={"vectorization": self.vectorization})
-
-    @model_validator(mode="after")
-    def _isolated(self) -> Self:
-        if self.vectorization == "sync":
-            own = ("num_envs_per_process", "step_timeout", "reset_timeout")
-            fields = type(self).model_fields
-            refuse({name for name in own if getattr(self, name) != fields[name].default}, "vectorization: sync")
-        return self
 
     @field_validator("frame_size", mode="before")
     @classmethod

@@ -450,18 +450,13 @@ def _gathered(trainer: FrameTrainer, settings: Settings) -> ImageScorer:
 
 
 def _config(settings: Settings, data_hash: str, rows: NDArray[Any]) -> ImageModelConfig:
+    same = ("type", "arch", "hidden_dim", "dropout", "image_size", "normalize", "horizon", "within_steps")
+    given: dict[str, Any] = {name: getattr(settings, name, None) for name in same}
     return ImageModelConfig(
-        type=settings.type,
-        arch=settings.arch,
-        hidden_dim=settings.hidden_dim,
-        dropout=settings.dropout,
-        image_size=settings.image_size,
-        normalize=settings.normalize,
+        **given,
         threshold=getattr(settings, "reward_threshold", None),
         label=label_meaning(settings),
         data_hash=data_hash,
-        horizon=getattr(settings, "horizon", None),
-        within_steps=getattr(settings, "within_steps", None),
         freeze_backbone=settings.backbone_frozen,
         pretrained=_named(settings.backbone_path),
         state_size=rows.shape[1] if sees_states(settings) else None,

@@ -36,7 +36,7 @@ from guerdon.errors import ConfigError, DataError, NonFiniteError, boundary, nam
 from guerdon.finite import load_weights, save_weights
 from guerdon.generators import small_seed
 from guerdon.progress import ProgressBar
-from guerdon.settings.base import as_now
+from guerdon.settings.base import without_removed
 from guerdon.settings.train import (
     ProgressTrainSettings,
     ResNetTrainSettings,
@@ -431,7 +431,7 @@ class TrainingFolder:
                 f"{self.save_dir} already holds a training; go on with it by --resume (a finished one stays as it is), "
                 "or choose another save_dir"
             )
-        old, new = _flat(as_now(before, self.record)), _flat(self.record)
+        old, new = _flat(without_removed(before)), _flat(without_removed(self.record))
         changed = [
             name if name.startswith("data") else f"{name} {old.get(name)!r} -> {new.get(name)!r}"
             for name in sorted(old.keys() | new) if old.get(name) != new.get(name)
