@@ -1,5 +1,6 @@
 """Messages of errors: one line, no addresses of objects, and the path where a disk is full."""
 
+import importlib
 import io
 import subprocess
 import sys
@@ -11,7 +12,15 @@ import huggingface_hub.hf_api
 import pytest
 from PIL import Image
 
-from guerdon.errors import CheckpointError, DataError, boundary, naming
+from guerdon.errors import (
+    CheckpointError,
+    DataError,
+    MissingDependencyError,
+    boundary,
+    did_you_mean,
+    naming,
+    needs,
+)
 from guerdon.hub import check_data_set, check_model
 
 
@@ -96,3 +105,37 @@ def test_what_is_nowhere_is_known_after_one_request(check, kind, request_, tmp_p
         check(CheckpointError, "it", "runs/my/model")
     (tmp_path / "config.json").write_text("{}")
     check(CheckpointError, "it", str(tmp_path))
+
+
+class TestNeeds:
+    def test_a_missing_package_is_named(self):
+        said = r"^{a} needs no_such_package: pip install it$"
+        with pytest.raises(MissingDependencyError, match=said) as caught, needs("{a} needs {name}: pip install it"):
+            importlib.import_module("no_such_package.part")
+        assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+    def test_a_broken_package_is_missing_only_where_that_is_wanted(self):
+        with pytest.raises(MissingDependencyError, match="needs None"), needs("needs {name}"):
+            raise ImportError("libfoo.so: cannot open shared object file")
+        with pytest.raises(ImportError, match="libfoo") as caught, needs("needs {name}", ModuleNotFoundError):
+            raise ImportError("libfoo.so: cannot open shared object file")
+        assert not isinstance(caught.value, MissingDependencyError)
+
+    def test_other_errors_pass(self):
+        with pytest.raises(MissingDependencyError, match=r"^inner$"), needs("outer"):
+            raise MissingDependencyError("inner")
+        with pytest.raises(KeyError), needs("outer"):
+            raise KeyError("x")
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "ending"),
+    [
+        ("windw", {}, "; did you mean window?"),
+        ("windw", {"quoted": True}, "; did you mean 'window'?"),
+        ("windo", {"most": 2, "cutoff": 0.4}, "; did you mean window or widow?"),
+        ("qqq", {}, ""),
+    ],
+)
+def test_names_that_are_alike(given, options, ending):
+    assert did_you_mean(given, iter(["door", "window", "widow"]), **options) == ending

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from guerdon.episodes.solutions import Solution
+from guerdon.episodes.solutions import Solution, until_first_error
 from guerdon.labels.labelers import (
     BinarySearchLabeler,
     CompletionCounts,
@@ -18,7 +18,6 @@ from guerdon.labels.labelers import (
     MonteCarloLabeler,
     PromptedSolution,
     StepLabels,
-    until_first_error,
 )
 from guerdon.settings.data import ChainSettings
 from guerdon.tasks.prompts import Prompt
@@ -151,6 +150,7 @@ def test_exact_labels_are_true_until_the_first_error():
 
 
 def test_labels_end_with_the_first_error():
-    assert until_first_error([True, False, True]) == (1.0, 0.0, None)
-    assert until_first_error([True]) == (1.0,)
-    assert until_first_error([]) == ()
+    assert until_first_error(1, 3) == (1.0, 0.0, None)
+    assert until_first_error(0, 2) == (0.0, None)
+    assert until_first_error(-1, 1) == until_first_error(1, 1) == (1.0,)
+    assert until_first_error(-1, 0) == until_first_error(0, 0) == ()

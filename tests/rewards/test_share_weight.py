@@ -17,7 +17,7 @@ SIZES = st.floats(1e-3, 1e3)
 
 @given(st.floats(0.01, 0.95), SIZES, SIZES)
 def test_the_share_is_what_was_asked_for(share, own, others):
-    weight = ShareWeight(ShareSettings(share=share, max_weight=1e9), start=0.1)
+    weight = ShareWeight(ShareSettings(share=share, max_weight=1e9), value=0.1)
     for _ in range(3):
         weight.observe(own, others)
         assert weight.value * own / (weight.value * own + others) == pytest.approx(share)
@@ -26,17 +26,17 @@ def test_the_share_is_what_was_asked_for(share, own, others):
 def test_limits_and_silence():
     settings = ShareSettings(share=0.5, min_weight=0.2, max_weight=2.0)
     for own, others, expected in ((0.0, 1.0, 0.7), (1.0, 0.0, 0.7), (1.0, 1.0, 1.0), (1.0, 0.1, 0.2), (1.0, 9.0, 2.0)):
-        weight = ShareWeight(settings, start=0.7)
+        weight = ShareWeight(settings, value=0.7)
         weight.observe(own, others)
         assert weight.value == pytest.approx(expected)
 
 
 def test_running_means():
-    weight = ShareWeight(ShareSettings(share=0.5, max_weight=100.0), start=1.0)
+    weight = ShareWeight(ShareSettings(share=0.5, max_weight=100.0), value=1.0)
     weight.observe(1.0, 1.0)
     weight.observe(1.0, 4.0)  # means 1 and (0.9 * 0.1 + 0.1 * 4) / (0.9 * 0.1 + 0.1)
     assert weight.value == pytest.approx(49 / 19)
-    other = ShareWeight(weight.settings, start=1.0)
+    other = ShareWeight(weight.settings, value=1.0)
     other.load_state_dict(json.loads(json.dumps(weight.state_dict())))
     weight.observe(2.0, 5.0)
     other.observe(2.0, 5.0)
@@ -47,7 +47,7 @@ def test_sizes_are_over_known_steps():
     mask, known = np.array([[True, True, True, False]]), np.array([[True, False, True, True]])
     values = {"env": np.array([[2.0, -2.0, 2.0, 9.0]], np.float32), "rm": np.array([[1.0, 7.0, -3.0, 9.0]], np.float32)}
     found = Advantages(values["env"], values["env"], values, {"env": mask, "rm": known & mask})
-    weight = ShareWeight(ShareSettings(share=0.2), start=1.0)
+    weight = ShareWeight(ShareSettings(share=0.2), value=1.0)
     observe_shares({"rm": weight}, {"env": 3.0, "rm": 1.0}, found)
     assert weight.value == pytest.approx(0.2 / 0.8 * 3.0 * 2.0 / 2.0)
 
@@ -56,7 +56,7 @@ def test_sizes_are_over_known_steps():
 def test_an_update_without_a_measurement_is_left_out(silent):
     mask, ones = np.ones((1, 3), np.bool_), np.ones((1, 3), np.float32)
     values = {"env": ones, "rm": 2 * ones}
-    weight = ShareWeight(ShareSettings(share=0.5), start=1.0)
+    weight = ShareWeight(ShareSettings(share=0.5), value=1.0)
     states = []
     for known in ({"env": mask, "rm": mask}, {"env": mask, "rm": mask} | {silent: ~mask}):
         found = Advantages(ones, ones, values, known)

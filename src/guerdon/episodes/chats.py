@@ -83,9 +83,7 @@ def unreadable(episode: Episode, *, task_only: bool = False) -> Failure | None:
         episode: its task, its texts, and the conversation with its tools are checked.
         task_only: check the task alone (episodes of frames have no other text).
     """
-    texts = [episode.task]
-    if not task_only:
-        texts += episode.texts or ()
+    texts = [episode.task, *(() if task_only else episode.texts or ())]
     if not task_only and (episode.context or episode.tools):
         texts.append(json.dumps([episode.context, episode.tools], ensure_ascii=False))
     try:

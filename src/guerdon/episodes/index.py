@@ -207,6 +207,14 @@ def index_files(root: Path) -> list[Path]:
     return sorted((root / "meta" / "episodes").glob("chunk-*/file-*.parquet"))
 
 
+def _rows(path: Path, *, stats: bool) -> list[dict[str, Any]]:
+    """The rows of a shard of the index: the statistics, or all else."""
+    shard = pq.ParquetFile(path, page_checksum_verification=True)
+    names = [name for name in shard.schema_arrow.names if name.startswith("stats/") == stats]
+    found: list[dict[str, Any]] = shard.read(columns=names).to_pylist()
+    return found
+
+
 def load_index(root: Path, info: Info) -> tuple[list[Entry], list[Skipped]]:
     """All episodes in order, and the index shards, and rows of them, that cannot be read."""
     entries: dict[int, Entry] = {}
@@ -215,9 +223,7 @@ def load_index(root: Path, info: Info) -> tuple[list[Entry], list[Skipped]]:
     for path in index_files(root):
         try:
             with boundary(DataError, "cannot be read"):
-                shard = pq.ParquetFile(path, page_checksum_verification=True)
-                names = [name for name in shard.schema_arrow.names if not name.startswith("stats/")]
-                rows = shard.read(columns=names).to_pylist()
+                rows = _rows(path, stats=False)
         except DataError as exc:
             skipped.append(Skipped(path, str(exc)))
             continue
@@ -273,9 +279,7 @@ def load_episode_stats(root: Path) -> list[Stats]:
     found: list[Stats] = []
     for path in index_files(root):
         with boundary(DataError, f"{path} cannot be read; move the data set away and write to a new root"):
-            shard = pq.ParquetFile(path, page_checksum_verification=True)
-            names = [name for name in shard.schema_arrow.names if name.startswith("stats/")]
-            for row in shard.read(columns=names).to_pylist():
+            for row in _rows(path, stats=True):
                 stats: Stats = {}
                 for name, value in row.items():
                     feature, _, statistic = name.removeprefix("stats/").rpartition("/")

@@ -223,28 +223,6 @@ def shard_path(root: Path, template: str, where: FileIndex, *, video_key: str = 
     return path
 
 
-def info_json(
-    features: Features, *, fps: int, robot_type: str, episodes: int, frames: int, tasks: int
-) -> dict[str, Any]:
-    """The content of `meta/info.json`."""
-    has_video = any(feature["dtype"] == "video" for feature in features.values())
-    return {
-        "codebase_version": CODEBASE_VERSION,
-        "robot_type": robot_type,
-        "total_episodes": episodes,
-        "total_frames": frames,
-        "total_tasks": tasks,
-        "chunks_size": CHUNK_FILES,
-        "data_files_size_in_mb": DATA_FILE_MB,
-        "video_files_size_in_mb": VIDEO_FILE_MB,
-        "fps": fps,
-        "splits": {"train": f"0:{episodes}"},
-        "data_path": DATA_PATH,
-        "video_path": VIDEO_PATH if has_video else None,
-        "features": features,
-    }
-
-
 def load_info(root: Path) -> Info:
     """Read and check `meta/info.json`.
 

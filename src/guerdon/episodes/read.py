@@ -177,11 +177,22 @@ def _frames(root: Path, info: Info, entry: Entry, table: pa.Table, key: str, col
     if info.features[key]["dtype"] == "video":
         video = _frames_path(root, info, entry, key)
         return None if video is None else decode_video(video, _times(entry, key, columns, info.fps), fps=info.fps)
-    if key in table.column_names and table[key].null_count == len(table):
+    if _none_of(table, key):
         return None
     if info.features[key]["dtype"] == "image":
         return decode_images(_blobs(table, key))
     return _from_table(table, info, key)
+
+
+def _none_of(table: pa.Table, key: str) -> bool:
+    """Whether every row of a table says that it has no picture of a camera.
+
+    Raises:
+        DataError: the table lacks its column.
+    """
+    if key not in table.column_names:
+        raise DataError(f"has no column {key}")
+    return bool(table[key].null_count == len(table))
 
 
 def _times(entry: Entry, key: str, columns: Columns, fps: float) -> NDArray[np.float64]:
@@ -210,8 +221,6 @@ def _blobs(table: pa.Table, key: str) -> list[bytes | None]:
     Raises:
         DataError: the table has none.
     """
-    if key not in table.column_names:
-        raise DataError(f"has no column {key}")
     with boundary(DataError, f"column {key} holds no encoded images"):
         blobs: list[bytes | None] = table[key].combine_chunks().field("bytes").to_pylist()
         return blobs
@@ -219,8 +228,6 @@ def _blobs(table: pa.Table, key: str) -> list[bytes | None]:
 
 def _from_table(table: pa.Table, info: Info, key: str) -> ByteArray:
     """The frames of a camera whose images are stored as arrays."""
-    if key not in table.column_names:
-        raise DataError(f"has no column {key}")
     return rgb_frames(_columns(table, info, [key])[key])
 
 
@@ -378,7 +385,7 @@ def _checked(info: Info, entry: Entry, table: pa.Table, cameras: Iterable[str]) 
         if info.features[key]["dtype"] == "video":
             if key in entry.videos:
                 _times(entry, key, columns, info.fps)
-        elif key in table.column_names and table[key].null_count == len(table):
+        elif _none_of(table, key):
             continue
         elif info.features[key]["dtype"] == "image":
             check_images(_blobs(table, key))

@@ -27,7 +27,7 @@ from typing import Any
 
 from guerdon.episodes.chats import beyond_question
 from guerdon.episodes.row_files import RowFields
-from guerdon.episodes.solutions import Solution
+from guerdon.episodes.solutions import Solution, until_first_error
 from guerdon.errors import DataError
 
 TARGETS = {True: "CORRECT (+1)", False: "INCORRECT (-1)"}
@@ -560,15 +560,13 @@ def from_process_bench(row: Any, where: str, name: str) -> Solution:
     first = fields.get("label", int, "a step from 0, or -1")
     if not texts or not -1 <= first < len(texts):
         raise DataError(f"{where}: label {first} is none of the {len(texts)} steps (from 0; -1: none is wrong)")
-    n = len(texts)
-    labels = (1.0,) * n if first < 0 else (1.0,) * first + (0.0,) + (None,) * (n - first - 1)
     generator = fields.text("generator", "")
     return _solution(
         fields,
         id=str(row.get("id") or name),
         **fields.question("problem"),
         steps=closed(texts, separator, fields.integers("unclosed", None)),
-        labels=labels,
+        labels=until_first_error(first, len(texts)),
         is_correct=fields.get("final_answer_correct", bool, "true or false", None),
         separator=separator,
         meta={**({"generator": generator} if generator else {}), **fields.meta()},

@@ -93,3 +93,8 @@ class Solution:
             id=self.id, task=self.question, texts=self.steps, outcome=self.is_correct, meta=self.meta,
             context=self.context, tools=self.tools,
         )  # fmt: skip
+
+
+def until_first_error(first: int, steps: int) -> tuple[float | None, ...]:
+    """Hard labels of so many steps up to and with the first wrong one (-1: none is wrong); unknown after it."""
+    return ((1.0,) * (steps if first < 0 else first) + (0.0,) + (None,) * steps)[:steps]

@@ -233,16 +233,10 @@ class EpisodeWriter:
             state.features = layout.features_of(episode, self._key, video=self._video, fps=self._fps)
             self._write_info()
         if self._shard is None:
-            self._shard = _Shard(self._root, state.next_shard, self._key, state.features, self._fps)
+            self._shard = _Shard(self._root, state, self._key, self._fps)
         if episode.task not in state.tasks:
             state.tasks.append(episode.task)
-        self._shard.append(
-            episode,
-            columns,
-            episode_index=state.episodes,
-            first_index=state.frames,
-            task_index=state.tasks.index(episode.task),
-        )
+        self._shard.append(episode, columns, state)
         state.episodes += 1
         state.frames += len(episode)
         if len(self._shard.rows) >= self._flush_every:
@@ -271,16 +265,25 @@ class EpisodeWriter:
         self._write_info()
 
     def _write_info(self) -> None:
+        """`info.json`, in the order of its keys in LeRobot."""
         state = self._state
         assert state.features is not None
-        info = layout.info_json(
-            state.features,
-            fps=self._fps,
-            robot_type=state.robot_type,
-            episodes=state.episodes,
-            frames=state.frames,
-            tasks=len(state.tasks),
-        )
+        has_video = any(feature["dtype"] == "video" for feature in state.features.values())
+        info = {
+            "codebase_version": layout.CODEBASE_VERSION,
+            "robot_type": state.robot_type,
+            "total_episodes": state.episodes,
+            "total_frames": state.frames,
+            "total_tasks": len(state.tasks),
+            "chunks_size": layout.CHUNK_FILES,
+            "data_files_size_in_mb": layout.DATA_FILE_MB,
+            "video_files_size_in_mb": layout.VIDEO_FILE_MB,
+            "fps": self._fps,
+            "splits": {"train": f"0:{state.episodes}"},
+            "data_path": layout.DATA_PATH,
+            "video_path": layout.VIDEO_PATH if has_video else None,
+            "features": state.features,
+        }
         _write_json(self._root / layout.INFO_PATH, info)
 
 
@@ -299,39 +302,37 @@ class _Shard:
 
     Args:
         root: of the data set.
-        number: running number of this shard.
+        state: of the data set; the shard is its next one.
         key: feature key of the camera.
-        features: of the data set.
         fps: rows per second.
     """
 
-    def __init__(self, root: Path, number: int, key: str, features: layout.Features, fps: int) -> None:
-        self.where, self._root = layout.place(number), root
+    def __init__(self, root: Path, state: _DatasetState, key: str, fps: int) -> None:
+        assert state.features is not None
+        self.where, self._root = layout.place(state.next_shard), root
         self.rows: list[dict[str, Any]] = []
         self.stats: list[Stats] = []
-        self._key, self._features, self._fps = key, features, fps
-        self._schema = layout.data_schema(features)
+        self._key, self._features, self._fps = key, state.features, fps
+        self._schema = layout.data_schema(state.features)
         self._data_path = layout.shard_path(root, layout.DATA_PATH, self.where)
         self._index_path = layout.shard_path(root, layout.EPISODES_PATH, self.where)
         self._data: pq.ParquetWriter | None = None
         self._videos: dict[str, VideoWriter] = {}
 
-    def append(
-        self, episode: Episode, columns: Columns, *, episode_index: int, first_index: int, task_index: int
-    ) -> None:
-        """Encode one episode, whose rows are `to_rows(episode)`."""
-        length = len(episode)
+    def append(self, episode: Episode, columns: Columns, state: _DatasetState) -> None:
+        """Encode the episode that follows those of the state, whose rows are `to_rows(episode)`."""
+        length, number, first_index = len(episode), state.episodes, state.frames
         steps = np.arange(length, dtype=np.int64)
         columns = columns | {
             "timestamp": (steps / self._fps).astype(np.float32),
             "frame_index": steps,
-            "episode_index": np.full(length, episode_index, dtype=np.int64),
+            "episode_index": np.full(length, number, dtype=np.int64),
             "index": steps + first_index,
-            "task_index": np.full(length, task_index, dtype=np.int64),
+            "task_index": np.full(length, state.tasks.index(episode.task), dtype=np.int64),
         }
         stats = {name: vector_stats(column) for name, column in columns.items()}
         row: dict[str, Any] = {
-            "episode_index": episode_index,
+            "episode_index": number,
             "tasks": [episode.task],
             "length": length,
             "data/chunk_index": self.where[0],

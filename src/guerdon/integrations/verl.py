@@ -26,16 +26,7 @@ from guerdon.call_queue import in_thread
 from guerdon.collect.text import Responses, TextRollout
 from guerdon.config import validate
 from guerdon.errors import ConfigError, RewardFailure
-from guerdon.integrations.text import (
-    Text,
-    TextScorer,
-    checked_algorithm,
-    outcome_rewards,
-    plain,
-    ragged,
-    rollout_of,
-    token_advantages,
-)
+from guerdon.integrations import text
 from guerdon.policies.pretrained import read_tokenizer
 from guerdon.policies.text import TextPolicy
 from guerdon.rewards.prime import PrimeReward
@@ -49,7 +40,7 @@ from guerdon.types import Failure, Metrics, Rewards
 VERIFIER = "verifier"
 
 
-def score_function(scorer: TextScorer, *, question_key: str = "question") -> Callable[..., float | list[float]]:
+def score_function(scorer: text.TextScorer, *, question_key: str = "question") -> Callable[..., float | list[float]]:
     """A `compute_score` for `reward.custom_reward_function`.
 
     verl gives it no prompt: the question is read from the row's `extra_info`. It is called with one row, or by verl's
@@ -64,7 +55,7 @@ def score_function(scorer: TextScorer, *, question_key: str = "question") -> Cal
         no question.
     """
 
-    def question(data_source: Any, extra_info: Any) -> Text:
+    def question(data_source: Any, extra_info: Any) -> text.Text:
         found = extra_info.get(question_key) if isinstance(extra_info, Mapping) else None
         if found is None:
             raise ConfigError(
@@ -133,7 +124,7 @@ class TokenRewardManager(RewardManagerBase):  # type: ignore[misc]
             RewardFailure: one could not be measured.
         """
         given = data.non_tensor_batch.get("raw_prompt")
-        rewards = cls.source.measure(rollout_of(*_parts(data.batch, given, cls._tokenizer), cls._tokenizer))
+        rewards = cls.source.measure(text.rollout_of(*_parts(data.batch, given, cls._tokenizer), cls._tokenizer))
         if rewards.failures:
             missing = {row: str(why) for row, _, why in rewards.failures}
             values = np.where(rewards.failed, np.nan, rewards.values)
@@ -168,7 +159,7 @@ def register_estimator(name: str, algorithm: Mapping[str, Any], *, gamma: float 
     Raises:
         ConfigError: a key of `algorithm` that would do nothing, or an estimator that needs a critic.
     """
-    settings = checked_algorithm(algorithm)
+    settings = text.checked_algorithm(algorithm)
 
     def compute_advantage(
         token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray | None = None, **_: Any
@@ -216,7 +207,7 @@ def register_sources(
     Raises:
         ConfigError: a key of `algorithm` that would do nothing, or an estimator that needs a critic.
     """
-    checked_algorithm(algorithm)
+    text.checked_algorithm(algorithm)
     made: list[RewardSource[Responses]] = []
     read: list[Any] = []
 
@@ -239,7 +230,7 @@ def register_sources(
         penalty = (token_level_rewards - batch["token_level_scores"]).float().cpu().numpy()[:, :width]
         outcomes = SourceTerms(VERIFIER, coefficient=outcome_weight)
         values = np.where(rollout.known_B, rollout.outcomes_B, np.nan).tolist()
-        measured = {VERIFIER: (outcome_rewards(values, rollout.mask), outcomes)}
+        measured = {VERIFIER: (text.outcome_rewards(values, rollout.mask), outcomes)}
         missing = {int(row): Failure("no_reward") for row in np.flatnonzero(~np.isfinite(penalty).all(axis=1))}
         penalty = np.where(rollout.mask & np.isfinite(penalty), penalty, 0.0)
         if penalty.any():  # what a response without a reward was to pay is not known either
@@ -252,7 +243,7 @@ def register_sources(
             measured[source.name] = found, source.terms
             metrics[source.name] = {**found.metrics, **learned, "failed": float(found.failed_B.mean())}
         registered.metrics = metrics  # type: ignore[attr-defined]
-        found_all = token_advantages(rollout, measured, algorithm)
+        found_all = text.token_advantages(rollout, measured, algorithm)
         return _widened(found_all.advantages, token_level_rewards), _widened(found_all.returns, token_level_rewards)
 
     registered: Callable[..., Any] = compute_advantage
@@ -284,7 +275,7 @@ def prime_source(name: str, policy: TextPolicy, *, length_limit: int, seed: int 
 def _rollout(batch: Any, non_tensor_batch: Mapping[str, Any], index: np.ndarray, tokenizer: Any) -> TextRollout:
     """A batch of verl with its outcomes and the log-probabilities of the policy that wrote."""
     parts = _parts(batch, non_tensor_batch.get("raw_prompt"), tokenizer)
-    rollout = rollout_of(*parts, tokenizer, groups_B=np.unique(np.asarray(index), return_inverse=True)[1])
+    rollout = text.rollout_of(*parts, tokenizer, groups_B=np.unique(np.asarray(index), return_inverse=True)[1])
     outcomes_B = batch["token_level_scores"].float().sum(dim=1).cpu().numpy()
     known_B = np.isfinite(outcomes_B)
     if not ((outcomes_B[known_B] >= 0) & (outcomes_B[known_B] <= 1)).all():
@@ -305,11 +296,12 @@ def _rollout(batch: Any, non_tensor_batch: Mapping[str, Any], index: np.ndarray,
     )
 
 
-def _parts(batch: Any, given: Any, tokenizer: Any) -> tuple[list[Text], list[np.ndarray], list[np.ndarray]]:
+def _parts(batch: Any, given: Any, tokenizer: Any) -> tuple[list[text.Text], list[np.ndarray], list[np.ndarray]]:
     """Prompts, and the tokens of prompts and responses, of a batch of verl with these prompts as messages, if any."""
     width, valid = batch["prompts"].size(1), batch["attention_mask"]
-    prompts, responses = ragged(batch["prompts"], valid[:, :width]), ragged(batch["responses"], valid[:, width:])
-    return [tokenizer.decode(ids) for ids in prompts] if given is None else list(map(plain, given)), prompts, responses
+    prompts = text.ragged(batch["prompts"], valid[:, :width])
+    asked = [tokenizer.decode(ids) for ids in prompts] if given is None else list(map(text.plain, given))
+    return asked, prompts, text.ragged(batch["responses"], valid[:, width:])
 
 
 def _widened(values_B_T: np.ndarray, like: Tensor) -> Tensor:

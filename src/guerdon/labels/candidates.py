@@ -155,19 +155,12 @@ def judge_texts(
         ConfigError: the endpoint refuses the key, the model or the path.
     """
     n = settings.num_rollouts
-    found: dict[int, str | Failure] = {}
-    requests: list[LLMRequest] = []
-    places: list[int] = []
-    for k, prompt in enumerate(questions):
-        if (failure := _unsendable(prompt)) is not None:
-            found |= dict.fromkeys(range(k * n, (k + 1) * n), failure)
-            continue
-        messages = tuple({"role": m["role"], "content": m["content"]} for m in prompt.messages)
-        places += range(k * n, (k + 1) * n)
-        requests += [
-            LLMRequest(messages, data.max_response_length, settings.solutions.temperature, sample)
-            for sample in range(n)
-        ]
+    unsendable = {k: why for k, prompt in enumerate(questions) if (why := _unsendable(prompt)) is not None}
+    found: dict[int, str | Failure] = {k * n + sample: why for k, why in unsendable.items() for sample in range(n)}
+    places = [place for place in range(n * len(questions)) if place not in found]
+    texts_only = [tuple({"role": m["role"], "content": m["content"]} for m in prompt.messages) for prompt in questions]
+    limit, temperature = data.max_response_length, settings.solutions.temperature
+    requests = [LLMRequest(texts_only[place // n], limit, temperature, place % n) for place in places]
     unsent, failed = len(found), 0
     with closing(client.complete(requests, [_not_blank] * len(requests), role="solve")) as answers:
         for i, answer in answers:

@@ -116,9 +116,8 @@ class AcceptedSettings:
                 if self._needs_limit and name in LIMITS and not others:
                     continue
                 self._instead[name] = other = others[0] if others else None
-            if sent[name] != {**NEUTRAL, **NEUTRAL_WARM, "stream": False}.get(
-                name
-            ):  # an endpoint without these needs no neutral value
+            idle = {**NEUTRAL, **NEUTRAL_WARM, "stream": False}  # an endpoint without these needs no neutral value
+            if sent[name] != idle.get(name):
                 how = f"it is sent as {other}" if other else "it is left out, and the endpoint's own value applies"
                 log_line(f"{self._who} does not accept {name}: {how}")
         return self.fit(sent) != dict(sent)

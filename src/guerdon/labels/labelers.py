@@ -30,7 +30,7 @@ from itertools import accumulate
 from typing import Any, Protocol, runtime_checkable
 
 from guerdon.episodes.chats import asked_key
-from guerdon.episodes.solutions import Solution
+from guerdon.episodes.solutions import Solution, until_first_error
 from guerdon.errors import DataError
 from guerdon.labels.completions import Completer, CompletionRequest, SamplingParams
 from guerdon.labels.llm_client import LLMClient, LLMReply, LLMRequest, asked_text, reason_text
@@ -92,12 +92,6 @@ class Labeler(Protocol):
         ...
 
 
-def until_first_error(right: Sequence[bool]) -> tuple[float | None, ...]:
-    """Hard labels up to and with the first wrong step; unknown after it."""
-    first = list(right).index(False) if False in right else len(right)
-    return tuple(1.0 if k < first else 0.0 if k == first else None for k in range(len(right)))
-
-
 class ExactLabeler:
     """The truth of generated tasks: right is the true line at its place, up to and with the first wrong line.
 
@@ -124,7 +118,8 @@ class ExactLabeler:
             all(ok for ok, line in zip(truth.correct, lines, strict=True) if start < line <= end)
             for start, end in zip([0, *ends], ends, strict=False)
         ]
-        return StepLabels(until_first_error(right), {"rule": "correct until the first error"})
+        first = right.index(False) if False in right else -1
+        return StepLabels(until_first_error(first, len(right)), {"rule": "correct until the first error"})
 
 
 @dataclass(frozen=True)
@@ -285,8 +280,7 @@ class BinarySearchLabeler:
         return StepLabels((1.0,) * n, {"completions": 0}) if right else self._sampler.unreadable(given)
 
     def _until(self, given: PromptedSolution, first: int, probes: int) -> StepLabels:
-        right = [k < first for k in range(len(given.solution.steps))]
-        return StepLabels(until_first_error(right), {"completions": probes * self._k})
+        return StepLabels(until_first_error(first, len(given.solution.steps)), {"completions": probes * self._k})
 
 
 class ConsensusLabeler:
@@ -325,9 +319,9 @@ def _agreed(judged: StepLabels | Failure, continued: StepLabels | Failure) -> St
         return Failure(
             NO_CONSENSUS, f"first error: step {first + 1} by the judge, {other + 1} by completions (0: none)"
         )
-    n = len(judged.values)
-    right = [first < 0 or k < first for k in range(n)]
-    return StepLabels(until_first_error(right), {"judge": dict(judged.meta), "completions": dict(continued.meta)})
+    return StepLabels(
+        until_first_error(first, len(judged.values)), {"judge": dict(judged.meta), "completions": dict(continued.meta)}
+    )
 
 
 SYSTEM = (

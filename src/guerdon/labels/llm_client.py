@@ -339,7 +339,7 @@ def send(
         who="the judge", check=check, accepted=accepted,
     )  # fmt: skip
     try:
-        reply = _anthropic_reply(payload) if settings.api == "anthropic" else _openai_reply(payload)
+        reply = _reply(payload, anthropic=settings.api == "anthropic")
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise HttpFailure("bad_reply", f"no text in the reply: {error_message(payload, 80)!r}", billed=True) from error
     return replace(reply, text=valid_unicode(reply.text))
@@ -369,18 +369,13 @@ def _encode(
     return "/chat/completions", bearer(settings.url, key), body
 
 
-def _anthropic_reply(payload: Any) -> LLMReply:
-    text = _text(payload["content"], payload, payload.get("stop_reason"))
-    return LLMReply(text, payload.get("stop_reason"), reported_usage(payload.get("usage"), text), model_of(payload))
-
-
-def _openai_reply(payload: Any) -> LLMReply:
-    choice = payload["choices"][0]
-    message = choice["message"]
-    if refusal := refusal_of(message):
-        return LLMReply(refusal, "refusal", reported_usage(payload.get("usage"), refusal), model_of(payload))
-    stop = choice.get("finish_reason")
-    text = _text(message.get("content"), message, stop)
+def _reply(payload: Any, *, anthropic: bool) -> LLMReply:
+    choice = payload if anthropic else payload["choices"][0]
+    message = payload if anthropic else choice["message"]
+    refusal = "" if anthropic else refusal_of(message)
+    stop = "refusal" if refusal else choice.get("stop_reason" if anthropic else "finish_reason")
+    content = payload["content"] if anthropic else message.get("content")
+    text = refusal or _text(content, message, stop)
     return LLMReply(text, stop, reported_usage(payload.get("usage"), text), model_of(payload))
 
 

@@ -57,6 +57,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 WRITING_KNOBS, ENGINE_KNOBS = ("temperature", "top_p", "max_tokens"), tuple(ENGINES[QWEN])
 QWEN_PATH = "Qwen/Qwen2.5-VL-7B-Instruct"
 IMAGE_KINDS = ("resnet", "progress")
+FROM_FOLDER = (TEXT, *IMAGE_KINDS)  # that `guerdon train` writes
 # options of `load_online_image_model`, whose module imports torch, so that a wrong one is refused before that
 LEARNING = ("data_path", "device", "bf16", "steps", "frames_per_episode", "learning_rate", "weight_decay", "batch_size",
             "replay_size", "replay_ratio", "augment", "seed")  # fmt: skip
@@ -139,11 +140,11 @@ def _refuse_backend(name: str, backend: str, settings: ServedModelSettings) -> N
         hint = f"did you mean {by_case[near[0]]!r}? " if near else ""
         raise ConfigError(f"models.{name}: unknown backend {settings.backend!r}; {hint}known are {', '.join(known)}")
     kind = plain_name(backend)
-    if settings.model_path is None and kind in (TEXT, *IMAGE_KINDS):
+    if settings.model_path is None and kind in FROM_FOLDER:
         raise ConfigError(f"models.{name}: backend {backend} needs model_path")
     if settings.model_path is not None and (kind in ("constant", "remote") or REWARD_MODELS.is_own(kind)):
         raise ConfigError(f"models.{name}: model_path would do nothing with backend {backend}; remove it")
-    if settings.update_dir is not None and kind not in (TEXT, *IMAGE_KINDS):
+    if settings.update_dir is not None and kind not in FROM_FOLDER:
         raise ConfigError(f"models.{name}: backend {backend} cannot learn while it is served; remove update_dir")
 
 
@@ -201,7 +202,7 @@ def loader_options(name: str, kind: str | None, settings: ServedModelSettings) -
     Raises:
         ConfigError: an unknown option, which the message names with the nearest known one; or a wrong value.
     """
-    kinds = (TEXT, *IMAGE_KINDS, "qwen_vl") if kind is None else (plain_name(kind),)
+    kinds = (*FROM_FOLDER, "qwen_vl") if kind is None else (plain_name(kind),)
     learning = set() if settings.update_dir is None else set(IMAGE_KINDS)
     own = kind is not None and REWARD_MODELS.is_own(kind)
     options: dict[str, Any] = {"params": settings.options} if own else dict(settings.options)

@@ -97,7 +97,6 @@ class AsyncRewardClient:
         clock: time.
         rng: of pauses between tries.
         transport: replaces real sockets.
-        new_id: makes request ids.
         client_id: of the updates that it sends, which it numbers; None: a new one.
         **unknown: refused, with a suggestion.
 
@@ -116,7 +115,6 @@ class AsyncRewardClient:
         clock: Clock | None = None,
         rng: random.Random | None = None,
         transport: httpx2.AsyncBaseTransport | None = None,
-        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
         client_id: str | None = None,
         **unknown: Never,
     ) -> None:
@@ -125,7 +123,7 @@ class AsyncRewardClient:
         check_proxies(self.settings.base)
         self._token = api_key(self.settings.token_env, given=token, required=False)
         self._clock, self._rng = clock or Clock(), rng or random.Random()
-        self._transport, self._new_id = transport, new_id
+        self._transport = transport
         self._counts: Counter[str] = Counter()
         self._format = wire.FORMATS[self.settings.form](self.settings)
         self._info: RewardInfo | None = None
@@ -351,7 +349,7 @@ class AsyncRewardClient:
 
     async def _send(self, path: str, *, until: float, retry: Retry, **body: Any) -> wire.ServerReply:
         """The reply to a POST, or to a GET without body, or why there is none."""
-        headers = {"X-Request-ID": self._new_id(), "Accept": "application/json"}
+        headers = {"X-Request-ID": uuid.uuid4().hex, "Accept": "application/json"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         if "content" in body:
@@ -559,7 +557,7 @@ def load_remote(settings: RemoteSettings | None = None, **client: Any) -> Remote
 
 def _refuse_unknown(names: Iterable[str]) -> None:
     """Refuse unknown arguments, with a suggestion and without their values, which may be secrets."""
-    own, settings = ("token", "clock", "rng", "transport", "new_id", "client_id"), tuple(RemoteSettings.model_fields)
+    own, settings = ("token", "clock", "rng", "transport", "client_id"), tuple(RemoteSettings.model_fields)
     for name in names:
         if name in settings:
             raise ConfigError(f"{name} is a setting, not an argument of the reward client: RemoteSettings({name}=...)")

@@ -21,18 +21,7 @@ from typing import Any, NamedTuple
 from guerdon.config import Tree, apply_overrides, merge, read_yaml, resolve_refs, validate
 from guerdon.cores import usable_cores
 from guerdon.errors import ConfigError, needs
-from guerdon.serve.backends import (
-    IMAGE_KINDS,
-    PRIMO,
-    QWEN,
-    QWEN_PATH,
-    TEXT,
-    backend_name,
-    known_backends,
-    model_loader,
-    plain_name,
-    refuse_early,
-)
+from guerdon.serve import backends
 from guerdon.serve.logs import log_to_stderr
 from guerdon.settings.serve import ServedModelSettings, ServeSettings
 
@@ -58,7 +47,7 @@ def serve_settings(file: Path | None, overrides: Sequence[str], flags: Mapping[s
     about = next(iter(entries)) if len(entries) == 1 and not single.keys() & set(NAMING) else None
     known = {} if about is None else entries[about]
     if flags.get("primo_tensor_parallel_size") is not None:
-        if backend_name((known | single).get("backend")) != PRIMO:
+        if backends.backend_name((known | single).get("backend")) != backends.PRIMO:
             raise ConfigError("--primo-tensor-parallel-size would do nothing without --backend PRIMO-R1; remove it")
         single["tensor_parallel_size"] = flags["primo_tensor_parallel_size"]
     if single:
@@ -87,7 +76,7 @@ def launch(settings: ServeSettings) -> None:
         MissingDependencyError: the `serve` extra is not installed.
         GuerdonError: a model could not be loaded.
     """
-    refuse_early(settings)
+    backends.refuse_early(settings)
     if settings.gpu_ids is not None:
         if "torch" in sys.modules or "vllm" in sys.modules:
             raise ConfigError("gpu_ids must be set before torch is imported; start the server with `guerdon serve`")
@@ -99,7 +88,7 @@ def launch(settings: ServeSettings) -> None:
         half = max(1, here.cores // 2)  # the other half is for requests
         os.environ["OMP_NUM_THREADS"] = str(settings.threads or max(copies, half))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts are short: more threads only wait for cores
-    loaders = {name: model_loader(name, model) for name, model in settings.models.items()}
+    loaders = {name: backends.model_loader(name, model) for name, model in settings.models.items()}
     with needs("the server needs {name}: pip install 'guerdon[serve]'", ModuleNotFoundError):
         from guerdon.serve.app import build_app
         from guerdon.serve.lifecycle import serve
@@ -115,7 +104,7 @@ def _named(entry: str) -> tuple[str, dict[str, Any]]:
     if not (name and found and rest):
         raise ConfigError(f"--model {entry}: write name=path, name=backend:path or name=backend")
     backend, colon, path = rest.partition(":")
-    if backend_name(backend) in known_backends():
+    if backends.backend_name(backend) in backends.known_backends():
         return name, {"backend": backend, **({"model_path": path} if colon and path else {})}
     return name, {"model_path": rest}
 
@@ -124,8 +113,8 @@ def _name_of(single: dict[str, Any], others: Mapping[str, Any]) -> str:
     """Name of the model that the flags define: its backend, its factory's module, or its folder."""
     if "backend" in single:
         name = str(single["backend"])
-        if backend_name(name) == QWEN and "model_path" not in single:
-            single["model_path"] = QWEN_PATH
+        if backends.backend_name(name) == backends.QWEN and "model_path" not in single:
+            single["model_path"] = backends.QWEN_PATH
         return name
     if "custom_backend" in single:
         return str(single["custom_backend"]).partition(":")[0].rpartition(".")[2]
@@ -195,12 +184,12 @@ def _copies(
     settings: ServeSettings, model: ServedModelSettings, machine: Machine, automatic: int
 ) -> tuple[int | None, str]:
     """How many copies, and why."""
-    kind = backend_name(model.backend)
+    kind = backends.backend_name(model.backend)
     if settings.ray is not None:
         return None, "Ray starts replicas"
     if model.update_dir is not None:
         return None, "it learns, and copies would not do so alike"
-    if model.custom_backend is not None or (kind is not None and plain_name(kind) not in (TEXT, *IMAGE_KINDS)):
+    if model.custom_backend is not None or (kind is not None and backends.plain_name(kind) not in backends.FROM_FOLDER):
         return None, "only text and image models read from their folder get copies"
     if (machine.gpu or settings.gpu_ids is not None) and model.options.get("device") != "cpu":
         return None, "there is a GPU"

@@ -14,17 +14,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 
-from guerdon.serve import wire
+from guerdon.serve import wire, wire_text
 from guerdon.serve.errors import ERRORS, BadRequest
-from guerdon.serve.wire_text import (
-    CutError,
-    PromptResponse,
-    as_conversation,
-    cut,
-    cut_or_failure,
-    from_messages,
-    without_end,
-)
 from guerdon.types import Failure
 
 routes = APIRouter(tags=["trainers"], responses=ERRORS)
@@ -101,21 +92,24 @@ async def rm(request: Request, options: Annotated[wire.UrlOptions, Query()]) -> 
     return value
 
 
-def _cut_all(body: GetRewardRequest) -> list[PromptResponse | Failure]:
+def _cut_all(body: GetRewardRequest) -> list[wire_text.PromptResponse | Failure]:
     prompts: Sequence[str | None] = [None] * len(body.query) if body.prompts is None else body.prompts
     for name, given in (("prompts", body.prompts), ("labels", body.labels)):
         if given is not None and len(given) != len(body.query):
             raise BadRequest(f"{len(given)} {name} for {len(body.query)} texts", param=name)
-    return [cut_or_failure(text, prompt) for text, prompt in zip(body.query, prompts, strict=True)]
+    return [wire_text.cut_or_failure(text, prompt) for text, prompt in zip(body.query, prompts, strict=True)]
 
 
-def _pair(body: RmRequest) -> PromptResponse:
+def _pair(body: RmRequest) -> wire_text.PromptResponse:
     try:
         if isinstance(body.prompt, str):
             if body.tools:
-                raise CutError("tools go with chat messages: the template of a text has written its own")
-            return cut(body.prompt + body.response, body.prompt)
-        messages = (*as_conversation(body.prompt), {"role": "assistant", "content": without_end(body.response)})
-        return from_messages(messages, body.tools)
-    except CutError as error:
+                raise wire_text.CutError("tools go with chat messages: the template of a text has written its own")
+            return wire_text.cut(body.prompt + body.response, body.prompt)
+        messages = (
+            *wire_text.as_conversation(body.prompt),
+            {"role": "assistant", "content": wire_text.without_end(body.response)},
+        )
+        return wire_text.from_messages(messages, body.tools)
+    except wire_text.CutError as error:
         raise BadRequest(str(error), param="prompt") from error

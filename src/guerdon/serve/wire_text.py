@@ -20,15 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from guerdon.episodes.chats import (
-    ChatError,
-    NoResponseError,
-    chat_messages,
-    context_of,
-    question_of,
-    split_answer,
-    tool_schemas,
-)
+from guerdon.episodes import chats
 from guerdon.types import Failure, Message, Tool
 
 Turn = tuple[str, str]
@@ -66,7 +58,7 @@ _TRIES = 64  # most places of a prompt that are compared with the text
 _ROLES = {"model": "assistant", "chatbot": "assistant", "ipython": "tool"}
 
 
-class CutError(ChatError):
+class CutError(chats.ChatError):
     """Prompt and response cannot be told apart, or read."""
 
     reason = "no_prompt"
@@ -177,8 +169,8 @@ def from_messages(messages: Any, tools: Any = None) -> PromptResponse:
         CutError: they do not, or contain something that cannot be read as text.
     """
     with cutting():
-        conversation, response = split_answer(chat_messages(messages))
-        return answered(conversation, response, tool_schemas(tools))
+        conversation, response = chats.split_answer(chats.chat_messages(messages))
+        return answered(conversation, response, chats.tool_schemas(tools))
 
 
 def answered(conversation: Sequence[Message], response: str, tools: tuple[Tool, ...] = ()) -> PromptResponse:
@@ -188,7 +180,7 @@ def answered(conversation: Sequence[Message], response: str, tools: tuple[Tool, 
         CutError: it has no turn of a user, or does not end with a turn that is answered.
     """
     with cutting():
-        return PromptResponse(question_of(conversation), response, context_of(conversation), tools)
+        return PromptResponse(chats.question_of(conversation), response, chats.context_of(conversation), tools)
 
 
 def as_conversation(prompt: str | Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
@@ -203,12 +195,12 @@ def as_conversation(prompt: str | Sequence[Mapping[str, Any]]) -> tuple[Message,
             messages = messages[:-1]
     else:
         with cutting():
-            messages = chat_messages(prompt)
+            messages = chats.chat_messages(prompt)
         last = messages[-1]
         if last["role"] == "assistant" and not last["content"].strip() and not last.get("tool_calls"):
             messages = messages[:-1]
     with cutting():
-        question_of(messages)
+        chats.question_of(messages)
     return messages
 
 
@@ -224,9 +216,9 @@ def cutting() -> Iterator[None]:
         yield
     except CutError:
         raise
-    except ChatError as error:
+    except chats.ChatError as error:
         cut_error = CutError(str(error))
-        cut_error.reason = error.reason if isinstance(error, NoResponseError) else cut_error.reason
+        cut_error.reason = error.reason if isinstance(error, chats.NoResponseError) else cut_error.reason
         raise cut_error from error
 
 

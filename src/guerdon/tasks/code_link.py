@@ -83,33 +83,6 @@ class Remote:
     def __iter__(self) -> Iterator[Any]:
         return iter(found) if not isinstance(found := self._ask("iter"), Remote) else found
 
-    def __next__(self) -> Any:
-        return self._ask("next")
-
-    def __len__(self) -> int:
-        return int(self._ask("len"))
-
-    def __bool__(self) -> bool:
-        return bool(self._ask("bool"))
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._ask("item", key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._ask("set item", key, value)
-
-    def __delitem__(self, key: Any) -> None:
-        self._ask("delete item", key)
-
-    def __str__(self) -> str:
-        return str(self._ask("str"))
-
-    def __repr__(self) -> str:
-        return str(self._ask("repr"))
-
-    def __enter__(self) -> Any:
-        return self._ask("enter")
-
     def __exit__(self, *error: Any) -> bool:
         return bool(self._ask("exit", None if error[1] is None else error[1]))
 
@@ -152,6 +125,18 @@ def _operator(name: str) -> Callable[..., Any]:
     return ask
 
 
+def _asking(action: str, kind: type | None) -> Callable[..., Any]:
+    def ask(self: Remote, *arguments: Any) -> Any:
+        found = self._ask(action, *arguments)
+        return found if kind is None else kind(found)
+
+    return ask
+
+
+_ASKED = {"next": None, "len": int, "bool": bool, "str": str, "repr": str, "enter": None,
+          "getitem": None, "setitem": None, "delitem": None}  # fmt: skip
+for _name, _kind in _ASKED.items():
+    setattr(Remote, f"__{_name}__", _asking(_name, _kind))
 for _name in (*_OPERATORS, *(name.strip("_") for name in _IN_PLACE)):
     setattr(Remote, f"__{_name}__", _operator(_name))
 
@@ -386,12 +371,9 @@ class Link:
         return found.items() if kind == "items" else found
 
     def _other(self, kind: str, parts: list[Any], given: Sequence[Any]) -> Any:
-        if kind == "argument":
-            return given[parts[0]]
-        if kind == "yours":
-            return self._objects[parts[0]]
-        if kind == "type":
-            return _TYPES[parts[0]]
+        named: dict[str, Any] = {"argument": given, "yours": self._objects, "type": _TYPES}
+        if kind in named:
+            return named[kind][parts[0]]
         if kind == "error":
             return self._error(*parts)
         if kind == "errors":
@@ -446,7 +428,17 @@ def _left(target: Any, error: Any) -> Any:
     return target.__exit__(None if error is None else type(error), error, None)
 
 
-_PUBLIC = ("get", "set", "iter", "next", "len", "bool", "item", "str", "repr")  # of objects of the test's own classes
+_PUBLIC = (
+    "get",
+    "set",
+    "iter",
+    "next",
+    "len",
+    "bool",
+    "getitem",
+    "str",
+    "repr",
+)  # of objects of the test's own classes
 _ACTIONS: dict[str, Callable[..., Any]] = {
     "get": getattr,
     "set": setattr,
@@ -454,9 +446,9 @@ _ACTIONS: dict[str, Callable[..., Any]] = {
     "next": next,
     "len": len,
     "bool": bool,
-    "item": lambda target, key: target[key],
-    "set item": lambda target, key, value: target.__setitem__(key, value),
-    "delete item": lambda target, key: target.__delitem__(key),
+    "getitem": operator.getitem,
+    "setitem": operator.setitem,
+    "delitem": operator.delitem,
     "str": str,
     "repr": repr,
     "enter": lambda target: target.__enter__(),

@@ -179,15 +179,12 @@ def _same_matrix(gold: Form, answer: Form, allowance: Allowance) -> bool:
 
 
 def _same_ratio(gold: Form, answer: Form, allowance: Allowance) -> bool:
-    parts = []
-    for form in (gold, answer):
-        if isinstance(form, Ratio):
-            parts.append([part.value for part in form.parts])
-        elif isinstance(form, Scalar):
-            parts.append([form.value, S.One])
-        else:
-            return False
-    left, right = parts
+    if not isinstance(gold, Ratio | Scalar) or not isinstance(answer, Ratio | Scalar):
+        return False
+    left, right = (
+        [part.value for part in form.parts] if isinstance(form, Ratio) else [form.value, S.One]
+        for form in (gold, answer)
+    )
     if len(left) != len(right) or any(value.is_zero for value in (left[-1], right[-1])):
         return left == right
     return all(equal(g * right[-1], a * left[-1]) for g, a in zip(left, right, strict=True))

@@ -110,10 +110,7 @@ class _Process:
             self._said.seek(0)  # the process writes where this file stands
             self._said.truncate()
         try:
-            if message is None:
-                self._line.send_bytes(b"")
-            else:
-                self._line.send(message)
+            self._line.send_bytes(b"" if message is None else ForkingPickler.dumps(message))
         except OSError as error:
             return self._why(error)
         return None
