@@ -306,7 +306,8 @@ def train_once(
     from guerdon.episodes.solution_files import read_solutions
     from guerdon.settings.text_policy import TextPolicySettings
     from guerdon.settings.train import StepwiseTrainSettings
-    from guerdon.train.text import RewardTrainer, start_model
+    from guerdon.train.reward_trainer import RewardTrainer
+    from guerdon.train.text import start_model
     from guerdon.train.text_data import Lessons, make_lessons
 
     torch.set_num_threads(1)

@@ -132,11 +132,13 @@ class Score:
         steps: (T,) float32, one finite value per row, or None when the model judges whole episodes only.
         total: one finite value for the episode, or None when the model judges rows only.
         failure: set exactly when both are missing.
+        spread: standard deviation of `total` over the members of an ensemble; None where there are none.
     """
 
     steps: FloatArray | None = None
     total: float | None = None
     failure: Failure | None = None
+    spread: float | None = None
 
     def __post_init__(self) -> None:
         measured = self.steps is not None or self.total is not None
@@ -169,6 +171,7 @@ class RewardInfo:
         success_threshold: the value above which an episode counts as successful, for classifiers.
         progress_horizon: for progress models that say nearness in time, the steps before success at which it
             starts to rise; None where progress is the share of the way.
+        compares: a value says how an episode compares with others of its group, and nothing outside of it.
     """
 
     name: str
@@ -179,6 +182,7 @@ class RewardInfo:
     frames_needed: int = 1
     success_threshold: float | None = None
     progress_horizon: float | None = None
+    compares: bool = False
 
 
 @runtime_checkable

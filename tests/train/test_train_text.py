@@ -22,7 +22,8 @@ from guerdon.settings.train import (
     StepwiseTrainSettings,
     VerdictTrainSettings,
 )
-from guerdon.train.text import RewardTrainer, items_of, planned_steps, start_model, train_text_model
+from guerdon.train.reward_trainer import RewardTrainer, items_of, planned_steps
+from guerdon.train.text import start_model, train_text_model
 from guerdon.train.text_data import make_lessons, split_questions
 from guerdon.types import Episode
 

@@ -23,7 +23,6 @@ failure. Its verdict on the solution as a whole is not used: the verifier decide
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,9 +32,8 @@ from typing import Any, Protocol, runtime_checkable
 from guerdon.episodes.chats import asked_key
 from guerdon.episodes.solutions import Solution, until_first_error
 from guerdon.errors import DataError
-from guerdon.labels.chat_replies import valid_unicode
 from guerdon.labels.completions import Completer, CompletionRequest, SamplingParams
-from guerdon.labels.llm_client import LLMClient, LLMReply, LLMRequest
+from guerdon.labels.llm_client import LLMClient, LLMReply, LLMRequest, asked_text, reason_text
 from guerdon.policies.tokens import prompt_ids, response_ids
 from guerdon.replies import json_objects
 from guerdon.settings.data import DataSettings
@@ -43,7 +41,7 @@ from guerdon.settings.label import HttpJudgeSettings, JudgeSettings
 from guerdon.tasks.prompts import Prompt
 from guerdon.tasks.reasoning import is_generated, step_truth
 from guerdon.tasks.verifier import Verifier, outcome
-from guerdon.types import Failure, Message, Tool
+from guerdon.types import Failure
 
 NO_CONSENSUS = "no_consensus"  # two labelers disagree: left out on purpose, not a failed measurement
 MIN_CHECKED = 0.5  # share of the completions of a step whose answers can be checked
@@ -363,7 +361,7 @@ def judgement_request(given: PromptedSolution, settings: JudgeSettings) -> LLMRe
     tools = given.solution.tools or given.prompt.tools
     whole = "\0".join([asked_key(question, context, tools), *steps])
     mark = hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    parts = [f"{_asked(question, context, tools, mark)}\n\nThe solution in {len(steps)} steps:\n"]
+    parts = [f"{asked_text(question, context, tools, mark)}\n\nThe solution in {len(steps)} steps:\n"]
     parts += [f'<step-{mark} number="{k}">\n{step.rstrip()}\n</step-{mark}>' for k, step in enumerate(steps, start=1)]
     parts.append(
         f"\nGive exactly {len(steps)} verdicts, in order, as JSON:\n"
@@ -373,25 +371,6 @@ def judgement_request(given: PromptedSolution, settings: JudgeSettings) -> LLMRe
     )
     messages = ({"role": "system", "content": SYSTEM}, {"role": "user", "content": "\n".join(parts)})
     return LLMRequest(messages, settings.max_tokens, settings.temperature, schema=JUDGEMENT_SCHEMA)
-
-
-def _asked(question: str, context: Sequence[Message], tools: Sequence[Tool], mark: str) -> str:
-    """The question; or the tools and all turns of the conversation that the solution answers, between marks."""
-    if not context and not tools:
-        return f"<question-{mark}>\n{question}\n</question-{mark}>"
-    parts = ["The conversation that the solution answers:"]
-    if tools:
-        parts.append(f"<tools-{mark}>\n{_json(tools)}\n</tools-{mark}>")
-    for message in context or ({"role": "user", "content": question},):
-        said = [message["content"]] if message["content"] else []
-        said += [f"{key}: {_json(message[key])}" for key in sorted(message.keys() - {"role", "content"})]
-        text = "\n".join(said)
-        parts.append(f'<turn-{mark} role="{message["role"]}">\n{text}\n</turn-{mark}>')
-    return "\n".join(parts)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _material(given: PromptedSolution, request: LLMRequest) -> list[str]:
@@ -450,12 +429,7 @@ def _judgement(reply: Any, steps: int) -> StepLabels | Failure:
         if type(score) not in (int, float) or score not in (1, -1):
             return Failure("bad_score", f"step {k} has the score {str(score)[:80]!r}; allowed: 1 and -1")
         labels.append(float(score == 1))
-    return StepLabels(tuple(labels), {"reasons": [_reason(row.get("reasoning", "")) for row in rows]})
-
-
-def _reason(given: Any) -> str:
-    """Why, as text: no half characters; a LaTeX command that JSON read as a control character is one again."""
-    return valid_unicode(str(given))[:500].replace("\f", "\\f").replace("\b", "\\b")
+    return StepLabels(tuple(labels), {"reasons": [reason_text(row.get("reasoning", "")) for row in rows]})
 
 
 class JudgeLabeler:

@@ -29,7 +29,7 @@ from guerdon.labels.endpoint import AcceptedSettings, ReplyModels, bearer, endpo
 from guerdon.retry import Attempt, Calls, Clock, HttpFailure, RequestPool, Retry, check_proxies, error_message
 from guerdon.secrets import hide, remember
 from guerdon.settings.label import HttpJudgeSettings, OpenAIJudgeSettings, OwnJudgeSettings
-from guerdon.types import Failure, Message
+from guerdon.types import Failure, Message, Tool
 
 BUDGET = "budget_spent"  # the reason of a request that the budget does not allow
 NOT_ASKED = "not_asked"  # the reason of a request that is not in the cache, where only the cache is used
@@ -389,3 +389,27 @@ def _text(content: Any, message: Mapping[str, Any], stop: str | None) -> str:
     if not text.strip() and kind_of_end(stop) in ("end", "unsaid") and not has_reasoning(message):
         raise KeyError("content")
     return text
+
+
+def asked_text(question: str, context: Sequence[Message], tools: Sequence[Tool], mark: str) -> str:
+    """The question; or the tools and all turns of the conversation that the solution answers, between marks."""
+    if not context and not tools:
+        return f"<question-{mark}>\n{question}\n</question-{mark}>"
+    parts = ["The conversation that the solution answers:"]
+    if tools:
+        parts.append(f"<tools-{mark}>\n{_in_json(tools)}\n</tools-{mark}>")
+    for message in context or ({"role": "user", "content": question},):
+        said = [message["content"]] if message["content"] else []
+        said += [f"{key}: {_in_json(message[key])}" for key in sorted(message.keys() - {"role", "content"})]
+        text = "\n".join(said)
+        parts.append(f'<turn-{mark} role="{message["role"]}">\n{text}\n</turn-{mark}>')
+    return "\n".join(parts)
+
+
+def _in_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def reason_text(given: Any) -> str:
+    """Why, as text: no half characters; a LaTeX command that JSON read as a control character is one again."""
+    return valid_unicode(str(given))[:500].replace("\f", "\\f").replace("\b", "\\b")

@@ -66,6 +66,7 @@ class ExplainedScore:
         return {
             "steps": None if score.steps is None else score.steps.tolist(),
             "total": None if score.total is None else float(score.total),
+            **({} if score.spread is None else {"spread": score.spread}),
             "failure": None if failure is None else {"reason": failure.reason, "detail": failure.detail},
             "text": self.text,
             "tokens": self.tokens,
@@ -80,6 +81,7 @@ class ExplainedScore:
             steps=None if record["steps"] is None else np.array(record["steps"], dtype=np.float32),
             total=record["total"],
             failure=None if record["failure"] is None else Failure(**record["failure"]),
+            spread=record.get("spread"),
         )
         return cls(score, record["text"], record["tokens"], record["truncated"], record.get("parse_status"))
 

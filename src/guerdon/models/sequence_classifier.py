@@ -1,11 +1,12 @@
 """A sequence classifier as a reward model of text: one number for a conversation and the response to it.
 
-Any transformers `AutoModelForSequenceClassification` with one label (its logit), or two (the log-odds of the second),
-or a peft adapter of one with its head (`modules_to_save`), such as TRL's RewardTrainer writes; it is merged. It is read
-strictly: a folder that lacks weights is refused. What it reads are the ids of `apply_chat_template`, with
-all that the template writes behind the response, and its value is that of transformers' own forward pass of these ids
-alone, whatever else is in the batch: at the last token, or, where its configuration names a token for padding, at the
-last one that is not that token (as it was trained).
+Any transformers `AutoModelForSequenceClassification` with one label (its logit), two (the log-odds of the second), or
+more where the card of guerdon's training says what they are (ratings, members); or a peft adapter of one with its head
+(`modules_to_save`), such as TRL's RewardTrainer writes, which is merged. It is read strictly: a folder that lacks
+weights is refused. What it reads are the ids of `apply_chat_template`, with all that the template writes behind the
+response, and its value is that of transformers' own forward pass of these ids alone, whatever else is in the batch: at
+the last token, or, where its configuration names a token for padding, at the last one that is not that token (as it
+was trained).
 
     SequenceClassifier("runs/orm").score([Episode(id="1", task="3+5=?", texts=("8",))])[0].total
 """
@@ -22,6 +23,7 @@ from guerdon.call_queue import batched
 from guerdon.devices import resolve_device
 from guerdon.errors import CheckpointError, DataError
 from guerdon.models.text_inputs import asked_messages, unread
+from guerdon.models.text_model import TextModelCard
 from guerdon.policies.passes import passes, slices, token_limit
 from guerdon.policies.precision import halve_linear, uses_bf16
 from guerdon.policies.pretrained import read_tokenizer
@@ -40,9 +42,10 @@ class SequenceClassifier:
         path: folder or hub id.
         micro_batch_size: responses per forward pass.
         device: where it computes, as a key `device` says.
+        card: of a model that guerdon trained; it says how several labels become the reward.
 
     Raises:
-        CheckpointError: it cannot be read, lacks weights or a chat template, or has more than two labels.
+        CheckpointError: it cannot be read, lacks weights or a chat template, or has more than two labels and no card.
         ConfigError: its tokenizer has tokens that the model has no embedding for.
     """
 
@@ -56,7 +59,14 @@ class SequenceClassifier:
         frames_needed=0,
     )
 
-    def __init__(self, path: str, *, micro_batch_size: int = 64, device: str | torch.device = "auto") -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        micro_batch_size: int = 64,
+        device: str | torch.device = "auto",
+        card: TextModelCard | None = None,
+    ) -> None:
         from transformers import AutoModelForSequenceClassification
 
         self.micro_batch_size = micro_batch_size
@@ -72,7 +82,12 @@ class SequenceClassifier:
                 "conversation: save one with it (tokenizer.chat_template)"
             )
         self.labels = int(self.model.config.num_labels)
-        if self.labels > 2:
+        self.card = card
+        if card is not None and len(card.outputs) != self.labels:
+            raise CheckpointError(
+                f"the classifier {path!r} has {self.labels} labels, its card names {len(card.outputs)}"
+            )
+        if card is None and self.labels > 2:
             raise CheckpointError(f"the sequence classifier {path!r} has {self.labels} labels; a reward needs 1 or 2")
         self.room: int | None = getattr(self.model.config, "max_position_embeddings", None)
         self.model.eval().requires_grad_(False)
@@ -92,15 +107,22 @@ class SequenceClassifier:
         sequences = [ids for ids in read if not isinstance(ids, Failure)]
         micro = self.micro_batch_size
         limit = token_limit(None, self.model.device)
-        logits_N = np.zeros(len(sequences), dtype=np.float32)
+        logits_N_K = np.zeros((len(sequences), self.labels), dtype=np.float32)
         every = np.arange(len(sequences))
         parts: Sequence[slice | IntArray] = slices(len(sequences), micro)
         if limit is not None:
             parts = passes([len(ids) for ids in sequences], size=micro, tokens=limit)
         for rows in (every[here] for here in parts):
-            logits_N[rows] = self._logits([sequences[i] for i in rows])
-        logits = iter(logits_N.tolist())
-        return [self._score(ids if isinstance(ids, Failure) else next(logits)) for ids in read]
+            logits_N_K[rows] = self._logits([sequences[i] for i in rows])
+        values, spreads = self._values(logits_N_K)
+        found = iter(zip(values.tolist(), [None] * len(values) if spreads is None else spreads.tolist(), strict=True))
+        return [Score(failure=ids) if isinstance(ids, Failure) else self._score(*next(found)) for ids in read]
+
+    def _values(self, logits_N_K: FloatArray) -> tuple[np.ndarray, np.ndarray | None]:
+        """(N,) values of (N, K) logits, and the spread of members."""
+        if self.card is not None:
+            return self.card.reward_of(logits_N_K)
+        return (logits_N_K[:, 0] if self.labels == 1 else logits_N_K[:, 1] - logits_N_K[:, 0]), None
 
     def _read(self, episode: Episode) -> IntArray | Failure:
         """The token ids of a question and its response."""
@@ -135,13 +157,10 @@ class SequenceClassifier:
                 ).logits.float()
         finally:
             config.pad_token_id = named
-        value = logits[:, 0] if self.labels == 1 else logits[:, 1] - logits[:, 0]
-        return np.asarray(value.cpu().numpy())
+        return np.asarray(logits.cpu().numpy())
 
     @staticmethod
-    def _score(value: float | Failure) -> Score:
-        if isinstance(value, Failure):
-            return Score(failure=value)
+    def _score(value: float, spread: float | None) -> Score:
         if not np.isfinite(value):
             return Score(failure=Failure("non_finite", "the classifier's logit is not finite"))
-        return Score(total=float(value))
+        return Score(total=float(value), spread=spread)

@@ -61,7 +61,9 @@ def load_text_model(
     card = read_card(folder)
     if card.kind not in TEXT_MODELS:
         raise CheckpointError(f"{folder} holds a {card.kind!r}, which this version of guerdon does not know")
-    model = model_class(card.kind).load(folder, card, micro_batch_size, device)
+    model: RewardModel = model_class(card.kind).load(folder, card, micro_batch_size, device)
+    if not isinstance(model, TextRewardModel):
+        return model
     with suppress(DataError):  # a character of this that the tokenizer lacks
         try:
             model.read("1 + 1?", ("2",))

@@ -49,7 +49,9 @@ from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Episode, Failure, IntArray, Message, RewardInfo, Score, Tool
 
 CARD, HEAD = "reward_model.json", "head.safetensors"
-ADDED = {"system_prompt", "temperature", "closed", "length_limit"}  # fields that older cards lack
+ADDED = {  # fields that older cards lack
+    "system_prompt", "temperature", "closed", "length_limit", "outputs", "combine", "deviations",
+}  # fmt: skip
 _HEAD = "head."
 
 
@@ -78,6 +80,10 @@ class TextModelCard:
         quantize: how its frozen weights were stored while it was trained; None: as they are.
         learning: settings of its optimiser, for learning on while in use.
         training: data hash, method, reward, counts, settings and metrics; plain JSON values.
+        outputs: of `preference`: the outputs of the classifier and their weights in the reward (ratings by name).
+        combine: of several outputs, how they become the reward: `sum` (of ratings, weighted), or of members `mean` or
+            `lower_bound` (the mean minus `deviations` standard deviations).
+        deviations: see `combine`.
     """
 
     kind: str
@@ -97,6 +103,17 @@ class TextModelCard:
     quantize: Literal["nf4"] | None = None
     learning: Mapping[str, float] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
+    outputs: Mapping[str, float] = field(default_factory=lambda: {"reward": 1.0})
+    combine: Literal["sum", "mean", "lower_bound"] = "sum"
+    deviations: float = 1.0
+
+    def reward_of(self, logits_N_K: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """(N,) the reward from (N, K) outputs, and the standard deviation of members, where there are several."""
+        values = np.asarray(logits_N_K, dtype=np.float64).reshape(len(logits_N_K), -1)
+        if self.combine == "sum":
+            return values @ np.array(list(self.outputs.values())), None
+        spread = values.std(axis=1, ddof=1)
+        return values.mean(axis=1) - (self.deviations if self.combine == "lower_bound" else 0.0) * spread, spread
 
 
 def is_own(folder: Path) -> bool:

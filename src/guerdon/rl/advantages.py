@@ -32,6 +32,7 @@ from guerdon.types import Advantages, BoolArray, IntArray, last_valid
 LeaveOneOut = Literal["paper", "prime_compat"]
 Credit = Literal["dense", "episode"]
 EPS = 1e-6  # added to a group's standard deviation
+GDPO_EPS = 1e-4  # the same of GDPO, as TRL has it
 FLAT = 1e-6  # a spread of the means this small relative to the largest reward is rounding, not a difference
 
 
@@ -172,6 +173,20 @@ def grpo(source: SourceRewards, steps: Steps, *, standardize: bool = True) -> Es
     return _group_relative(source, steps, baselined)
 
 
+def gdpo(source: SourceRewards, steps: Steps) -> Estimate:
+    """(r_it - mean_j m_j) / (std_j m_j + 1e-4) of each source (GDPO, Liu et al. 2026, 2601.05242).
+
+    The weighted sum of the sources is whitened over the responses of the batch. Standard deviations are of n - 1 and
+    the constant is that of TRL.
+    """
+
+    def baselined(rewards: np.ndarray, paid: BoolArray, group: _Group) -> np.ndarray:
+        std = group.std * np.sqrt(group.known / np.maximum(group.known - 1, 1))
+        return np.where(group.flat[:, None], 0.0, (rewards - group.mean[:, None]) / (std + GDPO_EPS)[:, None])
+
+    return _group_relative(source, steps, baselined)
+
+
 def reinforce(source: SourceRewards, steps: Steps) -> Estimate:
     """Reward to go without a baseline (Williams 1992); whitened over the batch it is REINFORCE++ (2501.03262).
 
@@ -206,6 +221,7 @@ def estimators(*, lam: float = 1.0, form: LeaveOneOut = "paper") -> dict[str, Es
         "rloo": partial(rloo, form=form),
         "grpo": grpo,
         "dr_grpo": partial(grpo, standardize=False),
+        "gdpo": gdpo,
         "reinforce": reinforce,
         "reinforce_pp": reinforce,
         "remax": remax,
@@ -260,7 +276,9 @@ def estimate_advantages(
     for name, one in found.items():
         total += sources[name].weight * one.advantages_B_T
         counts |= one.known_B_T & (sources[name].weight != 0)
-    advantages = whiten(total, counts) if whitened else total
+    advantages = total
+    if whitened:
+        advantages = whiten_rows(total, counts) if estimator == "gdpo" else whiten(total, counts)
     return Advantages(
         advantages=advantages.astype(np.float32),
         returns=total.astype(np.float32),
@@ -347,6 +365,20 @@ def whiten(values_B_T: np.ndarray, mask_B_T: BoolArray) -> np.ndarray:
     if valid.size >= 2:
         white[mask_B_T] = (valid - valid.mean()) / np.sqrt(valid.var(ddof=1) + 1e-8)
     return white
+
+
+def whiten_rows(values_B_T: np.ndarray, mask_B_T: BoolArray) -> np.ndarray:
+    """(x - mean) / (std + 1e-4), mean and std (n - 1) over rows, each with the mean of its valid entries (GDPO, eq. 6).
+
+    Fewer than two rows with an entry have no spread: zeros.
+
+    Returns:
+        (B, T) float64, 0 where masked.
+    """
+    means = paid_means(values_B_T, mask_B_T)[mask_B_T.any(axis=1)]
+    if len(means) < 2:
+        return np.zeros(mask_B_T.shape, dtype=np.float64)
+    return np.where(mask_B_T, (values_B_T - means.mean()) / (means.std(ddof=1) + GDPO_EPS), 0.0)
 
 
 class _Group(NamedTuple):
@@ -463,8 +495,9 @@ def _check(sources: Mapping[str, SourceRewards], steps: Steps, estimator: str, w
     """Refuse what cannot mean anything."""
     if not sources:
         raise ConfigError("advantages need at least one source of reward")
-    if estimator == "reinforce_pp" and not whitened:
-        raise ConfigError("reinforce_pp is reinforce with whitening; use adv_estimator: reinforce without it")
+    if estimator in ("reinforce_pp", "gdpo") and not whitened:
+        without = {"reinforce_pp": "reinforce", "gdpo": "grpo"}[estimator]
+        raise ConfigError(f"{estimator} is {without} with whitening; use adv_estimator: {without} without it")
     mask, groups = steps.mask_B_T, steps.groups_B
     if groups is not None and groups.shape != mask.shape[:1]:
         raise ValueError(f"groups_B has shape {groups.shape}, expected {mask.shape[:1]}")

@@ -40,6 +40,7 @@ _INFO = {
     "rloo": EstimatorInfo(kl_in="reward", groups=True),  # 2402.14740; with one step per batch, ppo is its REINFORCE
     "grpo": EstimatorInfo(loss_agg="sequence", groups=True),  # 2402.03300
     "dr_grpo": EstimatorInfo(groups=True),  # 2503.20783
+    "gdpo": EstimatorInfo(True, loss_agg="sequence", groups=True),  # 2601.05242
     "reinforce": EstimatorInfo(loss="reinforce", kl_in="reward"),  # Williams 1992
     "reinforce_pp": EstimatorInfo(True, loss_agg="token", kl_in="reward"),  # 2501.03262
     "remax": EstimatorInfo(loss="reinforce", kl_in="reward", greedy=True),  # 2310.10505
@@ -112,8 +113,8 @@ class ControlAlgorithmSettings(_SharedSettings):
     type: Literal["control"] = Field("control", description="robots; follows from policy.type")
     adv_estimator: Annotated[str, Named(ESTIMATORS)] = Field(
         "gae",
-        description="gae: critic and GAE; rloo, grpo, dr_grpo: compare episodes with the same start; reinforce: the "
-        "return in the rollout; reinforce_pp: whitened; your own: with the critic",
+        description="gae: critic and GAE; rloo, grpo, dr_grpo: compare episodes with the same start; gdpo: the same "
+        "per source, whitened; reinforce: the return in the rollout; reinforce_pp: whitened; your own: with the critic",
     )
     rollout_steps: int = only_with(
         250, ge=1, le=10**7, adv_estimator=Unless(_GROUPS), description="steps per copy between updates"
@@ -203,7 +204,7 @@ class ControlAlgorithmSettings(_SharedSettings):
     @property
     def whiten_batch(self) -> bool:
         """Whether advantages are whitened over the rollout; with a critic, each mini-batch is."""
-        return self.adv_estimator == "reinforce_pp"
+        return self.adv_estimator in ("reinforce_pp", "gdpo")
 
     @property
     def normalize_minibatches(self) -> bool:
@@ -341,10 +342,11 @@ class TextAlgorithmSettings(_SharedSettings):
                 "kl_type k1 in the loss has a gradient of zero on average (it is the policy's score): take k2 or k3, "
                 "or kl_in reward"
             )
-        if self.adv_estimator == "reinforce_pp" and not self.normalize_advantages:
-            raise ValueError(
-                "reinforce_pp is reinforce with normalize_advantages; without, ask for adv_estimator: reinforce"
-            )
+        for whitened, plain in (("reinforce_pp", "reinforce"), ("gdpo", "grpo")):
+            if self.adv_estimator == whitened and not self.normalize_advantages:
+                raise ValueError(
+                    f"{whitened} is {plain} with normalize_advantages; without, ask for adv_estimator: {plain}"
+                )
         if self.adv_estimator == "reinforce" and self.normalize_advantages:
             raise ValueError("reinforce with normalize_advantages is reinforce_pp: ask for adv_estimator: reinforce_pp")
         if self.adv_estimator == "dr_grpo" and (self.normalize_advantages or self.loss_agg != "constant"):

@@ -436,6 +436,40 @@ class OutcomeTrainSettings(_HeadSettings):
     )
 
 
+class PreferenceTrainSettings(_HeadSettings):
+    """Fit a sequence classifier to preferences (Bradley and Terry 1952), or to ratings."""
+
+    type: Literal["preference"] = "preference"
+    model: ClassVar = "guerdon.models.preference:PreferenceModel"
+    data_path: str | tuple[str, ...] = Field(
+        description="preferences in any layout of docs/preferences.md: files, folders, hub ids"
+    )
+    columns: dict[str, str] = Field(
+        default_factory=dict, description="names that a layout uses, and what these columns are called in the data"
+    )
+    loss: Literal["bradley_terry"] = "bradley_terry"
+    margin_coef: float = only_with(
+        0.0, ge=0, attributes={}, description="factor of the margins in the data, which the loss requires"
+    )
+    label_smoothing: float = only_with(
+        0.0, ge=0, lt=0.5, attributes={}, description="share of the judgements taken to be wrong"
+    )
+    center_coef: float = only_with(
+        0.0, ge=0, attributes={}, description="weight of the squared sum of both rewards (2312.09244)"
+    )
+    attributes: dict[str, float] = Field(
+        default_factory=dict,
+        description="learn these ratings by regression instead; the reward is their sum with these weights",
+    )
+    members: int = only_with(
+        1, ge=1, le=64, attributes={}, description="heads on one language model, each on a resample of the data"
+    )
+    member_reward: Literal["mean", "lower_bound"] = only_with(
+        "mean", members=Unless(1), description="their mean, or the mean minus `deviations` standard deviations"
+    )
+    deviations: float = only_with(1.0, gt=0, member_reward="lower_bound", description="see member_reward")
+
+
 class ImplicitTrainSettings(_TextTrainSettings):
     """Fit an implicit process reward model on outcomes alone (2412.01981)."""
 
@@ -475,7 +509,13 @@ class SFTSettings(_TextFitSettings):
     eval_every: int | None = Field(None, ge=1, description="gradient steps between evaluations; null: a tenth of all")
 
 
-TextTrainSettings = StepwiseTrainSettings | VerdictTrainSettings | OutcomeTrainSettings | ImplicitTrainSettings
+TextTrainSettings = (
+    StepwiseTrainSettings
+    | VerdictTrainSettings
+    | OutcomeTrainSettings
+    | ImplicitTrainSettings
+    | PreferenceTrainSettings
+)
 TEXT_MODELS: dict[str, str] = {
     kind.model_fields["type"].default: kind.model for kind in get_args(TextTrainSettings)
 }  # type to `module:class`; of training and of the cards of trained models

@@ -72,6 +72,32 @@ class TextData:
         counts = Counter(s.separator for s in self.solutions)
         return counts.most_common(1)[0][0] if counts else ""
 
+    def lessons(self, model: TextRewardModel, settings: TextTrainSettings) -> tuple[Lessons, Lessons]:
+        """What is trained on, and what is held out: see `split_questions` and `make_lessons`.
+
+        Raises:
+            DataError: as these; or the settings use rewards, and the data has none.
+        """
+        _check_rewards(settings, self.solutions)
+        rows, held = split_questions(self.solutions, settings.val_split, settings.seed)
+        train, val = (make_lessons(model, [self.solutions[i] for i in part], settings) for part in (rows, held))
+        return train, val
+
+    def facts(self) -> dict[str, Any]:
+        """What the card of a model says of its data."""
+        return {"method": self.method, "reward": self.reward, "labelers": list(self.labelers)}
+
+
+def _check_rewards(settings: TextTrainSettings, solutions: Sequence[Solution]) -> None:
+    """Refuse `rewards` that the configuration sets and the data lacks."""
+    use = getattr(settings, "rewards", "ignore")
+    needed = use == "target" or (use == "weight" and "rewards" in settings.model_fields_set)
+    if needed and not any(reward is not None for s in solutions for reward in s.rewards):
+        raise DataError(
+            f"rewards: {use} needs rewards of steps, and the data has none: label it with --reward HE or SE, or set "
+            "rewards: ignore"
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Lessons:

@@ -1,0 +1,442 @@
+"""Preferences on disk: which of several responses to a prompt people, or a model, found better.
+
+A row's layout is recognised by its columns (`LAYOUTS` has the data sets in which each was read); `columns` maps other
+names. What cannot be used is left out and counted by reason, never used in silence.
+
+    found = read_preferences("pairs.jsonl")
+    found = read_preferences("votes.parquet", columns={"prompt": "question", "response_1": "left", "winner": "vote"})
+    print(len(found.comparisons), dict(found.left_out), found.label_noise)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from guerdon.episodes.chats import ChatError, chat_messages, context_of, question_of, split_answer, tool_schemas
+from guerdon.episodes.row_files import RowFields
+from guerdon.episodes.solution_files import source_rows
+from guerdon.episodes.solutions import Solution
+from guerdon.errors import DataError
+
+ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")  # HelpSteer2 (2406.08673)
+NEAR = 0.8  # Jaccard similarity of word triples from which two prompts count as the same
+_SKETCH = 12  # hashes of a prompt by which near-duplicates find each other
+_TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant): ?")
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Responses to one prompt, and how they were judged.
+
+    Attributes:
+        id: unique within its data.
+        responses: one step each, to the same conversation.
+        ranks: of each response, 0 is best; equal ranks are tied. Of a single response (0,).
+        margin: by how much the first of two is better, in the unit of the data; None: not said.
+        label: of a single response, whether it is good.
+        attributes: of a single response, its ratings by name.
+        subset: part of the data, as published.
+    """
+
+    id: str
+    responses: tuple[Solution, ...]
+    ranks: tuple[int, ...]
+    margin: float | None = None
+    label: bool | None = None
+    attributes: Mapping[str, float] = field(default_factory=dict)
+    subset: str = ""
+
+    @property
+    def prompt(self) -> str:
+        """What was asked, as one text that is equal for equal conversations only."""
+        return self.responses[0].asked
+
+
+@dataclass(frozen=True)
+class Preferences:
+    """The comparisons of a source.
+
+    Attributes:
+        comparisons: that can be used, in order.
+        left_out: numbers of rows that cannot be used, by reason.
+        repeated: pairs of responses that were judged more than once.
+        contradicted: of these, the pairs whose judgements differ.
+    """
+
+    comparisons: tuple[Comparison, ...]
+    left_out: Mapping[str, int]
+    repeated: int = 0
+    contradicted: int = 0
+
+    @property
+    def label_noise(self) -> float | None:
+        """Share of wrong judgements, if each is wrong independently; None where no pair was judged twice.
+
+        Two judgements with error rate e differ with probability 2 e (1 - e).
+        """
+        if not self.repeated:
+            return None
+        return float((1 - np.sqrt(max(1 - 2 * self.contradicted / self.repeated, 0.0))) / 2)
+
+
+class _Row(NamedTuple):
+    prompt: Any
+    responses: Sequence[Any]
+    ranks: Sequence[int]
+    margin: float | None = None
+    label: bool | None = None
+    attributes: Mapping[str, float] = {}
+
+
+class _LeftOut(DataError):
+    """A row that says nothing about which response is better; its text is the reason."""
+
+
+class Layout(NamedTuple):
+    """Columns that tell a layout, how its rows are read, and a data set in which they were found."""
+
+    keys: tuple[str, ...]
+    read: Callable[[RowFields], _Row]
+    seen_in: str
+
+
+def _number(fields: RowFields, *keys: str) -> float | None:
+    """The first of these columns that has a number."""
+    for key in keys:
+        value = fields.get(key, (int, float), "a number", default=None)
+        if value is not None and np.isfinite(value):
+            return float(value)
+    return None
+
+
+def _chosen(fields: RowFields) -> _Row:
+    """`chosen` and `rejected`: texts, messages, or lists of either; the prompt may be their common beginning."""
+    chosen, rejected = (_responses(fields.row[key], f"{fields.where}: {key}") for key in ("chosen", "rejected"))
+    margin = _number(fields, "margin")
+    better = _number(fields, "score_chosen", "chosen_score", "chosen_rating")
+    worse = _number(fields, "score_rejected", "rejected_score", "rejected_rating")
+    if margin is None and better is not None and worse is not None:
+        margin = better - worse
+    if margin is not None and margin < 0:
+        raise _LeftOut("chosen_scored_lower")
+    prompt = next((fields.row[key] for key in ("prompt", "instruction", "question") if fields.row.get(key)), None)
+    responses = [*chosen, *rejected]
+    if prompt is None and all(isinstance(one, str) for one in responses):
+        responses = [_turns(one) for one in responses]
+        if all(isinstance(one, str) for one in responses):
+            prompt, responses = _common(responses)
+    elif isinstance(prompt, str) and all(isinstance(one, str) and one.startswith(prompt) for one in responses):
+        responses = [one[len(prompt) :] for one in responses]
+    return _Row(prompt, responses, [0] * len(chosen) + [1] * len(rejected), margin)
+
+
+def _responses(given: Any, where: str) -> list[Any]:
+    """The responses of a column: texts, or lists of messages."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, Mapping):
+        return [[given]]
+    if isinstance(given, list | tuple) and given:
+        if all(isinstance(one, Mapping) for one in given):
+            return [given]
+        if all(isinstance(one, str | list | tuple) for one in given):
+            return list(given)
+    raise DataError(f"{where} must be text, chat messages, or a list of either, this is {str(given)[:80]!r}")
+
+
+def _turns(text: str) -> Any:
+    """Messages of a text with the turns of HH-RLHF (Human: and Assistant: after a blank line); else the text itself.
+
+    The open turn of the assistant at the end of a prompt (Nectar) is not a message.
+    """
+    parts = _TURN.split(text)
+    if parts[0] or len(parts) < 4:
+        return text
+    roles = {"Human": "user", "Assistant": "assistant"}
+    found = [{"role": roles[who], "content": said} for who, said in zip(parts[1::2], parts[2::2], strict=True)]
+    return found[:-1] if not found[-1]["content"].strip() else found
+
+
+def _common(texts: Sequence[str]) -> tuple[str, list[str]]:
+    """The common beginning of texts up to the end of a word, and what follows it."""
+    low, high = min(texts), max(texts)
+    end = next((k for k, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
+    while end and not low[end - 1].isspace():
+        end -= 1
+    if not low[:end].strip():
+        raise _LeftOut("no_prompt")
+    return low[:end].rstrip(), [text[end:] for text in texts]
+
+
+_FIRST = frozenset(("model_a", "a", "a>b", "a>>b", "response_a", "response_1", "first", "left"))
+_SECOND = frozenset(("model_b", "b", "b>a", "b>>a", "response_b", "response_2", "second", "right"))
+_TIED = frozenset(("tie", "tie (bothbad)", "both_bad", "bothbad", "both", "equal", "same", "a=b"))
+
+
+def _two(first: str, second: str, verdict: str, prompt: str | None, *, index: bool = False, flip: bool = False) -> Any:
+    """Reader of two responses and a preference.
+
+    Args:
+        first, second, verdict, prompt: columns.
+        index: the preference is the position of the better one, 0 or 1; else a name (`model_a`, `A>B`, `tie`) or a
+            number whose sign says it: below 0 the first is better.
+        flip: positions are counted from the second.
+    """
+
+    def read(fields: RowFields) -> _Row:
+        given = fields.get(verdict, (str, int, float), "a name or a number")
+        word = given.strip().casefold() if isinstance(given, str) else None
+        if word is not None and word in _FIRST | _SECOND | _TIED:
+            sign = (word in _SECOND) - (word in _FIRST)
+        elif isinstance(given, str) or not np.isfinite(given) or (index and given not in (0, 1)):
+            raise DataError(f"{fields.where}: {verdict} must say which response is better, this is {given!r}")
+        else:
+            sign = (1 if (given == 1) != flip else -1) if index else int(np.sign(given))
+        margin = None if isinstance(given, str) or index else abs(float(given))
+        asked = None if prompt is None else fields.row.get(prompt)
+        asked = asked.get("full_text") if isinstance(asked, Mapping) else asked
+        return _Row(asked, [fields.row[first], fields.row[second]], [int(sign > 0), int(sign < 0)], margin)
+
+    return read
+
+
+def _scored_two(fields: RowFields) -> _Row:
+    """Two responses with a score each."""
+    a, b = (fields.get(key, (int, float), "a number") for key in ("score_0", "score_1"))
+    asked = fields.row["question"]
+    asked = asked.get("full_text") if isinstance(asked, Mapping) else asked
+    return _Row(asked, [fields.row["answer_0"], fields.row["answer_1"]], [int(b > a), int(a > b)], abs(float(a - b)))
+
+
+def _listed(column: str, texts: tuple[str, ...], values: tuple[str, ...]) -> Any:
+    """Reader of a list of responses, as maps with a text and a rank or score, or next to a column of these."""
+
+    def read(fields: RowFields) -> _Row:
+        items = fields.get(column, (list, tuple), "a list of responses")
+        beside = next((key for key in ("ranks", "scores", "ratings", "rating") if fields.row.get(key) is not None), "")
+        if items and isinstance(items[0], Mapping):
+            given = [next((one[k] for k in texts if one.get(k) is not None), None) for one in items]
+            named = next((k for k in values if items[0].get(k) is not None), "")
+            numbers = [one.get(named) for one in items]
+        else:
+            given, named, numbers = list(items), beside, list(fields.row.get(beside) or ())
+        if len(numbers) != len(given) or not all(isinstance(v, int | float) and np.isfinite(v) for v in numbers):
+            raise _LeftOut("no_rank")
+        order = numbers if "rank" in named else [-v for v in numbers]
+        ranks = [sorted(set(order)).index(v) for v in order]
+        prompt = next((fields.row[k] for k in ("prompt", "instruction", "question") if fields.row.get(k)), None)
+        return _Row(_turns(prompt) if isinstance(prompt, str) else prompt, given, ranks)
+
+    return read
+
+
+def _unpaired(fields: RowFields) -> _Row:
+    return _Row(
+        fields.row["prompt"],
+        [fields.row["completion"]],
+        [0],
+        label=bool(fields.get("label", (bool, int), "true or false")),
+    )
+
+
+def _rated(fields: RowFields) -> _Row:
+    ratings = {key: value for key in ATTRIBUTES if (value := _number(fields, key)) is not None}
+    return _Row(fields.row["prompt"], [fields.row["response"]], [0], attributes=ratings)
+
+
+LAYOUTS: Mapping[str, Layout] = {
+    "chosen": Layout(("chosen", "rejected"), _chosen, "TRL, HH-RLHF, UltraFeedback binarized, RewardBench, RM-Bench"),
+    "signed": Layout(
+        ("response1", "response2", "overall_preference"),
+        _two("response1", "response2", "overall_preference", "context"), "HelpSteer3",
+    ),
+    "strength": Layout(
+        ("response_1", "response_2", "preference_strength"),
+        _two("response_1", "response_2", "preference_strength", "prompt"), "HelpSteer2 preference",
+    ),
+    "safe": Layout(
+        ("response_0", "response_1", "better_response_id"),
+        _two("response_0", "response_1", "better_response_id", "prompt", index=True), "PKU-SafeRLHF",
+    ),
+    "battle": Layout(
+        ("conversation_a", "conversation_b", "winner"), _two("conversation_a", "conversation_b", "winner", None),
+        "Chatbot Arena",
+    ),
+    "votes": Layout(
+        ("response_1", "response_2", "winner"), _two("response_1", "response_2", "winner", "prompt"), "PPE",
+    ),
+    "judged": Layout(
+        ("response_A", "response_B", "label"), _two("response_A", "response_B", "label", "question"), "JudgeBench",
+    ),
+    "replies": Layout(
+        ("human_ref_A", "human_ref_B", "labels"),
+        _two("human_ref_A", "human_ref_B", "labels", "history", index=True, flip=True), "SHP",
+    ),
+    "scored": Layout(("answer_0", "answer_1", "score_0", "score_1"), _scored_two, "WebGPT comparisons"),
+    "answers": Layout(("answers",), _listed("answers", ("answer",), ("rank",)), "Nectar"),
+    "completions": Layout(
+        ("completions",),
+        _listed("completions", ("response", "completion", "text"), ("rank", "overall_score", "score")),
+        "UltraFeedback",
+    ),
+    "responses": Layout(("responses",), _listed("responses", ("response", "text"), ("rank", "score")), "ranked lists"),
+    "unpaired": Layout(("completion", "label"), _unpaired, "KTO"),
+    "rated": Layout(("prompt", "response", ATTRIBUTES[0]), _rated, "HelpSteer2"),
+}  # fmt: skip
+
+
+def is_preference(row: Any) -> bool:
+    """Whether a row has the columns of a layout."""
+    return _layout(row) is not None
+
+
+def _layout(row: Any) -> Layout | None:
+    if not isinstance(row, Mapping):
+        return None
+    return next((one for one in LAYOUTS.values() if all(row.get(key) is not None for key in one.keys)), None)
+
+
+def read_preferences(source: str, *, columns: Mapping[str, str] | None = None) -> Preferences:
+    """The comparisons of a file, a folder or a hub data set.
+
+    Args:
+        source: JSONL, JSON, Parquet, CSV, a folder of them or of the `datasets` library, or a hub id.
+        columns: names that the layouts use, and what these columns are called in the source.
+
+    Raises:
+        DataError: the source cannot be read, a row has no known layout, or no row can be used.
+    """
+    found: list[Comparison] = []
+    left_out: Counter[str] = Counter()
+    renamed = {own: name for name, own in (columns or {}).items()}
+    for subset, name, rows in source_rows(source):
+        for number, (where, row) in enumerate(rows):
+            if isinstance(row, DataError):
+                raise row
+            if renamed and isinstance(row, Mapping):
+                row = {renamed.get(key, key): value for key, value in row.items()}
+            one = comparison(row, where, f"{name}-{number}", subset or "")
+            if isinstance(one, str):
+                left_out[one] += 1
+            else:
+                found.append(one)
+    kept, repeated, contradicted = _consistent(found)
+    left_out.update({"contradicted": len(found) - len(kept)} if len(found) > len(kept) else {})
+    if not kept:
+        why = f": {', '.join(f'{n} {reason}' for reason, n in left_out.items())}" if left_out else ""
+        raise DataError(f"{source}: there is no comparison that can be used{why}")
+    return Preferences(tuple(kept), dict(left_out), repeated, contradicted)
+
+
+def comparison(row: Any, where: str, name: str, subset: str = "") -> Comparison | str:
+    """One row as a comparison, or the reason why it cannot be used.
+
+    Raises:
+        DataError: it has no known layout, or a column that cannot be read.
+    """
+    layout = _layout(row)
+    if layout is None:
+        columns = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
+        known = "; ".join(f"{', '.join(one.keys)} ({one.seen_in})" for one in LAYOUTS.values())
+        raise DataError(
+            f"{where}: no known layout of preferences, found {columns[:200]}; known are {known}. Map other names by "
+            "columns: {chosen: ..., rejected: ...}"
+        )
+    try:
+        read = layout.read(RowFields(row, where))
+        name = str(next((row[k] for k in ("id", "pair_id", "question_id") if row.get(k) is not None), name))
+        responses = tuple(
+            _solution(read.prompt, one, f"{name}-{k}", row.get("tools")) for k, one in enumerate(read.responses)
+        )
+    except (_LeftOut, ChatError) as error:
+        return str(error) if isinstance(error, _LeftOut) else error.reason
+    texts = [one.text.strip() for one in responses]
+    if not all(texts):
+        return "empty_answer"
+    by_rank = {(text, one.asked): rank for text, one, rank in zip(texts, responses, read.ranks, strict=True)}
+    if len(by_rank) < len(texts):
+        return "equal_answers"
+    subset = str(row.get("subset") or row.get("domain") or row.get("source") or subset)
+    return Comparison(name, responses, tuple(read.ranks), read.margin, read.label, read.attributes, subset)
+
+
+def _solution(prompt: Any, given: Any, name: str, tools: Any) -> Solution:
+    """A response to a prompt; either is text or messages, and a response may have the conversation in front of it."""
+    said = chat_messages([{"role": "assistant", "content": given}] if isinstance(given, str) else given)
+    if said[0]["role"] in ("assistant", "tool"):
+        if prompt is None:
+            raise _LeftOut("no_prompt")
+        said = (*chat_messages([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt), *said)
+    messages, text = split_answer(said)
+    return Solution(
+        id=name, question=question_of(messages), steps=(text,), context=context_of(messages), tools=tool_schemas(tools)
+    )
+
+
+def _consistent(found: Sequence[Comparison]) -> tuple[list[Comparison], int, int]:
+    """Comparisons without the pairs that were judged in both directions; numbers of repeated and contradicted pairs."""
+    verdicts: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
+    for place, one in enumerate(found):
+        if len(one.responses) == 2:
+            (a, rank_a), (b, rank_b) = sorted(zip((r.text for r in one.responses), one.ranks, strict=True))
+            verdicts.setdefault((one.prompt, a, b), []).append((place, int(np.sign(rank_a - rank_b))))
+    repeated = [v for v in verdicts.values() if len(v) > 1]
+    against = [v for v in repeated if len({sign for _, sign in v}) > 1]
+    gone = {place for v in against for place, _ in v}
+    return [one for place, one in enumerate(found) if place not in gone], len(repeated), len(against)
+
+
+def split_prompts(comparisons: Sequence[Comparison], share: float, seed: int) -> tuple[list[int], list[int], int]:
+    """Indices to train on and to hold out, with all comparisons of a prompt on one side.
+
+    Held-out prompts that are near-duplicates of a training prompt are left out of both.
+
+    Args:
+        comparisons: of any kind.
+        share: of the prompts to hold out, 0 to 1.
+        seed: of the split, which depends on a prompt's text and the seed alone.
+
+    Returns:
+        Training indices, held-out indices, and how many comparisons were left out.
+    """
+    keys = [" ".join(_WORD.findall(one.prompt.casefold())) or one.prompt for one in comparisons]
+    held = {
+        key for key in set(keys) if int.from_bytes(hashlib.sha256(f"{seed}/{key}".encode()).digest()) < share * 2**256
+    }
+    near = near_duplicates(sorted(held), sorted(set(keys) - held))
+    train = [k for k, key in enumerate(keys) if key not in held]
+    val = [k for k, key in enumerate(keys) if key in held and key not in near]
+    return train, val, len(keys) - len(train) - len(val)
+
+
+def near_duplicates(texts: Iterable[str], others: Iterable[str]) -> set[str]:
+    """The texts whose sets of word triples overlap with those of another by `NEAR` (Jaccard) or more.
+
+    Candidates share one of the smallest hashes of their triples (bottom-k sketches, Broder 1997).
+    """
+    index: dict[int, list[frozenset[int]]] = {}
+    for other in others:
+        triples = _triples(other)
+        for smallest in sorted(triples)[:_SKETCH]:
+            index.setdefault(smallest, []).append(triples)
+    found = set()
+    for text in texts:
+        own = _triples(text)
+        candidates: Iterator[frozenset[int]] = (c for h in sorted(own)[:_SKETCH] for c in index.get(h, ()))
+        if any(len(own & c) >= NEAR * len(own | c) for c in candidates):
+            found.add(text)
+    return found
+
+
+def _triples(text: str) -> frozenset[int]:
+    words = _WORD.findall(text.casefold())
+    runs = zip(words, words[1:], words[2:], strict=False) if len(words) > 2 else [tuple(words)]
+    return frozenset(int.from_bytes(hashlib.blake2b(" ".join(r).encode(), digest_size=8).digest()) for r in runs)

@@ -1,0 +1,123 @@
+"""Reward models of preferences and of ratings: a sequence classifier whose outputs are one reward, members, or ratings.
+
+A response is read as published classifiers read it (`models/sequence_classifier.py`): all ids of
+`apply_chat_template`, the value at the last one that is not the token for padding. What is written is a plain
+`AutoModelForSequenceClassification` folder with tokenizer, template and card, which transformers, TRL and vLLM read
+with the same values; `SequenceClassifier` loads it.
+
+    model = PreferenceModel(load_policy(settings, seed=0), TextModelCard("preference", "conversation", "bradley_terry"))
+    model.write(Path("runs/rm"))
+    SequenceClassifier("runs/rm").score([episode])[0].total
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from guerdon.atomic import sealed_folder
+from guerdon.errors import ConfigError
+from guerdon.finite import refuse_to_write
+from guerdon.hub import quietly
+from guerdon.models import checkpoint
+from guerdon.models.sequence_classifier import SequenceClassifier
+from guerdon.models.text_inputs import Reading, asked_messages, hidden_at
+from guerdon.models.text_model import CARD, TextModelCard, TextRewardModel
+from guerdon.policies.text import TextPolicy
+from guerdon.policies.text_files import check_written
+from guerdon.policies.tokens import conversation_ids, pad_id
+from guerdon.types import IntArray
+
+
+class PreferenceHead(nn.Linear):
+    """One logit per output, without a bias, and the logarithm of Davidson's parameter of ties (1970)."""
+
+    def __init__(self, width: int, outputs: int, seed: int = 0) -> None:
+        with torch.random.fork_rng(devices=[]):
+            super().__init__(width, outputs, bias=False)
+        generator = torch.Generator().manual_seed(seed)
+        nn.init.normal_(self.weight, std=width**-0.5, generator=generator)
+        self.log_ties = nn.Parameter(torch.zeros(()))
+
+
+class PreferenceModel(TextRewardModel):
+    """A sequence classifier while it is trained; on disk it is a folder of transformers."""
+
+    has_head = False  # it makes its own
+    per_step = False
+    form = "conversation"
+    reads_conversations = True
+    learns_outcomes = True
+    meaning = "the response is the better one"
+    head: PreferenceHead
+
+    def __init__(self, policy: TextPolicy, card: TextModelCard, *, micro_batch_size: int = 16) -> None:
+        super().__init__(policy, card, micro_batch_size=micro_batch_size)
+        self.head = PreferenceHead(policy.base.width, len(card.outputs), int(card.learning.get("seed", 0)))
+        self.head.to(policy.device)
+
+    def _read(self, question: str, steps: Sequence[str], **conversation: Any) -> Reading:
+        """The whole conversation as the chat template writes it."""
+        answer = {"role": "assistant", "content": "".join(steps)}
+        messages = [*asked_messages(question, conversation.get("context", ())), answer]
+        ids = conversation_ids(self.tokenizer, messages, conversation.get("tools", ()))
+        return Reading(ids, 1, np.array([len(ids) - 1], dtype=np.int64))
+
+    def places(self, reading: Reading) -> IntArray:
+        """The last token that is not the one for padding, as transformers' classifiers take it."""
+        real = np.flatnonzero(reading.ids != pad_id(self.tokenizer))
+        return np.array([real[-1] if len(real) else len(reading.ids) - 1], dtype=np.int64)
+
+    def lesson_logits(self, readings: Sequence[Reading], *, body: bool = True) -> Tensor:
+        """(N, outputs) logits; where `body` is false, without gradients below the head."""
+        with torch.set_grad_enabled(body and torch.is_grad_enabled()):
+            hidden = hidden_at(self.policy, readings, [self.places(reading) for reading in readings])
+        return self.head(hidden)  # type: ignore[no-any-return]
+
+    def value(self, logits: np.ndarray) -> np.ndarray:
+        """The reward of each response."""
+        return np.asarray(self.card.reward_of(logits)[0])
+
+    def write(self, folder: Path, **changes: Any) -> Path:
+        """Write a sequence classifier with its tokenizer and card in one piece.
+
+        Raises:
+            ConfigError: transformers has no sequence classifier of this architecture.
+            CheckpointError: transformers does not find every weight in what was written.
+        """
+        from transformers import AutoModelForSequenceClassification
+
+        model = self.policy.base.model
+        config = copy.deepcopy(model.config)
+        config.num_labels, config.pad_token_id = len(self.card.outputs), pad_id(self.tokenizer)
+        try:
+            with torch.device("meta"):
+                classifier = AutoModelForSequenceClassification.from_config(config)
+        except ValueError as error:
+            raise ConfigError(f"transformers has no sequence classifier of {type(model).__name__}: {error}") from error
+        with self.policy.base.whole():
+            refuse_to_write(self.policy.named_parameters(), folder)
+            wanted = classifier.state_dict().keys()
+            own = {name: w.float().cpu().contiguous() for name, w in self.policy.merged_weights() if name in wanted}
+            own |= {name: self.head.weight.detach().float().cpu() for name in wanted - own.keys()}
+            refuse_to_write(own, folder)
+            with sealed_folder(folder) as temporary, quietly():
+                classifier.save_pretrained(temporary, state_dict=own)
+                check_written(type(classifier), temporary)
+                self.tokenizer.save_pretrained(temporary)
+                checkpoint.write_card(temporary / CARD, replace(self.card, **changes))
+        return folder
+
+    @classmethod
+    def load(  # type: ignore[override]
+        cls, folder: Path, card: TextModelCard, micro_batch_size: int, device: str | torch.device = "auto"
+    ) -> SequenceClassifier:
+        """The stored model, for scoring."""
+        return SequenceClassifier(str(folder), micro_batch_size=micro_batch_size, device=device, card=card)

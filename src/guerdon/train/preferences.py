@@ -1,0 +1,316 @@
+"""Fitting a reward model to preferences or ratings: what is compared, the losses, and the quality on held-out prompts.
+
+data = read_preference_data(settings)
+train, val = data.lessons(model, settings)
+trainer = PreferenceTrainer(model, train, val, settings, folder)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from guerdon import distributed
+from guerdon.episodes.preferences import Comparison, read_preferences, split_prompts
+from guerdon.errors import DataError
+from guerdon.models.preference import PreferenceModel
+from guerdon.models.quality import auroc
+from guerdon.models.text_inputs import Reading, buckets
+from guerdon.models.text_losses import bce_terms
+from guerdon.models.text_model import TextRewardModel
+from guerdon.progress import doing
+from guerdon.settings.train import PreferenceTrainSettings, TextTrainSettings
+from guerdon.train.reward_trainer import Item, RewardTrainer
+from guerdon.train.text_data import Lessons
+from guerdon.types import Failure, FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class PairLessons(Lessons):
+    """Responses as lessons, and the pairs of them that are compared.
+
+    Attributes:
+        items: pairs (better, worse); single responses with a label or ratings.
+        margins: by how much the first of each pair is better, in the unit of the data.
+        tied: whether the two were judged equally good.
+        item_weights: of each item; the pairs of one comparison weigh 1 together.
+    """
+
+    items: list[tuple[int, ...]] = field(default_factory=list)
+    margins: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
+    tied: np.ndarray = field(default_factory=lambda: np.zeros(0, np.bool_))
+    item_weights: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
+
+    def digest(self) -> str:
+        """A hash of everything that a model is trained on."""
+        plain = [self.items, self.margins.tolist(), self.tied.tolist(), self.item_weights.tolist()]
+        return hashlib.sha256(f"{super().digest()}{plain}".encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class PreferenceData:
+    """Comparisons to train on and to hold out, and what was left out of both."""
+
+    train: tuple[Comparison, ...]
+    held_out: tuple[Comparison, ...]
+    left_out: Mapping[str, int]
+    label_noise: float | None
+    separator = ""
+    folder = None
+
+    def lessons(self, model: TextRewardModel, settings: TextTrainSettings) -> tuple[PairLessons, PairLessons]:
+        """As the model reads them."""
+        assert isinstance(settings, PreferenceTrainSettings)
+        train, held = (make_pair_lessons(model, part, settings) for part in (self.train, self.held_out))
+        return train, held
+
+    def facts(self) -> dict[str, Any]:
+        """What the card says of the data."""
+        return {"left_out": dict(self.left_out), "label_noise": self.label_noise}
+
+
+@doing("reading the data")
+def read_preference_data(settings: PreferenceTrainSettings) -> PreferenceData:
+    """The comparisons of all sources, split by prompt.
+
+    Raises:
+        DataError: a source cannot be read, or holds another kind of judgement than the settings need.
+    """
+    found: list[Comparison] = []
+    left_out: Counter[str] = Counter()
+    repeated = contradicted = 0
+    noise = None
+    for source in settings.data_paths:
+        one = read_preferences(source, columns=settings.columns)
+        found += one.comparisons
+        left_out.update(one.left_out)
+        repeated, contradicted = repeated + one.repeated, contradicted + one.contradicted
+        noise = one.label_noise if noise is None else noise
+    kinds = Counter(_kind(one, settings) for one in found)
+    wanted = "ratings" if settings.attributes else max(("pairs", "labels"), key=lambda kind: kinds[kind])
+    if not kinds[wanted]:
+        names = f" {', '.join(settings.attributes)}" if settings.attributes else ""
+        raise DataError(
+            f"train ({settings.type}): no row of {', '.join(settings.data_paths)} has {wanted}{names}; it has "
+            + ", ".join(f"{n} rows with {kind}" for kind, n in kinds.items())
+        )
+    used = [one for one in found if _kind(one, settings) == wanted]
+    left_out.update({f"only_{kind}": n for kind, n in kinds.items() if kind != wanted})
+    train, held, near = split_prompts(used, settings.val_split, settings.seed)
+    left_out.update({"near_duplicate": near} if near else {})
+    return PreferenceData(tuple(used[i] for i in train), tuple(used[i] for i in held), dict(left_out), noise)
+
+
+def _kind(one: Comparison, settings: PreferenceTrainSettings) -> str:
+    """What a comparison says: `pairs`, `labels` or `ratings`."""
+    if len(one.responses) > 1:
+        return "pairs"
+    rated = settings.attributes.keys() & one.attributes.keys() if settings.attributes else one.attributes
+    return "ratings" if rated else "labels" if one.label is not None else "nothing"
+
+
+@doing("preparing the data")
+def make_pair_lessons(
+    model: TextRewardModel, comparisons: Sequence[Comparison], settings: PreferenceTrainSettings
+) -> PairLessons:
+    """Comparisons as the model reads them; responses that do not fit are counted, with the pairs that they are in."""
+    readings: list[Reading] = []
+    targets, questions, solutions = [], [], []
+    items: list[tuple[int, ...]] = []
+    margins, tied, weights = [], [], []
+    counts: Counter[str] = Counter()
+    for number, one in enumerate(comparisons):
+        places: list[int | None] = []
+        for response in one.responses:
+            read = model.reading_of(response.as_episode())
+            if isinstance(read, Failure):
+                counts[read.reason] += 1
+                places.append(None)
+                continue
+            places.append(len(readings))
+            readings.append(read)
+            names = list(settings.attributes)
+            label = [one.attributes.get(name, np.nan) for name in names] if names else [float(bool(one.label))]
+            targets.append(np.array(label, dtype=np.float32))
+            questions.append(one.prompt)
+            solutions.append(number)
+        pairs = _pairs(one, places)
+        items += pairs
+        margins += [one.margin or 0.0] * len(pairs)
+        tied += [one.ranks[0] == one.ranks[-1] and len(one.responses) == 2] * len(pairs)
+        weights += [1.0 / max(len(pairs), 1)] * len(pairs)
+    known = [np.ones(len(t), dtype=np.float32) for t in targets]
+    return PairLessons(
+        readings, targets, known, solutions, questions, dict(counts), items, np.array(margins, np.float32),
+        np.array(tied, np.bool_), np.array(weights, np.float32),
+    )  # fmt: skip
+
+
+def _pairs(one: Comparison, places: Sequence[int | None]) -> list[tuple[int, ...]]:
+    """Every better response with every worse one; two equal ones; a single one."""
+    if len(one.responses) == 1:
+        return [(places[0],)] if places[0] is not None else []
+    both = [
+        (a, b) if rank_a <= rank_b else (b, a)
+        for (a, rank_a), (b, rank_b) in itertools.combinations(zip(places, one.ranks, strict=True), 2)
+        if a is not None and b is not None and (rank_a != rank_b or len(one.responses) == 2)
+    ]
+    return cast("list[tuple[int, ...]]", both)
+
+
+def preference_terms(
+    better_P_K: Tensor,
+    worse_P_K: Tensor,
+    *,
+    tied_P: Tensor,
+    margins_P: Tensor,
+    log_ties: Tensor | None,
+    smoothing: float = 0.0,
+    center: float = 0.0,
+) -> Tensor:
+    """Loss of each pair and output, (P, K).
+
+    Bradley and Terry (1952): -log sigma(d), d = better - worse - margin. Where the data has ties, Davidson (1970):
+    P(better) = e^{d/2} / (e^{d/2} + e^{-d/2} + nu), P(tie) = nu / (...), with nu = e^{log_ties}. Label smoothing takes
+    a share of the judgements to be wrong. `center` adds the squared sum of both rewards (Eisenstein et al. 2023,
+    2312.09244, eq. 5).
+
+    Args:
+        better_P_K: logits of the better responses.
+        worse_P_K: of the worse ones.
+        tied_P: pairs judged equally good.
+        margins_P: 0 where there is none.
+        log_ties: of Davidson's model, a scalar; None: the data has no ties.
+        smoothing: below 0.5.
+        center: weight.
+    """
+    d = better_P_K - worse_P_K - margins_P[:, None]
+    if log_ties is not None:
+        both = torch.stack([d / 2, -d / 2, log_ties.expand_as(d)])
+        log_p, log_q, log_tie = both - torch.logsumexp(both, dim=0)
+    else:
+        log_p, log_q, log_tie = functional.logsigmoid(d), functional.logsigmoid(-d), torch.zeros_like(d)
+    loss = -torch.where(tied_P[:, None], log_tie, (1 - smoothing) * log_p + smoothing * log_q)
+    return loss + center * (better_P_K + worse_P_K) ** 2
+
+
+class PreferenceTrainer(RewardTrainer):
+    """Trainer over pairs, labelled or rated responses.
+
+    Args:
+        model: what is trained, in place.
+        train: lessons to learn from.
+        val: lessons held out; may be empty.
+        settings: everything the user chose.
+        folder: as of `RewardTrainer`.
+
+    Raises:
+        DataError: there is nothing to learn from.
+    """
+
+    def __init__(
+        self,
+        model: TextRewardModel,
+        train: PairLessons,
+        val: PairLessons,
+        settings: PreferenceTrainSettings,
+        folder: Path,
+    ) -> None:
+        self._settings, self._pairs, self._held = settings, train, val
+        self._davidson = bool(train.tied.any())
+        drawn = np.random.default_rng(settings.seed).poisson(1.0, (len(train.items), settings.members))
+        self._times_P_K = torch.from_numpy(drawn if settings.members > 1 else np.ones_like(drawn)).float()
+        super().__init__(model, train, val, settings, folder)
+
+    def items(self, lessons: Lessons, settings: TextTrainSettings) -> list[Item]:
+        """Pairs of responses, or single ones."""
+        assert isinstance(lessons, PairLessons)
+        return lessons.items
+
+    def weight(self, rows: list[int]) -> float:
+        """Weights of some items, over all members."""
+        own = torch.from_numpy(self._pairs.item_weights[rows])[:, None] * self._times_P_K[rows]
+        return float(own.sum()) / self._times_P_K.shape[1] or 1.0
+
+    def loss_sum(self, model: nn.Module, rows: list[int]) -> Tensor:
+        """Summed weighted loss of some items, the mean over members."""
+        columns = [list(column) for column in zip(*(self._items[row] for row in rows), strict=True)]
+        readings = [self._pairs.readings[i] for column in columns for i in column]
+        body = self.state.global_step >= self.head_steps
+        logits = self._reward.lesson_logits(readings, body=body).chunk(len(columns))
+        times = self._times_P_K[rows].to(logits[0].device)
+        return (self._terms(self._pairs, rows, columns, logits) * times).sum() / times.shape[1]
+
+    def _terms(
+        self, lessons: PairLessons, rows: Sequence[int], columns: Sequence[Sequence[int]], logits: Sequence[Tensor]
+    ) -> Tensor:
+        """Weighted loss of each item and member, (P, K); of ratings one column."""
+        device, settings = logits[0].device, self._settings
+        weights_P = torch.from_numpy(lessons.item_weights[rows]).to(device)
+        if len(columns) == 2:
+            head = cast(PreferenceModel, self._reward).head
+            terms = preference_terms(
+                *logits, tied_P=torch.from_numpy(lessons.tied[rows]).to(device),
+                margins_P=settings.margin_coef * torch.from_numpy(lessons.margins[rows]).to(device),
+                log_ties=head.log_ties if self._davidson else None, smoothing=settings.label_smoothing,
+                center=settings.center_coef,
+            )  # fmt: skip
+            return weights_P[:, None] * terms
+        targets_P_K = torch.from_numpy(np.stack([lessons.targets[i] for i in columns[0]])).to(device)
+        if not settings.attributes:
+            return weights_P[:, None] * bce_terms(logits[0], targets_P_K.expand_as(logits[0]))
+        known = ~targets_P_K.isnan()
+        errors = torch.where(known, logits[0] - targets_P_K.nan_to_num(), 0.0) ** 2
+        return weights_P[:, None] * errors.sum(dim=1, keepdim=True) / known.sum(dim=1, keepdim=True)
+
+    @torch.no_grad()
+    def quality(self) -> dict[str, float | None]:
+        """Loss, and the share of held-out pairs in the right order; of ratings their error, of labels the AUROC."""
+        val, rows = self._held, list(range(len(self._held.items)))
+        if not rows:
+            return {"loss": None}
+        outputs = len(self._reward.card.outputs)
+        logits_N_K = torch.zeros((len(val), outputs))
+        for group, counts in distributed.dealt(buckets(val.readings, self._micro, tokens=self._tokens)):
+            found = self._reward.lesson_logits([val.readings[i] for i in group]).float().cpu()
+            if counts:
+                logits_N_K[torch.from_numpy(group)] = found
+        if distributed.peers() > 1:
+            logits_N_K = distributed.total(logits_N_K.flatten()).view_as(logits_N_K)
+        columns = [list(column) for column in zip(*val.items, strict=True)]
+        device = self._reward.policy.device
+        terms = self._terms(val, rows, columns, [logits_N_K[column].to(device) for column in columns])
+        numbers: dict[str, float | None] = {"loss": float(terms.mean(dim=1).sum() / val.item_weights.sum())}
+        rewards = self._reward.value(logits_N_K.numpy())
+        if len(columns) == 2:
+            return numbers | pair_quality(rewards[columns[0]] - rewards[columns[1]], val.tied, val.item_weights)
+        targets_N_K = np.stack(val.targets)
+        if not self._settings.attributes:
+            return numbers | {"auroc": auroc(rewards, targets_N_K[:, 0])}
+        errors = np.abs(logits_N_K.numpy() - targets_N_K)
+        return numbers | {
+            f"mae_{name}": float(np.nanmean(errors[:, k])) if (~np.isnan(errors[:, k])).any() else None
+            for k, name in enumerate(self._settings.attributes)
+        }
+
+
+def pair_quality(differences_P: FloatArray, tied_P: np.ndarray, weights_P: FloatArray) -> dict[str, float | None]:
+    """Share of the pairs that are not tied in the right order, equal rewards counting half, and the mean difference."""
+    kept = ~tied_P
+    if not kept.any():
+        return {"pair_accuracy": None, "difference": None}
+    right = (differences_P > 0) + 0.5 * (differences_P == 0)
+    return {
+        "pair_accuracy": float(np.average(right[kept], weights=weights_P[kept])),
+        "difference": float(np.average(differences_P[kept], weights=weights_P[kept])),
+    }

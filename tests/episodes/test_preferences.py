@@ -1,0 +1,231 @@
+"""Layouts of preferences as published data sets have them, what is left out, and the split by prompt.
+
+Where the columns were read: HelpSteer3 in the card of nvidia/HelpSteer3 (`overall_preference` -3 to 3, below 0:
+response 1 is better); HelpSteer2 in its paper (2410.01257) and converters of its folder `preference`; PKU-SafeRLHF and
+SHP in converters on GitHub (`labels` 1: A is better); Chatbot Arena in FastChat's clean_battle_data.py; PPE in scripts
+that load lmarena-ai/PPE-Human-Preference-V1; JudgeBench in the README of ScalerLab/JudgeBench; RM-Bench in that of
+THU-KEG/RM-Bench; WebGPT comparisons in OpenRLHF's reward data set; Nectar and UltraFeedback in loaders on GitHub; TRL
+in docs/source/dataset_formats.md (preference and unpaired preference, explicit and implicit prompts).
+"""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from guerdon.episodes.preferences import (
+    Comparison,
+    comparison,
+    is_preference,
+    near_duplicates,
+    read_preferences,
+    split_prompts,
+)
+from guerdon.episodes.solutions import Solution
+from guerdon.errors import DataError
+
+ASKED = [{"role": "user", "content": "Which colour?"}]
+
+
+def said(text):
+    return [{"role": "assistant", "content": text}]
+
+
+def read(row):
+    return comparison(row, "file:1", "row")
+
+
+def texts(found):
+    return [(one.question, one.text, rank) for one, rank in zip(found.responses, found.ranks, strict=True)]
+
+
+BLUE = [("Which colour?", "blue", 0), ("Which colour?", "red", 1)]
+RED = [("Which colour?", "blue", 1), ("Which colour?", "red", 0)]
+TIE = [("Which colour?", "blue", 0), ("Which colour?", "red", 0)]
+Q = {"prompt": "Which colour?"}
+TWO = {**Q, "response_1": "blue", "response_2": "red"}
+BATTLE = {"conversation_a": ASKED + said("blue"), "conversation_b": ASKED + said("red")}
+
+
+@pytest.mark.parametrize(
+    ("row", "wanted"),
+    [
+        ({**Q, "chosen": "blue", "rejected": "red"}, BLUE),
+        ({**Q, "chosen": ASKED + said("blue"), "rejected": ASKED + said("red")}, BLUE),
+        ({"chosen": ASKED + said("blue"), "rejected": ASKED + said("red")}, BLUE),
+        ({"prompt": ASKED, "chosen": said("blue"), "rejected": said("red")}, BLUE),
+        ({**Q, "chosen": "Which colour? blue", "rejected": "Which colour? red"},
+         [("Which colour?", " blue", 0), ("Which colour?", " red", 1)]),
+        ({"chosen": "\n\nHuman: Which colour?\n\nAssistant: blue",
+          "rejected": "\n\nHuman: Which colour?\n\nAssistant: red"}, BLUE),
+        ({"chosen": "The sky is blue.", "rejected": "The sky is green."},
+         [("The sky is", "blue.", 0), ("The sky is", "green.", 1)]),
+        ({"instruction": "Which colour?", "chosen": "blue", "rejected": "red"}, BLUE),
+        ({"context": ASKED, "response1": "blue", "response2": "red", "overall_preference": -3}, BLUE),
+        ({"context": ASKED, "response1": "blue", "response2": "red", "overall_preference": 1}, RED),
+        ({"context": ASKED, "response1": "blue", "response2": "red", "overall_preference": 0}, TIE),
+        ({**TWO, "preference_strength": 2}, RED),
+        ({**Q, "response_0": "blue", "response_1": "red", "better_response_id": 0, "safer_response_id": 1}, BLUE),
+        ({**Q, "response_0": "blue", "response_1": "red", "better_response_id": 1, "safer_response_id": 0}, RED),
+        ({**BATTLE, "winner": "model_a"}, BLUE),
+        ({**BATTLE, "winner": "model_b"}, RED),
+        ({**BATTLE, "winner": "tie"}, TIE),
+        ({**BATTLE, "winner": "tie (bothbad)"}, TIE),
+        ({**TWO, "winner": "model_a"}, BLUE),
+        ({"question": "Which colour?", "response_A": "blue", "response_B": "red", "label": "A>B"}, BLUE),
+        ({"question": "Which colour?", "response_A": "blue", "response_B": "red", "label": "B>A"}, RED),
+        ({"history": "Which colour?", "human_ref_A": "blue", "human_ref_B": "red", "labels": 1}, BLUE),
+        ({"history": "Which colour?", "human_ref_A": "blue", "human_ref_B": "red", "labels": 0}, RED),
+        ({"question": {"full_text": "Which colour?"}, "answer_0": "blue", "answer_1": "red", "score_0": 1.0,
+          "score_1": -1.0}, BLUE),
+        ({"prompt": "\n\nHuman: Which colour?\n\nAssistant: ",
+          "answers": [{"answer": "blue", "rank": 1.0}, {"answer": "red", "rank": 2.0}]}, BLUE),
+        ({"instruction": "Which colour?",
+          "completions": [{"response": "blue", "overall_score": 3.0}, {"response": "red", "overall_score": 7.5}]}, RED),
+        ({**Q, "responses": ["blue", "red"], "scores": [1, 1]}, TIE),
+        ({**Q, "responses": ["blue", "red"], "ranks": [2, 1]}, RED),
+    ],
+)  # fmt: skip
+def test_layouts(row, wanted):
+    found = read(row)
+    assert isinstance(found, Comparison), found
+    assert texts(found) == wanted
+    assert is_preference(row)
+
+
+def test_turns_before_the_last_stay_in_the_conversation():
+    row = {
+        "chosen": "\n\nHuman: hi\n\nAssistant: hello\n\nHuman: Which colour?\n\nAssistant: blue",
+        "rejected": "\n\nHuman: hi\n\nAssistant: hello\n\nHuman: Which colour?\n\nAssistant: red",
+    }
+    found = read(row)
+    assert texts(found) == BLUE
+    assert [m["content"] for m in found.responses[0].context] == ["hi", "hello", "Which colour?"]
+
+
+@pytest.mark.parametrize(
+    ("more", "margin"),
+    [({}, None), ({"margin": 2}, 2.0), ({"score_chosen": 8.5, "score_rejected": 6.0}, 2.5),
+     ({"chosen_rating": 5, "rejected_rating": 4}, 1.0), ({"margin": 0.5, "score_chosen": 9, "score_rejected": 1}, 0.5)],
+)  # fmt: skip
+def test_margins(more, margin):
+    assert read({**Q, "chosen": "blue", "rejected": "red", **more}).margin == margin
+
+
+def test_the_size_of_a_signed_preference_is_a_margin():
+    assert read({**TWO, "preference_strength": -3}).margin == 3.0
+
+
+def test_several_right_responses_share_the_first_rank():
+    row = {**Q, "id": 7, "domain": "chat", "chosen": ["a", "b", "c"], "rejected": ["d", "e", "f"]}
+    found = read(row)
+    assert found.ranks == (0, 0, 0, 1, 1, 1)
+    assert (found.id, found.subset) == ("7", "chat")
+
+
+def test_single_responses():
+    assert read({**Q, "completion": "blue", "label": True}).label is True
+    assert read({**Q, "completion": said("red"), "label": False}).label is False
+    rated = read({**Q, "response": "blue", "helpfulness": 4, "correctness": 3, "verbosity": 0})
+    assert rated.attributes == {"helpfulness": 4.0, "correctness": 3.0, "verbosity": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({**Q, "chosen": "blue", "rejected": " "}, "empty_answer"),
+        ({**Q, "chosen": "blue", "rejected": "blue "}, "equal_answers"),
+        ({"chosen": "blue", "rejected": "red"}, "no_prompt"),
+        ({**Q, "chosen": "blue", "rejected": "red", "score_chosen": 1, "score_rejected": 2}, "chosen_scored_lower"),
+        ({**Q, "responses": ["blue", "red"], "scores": [1, None]}, "no_rank"),
+        (
+            {**Q, "chosen": [{"role": "assistant", "content": "x", "images": ["y"]}], "rejected": "red"},
+            "unreadable_chat",
+        ),
+    ],
+)
+def test_what_says_nothing_is_left_out_with_its_reason(row, reason):
+    assert read(row) == reason
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [({"a": 1}, "columns: {chosen"), ({**TWO, "winner": "me"}, "winner must say"),
+     ({**Q, "response_0": "a", "response_1": "b", "better_response_id": 2}, "better_response_id"),
+     ({**Q, "chosen": 3, "rejected": "red"}, "chosen must be text")],
+)  # fmt: skip
+def test_other_rows_are_errors_that_name_the_place(row, words):
+    with pytest.raises(DataError, match="file:1") as caught:
+        read(row)
+    assert words in str(caught.value)
+
+
+def written(folder, rows):
+    path = folder / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def pair(question, better, worse):
+    return {"prompt": question, "chosen": better, "rejected": worse}
+
+
+def test_contradicting_pairs_are_left_out_and_tell_the_noise(tmp_path):
+    rows = [pair(f"q{k}", "a", "b") for k in range(10)] * 2
+    rows += [pair("q0", "b", "a"), pair("q1", "b", "a")]
+    found = read_preferences(written(tmp_path, rows))
+    assert (found.repeated, found.contradicted) == (10, 2)
+    assert len(found.comparisons) == 16  # three rows of each contradicted pair are gone
+    assert found.left_out == {"contradicted": 6}
+    noise = found.label_noise
+    assert 2 * noise * (1 - noise) == pytest.approx(0.2)
+    assert read_preferences(written(tmp_path, rows[:10])).label_noise is None
+
+
+def test_other_names_of_columns(tmp_path):
+    path = written(tmp_path, [{"q": "Which colour?", "left": "blue", "right": "red", "vote": "right"}])
+    with pytest.raises(DataError, match="no known layout"):
+        read_preferences(path)
+    names = {"prompt": "q", "response_1": "left", "response_2": "right", "winner": "vote"}
+    found = read_preferences(path, columns=names)
+    assert texts(found.comparisons[0]) == RED
+
+
+def test_a_file_of_unusable_rows_says_why(tmp_path):
+    with pytest.raises(DataError, match="1 empty_answer"):
+        read_preferences(written(tmp_path, [pair("q", "", "b") | {"chosen": " "}]))
+
+
+def of(prompt, k=0):
+    responses = tuple(Solution(id=f"{prompt}-{k}-{s}", question=prompt, steps=(s,)) for s in "ab")
+    return Comparison(f"{prompt}-{k}", responses, (0, 1))
+
+
+@given(st.lists(st.text("abcdef ghi", min_size=1, max_size=12), min_size=1, max_size=30), st.integers(0, 3))
+def test_no_prompt_is_on_both_sides(prompts, seed):
+    rows = [of(p, k) for k, p in enumerate(prompts)]
+    train, val, gone = split_prompts(rows, 0.4, seed)
+    words = lambda k: " ".join(rows[k].prompt.casefold().split()) or rows[k].prompt  # noqa: E731
+    assert not {words(k) for k in train} & {words(k) for k in val}
+    assert len(train) + len(val) + gone == len(rows)
+    assert not set(train) & set(val)
+
+
+def test_the_split_of_a_prompt_does_not_depend_on_the_others():
+    rows = [of(f"question number {k} about topic {k * k}") for k in range(60)]
+    _, val, _ = split_prompts(rows, 0.3, 0)
+    held = {rows[k].prompt for k in val}
+    _, few, _ = split_prompts(rows[:20], 0.3, 0)
+    assert {rows[k].prompt for k in few} == held & {one.prompt for one in rows[:20]}
+    assert 0 < len(held) < 60
+
+
+def test_near_duplicates_by_shared_word_triples():
+    text = "Write a short poem about the sea in winter and the birds that stay there all year long please"
+    assert near_duplicates([text], [text + " now"]) == {text}
+    assert near_duplicates([text], [text.upper().replace("SEA", "sea!")]) == {text}
+    assert (
+        near_duplicates([text], ["Write a short story about the mountains in summer and the goats that live there"])
+        == set()
+    )

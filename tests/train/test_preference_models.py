@@ -1,0 +1,263 @@
+"""Reward models of preferences and ratings: losses by hand, training, and folders that transformers reads alike."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from guerdon.errors import ConfigError, DataError
+from guerdon.models.text_load import load_text_model
+from guerdon.models.text_model import TextModelCard, read_card
+from guerdon.settings.study import Study
+from guerdon.settings.train import PreferenceTrainSettings
+from guerdon.train.preferences import pair_quality, preference_terms
+from guerdon.train.text import check_training, train_text_model
+from guerdon.types import Episode
+
+torch.set_num_threads(1)
+TINY = {
+    "alphabet": "0123456789+=?; abcdefghijklmnopqrstuvwxyz",
+    "hidden_size": 32,
+    "layers": 1,
+    "heads": 2,
+    "intermediate": 64,
+}
+
+
+def terms(better, worse, *, tied=False, margin=0.0, log_ties=None, **more):
+    found = preference_terms(
+        torch.tensor([[better]]), torch.tensor([[worse]]), tied_P=torch.tensor([tied]),
+        margins_P=torch.tensor([margin]), log_ties=None if log_ties is None else torch.tensor(log_ties), **more,
+    )  # fmt: skip
+    return float(found[0, 0])
+
+
+def sigma(x):
+    return 1 / (1 + math.exp(-x))
+
+
+def test_bradley_terry_by_hand():
+    assert terms(2.0, 0.5) == pytest.approx(-math.log(sigma(1.5)), rel=1e-5)
+    assert terms(2.0, 0.5, margin=1.0) == pytest.approx(-math.log(sigma(0.5)), rel=1e-5)
+    smooth = -0.9 * math.log(sigma(1.5)) - 0.1 * math.log(sigma(-1.5))
+    assert terms(2.0, 0.5, smoothing=0.1) == pytest.approx(smooth, rel=1e-5)
+    assert terms(2.0, 0.5, center=0.01) == pytest.approx(-math.log(sigma(1.5)) + 0.01 * 6.25, rel=1e-5)
+
+
+def test_davidson_by_hand():
+    p, q, nu = math.exp(2.0), math.exp(0.5), math.exp(0.3)
+    whole = p + q + nu * math.sqrt(p * q)
+    assert terms(2.0, 0.5, log_ties=0.3) == pytest.approx(-math.log(p / whole), rel=1e-5)
+    assert terms(2.0, 0.5, log_ties=0.3, tied=True) == pytest.approx(-math.log(nu * math.sqrt(p * q) / whole), rel=1e-5)
+
+
+@given(st.floats(-5, 5), st.floats(-5, 5), st.floats(-3, 3))
+def test_davidsons_three_outcomes_are_a_distribution(a, b, log_ties):
+    first, second = terms(a, b, log_ties=log_ties), terms(b, a, log_ties=log_ties)
+    tie = terms(a, b, log_ties=log_ties, tied=True)
+    assert sum(math.exp(-one) for one in (first, second, tie)) == pytest.approx(1, abs=1e-4)
+
+
+@given(st.floats(-5, 5), st.floats(-5, 5))
+def test_davidson_without_ties_is_bradley_terry(a, b):
+    assert terms(a, b, log_ties=-30.0) == pytest.approx(terms(a, b), abs=1e-4)
+
+
+def test_quality_of_pairs():
+    found = pair_quality(np.array([1.0, -1.0, 0.0, 5.0]), np.array([False, False, False, True]), np.ones(4, np.float32))
+    assert found["pair_accuracy"] == pytest.approx(0.5)
+    assert pair_quality(np.ones(1), np.array([True]), np.ones(1, np.float32))["pair_accuracy"] is None
+
+
+def test_rewards_of_several_outputs():
+    card = TextModelCard("preference", "conversation", "regression", outputs={"a": 2.0, "b": -1.0})
+    np.testing.assert_allclose(card.reward_of(np.array([[1.0, 3.0]]))[0], [-1.0])
+    members = {"m0": 1.0, "m1": 1.0}
+    low = TextModelCard(
+        "preference", "conversation", "bradley_terry", outputs=members, combine="lower_bound", deviations=2.0
+    )
+    value, spread = low.reward_of(np.array([[1.0, 3.0]]))
+    assert spread == pytest.approx(math.sqrt(2))
+    assert value == pytest.approx(2 - 2 * math.sqrt(2))
+
+
+WORDS = ("sea", "sun", "dog", "cat", "tree", "road")
+
+
+def answers(seed=0, n=120):
+    """Prompts with a good answer, which has the word asked for, and a bad one."""
+    rng = np.random.default_rng(seed)
+    for a, b in itertools.islice(itertools.cycle(itertools.permutations(WORDS, 2)), n):
+        prompt = f"{a} {rng.integers(1000)}?"
+        yield prompt, f"good {b};", f"bad {b};"
+
+
+def written(tmp_path, rows, name="data.jsonl"):
+    path = tmp_path / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def settings_for(tmp_path, rows, **given_keys):
+    usual = {
+        "type": "preference", "data_path": written(tmp_path, rows), "save_dir": str(tmp_path / "rm"), "bf16": False,
+        "epochs": 6, "batch_size": 16, "learning_rate": 5e-3, "val_split": 0.2, "tiny": TINY,
+    }  # fmt: skip
+    if "max_steps" in given_keys:
+        del usual["epochs"]
+    return PreferenceTrainSettings.model_validate({**usual, **given_keys})
+
+
+def trained(tmp_path, rows, **given_keys):
+    settings = settings_for(tmp_path, rows, **given_keys)
+    study = Study.model_validate({"train": {"rm": settings.model_dump(mode="json", exclude_unset=True)}})
+    return train_text_model(settings, study)
+
+
+def pairs(n=120):
+    return [{"prompt": p, "chosen": good, "rejected": bad} for p, good, bad in answers(n=n)]
+
+
+def episodes(n=6):
+    found = [(p, text) for p, good, bad in answers(seed=9, n=n) for text in (good, bad)]
+    return [Episode(id=str(k), task=p, texts=(text,)) for k, (p, text) in enumerate(found)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("pairs"), pairs())
+
+
+def test_it_learns_the_preference_and_says_how_well(model):
+    assert model.metrics["pair_accuracy"] > 0.9
+    assert model.metrics["pairs"] + model.metrics["val_pairs"] == 120
+    scores = [one.total for one in load_text_model(str(model.folder)).score(episodes())]
+    assert all(good > bad for good, bad in zip(scores[::2], scores[1::2], strict=True))
+
+
+def test_transformers_reads_the_folder_with_the_same_values(model):
+    classifier = AutoModelForSequenceClassification.from_pretrained(model.folder, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(model.folder)
+    assert classifier.config.num_labels == 1
+    own = [one.total for one in load_text_model(str(model.folder)).score(episodes())]
+    chats = [
+        [{"role": "user", "content": e.task}, {"role": "assistant", "content": "".join(e.texts)}] for e in episodes()
+    ]
+    batch = tokenizer.apply_chat_template(chats, padding=True, return_tensors="pt", return_dict=True)
+    with torch.no_grad():
+        found = classifier(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, 0]
+    np.testing.assert_allclose(found.numpy(), own, atol=1e-4)
+
+
+def test_the_card_says_what_it_is(model):
+    card = read_card(model.folder)
+    assert (card.kind, card.form, card.loss, card.threshold) == ("preference", "conversation", "bradley_terry", None)
+    assert card.training["label_noise"] is None
+
+
+def test_a_training_that_was_cut_off_ends_with_the_same_weights(tmp_path):
+    from safetensors.torch import load_file
+
+    rows = pairs(40)
+    whole = trained(tmp_path, rows, max_steps=6, save_steps=2, save_dir=str(tmp_path / "whole"))
+    cut = settings_for(tmp_path, rows, max_steps=6, save_steps=2, save_dir=str(tmp_path / "cut"))
+    study = Study.model_validate({"train": {"rm": cut.model_dump(mode="json", exclude_unset=True)}})
+    from guerdon.train import preferences
+
+    original, steps = preferences.PreferenceTrainer.loss_sum, []
+
+    def dies(self, network, part):
+        steps.append(self.state.global_step)
+        if self.state.global_step == 4:
+            raise KeyboardInterrupt
+        return original(self, network, part)
+
+    preferences.PreferenceTrainer.loss_sum = dies
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train_text_model(cut, study)
+    finally:
+        preferences.PreferenceTrainer.loss_sum = original
+    again = train_text_model(cut, study, resume=True)
+    a, b = (load_file(one.folder / "model.safetensors") for one in (whole, again))
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_members_differ_and_their_lower_bound_is_below_their_mean(tmp_path):
+    found = trained(tmp_path, pairs(60), members=4, member_reward="lower_bound", epochs=3)
+    scores = load_text_model(str(found.folder)).score(episodes())
+    assert all(one.spread > 0 for one in scores)
+    classifier = AutoModelForSequenceClassification.from_pretrained(found.folder)
+    assert classifier.config.num_labels == 4
+    mean = read_card(found.folder)
+    assert mean.combine == "lower_bound"
+
+
+def test_ties_pull_rewards_together(tmp_path):
+    rows = [{"prompt": p, "response_1": good, "response_2": bad, "winner": "tie"} for p, good, bad in answers(n=80)]
+    found = trained(tmp_path, rows + pairs(20), epochs=3)
+    assert found.metrics["ties"] > 40
+
+
+def test_labels_of_single_responses(tmp_path):
+    rows = [{"prompt": p, "completion": text, "label": text is good}
+            for p, good, bad in answers() for text in (good, bad)]  # fmt: skip
+    assert trained(tmp_path, rows).metrics["auroc"] > 0.9
+
+
+def test_ratings_are_learned_by_regression_and_weighted_afterwards(tmp_path):
+    rows = [{"prompt": p, "response": text, "helpfulness": 4.0 if text is good else 0.0, "verbosity": 1.0}
+            for p, good, bad in answers() for text in (good, bad)]  # fmt: skip
+    weights = {"helpfulness": 1.0, "verbosity": -2.0}
+    found = trained(tmp_path, rows, attributes=weights, epochs=12)
+    assert found.metrics["mae_helpfulness"] < 1.0
+    assert found.metrics["mae_verbosity"] < 0.5
+    scores = [one.total for one in load_text_model(str(found.folder)).score(episodes())]
+    assert np.mean(scores[::2]) - np.mean(scores[1::2]) > 2
+
+
+def test_several_right_responses_weigh_as_one_comparison(tmp_path):
+    rows = [
+        {"prompt": p, "chosen": [good, good + " sea;"], "rejected": [bad, bad + " sea;"]}
+        for p, good, bad in answers(n=30)
+    ]
+    found = trained(tmp_path, rows, max_steps=2)
+    assert found.metrics["pairs"] + found.metrics["val_pairs"] == 4 * 30
+
+
+def test_answers_that_are_too_long_are_counted(tmp_path):
+    rows = [*pairs(30), {"prompt": "sea?", "chosen": "good " * 40, "rejected": "bad;"}]
+    found = trained(tmp_path, rows, max_steps=2, max_length=60, val_split=0)
+    assert found.metrics["left_out"] == {"too_long": 1}
+    assert found.metrics["pairs"] == 30
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "error", "said"),
+    [
+        ([{"prompt": "sea?", "response": "good", "helpfulness": 1}], {}, DataError, "1 rows with ratings"),
+        (pairs(4), {"attributes": {"helpfulness": 1}}, DataError, "has ratings helpfulness"),
+        ([{"question": "a"}], {}, DataError, "no known layout"),
+    ],
+)
+def test_other_data_is_refused_with_what_it_has(tmp_path, rows, keys, error, said):
+    settings = settings_for(tmp_path, rows, **keys)
+    study = Study.model_validate({"train": {"rm": settings.model_dump(mode="json", exclude_unset=True)}})
+    for act in (train_text_model, check_training):
+        with pytest.raises(error, match=said):
+            act(settings, study)
+
+
+@pytest.mark.parametrize(
+    "keys", [{"attributes": {"a": 1}, "members": 2}, {"member_reward": "mean"}, {"members": 2, "deviations": 2.0}]
+)
+def test_keys_that_do_nothing_are_refused(tmp_path, keys):
+    with pytest.raises((ValueError, ConfigError)):
+        settings_for(tmp_path, pairs(2), **keys)
