@@ -99,7 +99,7 @@ class PreferenceModel(TextRewardModel):
         config.num_labels, config.pad_token_id = len(self.card.outputs), pad_id(self.tokenizer)
         try:
             with torch.device("meta"):
-                classifier = AutoModelForSequenceClassification.from_config(config)
+                classifier = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
         except ValueError as error:
             raise ConfigError(f"transformers has no sequence classifier of {type(model).__name__}: {error}") from error
         with self.policy.base.whole():
