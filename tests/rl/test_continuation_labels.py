@@ -74,9 +74,9 @@ def test_fresh_frames_are_labelled_by_what_the_expert_needs_from_there(model, tm
     trainer = loop.sources["progress"].model
     learn, seen = trainer.update, []
     trainer.update = lambda frames, targets, **kw: (told.append(targets), learn(frames, targets, **kw))[1]
-    collect, moment_of, moments = collector.collect, collector.world.env.save_state, []
+    collect, moment_of, moments = collector.collect, collector.world.save_state, []
     collector.collect = lambda policy, **kw: seen.append(collect(policy, **kw)) or seen[-1]
-    collector.world.env.save_state = lambda copy: moments.append((len(seen), copy, moment_of(copy))) or moments[-1][2]
+    collector.world.save_state = lambda copy: moments.append((len(seen), copy, moment_of(copy))) or moments[-1][2]
     loop.run()
     oracle = Continuations(loop.study.env, HORIZON)
     for number, (happened, targets) in enumerate(zip(seen, told, strict=True)):

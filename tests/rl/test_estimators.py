@@ -11,7 +11,8 @@ from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, est
 from guerdon.types import last_valid
 
 ESTIMATORS = tuple(estimators())
-GROUPED = ("rloo", "grpo", "dr_grpo")
+GROUPED = ("rloo", "grpo", "dr_grpo", "gdpo")
+WHITENED = ("reinforce_pp", "gdpo")
 
 # PRIME's worked case: two responses to one prompt, process rewards after batch_norm, the first is right
 MASK = np.array([[1, 1, 1], [1, 1, 0]], dtype=np.bool_)
@@ -114,6 +115,8 @@ def oracle(source, mask, groups, estimator, form="paper"):
                     r -= mean
                 elif estimator == "grpo":
                     r = (r - mean) / (std + 1e-6) if std > 1e-9 else 0.0
+                elif estimator == "gdpo":
+                    r = (r - mean) / (std * (k / (k - 1)) ** 0.5 + 1e-4) if std > 1e-9 else 0.0
                 elif estimator == "remax":
                     r -= float(source.greedy_B[i])
                 total += source.gamma ** (s - t) * r
@@ -160,14 +163,14 @@ def rows_of(source, index):
 @given(batches(), st.sampled_from([e for e in ESTIMATORS if e != "gae"]), st.sampled_from(["paper", "prime_compat"]))
 def test_every_estimator_is_its_formula(batch, estimator, form):
     sources, mask, groups = batch
-    result = combined(sources, mask, groups, estimator=estimator, form=form, whitened=estimator == "reinforce_pp")
+    result = combined(sources, mask, groups, estimator=estimator, form=form, whitened=estimator in WHITENED)
     total = np.zeros(mask.shape)
     for name, source in sources.items():
         expected = oracle(source, mask, groups, estimator, form)
         total += source.weight * expected
         np.testing.assert_allclose(result.per_source[name], expected, rtol=1e-5, atol=1e-4)
     np.testing.assert_allclose(result.returns, total, rtol=1e-5, atol=1e-3)
-    if estimator != "reinforce_pp":
+    if estimator not in WHITENED:
         np.testing.assert_array_equal(result.advantages, result.returns)
 
 
@@ -240,7 +243,7 @@ def test_a_failed_response_might_as_well_not_be_there(batch, estimator):
 @given(batches(), st.sampled_from(ESTIMATORS))
 def test_weights_weigh_and_only_their_ratio_survives_whitening(batch, estimator):
     sources, mask, groups = batch
-    whitened = estimator == "reinforce_pp"
+    whitened = estimator in WHITENED
     base = combined(sources, mask, groups, estimator=estimator, whitened=whitened)
     for name, source in sources.items():
         changed = {**sources, name: replace(source, weight=source.weight + 1)}

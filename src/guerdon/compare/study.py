@@ -261,9 +261,15 @@ def _write_configs(plan: StudyPlan) -> None:
     """The configuration of every job, unless one of them has already run with another."""
     written = {Path(_job_file(plan.study.work_dir, name)): config for name, config in plan.configs.items()}
     for path, config in written.items():
-        if path.with_suffix(".done").exists() and path.exists() and not holds(path, config):
+        if not (path.with_suffix(".done").exists() and path.exists()):
+            continue
+        try:
+            why = "" if holds(path, config) else str(path)
+        except ConfigError as error:  # a key that this version does not have
+            why = str(error)
+        if why:
             raise ConfigError(
-                f"{plan.folder} holds a study whose finished job {path.stem} was configured differently ({path}); "
+                f"{plan.folder} holds a study whose finished job {path.stem} was configured differently ({why}); "
                 "choose another work_dir, or go back to that configuration"
             )
     for path, config in written.items():
