@@ -450,7 +450,7 @@ def quickstart(
         Path | None, typer.Option("--folder", help="Output folder; runs/quickstart, or runs/quickstart_text.")
     ] = None,
     text: Annotated[
-        bool, typer.Option("--text", help="A language model on word problems, instead of a robot arm.")
+        bool, typer.Option("--text", help="A small language model that does sums, instead of a car on a hill.")
     ] = False,
     dry_run: DryRun = False,
 ) -> None:

@@ -83,7 +83,7 @@ def write_run(
                 "return/env": value,
                 "return/combined": value * 10,
                 "failure_rate": failure_rate,
-                "hacking_alarm": int(step in alarm_at and part == 0),
+                "hacking_alarm": int(step + 5000 * part in alarm_at),
                 "reward_success_correlation": None if step == 0 else 0.8,
             }
             for source in sources:

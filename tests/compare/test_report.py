@@ -263,6 +263,19 @@ def test_alarms_are_listed_with_run_and_step(tmp_path):
     assert "door-close-v3/B/seed1 40k, 60k" in text(page)
     assert page.count('class="alarm"') == 2
     assert "None: in no run" not in page
+    assert "on at the end of" not in page  # it was cleared before the end of the run
+
+
+def test_an_alarm_at_the_end_is_the_first_warning(tmp_path):
+    study = write_study(
+        tmp_path,
+        finals,
+        run_options=lambda t, arm, s: {"alarm_at": (95_000,)} if arm == "B" and s < 2 else {},
+        films=False,
+    )
+    words = text(write_report(study).read_text())
+    said = "B may be exploiting its reward model: the hacking alarm is on at the end of 4 of 6 runs"
+    assert f"Warning: {said}" in words
 
 
 def test_names_cannot_inject_markup(tmp_path):

@@ -16,7 +16,7 @@ from guerdon.settings.study import Study
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = [*sorted((ROOT / "studies").glob("*.yaml")), *sorted((ROOT / "configs").glob("*.yaml"))]
-SHIPPED.append(ROOT / "src/guerdon/compare/quickstart.yaml")
+SHIPPED += sorted((ROOT / "src/guerdon/compare").glob("*.yaml"))
 LETTERS = string.ascii_lowercase + "_"
 
 

@@ -296,6 +296,13 @@ def warnings_of(run: RunRecord) -> list[str]:
 def study_notes(study: StudyRecord, rows: Sequence[ArmRow]) -> list[Note]:
     """All warnings of a study, the severe ones first."""
     severe = [f"{row.sentence}." for row in rows if row.outcome == "not comparable"]
+    for arm in study.arms:
+        ends = [number(run.trains[-1], "hacking_alarm") for run in study.select(arm=arm) if run.trains]
+        if raised := sum(map(bool, ends)):
+            severe.append(
+                f"{arm} may be exploiting its reward model: the hacking alarm is on at the end of {raised} of "
+                f"{fmt.plural(len(ends), 'run')}, as the learned return rises and true success does not."
+            )
     severe += [
         f"{row.arm}: only {row.n_runs} of {row.n_planned} runs are complete. If runs with low success stop more often, "
         "the numbers of this arm are too high."

@@ -204,6 +204,8 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
         _write_configs(plan)
         _write_card(plan, 0.0)
         progress = ProgressBar(len(plan.jobs), what="jobs")
+        sizes = plan.estimate()
+        progress.write_line(f"{sizes['jobs']}: {sizes['wall time']}, {plan.parallel} at a time; logs in {folder}/jobs")
         warned: set[str] = set()
 
         def warn() -> None:
