@@ -263,7 +263,7 @@ def test_weights_weigh_and_only_their_ratio_survives_whitening(batch, estimator)
 
 
 @settings(deadline=None, max_examples=60)
-@given(batches(), st.sampled_from(GROUPED), st.sampled_from([0.5, 3.0]), st.integers(-4, 4))
+@given(batches(), st.sampled_from(["rloo", "grpo", "dr_grpo"]), st.sampled_from([0.5, 3.0]), st.integers(-4, 4))
 def test_baselines_take_away_a_shift_and_grpo_the_scale(batch, estimator, scale, shift):
     sources, mask, groups = batch
     for name, source in sources.items():
