@@ -103,7 +103,7 @@ class _LeftOut(DataError):
     """A row that says nothing about which response is better; its text is the reason."""
 
 
-class PreferenceLayout(NamedTuple):
+class RowLayout(NamedTuple):
     """Columns that tell a layout, how its rows are read, and a data set in which they were found."""
 
     keys: tuple[str, ...]
@@ -259,44 +259,48 @@ def _rated(fields: RowFields) -> _Row:
     return _Row(fields.row["prompt"], [fields.row["response"]], [0], attributes=ratings)
 
 
-LAYOUTS: Mapping[str, PreferenceLayout] = {
-    "chosen": PreferenceLayout(("chosen", "rejected"), _chosen, "TRL, HH-RLHF, UltraFeedback binarized, RewardBench, RM-Bench"),
-    "signed": PreferenceLayout(
+LAYOUTS: Mapping[str, RowLayout] = {
+    "chosen": RowLayout(
+        ("chosen", "rejected"), _chosen, "TRL, HH-RLHF, UltraFeedback binarized, RewardBench, RM-Bench",
+    ),
+    "signed": RowLayout(
         ("response1", "response2", "overall_preference"),
         _two("response1", "response2", "overall_preference", "context"), "HelpSteer3",
     ),
-    "strength": PreferenceLayout(
+    "strength": RowLayout(
         ("response_1", "response_2", "preference_strength"),
         _two("response_1", "response_2", "preference_strength", "prompt"), "HelpSteer2 preference",
     ),
-    "safe": PreferenceLayout(
+    "safe": RowLayout(
         ("response_0", "response_1", "better_response_id"),
         _two("response_0", "response_1", "better_response_id", "prompt", index=True), "PKU-SafeRLHF",
     ),
-    "battle": PreferenceLayout(
+    "battle": RowLayout(
         ("conversation_a", "conversation_b", "winner"), _two("conversation_a", "conversation_b", "winner", None),
         "Chatbot Arena",
     ),
-    "votes": PreferenceLayout(
+    "votes": RowLayout(
         ("response_1", "response_2", "winner"), _two("response_1", "response_2", "winner", "prompt"), "PPE",
     ),
-    "judged": PreferenceLayout(
+    "judged": RowLayout(
         ("response_A", "response_B", "label"), _two("response_A", "response_B", "label", "question"), "JudgeBench",
     ),
-    "replies": PreferenceLayout(
+    "replies": RowLayout(
         ("human_ref_A", "human_ref_B", "labels"),
         _two("human_ref_A", "human_ref_B", "labels", "history", index=True, flip=True), "SHP",
     ),
-    "scored": PreferenceLayout(("answer_0", "answer_1", "score_0", "score_1"), _scored_two, "WebGPT comparisons"),
-    "answers": PreferenceLayout(("answers",), _listed("answers", ("answer",), ("rank",)), "Nectar"),
-    "completions": PreferenceLayout(
+    "scored": RowLayout(("answer_0", "answer_1", "score_0", "score_1"), _scored_two, "WebGPT comparisons"),
+    "answers": RowLayout(("answers",), _listed("answers", ("answer",), ("rank",)), "Nectar"),
+    "completions": RowLayout(
         ("completions",),
         _listed("completions", ("response", "completion", "text"), ("rank", "overall_score", "score")),
         "UltraFeedback",
     ),
-    "responses": PreferenceLayout(("responses",), _listed("responses", ("response", "text"), ("rank", "score")), "ranked lists"),
-    "unpaired": PreferenceLayout(("completion", "label"), _unpaired, "KTO"),
-    "rated": PreferenceLayout(("prompt", "response", ATTRIBUTES[0]), _rated, "HelpSteer2"),
+    "responses": RowLayout(
+        ("responses",), _listed("responses", ("response", "text"), ("rank", "score")), "ranked lists",
+    ),
+    "unpaired": RowLayout(("completion", "label"), _unpaired, "KTO"),
+    "rated": RowLayout(("prompt", "response", ATTRIBUTES[0]), _rated, "HelpSteer2"),
 }  # fmt: skip
 
 
@@ -342,7 +346,7 @@ def is_preference(row: Any) -> bool:
     return _layout(row) is not None
 
 
-def _layout(row: Any) -> PreferenceLayout | None:
+def _layout(row: Any) -> RowLayout | None:
     if not isinstance(row, Mapping):
         return None
     return next((one for one in LAYOUTS.values() if all(row.get(key) is not None for key in one.keys)), None)
