@@ -25,6 +25,7 @@ from guerdon.episodes.row_files import ENDINGS, RowFields
 from guerdon.episodes.solution_files import source_rows
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
+from guerdon.types import Failure
 
 ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")  # HelpSteer2 (2406.08673)
 NEAR = 0.8  # Jaccard similarity of word triples from which two prompts count as the same
@@ -423,6 +424,33 @@ def comparison(row: Any, where: str, name: str, subset: str = "", *, every: bool
         return "equal_answers"
     subset = str(row.get("subset") or row.get("domain") or row.get("source") or subset)
     return Comparison(name, responses, tuple(read.ranks), read.margin, read.label, read.attributes, subset)
+
+
+def responses_in(row: Any, where: str, name: str) -> tuple[list[Solution | Failure], tuple[int, int]]:
+    """The responses of a row, in its order, whatever the judgement says; numbers of those ranked first and of others.
+
+    What cannot be read is a `Failure`.
+
+    Raises:
+        DataError: it has no known layout, or a column that cannot be read.
+    """
+    layout = _layout(row)
+    if layout is None:
+        raise DataError(f"{where}: no known layout of preferences")
+    try:
+        read = layout.read(RowFields(row, where))
+    except _LeftOut as error:
+        return [Failure(str(error))] * 2, (1, 1)
+    found: list[Solution | Failure] = []
+    for k, one in enumerate(read.responses):
+        try:
+            found.append(solution_of(read.prompt, one, f"{name}-{k}", row.get("tools")))
+        except ChatError as error:
+            found.append(error.failure)
+        except _LeftOut as error:
+            found.append(Failure(str(error)))
+    best = sum(rank == 0 for rank in read.ranks)
+    return found, (best, len(read.ranks) - best)
 
 
 def solution_of(prompt: Any, given: Any, name: str, tools: Any) -> Solution:
