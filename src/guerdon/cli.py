@@ -340,6 +340,26 @@ def _attack(config: Study, *, gate: bool, dry_run: bool, only: list[str] | None)
 
 
 @app.command()
+def score(
+    file: Annotated[Path, typer.Argument(help="Rows: JSONL, JSON, Parquet, CSV.", show_default=False)],
+    model: Annotated[str, typer.Option("--model", help="Folder, hub id, server URL, or package.module:factory.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="New file, in the format of the rows.")],
+    only_failed: Annotated[bool, typer.Option("--only-failed", help="Score again only rows without a reward.")] = False,
+    aggregation: Annotated[str, typer.Option(help="How the values of steps become one: min, prod, last, ...")] = "min",
+) -> None:
+    """Write the rows of a file with the rewards of a model for text beside them. Run again, it continues."""
+    from guerdon.evaluate.score_file import check_files, load_any_text_model, score_file
+    from guerdon.evaluate.scores import AGGREGATIONS
+
+    how = next((name for name in AGGREGATIONS if name == aggregation), None)
+    if how is None:
+        raise ConfigError(f"--aggregation {aggregation}: choose one of {', '.join(AGGREGATIONS)}")
+    check_files(file, output, only_failed=only_failed)
+    judge = load_any_text_model(model)
+    _say(score_file(file, judge, output, name=model, only_failed=only_failed, aggregation=how))
+
+
+@app.command()
 def search(study: File, overrides: Overrides = None, dry_run: DryRun = False) -> None:
     """Answer questions with solutions that a reward model chooses, by votes, beam search or DVTS where wanted."""
     config = _load(study, overrides)

@@ -9,13 +9,16 @@ in docs/source/dataset_formats.md (preference and unpaired preference, explicit 
 """
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from guerdon.episodes.preferences import (
+    LAYOUTS,
     Comparison,
+    benchmark_of,
     comparison,
     is_preference,
     near_duplicates,
@@ -228,4 +231,42 @@ def test_near_duplicates_by_shared_word_triples():
     assert (
         near_duplicates([text], ["Write a short story about the mountains in summer and the goats that live there"])
         == set()
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "row", "wanted"),
+    [
+        ("allenai/reward-bench", {}, "RewardBench"),
+        ("allenai/reward-bench-2", {}, "RewardBench 2"),
+        ("data/RM-Bench", {}, "RM-Bench"),
+        ("data/chat_filtered.json", {}, "RM-Bench"),
+        ("THU-KEG/RM-Bench", {}, "RM-Bench"),
+        ("data/dataset=judgebench,response_model=gpt-4o.jsonl", {}, "JudgeBench"),
+        ("lmarena-ai/PPE-Human-Preference-V1", {}, "PPE"),
+        ("x.jsonl", {**Q, "chosen": ["a", "b", "c"], "rejected": ["d", "e", "f"], "domain": "math"}, "RM-Bench"),
+        ("x.jsonl", {"pair_id": "1", "response_A": "a", "response_B": "b", "label": "A>B"}, "JudgeBench"),
+        ("x.jsonl", {**TWO, "winner": "tie", "conv_metadata": {}}, "PPE"),
+        ("x.jsonl", {**Q, "chosen": "a", "rejected": "b", "subset": "hep-go", "chosen_model": "human"}, "RewardBench"),
+        ("x.jsonl", {**Q, "chosen": "a", "rejected": "b", "subset": "mine", "chosen_model": "human"}, None),
+        ("x.jsonl", {**Q, "chosen": "a", "rejected": "b", "domain": "math"}, None),
+        ("x.jsonl", {**TWO, "winner": "tie"}, None),
+        ("apples.jsonl", {}, None),
+        ("runs/reward-bench/pairs.jsonl", {}, None),
+        ("data/farm-bench.jsonl", {}, None),
+    ],
+)
+def test_test_sets_are_known_by_their_columns_or_their_name(source, row, wanted):
+    assert benchmark_of(source, row) == wanted
+
+
+def test_the_page_lists_every_layout():
+    page = (Path(__file__).parents[2] / "docs" / "preferences.md").read_text()
+    for one in LAYOUTS.values():
+        assert f"| {', '.join(f'`{key}`' for key in one.keys)} | {one.seen_in} |" in page
+
+
+def test_a_response_to_another_prompt_is_not_used():
+    assert read({"prompt": "Which shape?", "chosen": ASKED + said("blue"), "rejected": ASKED + said("red")}) == (
+        "unreadable_chat"
     )

@@ -1,12 +1,26 @@
+"""Rules of preference benchmarks against hand-computed values and the arithmetic of their scripts.
+
+Read in: THU-KEG/RM-Bench (README.md: columns, averages; scripts/utils.py: compute_accuracy); ScalerLab/JudgeBench
+(README.md: columns; run_judge.py: sources; utils/metrics.py: accuracy over all pairs). The columns of PPE in scripts
+that load lmarena-ai/PPE-Human-Preference-V1 and keep the winners model_a and model_b.
+"""
+
 import json
 import math
+from collections import Counter
 from dataclasses import asdict
 
 import numpy as np
 import pytest
 
 from guerdon.errors import DataError
-from guerdon.evaluate.reward_bench import choices_from_rows, reward_bench, reward_bench_2, ties_score
+from guerdon.evaluate.reward_bench import (
+    choices_from_rows,
+    preference_figures,
+    reward_bench,
+    reward_bench_2,
+    ties_score,
+)
 from guerdon.types import Failure
 
 
@@ -167,3 +181,113 @@ def test_a_response_that_is_neither_text_nor_messages_is_an_error(value):
         choices_from_rows([{"prompt": "p", "chosen": value, "rejected": "9", "subset": "x"}])
     with pytest.raises(DataError, match="row 1 has no prompt"):
         choices_from_rows([{"chosen": "8", "rejected": "9", "subset": "x"}])
+
+
+def rm_row(domain, k):
+    return {
+        "id": f"{domain}-{k}", "prompt": f"p{k}", "domain": domain,
+        "chosen": ["a", "b", "c"], "rejected": ["d", "e", "f"],
+    }  # fmt: skip
+
+
+def test_rm_bench_averages_as_its_script_does():
+    """A 3 x 3 matrix of accuracies per domain; its upper triangle is hard, its diagonal normal, the rest easy."""
+    rng = np.random.default_rng(3)
+    sizes = {"chat": 3, "code": 5, "math": 2, "safety-refuse": 4, "safety-response": 1}
+    rows = [rm_row(domain, k) for domain, n in sizes.items() for k in range(n)]
+    scores = rng.integers(0, 4, size=(len(rows), 2, 3)).astype(float)
+    wanted = {}
+    for domain in ("chat", "code", "math", "safety"):
+        own = [s for row, s in zip(rows, scores, strict=True) if row["domain"].startswith(domain)]
+        matrix = np.mean([[[float(a > b) for b in rejected] for a in chosen] for chosen, rejected in own], axis=0)
+        wanted[domain] = {
+            "hard": np.triu(matrix, 1).sum() / 3, "normal": np.trace(matrix) / 3, "easy": np.tril(matrix, -1).sum() / 3,
+        }  # fmt: skip
+    name, found = preference_figures(choices_from_rows(rows), scores.ravel().tolist(), seed=0, reps=100)
+    assert name == "RM-Bench"
+    estimates = {key: share.measured.estimate for key, share in found.sections.items()}
+    for domain, levels in wanted.items():
+        assert estimates[domain] == pytest.approx(np.mean(list(levels.values())))
+    for level in ("easy", "normal", "hard"):
+        assert estimates[level] == pytest.approx(np.mean([wanted[d][level] for d in wanted]))
+    assert found.overall.measured.estimate == pytest.approx(np.mean([estimates[d] for d in wanted]))
+    assert found.overall.measured.estimate == pytest.approx(
+        np.mean([estimates[level] for level in ("easy", "normal", "hard")])
+    )
+    assert set(found.subsets) == set(sizes)
+    assert found.overall.measured.low < found.overall.measured.estimate < found.overall.measured.high
+
+
+def test_a_style_that_decides_is_easy_in_one_direction_and_hard_in_the_other():
+    choices = choices_from_rows([rm_row("chat", 0), rm_row("math", 1)])
+    found = preference_figures(choices, [0, 1, 2, 0, 1, 2] * 2, seed=0, reps=100)[1]
+    estimates = {key: share.measured.estimate for key, share in found.sections.items()}
+    assert estimates == {"chat": pytest.approx(1 / 3), "math": pytest.approx(1 / 3), "easy": 1, "normal": 0, "hard": 0}
+    failed = preference_figures(choices, [Failure("late"), 1, 2, 0, 1, 2, 3, 3, 3, 0, 0, 0], seed=0, reps=100)[1]
+    assert failed.overall.measured.estimate is None  # a domain without a measured prompt
+    assert failed.overall.failures_wrong.estimate == 0.5
+
+
+def test_files_of_one_domain_of_rm_bench_are_known_by_their_name():
+    row = {"prompt": "p", "subset": "s", "chosen": ["a", "b", "c"], "rejected": ["d", "e", "a"]}
+    choices = choices_from_rows([row], "RM-Bench/data/safety-refuse_filtered.json", "safety-refuse_filtered")
+    assert (choices[0].benchmark, choices[0].subset) == ("RM-Bench", "safety-refuse")
+    name, found = preference_figures(choices, [3, 3, 3, 1, 1, 3], seed=0, reps=100)
+    assert (name, found.sections["safety"].measured.estimate) == ("RM-Bench", pytest.approx(6 / 9))
+    (other,) = choices_from_rows([row], "mine.json", "mine")
+    assert (other.benchmark, other.subset) == ("", "s")
+
+
+def judge_row(source, label, k=0):
+    return {
+        "pair_id": f"{source}-{k}", "original_id": "1", "source": source, "question": "q", "response_model": "m",
+        "response_A": "a", "response_B": "b", "label": label,
+    }  # fmt: skip
+
+
+def test_judge_bench_pools_pairs_and_names_its_sources():
+    rows = [judge_row("mmlu-pro-law", "A>B"), judge_row("mmlu-pro-law", "B>A", 1), judge_row("mmlu-pro-math", "A>B"),
+            judge_row("livebench-math", "B>A"), judge_row("livecodebench", "A>B")]  # fmt: skip
+    choices = choices_from_rows(rows)
+    assert [choice.chosen[0].text for choice in choices] == ["a", "b", "a", "b", "a"]
+    values = [1, 0, 1, 0, 0, 1, 2, 1, 1, 1]  # right, right, wrong, right, a tie
+    name, found = preference_figures(choices, values, seed=0, reps=100)
+    assert name == "JudgeBench"
+    assert found.overall.measured.estimate == pytest.approx(3 / 5)
+    estimates = {key: share.measured.estimate for key, share in found.sections.items()}
+    assert estimates == {"mmlu-pro": pytest.approx(2 / 3), "livebench-math": 1, "livecodebench": 0}
+    assert preference_figures(choices, values, ties="half", seed=0, reps=100)[1].overall.measured.estimate == 0.7
+
+
+def test_ppe_leaves_out_the_votes_for_neither():
+    rows = [
+        {"question_id": f"{k}", "model_a": "x", "model_b": "y", "winner": winner, "language": language, "prompt": "p",
+         "response_1": "a", "response_2": "b", "conv_metadata": {"turns": 1}}
+        for k, (winner, language) in enumerate([("model_a", "English"), ("model_b", "English"), ("tie", "English"),
+                                                ("tie (bothbad)", "German"), ("model_b", "German")])
+    ]  # fmt: skip
+    left_out = Counter()
+    choices = choices_from_rows(rows, left_out=left_out)
+    assert left_out == {"tie": 2}
+    name, found = preference_figures(choices, [1, 0, 0, 1, 3, 2], seed=0, reps=100)
+    assert name == "PPE"
+    assert found.overall.measured.estimate == pytest.approx(2 / 3)
+    assert {key: share.measured.estimate for key, share in found.subsets.items()} == {"English": 0.5, "German": 1}
+
+
+def test_other_layouts_are_read_and_what_says_nothing_is_counted():
+    rows = [
+        {"prompt": "p", "chosen": "good", "rejected": "bad"},
+        {"prompt": "p", "chosen": "same", "rejected": "same"},
+        {"prompt": "p", "response1": "bad", "response2": "good", "overall_preference": 2},
+        {"prompt": "p", "responses": ["bad", "good", "worse"], "scores": [2, 3, 1]},
+    ]
+    rows[2]["context"] = [{"role": "user", "content": rows[2].pop("prompt")}]
+    left_out = Counter()
+    choices = choices_from_rows(rows, "mine.jsonl", "mine", left_out)
+    assert left_out == {"equal_answers": 1}
+    assert [[r.text for r in c.chosen] for c in choices] == [["good"]] * 3
+    assert {c.subset for c in choices} == {"mine"}
+    assert preference_figures(choices[:2], [1, 0, 0, 1], seed=0, reps=100)[1].overall.measured.estimate == 0.5
+    with pytest.raises(DataError, match="no known layout"):
+        choices_from_rows([{"prompt": "p", "answer": "a"}])

@@ -150,6 +150,23 @@ def test_pairs_and_prm_bench_from_files(tmp_path):
     assert second["pairs"]["subsets"]["Math"]["measured"]["estimate"] == 0.5
 
 
+def test_pairs_of_other_layouts_are_evaluated_and_what_is_left_out_is_shown(tmp_path):
+    row = {"pair_id": "1", "source": "livebench-math", "question": "q", "response_A": "bad", "response_B": "good"}
+    (tmp_path / "judge.jsonl").write_text(json.dumps({**row, "label": "B>A"}) + "\n")
+    model = Scripted(lambda e: [0.1 if "bad" in text else 0.9 for text in e.texts])
+    record = evaluate_text(model, settings(pairs=str(tmp_path / "judge.jsonl")), tmp_path / "out")
+    assert record["pairs"]["benchmark"] == "JudgeBench"
+    assert record["pairs"]["sections"]["livebench-math"]["measured"]["estimate"] == 1
+    votes = [{"prompt": "q", "response_1": "good", "response_2": "bad", "winner": w} for w in ("model_a", "tie")]
+    (tmp_path / "votes.json").write_text(json.dumps(votes))
+    second = evaluate_text(model, settings(pairs=str(tmp_path / "votes.json")), tmp_path / "out2")
+    assert second["pairs"]["left_out"] == {"tie": 1}
+    assert "rows left out: 1 tie" in (tmp_path / "out2" / "evaluation.txt").read_text()
+    (tmp_path / "none.json").write_text(json.dumps(votes[1:]))
+    with pytest.raises(DataError, match="no comparison that can be used: 1 tie"):
+        evaluate_text(model, settings(pairs=str(tmp_path / "none.json")), tmp_path / "out3")
+
+
 def test_files_that_cannot_be_read_are_one_clear_line(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(DataError, match="no such file"):

@@ -16,7 +16,7 @@ from guerdon.models.text_load import load_text_model
 from guerdon.models.text_model import TextModelCard, read_card
 from guerdon.settings.study import Study
 from guerdon.settings.train import PreferenceTrainSettings
-from guerdon.train.preferences import pair_quality, preference_terms
+from guerdon.train.preferences import pair_quality, preference_terms, read_preference_data
 from guerdon.train.text import check_training, train_text_model
 from guerdon.types import Episode
 
@@ -127,6 +127,16 @@ def pairs(n=120):
 def episodes(n=6):
     found = [(p, text) for p, good, bad in answers(seed=9, n=n) for text in (good, bad)]
     return [Episode(id=str(k), task=p, texts=(text,)) for k, (p, text) in enumerate(found)]
+
+
+def test_a_test_set_is_not_trained_on(tmp_path):
+    row = {"pair_id": "1", "source": "mmlu-pro-law", "question": "sea?", "response_A": "good", "response_B": "bad"}
+    settings = settings_for(tmp_path, [{**row, "label": "A>B"}])
+    with pytest.raises(DataError, match=r"data\.jsonl is the test set of JudgeBench"):
+        read_preference_data(settings)
+    named = written(tmp_path, pairs(4), "reward-bench.jsonl")
+    with pytest.raises(DataError, match="the test set of RewardBench,"):
+        read_preference_data(settings.model_copy(update={"data_path": (written(tmp_path, pairs(4)), named)}))
 
 
 @pytest.fixture(scope="module")

@@ -15,15 +15,17 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from guerdon.episodes.chats import ChatError, chat_messages, context_of, question_of, split_answer, tool_schemas
-from guerdon.episodes.row_files import RowFields
+from guerdon.episodes.row_files import ENDINGS, RowFields
 from guerdon.episodes.solution_files import source_rows
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
+from guerdon.types import Failure
 
 ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")  # HelpSteer2 (2406.08673)
 NEAR = 0.8  # Jaccard similarity of word triples from which two prompts count as the same
@@ -69,12 +71,14 @@ class Preferences:
         left_out: numbers of rows that cannot be used, by reason.
         repeated: pairs of responses that were judged more than once.
         contradicted: of these, the pairs whose judgements differ.
+        benchmark: whose test set this is (`benchmark_of`).
     """
 
     comparisons: tuple[Comparison, ...]
     left_out: Mapping[str, int]
     repeated: int = 0
     contradicted: int = 0
+    benchmark: str | None = None
 
     @property
     def label_noise(self) -> float | None:
@@ -119,7 +123,7 @@ def _number(fields: RowFields, *keys: str) -> float | None:
 
 def _chosen(fields: RowFields) -> _Row:
     """`chosen` and `rejected`: texts, messages, or lists of either; the prompt may be their common beginning."""
-    chosen, rejected = (_responses(fields.row[key], f"{fields.where}: {key}") for key in ("chosen", "rejected"))
+    chosen, rejected = (responses_of(fields.row[key], f"{fields.where}: {key}") for key in ("chosen", "rejected"))
     margin = _number(fields, "margin")
     better = _number(fields, "score_chosen", "chosen_score", "chosen_rating")
     worse = _number(fields, "score_rejected", "rejected_score", "rejected_rating")
@@ -138,8 +142,12 @@ def _chosen(fields: RowFields) -> _Row:
     return _Row(prompt, responses, [0] * len(chosen) + [1] * len(rejected), margin)
 
 
-def _responses(given: Any, where: str) -> list[Any]:
-    """The responses of a column: texts, or lists of messages."""
+def responses_of(given: Any, where: str) -> list[Any]:
+    """The responses of a column: texts, or lists of messages.
+
+    Raises:
+        DataError: it holds something else.
+    """
     if isinstance(given, str):
         return [given]
     if isinstance(given, Mapping):
@@ -253,7 +261,9 @@ def _rated(fields: RowFields) -> _Row:
 
 
 LAYOUTS: Mapping[str, RowLayout] = {
-    "chosen": RowLayout(("chosen", "rejected"), _chosen, "TRL, HH-RLHF, UltraFeedback binarized, RewardBench"),
+    "chosen": RowLayout(
+        ("chosen", "rejected"), _chosen, "TRL, HH-RLHF, UltraFeedback binarized, RewardBench, RM-Bench",
+    ),
     "signed": RowLayout(
         ("response1", "response2", "overall_preference"),
         _two("response1", "response2", "overall_preference", "context"), "HelpSteer3",
@@ -287,10 +297,49 @@ LAYOUTS: Mapping[str, RowLayout] = {
         _listed("completions", ("response", "completion", "text"), ("rank", "overall_score", "score")),
         "UltraFeedback",
     ),
-    "responses": RowLayout(("responses",), _listed("responses", ("response", "text"), ("rank", "score")), "lists"),
+    "responses": RowLayout(
+        ("responses",), _listed("responses", ("response", "text"), ("rank", "score")), "ranked lists",
+    ),
     "unpaired": RowLayout(("completion", "label"), _unpaired, "KTO"),
     "rated": RowLayout(("prompt", "response", ATTRIBUTES[0]), _rated, "HelpSteer2"),
 }  # fmt: skip
+
+
+_BENCHMARKS = {  # names of files, folders and hub data sets
+    "RewardBench 2": r"reward[-_ ]?bench[-_ ]?(v|version)?2",
+    "RewardBench": r"reward[-_ ]?bench",
+    "RM-Bench": r"(?<![a-z])rm[-_ ]?bench|^(chat|code|math|safety-refuse|safety-response)_filtered$",
+    "JudgeBench": r"judge[-_ ]?bench",
+    "PPE": r"(?<![a-z])ppe(?![a-z])",
+}
+_REWARD_BENCH = re.compile("alpacaeval-|mt-bench-|llmbar-|refusals-|xstest-|donotanswer|math-prm|hep-")
+
+
+def benchmark_of(source: str, row: Any) -> str | None:
+    """The benchmark that a source is a test set of, by the columns of a row or its own name; None: of none known.
+
+    Args:
+        source: a path or a hub id.
+        row: any of its rows.
+    """
+
+    def has(*keys: str) -> bool:
+        return isinstance(row, Mapping) and all(row.get(key) is not None for key in keys)
+
+    if has("pair_id", "response_A", "response_B", "label"):
+        return "JudgeBench"
+    if has("response_1", "response_2", "winner", "conv_metadata"):
+        return "PPE"
+    if has("chosen", "rejected", "num_correct", "num_incorrect"):
+        return "RewardBench 2"
+    if has("chosen", "chosen_model", "subset") and _REWARD_BENCH.match(str(row["subset"])):
+        return "RewardBench"
+    if has("chosen", "rejected", "domain") and all(
+        isinstance(row[key], list | tuple) and len(row[key]) == 3 for key in ("chosen", "rejected")
+    ):
+        return "RM-Bench"
+    own = Path(source).stem if Path(source).suffix in ENDINGS else Path(source).name
+    return next((name for name, known in _BENCHMARKS.items() if re.search(known, own, re.IGNORECASE)), None)
 
 
 def is_preference(row: Any) -> bool:
@@ -317,10 +366,12 @@ def read_preferences(source: str, *, columns: Mapping[str, str] | None = None) -
     found: list[Comparison] = []
     left_out: Counter[str] = Counter()
     renamed = {own: name for name, own in (columns or {}).items()}
+    benchmark = None
     for subset, name, rows in source_rows(source):
         for number, (where, row) in enumerate(rows):
             if isinstance(row, DataError):
                 raise row
+            benchmark = benchmark or benchmark_of(source, row)
             if renamed and isinstance(row, Mapping):
                 row = {renamed.get(key, key): value for key, value in row.items()}
             one = comparison(row, where, f"{name}-{number}", subset or "")
@@ -333,11 +384,18 @@ def read_preferences(source: str, *, columns: Mapping[str, str] | None = None) -
     if not kept:
         why = f": {', '.join(f'{n} {reason}' for reason, n in left_out.items())}" if left_out else ""
         raise DataError(f"{source}: there is no comparison that can be used{why}")
-    return Preferences(tuple(kept), dict(left_out), repeated, contradicted)
+    return Preferences(tuple(kept), dict(left_out), repeated, contradicted, benchmark)
 
 
-def comparison(row: Any, where: str, name: str, subset: str = "") -> Comparison | str:
+def comparison(row: Any, where: str, name: str, subset: str = "", *, every: bool = False) -> Comparison | str:
     """One row as a comparison, or the reason why it cannot be used.
+
+    Args:
+        row: with the columns of a layout.
+        where: its place, for messages.
+        name: its id where it has none.
+        subset: its part of the data where it names none.
+        every: keep empty and equal answers, which the rules of benchmarks count.
 
     Raises:
         DataError: it has no known layout, or a column that cannot be read.
@@ -354,27 +412,67 @@ def comparison(row: Any, where: str, name: str, subset: str = "") -> Comparison 
         read = layout.read(RowFields(row, where))
         name = str(next((row[k] for k in ("id", "pair_id", "question_id") if row.get(k) is not None), name))
         responses = tuple(
-            _solution(read.prompt, one, f"{name}-{k}", row.get("tools")) for k, one in enumerate(read.responses)
+            solution_of(read.prompt, one, f"{name}-{k}", row.get("tools")) for k, one in enumerate(read.responses)
         )
     except (_LeftOut, ChatError) as error:
         return str(error) if isinstance(error, _LeftOut) else error.reason
     texts = [one.text.strip() for one in responses]
-    if not all(texts):
+    if not all(texts) and not every:
         return "empty_answer"
     by_rank = {(text, one.asked): rank for text, one, rank in zip(texts, responses, read.ranks, strict=True)}
-    if len(by_rank) < len(texts):
+    if len(by_rank) < len(texts) and not every:
         return "equal_answers"
     subset = str(row.get("subset") or row.get("domain") or row.get("source") or subset)
     return Comparison(name, responses, tuple(read.ranks), read.margin, read.label, read.attributes, subset)
 
 
-def _solution(prompt: Any, given: Any, name: str, tools: Any) -> Solution:
-    """A response to a prompt; either is text or messages, and a response may have the conversation in front of it."""
+def responses_in(row: Any, where: str, name: str) -> tuple[list[Solution | Failure], tuple[int, int]]:
+    """The responses of a row, in its order, whatever the judgement says; numbers of those ranked first and of others.
+
+    What cannot be read is a `Failure`.
+
+    Raises:
+        DataError: it has no known layout, or a column that cannot be read.
+    """
+    layout = _layout(row)
+    if layout is None:
+        raise DataError(f"{where}: no known layout of preferences")
+    try:
+        read = layout.read(RowFields(row, where))
+    except _LeftOut as error:
+        return [Failure(str(error))] * 2, (1, 1)
+    found: list[Solution | Failure] = []
+    for k, one in enumerate(read.responses):
+        try:
+            found.append(solution_of(read.prompt, one, f"{name}-{k}", row.get("tools")))
+        except ChatError as error:
+            found.append(error.failure)
+        except _LeftOut as error:
+            found.append(Failure(str(error)))
+    best = sum(rank == 0 for rank in read.ranks)
+    return found, (best, len(read.ranks) - best)
+
+
+def solution_of(prompt: Any, given: Any, name: str, tools: Any) -> Solution:
+    """A response to a prompt; either is text or messages, and a response may have the conversation in front of it.
+
+    Raises:
+        ChatError: it cannot be read as text, or is a response to another prompt.
+        DataError: there is no prompt.
+    """
     said = chat_messages([{"role": "assistant", "content": given}] if isinstance(given, str) else given)
+    alone = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    asked = () if alone is None else chat_messages(alone)
     if said[0]["role"] in ("assistant", "tool"):
         if prompt is None:
             raise _LeftOut("no_prompt")
-        said = (*chat_messages([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt), *said)
+        said = (*asked, *said)
+    elif isinstance(prompt, str):
+        turns = [str(m["content"]).strip() for m in said[:-1] if m["role"] == "user"]
+        if prompt.strip() not in turns:
+            raise ChatError("the conversation of the response does not have the row's prompt in it")
+    elif said[: len(asked)] != asked:
+        raise ChatError("the conversation of the response does not begin with the row's prompt")
     messages, text = split_answer(said)
     return Solution(
         id=name, question=question_of(messages), steps=(text,), context=context_of(messages), tools=tool_schemas(tools)

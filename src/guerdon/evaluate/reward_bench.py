@@ -1,13 +1,20 @@
-"""RewardBench (2403.13787) and RewardBench 2 (2506.01937): which response does a model prefer?
+"""Benchmarks of preferences: which response does a model prefer?
 
-RewardBench: is the chosen response's value above the rejected one's; subsets form four sections, weighted by the
-published counts. RewardBench 2: one right response among four, worth 1 / (responses tied for the best); its subset
-`Ties`, with several right responses, has a formula of its own. Ties are counted. Every number comes over what could be
-measured, and with failed measurements as wrong. Intervals resample prompts.
+| benchmark | worth of a prompt | sections | overall |
+|---|---|---|---|
+| RewardBench (2403.13787) | 1: the chosen value is above | four; subsets have weights | mean of sections |
+| RewardBench 2 (2506.01937) | 1 / (values tied for the best, one of them right) | subsets; Ties apart | their mean |
+| RM-Bench (2410.16184) | share of 3 x 3 pairs with chosen above | four domains; easy, normal, hard | mean of domains |
+| JudgeBench (2410.12784) | as RewardBench | sources | all pairs alike |
+| PPE (2410.14872), human preference | as RewardBench; ties between the two left out | none | all pairs alike |
+
+Other data are measured as RewardBench, or where a prompt has more than two responses as RewardBench 2. Ties are
+counted. Every number comes over what could be measured, and with failed measurements as wrong. Intervals resample
+prompts.
 
     choices = choices_from_rows(rows)                            # rows as published
     scores = score_solutions(model, [response for choice in choices for response in choice.responses])  # none failed
-    found = reward_bench(choices, [solution_value(score, "min") for score in scores], seed=0)
+    name, found = preference_figures(choices, [solution_value(score, "min") for score in scores], seed=0)
     print(found.sections["Reasoning"].measured.estimate)
 """
 
@@ -15,12 +22,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from guerdon.episodes.chats import ChatError, chat_messages, context_of, question_of, split_answer, tool_schemas
+from guerdon.episodes.chats import ChatError
+from guerdon.episodes.preferences import benchmark_of, comparison, responses_of, solution_of
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.evaluate.intervals import Float64, Interval, percentile_interval, resampling_weights, widen_at_edge
@@ -57,12 +66,14 @@ class PreferenceChoice:
         subset: as published.
         chosen: right responses; a `Failure` where one cannot be read.
         rejected: wrong responses.
+        benchmark: that it belongs to; empty: none known.
     """
 
     id: str
     subset: str
     chosen: tuple[Solution | Failure, ...]
     rejected: tuple[Solution | Failure, ...]
+    benchmark: str = ""
 
     @property
     def responses(self) -> tuple[Solution | Failure, ...]:
@@ -75,6 +86,7 @@ class _Resampled(NamedTuple):
     replicates_R: Float64
 
 
+_Worth = Callable[[Float64, Float64], float]  # of a prompt, from the values of its right and of its wrong responses
 _Rows = Sequence[tuple[str, _Pair | None]]  # ids and values, None where a response could not be measured
 
 
@@ -93,11 +105,11 @@ class TwoShares:
 
 @dataclass(frozen=True)
 class RewardBenchResult:
-    """The figures of RewardBench or RewardBench 2.
+    """The figures of a benchmark of preferences, as the table of the module says.
 
     Attributes:
-        overall: mean over sections (RewardBench) or subsets (RewardBench 2).
-        sections: by name; of RewardBench 2 its subsets.
+        overall: its one number.
+        sections: by name.
         subsets: by name, as published.
         ties: prompts whose best values are shared by a right and a wrong response, by subset.
         failures: failed measurements of responses, by reason.
@@ -110,26 +122,39 @@ class RewardBenchResult:
     failures: Mapping[str, int]
 
 
-def choices_from_rows(rows: Iterable[Mapping[str, Any]], path: str = "") -> list[PreferenceChoice]:
-    """Rows of RewardBench (`chosen` and `rejected` are texts) or RewardBench 2 (lists of texts), or with chat messages.
+def choices_from_rows(
+    rows: Iterable[Mapping[str, Any]], path: str = "", subset: str = "", left_out: Counter[str] | None = None
+) -> list[PreferenceChoice]:
+    """Rows of preference benchmarks, and of every other layout of preferences (`guerdon.episodes.preferences`).
 
-    A prompt may be a list of chat messages, with `tools` next to it. A response may be one, too: the assistant's
-    message, or a whole conversation that ends with it (then `prompt` may be absent).
+    Of RewardBench (`chosen` and `rejected` are texts), RewardBench 2 and RM-Bench (lists of texts) a prompt may be a
+    list of chat messages, with `tools` next to it. A response may be one, too: the assistant's message, or a whole
+    conversation that ends with it (then `prompt` may be absent). What cannot be read as text is a `Failure` in place
+    of a response. Of other layouts such rows are left out, and those that say of no response that it is better; where
+    they are of no benchmark, also empty and equal answers.
 
     Args:
-        rows: with prompt, chosen, rejected, subset and id. A response is one step.
-        path: they are from, for messages.
-
-    Returns:
-        A choice per row; what cannot be read as text is a `Failure` in place of a response.
+        rows: a choice each. A response is one step; what is ranked first is chosen.
+        path: they are from, for messages, and to recognise a benchmark by.
+        subset: of rows that name none.
+        left_out: counts the rows that cannot be used, by reason.
 
     Raises:
-        DataError: a row lacks one of these, or a response is neither text nor messages.
+        DataError: a row has no known layout, lacks `prompt`, or a response is neither text nor messages.
     """
     choices = []
+    counts: Counter[str] = Counter() if left_out is None else left_out
     for number, row in enumerate(rows):
         where = f"{path}{': ' * bool(path)}row {number + 1}"
-        missing = [key for key in ("chosen", "rejected", "subset") if row.get(key) is None]
+        benchmark = benchmark_of(path, row) or ""
+        if not ({"chosen", "rejected"} & row.keys() and (benchmark or row.get("subset") is not None)):
+            one = _compared(row, where, str(number), subset, benchmark)
+            if isinstance(one, str):
+                counts[one] += 1
+            else:
+                choices.append(one)
+            continue
+        missing = [key for key in ("chosen", "rejected") if row.get(key) is None]
         if row.get("prompt") is None and not missing and not _are_conversations(row):
             missing = ["prompt"]
         if missing:
@@ -137,53 +162,42 @@ def choices_from_rows(rows: Iterable[Mapping[str, Any]], path: str = "") -> list
         name = str(row.get("id", number))
         chosen, rejected = (
             tuple(
-                _response(row, response, f"{name}-{key}-{k}")
-                for k, response in enumerate(_responses(row[key], f"{where}: {key}"))
+                _readable(row, response, f"{name}-{key}-{k}")
+                for k, response in enumerate(responses_of(row[key], f"{where}: {key}"))
             )
             for key in ("chosen", "rejected")
         )
-        choices.append(PreferenceChoice(name, str(row["subset"]), chosen, rejected))
+        if benchmark == "RM-Bench":
+            part = str(row.get("domain") or subset.partition("_")[0] or "all")
+        else:
+            part = str(row.get("subset") or subset or "all")
+        choices.append(PreferenceChoice(name, part, chosen, rejected, benchmark))
     return choices
 
 
-def _responses(given: Any, where: str) -> list[Any]:
-    """The responses of a column: texts, or lists of messages."""
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given, Mapping):
-        return [[given]]
-    if isinstance(given, list | tuple) and given:
-        if all(isinstance(one, Mapping) for one in given):
-            return [given]
-        if all(isinstance(one, str | list | tuple) for one in given):
-            return list(given)
-    raise DataError(f"{where} must be text, chat messages, or a list of either, this is {str(given)[:80]!r}")
+def _compared(row: Mapping[str, Any], where: str, name: str, subset: str, benchmark: str) -> PreferenceChoice | str:
+    """A row of another layout, or why it cannot be used."""
+    one = comparison(row, where, name, subset, every=bool(benchmark))
+    if isinstance(one, str):
+        return one
+    both = list(zip(one.responses, one.ranks, strict=True))
+    chosen, rejected = (tuple(x for x, rank in both if (rank == 0) == best) for best in (True, False))
+    part = one.subset if benchmark != "PPE" else str(row.get("language") or subset)
+    return PreferenceChoice(one.id, part, chosen, rejected, benchmark) if rejected else "tie"
 
 
 def _are_conversations(row: Mapping[str, Any]) -> bool:
     """Whether each response of a row has the conversation in front of it."""
-    both = [*_responses(row["chosen"], "chosen"), *_responses(row["rejected"], "rejected")]
+    both = [*responses_of(row["chosen"], "chosen"), *responses_of(row["rejected"], "rejected")]
     return all(not isinstance(one, str) and len(one) > 1 for one in both)
 
 
-def _response(row: Mapping[str, Any], given: Any, name: str) -> Solution | Failure:
-    """A response to the conversation of a row, or why it cannot be read."""
-    prompt = row.get("prompt")
+def _readable(row: Mapping[str, Any], given: Any, name: str) -> Solution | Failure:
+    """A response to the prompt of a row, or why it cannot be read."""
     try:
-        alone = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        asked = () if alone is None else chat_messages(alone)
-        said = chat_messages([{"role": "assistant", "content": given}] if isinstance(given, str) else given)
-        if said[0]["role"] in ("assistant", "tool"):
-            said = (*asked, *said)
-        elif isinstance(prompt, str) and not any(m["role"] == "user" and m["content"] == prompt for m in said[:-1]):
-            raise ChatError("the conversation of the response does not have the row's prompt in it")
-        elif not isinstance(prompt, str) and said[: len(asked)] != asked:
-            raise ChatError("the conversation of the response does not begin with the row's prompt")
-        messages, text = split_answer(said)
-        question, context, tools = question_of(messages), context_of(messages), tool_schemas(row.get("tools"))
+        return solution_of(row.get("prompt"), given, name, row.get("tools"))
     except ChatError as error:
         return error.failure
-    return Solution(id=name, question=question, steps=(text,), context=context, tools=tools)
 
 
 def reward_bench(
@@ -208,19 +222,147 @@ def reward_bench(
     Raises:
         DataError: another number of values than responses, or no choice.
     """
+    groups, failures = _by_subset(choices, values)
+    weights = {section: {s: n for s, n in tests.items() if s in groups} for section, tests in SECTIONS.items()}
+    known = {s for tests in SECTIONS.values() for s in tests}
+    weights |= {name: {name: 1} for name in groups if name not in known}
+    kept = {name: tests for name, tests in weights.items() if tests}
+
+    def sections(own: Mapping[str, _Resampled], _: bool) -> tuple[dict[str, _Resampled], _Resampled]:
+        above = {name: _combined([own[s] for s in w], list(w.values())) for name, w in kept.items()}
+        return above, _mean(above)
+
+    return _result(groups, failures, partial(_resampled, worth=_above(ties), reps=reps, seed=seed), sections)
+
+
+def _above(ties: Literal["wrong", "half"]) -> _Worth:
+    """1 where the best right response is above the best wrong one."""
     credit = {"wrong": 0.0, "half": 0.5}[ties]
 
     def worth(right: Float64, wrong: Float64) -> float:
         top, other = right.max(), wrong.max()
         return 1.0 if top > other else credit if top == other else 0.0
 
-    groups, failures = _by_subset(choices, values)
-    weights = {section: {s: n for s, n in tests.items() if s in groups} for section, tests in SECTIONS.items()}
-    known = {s for tests in SECTIONS.values() for s in tests}
-    weights |= {name: {name: 1} for name in groups if name not in known}
+    return worth
 
-    kept = {name: tests for name, tests in weights.items() if tests}
-    return _result(groups, failures, worth, kept, reps=reps, seed=seed)
+
+_JUDGE_BENCH = ("mmlu-pro", "livebench-reasoning", "livebench-math", "livecodebench")  # of its run_judge.py
+
+
+def pooled_bench(
+    choices: Sequence[PreferenceChoice],
+    values: Sequence[Value],
+    *,
+    ties: Literal["wrong", "half"] = "wrong",
+    reps: int = 1000,
+    seed: int,
+) -> RewardBenchResult:
+    """JudgeBench, PPE: every pair counts alike; sections are the sources of JudgeBench, others none.
+
+    Args:
+        choices: one chosen and one rejected response each.
+        values: as of `reward_bench`.
+        ties: as of `reward_bench`. JudgeBench's own script takes a tie as a verdict for the second response.
+        reps: bootstrap resamples.
+        seed: of the bootstrap.
+
+    Raises:
+        DataError: as `reward_bench`.
+    """
+    groups, failures = _by_subset(choices, values)
+    parts: dict[str, list[str]] = {}
+    for name in groups:
+        section = next((source for source in _JUDGE_BENCH if name.startswith(source)), "all")
+        parts.setdefault(section, []).append(name)
+    of = partial(_resampled, worth=_above(ties), reps=reps, seed=seed)
+
+    def sections(_: Mapping[str, _Resampled], wrong: bool) -> tuple[dict[str, _Resampled], _Resampled]:
+        pooled = {name: of(_pooled(groups, names), wrong=wrong) for name, names in parts.items()}
+        return pooled, of(_pooled(groups, groups), wrong=wrong)
+
+    return _result(groups, failures, of, sections)
+
+
+_STYLES: Mapping[str, Callable[[Float64], Float64]] = {  # cells (chosen, rejected) of the three styles, plain first
+    "easy": lambda above_3_3: above_3_3[np.tril_indices(3, -1)],
+    "normal": np.diag,
+    "hard": lambda above_3_3: above_3_3[np.triu_indices(3, 1)],
+}
+
+
+def rm_bench(
+    choices: Sequence[PreferenceChoice], values: Sequence[Value], *, reps: int = 1000, seed: int
+) -> RewardBenchResult:
+    """RM-Bench: three right and three wrong responses in the same three styles, from concise to formatted.
+
+    Of the pairs, the right response has the plainer style (hard), the same (normal) or the richer one (easy). A domain
+    is the mean of the three, which is the share of all nine pairs; domains count alike, ties are wrong.
+
+    Args:
+        choices: with the domain as subset; `safety-refuse` and `safety-response` are one domain.
+        values: as of `reward_bench`.
+        reps: bootstrap resamples.
+        seed: of the bootstrap.
+
+    Raises:
+        DataError: a prompt has not three and three responses; else as `reward_bench`.
+    """
+    odd = next((c.id for c in choices if (len(c.chosen), len(c.rejected)) != (3, 3)), None)
+    if odd is not None:
+        raise DataError(f"prompt {odd!r} of RM-Bench needs three chosen and three rejected responses")
+    groups, failures = _by_subset(choices, values)
+    domains: dict[str, list[str]] = {}
+    for name in groups:
+        domains.setdefault(name.partition("-")[0], []).append(name)
+
+    def of(rows: _Rows, cells: Callable[[Float64], Float64] = np.ravel, *, wrong: bool) -> _Resampled:
+        def worth(right: Float64, other: Float64) -> float:
+            return float(cells((right[:, None] > other).astype(np.float64)).mean())
+
+        return _resampled(rows, worth, reps, seed, wrong=wrong)
+
+    def sections(_: Mapping[str, _Resampled], wrong: bool) -> tuple[dict[str, _Resampled], _Resampled]:
+        rows = [_pooled(groups, names) for names in domains.values()]
+        found = dict(zip(domains, (of(one, wrong=wrong) for one in rows), strict=True))
+        levels = {
+            name: _mean({k: of(one, cells, wrong=wrong) for k, one in enumerate(rows)})
+            for name, cells in _STYLES.items()
+        }
+        return {**found, **levels}, _mean(found)
+
+    return _result(groups, failures, of, sections)
+
+
+def preference_figures(
+    choices: Sequence[PreferenceChoice],
+    values: Sequence[Value],
+    *,
+    ties: Literal["wrong", "half"] = "wrong",
+    reps: int = 1000,
+    seed: int,
+) -> tuple[str, RewardBenchResult]:
+    """The benchmark that choices belong to, and its figures; of choices of several, or of none, RewardBench's rules.
+
+    Args:
+        choices: as of `reward_bench`.
+        values: as of `reward_bench`.
+        ties: as of `reward_bench`, where the rules are.
+        reps: bootstrap resamples.
+        seed: of the bootstrap.
+
+    Raises:
+        DataError: as `reward_bench`.
+    """
+    names = {choice.benchmark for choice in choices}
+    name = names.pop() if len(names) == 1 else ""
+    most = max((len(choice.responses) for choice in choices), default=0)
+    if name == "RM-Bench":
+        return name, rm_bench(choices, values, reps=reps, seed=seed)
+    if most > 2:
+        return "RewardBench 2", reward_bench_2(choices, values, reps=reps, seed=seed)
+    if name in ("JudgeBench", "PPE"):
+        return name, pooled_bench(choices, values, ties=ties, reps=reps, seed=seed)
+    return "RewardBench", reward_bench(choices, values, ties=ties, reps=reps, seed=seed)
 
 
 def reward_bench_2(
@@ -242,7 +384,20 @@ def reward_bench_2(
         top = max(right.max(), wrong.max())
         return float((right == top).sum() / ((right == top).sum() + (wrong == top).sum()))
 
-    return _result(*_by_subset(choices, values), worth, None, reps=reps, seed=seed)
+    groups, failures = _by_subset(choices, values)
+
+    def subset(rows: _Rows, *, wrong: bool) -> _Resampled:
+        return _resampled(rows, worth, reps, seed, wrong=wrong)
+
+    def sections(own: Mapping[str, _Resampled], wrong: bool) -> tuple[dict[str, _Resampled], _Resampled]:
+        found = {
+            name: _resampled_ties(groups[name], reps, seed, wrong=wrong) if name.lower() == TIES else one
+            for name, one in own.items()
+        }
+        return found, _mean(found)
+
+    found = _result(groups, failures, subset, sections)
+    return replace(found, subsets=found.sections)
 
 
 def ties_score(prompts: Mapping[str, tuple[Float64, Float64]]) -> float:
@@ -301,45 +456,30 @@ def _by_subset(
 def _result(
     groups: Mapping[str, _Rows],
     failures: dict[str, int],
-    worth: Callable[[Float64, Float64], float],
-    weights: Mapping[str, Mapping[str, int]] | None,
-    *,
-    reps: int,
-    seed: int,
+    subset: Callable[..., _Resampled],
+    sections: Callable[[Mapping[str, _Resampled], bool], tuple[dict[str, _Resampled], _Resampled]],
 ) -> RewardBenchResult:
-    """The figures, with the unweighted mean of the sections as the overall one.
+    """The figures over what was measured, and with failures as wrong.
 
     Args:
         groups: subset to its prompts.
         failures: by reason.
-        worth: of a prompt, from the values of its right and of its wrong responses.
-        weights: section to the weight of each of its subsets; None (RewardBench 2): every subset is a section, and
-            Ties has a formula of its own.
-        reps: bootstrap resamples.
-        seed: of the bootstrap.
+        subset: figure of the rows of a subset.
+        sections: from the figures of the subsets those of the sections, and the overall one.
     """
-    overall, sections, subsets = [], [], []
+    sides = []
     for wrong in (False, True):
-        own = {
-            name: _resampled_ties(rows, reps, seed, wrong=wrong)
-            if weights is None and name.lower() == TIES
-            else _resampled(rows, worth, reps, seed, wrong=wrong)
-            for name, rows in groups.items()
-        }
-        above = own
-        if weights is not None:
-            above = {name: _combined([own[s] for s in w], list(w.values())) for name, w in weights.items()}
-        overall.append(_combined(list(above.values()), [1] * len(above)))
-        sections.append(above)
-        subsets.append(own)
+        own = {name: subset(rows, wrong=wrong) for name, rows in groups.items()}
+        sides.append((own, *sections(own, wrong)))
 
-    def shares(sides: Sequence[Mapping[str, _Resampled]]) -> dict[str, TwoShares]:
-        return {name: TwoShares(sides[0][name].interval, sides[1][name].interval) for name in sides[0]}
+    def shares(first: Mapping[str, _Resampled], second: Mapping[str, _Resampled]) -> dict[str, TwoShares]:
+        return {name: TwoShares(first[name].interval, second[name].interval) for name in first}
 
+    (own, above, overall), (own_wrong, above_wrong, overall_wrong) = sides
     return RewardBenchResult(
-        overall=TwoShares(overall[0].interval, overall[1].interval),
-        sections=shares(sections),
-        subsets=shares(subsets),
+        overall=TwoShares(overall.interval, overall_wrong.interval),
+        sections=shares(above, above_wrong),
+        subsets=shares(own, own_wrong),
         ties={
             name: sum(int(pair[0].max() == pair[1].max()) for _, pair in rows if pair is not None)
             for name, rows in groups.items()
@@ -348,9 +488,11 @@ def _result(
     )
 
 
-def _resampled(
-    rows: _Rows, worth: Callable[[Float64, Float64], float], reps: int, seed: int, *, wrong: bool
-) -> _Resampled:
+def _pooled(groups: Mapping[str, _Rows], names: Iterable[str]) -> _Rows:
+    return [row for name in names for row in groups[name]]
+
+
+def _resampled(rows: _Rows, worth: _Worth, reps: int, seed: int, *, wrong: bool) -> _Resampled:
     """Mean credit, prompts resampled."""
     values = np.array([0.0 if pair is None else worth(*pair) for _, pair in rows if wrong or pair is not None])
     n = len(values)
@@ -386,6 +528,10 @@ def _resampled_ties(rows: _Rows, reps: int, seed: int, *, wrong: bool) -> _Resam
     n, rng = len(kept), np.random.default_rng(seed)
     drawn = np.array([score(rng.integers(0, n, size=n)) for _ in range(reps)]) if n else np.full(reps, np.nan)
     return _share(score(range(n)) if n else np.nan, drawn, n, len(by_number) - n, widen=False)
+
+
+def _mean(parts: Mapping[Any, _Resampled]) -> _Resampled:
+    return _combined(list(parts.values()), [1] * len(parts))
 
 
 def _combined(parts: Sequence[_Resampled], weights: Sequence[int]) -> _Resampled:

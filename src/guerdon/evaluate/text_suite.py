@@ -30,7 +30,7 @@ from guerdon.evaluate.gate_features import text_features
 from guerdon.evaluate.generated_bench import generated_bench, right_and_wrong
 from guerdon.evaluate.intervals import BootstrapOptions
 from guerdon.evaluate.metrics import Table, aligned, classification_metrics, figure_table, number
-from guerdon.evaluate.reward_bench import PreferenceChoice, choices_from_rows, reward_bench, reward_bench_2
+from guerdon.evaluate.reward_bench import PreferenceChoice, choices_from_rows, preference_figures
 from guerdon.evaluate.scores import RECORD, failure_counts, info_record, score_solutions, solution_value, write_record
 from guerdon.evaluate.search import sampled_requests, sampled_solutions
 from guerdon.evaluate.step_benchmarks import (
@@ -95,11 +95,15 @@ def evaluate_text(
 
 @dataclass(frozen=True)
 class Sets:
-    """The data of an evaluation: ProcessBench, PRMBench, RewardBench, and the samples of `best_of_n`."""
+    """The data of an evaluation: ProcessBench, PRMBench, preferences, and the samples of `best_of_n`.
+
+    `left_out` counts the rows of preferences that cannot be used, by reason.
+    """
 
     process_bench: Sequence[Solution]
     prm_bench: Sequence[Solution]
     choices: Sequence[PreferenceChoice]
+    left_out: Mapping[str, int]
     samples: Sequence[Solution]
 
 
@@ -109,16 +113,23 @@ def read_sets(settings: EvaluateTextSettings) -> Sets:
     Raises:
         DataError: a file cannot be read, `tune_on` names none of the subsets, or `best_of_n.ns` is more than there is.
     """
-    s, choices = settings, list[PreferenceChoice]()
+    s, choices, left_out = settings, list[PreferenceChoice](), Counter[str]()
     if s.pairs is not None:
         splits = rows_by_split(s.pairs)
-        rows = splits.get("filtered") or [row for part in splits.values() for row in part]
-        choices = choices_from_rows(rows, s.pairs)
+        splits = {"filtered": splits["filtered"]} if splits.get("filtered") else splits
+        for split, rows in splits.items():
+            choices += choices_from_rows(rows, s.pairs, split, left_out)
+        counted = ", ".join(f"{n} {reason}" for reason, n in sorted(left_out.items()))
+        if not choices:
+            raise DataError(f"{s.pairs}: there is no comparison that can be used: {counted}")
+        if left_out:
+            log_line(f"{s.pairs}: left out rows: {counted}")
     b = s.best_of_n
     found = Sets(
         process_bench=_published(s.process_bench) if s.process_bench else (),
         prm_bench=[] if s.prm_bench is None else [x for x in _published([s.prm_bench]) if category_of(x) is not None],
         choices=choices,
+        left_out=left_out,
         samples=() if b is None or b.samples is None else _published([b.samples]),
     )
     subsets = [[str(one.meta.get("subset")) for one in found.process_bench]]
@@ -233,7 +244,7 @@ class _Suite:
             self.record["prm_bench"] = asdict(prm_bench(solutions, self.score(solutions, "PRMBench"), **self.bootstrap))
 
     def pairs(self) -> None:
-        """RewardBench or RewardBench 2, by what the rows hold."""
+        """A benchmark of preferences, by what the rows hold."""
         if self.settings.pairs is None:
             return
         choices = self.sets.choices
@@ -242,13 +253,10 @@ class _Suite:
         found_values = iter(self.values(self.score(responses, "responses")))
         values = [response if isinstance(response, Failure) else next(found_values) for response in given]
         self.solutions["pairs"] = responses
-        if any(len(choice.responses) > 2 for choice in choices):
-            found = reward_bench_2(choices, values, **self.bootstrap)
-            self.record["pairs"] = {"benchmark": "RewardBench 2", **asdict(found)}
-        else:
-            ties = self.settings.ties
-            found = reward_bench(choices, values, ties=ties, **self.bootstrap)
-            self.record["pairs"] = {"benchmark": "RewardBench", "ties_worth": ties, **asdict(found)}
+        ties = self.settings.ties
+        name, found = preference_figures(choices, values, ties=ties, **self.bootstrap)
+        worth = {} if name in ("RewardBench 2", "RM-Bench") else {"ties_worth": ties}
+        self.record["pairs"] = {"benchmark": name, **worth, "left_out": dict(self.sets.left_out), **asdict(found)}
 
     def best_of_n(self, samples: Sequence[Solution]) -> None:
         """Curves of best-of-n and votes; first errors of the samples where these are known."""
@@ -544,7 +552,9 @@ def _first_error_lines(section: Mapping[str, Any]) -> list[str]:
 def _preferences(section: Mapping[str, Any]) -> list[str]:
     figures = [(name, share["measured"]) for name, share in section["sections"].items()]
     figures.insert(0, ("overall", section["overall"]["measured"]))
-    return [*figure_table(figures), f"ties: {sum(section['ties'].values())}", _failures(section)]
+    left_out = ", ".join(f"{n} {reason}" for reason, n in section.get("left_out", {}).items())  # none in older ones
+    more = [f"rows left out: {left_out}"] * bool(left_out)
+    return [*figure_table(figures), f"ties: {sum(section['ties'].values())}", *more, _failures(section)]
 
 
 def _curves(section: Mapping[str, Any]) -> list[str]:

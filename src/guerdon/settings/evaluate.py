@@ -170,7 +170,9 @@ class EvaluateTextSettings(Settings):
     )
     process_bench: tuple[str, ...] = Field((), description="ProcessBench files, a subset each")
     prm_bench: str | None = Field(None, description="a PRMBench file")
-    pairs: str | None = Field(None, description="a RewardBench or RewardBench 2 file")
+    pairs: str | None = Field(
+        None, description="preferences: RewardBench, RewardBench 2, RM-Bench, JudgeBench, PPE, or your own"
+    )
     threshold: float | None = only_with(
         None,
         gt=0,
@@ -183,7 +185,7 @@ class EvaluateTextSettings(Settings):
         None, benches=_BENCHES, description="use the threshold with the best F1 on this subset for all subsets"
     )
     ties: Literal["wrong", "half"] = only_with(
-        "wrong", pairs=SET, description="of RewardBench: 0 as published, or half"
+        "wrong", pairs=SET, description="of pairs with equal values: 0 as published, or half"
     )
     best_of_n: BestOfNSettings | None = Field(None, description="curves of best-of-N and votes")
     attacks: AttackSettings | None = Field(AttackSettings(), description="dressed-up wrong solutions; null: none")

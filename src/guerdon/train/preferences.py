@@ -92,6 +92,11 @@ def read_preference_data(settings: PreferenceTrainSettings) -> PreferenceData:
     noise = None
     for source in settings.data_paths:
         one = read_preferences(source, columns=settings.columns)
+        if one.benchmark is not None:
+            raise DataError(
+                f"{source} is the test set of {one.benchmark}, which means nothing for a model trained on it: train on "
+                "other preferences and name it in evaluate.pairs; if it is something else, rename it"
+            )
         found += one.comparisons
         left_out.update(one.left_out)
         repeated, contradicted = repeated + one.repeated, contradicted + one.contradicted
