@@ -93,6 +93,8 @@ class TextReward(ModelReward[Responses]):
         if self.model.info.compares:
             rewards = _without_equal_groups(rewards, rollout, cuts)
         metrics = _pair_metrics(rollout, rewards)
+        spreads = [score.spread for score in scores.values() if score.spread is not None]
+        metrics |= {"spread": float(np.mean(spreads))} if spreads else {}
         if self.model.info.granularity != "step":
             return replace(rewards, metrics=metrics)
         steps = [scores[row].steps if row in scores else None for row in range(len(cuts))]
