@@ -1,7 +1,8 @@
 """The frozen reward models of a run, whose batches are scored in parts.
 
-A batch is scored in `reward.scoring_shards` parts, in order. That number decides the numbers of a run in their last
-digits, because a forward pass of other episodes pads and rounds otherwise; who scores the parts does not.
+A batch is scored in `reward.scoring_shards` parts, in order; a model that compares gets whole groups. That number
+decides the numbers of a run in their last digits, because a forward pass of other episodes pads and rounds otherwise;
+who scores the parts does not.
 
 With reward workers, frozen models are actors of a Ray cluster, which may die: every worker holds all models that are
 scored there, and the part of a lost one is scored again by another one, with the same scores.
@@ -14,6 +15,7 @@ scored there, and the part of a lost one is scored again by another one, with th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +39,7 @@ class RewardModels:
 
     def __init__(self, load: Load, shards: int = 1) -> None:
         self._load, self._shards = load, shards
+        self._loaded: list[RewardModel] = []
 
     def model(self, name: str, settings: SourceSettings) -> RewardModel:
         """The model of a source.
@@ -46,6 +49,7 @@ class RewardModels:
             settings: of the source.
         """
         model = self._load(settings)
+        self._loaded.append(model)
         if self._shards == 1 or settings.stays_with_learner:
             return model
         return ShardedModel(model.info, self._shards, lambda parts: [model.score(part) for part in parts])
@@ -56,7 +60,10 @@ class RewardModels:
         return 0
 
     def close(self) -> None:
-        """End the reward workers."""
+        """Close the models that keep files open; end the reward workers."""
+        for model in self._loaded:
+            if close := getattr(model, "close", None):
+                close()
 
 
 class ShardedModel:
@@ -84,8 +91,13 @@ class ShardedModel:
         Raises:
             DataError: the model gave another number of scores than there are episodes.
         """
-        places = np.array_split(np.arange(len(episodes)), min(self._shards, max(len(episodes), 1)))
-        parts: list[Sequence[Episode]] = [[episodes[i] for i in place] for place in places if len(place)]
+        together: dict[Any, list[int]] = {}  # what may not be in different parts
+        for i, episode in enumerate(episodes):
+            together.setdefault(episode.group if self._info.compares else i, []).append(i)
+        units = list(together.values())
+        shares = np.array_split(np.arange(len(units)), min(self._shards, max(len(units), 1)))
+        places = [[i for unit in share for i in units[unit]] for share in shares if len(share)]
+        parts: list[Sequence[Episode]] = [[episodes[i] for i in place] for place in places]
         found = self._score(parts)
         for part, scores in zip(parts, found, strict=True):
             if len(part) != len(scores):
@@ -93,7 +105,10 @@ class ShardedModel:
                     f"reward model {self.info.name!r} gave {len(scores)} scores for {len(part)} episodes; `score` must "
                     "give one per episode, in order"
                 )
-        return [score for scores in found for score in scores]
+        by_place = {
+            i: one for place, scores in zip(places, found, strict=True) for i, one in zip(place, scores, strict=True)
+        }
+        return [by_place[i] for i in range(len(episodes))]
 
 
 class ScoringWorker(ClusterWorker):
@@ -166,5 +181,6 @@ class RayRewardModels(RewardModels):
         return ShardedModel(info, self._shards, score)
 
     def close(self) -> None:
-        """End the reward workers, and the cluster where they started it."""
+        """As `RewardModels.close`; and end the cluster where they started it."""
+        super().close()
         self._actors.close()

@@ -14,23 +14,37 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from guerdon.errors import DataError
-from guerdon.labels.append_log import Cache, content_key
-from guerdon.labels.llm_client import LLMReply, LLMRequest, Parse, T, answer_of
+from guerdon.labels.append_log import Cache, Ledger, content_key
+from guerdon.labels.llm_client import (
+    HttpLLMClient,
+    LLMClient,
+    LLMReply,
+    LLMRequest,
+    OwnLLMClient,
+    Parse,
+    ReplyModel,
+    T,
+    answer_of,
+)
 from guerdon.policies.generate import Engine, check_room
 from guerdon.policies.generate_vllm import build_engine
 from guerdon.policies.text import TextPolicy
+from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import decode, prompt_ids, response_ids, sequence
 from guerdon.progress import ProgressBar
-from guerdon.settings.text_policy import GenerationSettings
+from guerdon.retry import Clock
+from guerdon.settings.label import JUDGES, JudgeSettings, LocalJudgeSettings, OwnJudgeSettings
+from guerdon.settings.text_policy import GenerationSettings, LocalGenerationSettings, TextPolicySettings
 from guerdon.types import Failure, IntArray
 
 
@@ -266,3 +280,39 @@ def weights_hash(policy: TextPolicy) -> str:
             digest.update(f"{name} {tuple(weight.shape)}".encode())
             digest.update(weight.detach().float().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:32]
+
+
+def open_client(
+    judge: JudgeSettings,
+    folder: Path,
+    ledger: Ledger,
+    stack: ExitStack,
+    *,
+    clock: Clock | None = None,
+    completer: Callable[[TextPolicySettings], Completer] | None = None,
+) -> LLMClient:
+    """The client of a judge's language model.
+
+    Args:
+        judge: which model, where.
+        folder: keeps its replies.
+        ledger: of its calls.
+        stack: closes what is opened.
+        clock: time.
+        completer: of a local model; None: one that samples in this process.
+
+    Raises:
+        ConfigError: the key of the endpoint is missing, or a user's factory raised.
+        DataError: another process uses the folder.
+    """
+    if isinstance(judge, LocalJudgeSettings):
+        policy = TextPolicySettings(path=judge.model_name)
+        if completer is not None:
+            return LocalLLMClient(completer(policy), judge.model_name)
+        kept = stack.enter_context(closing(Cache(folder / "completions.jsonl")))
+        own = Completer(load_policy(policy, seed=0), LocalGenerationSettings(), kept, seed=0)
+        return LocalLLMClient(own, judge.model_name)
+    replies = stack.enter_context(closing(Cache(folder / "replies.jsonl")))
+    if isinstance(judge, OwnJudgeSettings):
+        return OwnLLMClient(JUDGES.build(judge.api, judge.params, ReplyModel, model=judge.model), judge, replies)
+    return HttpLLMClient(judge, replies, ledger, clock or Clock())

@@ -29,17 +29,17 @@ from guerdon.errors import ConfigError, DataError, TooManyFailuresError
 from guerdon.labels import candidates, data_set, labelers
 from guerdon.labels.append_log import Cache, Ledger
 from guerdon.labels.candidates import Candidates
-from guerdon.labels.completions import Completer, LocalLLMClient, Sample, SamplingParams, weights_hash
+from guerdon.labels.completions import Completer, Sample, SamplingParams, open_client, weights_hash
 from guerdon.labels.data_set import with_rewards
 from guerdon.labels.labelers import JudgeLabeler, Labeler, PromptedSolution, StepLabels, longest_judgement_request
-from guerdon.labels.llm_client import BUDGET, NOT_ASKED, HttpLLMClient, LLMClient, OwnLLMClient, ReplyModel
+from guerdon.labels.llm_client import BUDGET, NOT_ASKED, HttpLLMClient, LLMClient
 from guerdon.policies.generate import check_room
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.text_files import load_policy, outline
 from guerdon.progress import ProgressBar
 from guerdon.retry import Clock
 from guerdon.settings.data import DataSettings, GeneratedDataSettings
-from guerdon.settings.label import JUDGED, JUDGES, LABELERS, LabelSettings, LocalJudgeSettings, OwnJudgeSettings
+from guerdon.settings.label import JUDGED, LABELERS, LabelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.tasks.prompt_files import check_here, load_prompts
@@ -204,12 +204,9 @@ class _LabelRun:
     def _client(self) -> LLMClient:
         """Of the judge's model."""
         judge = self.settings.judge
-        if isinstance(judge, LocalJudgeSettings):
-            return LocalLLMClient(self._completer(TextPolicySettings(path=judge.model_name)), judge.model_name)
-        replies = self.stack.enter_context(closing(Cache(self.cache / "replies.jsonl")))
-        if isinstance(judge, OwnJudgeSettings):
-            return OwnLLMClient(JUDGES.build(judge.api, judge.params, ReplyModel, model=judge.model), judge, replies)
-        client = HttpLLMClient(judge, replies, self._ledger, self.clock)
+        client = open_client(judge, self.cache, self._ledger, self.stack, clock=self.clock, completer=self._completer)
+        if not isinstance(client, HttpLLMClient):
+            return client
         if self.settings.method == 2 and self.settings.labeler in JUDGED:
             longest = longest_judgement_request(self._data, judge)
             client.reserve_later["solve"] = self._ledger.price(client.most(longest))

@@ -23,8 +23,10 @@ import itertools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -32,13 +34,14 @@ import numpy as np
 from guerdon.call_queue import alone
 from guerdon.episodes.chats import asked_key, unreadable
 from guerdon.errors import ConfigError, DataError
+from guerdon.labels.append_log import Ledger
 from guerdon.labels.llm_client import LLMClient, LLMReply, LLMRequest, asked_text, reason_text
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
-from guerdon.models.rubric import Rubric, rubric_of
+from guerdon.models.rubric import Rubric, read_rubric, rubric_of
 from guerdon.replies import json_objects
+from guerdon.settings.reward_models import JUDGE_CACHE, JudgeMode, JudgeModelSettings
 from guerdon.types import Episode, Failure, RewardInfo, Score
 
-Mode = Literal["criteria", "scale", "pairwise", "listwise"]
 Verdict = Mapping[str, tuple[float, str]]  # by name of a criterion, or number of a response: value and reason
 Parsed = Callable[[Mapping[str, Any]], Verdict | Failure]
 REFERENCE, RUBRIC = "ground_truth", "rubric"  # what `meta` of an episode calls them
@@ -65,7 +68,7 @@ class JudgePlan:
         temperature: of replies; None: the endpoint's own.
     """
 
-    mode: Mode = "criteria"
+    mode: JudgeMode = "criteria"
     rubric: Rubric | None = None
     scale: tuple[float, float] = (0.0, 10.0)
     votes: int = 1
@@ -91,17 +94,23 @@ class JudgeModel:
     Args:
         client: of the language model.
         plan: what it is asked.
+        close: ends the client.
 
     Raises:
         ConfigError: several votes at temperature 0, which are all the same.
     """
 
-    def __init__(self, client: LLMClient, plan: JudgePlan) -> None:
+    def __init__(self, client: LLMClient, plan: JudgePlan, close: Callable[[], None] | None = None) -> None:
         if plan.votes > 1 and plan.temperature == 0:
             raise ConfigError("votes: several replies at temperature 0 are the same; set a temperature or votes: 1")
         if plan.scale[0] >= plan.scale[1]:
             raise ConfigError(f"scale: the lowest score must be below the highest, these are {plan.scale}")
-        self._client, self._plan = client, plan
+        self._client, self._plan, self._close = client, plan, close
+
+    def close(self) -> None:
+        """Close the files of replies and costs."""
+        if self._close is not None:
+            self._close()
 
     @property
     def info(self) -> RewardInfo:
@@ -262,6 +271,29 @@ class JudgeModel:
             said = f"{len(failures)} of {len(verdicts)} verdicts failed: {detail}" if len(verdicts) > 1 else detail
             return ExplainedScore(Score(failure=Failure(reason, said)), text)
         return ExplainedScore(Score(total=float(np.mean(values))), text)
+
+
+def load_judge(settings: JudgeModelSettings) -> JudgeModel:
+    """The judge of a configuration; its replies and costs are kept on disk, so that nothing is paid for twice.
+
+    Raises:
+        ConfigError: the rubric cannot be read, or the key of the endpoint is missing.
+        DataError: another process uses its folder.
+    """
+    from guerdon.labels.completions import open_client  # imports torch
+
+    s = settings
+    rubric = None if s.rubric is None else read_rubric(Path(s.rubric))
+    plan = JudgePlan(
+        s.mode, rubric, s.scale, s.votes, s.tournament, s.min_measured, s.reference, s.judge.max_tokens,
+        s.judge.temperature,
+    )  # fmt: skip
+    folder = Path(s.cache_dir or JUDGE_CACHE)
+    with ExitStack() as stack:
+        ledger = Ledger(folder / "calls.jsonl", prices=s.judge.prices, max_usd=s.max_usd)
+        client = open_client(s.judge, folder, stack.enter_context(closing(ledger)), stack)
+        return JudgeModel(client, plan, stack.pop_all().close)
+    raise AssertionError  # mypy: the stack may suppress exceptions
 
 
 def _verdict(kind: Mapping[str, Any], name: str) -> dict[str, Any]:

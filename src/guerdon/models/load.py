@@ -46,7 +46,7 @@ def load_reward_model(
 
     Args:
         model_type: a name, `package.module:factory`, or a name that an installed package registers.
-        checkpoint_path: where a learned model lies.
+        checkpoint_path: where a learned model lies; the rubric of a judge.
         device: where it computes, as a key `device` says; None: on the GPU when there is one.
         **options: further keys of `reward.model` of that type, such as `image_size`, `value`, `remote`, `vlm`; of a
             user's own, `params`.
@@ -55,11 +55,11 @@ def load_reward_model(
         ConfigError: an unknown name, or an option that this model does not have.
         CheckpointError: the checkpoint is missing, corrupt, or other than asked for.
     """
-    paths = {} if checkpoint_path is None else {"checkpoint_path": checkpoint_path}
+    form = MODEL_FORMS.get(model_type, OwnModelSettings)
+    paths = {} if checkpoint_path is None else {form.path_key: checkpoint_path}
     paths |= {} if device is None else {"device": str(device)}
     given = {key: str(value) if isinstance(value, Path) else value for key, value in {**options, **paths}.items()}
     REWARD_MODELS.known(model_type)  # an unknown name is refused before its options
-    form = MODEL_FORMS.get(model_type, OwnModelSettings)
     idle = sorted(given.keys() & _OF_RUNS)
     if idle:
         raise ConfigError(f"the reward model {model_type!r}: {', '.join(idle)} would do nothing outside a run")
@@ -82,7 +82,7 @@ def load_source_model(settings: RewardModelSettings) -> RewardModel:
 def options_of(model_type: str) -> list[str]:
     """The options that `load_reward_model` takes for a type, besides `checkpoint_path`."""
     form = MODEL_FORMS.get(model_type, OwnModelSettings)
-    return [name for name in form.model_fields if name not in _OF_RUNS | {"model_type", "checkpoint_path"}]
+    return [name for name in form.model_fields if name not in _OF_RUNS | {"model_type", form.path_key}]
 
 
 @doing("loading a reward model")

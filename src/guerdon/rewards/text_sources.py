@@ -10,7 +10,9 @@ failure of its response. The implicit model, which learns, is `guerdon.rewards.p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +27,7 @@ from guerdon.rewards.source import ModelReward, RewardSource, SourceTerms, raw_s
 from guerdon.rewards.text_steps import Cut, cut_steps, step_auroc, true_steps
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.reward import SourceSettings
+from guerdon.settings.reward_models import relative
 from guerdon.types import Episode, Failure, FloatArray, Metrics, RewardModel, Rewards, Score, last_valid
 
 PROBABILITIES = (0.0, 1.0)
@@ -76,7 +79,7 @@ class TextReward(ModelReward[Responses]):
         """Score; and how well values separate right responses from wrong ones."""
         responses, mask = rollout.inputs, rollout.mask
         cuts = cut_steps(responses, self.settings.splitter)
-        scores = self._scores(responses, cuts)
+        scores = self._scores(rollout, cuts)
         values = np.zeros(mask.shape, dtype=np.float32)
         failures: dict[int, Failure] = {}
         for row, score in scores.items():
@@ -87,7 +90,11 @@ class TextReward(ModelReward[Responses]):
                 self._pay(values[row], cuts[row], paid)
         terminal = self.settings.reward_mode == "terminal"
         rewards = response_rewards(values, mask, failures, paid=last_valid(mask) if terminal else None)
+        if self.model.info.compares:
+            rewards = _without_equal_groups(rewards, rollout, cuts)
         metrics = _pair_metrics(rollout, rewards)
+        spreads = [score.spread for score in scores.values() if score.spread is not None]
+        metrics |= {"spread": float(np.mean(spreads))} if spreads else {}
         if self.model.info.granularity != "step":
             return replace(rewards, metrics=metrics)
         steps = [scores[row].steps if row in scores else None for row in range(len(cuts))]
@@ -105,15 +112,17 @@ class TextReward(ModelReward[Responses]):
             metrics["step_auroc"] = step_auroc(responses, cuts, steps)
         return replace(rewards, metrics=metrics, scores=raw)
 
-    def _scores(self, responses: Responses, cuts: tuple[Cut, ...]) -> dict[int, Score]:
-        """Of every response that has a token; equal responses to one question are scored once."""
-        places: dict[tuple[str, tuple[str, ...]], int] = {}
+    def _scores(self, rollout: TextRollout, cuts: tuple[Cut, ...]) -> dict[int, Score]:
+        """Of every response that has a token; equal responses to one prompt, or within one group, are scored once."""
+        places: dict[Any, int] = {}
         episodes: list[Episode] = []
         which: dict[int, int] = {}
-        for row, (prompt, cut) in enumerate(zip(responses.prompts, cuts, strict=True)):
+        for row, (prompt, cut) in enumerate(zip(rollout.inputs.prompts, cuts, strict=True)):
             if not cut.texts:
                 continue
-            key = (asked_key(prompt.question, prompt.context, prompt.tools), cut.texts)
+            group = str(rollout.groups_B[row])
+            own = group if self.model.info.compares else (prompt.ground_truth, repr(prompt.extra_info.get("rubric")))
+            key = (asked_key(prompt.question, prompt.context, prompt.tools), cut.texts, own)
             if key not in places:
                 places[key] = len(episodes)
                 episodes.append(
@@ -121,7 +130,11 @@ class TextReward(ModelReward[Responses]):
                         id=prompt.id,
                         task=prompt.question,
                         texts=cut.texts,
-                        meta=dict(prompt.extra_info),
+                        meta={
+                            **prompt.extra_info,
+                            **({"ground_truth": truth} if (truth := prompt.ground_truth) else {}),
+                        },
+                        group=group,
                         context=prompt.context,
                         tools=prompt.tools,
                     )
@@ -185,10 +198,25 @@ class TextReward(ModelReward[Responses]):
         if not steps and s.aggregation is not None:
             raise ConfigError(f"{where}: aggregation would do nothing, {info.name} judges whole responses; remove it")
         bounded = PROBABILITIES[0] <= info.range[0] and info.range[1] <= PROBABILITIES[1]
+        if s.shaping == "threshold" and info.compares:
+            raise ConfigError(f"{where}: {relative(info.name)}: set shaping to raw or signed, not threshold")
         if s.shaping == "signed" and not bounded:
             raise ConfigError(f"{where}: shaping signed needs probabilities; {info.name} gives {info.range}")
         if s.shaping == "threshold" and not bounded and s.reward_threshold is None and info.success_threshold is None:
             raise ConfigError(f"{where}: shaping threshold needs reward_threshold; {info.name} gives {info.range}")
+
+
+def _without_equal_groups(rewards: Rewards, rollout: TextRollout, cuts: Sequence[Cut]) -> Rewards:
+    """Responses of groups that are all equal have no value, which is no failure: there is nothing to compare."""
+    texts: dict[int, set[tuple[str, ...]]] = {}
+    for group, cut in zip(rollout.groups_B.tolist(), cuts, strict=True):
+        texts.setdefault(group, set()).add(cut.texts)
+    alike = [row for row, group in enumerate(rollout.groups_B.tolist()) if len(texts[group]) < 2]
+    failed = rewards.failed.copy()
+    failed[alike] = True
+    failures = tuple(one for one in rewards.failures if one[0] not in set(alike))
+    values = np.where(failed, np.float32(0.0), rewards.values)
+    return replace(rewards, values=values, failed=failed, failures=failures, measured=rewards.measured - len(alike))
 
 
 def _pair_metrics(rollout: TextRollout, rewards: Rewards) -> Metrics:

@@ -28,7 +28,13 @@ from guerdon.rl.videos import write_text_film
 from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.data import run_prompts
 from guerdon.settings.reward import RewardSettings, SourceSettings
-from guerdon.settings.reward_models import ExactModelSettings, PrimeModelSettings, TabularModelSettings
+from guerdon.settings.reward_models import (
+    ExactModelSettings,
+    JudgeModelSettings,
+    PrimeModelSettings,
+    TabularModelSettings,
+    relative,
+)
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.tasks.prompt_files import check_here, load_prompts
@@ -67,7 +73,7 @@ def text_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     _check_disk_of(study, folder, policy, learning.primes)
     cluster, runner = study.cluster if study.engine == "ray" else None, study.runner
     models = run_reward_models(cluster, runner, load_model, study.reward.scoring_shards, study.text_sources)
-    sources = build_text_sources(study, learning.primes, models)
+    sources = build_text_sources(study, learning.primes, models, folder)
     recompute = learner.kl_in_reward or any(source.needs_log_probs for source in sources.values())
     recompute = recompute or bool(study.runner.max_staleness)  # for a ratio to older weights than those that learn
     heads = learner.heads if study.text_algorithm.needs.critic else ()
@@ -203,7 +209,7 @@ def _min_form(study: Study) -> float | None:
 
 
 def build_text_sources(
-    study: Study, primes: Mapping[str, PrimeReward], models: RewardModels
+    study: Study, primes: Mapping[str, PrimeReward], models: RewardModels, folder: Path
 ) -> dict[str, RewardSource[Responses]]:
     """Every source of a study, by name: the verifier, then its reward models.
 
@@ -211,6 +217,7 @@ def build_text_sources(
         study: the resolved configuration.
         primes: its implicit reward models.
         models: loads the others.
+        folder: of the run.
 
     Raises:
         ConfigError: a model measures something else than its settings ask for.
@@ -227,7 +234,14 @@ def build_text_sources(
         elif isinstance(model, TabularModelSettings):
             sources[name] = TabularReward(terms[name], model)
         else:
-            sources[name] = TextReward(terms[name], models.model(name, settings), settings, min_form=_min_form(study))
+            if isinstance(model, JudgeModelSettings) and model.cache_dir is None:
+                model = model.model_copy(update={"cache_dir": str(folder / "judge" / name)})
+                settings = settings.model_copy(update={"model": model})
+            loaded = models.model(name, settings)
+            if loaded.info.compares and study.text_algorithm.needs.greedy:
+                why = f"reward.sources.{name}: {relative(loaded.info.name)}"
+                raise ConfigError(f"{why}, and a greedy response stands alone: set adv_estimator to grpo or rloo")
+            sources[name] = TextReward(terms[name], loaded, settings, min_form=_min_form(study))
     return sources
 
 

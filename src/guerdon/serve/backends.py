@@ -20,6 +20,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -31,10 +32,11 @@ from typing import Any
 import numpy as np
 
 from guerdon.config import validate
-from guerdon.errors import CheckpointError, ConfigError, boundary
+from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
 from guerdon.models.adapters import ADAPTERS
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.models.load import load_reward_model, options_of
+from guerdon.models.rubric import ENDINGS, read_rubric
 from guerdon.registry import Registry
 from guerdon.serve.client_wire import failed, video_file
 from guerdon.serve.media import MediaRoot
@@ -44,7 +46,7 @@ from guerdon.settings.serve import ServedModelSettings, ServeSettings
 from guerdon.settings.vlm import VLM_NAMES
 from guerdon.types import Episode, Failure, RewardInfo, RewardModel, Score
 
-QWEN, PRIMO, TEXT = "qwen2_5_vl_vllm", "PRIMO-R1", "text"
+QWEN, PRIMO, TEXT, JUDGE = "qwen2_5_vl_vllm", "PRIMO-R1", "text", "judge"
 ALIASES = {"primo_r1_vllm": PRIMO}
 WRITING: dict[str, dict[str, Any]] = {
     QWEN: {"temperature": 0.0, "max_tokens": 64},  # top_p has no effect at temperature 0
@@ -64,6 +66,7 @@ LEARNING = ("data_path", "device", "bf16", "steps", "frames_per_episode", "learn
 
 FRAMES, PIXELS, FPS = 16, 200_704, 4  # defaults of the first reward server, for `score_video`
 _FACTORIES = Registry("custom_backend", group="", builtins={})
+log = logging.getLogger("guerdon.serve")
 _IMPORTING = threading.Lock()  # the lazy imports of transformers are not thread-safe
 
 
@@ -131,6 +134,17 @@ def model_loader(name: str, settings: ServedModelSettings) -> ModelLoader:
     )
 
 
+def card_verdict(loader: ModelLoader, name: str) -> dict[str, Any] | None:
+    """The verdict on the card of a model; one that cannot be read is logged, and the model is served."""
+    from guerdon.evaluate.gate_card import card_folders, read_verdict
+
+    try:
+        return None if loader.path is None else read_verdict(*card_folders(loader.path))
+    except DataError as error:
+        log.warning("the card of %s has no verdict: %s", name, error)
+        return None
+
+
 def _refuse_backend(name: str, backend: str, settings: ServedModelSettings) -> None:
     """Refuse an unknown backend, and settings that it would not use or needs."""
     if backend not in known_backends() and ":" not in backend:
@@ -144,6 +158,10 @@ def _refuse_backend(name: str, backend: str, settings: ServedModelSettings) -> N
         raise ConfigError(f"models.{name}: backend {backend} needs model_path")
     if settings.model_path is not None and (kind in ("constant", "remote") or REWARD_MODELS.is_own(kind)):
         raise ConfigError(f"models.{name}: model_path would do nothing with backend {backend}; remove it")
+    if kind == JUDGE and settings.processes not in (None, "auto"):
+        raise ConfigError(
+            f"models.{name}: a judge computes elsewhere, so that copies would do nothing; remove processes"
+        )
     if settings.update_dir is not None and kind not in FROM_FOLDER:
         raise ConfigError(f"models.{name}: backend {backend} cannot learn while it is served; remove update_dir")
 
@@ -202,6 +220,7 @@ def loader_options(name: str, kind: str | None, settings: ServedModelSettings) -
     Raises:
         ConfigError: an unknown option, which the message names with the nearest known one; or a wrong value.
     """
+    kind = JUDGE if kind is None and _is_rubric(settings.model_path) else kind
     kinds = (*FROM_FOLDER, "qwen_vl") if kind is None else (plain_name(kind),)
     learning = set() if settings.update_dir is None else set(IMAGE_KINDS)
     own = kind is not None and REWARD_MODELS.is_own(kind)
@@ -218,8 +237,8 @@ def loader_options(name: str, kind: str | None, settings: ServedModelSettings) -
         if settings.model_path is None and vlm.get("path") is None and vlm.get("backend") != "openai":
             raise ConfigError(f"models.{name}: backend {kind} needs model_path (or options.vlm.path)")
     if kind is not None and kinds[0] not in learning:
-        path = {} if settings.model_path is None else {"checkpoint_path": settings.model_path}
         form = MODEL_FORMS.get(kind, OwnModelSettings)
+        path = {} if settings.model_path is None else {form.path_key: settings.model_path}
         checked = validate(form, {"model_type": kind, **path, **options}, source=f"models.{name}.options")
         if isinstance(checked, VLMModelSettings) and checked.vlm is not None and checked.vlm.path is not None:
             refuse_missing(checked.vlm.path)
@@ -259,16 +278,19 @@ def refuse_missing(path: str) -> None:
     place = Path(path)
     parts = len(place.parts)
     meant = place.is_absolute() or path.startswith(".") or parts > 2 or (parts == 2 and place.parent.is_dir())
+    meant = meant or _is_rubric(path)
     if meant and "://" not in path and not place.exists():  # a hub id has at most two parts; an address is not a folder
         raise ConfigError(f"model_path {path}: there is no such folder; train it first, or check the path")
 
 
 def _kind_at(path: str) -> str:
-    """The type of the model at a path: an image model of `guerdon train`, a vision-language model, or text."""
+    """The type of the model at a path: an image model of `guerdon train`, a vision-language model, a judge, or text."""
     from guerdon.models.image import CONFIG, find_checkpoint
     from guerdon.models.vlm import is_checkpoint
 
     refuse_missing(path)
+    if _is_rubric(path):
+        return JUDGE
     if is_checkpoint(path):
         return "qwen_vl"
     try:
@@ -278,6 +300,10 @@ def _kind_at(path: str) -> str:
     with boundary(CheckpointError, f"{folder / CONFIG} cannot be read"):
         kind = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("type")
     return kind if kind in IMAGE_KINDS else TEXT
+
+
+def _is_rubric(path: str | None) -> bool:
+    return path is not None and path.lower().endswith(ENDINGS) and not Path(path).is_dir()
 
 
 def refuse_early(settings: ServeSettings) -> None:
@@ -317,6 +343,8 @@ def refuse_all(settings: ServeSettings) -> None:
             from guerdon.models.text_load import check_text_model
 
             check_text_model(path, adapter=options.get("adapter", "auto"))
+        elif kind == JUDGE and path:
+            read_rubric(Path(path))
         elif plain_name(kind) in IMAGE_KINDS:
             from guerdon.models.image import load_config
 

@@ -330,10 +330,12 @@ class AsyncRewardClient:
             async with begun:
                 return await self._format.ask(send, batch, info, options)
 
-        batches = self._format.batches(episodes, info)
+        order, first = list(range(len(episodes))), dict[Any, int]()
+        if info.compares:  # what is compared stands together
+            order.sort(key=lambda i: first.setdefault(wire.compared_with(episodes[i]), i))
+        batches = self._format.batches([episodes[i] for i in order], info)
         found = [one for scores in await asyncio.gather(*map(ask, batches)) for one in scores]
-        assert len(found) == len(episodes)
-        return found
+        return [one for _, one in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
 
     def _sender(self, tries: int | None = None) -> Callable[..., Coroutine[Any, Any, wire.ServerReply]]:
         """Sends requests with one deadline, from now on.

@@ -22,6 +22,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -79,6 +80,11 @@ Send = Callable[..., Awaitable[ServerReply]]
 """Posts to a path, with retries and the deadline of the call; a body is `content` in JSON, or `data` and `files`."""
 
 
+def compared_with(episode: Episode) -> tuple[str, str]:
+    """Equal for episodes that a model compares with each other."""
+    return episode.group or "", asked_key(episode.task, episode.context, episode.tools)
+
+
 @dataclass(frozen=True)
 class RewardsFormat:
     """`POST /v1/rewards` and `POST /v1/update`."""
@@ -103,7 +109,9 @@ class RewardsFormat:
             return Failure("bad_reply", f"no description of a reward model: {type(error).__name__}: {error}")
 
     def batches(self, episodes: Sequence[Episode], info: RewardInfo) -> list[list[Episode]]:
-        """The episodes of each request, in order: at most `max_batch_items` and `MOST_BYTES`."""
+        """The episodes of each request, in order: at most `max_batch_items` and `MOST_BYTES`, or a group to compare."""
+        if info.compares:
+            return [list(group) for _, group in groupby(episodes, compared_with)]
         batches: list[list[Episode]] = []
         room = 0
         for episode in episodes:

@@ -20,9 +20,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from guerdon.errors import DataError, GuerdonError
+from guerdon.errors import GuerdonError
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
-from guerdon.serve.backends import ModelLoader
+from guerdon.serve.backends import ModelLoader, card_verdict
 from guerdon.serve.errors import BadRequest, BrokenModel, Busy, DeadlineExceeded, NotReady, ReloadFailed, UnknownModel
 from guerdon.serve.metrics import RESULTS, Metrics
 from guerdon.serve.update_store import UpdateId, UpdateResult, UpdateStore, When
@@ -33,9 +33,11 @@ from guerdon.serve.worker import (
     Ticket,
     Worker,
     content_bytes,
-    content_key,
+    content_keys,
     judge_all,
     learn,
+    refuse_alone,
+    refuse_item,
     resolve,
 )
 from guerdon.settings.serve import BatchSettings, LimitSettings
@@ -166,6 +168,7 @@ class ModelQueue:
         self._pending: dict[bytes, Item] = {}  # waiting or being scored, by content
         self._scoring: set[Item] = set()
         self._busy = 0  # lanes that have a batch
+        self._comparing = 0  # items of requests whose model compares
         self._jobs: deque[tuple[Callable[[], Awaitable[None]], asyncio.Future[Any]]] = deque()
         self._job_was_last = False
         self._reloading: asyncio.Task[None] | None = None
@@ -261,14 +264,17 @@ class ModelQueue:
             Busy: the queue has no room for the new ones (429); nothing was queued.
             DeadlineExceeded: not all were scored in time (504).
             NotReady: the model is being loaded or unusable (503).
+            BadRequest: the model compares, and no two episodes have the same prompt (422).
         """
-        self.loaded_model()
+        compares = self.info.compares
         if not episodes:
             return []
         async with self.deadline(deadline_s) as left:
+            if compares:
+                return await self._compare(episodes, options)
             sizes = [content_bytes(episode) for episode in episodes]
             here = sum(sizes) <= HASH_HERE
-            keys = _keys(episodes, options) if here else await asyncio.to_thread(_keys, episodes, options)
+            keys = content_keys(episodes, options) if here else await asyncio.to_thread(content_keys, episodes, options)
             self.loaded_model()
             loop = asyncio.get_running_loop()
             now = loop.time()
@@ -280,6 +286,21 @@ class ModelQueue:
                 if ticket.left:
                     self._withdraw(ticket, "expired" if left() <= TIMER_S else "cancelled")
         return [explained for explained in ticket.results if explained is not None]
+
+    async def _compare(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[ExplainedScore]:
+        """The scores of a model that compares: a request is one call, and nothing of other requests is in it."""
+        refuse_alone(episodes, self.name)
+        n = len(episodes)
+        if self._comparing + n > self.batcher.limit:
+            raise Busy(f"{self._comparing} items wait for {self.name!r}; try again later", self._wait_s())
+        self._comparing += n
+        try:
+            found = await self._workers[0].run(judge_all, self.loaded_model(), episodes, options, self.name)
+        finally:
+            self._comparing -= n
+        for one in found:
+            self._count_one(one)
+        return found
 
     async def learn(
         self, episodes: Sequence[Episode], when: When = "after", update: UpdateId | None = None
@@ -342,7 +363,7 @@ class ModelQueue:
         worker = Worker(f"{self.name}-reload")
         try:
             fresh = await worker.run(self.loader.load)
-            self.verdict = await worker.run(_verdict, self.loader, self.name)
+            self.verdict = await worker.run(card_verdict, self.loader, self.name)
             await self._between_batches(lambda: self._exchange(fresh))
         except ReloadFailed:
             raise
@@ -412,7 +433,7 @@ class ModelQueue:
                 raise BadRequest(f"the model {self.name!r} cannot learn while it is served: remove update_dir")
             self.store = UpdateStore(self.loader.update_dir, keep=self.loader.keep_updates)
             await self._workers[0].run(self.store.resume, model)
-        self.verdict = await self._workers[0].run(_verdict, self.loader, self.name)
+        self.verdict = await self._workers[0].run(card_verdict, self.loader, self.name)
         self.model = model
         self._metrics.ready.labels(self.name).set(1)
 
@@ -456,7 +477,7 @@ class ModelQueue:
         except NotReady as error:
             for item in batch:
                 self._forget(item)
-                _refuse(item, error)
+                refuse_item(item, error)
             return
         finally:
             self._busy -= 1
@@ -473,11 +494,14 @@ class ModelQueue:
         if self._pending.get(item.key) is item:
             del self._pending[item.key]
 
-    def _settle(self, item: Item, explained: ExplainedScore, *, remember: bool) -> None:
+    def _count_one(self, explained: ExplainedScore) -> None:
         failure = explained.score.failure
         if failure is not None:
             self._metrics.failed(self.name, failure.reason)
         self._count("scored" if failure is None else "failed", 1)
+
+    def _settle(self, item: Item, explained: ExplainedScore, *, remember: bool) -> None:
+        self._count_one(explained)
         self._forget(item)
         if remember:  # another lane may have exchanged the model meanwhile
             self.cache.put(item.key, explained)
@@ -562,7 +586,7 @@ class ModelQueue:
 
     def _refuse_all(self) -> None:
         for item in {*self._pending.values(), *self._scoring}:
-            _refuse(item, self._not_ready())
+            refuse_item(item, self._not_ready())
         for _, future in self._jobs:
             resolve(future, self._not_ready())
         self.batcher.drain()
@@ -572,24 +596,3 @@ class ModelQueue:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._break("has stopped: a fault of the server, see its log", error)
-
-
-def _verdict(loader: ModelLoader, name: str) -> dict[str, Any] | None:
-    """The verdict on the card of a model; one that cannot be read is logged, and the model is served."""
-    from guerdon.evaluate.gate_card import card_folders, read_verdict
-
-    try:
-        return None if loader.path is None else read_verdict(*card_folders(loader.path))
-    except DataError as error:
-        log.warning("the card of %s has no verdict: %s", name, error)
-        return None
-
-
-def _keys(episodes: Sequence[Episode], options: JudgeOptions) -> list[bytes]:
-    return [content_key(episode, options) for episode in episodes]
-
-
-def _refuse(item: Item, error: NotReady) -> None:
-    """Answer the requests of an item with a 503: they may try again."""
-    for ticket, _ in item.waiters:
-        resolve(ticket.done, error)

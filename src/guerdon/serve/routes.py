@@ -209,6 +209,7 @@ class InfoFields(BaseModel):
     frames_needed: int = Field(description="trailing frames that a value needs; 0: none")
     success_threshold: float | None = Field(description="the value above which an item counts as successful")
     progress_horizon: float | None = Field(description="steps before success at which progress starts to rise")
+    compares: bool = Field(False, description="a value says how a response compares with others of its request")
 
 
 class Description(BaseModel):
@@ -222,7 +223,8 @@ class Description(BaseModel):
 
 def info_fields(info: RewardInfo) -> InfoFields:
     """An info as JSON values."""
-    return InfoFields.model_validate(info_record(info))
+    record = info_record(info)
+    return InfoFields.model_validate(record if info.compares else {k: v for k, v in record.items() if k != "compares"})
 
 
 _TEXT_FIELDS = ("prompt", "messages", "tools", "completion", "steps", "separator", "label")
@@ -374,14 +376,17 @@ async def metrics(request: Request) -> Response:
     return Response(wire.models_of(request).metrics.text(), media_type=CONTENT_TYPE)
 
 
-@routes.get("/v1/rewards", tags=["guerdon"], responses={status: ERRORS[status] for status in (401, 404, 503)})
+@routes.get(
+    "/v1/rewards", tags=["guerdon"], responses={status: ERRORS[status] for status in (401, 404, 503)},
+    response_model_exclude_unset=True,  # earlier clients do not know `compares`
+)  # fmt: skip
 async def describe(
     request: Request,
     model: Annotated[str | None, Query(max_length=200, description="which model; the default if left out")] = None,
 ) -> Description:
     """The declaration of a model's scores, which clients check answers against."""
     queue = wire.models_of(request).get(model)
-    return Description(model=queue.name, info=info_fields(queue.info), learns=queue.learns)
+    return Description(object="reward_model", model=queue.name, info=info_fields(queue.info), learns=queue.learns)
 
 
 @routes.post(

@@ -101,6 +101,12 @@ class Item:
         return max((waiter.deadline for waiter, _ in self.waiters), default=-math.inf)
 
 
+def refuse_item(item: Item, error: NotReady) -> None:
+    """Answer the requests of an item with a 503: they may try again."""
+    for ticket, _ in item.waiters:
+        resolve(ticket.done, error)
+
+
 class Batcher:
     """Items in the order in which they arrived.
 
@@ -212,6 +218,11 @@ def content_key(episode: Episode, options: JudgeOptions) -> bytes:
     return digest.digest()
 
 
+def content_keys(episodes: Sequence[Episode], options: JudgeOptions) -> list[bytes]:
+    """`content_key` of each episode."""
+    return [content_key(episode, options) for episode in episodes]
+
+
 def content_bytes(episode: Episode) -> int:
     """Size of an episode in bytes or characters, which the time of hashing and the padding depend on."""
     arrays = (episode.frames, episode.states, episode.actions)
@@ -313,10 +324,26 @@ def resolve(future: asyncio.Future[Any], result: object) -> None:
         future.set_result(result)
 
 
+def refuse_alone(episodes: Sequence[Episode], name: str) -> None:
+    """Refuse a request in which a model that compares has nothing to compare.
+
+    Raises:
+        BadRequest: no two episodes have the same prompt.
+    """
+    if len({asked_key(one.task, one.context, one.tools) for one in episodes}) == len(episodes):
+        raise BadRequest(
+            f"the model {name!r} compares responses to the same prompt, and every item has another one: send all "
+            "responses to a prompt in one request",
+            param="items",
+        )
+
+
 def judge_all(
     model: RewardModel, episodes: Sequence[Episode], options: JudgeOptions, name: str
 ) -> list[ExplainedScore]:
     """One explained score per episode, in order. An episode at which the model raises is a `Failure("model_error")`.
+
+    All episodes are, where the model compares them.
 
     Raises:
         NotReady: no copy of the model can be called now, which is not the fault of the episodes.
@@ -334,9 +361,9 @@ def judge_all(
     except (GuerdonError, SystemExit) as error:
         if isinstance(error, ConfigError) and options != JudgeOptions():  # the client's own option: it may read why
             return [ExplainedScore(Score(failure=Failure("bad_option", str(error))))] * len(episodes)
-        if len(episodes) == 1:
+        if len(episodes) == 1 or model.info.compares:
             log.error("%s", error, exc_info=error)
-            return [ExplainedScore(Score(failure=RAISED))]
+            return [ExplainedScore(Score(failure=RAISED))] * len(episodes)
         log.warning("%s; they are scored in smaller parts", error)
     half = len(episodes) // 2
     return judge_all(model, episodes[:half], options, name) + judge_all(model, episodes[half:], options, name)

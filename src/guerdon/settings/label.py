@@ -215,6 +215,18 @@ JudgeSettings = Annotated[
 """`label.judge`: a language model that says of each step whether it is right."""
 
 
+def check_budget(max_usd: float | None, judge: JudgeSettings) -> None:
+    """Refuse a budget that the calls of a judge cannot be held to.
+
+    Raises:
+        ValueError: with the reason.
+    """
+    if max_usd is not None and not any(judge.prices):
+        raise ValueError("max_usd would do nothing while both prices of the judge are 0; set usd_per_million_...")
+    if max_usd is not None and set(LIMITS) <= set(getattr(judge, "leave_out", ())):
+        raise ValueError("max_usd needs a limit of tokens in each request, and judge.leave_out removes both")
+
+
 class MonteCarloSettings(Settings):
     """`label.monte_carlo`: completions of the solution so far show whether it can still be saved."""
 
@@ -320,10 +332,7 @@ class LabelSettings(Settings):
     def _fits(self) -> LabelSettings:
         if LABELERS.is_own(self.labeler):
             LABELERS.check(self.labeler, self.labeler_params)
-        if self.max_usd is not None and not any(self.judge.prices):
-            raise ValueError("max_usd would do nothing while both prices of the judge are 0; set usd_per_million_...")
-        if self.max_usd is not None and set(LIMITS) <= set(getattr(self.judge, "leave_out", ())):
-            raise ValueError("max_usd needs a limit of tokens in each request, and judge.leave_out removes both")
+        check_budget(self.max_usd, self.judge)
         if self.labeler != "monte_carlo":
             idle = {"estimate"} & self.monte_carlo.model_fields_set
             refuse(idle, f"labeler {self.labeler}, which is hard", "monte_carlo")

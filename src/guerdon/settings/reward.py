@@ -20,12 +20,14 @@ from guerdon.settings.label import Splitter
 from guerdon.settings.prime import PrimeSettings
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.reward_models import (
+    JudgeModelSettings,
     PrimeModelSettings,
     RefittedModelSettings,
     RemoteModelSettings,
     RewardModelSettings,
     RunModelSettings,
     judges_text,
+    relative,
 )
 
 OnFailure = Literal["drop", "neutral", "raise"]
@@ -155,8 +157,9 @@ class SourceSettings(Settings):
 
     @property
     def stays_with_learner(self) -> bool:
-        """Whether it is scored in the process of the learner: it changes in the run, or is on a server already."""
-        return self.refitted is not None or isinstance(self.model, RunModelSettings | RemoteModelSettings)
+        """Whether it is scored in the process of the learner: it changes in the run, or is elsewhere already."""
+        elsewhere = RemoteModelSettings | JudgeModelSettings
+        return self.refitted is not None or isinstance(self.model, RunModelSettings | elsewhere)
 
     @property
     def refitted(self) -> RefittedModelSettings | None:
@@ -189,6 +192,8 @@ class SourceSettings(Settings):
         if self.native_fallback and (self.text or "on_failure" in self.model_fields_set):
             why = "language models" if self.text else "on_failure"
             raise ValueError(f"fallback native is not for use with {why}: remove one of them")
+        if self.model.compares and shaping == "threshold":
+            raise ValueError(f"{relative(kind)}: set shaping to raw or signed, not threshold")
         given = self.model_fields_set
         robots = {"score_every", "binary_reward", "success_threshold", "use_rel_reward"}
         refuse(given & (robots if self.text else {"aggregation", "splitter"}), kind)

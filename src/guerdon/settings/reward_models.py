@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 
 from guerdon.registry import Registry
 from guerdon.settings.base import DEVICE, PARAMS, Because, ByName, Device, Settings, Unless, names_in, only_with, refuse
+from guerdon.settings.label import AnthropicJudgeSettings, JudgeSettings, check_budget
 from guerdon.settings.prime import PrimeSettings
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.train import Arch, ImageSize
@@ -45,9 +46,16 @@ class _ModelSettings(Settings):
 
     Attributes:
         factory: `module:function` that loads the model; empty: it is made in a run alone.
+        path_key: the key of the file or folder that it is read from.
     """
 
     factory: ClassVar[str] = ""
+    path_key: ClassVar[str] = "checkpoint_path"
+
+    @property
+    def compares(self) -> bool:
+        """Whether its values say how responses to one prompt compare, and nothing else (`RewardInfo.compares`)."""
+        return False
 
     @property
     def origin(self) -> str:
@@ -183,6 +191,70 @@ class SequenceClassifierSettings(_ReadModelSettings):
         "value", description="a sequence classifier that judges the whole response by a logit"
     )
     micro_batch_size: int = Field(64, ge=1, description="solutions per forward pass")
+
+
+JudgeMode = Literal["criteria", "scale", "pairwise", "listwise"]
+JUDGE_CACHE = "judge_cache"
+
+
+class JudgeModelSettings(_ModelSettings):
+    """A language model that judges responses, without training."""
+
+    factory = "guerdon.models.judge:load_judge"
+    path_key = "rubric"
+
+    model_type: Literal["judge"] = Field("judge", description="a language model that judges responses (docs/judges.md)")
+    rubric: str | None = Field(
+        None,
+        description="TOML, YAML or JSON file of criteria; null with mode criteria: the rubric of each prompt, in its "
+        "column `rubric`",
+    )
+    mode: JudgeMode = Field(
+        "criteria",
+        description="a verdict per criterion; a score on a scale; two responses to a prompt, in both orders; all "
+        "responses to a prompt in one request. Values of the last two hold among the responses to one prompt only",
+    )
+    scale: tuple[float, float] = only_with(
+        (0.0, 10.0), mode=("scale", "listwise"), description="lowest and highest score; they become 0 and 1"
+    )
+    votes: int = Field(1, ge=1, description="requests of a kind, averaged; several need a temperature above 0")
+    tournament: Literal["all_pairs", "ring"] = only_with(
+        "all_pairs", mode="pairwise", description="compare all pairs, or each response with its two neighbours"
+    )
+    min_measured: float = Field(
+        0.5, gt=0, le=1, description="share of the verdicts on a response that must be measured, else it has no value"
+    )
+    reference: bool = Field(False, description="show the judge the true answer of the prompt")
+    judge: JudgeSettings = Field(AnthropicJudgeSettings(), description="which language model, where")
+    max_usd: float | None = Field(None, gt=0, description="make no call by which all of cache_dir could cost more")
+    cache_dir: str | None = Field(
+        None, description="replies and costs; null: judge/NAME in the folder of a run, elsewhere judge_cache"
+    )
+
+    @property
+    def compares(self) -> bool:
+        """Whether it compares the responses to a prompt."""
+        return self.mode in ("pairwise", "listwise")
+
+    @property
+    def origin(self) -> str:
+        """The language model."""
+        return f"the judge {self.judge.model_name}"
+
+    def arguments(self) -> dict[str, Any]:
+        """These settings."""
+        return {"settings": self}
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        check_budget(self.max_usd, self.judge)
+        if self.votes > 1 and self.judge.temperature == 0:
+            raise ValueError(
+                f"votes: {self.votes} replies at temperature 0 are the same; set judge.temperature, or votes: 1"
+            )
+        if self.scale[0] >= self.scale[1]:
+            raise ValueError(f"scale: the lowest score must be below the highest, these are {self.scale}")
+        return self
 
 
 class PrimeModelSettings(PrimeSettings, _ModelSettings):
@@ -348,11 +420,16 @@ class OwnModelSettings(_ModelSettings):
         return self
 
 
+def relative(name: str) -> str:
+    """Why a value of a reward model that compares cannot stand alone."""
+    return f"{name} compares responses to the same prompt, and its values hold among those only"
+
+
 def judges_text(model: _ModelSettings) -> bool:
     """Whether a model judges texts, without a run that it is made in."""
     own = isinstance(model, OwnModelSettings) and model.modality == "text"
     remote = isinstance(model, RemoteModelSettings) and model.model_type == "remote_text"
-    return own or remote or isinstance(model, TextModelSettings | SequenceClassifierSettings)
+    return own or remote or isinstance(model, TextModelSettings | SequenceClassifierSettings | JudgeModelSettings)
 
 
 RefittedModelSettings = ResNetModelSettings | ProgressModelSettings
@@ -364,6 +441,7 @@ RewardModelSettings = Annotated[
     | ConstantModelSettings
     | TextModelSettings
     | SequenceClassifierSettings
+    | JudgeModelSettings
     | PrimeModelSettings
     | ExactModelSettings
     | TabularModelSettings
@@ -374,7 +452,7 @@ RewardModelSettings = Annotated[
 ]
 """`reward.model`: which model, from where."""
 TextRewardModelSettings = Annotated[
-    TextModelSettings | SequenceClassifierSettings | RemoteModelSettings | OwnModelSettings,
+    TextModelSettings | SequenceClassifierSettings | JudgeModelSettings | RemoteModelSettings | OwnModelSettings,
     ByName("model_type", "text"),
 ]
 """The forms of `reward.model` that judge texts without a run that they are made in."""

@@ -32,7 +32,7 @@ from guerdon.settings.policy import (
     PolicySettings,
 )
 from guerdon.settings.reward import RewardModelSection, RewardSettings, SourceSettings
-from guerdon.settings.reward_models import ExactModelSettings, PrimeModelSettings, TabularModelSettings
+from guerdon.settings.reward_models import ExactModelSettings, PrimeModelSettings, TabularModelSettings, relative
 from guerdon.settings.runner import RunnerSettings
 from guerdon.settings.search import SearchSettings
 from guerdon.settings.text_policy import (
@@ -428,6 +428,12 @@ class TextStudy(Study):
                 "reward.sources with reward_mode per_step"
             )
         self._check_text_sources()
+        for name, source in self.text_sources.items():
+            why = f"{relative(f'reward.sources.{name}')}, and "
+            if source.model.compares and self.algorithm.needs.greedy:
+                raise ValueError(f"{why}a greedy response stands alone: set adv_estimator to grpo or rloo")
+            if source.model.compares and self.data is not None and self.data.n_samples < 2:
+                raise ValueError(f"{why}data.n_samples is 1: set it to 2 at least")
         if self.algorithm.needs.groups and self.data is not None and self.data.n_samples < 2:
             raise ValueError(
                 f"adv_estimator {self.algorithm.adv_estimator} compares responses to the same prompt: data.n_samples "

@@ -305,7 +305,7 @@ def prompt_from_row(row: Any, where: str, data_source: str, ability: str = "", *
         ground_truth=gold,
         data_source=str(row.get("data_source") or data_source),
         ability=str(row.get("ability") or ability),
-        extra_info=dict(info),
+        extra_info=dict(info) | {key: row[key] for key in ("rubric",) if row.get(key)},
         solution=solution,
         tools=tools,
     )
