@@ -3,9 +3,9 @@
 import json
 
 import pytest
-
 from guerdon.compare.comparison import comparison_rows
 from guerdon.compare.read_runs import number, read_study
+
 from guerdon.compare.study import plan_study, quickstart_file, run_study
 
 SHORT = [
