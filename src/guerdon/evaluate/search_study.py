@@ -37,6 +37,7 @@ from guerdon.policies.text_files import load_policy, outline
 from guerdon.progress import ProgressBar
 from guerdon.settings.base import without_removed
 from guerdon.settings.data import DataSettings
+from guerdon.settings.reward_models import relative
 from guerdon.settings.search import SearchSettings
 from guerdon.settings.study import Study
 from guerdon.tasks.answers import final_answer
@@ -227,6 +228,10 @@ class _Searcher:
         self._system_prompt = system_prompt
         self._engine: Engine = build_engine(policy, study.generation)
         self._model: RewardModel = load_source_model(settings.model)
+        if self._model.info.compares:
+            raise ConfigError(
+                f"search.model: {relative(self._model.info.name)}, and search scores solutions one by one"
+            )
         self.verifier: Verifier = verifier_from(data)
         self._same: Same = same_by(self.verifier)
 

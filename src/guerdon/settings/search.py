@@ -13,11 +13,11 @@ from pydantic import Field, field_validator, model_validator
 
 from guerdon.settings.base import Settings, only_with
 from guerdon.settings.evaluate import Aggregation
-from guerdon.settings.reward_models import MODEL_NAMES, TextRewardModelSettings, judges_text
+from guerdon.settings.reward_models import MODEL_NAMES, TextRewardModelSettings, judges_text, relative
 
 Method = Literal["best_of_n", "beam", "dvts"]
 _BY_STEP = ("beam", "dvts")
-_TEXT = ("text", "value", "normal", "remote_text")
+_TEXT = ("text", "value", "normal", "judge", "remote_text")
 
 
 def _not_of_text(kind: str) -> str:
@@ -70,6 +70,8 @@ class SearchSettings(Settings):
     def _fits(self) -> SearchSettings:
         if not judges_text(self.model):
             raise ValueError(_not_of_text(self.model.model_type))
+        if self.model.compares:
+            raise ValueError(f"{relative('model')}, and search scores solutions one by one: use mode criteria or scale")
         if self.method in _BY_STEP and self.n % self.beam_width:
             raise ValueError(f"n {self.n} must be a multiple of beam_width {self.beam_width}")
         return self

@@ -1,0 +1,25 @@
+"""A judge scores the solutions of a search one by one; one that compares them cannot."""
+
+import pytest
+
+from guerdon.config import validate
+from guerdon.errors import ConfigError
+from guerdon.settings.study import Study
+
+
+def study(**judge):
+    model = {"model_type": "judge", "judge": {"api": "local", "model": "m"}, **judge}
+    search = {"model": model, "method": "best_of_n", "n": 2, "aggregation": "last", "save_dir": "out"}
+    return validate(
+        Study, {"policy": {"type": "text", "tiny": {}}, "data": {"type": "generated"}, "search": search}, source="s.yaml"
+    )
+
+
+def test_a_judge_of_single_solutions_is_a_model_of_a_search():
+    assert study(mode="scale").search.model.mode == "scale"
+
+
+@pytest.mark.parametrize("mode", ["pairwise", "listwise"])
+def test_one_that_compares_is_refused(mode):
+    with pytest.raises(ConfigError, match="search scores solutions one by one: use mode criteria or scale"):
+        study(mode=mode)
