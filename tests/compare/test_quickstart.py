@@ -9,7 +9,9 @@ from guerdon.compare.study import plan_study, quickstart_file, run_study
 SHORT = [
     "data.train_size=64", "data.val_size=4", "data.train_batch_size=2", "sft.max_steps=2", "label.num_samples=24",
     "train.judge.max_steps=2", "train.weak.max_steps=1", "evaluate.best_of_n={questions: 2, n: 2}", "compare.seeds=[0]",
-    "runner.total_steps=16", "runner.eval_every=8", "runner.eval_episodes=4", "runner.checkpoint_every=16",
+    "runner.total_steps=16", "runner.eval_every=8", "runner.eval_episodes=4",
+    "compare.arms.C.config.runner.total_steps=16",
+    *(f"compare.arms.{arm}.config.reward.max_failure_rate=1" for arm in "BC"),  # of a policy that may write nothing yet
 ]  # fmt: skip
 
 
