@@ -10,9 +10,8 @@ from guerdon.settings.study import Study
 def study(**judge):
     model = {"model_type": "judge", "judge": {"api": "local", "model": "m"}, **judge}
     search = {"model": model, "method": "best_of_n", "n": 2, "aggregation": "last", "save_dir": "out"}
-    return validate(
-        Study, {"policy": {"type": "text", "tiny": {}}, "data": {"type": "generated"}, "search": search}, source="s.yaml"
-    )
+    whole = {"policy": {"type": "text", "tiny": {}}, "data": {"type": "generated"}, "search": search}
+    return validate(Study, whole, source="s.yaml")
 
 
 def test_a_judge_of_single_solutions_is_a_model_of_a_search():

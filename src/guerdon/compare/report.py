@@ -296,11 +296,14 @@ def warnings_of(run: RunRecord) -> list[str]:
 def study_notes(study: StudyRecord, rows: Sequence[ArmRow]) -> list[Note]:
     """All warnings of a study, the severe ones first."""
     severe = [f"{row.sentence}." for row in rows if row.outcome == "not comparable"]
-    for arm in study.arms:
-        ends = [number(run.trains[-1], "hacking_alarm") for run in study.select(arm=arm) if run.trains]
-        if raised := sum(map(bool, ends)):
+    alarms = {
+        arm: [bool(number(run.trains[-1], "hacking_alarm")) for run in study.select(arm=arm) if run.trains]
+        for arm in study.arms
+    }
+    for arm, ends in sorted(alarms.items(), key=lambda one: -sum(one[1])):
+        if any(ends):
             severe.append(
-                f"{arm} may be exploiting its reward model: the hacking alarm is on at the end of {raised} of "
+                f"{arm} may be exploiting its reward model: the hacking alarm is on at the end of {sum(ends)} of "
                 f"{fmt.plural(len(ends), 'run')}, as the learned return rises and true success does not."
             )
     severe += [
