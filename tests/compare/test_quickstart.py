@@ -1,9 +1,8 @@
 """The quickstart of a language model: a reward that helps, one that is gamed, and the alarm that tells them apart."""
 
 import pytest
-from guerdon.compare.comparison import comparison_rows
-from guerdon.compare.read_runs import number, read_study
 
+from guerdon.compare.results import comparison_rows, number, read_study
 from guerdon.compare.study import plan_study, quickstart_file, run_study
 
 SHORT = [
