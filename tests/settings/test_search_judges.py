@@ -22,3 +22,12 @@ def test_a_judge_of_single_solutions_is_a_model_of_a_search():
 def test_one_that_compares_is_refused(mode):
     with pytest.raises(ConfigError, match="search scores solutions one by one: use mode criteria or scale"):
         study(mode=mode)
+
+
+def test_an_evaluation_refuses_a_model_that_compares():
+    from guerdon.evaluate.scores import refuse_relative
+    from guerdon.models.judge import JudgeModel, JudgePlan
+
+    refuse_relative(JudgeModel(None, JudgePlan("scale")), "judge")
+    with pytest.raises(ConfigError, match="judge compares responses to the same prompt"):
+        refuse_relative(JudgeModel(None, JudgePlan("listwise")), "judge")

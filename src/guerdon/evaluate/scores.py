@@ -26,9 +26,10 @@ from guerdon.atomic import write_json, write_text
 from guerdon.call_queue import calls_of
 from guerdon.episodes.chats import unreadable_texts
 from guerdon.episodes.solutions import Solution
-from guerdon.errors import DataError
+from guerdon.errors import ConfigError, DataError
 from guerdon.progress import ProgressBar
 from guerdon.settings.evaluate import Aggregation
+from guerdon.settings.reward_models import relative
 from guerdon.types import Episode, Failure, RewardInfo, RewardModel, Score
 
 Kind = Literal["success", "progress"]
@@ -206,3 +207,13 @@ def paired(solutions: Sequence[Solution], scores: Sequence[Score]) -> list[tuple
     if len(solutions) != len(scores):
         raise DataError(f"{len(scores)} scores for {len(solutions)} solutions; there must be one each, in order")
     return list(zip(solutions, scores, strict=True))
+
+
+def refuse_relative(model: RewardModel, name: str) -> None:
+    """Refuse a model whose values hold among the responses to one prompt only: an evaluation compares all of them.
+
+    Raises:
+        ConfigError: it is such a model.
+    """
+    if model.info.compares:
+        raise ConfigError(f"{relative(name)}: an evaluation compares the values of different prompts")

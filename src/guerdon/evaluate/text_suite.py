@@ -22,7 +22,7 @@ from guerdon.episodes.row_files import rows_by_split
 from guerdon.episodes.solution_files import published_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import CheckpointError, ConfigError, DataError, MissingDependencyError, boundary
-from guerdon.evaluate import charts
+from guerdon.evaluate import charts, scores
 from guerdon.evaluate.attacks import attack_report, failed_attacks, honest_pairs
 from guerdon.evaluate.best_of_n import Same, best_of_n, check_samples, same_number_or_text
 from guerdon.evaluate.gate_card import card_verdict, gate_table, verdict_lines
@@ -385,6 +385,7 @@ def evaluate_text_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, 
     for one in models:
         source = one.source
         model = load_text_model(**dict(source))
+        scores.refuse_relative(model, one.name)
         samples: list[Solution] = []
         if b is not None and b.samples is None:  # below the evaluation, so that parallel jobs do not share a folder
             samples = sampled_solutions(

@@ -2,8 +2,8 @@
 
 A response is read as published classifiers read it (`models/sequence_classifier.py`): all ids of
 `apply_chat_template`, the value at the last one that is not the token for padding. What is written is a plain
-`AutoModelForSequenceClassification` folder with tokenizer, template and card, which transformers, TRL and vLLM read
-with the same values; `SequenceClassifier` loads it.
+`AutoModelForSequenceClassification` folder with tokenizer, template and card, which transformers reads with the same
+values; `SequenceClassifier` loads it.
 
     model = PreferenceModel(load_policy(settings, seed=0), TextModelCard("preference", "conversation", "bradley_terry"))
     model.write(Path("runs/rm"))

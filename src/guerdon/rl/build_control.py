@@ -50,7 +50,6 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     """
     runner, algorithm = study.runner, study.control_algorithm
     torch.manual_seed(runner.seed)  # of dropout, where a policy has any: only gradient steps draw from it
-    group = algorithm.group_size if algorithm.needs.groups else None
     cluster = study.cluster if study.engine == "ray" else None
     loaded = run_reward_models(cluster, runner, load_model, study.reward.scoring_shards, study.reward.sources)
     models = build_control_sources(study, loaded)
@@ -66,7 +65,7 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         "settings": study.control_policy,
         "seed": runner.seed,
         "rollout_steps": algorithm.rollout_steps,
-        "group_size": group,
+        "group_size": algorithm.group_size if algorithm.needs.groups else None,
         "heads": heads,
         "micro_batch_size": algorithm.micro_batch_size,
         "auxiliary": auxiliary,
