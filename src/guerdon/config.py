@@ -216,7 +216,7 @@ def holds(path: Path, config: BaseModel) -> bool:
     """Whether a file that `to_yaml` wrote, now or in an earlier version, means this configuration.
 
     Raises:
-        ConfigError: the file cannot be read, or has a key that there is no more.
+        ConfigError: the file cannot be read, or has a key that was removed.
     """
     same = read_yaml(path).data == parse_yaml(to_yaml(config), "")[0]  # secrets are not in it
     return same or load(type(config), path) == config

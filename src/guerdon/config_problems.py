@@ -186,7 +186,7 @@ def _unknown_text(model: type[BaseModel], one: _Unknown) -> str:
     key = one.path.rpartition(".")[2]
     shown = "(not shown here)" if isinstance(one.value, str) and is_secret(key) else describe(one.value)
     if (removed := _removed([*one.forms, *one.others], key)) is not None:
-        return f"= {shown}: there is no such key any more; {removed.instead}"
+        return f"= {shown}: this key was removed; {removed.instead}"
     return f"= {shown}: unknown key; {_suggestion(model, one)}"
 
 

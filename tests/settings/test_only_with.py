@@ -1,4 +1,4 @@
-"""Keys that say with which values of their neighbours they do something, and keys that there were."""
+"""Keys that say with which values of their neighbours they do something, and removed keys."""
 
 import re
 
@@ -112,7 +112,7 @@ def test_a_key_that_there_was_says_what_to_do(monkeypatch):
     tree = Tree({"paint": {"lead": [0.2, 0.5]}}, {"paint.lead": "wall.yaml:2"})
     with pytest.raises(ConfigError) as caught:
         validate(Wall, tree, source="wall.yaml")
-    said = "wall.yaml:2: paint.lead = a list of 2: there is no such key any more; paint has no lead; choose a kind"
+    said = "wall.yaml:2: paint.lead = a list of 2: this key was removed; paint has no lead; choose a kind"
     assert str(caught.value) == said
     with pytest.raises(ConfigError, match=r"paint\.lead .* choose a kind"):
         validate(Wall, {"paint": {"lead": 1}, "height": "x"}, source="wall.yaml")
@@ -153,7 +153,7 @@ def test_a_study_that_an_earlier_version_wrote_out_is_read():
     study = validate(Study, OLD, source="config.yaml")
     assert (study.algorithm.gamma, study.reward_model.prime_model.optim.lr) == (0.9, 1e-5)
     for path, value in (("runner", {"video_fps": 21}), ("algorithm", {"betas": [0.8, 0.9]})):
-        with pytest.raises(ConfigError, match=rf"{path}\..* there is no such key any more; "):
+        with pytest.raises(ConfigError, match=rf"{path}\..* this key was removed; "):
             validate(Study, {**OLD, path: value}, source="config.yaml")
 
 

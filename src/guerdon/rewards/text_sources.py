@@ -207,7 +207,7 @@ class TextReward(ModelReward[Responses]):
 
 
 def _without_equal_groups(rewards: Rewards, rollout: TextRollout, cuts: Sequence[Cut]) -> Rewards:
-    """Responses of groups that are all equal have no value, which is no failure: there is nothing to compare."""
+    """Responses of groups that are all equal have no value, which is not a failure: there is nothing to compare."""
     texts: dict[int, set[tuple[str, ...]]] = {}
     for group, cut in zip(rollout.groups_B.tolist(), cuts, strict=True):
         texts.setdefault(group, set()).add(cut.texts)

@@ -43,7 +43,7 @@ from guerdon.secrets import remember
 
 
 class Removed(NamedTuple):
-    """A key that there was.
+    """A key that was removed.
 
     Attributes:
         default: that it had; old files that say it, such as those of run folders, are read without it.
@@ -110,7 +110,7 @@ REMOVED: dict[str, Removed] = {
     "UpdateSettings.continuation_every": _always(3),
     "UpdateSettings.gradient_penalty": _always(1.0),
 }
-"""Keys that there were, as `Class.key` of the class that had them."""
+"""Keys that were removed, as `Class.key` of the class that had them."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class Settings(BaseModel):
 
     @classmethod
     def removed(cls, key: Any) -> Removed | None:
-        """The key that there was, and what to do now; None where there never was one."""
+        """The removed key, and what to do now; None where there never was one."""
         forms = (base for form in (cls, *cls.short_form) for base in form.__mro__)
         return next((found for form in forms if (found := REMOVED.get(f"{form.__name__}.{key}"))), None)
 
@@ -385,7 +385,7 @@ def check_multiple(batch_size: int, micro_batch_size: int | None, key: str = "ba
 
 
 def without_removed(plain: Any) -> Any:
-    """Plain values of an earlier version without the keys that there were and whose value is what is done now."""
+    """Plain values of an earlier version without removed keys whose value is what is done now."""
     if not isinstance(plain, dict):
         return plain
     old = {key: [one for name, one in REMOVED.items() if name.endswith(f".{key}")] for key in plain}
