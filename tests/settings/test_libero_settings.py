@@ -45,7 +45,7 @@ def test_the_fixtures_of_a_protocol_are_no_keys_any_more(protocol, fixtures, see
     given = {"type": "libero", "protocol": protocol}
     assert READ({**given, "fixtures": fixtures, "fixtures_seed": seed}) == READ(given)  # a file of an earlier version
     for key, value in (("fixtures", "each" if fixtures == "sequence" else "sequence"), ("fixtures_seed", 7)):
-        with pytest.raises(ConfigError, match=rf"env\.{key} .*no such key any more; it follows from protocol"):
+        with pytest.raises(ConfigError, match=rf"env\.{key} .*this key was removed; it follows from protocol"):
             config.validate(Study, {"env": {**given, key: value}}, source="x")
 
 

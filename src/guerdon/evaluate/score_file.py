@@ -127,14 +127,13 @@ def score_file(
             raise DataError(f"{part}: an unfinished start with another file, model or aggregation; finish or remove it")
         found: dict[int, dict[str, Any]] = {row["row"]: row["values"] for row in log.rows[1:]}
         rest = [k for k in wanted if k not in found]
-        bar = ProgressBar(len(wanted), what="rows scored", lines=10)
-        for start in range(0, len(rest), batch_size):
-            batch = rest[start : start + batch_size]
-            for k, values in zip(batch, _scored(model, [items[k] for k in batch], aggregation), strict=True):
-                log.append({"row": k, "values": values})
-                found[k] = values
-            bar.advance(len(found), "")
-        bar.close()
+        with closing(ProgressBar(len(wanted), what="rows scored", lines=10)) as bar:
+            for start in range(0, len(rest), batch_size):
+                batch = rest[start : start + batch_size]
+                for k, values in zip(batch, _scored(model, [items[k] for k in batch], aggregation), strict=True):
+                    log.append({"row": k, "values": values})
+                    found[k] = values
+                bar.advance(len(found), "")
         _write(out, given, [row for _, row in rows], found)
     part.unlink()
     failed = Counter(str(v["reward_failure"]).partition(":")[0] for v in found.values() if v["reward_failure"])
