@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from guerdon.settings.study import Study
 
 
-_PARTS = {  # kinds of parts that the configuration of a command names; `guerdon --help` shows all
+_PARTS = {  # kinds of parts that the configuration of a command names, listed in its help
     "collect": ("world",), "label": ("verifier", "labeler", "judge"), "train": ("policy", "packaged model"),
     "serve": ("reward model", "packaged model"),
     "search": ("reward model", "verifier"),
@@ -41,20 +41,15 @@ _PARTS = {  # kinds of parts that the configuration of a command names; `guerdon
 }  # fmt: skip
 
 
-class _PartsInHelp:
-    """Help that ends with the names of parts, those of installed packages included."""
-
+class _Verb(TyperCommand):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the names."""
-        from guerdon.settings.parts import REGISTRIES
+        """Write the names of the parts that the configuration can name, those of installed packages included."""
+        if kinds := _PARTS.get(ctx.info_name or ""):
+            from guerdon.settings.parts import REGISTRIES
 
-        shown = [one for one in REGISTRIES if ctx.parent is None or one.kind in _PARTS.get(ctx.info_name or "", ())]
-        if shown:
             with formatter.section("Parts by name (your own: docs/extend.md)"):
-                formatter.write_dl([(one.kind, ", ".join(one.listed())) for one in shown])
+                formatter.write_dl([(one.kind, ", ".join(one.listed())) for one in REGISTRIES if one.kind in kinds])
 
-
-class _Verb(_PartsInHelp, TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Call the command; a log of one that takes long is never silent for 20 s."""
         check_start()
@@ -77,7 +72,7 @@ def _expanded(path: Path) -> Path:
         raise ConfigError(f"{path}: {error}") from error
 
 
-class _Verbs(_PartsInHelp, TyperGroup):
+class _Verbs(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command; the name of a method of search, such as best-of-n, is none."""
         try:

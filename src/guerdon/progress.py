@@ -16,11 +16,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from typing import TYPE_CHECKING
 
 from guerdon.secrets import hide
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 QUIET_S = 15.0  # seconds without a line after which `heartbeat` writes one
 _silent = False
@@ -86,8 +87,12 @@ def heartbeat(command: str) -> Iterator[None]:
 
 def _animated() -> bool:
     """Whether a bar can move: the standard error stream is a terminal."""
+    if not sys.stderr.isatty():
+        return False
+    from rich.console import Console
+
     console = Console(stderr=True)
-    return sys.stderr.isatty() and console.is_terminal and not console.is_dumb_terminal
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 class ProgressBar:
@@ -106,6 +111,9 @@ class ProgressBar:
         self._line = f"{what} 0/{total}"
         _under_way.append(self)
         if _animated():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
             self._bar = Progress(
                 TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
                 console=Console(stderr=True),
