@@ -40,6 +40,11 @@ def test_messages_are_brought_into_one_form():
         {"role": "assistant", "content": "4", "reasoning_content": "2 and 2"},
     )
     assert chat_messages(chat_messages(given)) == chat_messages(given)
+    assert chat_messages([{"from": "system", "value": "Be brief."}, {"from": "human", "value": "2+2?"}]) == (
+        SYSTEM,
+        USER,
+    )
+    assert chat_messages([{"from": "gpt", "value": "4"}]) == (ANSWER,)
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,17 @@ BATTLE = {"conversation_a": ASKED + said("blue"), "conversation_b": ASKED + said
         ({"instruction": "Which colour?",
           "completions": [{"response": "blue", "overall_score": 3.0}, {"response": "red", "overall_score": 7.5}]}, RED),
         ({**Q, "responses": ["blue", "red"], "scores": [1, 1]}, TIE),
+        ({"input": "Which colour?", "chosen": "It is blue", "rejected": "It is red"},
+         [("Which colour?", "It is blue", 0), ("Which colour?", "It is red", 1)]),
+        ({"instruction": "Which", "input": "colour?", "chosen": "blue", "rejected": "red"},
+         [("Which\ncolour?", "blue", 0), ("Which\ncolour?", "red", 1)]),
+        ({"prompt": "\n\nHuman: Which colour?\n\nAssistant:", "chosen": "blue", "rejected": "red"}, BLUE),
+        ({"conversations": [{"from": "human", "value": "Which colour?"}], "chosen": {"from": "gpt", "value": "blue"},
+          "rejected": {"from": "gpt", "value": "red"}}, BLUE),
+        ({"id": 3, "prompt": '["Which colour?"]', "response_a": '["blue"]', "response_b": '["red"]',
+          "winner_model_a": 0, "winner_model_b": 1, "winner_tie": 0}, RED),
+        ({"prompt": '["Which colour?"]', "response_a": '["blue"]', "response_b": '["red"]', "winner_model_a": 0,
+          "winner_model_b": 0, "winner_tie": 1}, TIE),
         ({**Q, "responses": ["blue", "red"], "ranks": [2, 1]}, RED),
     ],
 )  # fmt: skip
@@ -95,6 +106,22 @@ def test_layouts(row, wanted):
     assert isinstance(found, Comparison), found
     assert texts(found) == wanted
     assert is_preference(row)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"system": "Be brief.", "question": "Which colour?", "chosen": "blue", "rejected": "red"},  # Intel/orca_dpo_pairs
+        {"system": "Be brief.", **Q, "chosen": ASKED + said("blue"), "rejected": ASKED + said("red")},
+        {"system": "Be brief.", "prompt": ASKED, "chosen": said("blue"), "rejected": said("red")},
+        {"system_prompt": "Ignored.", "prompt": [{"role": "system", "content": "Be brief."}, *ASKED],
+         "chosen": said("blue"), "rejected": said("red")},
+    ],
+)  # fmt: skip
+def test_system_prompts_are_part_of_the_conversation(row):
+    found = read(row)
+    assert texts(found) == BLUE
+    assert [one["content"] for one in found.responses[0].context] == ["Be brief.", "Which colour?"]
 
 
 def test_turns_before_the_last_stay_in_the_conversation():
@@ -138,6 +165,10 @@ def test_single_responses():
     ("row", "reason"),
     [
         ({**Q, "chosen": "blue", "rejected": " "}, "empty_answer"),
+        ({**TWO, "winner": "me"}, "unreadable_verdict"),
+        ({**Q, "response_0": "a", "response_1": "b", "better_response_id": 2}, "unreadable_verdict"),
+        ({**Q, "chosen": None, "rejected": None}, "no_value"),
+        ({"completion": "blue", "label": True}, "no_prompt"),
         ({**Q, "chosen": "blue", "rejected": "blue "}, "equal_answers"),
         ({"chosen": "blue", "rejected": "red"}, "no_prompt"),
         ({**Q, "chosen": "blue", "rejected": "red", "score_chosen": 1, "score_rejected": 2}, "chosen_scored_lower"),
@@ -154,9 +185,7 @@ def test_what_says_nothing_is_left_out_with_its_reason(row, reason):
 
 @pytest.mark.parametrize(
     ("row", "words"),
-    [({"a": 1}, "columns: {chosen"), ({**TWO, "winner": "me"}, "winner must say"),
-     ({**Q, "response_0": "a", "response_1": "b", "better_response_id": 2}, "better_response_id"),
-     ({**Q, "chosen": 3, "rejected": "red"}, "chosen must be text")],
+    [({"a": 1}, "columns: {chosen"), ({**Q, "chosen": 3, "rejected": "red"}, "chosen must be text")],
 )  # fmt: skip
 def test_other_rows_are_errors_that_name_the_place(row, words):
     with pytest.raises(DataError, match="file:1") as caught:

@@ -20,7 +20,9 @@ from guerdon.errors import DataError
 from guerdon.types import Episode, Failure, Message, Tool
 
 ROLES = ("system", "user", "assistant", "tool")
-_ALIASES = {"developer": "system", "model": "assistant", "ipython": "tool"}  # other names of these roles
+_ALIASES = {  # other names of these roles; human and gpt are those of ShareGPT
+    "developer": "system", "model": "assistant", "ipython": "tool", "human": "user", "gpt": "assistant",
+}  # fmt: skip
 _KEPT = ("name", "tool_call_id", "reasoning_content", "reasoning", "thinking")  # texts that chat templates know
 _TEXTS = ("text", "input_text", "output_text")  # parts of a content: of Chat Completions, and of the Responses API
 _UNREADABLE = ("function_call", "refusal", "audio", "images", "image", "videos", "video")  # said, but not as text
@@ -115,6 +117,8 @@ def chat_messages(given: Any) -> tuple[Message, ...]:
 
 
 def _message(given: Any, where: str) -> Message:
+    if isinstance(given, Mapping) and "role" not in given and "from" in given:  # ShareGPT
+        given = {**given, "role": given["from"], "content": given.get("value")}
     named = given.get("role") if isinstance(given, Mapping) else None
     if not isinstance(named, str):
         raise ChatError(f"{where}: a chat message needs role and content, this is {str(given)[:80]!r}")

@@ -30,6 +30,10 @@ from guerdon.types import Failure
 ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")  # HelpSteer2 (2406.08673)
 NEAR = 0.8  # Jaccard similarity of word triples from which two prompts count as the same
 _SKETCH = 12  # hashes of a prompt by which near-duplicates find each other
+_PROMPTS = (
+    "prompt", "instruction", "question", "query", "input", "problem", "context", "history", "conversations",
+    "conversation", "messages",
+)  # fmt: skip
 _TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant): ?")
 _WORD = re.compile(r"\w+")
 
@@ -131,8 +135,7 @@ def _chosen(fields: RowFields) -> _Row:
         margin = better - worse
     if margin is not None and margin < 0:
         raise _LeftOut("chosen_scored_lower")
-    prompt = next((fields.row[key] for key in ("prompt", "instruction", "question") if fields.row.get(key)), None)
-    responses = [*chosen, *rejected]
+    prompt, responses = _prompt(fields.row), [*chosen, *rejected]
     if prompt is None and all(isinstance(one, str) for one in responses):
         responses = [_turns(one) for one in responses]
         if all(isinstance(one, str) for one in responses):
@@ -140,6 +143,20 @@ def _chosen(fields: RowFields) -> _Row:
     elif isinstance(prompt, str) and all(isinstance(one, str) and one.startswith(prompt) for one in responses):
         responses = [one[len(prompt) :] for one in responses]
     return _Row(prompt, responses, [0] * len(chosen) + [1] * len(rejected), margin)
+
+
+def _prompt(row: Mapping[str, Any]) -> Any:
+    """The prompt of a row, text or messages; None where it has none.
+
+    `instruction` and `input` are one prompt, as in Alpaca's layout; WebGPT's question is a map.
+    """
+    key = next((key for key in _PROMPTS if row.get(key)), None)
+    found = None if key is None else row[key]
+    if isinstance(found, Mapping):
+        found = found.get("full_text")
+    if key == "instruction" and isinstance(more := row.get("input"), str) and more.strip():
+        found = f"{found}\n{more}"
+    return found
 
 
 def responses_of(given: Any, where: str) -> list[Any]:
@@ -189,11 +206,11 @@ _SECOND = frozenset(("model_b", "b", "b>a", "b>>a", "response_b", "response_2", 
 _TIED = frozenset(("tie", "tie (bothbad)", "both_bad", "bothbad", "both", "equal", "same", "a=b"))
 
 
-def _two(first: str, second: str, verdict: str, prompt: str | None, *, index: bool = False, flip: bool = False) -> Any:
+def _two(first: str, second: str, verdict: str, *, index: bool = False, flip: bool = False) -> Any:
     """Reader of two responses and a preference.
 
     Args:
-        first, second, verdict, prompt: columns.
+        first, second, verdict: columns.
         index: the preference is the position of the better one, 0 or 1; else a name (`model_a`, `A>B`, `tie`) or a
             number whose sign says it: below 0 the first is better.
         flip: positions are counted from the second.
@@ -205,13 +222,13 @@ def _two(first: str, second: str, verdict: str, prompt: str | None, *, index: bo
         if word is not None and word in _FIRST | _SECOND | _TIED:
             sign = (word in _SECOND) - (word in _FIRST)
         elif isinstance(given, str) or not np.isfinite(given) or (index and given not in (0, 1)):
-            raise DataError(f"{fields.where}: {verdict} must say which response is better, this is {given!r}")
+            raise _LeftOut("unreadable_verdict")
         else:
             sign = (1 if (given == 1) != flip else -1) if index else int(np.sign(given))
         margin = None if isinstance(given, str) or index else abs(float(given))
-        asked = None if prompt is None else fields.row.get(prompt)
-        asked = asked.get("full_text") if isinstance(asked, Mapping) else asked
-        return _Row(asked, [fields.row[first], fields.row[second]], [int(sign > 0), int(sign < 0)], margin)
+        return _Row(
+            _prompt(fields.row), [fields.row[first], fields.row[second]], [int(sign > 0), int(sign < 0)], margin
+        )
 
     return read
 
@@ -219,9 +236,22 @@ def _two(first: str, second: str, verdict: str, prompt: str | None, *, index: bo
 def _scored_two(fields: RowFields) -> _Row:
     """Two responses with a score each."""
     a, b = (fields.get(key, (int, float), "a number") for key in ("score_0", "score_1"))
-    asked = fields.row["question"]
-    asked = asked.get("full_text") if isinstance(asked, Mapping) else asked
-    return _Row(asked, [fields.row["answer_0"], fields.row["answer_1"]], [int(b > a), int(a > b)], abs(float(a - b)))
+    responses = [fields.row["answer_0"], fields.row["answer_1"]]
+    return _Row(_prompt(fields.row), responses, [int(b > a), int(a > b)], abs(float(a - b)))
+
+
+def _one_hot(fields: RowFields) -> _Row:
+    """Prompts and responses of all turns, as lists in JSON, and a column per winner."""
+    a, b = (fields.get(f"winner_model_{k}", (int, float), "0 or 1") for k in "ab")
+    asked, *answers = (fields.from_json(key) for key in ("prompt", "response_a", "response_b"))
+    if not all(isinstance(one, list) and one for one in (asked, *answers)):
+        raise _LeftOut("no_turns")
+    responses = [
+        [{"role": role, "content": text} for turn in zip(asked, own, strict=False)
+         for role, text in zip(("user", "assistant"), turn, strict=True)]
+        for own in answers
+    ]  # fmt: skip
+    return _Row(None, responses, [int(b > a), int(a > b)])
 
 
 def _listed(column: str, texts: tuple[str, ...], values: tuple[str, ...]) -> Any:
@@ -240,15 +270,14 @@ def _listed(column: str, texts: tuple[str, ...], values: tuple[str, ...]) -> Any
             raise _LeftOut("no_rank")
         order = numbers if "rank" in named else [-v for v in numbers]
         ranks = [sorted(set(order)).index(v) for v in order]
-        prompt = next((fields.row[k] for k in ("prompt", "instruction", "question") if fields.row.get(k)), None)
-        return _Row(_turns(prompt) if isinstance(prompt, str) else prompt, given, ranks)
+        return _Row(_prompt(fields.row), given, ranks)
 
     return read
 
 
 def _unpaired(fields: RowFields) -> _Row:
     return _Row(
-        fields.row["prompt"],
+        _prompt(fields.row),
         [fields.row["completion"]],
         [0],
         label=bool(fields.get("label", (bool, int), "true or false")),
@@ -257,7 +286,7 @@ def _unpaired(fields: RowFields) -> _Row:
 
 def _rated(fields: RowFields) -> _Row:
     ratings = {key: value for key in ATTRIBUTES if (value := _number(fields, key)) is not None}
-    return _Row(fields.row["prompt"], [fields.row["response"]], [0], attributes=ratings)
+    return _Row(_prompt(fields.row), [fields.row["response"]], [0], attributes=ratings)
 
 
 LAYOUTS: Mapping[str, RowLayout] = {
@@ -266,29 +295,32 @@ LAYOUTS: Mapping[str, RowLayout] = {
     ),
     "signed": RowLayout(
         ("response1", "response2", "overall_preference"),
-        _two("response1", "response2", "overall_preference", "context"), "HelpSteer3",
+        _two("response1", "response2", "overall_preference"), "HelpSteer3",
     ),
     "strength": RowLayout(
         ("response_1", "response_2", "preference_strength"),
-        _two("response_1", "response_2", "preference_strength", "prompt"), "HelpSteer2 preference",
+        _two("response_1", "response_2", "preference_strength"), "HelpSteer2 preference",
     ),
     "safe": RowLayout(
         ("response_0", "response_1", "better_response_id"),
-        _two("response_0", "response_1", "better_response_id", "prompt", index=True), "PKU-SafeRLHF",
+        _two("response_0", "response_1", "better_response_id", index=True), "PKU-SafeRLHF",
     ),
     "battle": RowLayout(
-        ("conversation_a", "conversation_b", "winner"), _two("conversation_a", "conversation_b", "winner", None),
-        "Chatbot Arena",
+        ("conversation_a", "conversation_b", "winner"),
+        _two("conversation_a", "conversation_b", "winner"), "Chatbot Arena",
     ),
     "votes": RowLayout(
-        ("response_1", "response_2", "winner"), _two("response_1", "response_2", "winner", "prompt"), "PPE",
+        ("response_1", "response_2", "winner"), _two("response_1", "response_2", "winner"), "PPE",
+    ),
+    "one_hot": RowLayout(
+        ("prompt", "response_a", "response_b", "winner_model_a", "winner_model_b"), _one_hot, "LMSYS on Kaggle",
     ),
     "judged": RowLayout(
-        ("response_A", "response_B", "label"), _two("response_A", "response_B", "label", "question"), "JudgeBench",
+        ("response_A", "response_B", "label"), _two("response_A", "response_B", "label"), "JudgeBench",
     ),
     "replies": RowLayout(
         ("human_ref_A", "human_ref_B", "labels"),
-        _two("human_ref_A", "human_ref_B", "labels", "history", index=True, flip=True), "SHP",
+        _two("human_ref_A", "human_ref_B", "labels", index=True, flip=True), "SHP",
     ),
     "scored": RowLayout(("answer_0", "answer_1", "score_0", "score_1"), _scored_two, "WebGPT comparisons"),
     "answers": RowLayout(("answers",), _listed("answers", ("answer",), ("rank",)), "Nectar"),
@@ -401,6 +433,8 @@ def comparison(row: Any, where: str, name: str, subset: str = "", *, every: bool
         DataError: it has no known layout, or a column that cannot be read.
     """
     layout = _layout(row)
+    if layout is None and isinstance(row, Mapping) and any(row.keys() >= set(one.keys) for one in LAYOUTS.values()):
+        return "no_value"
     if layout is None:
         columns = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
         known = "; ".join(f"{', '.join(one.keys)} ({one.seen_in})" for one in LAYOUTS.values())
@@ -411,9 +445,8 @@ def comparison(row: Any, where: str, name: str, subset: str = "", *, every: bool
     try:
         read = layout.read(RowFields(row, where))
         name = str(next((row[k] for k in ("id", "pair_id", "question_id") if row.get(k) is not None), name))
-        responses = tuple(
-            solution_of(read.prompt, one, f"{name}-{k}", row.get("tools")) for k, one in enumerate(read.responses)
-        )
+        asked = _turns(read.prompt) if isinstance(read.prompt, str) and not every else read.prompt
+        responses = tuple(_response(asked, one, f"{name}-{k}", row) for k, one in enumerate(read.responses))
     except (_LeftOut, ChatError) as error:
         return str(error) if isinstance(error, _LeftOut) else error.reason
     texts = [one.text.strip() for one in responses]
@@ -444,7 +477,8 @@ def responses_in(row: Any, where: str, name: str) -> tuple[list[Solution | Failu
     found: list[Solution | Failure] = []
     for k, one in enumerate(read.responses):
         try:
-            found.append(solution_of(read.prompt, one, f"{name}-{k}", row.get("tools")))
+            asked = _turns(read.prompt) if isinstance(read.prompt, str) else read.prompt
+            found.append(_response(asked, one, f"{name}-{k}", row))
         except ChatError as error:
             found.append(error.failure)
         except _LeftOut as error:
@@ -453,8 +487,21 @@ def responses_in(row: Any, where: str, name: str) -> tuple[list[Solution | Failu
     return found, (best, len(read.ranks) - best)
 
 
-def solution_of(prompt: Any, given: Any, name: str, tools: Any) -> Solution:
+def _response(prompt: Any, given: Any, name: str, row: Mapping[str, Any]) -> Solution:
+    """`solution_of` with the row's tools and system prompt."""
+    system = next((row[key] for key in ("system", "system_prompt") if isinstance(row.get(key), str)), "")
+    return solution_of(prompt, given, name, row.get("tools"), system)
+
+
+def solution_of(prompt: Any, given: Any, name: str, tools: Any, system: str = "") -> Solution:
     """A response to a prompt; either is text or messages, and a response may have the conversation in front of it.
+
+    Args:
+        prompt: None: the response has the conversation in front of it.
+        given: the response.
+        name: its id.
+        tools: JSON schemas.
+        system: in front of a conversation that has no system prompt.
 
     Raises:
         ChatError: it cannot be read as text, or is a response to another prompt.
@@ -473,6 +520,8 @@ def solution_of(prompt: Any, given: Any, name: str, tools: Any) -> Solution:
             raise ChatError("the conversation of the response does not have the row's prompt in it")
     elif said[: len(asked)] != asked:
         raise ChatError("the conversation of the response does not begin with the row's prompt")
+    if system.strip() and said[0]["role"] != "system":
+        said = ({"role": "system", "content": system}, *said)
     messages, text = split_answer(said)
     return Solution(
         id=name, question=question_of(messages), steps=(text,), context=context_of(messages), tools=tool_schemas(tools)

@@ -58,7 +58,7 @@ def file_rows(path: Path) -> Iterator[tuple[str, Any]]:
         with boundary(DataError, f"{path}: cannot be read as Parquet"):
             rows = pq.ParquetFile(path, page_checksum_verification=True).read().to_pylist()
     else:
-        rows = _json(path.read_bytes(), f"{path}: not JSON (one row per line needs the ending .jsonl)")
+        rows = _from_json(path.read_bytes(), f"{path}: not JSON (one row per line needs the ending .jsonl)")
         if not isinstance(rows, list):
             raise DataError(
                 f"{path}: a .json file holds one list of rows, this holds {type(rows).__name__}; one row per line "
@@ -160,9 +160,9 @@ class RowFields:
     def meta(self) -> dict[str, Any]:
         """The `meta` of a row: a map, or a map in JSON (Parquet)."""
         self.get("meta", (Mapping, str), "a map", default={})
-        return dict(self._json("meta") or {})
+        return dict(self.from_json("meta") or {})
 
-    def _json(self, key: str) -> Any:
+    def from_json(self, key: str) -> Any:
         """The value of a key, or what it says in JSON."""
         value = self.row.get(key)
         if not isinstance(value, str):
@@ -174,7 +174,7 @@ class RowFields:
 
     def messages(self, key: str) -> tuple[Message, ...]:
         """Chat messages, or such in JSON (Parquet); none where the key is absent."""
-        value = self._json(key)
+        value = self.from_json(key)
         with self.reading(key):
             return chat_messages(value) if value else ()
 
@@ -223,7 +223,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
             if line.strip():
                 where = f"{path}:{number}"
                 try:
-                    yield where, _json(line, f"{where}: not JSON")
+                    yield where, _from_json(line, f"{where}: not JSON")
                 except DataError as error:
                     yield where, error
 
@@ -244,7 +244,7 @@ def _table(path: Path, delimiter: str) -> Iterator[tuple[str, Any]]:
             yield where, {name: cell or None for name, cell in zip(names, cells, strict=False)}
 
 
-def _json(data: bytes, trouble: str) -> Any:
+def _from_json(data: bytes, trouble: str) -> Any:
     try:
         return json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested a thousand times
