@@ -209,10 +209,15 @@ def test_a_truth_that_learns_compares_or_is_trained_on_is_refused(tmp_path):
     section = rewards("j")
     refused("which scores responses one by one", reward={**section, "sources": {**section["sources"], "j": judge}})
     refused("prime learns in the run", reward_model={}, reward={"truth": "prime"})
-    refused("set reward.combine_mode to replace", reward_model={}, reward={"truth": "verifier"})
+    refused("set reward_model.verifier_coef to 0", reward_model={}, reward={"truth": "verifier"})
     refused("set reward.combine_mode to replace", reward=rewards("verifier", combine_mode="add"))
     with pytest.raises(ConfigError, match=r"reward.truth would do nothing with policy.type mlp, whose environment"):
         validate(Study, {"reward": {"truth": "gold"}, "policy": {"type": "mlp"}}, source="study")
+
+
+def test_the_verifier_can_be_the_truth_of_an_implicit_reward(tmp_path):
+    study = letter_study(tmp_path, reward={"truth": "verifier"}, reward_model={"verifier_coef": 0})
+    assert study.reward.truth == "verifier"
 
 
 def test_commands_that_compare_with_true_answers_refuse_prompts_without(tmp_path):
