@@ -31,7 +31,7 @@ from guerdon.settings.policy import (
     OwnPolicySettings,
     PolicySettings,
 )
-from guerdon.settings.reward import RewardModelSection, RewardSettings, SourceSettings
+from guerdon.settings.reward import RewardModelSection, RewardSettings, SourceSettings, check_truth
 from guerdon.settings.reward_models import ExactModelSettings, PrimeModelSettings, TabularModelSettings, relative
 from guerdon.settings.runner import RunnerSettings
 from guerdon.settings.search import SearchSettings
@@ -229,6 +229,11 @@ class Study(Settings):
     def text_sources(self) -> dict[str, SourceSettings]:
         """The reward models of a language study by the names of their sources, that of `reward_model` first."""
         return dict(self.text_reward.sources) if self.text else {}
+
+    @property
+    def verified(self) -> bool:
+        """Whether a run of a language model knows true success: its prompts have answers."""
+        return self.data is None or self.data.type != "prompts"
 
     @property
     def task_name(self) -> str:
@@ -451,7 +456,9 @@ class TextStudy(Study):
         taken = {"verifier", "kl"} | (set() if section is None else {section.source_name})
         for name in sorted(taken & set(self.reward.sources)):
             raise ValueError(f"a reward source cannot be called {name}: another source has that name")
-        if not sources or reward.env_weight():
+        check_truth(self.reward, section, sources, verified=self.verified)
+        sources.pop(reward.truth or "", None)
+        if self.verified and (not sources or reward.env_weight()):
             return
         if not any(source.reward_weight for source in sources.values()):
             raise ValueError("every weight is 0, so nothing would train the policy: see reward.combine_mode")
@@ -557,6 +564,12 @@ IDLE = (
         lambda s: not any(source.dense for source in s.text_sources.values()),
         "without dense rewards",
     ),
+    Rule(
+        ("algorithm.adv_params.verifier_gamma",),
+        lambda s: not s.verified or s.reward.truth == "verifier",
+        "a verifier that trains nothing",
+    ),
+    Rule(("reward.truth",), lambda s: not s.text, "policy.type {0.policy.type}, whose environment reports success"),
     Rule(("algorithm.adv_params.reward_model_gamma",), lambda s: s.reward_model is None, "without reward_model"),
     Rule(("algorithm.gamma",), lambda s: s.text and s.discounts_differ, "a discount for each source"),
     Rule(
