@@ -214,7 +214,7 @@ class Sampler:
     Args:
         data: the `data` section.
         engine: writes.
-        verifier: checks.
+        verifier: checks; None: true success is unknown.
         prompts: to learn from, none of them too long.
         tokenizer: assembles prompts.
         seed: of the order of prompts and of sampling.
@@ -224,7 +224,7 @@ class Sampler:
         self,
         data: DataSettings,
         engine: Engine,
-        verifier: Verifier,
+        verifier: Verifier | None,
         prompts: Sequence[Prompt],
         tokenizer: Any,
         *,
@@ -303,11 +303,13 @@ class Sampler:
             return self._verified(made, tuple(p for p in prompts for _ in range(n)), groups_B)
 
     def _verified(self, made: Generation, prompts: tuple[Prompt, ...], groups_B: IntArray) -> TextRollout:
-        """Check every response against the true answer of its prompt."""
+        """Check every response against the true answer of its prompt, where there is a verifier."""
         batch = made.batch
         texts = response_texts(self.tokenizer, batch)
-        judged = judged_texts(self.tokenizer, batch, texts)
-        found = [outcome(j, self.data.unparsable) for j in self.verifier.check_batch(judged, prompts)]
+        found: list[float | Failure] = [0.0] * len(texts)
+        if self.verifier is not None:
+            judged = judged_texts(self.tokenizer, batch, texts)
+            found = [outcome(j, self.data.unparsable) for j in self.verifier.check_batch(judged, prompts)]
         failures = tuple((i, 0, f) for i, f in enumerate(found) if isinstance(f, Failure))
         outcomes_B = np.array([0.0 if isinstance(f, Failure) else f for f in found], dtype=np.float32)
         failed = np.zeros(batch.mask_B_T.shape, dtype=np.bool_)
@@ -320,13 +322,13 @@ class Sampler:
             terminated=last,
             truncated=np.zeros_like(last),
             success=last & ~failed & (outcomes_B >= 1)[:, None],
-            success_known=last & ~failed,
+            success_known=last & ~failed & (self.verifier is not None),
             rewards=np.where(last, outcomes_B[:, None], np.float32(0)),
             failed=failed,
             failures=failures,
             group_ids=groups_B.astype(np.int64),
             steps=len(batch),
-            measured=len(batch),
+            measured=0 if self.verifier is None else len(batch),
         )
 
     def _survives(self, fresh: TextRollout) -> BoolArray:
@@ -335,7 +337,7 @@ class Sampler:
         shape = (-1, n)
         known = fresh.known_B.reshape(shape)
         right = np.where(known, fresh.outcomes_B.reshape(shape), 0.0).sum(axis=1)
-        keep = known.any(axis=1)
+        keep = known.any(axis=1) | (self.verifier is None)
         if data.filter_accuracy:
             share = right / np.maximum(known.sum(axis=1), 1)
             slack = 1e-9  # 1/5 is not quite 0.2
@@ -414,7 +416,7 @@ class TextCollector:
             policy = load_policy(policy, seed=seed, value_heads=len(self.heads))
             policy.temperature = generation.temperature
         self.policy = policy
-        self.verifier = verifier_from(data)
+        self.verifier = None if data.type == "prompts" else verifier_from(data)
         self.prompts = RunPrompts.read(data, policy.tokenizer, policy.base.positions) if prompts is None else prompts
         longest = data.max_response_length + max(data.max_prompt_length, self.prompts.longest)
         engine = build_engine(policy, generation, max_length=longest)
@@ -465,28 +467,14 @@ class TextCollector:
         """Greedy answers to validation prompts, verified.
 
         Returns:
-            `success` (share of right answers among those that could be verified), `length` (mean, in tokens),
-            `truncated` (share), `unchecked` (share), `episodes` (prompts) and `success_known` (those that could be
-            verified).
+            See `evaluation`.
         """
-        self._load(policy)
-        prompts = self.prompts.validation[:episodes]
-        if not prompts:
-            return {"episodes": 0.0}
-        found = self.sampler.respond(prompts, 1, np.arange(len(prompts)), rng=None)
-        self.sampler.engine.rest()
-        known, batch = found.known_B, found.inputs.batch
-        result = {
-            "length": float(batch.lengths_B.mean()),
-            "truncated": float((~batch.finished_B).mean()),
-            "unchecked": float((~known).mean()),
-            "episodes": float(len(prompts)),
-            "success_known": float(known.sum()),
-        }
-        return {"success": float((found.outcomes_B >= 1)[known].mean()), **result} if known.any() else result
+        return evaluation(self.film(policy, prompts=episodes, samples=1, greedy=True))
 
-    def film(self, policy: TextPolicy | Weights, *, prompts: int, samples: int) -> TextRollout | None:
-        """Sampled answers to the first validation prompts; None without any.
+    def film(
+        self, policy: TextPolicy | Weights, *, prompts: int, samples: int, greedy: bool = False
+    ) -> TextRollout | None:
+        """Answers to the first validation prompts, sampled or greedy ones; None without any prompts.
 
         The random numbers are the film's own, so that filming changes nothing.
         """
@@ -495,9 +483,9 @@ class TextCollector:
         if not shown:
             return None
         groups = np.repeat(np.arange(len(shown)), samples)
-        found = self.sampler.respond(shown, samples, groups, rng=np.random.default_rng(0))
+        found = self.sampler.respond(shown, samples, groups, rng=None if greedy else np.random.default_rng(0))
         self.sampler.engine.rest()
-        return self._evaluated(found, log_probs=self.recompute)
+        return self._evaluated(found, log_probs=self.recompute and not greedy)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Random numbers and the place in the data; there are no tensors."""
@@ -509,7 +497,8 @@ class TextCollector:
 
     def close(self) -> None:
         """End the verifier's processes."""
-        self.verifier.close()
+        if self.verifier is not None:
+            self.verifier.close()
 
     def _load(self, policy: TextPolicy | Weights) -> None:
         """Let the engine follow the policy, with these weights where some are given."""
@@ -530,6 +519,26 @@ class TextCollector:
             heads = {name: found.values[..., k].numpy() for k, name in enumerate(self.heads)}
             rollout = replace(rollout, values=heads)
         return rollout
+
+
+def evaluation(found: TextRollout | None) -> dict[str, float]:
+    """What greedy answers to validation prompts are worth by the verifier.
+
+    Returns:
+        `success` (share of right answers among those that could be verified), `length` (mean, in tokens), `truncated`
+        (share), `unchecked` (share), `episodes` (prompts) and `success_known` (those that could be verified).
+    """
+    if found is None:
+        return {"episodes": 0.0}
+    known, batch = found.known_B, found.inputs.batch
+    result = {
+        "length": float(batch.lengths_B.mean()),
+        "truncated": float((~batch.finished_B).mean()),
+        "unchecked": float((~known).mean()),
+        "episodes": float(len(batch)),
+        "success_known": float(known.sum()),
+    }
+    return {"success": float((found.outcomes_B >= 1)[known].mean()), **result} if known.any() else result
 
 
 def messages_of(prompt: Prompt, data: DataSettings) -> tuple[Message, ...]:

@@ -33,6 +33,7 @@ from guerdon.compare.results import (
     FAILURE_GAP,
     OUTCOMES,
     RETURN,
+    TRUTH,
     ArmRow,
     RunRecord,
     StudyRecord,
@@ -149,7 +150,7 @@ def _shared_context(
         "scatters": pictures.scatter_panels(arms, tasks),
         "answers": {task: [panel for panel in panels if panel.run.task == task] for task in answered},
         "alarms": pictures.alarms(runs),
-        "unjudged": sum(map(success_unknown, runs)),
+        "unjudged": sum(success_unknown(run) and outcome_of_runs([run]) != TRUTH for run in runs),
         "notes": [Note(text) for text in notes],
     }
 
@@ -163,7 +164,7 @@ def _run_context(run: RunRecord) -> dict[str, Any]:
         "run": run,
         "final": _last_success(run),
         "gamed": gamed([run]),
-        "final_return": next(reversed(outcome_curve(run, RETURN)[1]), None),
+        "final_return": next(reversed(outcome_curve(run, outcome_of_runs([run]))[1]), None),
         "panels": pictures.single_run_panels(run),
         "small_panels": pictures.single_run_panels(run, SMALL),
         "legend": {"evaluation": legend_mark(1), "training": legend_mark(0)},
@@ -263,9 +264,10 @@ def run_notes(run: RunRecord, *, warned: bool = True, outcome: str | None = None
         "unfinished": f" is unfinished: its last evaluation is {when}",
         "complete": "" if steps else " is complete but has no evaluation, so it is in no result",
     }[run.status]
-    if run.status == "complete" and success_unknown(run):
+    if run.status == "complete" and success_unknown(run) and not (outcome == TRUTH and steps):
         so = "results are about its return" if outcome == RETURN else "so the run is in no result"
-        trouble = f": true success is unknown: its environment does not report it, {so}"
+        why = "its prompts have no answers" if run.unit == fmt.TEXT else "its environment does not report it"
+        trouble = f": true success is unknown: {why}, {so}"
     if trouble:
         yield Note(f"{run.name}{trouble}", severe=True)
     if run.stopped_early:
@@ -304,7 +306,7 @@ def study_notes(study: StudyRecord, rows: Sequence[ArmRow]) -> list[Note]:
         if any(ends):
             severe.append(
                 f"{arm} may be exploiting its reward model: the hacking alarm is on at the end of {sum(ends)} of "
-                f"{fmt.plural(len(ends), 'run')}, as the learned return rises and true success does not."
+                f"{fmt.plural(len(ends), 'run')}, as the learned return rises and {'the truth' if study.outcome == TRUTH else 'true success'} does not."
             )
     severe += [
         f"{row.arm}: only {row.n_runs} of {row.n_planned} runs are complete. If runs with low success stop more often, "

@@ -21,8 +21,8 @@ from markupsafe import Markup
 from guerdon.compare.report_tables import ONLINE_METRICS
 from guerdon.compare.results import (
     OUTCOMES,
-    RETURN,
     SUCCESS,
+    TRUTH,
     ArmRow,
     Row,
     RunRecord,
@@ -30,6 +30,7 @@ from guerdon.compare.results import (
     arm_styles,
     number,
     outcome_curve,
+    mapping,
     outcome_of_runs,
     points,
 )
@@ -78,10 +79,10 @@ class Panel:
 def curve_panels(study: StudyRecord, tasks: Sequence[str], size: tuple[float, float] = LARGE) -> list[Panel]:
     """Learning curves over these tasks: mean and IQM, against steps and wall-clock.
 
-    They show true success; its return where a study knows none, and then of one task only.
+    They show what the study's results are about; a return of one task only.
     """
     panels: list[Panel] = []
-    if study.outcome == RETURN and len(tasks) > 1:
+    if study.outcome != SUCCESS and len(tasks) > 1:
         return panels
     what = OUTCOMES[study.outcome]
     where = "all tasks" if len(tasks) > 1 else tasks[0]
@@ -111,12 +112,16 @@ def _time_box(
         scale, unit = (1.0, "s") if longest < 180 else (60.0, "min") if longest < 3 * 3600 else (3600.0, "h")
         label = f"wall-clock ({unit})"
     low, high, room = 0.0, 1.0, Box.margin
-    if outcome == RETURN:
+    if outcome != SUCCESS:
         room = (*room[:3], 66)  # its ticks are wider
-        heights = [y for curve in curves for _, y in curve] or [0.0]
-        pad = 0.05 * (max(heights) - min(heights)) or 0.5
-        low, high = min(heights) - pad, max(heights) + pad
+        low, high = _padded([y for curve in curves for _, y in curve] or [0.0])
     return Box(*size, x=(0.0, longest / scale), y=(low, high), margin=room), scale, unit, label
+
+
+def _padded(values: Sequence[float]) -> tuple[float, float]:
+    """The ends of an axis for these values."""
+    pad = 0.05 * (max(values) - min(values)) or 0.5
+    return min(values) - pad, max(values) + pad
 
 
 def verdict_picture(rows: Sequence[ArmRow], baseline: str, outcome: str = SUCCESS) -> Markup | None:
@@ -144,7 +149,8 @@ def scatter_panels(arms: Mapping[str, Arm], tasks: Sequence[str]) -> list[Panel]
             svg = return_scatter(runs, source, style=style, shapes=shapes, arm=arm)
             if svg is None:
                 continue
-            logged = [number(row, "reward_success_correlation") for run in runs for row in run.trains]
+            key = f"reward_{TRUTH if outcome_of_runs(runs) == TRUTH else SUCCESS}_correlation"
+            logged = [number(row, key) for run in runs for row in run.trains]
             known = [value for value in logged if value is not None]
             mean = float(np.mean(known)) if known else None
             undefined, n = len(logged) - len(known), len(logged)
@@ -153,31 +159,32 @@ def scatter_panels(arms: Mapping[str, Arm], tasks: Sequence[str]) -> list[Panel]
 
 
 def sources(runs: Sequence[RunRecord]) -> list[str]:
-    """The learned sources whose returns these runs logged; `env` where there is none but it was logged."""
+    """The learned sources whose returns these runs logged, but for `reward.truth`; `env` where there is none."""
     keys = {key.removeprefix("return/") for run in runs for row in run.trains for key in row if key[:7] == "return/"}
-    learned = sorted(keys - set(NOT_LEARNED))
+    learned = sorted(keys - {*NOT_LEARNED, *(mapping(run.config.get("reward")).get("truth") for run in runs)})
     return learned or sorted(keys & {"env"})
 
 
 def return_scatter(
     runs: Sequence[RunRecord], source: str, *, style: int, shapes: dict[str, int], arm: str
 ) -> Markup | None:
-    """A source's return against true success, one mark per line of training (thinned, alarms kept)."""
+    """A source's return against true success or the truth, one mark per line of training (thinned, alarms kept)."""
+    outcome = TRUTH if outcome_of_runs(runs) == TRUTH else SUCCESS
     marks: list[tuple[float, float, float, int, bool]] = []
     for run in runs:
         last = max([number(row, "step") or 0.0 for row in run.trains], default=0.0) or 1.0
         for row in run.trains:
-            for x, y in points([row], f"return/{source}", "success"):
+            for x, y in points([row], f"return/{source}", outcome):
                 marks.append((x, y, (number(row, "step") or 0.0) / last, shapes.get(run.task, 0), _alarmed(row)))
     if not marks:
         return None
     stride = -(-len(marks) // MAX_SCATTER)
     kept = [mark for i, mark in enumerate(marks) if i % stride == 0 or mark[4]]
-    low, high = min(m[0] for m in marks), max(m[0] for m in marks)
-    pad = 0.05 * (high - low) or 0.5
-    box = Box(310, 230, x=(low - pad, high + pad), y=(-0.03, 1.03), margin=(12, 14, 42, 46))
-    title = f"{arm}: return of {source} against true success, {len(kept)} points"
-    return scatter(box, kept, style=style, title=title, x_label=f"mean return of {source}", y_label="true success")
+    x, y = (_padded([mark[axis] for mark in marks]) for axis in (0, 1))
+    box = Box(310, 230, x=x, y=y if outcome == TRUTH else (-0.03, 1.03), margin=(12, 14, 42, 46))
+    what = OUTCOMES[outcome]
+    title = f"{arm}: return of {source} against {what}, {len(kept)} points"
+    return scatter(box, kept, style=style, title=title, x_label=f"mean return of {source}", y_label=what)
 
 
 def alarms(runs: Sequence[RunRecord]) -> list[tuple[RunRecord, list[float]]]:

@@ -53,8 +53,8 @@ from guerdon.evaluate.statistics import (
 Status = Literal["complete", "unfinished", "failed", "missing"]
 Row = Mapping[str, Any]
 
-SUCCESS, RETURN = "success", "return/env"  # what results can be about: true success, the environment's own reward
-OUTCOMES = {SUCCESS: "true success", RETURN: "return of the environment"}
+SUCCESS, RETURN, TRUTH = "success", "return/env", "truth"  # what results can be about
+OUTCOMES = {SUCCESS: "true success", RETURN: "return of the environment", TRUTH: "value of reward.truth"}
 Outcome = Literal["baseline", "better", "worse", "no difference shown", "not comparable", "no data"]
 
 FAILURE_GAP = 0.01
@@ -174,7 +174,7 @@ class StudyRecord:
 
     @property
     def outcome(self) -> str:
-        """What its results are about: `SUCCESS`, or `RETURN`."""
+        """What its results are about: one of `OUTCOMES`."""
         return outcome_of_runs(self.runs)
 
     def select(self, *, arm: str, task: str | None = None, status: Status | None = None) -> list[RunRecord]:
@@ -214,14 +214,16 @@ def points(rows: Iterable[Row], x: str, y: str) -> list[tuple[float, float]]:
 
 
 def outcome_of_runs(runs: Iterable[RunRecord]) -> str:
-    """`SUCCESS`; `RETURN` where true success is unknown in every run that was evaluated, and its return is not."""
+    """`TRUTH` where a run measured it; else `SUCCESS`, or `RETURN` where no evaluated run knows success but that."""
     evaluated = [run for run in runs if run.evals]
+    if any(points(run.evals, "step", TRUTH) for run in evaluated):
+        return TRUTH
     silent = bool(evaluated) and all(success_unknown(run) for run in evaluated)
     return RETURN if silent and any(points(run.evals, "step", RETURN) for run in evaluated) else SUCCESS
 
 
 def outcome_curve(run: RunRecord, outcome: str = SUCCESS) -> tuple[list[float], list[float]]:
-    """Steps and `SUCCESS` or `RETURN` of a run's evaluations; success that is no number from 0 to 1 is left out."""
+    """Steps and one of `OUTCOMES` of a run's evaluations; success that is no number from 0 to 1 is left out."""
     pairs = points(run.evals, "step", outcome)
     pairs = [(step, value) for step, value in pairs if outcome != SUCCESS or 0 <= value <= 1]
     return [step for step, _ in pairs], [value for _, value in pairs]
@@ -371,8 +373,9 @@ def _read_cards(root: Path) -> tuple[tuple[RewardModelCard, ...], list[str]]:
 class ArmRow:
     """The numbers of one arm over some tasks.
 
-    Where true success is unknown in a whole study, `final`, `area` and `difference` are of the environment's own return
-    of a task, not clipped and not over several tasks, whose returns have no unit in common; steps are not compared.
+    Where results are not about true success, `final`, `area` and `difference` are of the return of a task (of the
+    environment, or of `reward.truth`), not clipped and not over several tasks, whose returns have no unit in common;
+    steps are not compared.
 
     Attributes:
         final: success at the last evaluation, averaged over tasks, with a t interval inside [0, 1].
@@ -418,7 +421,7 @@ def arm_styles(study: StudyRecord) -> dict[str, int]:
 
 
 def final_success(run: RunRecord, outcome: str = SUCCESS) -> float | None:
-    """True success (or the return) at the last evaluation of a complete run, else None."""
+    """True success (or another outcome) at the last evaluation of a complete run, else None."""
     values = outcome_curve(run, outcome)[1]
     return values[-1] if values and run.status == "complete" else None
 
@@ -458,9 +461,9 @@ def _failure_rate(study: StudyRecord, arm: str, tasks: Sequence[str]) -> float |
 
 
 def scores(study: StudyRecord, arm: str, tasks: Sequence[str], of: Callable[[RunRecord, str], float | None]) -> Float64:
-    """(tasks, seeds) of a number per run, NaN where the run has none; of returns of several tasks all are NaN."""
+    """(tasks, seeds) of a number per run, NaN where the run has none; of several tasks' returns all are NaN."""
     values = {(run.task, run.seed): of(run, study.outcome) for run in study.select(arm=arm)}
-    mixed = study.outcome == RETURN and len(tasks) > 1
+    mixed = study.outcome != SUCCESS and len(tasks) > 1
     table = [[None if mixed else values.get((task, seed)) for seed in study.seeds] for task in tasks]
     return np.array(table, dtype=np.float64).reshape(len(tasks), len(study.seeds))
 
@@ -527,7 +530,7 @@ def _sentence(
         own, other = (fmt.percent(_failure_rate(study, name, tasks) or 0.0) for name in (arm, baseline))
         rates = f"{own} of measurements failed in {arm}, {other} in {baseline}"
         return f"{arm} and {baseline} are not comparable: failure rates differ ({rates})"
-    if study.outcome == RETURN and len(tasks) > 1:
+    if study.outcome != SUCCESS and len(tasks) > 1:
         return f"{arm} against {baseline}: no verdict over all tasks, whose returns have no unit in common"
     silent = study.outcome == SUCCESS
     runs = [run for run in study.runs if run.task in tasks and success_unknown(run) and silent]
@@ -536,7 +539,8 @@ def _sentence(
         return f"{arm} against {baseline}: no verdict, true success is unknown in runs of {' and '.join(unknown)}"
     if difference is None:
         return f"{arm} against {baseline}: no verdict, no task and seed has a complete run of both"
-    what = "final success" if silent else "final return of the environment (true success is unknown)"
+    what = "final success" if silent else f"final {OUTCOMES[study.outcome]}"
+    what += " (true success is unknown)" if study.outcome == RETURN else ""
     amount = f"{what} {fmt.signed_interval(difference.interval)}"
     if outcome in ("better", "worse"):
         return f"{arm} {'beats' if outcome == 'better' else 'is worse than'} {baseline}: {amount}"

@@ -373,6 +373,11 @@ def _preparation(task: str, study: Study, for_label: Study) -> list[_Planned]:
 def _run(task: str, arm: str, seed: int, config: Study, prepared: Study) -> _Planned:
     """A run of an arm, which waits for the supervised start and for the reward models whose folders it names."""
     if config.text:
+        if not config.verified and config.reward.truth is None:
+            raise ConfigError(
+                f"arm {arm}: true success is unknown with data.type prompts, so nothing says which arm is better: name "
+                "a source that scores well in reward.truth, or compare on data with answers"
+            )
         read: list[Settings] = [config.text_policy, *config.text_sources.values()]
     else:
         _check_success_reported(config, config.success_readers())

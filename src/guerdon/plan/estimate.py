@@ -386,7 +386,7 @@ def estimate_search(study: Study) -> dict[str, Any]:
     settings, data = study.search, study.data
     if settings is None or data is None:
         return {}
-    own = 0 if data.type != "generated" and getattr(data, data.validation_key) else data.val_size
+    own = 0 if getattr(data, getattr(data, "validation_key", ""), None) else data.val_size
     questions = own if settings.questions is None else rows_of((settings.questions,))
     if not questions:
         return {"questions": f"those of {settings.questions or 'data'}, not counted here", "seconds": START}

@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from guerdon import distributed
-from guerdon.collect.text import Responses, RunPrompts, TextCollector, join_shards
+from guerdon.collect.text import Responses, RunPrompts, TextCollector, evaluation, join_shards
 from guerdon.engines.reward_models import RewardModels
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.models.load import load_source_model
@@ -21,7 +22,7 @@ from guerdon.rewards.prime import PrimeReward
 from guerdon.rewards.source import GroundTruth, RewardSource, SourceTerms
 from guerdon.rewards.tabular import TabularReward
 from guerdon.rewards.text_sources import ExactReward, TextReward
-from guerdon.rl.episode_stats import EpisodeStats
+from guerdon.rl.episode_stats import TRUTH, EpisodeStats
 from guerdon.rl.learner import KL, OnPolicyLearner
 from guerdon.rl.parts import Parts, run_collector, run_reward_models
 from guerdon.rl.videos import write_text_film
@@ -90,10 +91,21 @@ def text_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
             rewards = {n: source.measure(rollout, learn=False) for n, source in sources.items() if n != VERIFIER}
             write_text_film(folder / f"step_{step:012d}.json", rollout, rewards, step=step)
 
-    terms = {name: source.terms for name, source in sources.items()}
-    stats = EpisodeStats(list(sources), learned=[name for name in sources if name != VERIFIER])
+    def evaluate(episodes: int) -> Mapping[str, float]:
+        rollout = collector.film(policy, prompts=episodes, samples=1, greedy=True)
+        if rollout is None or truth is None:
+            return evaluation(rollout)
+        rewards = sources[truth].measure(join([rollout]), learn=False)
+        known = ~rewards.failed_B
+        values = rewards.values.sum(axis=1, dtype=np.float64)[known]
+        found = {TRUTH: float(values.mean())} if known.any() else {}
+        return {**evaluation(rollout), **found, f"{TRUTH}_known": float(known.sum())}
+
+    terms = {name: sources[name].terms for name in _learned(study)}
+    truth = None if study.reward.truth == VERIFIER else study.reward.truth
+    stats = EpisodeStats(list(sources), learned=[n for n in sources if n not in (VERIFIER, truth)], truth=truth)
     save = partial(save_policy, policy)
-    return Parts(collector, sources, terms, learner, stats, "responses", film, save, notes, None, models)
+    return Parts(collector, sources, terms, learner, stats, "responses", film, save, notes, None, models, evaluate)
 
 
 def check_text(study: Study) -> None:
@@ -149,7 +161,7 @@ def build_learning(study: Study, *, fresh: bool) -> Learning:
     torch.set_num_threads(runner.threads)
     torch.manual_seed(runner.seed)  # of dropout, where a model has any: only gradient steps draw from it
     kl_in_reward, critic = bool(algorithm.kl_coef) and algorithm.kl_in == "reward", algorithm.needs.critic
-    heads = (VERIFIER, *study.text_sources, *((KL,) if kl_in_reward else ()))
+    heads = (*_learned(study), *((KL,) if kl_in_reward else ()))
     policy = load_policy(study.text_policy, seed=runner.seed, value_heads=len(heads) if critic else 0)
     policy.temperature = study.generation.temperature
     prompts = RunPrompts.read(study.data, policy.tokenizer, policy.base.positions)
@@ -172,6 +184,12 @@ def build_learning(study: Study, *, fresh: bool) -> Learning:
         if start is not None:
             _take_start(start, policy)
     return Learning(policy, prompts, alike, primes, learner, notes)
+
+
+def _learned(study: Study) -> tuple[str, ...]:
+    """The sources that the policy learns from: the verifier, where there is one, and reward models, without a truth."""
+    names = (*((VERIFIER,) if study.verified else ()), *study.text_sources)
+    return tuple(name for name in names if name != study.reward.truth)
 
 
 def build_primes(study: Study, policy: TextPolicy, *, system_prompt: str | None = None) -> dict[str, PrimeReward]:
@@ -211,7 +229,7 @@ def _min_form(study: Study) -> float | None:
 def build_text_sources(
     study: Study, primes: Mapping[str, PrimeReward], models: RewardModels, folder: Path
 ) -> dict[str, RewardSource[Responses]]:
-    """Every source of a study, by name: the verifier, then its reward models.
+    """Every source of a study, by name: the verifier, where prompts have answers, then its reward models.
 
     Args:
         study: the resolved configuration.
@@ -224,7 +242,9 @@ def build_text_sources(
         CheckpointError: it cannot be read.
     """
     terms = text_terms(study.text_reward, study.text_algorithm)
-    sources: dict[str, RewardSource[Responses]] = {VERIFIER: GroundTruth(terms[VERIFIER], at_end=True)}
+    sources: dict[str, RewardSource[Responses]] = {}
+    if study.verified:
+        sources[VERIFIER] = GroundTruth(terms[VERIFIER], at_end=True)
     for name, settings in study.text_sources.items():
         model = settings.model
         if name in primes:
@@ -313,7 +333,8 @@ def _notes(study: Study, prompts: RunPrompts, sources: dict[str, RewardSource[An
             "true would draw it"
         )
     notes += [
-        f"[{study.reward.group_name}] {name}: text from {s.model.origin}, weight {s.reward_weight:g}"
+        f"[{study.reward.group_name}] {name}: text from {s.model.origin}, "
+        + ("shown, never trained on" if name == study.reward.truth else f"weight {s.reward_weight:g}")
         for name, s in study.reward.sources.items()
     ]
     learning = any(isinstance(s, PrimeReward) and s.settings.learns for s in sources.values())

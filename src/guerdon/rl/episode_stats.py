@@ -20,6 +20,7 @@ from guerdon.policies.control import RunningMeanStd
 from guerdon.types import BoolArray, Inputs, Rewards, Rollout
 
 OLDEST, NEWEST = 40, 200  # episodes that the alarm and the correlations look at
+TRUTH = "truth"  # metric: mean return of the source that `reward.truth` names
 Row = dict[str, Any]
 
 
@@ -31,6 +32,7 @@ class EpisodeStats:
         learned: those that are reward models.
         num_streams: streams whose episodes go on from rollout to rollout; None: every row of a rollout is an episode.
         counted: report how many episodes there are from the start, not from the first that fails.
+        truth: the source whose return stands in for true success; None: true success itself.
 
     Attributes:
         counts: episodes `begun` (they took a step), `finished`, and `failed` because their simulator broke; empty where
@@ -46,11 +48,14 @@ class EpisodeStats:
         num_streams: int | None = None,
         *,
         counted: bool = False,
+        truth: str | None = None,
     ) -> None:
         self._sources, self._learned = [*sources, "combined"], tuple(learned)
         self._streams = num_streams
         self.finished: list[Row] = []
         self._counted = counted
+        self._truth = "success" if truth is None else f"return/{truth}"
+        self._by = "success" if truth is None else TRUTH
         self.counts = {} if num_streams is None else dict.fromkeys(("begun", "finished", "failed"), 0)
         self.reset_streams()
 
@@ -90,7 +95,7 @@ class EpisodeStats:
             if rollout.fresh:
                 self.reset_streams()
             rows = self._ended(rollout, rewards, weights, step)
-        self.finished += [row for row in rows if self._streams is not None or row["success"] is not None]
+        self.finished += [row for row in rows if self._streams is not None or row[self._truth] is not None]
         del self.finished[OLDEST:-NEWEST]
         return rows
 
@@ -132,11 +137,12 @@ class EpisodeStats:
         """
         for name in self._learned:
             returns, success = self._history(name)
-            if hacking_alarm(returns, success, window=OLDEST):
+            solved = 0.5 if self._by == "success" else math.inf  # a return has no unit
+            if hacking_alarm(returns, success, window=OLDEST, solved=solved):
                 moved = (f"{v[:OLDEST].mean():.2f} -> {v[-OLDEST:].mean():.2f}" for v in (returns, success))
                 return (
-                    f"the learned return rises, success does not: {name} {{}}, success {{}} from the first {OLDEST} to "
-                    f"the newest {OLDEST} training episodes"
+                    f"the learned return rises, {self._by} does not: {name} {{}}, {self._by} {{}} from the first "
+                    f"{OLDEST} to the newest {OLDEST} training episodes"
                 ).format(*moved)
         return ""
 
@@ -152,21 +158,22 @@ class EpisodeStats:
             for key in ("success", "success_at_end", "length", *(f"return/{n}" for n in self._sources)):
                 known = [r[key] for r in rows if r[key] is not None]
                 result[key] = float(np.mean(known)) if known else None
+            result |= {} if self._by == "success" else {TRUTH: result[self._truth]}
         for name in self._learned:
             returns, success = self._history(name)
             result[f"undefined_returns/{name}"] = sum(r[f"return/{name}"] is None for r in rows)
-            result[f"reward_success_correlation/{name}"] = correlation(returns[-NEWEST:], success[-NEWEST:])
+            result[f"reward_{self._by}_correlation/{name}"] = correlation(returns[-NEWEST:], success[-NEWEST:])
         if self._learned:
             returns, success = self._history("combined")
-            result["reward_success_correlation"] = correlation(returns[-NEWEST:], success[-NEWEST:])
-            judged = any(r["success"] is not None for r in self.finished) or not self.finished
+            result[f"reward_{self._by}_correlation"] = correlation(returns[-NEWEST:], success[-NEWEST:])
+            judged = any(r[self._truth] is not None for r in self.finished) or not (self.finished or rows)
             result["hacking_alarm"] = int(bool(self.alarm())) if judged else None
         return result
 
     def _history(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns and true success of the kept episodes of which both are known."""
-        known = [r for r in self.finished if None not in (r[f"return/{name}"], r["success"])]
-        success = np.array([r["success"] for r in known], dtype=np.float64)
+        """Returns and true success, or what stands in for it, of the kept episodes of which both are known."""
+        known = [r for r in self.finished if None not in (r[f"return/{name}"], r[self._truth])]
+        success = np.array([r[self._truth] for r in known], dtype=np.float64)
         return np.array([r[f"return/{name}"] for r in known], dtype=np.float64), success
 
     def state_dict(self) -> dict[str, Any]:
@@ -204,7 +211,7 @@ def _whole_rows(
     """One row per response: success, length, and what each source paid in sum; None where it is unknown."""
     failed = {name: np.asarray((r.failed & rollout.mask).any(axis=1)) for name, r in rewards.items()}
     sums = {name: np.asarray(r.values.sum(axis=1)) for name, r in rewards.items()}
-    unknown = np.asarray((rollout.failed & rollout.mask).any(axis=1))
+    unknown = ~rollout.known_B
     rows = []
     for i in range(len(rollout.mask)):
         right = None if unknown[i] else bool(rollout.success[i].any())

@@ -89,6 +89,8 @@ class RunLog:
 def true_success(result: Mapping[str, float]) -> str:
     """An evaluation in words: `true success 0.40 over 20 evaluation episodes`; the return where that is unknown."""
     episodes = int(result["episodes"])
+    if "truth" in result:
+        return f"truth {result['truth']:.4g} over {int(result['truth_known'])} of {episodes} evaluation episodes"
     known = int(result.get("success_known", episodes))
     if "success" not in result:
         known_return = f"return {result['return/env']:.4g}, " if "return/env" in result else ""
@@ -150,7 +152,7 @@ class TensorBoardSink:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """See `LogSink.log`."""
-        result = next((name for name in ("success", "return/env") if f"eval/{name}" in metrics), None)
+        result = next((name for name in ("truth", "success", "return/env") if f"eval/{name}" in metrics), None)
         if result is not None and self._shown is None:
             self._shown = result
             self._writer.add_custom_scalars(

@@ -28,6 +28,7 @@ from guerdon.progress import ProgressBar, doing, timed
 from guerdon.rewards.failures import EVALUATION, FailureCounter, failure_rows, refuse_failures
 from guerdon.rewards.source import GroundTruth
 from guerdon.rl import checkpoint as ckpt
+from guerdon.rl.episode_stats import TRUTH
 from guerdon.rl.log import RunLog, open_sinks, true_success
 from guerdon.rl.parts import Parts
 from guerdon.rl.reward_warnings import reward_warnings
@@ -218,7 +219,9 @@ class Loop:
         unknown = (
             "collecting" if not summary["episodes"] else "success unknown" if paid is None else f"return {paid:.4g}"
         )
-        self.progress.advance(self.step, unknown if success is None else f"success {success:.2f}")
+        truth = summary.get(TRUTH)
+        shown = unknown if success is None else f"success {success:.2f}"
+        self.progress.advance(self.step, shown if truth is None else f"truth {truth:.4g}")
 
     @doing("evaluating the policy")
     def _true_success(self) -> Mapping[str, float]:
@@ -232,7 +235,10 @@ class Loop:
             if lost:
                 raise NonFiniteError(f"the policy cannot be evaluated: {lost} is not finite. Lower the learning rate")
             episodes = self.study.runner.eval_episodes
-            found = self.collector.evaluate(self.learner.policy, episodes=episodes, step=self.step)
+            if self.parts.evaluate is not None:
+                found = self.parts.evaluate(episodes)
+            else:
+                found = self.collector.evaluate(self.learner.policy, episodes=episodes, step=self.step)
             self._evaluated = (self.step, found)
             broken = int(found.get("episodes_failed", 0))
             if broken or EVALUATION in self.failures.recent:

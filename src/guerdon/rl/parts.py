@@ -77,6 +77,7 @@ class Parts(NamedTuple):
         notes: lines for the start of the log.
         videos: of training episodes; None: none are written.
         reward_models: scores with the models of the sources.
+        evaluate: what the policy achieves now, over so many episodes; None: the collector's own evaluation.
     """
 
     collector: Collector[Any, Any]
@@ -90,6 +91,7 @@ class Parts(NamedTuple):
     notes: list[str]
     videos: EpisodeVideos | None
     reward_models: RewardModels
+    evaluate: Callable[[int], Mapping[str, float]] | None = None
 
     def close(self) -> None:
         """Close worlds, files, and connections to where the parts work."""

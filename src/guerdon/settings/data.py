@@ -267,10 +267,23 @@ class HubDataSettings(_SplitDataSettings):
     name: str | None = Field(None, description="the configuration of a data set that has several")
 
 
+class PromptsDataSettings(_DataSettings):
+    """Prompts whose answers are not known: nothing verifies a response, and true success is unknown."""
+
+    type: Literal["prompts"] = Field("prompts", description="prompts without known answers, for reward models alone")
+    path: str = Field(min_length=1, description="file, folder of files or of datasets, or hub id, a row per prompt")
+
+    filter_accuracy: ClassVar[bool] = False
+    accuracy_lower_bound: ClassVar[float] = 0.0
+    accuracy_upper_bound: ClassVar[float] = 1.0
+    unparsable: ClassVar[Literal["failure"]] = "failure"
+
+
 DataSettings = Annotated[
-    GeneratedDataSettings | FilesDataSettings | GSM8KDataSettings | HubDataSettings, ByName("type", "generated")
+    GeneratedDataSettings | FilesDataSettings | GSM8KDataSettings | HubDataSettings | PromptsDataSettings,
+    ByName("type", "generated"),
 ]
-"""`data`: prompts with known answers, generated or read, and what happens to them before the update."""
+"""`data`: prompts, generated or read, with known answers or without, and what happens to them before the update."""
 
 
 def run_prompts(data: DataSettings | None) -> DataSettings:

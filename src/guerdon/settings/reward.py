@@ -261,6 +261,11 @@ class RewardSettings(Settings):
     sources: dict[str, SourceSettings] = Field(
         default_factory=dict, description="several reward models, by name, each with the keys of a source"
     )
+    truth: str | None = Field(
+        None,
+        description="text: a source, or verifier, that is measured and shown in training and evaluation and never "
+        "trained on; arms are compared by it. null: the verifier, where there is one",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -304,7 +309,10 @@ class RewardSettings(Settings):
         if "env" in self.sources or "combined" in self.sources:
             raise ValueError("a reward source cannot be called env or combined: those names are taken")
         adaptive = [source.adaptive_weight.share for source in self.sources.values() if source.adaptive_weight]
-        others = any(source.adaptive_weight is None and source.reward_weight for source in self.sources.values())
+        others = any(
+            source.adaptive_weight is None and source.reward_weight and name != self.truth
+            for name, source in self.sources.items()
+        )
         if adaptive and not (self.env_weight() or others):
             raise ValueError("adaptive_weight needs another reward, of which the source has a share: combine_mode: add")
         if sum(adaptive) >= 1:

@@ -231,6 +231,11 @@ class Study(Settings):
         return dict(self.text_reward.sources) if self.text else {}
 
     @property
+    def verified(self) -> bool:
+        """Whether a run of a language model knows true success: its prompts have answers."""
+        return self.data is None or self.data.type != "prompts"
+
+    @property
     def task_name(self) -> str:
         """What a report calls the task of the file."""
         if self.data is None:
@@ -451,7 +456,9 @@ class TextStudy(Study):
         taken = {"verifier", "kl"} | (set() if section is None else {section.source_name})
         for name in sorted(taken & set(self.reward.sources)):
             raise ValueError(f"a reward source cannot be called {name}: another source has that name")
-        if not sources or reward.env_weight():
+        self._check_truth()
+        sources.pop(reward.truth or "", None)
+        if self.verified and (not sources or reward.env_weight()):
             return
         if not any(source.reward_weight for source in sources.values()):
             raise ValueError("every weight is 0, so nothing would train the policy: see reward.combine_mode")
@@ -465,6 +472,40 @@ class TextStudy(Study):
             idle = {"reward_weight", "reward_weight_schedule"} & source.model_fields_set
             why = f"combine_mode {reward.combine_mode}, where the only source is normalised"
             refuse(idle, why, f"reward.sources.{name}")
+
+    def _check_truth(self) -> None:
+        """Refuse what needs true success where it is unknown, and a truth that is none, or that is trained on.
+
+        Raises:
+            ValueError: with the key and the reason.
+        """
+        reward, unknown = self.text_reward, "data.type prompts, which has no verifier"
+        if not self.verified:
+            outcome = {"combine_mode", "env_reward_weight"} & self.reward.model_fields_set
+            refuse(outcome if self.reward.env_weight() else set(), unknown, "reward")
+            given = set() if self.reward_model is None else self.reward_model.model_fields_set
+            refuse({"verifier_coef"} & given, unknown, "reward_model")
+            for name, source in self.text_sources.items():
+                if isinstance(source.model, PrimeModelSettings) and source.model.learns:
+                    raise ValueError(f"the prime reward source {name} learns from outcomes, which {unknown} lacks")
+            if not set(self.text_sources) - {reward.truth}:
+                raise ValueError(f"nothing would train the policy with {unknown}: name reward models in reward.sources")
+        if reward.truth is None:
+            return
+        where, source = f"reward.sources.{reward.truth}", self.text_sources.get(reward.truth)
+        if reward.truth == "verifier" and self.verified:
+            if reward.env_weight():
+                raise ValueError("reward.truth verifier is never trained on: set reward.combine_mode to replace")
+        elif source is None:
+            names = [*self.text_sources, *(["verifier"] if self.verified else [])]
+            raise ValueError(f"reward.truth {reward.truth!r} is none of the sources {', '.join(names)}")
+        elif source.model.compares:
+            raise ValueError(f"{relative(where)}, so it cannot be reward.truth, which scores responses one by one")
+        elif isinstance(source.model, PrimeModelSettings | TabularModelSettings):
+            raise ValueError(f"reward.truth {reward.truth} learns in the run, and a truth does not change")
+        else:
+            idle = {"reward_weight", "reward_weight_schedule", "adaptive_weight", "gamma"} & source.model_fields_set
+            refuse(idle, "reward.truth, which is never trained on", where)
 
     @model_validator(mode="after")
     def _run_models_fit_the_data(self) -> Self:
@@ -557,6 +598,12 @@ IDLE = (
         lambda s: not any(source.dense for source in s.text_sources.values()),
         "without dense rewards",
     ),
+    Rule(
+        ("algorithm.adv_params.verifier_gamma",),
+        lambda s: not s.verified or s.reward.truth == "verifier",
+        "a verifier that trains nothing",
+    ),
+    Rule(("reward.truth",), lambda s: not s.text, "policy.type {0.policy.type}, whose environment reports success"),
     Rule(("algorithm.adv_params.reward_model_gamma",), lambda s: s.reward_model is None, "without reward_model"),
     Rule(("algorithm.gamma",), lambda s: s.text and s.discounts_differ, "a discount for each source"),
     Rule(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from guerdon.episodes.chats import ChatError, chat_messages, question_of, tool_schemas
-from guerdon.episodes.row_files import good_rows
+from guerdon.episodes.row_files import ENDINGS, good_rows, rows_by_split
 from guerdon.errors import DataError, MissingDependencyError, boundary, needs
 from guerdon.hub import check_data_set
 from guerdon.progress import log_once
@@ -68,7 +68,7 @@ def load_prompts(settings: DataSettings) -> tuple[tuple[Prompt, ...], tuple[Prom
     if settings.type == "generated":
         train, validation = generate(settings.task, settings.train_size, settings.val_size)
     else:
-        train, separate = _sources(settings)
+        train, separate = (_asked(settings.path), None) if settings.type == "prompts" else _sources(settings)
         if separate is None:
             train, validation = hold_out(train, settings.val_size)
         else:
@@ -91,7 +91,9 @@ def check_here(data: DataSettings) -> None:
     Raises:
         MissingDependencyError: `data.path` does not exist here.
     """
-    if data.type != "files" and data.type != "generated" and not Path(data.path).exists():
+    if data.type in ("files", "generated") or Path(data.path).suffix in ENDINGS:
+        return
+    if not Path(data.path).exists():
         raise MissingDependencyError(f"data.path {data.path} does not exist on this machine; the run reads its rows")
 
 
@@ -148,6 +150,16 @@ def _sources(settings: ReadDataSettings) -> tuple[tuple[Prompt, ...], tuple[Prom
         return read_gsm8k(settings.path, name, data=settings)
 
     return split(settings.train_split), split(settings.val_split) if settings.val_split else None
+
+
+def _asked(path: str) -> tuple[Prompt, ...]:
+    """The prompts of a file, or of a folder or data set: of its split `train` where it has one."""
+    if Path(path).is_file():
+        return read_prompts(path, answered=False)
+    found = rows_by_split(path)
+    splits = ["train"] if "train" in found else list(found)
+    rows = [(f"{path}: {split} row {k + 1}", row) for split in splits for k, row in enumerate(found[split])]
+    return _prompts(rows, Path(path).name, path, answered=False)
 
 
 def read_prompts(

@@ -450,8 +450,13 @@ def verifier_from(settings: DataSettings) -> Verifier:
     """The verifier that the `data` section describes.
 
     Raises:
-        ConfigError: a user's own factory raised, or returned something else.
+        ConfigError: the data has no answers; or a user's own factory raised, or returned something else.
     """
+    if settings.type == "prompts":
+        raise ConfigError(
+            "data.type prompts has no true answers, and this command compares with them: give a file with answers by "
+            "data.type files"
+        )
     if settings.type == "generated":
         return Verifier(settings.verifier)
     if VERIFIERS.is_own(settings.verifier):
