@@ -300,6 +300,7 @@ def warnings_of(run: RunRecord) -> list[str]:
 def study_notes(study: StudyRecord, rows: Sequence[ArmRow]) -> list[Note]:
     """All warnings of a study, the severe ones first."""
     severe = [f"{row.sentence}." for row in rows if row.outcome == "not comparable"]
+    reached = "the truth" if study.outcome == TRUTH else "true success"
     alarms = {
         arm: [bool(number(run.trains[-1], "hacking_alarm")) for run in study.select(arm=arm) if run.trains]
         for arm in study.arms
@@ -308,7 +309,7 @@ def study_notes(study: StudyRecord, rows: Sequence[ArmRow]) -> list[Note]:
         if any(ends):
             severe.append(
                 f"{arm} may be exploiting its reward model: the hacking alarm is on at the end of {sum(ends)} of "
-                f"{fmt.plural(len(ends), 'run')}, as the learned return rises and {'the truth' if study.outcome == TRUTH else 'true success'} does not."
+                f"{fmt.plural(len(ends), 'run')}, as the learned return rises and {reached} does not."
             )
     severe += [
         f"{row.arm}: only {row.n_runs} of {row.n_planned} runs are complete. If runs with low success stop more often, "

@@ -28,9 +28,9 @@ from guerdon.compare.results import (
     RunRecord,
     StudyRecord,
     arm_styles,
+    mapping,
     number,
     outcome_curve,
-    mapping,
     outcome_of_runs,
     points,
 )
@@ -180,8 +180,8 @@ def return_scatter(
         return None
     stride = -(-len(marks) // MAX_SCATTER)
     kept = [mark for i, mark in enumerate(marks) if i % stride == 0 or mark[4]]
-    x, y = (_padded([mark[axis] for mark in marks]) for axis in (0, 1))
-    box = Box(310, 230, x=x, y=y if outcome == TRUTH else (-0.03, 1.03), margin=(12, 14, 42, 46))
+    across, up = _padded([mark[0] for mark in marks]), _padded([mark[1] for mark in marks])
+    box = Box(310, 230, x=across, y=up if outcome == TRUTH else (-0.03, 1.03), margin=(12, 14, 42, 46))
     what = OUTCOMES[outcome]
     title = f"{arm}: return of {source} against {what}, {len(kept)} points"
     return scatter(box, kept, style=style, title=title, x_label=f"mean return of {source}", y_label=what)

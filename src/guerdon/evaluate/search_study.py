@@ -164,7 +164,7 @@ def questions_of(settings: SearchSettings, data: DataSettings) -> tuple[tuple[Pr
     if settings.questions is None:
         prompts = load_prompts(data)[1][: settings.limit]
     else:
-        readable = None if data.type in ("generated", "prompts") else data
+        readable = None if data.type == "generated" or data.type == "prompts" else data
         rows = read_prompts(settings.questions, answered=False, data=readable)[: settings.limit]
         prompts = tuple(prompted(row, data) for row in rows)
     single, system_prompt = shared_system_prompt(prompts)

@@ -148,13 +148,6 @@ class _DataSettings(Settings):
     max_response_length: int = Field(3072, ge=1, description="tokens; longer responses are truncated")
     train_batch_size: int = Field(32, ge=1, description="prompts per update")
     n_samples: int = Field(4, ge=1, description="rollouts per prompt")
-    filter_accuracy: bool = Field(True, description="train on prompts whose share of right rollouts is within bounds")
-    accuracy_lower_bound: float = only_with(
-        0.2, ge=0, le=1, filter_accuracy=_BY_SHARE, description="smallest share that is kept, inclusive"
-    )
-    accuracy_upper_bound: float = only_with(
-        0.8, ge=0, le=1, filter_accuracy=_BY_SHARE, description="largest share that is kept, inclusive"
-    )
     filter_truncated: bool = Field(True, description="leave out prompts with a response that reached the length limit")
     oversample_factor: float = only_with(
         1.0, ge=1, filters=_FILTERS, description="draw train_batch_size times this many prompts at a time"
@@ -163,6 +156,23 @@ class _DataSettings(Settings):
         "resample",
         filters=_FILTERS,
         description="too few prompts survive the filters: draw more, fill up with rejected ones, use fewer, or stop",
+    )
+
+    @property
+    def filters(self) -> bool:
+        """Whether prompts are left out before the update."""
+        return self.filter_truncated
+
+
+class _AnsweredDataSettings(_DataSettings):
+    """What data with true answers share: prompts are left out by their share of right responses."""
+
+    filter_accuracy: bool = Field(True, description="train on prompts whose share of right rollouts is within bounds")
+    accuracy_lower_bound: float = only_with(
+        0.2, ge=0, le=1, filter_accuracy=_BY_SHARE, description="smallest share that is kept, inclusive"
+    )
+    accuracy_upper_bound: float = only_with(
+        0.8, ge=0, le=1, filter_accuracy=_BY_SHARE, description="largest share that is kept, inclusive"
     )
 
     @property
@@ -181,7 +191,7 @@ class _DataSettings(Settings):
         return self
 
 
-class GeneratedDataSettings(_DataSettings):
+class GeneratedDataSettings(_AnsweredDataSettings):
     """Problems made in code, which check themselves."""
 
     type: Literal["generated"] = Field("generated", description="problems made here, which check themselves")
@@ -192,7 +202,7 @@ class GeneratedDataSettings(_DataSettings):
     unparsable: ClassVar[Literal["failure"]] = "failure"
 
 
-class _ReadDataSettings(_DataSettings):
+class _ReadDataSettings(_AnsweredDataSettings):
     """What data with true answers to compare with share.
 
     Attributes:

@@ -297,7 +297,7 @@ class RewardSettings(Settings):
         if self.use_reward_model and not self.sources:
             raise ValueError("use_reward_model needs reward.model (or reward.sources)")
         if not self.use_reward_model:
-            known = {"use_reward_model", *LIMITS} | (set() if self.sources else {"sources"})
+            known = {"use_reward_model", "truth", *LIMITS} | (set() if self.sources else {"sources"})
             idle = sorted(self.model_fields_set - known)
             if idle:
                 raise ValueError(f"{', '.join(idle)} would do nothing with use_reward_model: false; remove it")

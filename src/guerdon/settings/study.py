@@ -485,9 +485,9 @@ class TextStudy(Study):
             refuse(outcome if self.reward.env_weight() else set(), unknown, "reward")
             given = set() if self.reward_model is None else self.reward_model.model_fields_set
             refuse({"verifier_coef"} & given, unknown, "reward_model")
-            for name, source in self.text_sources.items():
-                if isinstance(source.model, PrimeModelSettings) and source.model.learns:
-                    raise ValueError(f"the prime reward source {name} learns from outcomes, which {unknown} lacks")
+            for name, one in self.text_sources.items():
+                if isinstance(one.model, PrimeModelSettings) and one.model.learns:
+                    raise ValueError(f"the prime reward source {name} learns from outcomes, not with {unknown}")
             if not set(self.text_sources) - {reward.truth}:
                 raise ValueError(f"nothing would train the policy with {unknown}: name reward models in reward.sources")
         if reward.truth is None:

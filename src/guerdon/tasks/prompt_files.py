@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from guerdon.episodes.chats import ChatError, chat_messages, question_of, tool_schemas
+from guerdon.episodes.preferences import is_preference, responses_in
 from guerdon.episodes.row_files import ENDINGS, good_rows, rows_by_split
 from guerdon.errors import DataError, MissingDependencyError, boundary, needs
 from guerdon.hub import check_data_set
@@ -41,7 +42,7 @@ from guerdon.tasks.prompts import (
 from guerdon.tasks.quantities import numbers_of
 from guerdon.tasks.reasoning import generate
 from guerdon.tasks.verifier import Verifier, verifier_from
-from guerdon.types import Message, Tool
+from guerdon.types import Failure, Message, Tool
 
 ReadDataSettings = FilesDataSettings | GSM8KDataSettings | HubDataSettings
 
@@ -91,7 +92,7 @@ def check_here(data: DataSettings) -> None:
     Raises:
         MissingDependencyError: `data.path` does not exist here.
     """
-    if data.type in ("files", "generated") or Path(data.path).suffix in ENDINGS:
+    if data.type == "files" or data.type == "generated" or Path(data.path).suffix in ENDINGS:
         return
     if not Path(data.path).exists():
         raise MissingDependencyError(f"data.path {data.path} does not exist on this machine; the run reads its rows")
@@ -153,13 +154,27 @@ def _sources(settings: ReadDataSettings) -> tuple[tuple[Prompt, ...], tuple[Prom
 
 
 def _asked(path: str) -> tuple[Prompt, ...]:
-    """The prompts of a file, or of a folder or data set: of its split `train` where it has one."""
+    """The prompts of a file, or of a folder or data set: of its split `train` where it has one.
+
+    Of a row of preferences without a prompt of its own it is what the responses answer.
+    """
+    rows: Iterable[tuple[str, Any]]
     if Path(path).is_file():
-        return read_prompts(path, answered=False)
-    found = rows_by_split(path)
-    splits = ["train"] if "train" in found else list(found)
-    rows = [(f"{path}: {split} row {k + 1}", row) for split in splits for k, row in enumerate(found[split])]
-    return _prompts(rows, Path(path).name, path, answered=False)
+        rows = good_rows(Path(path))
+    else:
+        found = rows_by_split(path)
+        splits = ["train"] if "train" in found else list(found)
+        rows = [(f"{path}: {split} row {k + 1}", row) for split in splits for k, row in enumerate(found[split])]
+
+    def asked(where: str, row: Any) -> Any:
+        if not is_preference(row) or any(row.get(key) for key in _QUESTIONS):
+            return row
+        one = responses_in(row, where, "")[0][0]
+        if isinstance(one, Failure):
+            return row
+        return {"prompt": [*one.context, {"role": "user", "content": one.question}], "tools": list(one.tools)}
+
+    return _prompts(((where, asked(where, row)) for where, row in rows), Path(path).stem, path, answered=False)
 
 
 def read_prompts(
