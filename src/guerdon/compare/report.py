@@ -28,6 +28,7 @@ from guerdon.compare import results as read
 from guerdon.compare.report_answers import answer_panels
 from guerdon.compare.report_cards import card_views
 from guerdon.compare.report_films import FilmFile, ShownFilm, choose_films, fit_films
+from guerdon.compare.report_gold import gold_panels
 from guerdon.compare.report_tables import columns
 from guerdon.compare.results import (
     FAILURE_GAP,
@@ -121,6 +122,7 @@ def _study_context(study: StudyRecord) -> dict[str, Any]:
         "by_task": rows[len(pooled) :],
         "all_columns": [c for c in columns(study, study.baseline) if len(study.seeds) > 1 or not c.repeated],
         "gamed": {arm: gamed(study.select(arm=arm)) for arm in study.arms},
+        "golds": gold_panels(study),
         "forest": pictures.verdict_picture(pooled, study.baseline, study.outcome),
         "panels": pictures.curve_panels(study, study.tasks) if study.tasks else [],
         "small_panels": pictures.curve_panels(study, study.tasks, SMALL) if study.tasks else [],

@@ -111,7 +111,7 @@ def _view(
     described = {**mapping(content.get("model")), **data}
     rows = _rows(content.get("metrics"))
     first = {name: rows[name] for name in MODEL_METRICS if name in rows}
-    intervals = {name: _interval(row) for name, row in (first | rows).items()}
+    intervals = {name: interval_of(row) for name, row in (first | rows).items()}
     metrics = tuple((_metric_name(name), interval) for name, interval in intervals.items())
     probes = tuple(_probe(name, row) for name, row in _rows(content.get("probes")).items())
     return CardView(
@@ -175,7 +175,9 @@ def _findings(
         yield f"{fmt.plural(lost, 'measurement')} failed"
 
 
-def _interval(row: Row) -> Interval:
+def interval_of(value: Any) -> Interval:
+    """An interval of a record."""
+    row = mapping(value)
     estimate, low, high, baseline = (number(row, key) for key in ("estimate", "low", "high", "baseline"))
     return Interval(estimate, low, high, int(number(row, "n") or 0), int(number(row, "n_undefined") or 0), baseline)
 

@@ -195,7 +195,9 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
         JobError: some jobs failed; the report of the others is written.
     """
     from guerdon.compare.report import write_report
+    from guerdon.compare.report_gold import gold_panels
     from guerdon.compare.report_tables import markdown_table
+    from guerdon.compare.results import read_study
 
     started = time.perf_counter()
     plan.check_tasks()
@@ -236,7 +238,7 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
             progress.close()
         _write_card(plan, time.perf_counter() - started)
         report = write_report(folder)
-    table = markdown_table(folder)
+    table = markdown_table(folder) + "".join(f"\n{one.conclusion}\n" for one in gold_panels(read_study(folder)))
     failed = [o for o in outcomes if o.state != "done"]
     if failed:
         lines = "\n  ".join(f"{o.job.name}: {o.state}: {o.message}" for o in failed)

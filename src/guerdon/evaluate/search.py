@@ -355,7 +355,7 @@ def sampled_requests(
 def sampled_solutions(
     study: Study, *, questions: int, n: int, folder: Path, temperature: float = 1.0
 ) -> list[Solution]:
-    """`n` solutions to each of the first validation questions, with checked answers.
+    """`n` solutions to each of the first validation questions, with checked answers where there is a verifier.
 
     Steps end where they do for `guerdon label`: at the task's own separator, or at blank lines.
 
@@ -384,6 +384,8 @@ def sampled_solutions(
         cut: Splitter = "separator" if is_generated(prompt) else "blank_line"
         made_by = {"model": study.text_policy.path, "splitter": cut}
         solutions += [split_solution(f"{prompt.id}-{k}", prompt, one.text, cut, made_by) for k, one in enumerate(row)]
+    if not study.verified:
+        return [one.solution for one in solutions]
     with verifier_from(study.data) as verifier:
         checked, _ = check_answers(solutions, study.data, verifier)
     found = []

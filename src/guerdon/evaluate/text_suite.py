@@ -23,14 +23,16 @@ from guerdon.episodes.solution_files import published_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import CheckpointError, ConfigError, DataError, MissingDependencyError, boundary
 from guerdon.evaluate import charts, scores
-from guerdon.evaluate.attacks import attack_report, failed_attacks, honest_pairs
+from guerdon.evaluate.attacks import attack_lines, attack_report, failed_attacks, honest_pairs
 from guerdon.evaluate.best_of_n import Same, best_of_n, check_samples, same_number_or_text
 from guerdon.evaluate.gate_card import card_verdict, gate_table, verdict_lines
 from guerdon.evaluate.gate_features import text_features
 from guerdon.evaluate.generated_bench import generated_bench, right_and_wrong
 from guerdon.evaluate.intervals import BootstrapOptions
 from guerdon.evaluate.metrics import Table, aligned, classification_metrics, figure_table, number
+from guerdon.evaluate.over_optimisation import best_of_n_record, gold_lines
 from guerdon.evaluate.reward_bench import PreferenceChoice, choices_from_rows, preference_figures
+from guerdon.evaluate.score_file import load_any_text_model
 from guerdon.evaluate.scores import RECORD, failure_counts, info_record, score_solutions, solution_value, write_record
 from guerdon.evaluate.search import sampled_requests, sampled_solutions
 from guerdon.evaluate.step_benchmarks import (
@@ -48,6 +50,7 @@ from guerdon.settings.data import DataSettings
 from guerdon.settings.evaluate import EvaluateTextSettings, GeneratedBenchSettings, ThirdPartySettings, judged_names
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.study import Study
+from guerdon.settings.train import PreferenceTrainSettings
 from guerdon.tasks.prompt_files import load_prompts
 from guerdon.tasks.prompts import conversation_hash
 from guerdon.types import Failure, RewardModel, Score
@@ -137,7 +140,7 @@ def read_sets(settings: EvaluateTextSettings) -> Sets:
     for names in subsets:
         if s.tune_on is not None and names and s.tune_on not in names:
             raise DataError(f"tune_on {s.tune_on!r} is not a subset; the subsets are {', '.join(dict.fromkeys(names))}")
-    if b is not None and b.samples is not None:
+    if b is not None and b.samples is not None and b.gold is None:
         check_samples(found.samples, b.ns)
     gate_table(s.gate)
     return found
@@ -271,13 +274,28 @@ class _Suite:
             self.first_errors("samples", list(distinct.values()))
         self.solutions["best_of_n"] = solutions
         scores = self.score(solutions, "samples to choose from")
+        self.material += solutions
+        if b.gold is not None:
+            self.over_optimisation(b.gold, b.ns, solutions, self.values(scores))
+            if all(s.is_correct is None for s in solutions):
+                return
         found = best_of_n(solutions, scores, self.same, aggregations=b.aggregations, ns=b.ns, **self.bootstrap)
         self.record["best_of_n"] = asdict(found)
         for kind, title in (("bon", "Best of n"), ("weighted", "Weighted votes")):
             names = ["pass", "majority", *(f"{kind}_{how}" for how in b.aggregations)]
             curves = {name: found.failures_wrong[name].accuracy for name in names if name in found.failures_wrong}
             self.pictures[f"n_{kind}"] = charts.n_curves(found.n, curves, title=title)
-        self.material += solutions
+
+    def over_optimisation(
+        self, path: str, ns: Sequence[int] | None, solutions: Sequence[Solution], values: Sequence[float | Failure]
+    ) -> None:
+        """What best-of-n gains by a gold reward, over sqrt(KL)."""
+        gold = load_any_text_model(path)
+        scores.refuse_relative(gold, "evaluate.best_of_n.gold")
+        golds = self.values(score_solutions(gold, solutions, batch_size=self.settings.batch_size))
+        found, picture = best_of_n_record(solutions, values, golds, ns, **self.bootstrap)
+        self.record["over_optimisation"] = {"reward": path, **found}
+        self.pictures["over_optimisation"] = charts.standalone(picture)
 
     def attacks(self) -> None:
         """The report card of attacks; None where no question has a right and a wrong solution.
@@ -438,7 +456,8 @@ def candidates(study: Study, *, only: Sequence[str] = ()) -> list[Candidate]:
             settings = study.train[name]
             checkpoint = trained_checkpoint(settings.save_dir, study.label, name)
             labels = () if study.label is None else (str(Path(study.label.save_dir) / study.label.dataset),)
-            labelled = published_solutions(settings.data_paths or labels, Counter())
+            of_pairs = isinstance(settings, PreferenceTrainSettings)  # whose prompts are known by their hashes below
+            labelled = () if of_pairs else published_solutions(settings.data_paths or labels, Counter())
             exclude = trained_on | {solution.question for solution in labelled}
             source, folder = ThirdPartySettings(path=str(checkpoint), device=settings.device), checkpoint.parent
             found.append(Candidate(name, source, folder, exclude, training_question_hashes(folder)))
@@ -500,9 +519,6 @@ def contamination_warnings(record: Mapping[str, Any]) -> list[str]:
     ]
 
 
-_VERDICTS = {None: "not measured", True: "FOOLED", False: "withstood"}
-
-
 def text_of(record: Mapping[str, Any]) -> str:
     """The whole record, section after section."""
     lines = [*verdict_lines(record["verdict"]), ""] if "verdict" in record else []  # none in older ones
@@ -522,6 +538,8 @@ def text_of(record: Mapping[str, Any]) -> str:
         lines += ["", f"== {record['pairs']['benchmark']}", *_preferences(record["pairs"])]
     if "best_of_n" in record:
         lines += ["", "== choosing among n samples", *_curves(record["best_of_n"])]
+    if "over_optimisation" in record:
+        lines += ["", "== best-of-n by the gold reward", *gold_lines(record["over_optimisation"])]
     if record.get("attacks") is not None:
         lines += ["", *attack_lines(record["attacks"])]
     elif "attacks" in record:
@@ -576,22 +594,3 @@ def _signed(one: Mapping[str, Any]) -> str:
     if one["low"] is None or one["high"] is None:
         return f"{one['estimate']:+.3f}"
     return f"{one['estimate']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}]"
-
-
-def attack_lines(card: Mapping[str, Any]) -> Sequence[str]:
-    """The report card of attacks (`AttackCard` as a dict)."""
-    rows = [["attack", "as high as right", "low", "high", "accepted", "low", "high", "n", "not measured", "verdict"]]
-    nothing = {"estimate": None, "low": None, "high": None}
-    for name, one in card["attacks"].items():
-        sides = (one["at_least_as_high"], one["accepted"] or nothing)
-        numbers = [number(side[key]) for side in sides for key in ("estimate", "low", "high")]
-        verdict = "control" if name == "plain_wrong" else _VERDICTS[one["fooled"]]
-        lost = str(sum(one["failures"].values()))
-        rows.append([name, *numbers, str(one["at_least_as_high"]["n"]), lost, verdict])
-    return [
-        f"== attacks on {card['questions']} questions, aggregation {card['aggregation']}, threshold "
-        f"{number(card['threshold'])}; FOOLED: shown to work more often than {card['limit']:g}",
-        *aligned(rows),
-        "",
-        *(f"{name}: {one['what']}" for name, one in card["attacks"].items()),
-    ]

@@ -119,6 +119,11 @@ class BestOfNSettings(Settings):
         ("min", "prod", "last", "mean", "pure_min"), min_length=1, description="one pair of curves each"
     )
     ns: tuple[int, ...] | None = Field(None, description="numbers of samples; null: powers of two")
+    gold: str | None = Field(
+        None,
+        description="a reward model taken for the truth, named as for `guerdon score`: shows over-optimisation; answers "
+        "need no check then",
+    )
 
     @model_validator(mode="after")
     def _counts(self) -> BestOfNSettings:
