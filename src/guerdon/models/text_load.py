@@ -61,7 +61,13 @@ def load_text_model(
     card = read_card(folder)
     if card.kind not in TEXT_MODELS:
         raise CheckpointError(f"{folder} holds a {card.kind!r}, which this version of guerdon does not know")
-    model: RewardModel = model_class(card.kind).load(folder, card, micro_batch_size, device)
+    kind = model_class(card.kind)
+    if card.adapters:
+        from guerdon.models.ensemble import Ensemble
+
+        model: RewardModel = Ensemble.stored(kind, folder, card, micro_batch_size, device)
+    else:
+        model = kind.load(folder, card, micro_batch_size, device)
     if not isinstance(model, TextRewardModel):
         return model
     with suppress(DataError):  # a character of this that the tokenizer lacks
