@@ -32,7 +32,7 @@ from guerdon import distributed
 from guerdon.atomic import sealed_folder, verify_folder
 from guerdon.call_queue import batched, concurrent
 from guerdon.devices import resolve_device
-from guerdon.errors import CheckpointError, DataError, boundary
+from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
 from guerdon.finite import load_weights, refuse_to_write, save_weights
 from guerdon.hub import base_of
 from guerdon.models import checkpoint
@@ -115,6 +115,20 @@ class TextModelCard:
     combine: Literal["sum", "mean", "lower_bound"] = "sum"
     deviations: float = 1.0
     adapters: bool = False
+
+    def weighted(self, weights: Mapping[str, float], name: str) -> TextModelCard:
+        """The card with other weights of its ratings; those that are not named count 0.
+
+        Raises:
+            ConfigError: it has no ratings, or others than these.
+        """
+        rated = self.outputs if self.loss == "regression" else {}
+        if not rated:
+            raise ConfigError(f"weights would do nothing with {name}, which was not trained with attributes; remove it")
+        if weights.keys() - rated.keys() or not any(weights.values()):
+            wanted = f"the ratings of {name} are {', '.join(rated)}"
+            raise ConfigError(f"weights: {wanted}; this is {dict(weights)}: give at least one of them, not 0")
+        return replace(self, outputs={rating: float(weights.get(rating, 0.0)) for rating in rated})
 
     def reward_of(self, logits_N_K: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """(N,) the reward from (N, K) outputs, and the standard deviation of members, where there are several."""

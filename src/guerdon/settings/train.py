@@ -508,6 +508,13 @@ class ImplicitTrainSettings(_TextTrainSettings):
     )
 
 
+RATING_WEIGHTS: Any = Field(
+    None,
+    description="of a model that learned ratings (`attributes`): the reward is their sum with these weights; ratings "
+    "that are not named count 0. null: those of its training",
+)
+
+
 class MistakesSettings(Settings):
     """`sft.mistakes`: false beliefs that the demonstrations of generated problems show."""
 
