@@ -132,7 +132,8 @@ class Score:
         steps: (T,) float32, one finite value per row, or None when the model judges whole episodes only.
         total: one finite value for the episode, or None when the model judges rows only.
         failure: set exactly when both are missing.
-        spread: standard deviation of `total` over the members of an ensemble; None where there are none.
+        spread: standard deviation over the members of an ensemble, of `total` or the mean of those of `steps`; None
+            where there are none.
     """
 
     steps: FloatArray | None = None

@@ -26,19 +26,15 @@ import torch
 from torch import Tensor, nn
 
 from guerdon.call_queue import alone
-from guerdon.devices import resolve_device, seeded
+from guerdon.devices import seeded
 from guerdon.episodes.chats import asked_key
 from guerdon.errors import CheckpointError, ConfigError, NonFiniteError, boundary
-from guerdon.hub import ADAPTER, base_of
+from guerdon.hub import ADAPTER
 from guerdon.models.checkpoint import adam_tensors, load_adam, load_state, save_state
 from guerdon.models.text_inputs import Reading, as_batch, buckets, read_steps
 from guerdon.models.text_losses import bce_terms, implicit_rewards, pair_terms, pairs
-from guerdon.models.text_model import TextModelCard, TextRewardModel, read_policy
-from guerdon.policies.adapter_files import read_adapter
-from guerdon.policies.shared_base import SharedBase
+from guerdon.models.text_model import TextModelCard, TextRewardModel, read_adapters, read_policy
 from guerdon.policies.text import TextPolicy, reference
-from guerdon.policies.text_files import read_under
-from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Episode, Failure, Metrics, RewardInfo
 
 _SAMPLE = 64  # values of each tensor in the hash that identifies a model
@@ -76,13 +72,7 @@ class ImplicitModel(TextRewardModel):
         if not (folder / ADAPTER).is_file():
             ref = TextPolicy(read_policy(folder / "reference", card, device).base, trainable=False)
             return cls(read_policy(folder, card, device), card, micro_batch_size=micro_batch_size, ref=ref)
-        model, tokenizer = read_under(folder)
-        base = SharedBase(
-            model.to(resolve_device(device)), tokenizer, TextPolicySettings(path=base_of(folder), bf16=card.bf16)
-        )
-        base.put_adapter(card.kind, lambda model: read_adapter(model, folder, name=card.kind, trainable=True))
-        policy = TextPolicy(base, adapter=card.kind)
-        return cls(policy, card, micro_batch_size=micro_batch_size)
+        return cls(read_adapters([folder], card, device)[0], card, micro_batch_size=micro_batch_size)
 
     def __init__(
         self, policy: TextPolicy, card: TextModelCard, *, micro_batch_size: int = 16, ref: TextPolicy | None = None

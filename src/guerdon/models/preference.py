@@ -33,7 +33,7 @@ from guerdon.models.text_model import CARD, TextModelCard, TextRewardModel
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.text_files import check_written
 from guerdon.policies.tokens import conversation_ids, pad_id
-from guerdon.types import IntArray
+from guerdon.types import IntArray, RewardInfo
 
 
 class PreferenceHead(nn.Linear):
@@ -82,8 +82,13 @@ class PreferenceModel(TextRewardModel):
         return self.head(hidden)  # type: ignore[no-any-return]
 
     def value(self, logits: np.ndarray) -> np.ndarray:
-        """The reward of each response."""
-        return np.asarray(self.card.reward_of(logits)[0])
+        """The reward of each response; of members the logits themselves."""
+        return np.asarray(self.card.reward_of(logits)[0]) if self.card.combine == "sum" else logits
+
+    @property
+    def info(self) -> RewardInfo:
+        """Logits of any size."""
+        return SequenceClassifier.info
 
     def write(self, folder: Path, **changes: Any) -> Path:
         """Write a sequence classifier with its tokenizer and card in one piece.

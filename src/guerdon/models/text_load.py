@@ -9,6 +9,7 @@ its adapter.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -34,7 +35,12 @@ FINAL = "final_checkpoint"
 
 @doing("loading a reward model")
 def load_text_model(
-    path: str, *, adapter: str = "auto", micro_batch_size: int = 16, device: str | torch.device = "auto"
+    path: str,
+    *,
+    adapter: str = "auto",
+    micro_batch_size: int = 16,
+    device: str | torch.device = "auto",
+    weights: Mapping[str, float] | None = None,
 ) -> RewardModel:
     """Read a reward model of text.
 
@@ -44,24 +50,35 @@ def load_text_model(
         adapter: how a published model is read; `auto`: by its configuration.
         micro_batch_size: solutions per forward pass.
         device: where it computes, as a key `device` says.
+        weights: of ratings in the reward, for a model that learned `attributes`; None: those of its training.
 
     Raises:
         CheckpointError: there is no such model, it was altered, lacks weights, no adapter can read it, or its chat
             template refuses its system turn.
-        ConfigError: the device is not there, or is named for a reward server.
+        ConfigError: the device is not there, or is named for a reward server; or the model has no such ratings.
     """
     if path.startswith(("http://", "https://")):
-        if str(device) != "auto":
-            raise ConfigError(f"device would do nothing with {path}, a reward server; remove it")
+        for key, given in {"device": str(device) != "auto", "weights": weights is not None}.items():
+            if given:
+                raise ConfigError(f"{key} would do nothing with {path}, a reward server; remove it")
         return load_reward_model("remote", remote=remote_at(path))
     path = local_model(path)
     folder = _own_folder(path, adapter)
     if folder is None:
+        if weights is not None:
+            raise ConfigError(f"weights are of a model that guerdon trained with attributes; {path} is none")
         return load_adapter(_adapter_of(path, adapter), path, micro_batch_size, device)
     card = read_card(folder)
     if card.kind not in TEXT_MODELS:
         raise CheckpointError(f"{folder} holds a {card.kind!r}, which this version of guerdon does not know")
-    model: RewardModel = model_class(card.kind).load(folder, card, micro_batch_size, device)
+    card = card if weights is None else card.weighted(weights, str(folder))
+    kind = model_class(card.kind)
+    if card.adapters:
+        from guerdon.models.ensemble import Ensemble
+
+        model: RewardModel = Ensemble.stored(kind, folder, card, micro_batch_size, device)
+    else:
+        model = kind.load(folder, card, micro_batch_size, device)
     if not isinstance(model, TextRewardModel):
         return model
     with suppress(DataError):  # a character of this that the tokenizer lacks

@@ -19,6 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,8 +31,10 @@ from torch import Tensor, nn
 from guerdon import distributed
 from guerdon.atomic import sealed_folder, verify_folder
 from guerdon.call_queue import batched, concurrent
-from guerdon.errors import CheckpointError, DataError, boundary
+from guerdon.devices import resolve_device
+from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
 from guerdon.finite import load_weights, refuse_to_write, save_weights
+from guerdon.hub import base_of
 from guerdon.models import checkpoint
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.models.text_inputs import (
@@ -43,14 +47,16 @@ from guerdon.models.text_inputs import (
     split_steps,
     unread,
 )
+from guerdon.policies.adapter_files import read_adapter
+from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy
-from guerdon.policies.text_files import load_base, save_policy, write_policy, written_bytes
+from guerdon.policies.text_files import load_base, read_under, save_policy, write_policy, written_bytes
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Episode, Failure, IntArray, Message, RewardInfo, Score, Tool
 
 CARD, HEAD = "reward_model.json", "head.safetensors"
 ADDED = {  # fields that older cards lack
-    "system_prompt", "temperature", "closed", "length_limit", "outputs", "combine", "deviations",
+    "system_prompt", "temperature", "closed", "length_limit", "outputs", "combine", "deviations", "adapters",
 }  # fmt: skip
 _HEAD = "head."
 
@@ -80,10 +86,12 @@ class TextModelCard:
         quantize: how its frozen weights were stored while it was trained; None: as they are.
         learning: settings of its optimiser, for learning on while in use.
         training: data hash, method, reward, counts, settings and metrics; plain JSON values.
-        outputs: of `preference`: the outputs of the classifier and their weights in the reward (ratings by name).
+        outputs: members of an ensemble, or of `preference` ratings by name with their weights in the reward.
         combine: of several outputs, how they become the reward: `sum` (of ratings, weighted), or of members `mean` or
             `lower_bound` (the mean minus `deviations` standard deviations).
         deviations: see `combine`.
+        adapters: members are adapters, in folders of their own below this one (`guerdon.models.ensemble`); else they
+            are outputs of one head.
     """
 
     kind: str
@@ -106,6 +114,21 @@ class TextModelCard:
     outputs: Mapping[str, float] = field(default_factory=lambda: {"reward": 1.0})
     combine: Literal["sum", "mean", "lower_bound"] = "sum"
     deviations: float = 1.0
+    adapters: bool = False
+
+    def weighted(self, weights: Mapping[str, float], name: str) -> TextModelCard:
+        """The card with other weights of its ratings; those that are not named count 0.
+
+        Raises:
+            ConfigError: it has no ratings, or others than these.
+        """
+        rated = self.outputs if self.loss == "regression" else {}
+        if not rated:
+            raise ConfigError(f"weights would do nothing with {name}, which was not trained with attributes; remove it")
+        if weights.keys() - rated.keys() or not any(weights.values()):
+            wanted = f"the ratings of {name} are {', '.join(rated)}"
+            raise ConfigError(f"weights: {wanted}; this is {dict(weights)}: give at least one of them, not 0")
+        return replace(self, outputs={rating: float(weights.get(rating, 0.0)) for rating in rated})
 
     def reward_of(self, logits_N_K: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """(N,) the reward from (N, K) outputs, and the standard deviation of members, where there are several."""
@@ -150,9 +173,11 @@ class TextRewardModel:
 
     def __init__(self, policy: TextPolicy, card: TextModelCard, *, micro_batch_size: int = 16) -> None:
         self.policy, self.card, self.micro_batch_size = policy, card, micro_batch_size
-        self.head: nn.Linear | None = None
+        self.head: Any = None  # a linear layer; of an ensemble a list of them
         if self.has_head:
-            self.head = new_head(policy.base.width, int(card.learning.get("seed", 0))).to(policy.device)
+            seed, outputs = int(card.learning.get("seed", 0)), len(card.outputs)
+            self.head = new_head(policy.base.width, seed, outputs).to(policy.device)
+        self.members: tuple[TextRewardModel, ...] = (self,)  # several of an ensemble of adapters
 
     @classmethod
     def start(cls, policy: TextPolicy, card: TextModelCard, fresh: Callable[[], TextPolicy]) -> TextRewardModel:
@@ -182,12 +207,21 @@ class TextRewardModel:
         """
         model = cls(read_policy(folder, card, device), card, micro_batch_size=micro_batch_size)
         model.policy.base.freeze()
-        if model.head is not None:
-            if not (folder / HEAD).is_file():
-                raise CheckpointError(f"{folder} has no {HEAD}; train it again")
-            with boundary(CheckpointError, f"{folder / HEAD} cannot be read, or does not fit the language model"):
-                model.head.load_state_dict(load_weights(folder / HEAD), strict=True)
+        model.read_head(folder)
         return model
+
+    def read_head(self, folder: Path) -> None:
+        """Give the head, where there is one, the weights of a folder.
+
+        Raises:
+            CheckpointError: they are missing or do not fit.
+        """
+        if self.head is None:
+            return
+        if not (folder / HEAD).is_file():
+            raise CheckpointError(f"{folder} has no {HEAD}; train it again")
+        with boundary(CheckpointError, f"{folder / HEAD} cannot be read, or does not fit the language model"):
+            self.head.load_state_dict(load_weights(folder / HEAD), strict=True)
 
     # what a kind defines
 
@@ -205,7 +239,7 @@ class TextRewardModel:
         return read_steps(self.tokenizer, question, steps, closed=not self.per_step, **conversation)
 
     def logits(self, readings: Sequence[Reading]) -> Tensor:
-        """Logits of what is scored: one per step, solution by solution; or one per solution."""
+        """Logits of what is scored: one per step, solution by solution; or one per solution; of members (M, K)."""
         return self.lesson_logits(readings)
 
     def lesson_logits(self, readings: Sequence[Reading], *, body: bool = True) -> Tensor:
@@ -222,6 +256,13 @@ class TextRewardModel:
     def value(self, logits: np.ndarray) -> np.ndarray:
         """Scores from logits: probabilities, unless a kind overrides it."""
         return np.asarray(torch.sigmoid(torch.from_numpy(logits)).numpy())
+
+    def combined(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """(M,) scores from logits (M,), or of K members (M, K) with the standard deviation of these."""
+        if self.card.combine == "sum":
+            return self.value(logits), None
+        values, spread = self.card.reward_of(self.value(logits))
+        return values.clip(*self.info.range), spread
 
     # what all kinds share
 
@@ -281,11 +322,15 @@ class TextRewardModel:
 
     @torch.inference_mode()
     def _scores(self, readings: Sequence[Reading]) -> list[Score]:
-        values = self.value(self.logits(readings).float().cpu().numpy())
+        values, spread = self.combined(self.logits(readings).float().cpu().numpy())
         if self.per_step:
-            return [Score.from_values(own) for own in split_steps(readings, values)]
-        not_finite = Score(failure=Failure("non_finite", "the model's logit is not finite"))
-        return [Score(total=float(value)) if np.isfinite(value) else not_finite for value in values]
+            own = [Score.from_values(part) for part in split_steps(readings, values)]
+            spreads = [] if spread is None else [float(part.mean()) for part in split_steps(readings, spread)]
+        else:
+            not_finite = Score(failure=Failure("non_finite", "the model's logit is not finite"))
+            own = [Score(total=float(value)) if np.isfinite(value) else not_finite for value in values]
+            spreads = [] if spread is None else spread.tolist()
+        return [replace(one, spread=k) if one.failure is None else one for one, k in zip_longest(own, spreads)]
 
     def reading_of(self, episode: Episode) -> Reading | Failure:
         """An episode as this model reads it, or why it cannot."""
@@ -346,6 +391,25 @@ def read_policy(folder: Path, card: TextModelCard, device: str | torch.device = 
     return TextPolicy(load_base(TextPolicySettings(path=str(folder), bf16=card.bf16), seed=0, device=device))
 
 
+def read_adapters(
+    folders: Sequence[Path], card: TextModelCard, device: str | torch.device = "auto"
+) -> list[TextPolicy]:
+    """The adapters of some folders, unmerged on the weights that the first belongs to.
+
+    Raises:
+        CheckpointError: one is missing or does not fit.
+    """
+    model, tokenizer = read_under(folders[0])
+    settings = TextPolicySettings(path=base_of(folders[0]), bf16=card.bf16)
+    base = SharedBase(model.to(resolve_device(device)), tokenizer, settings)
+    found = []
+    for k, folder in enumerate(folders):
+        name = f"{card.kind}_{k}" if k else card.kind
+        base.put_adapter(name, partial(read_adapter, folder=folder, name=name, trainable=True))
+        found.append(TextPolicy(base, adapter=name))
+    return found
+
+
 def write_folder(
     folder: Path,
     policy: TextPolicy,
@@ -377,15 +441,15 @@ def write_folder(
     return folder
 
 
-def new_head(width: int, seed: int = 0) -> nn.Linear:
-    """A linear layer to one logit, drawn so that logits of normalised hidden states begin with a variance of 1.
+def new_head(width: int, seed: int = 0, outputs: int = 1) -> nn.Linear:
+    """A linear layer to one logit, or those of members; logits of normalised hidden states begin with a variance of 1.
 
     A head of zeros passes no gradient on to the language model at first, and learns much slower at larger learning
     rates (docs/benchmarks.md, process reward models).
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
-        head = nn.Linear(width, 1)
+        head = nn.Linear(width, outputs)
     nn.init.normal_(head.weight, std=width**-0.5, generator=generator)
     nn.init.zeros_(head.bias)
     return head

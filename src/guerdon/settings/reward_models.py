@@ -18,7 +18,7 @@ from guerdon.settings.base import DEVICE, PARAMS, Because, ByName, Device, Setti
 from guerdon.settings.label import AnthropicJudgeSettings, JudgeSettings, check_budget
 from guerdon.settings.prime import PrimeSettings
 from guerdon.settings.remote import RemoteSettings
-from guerdon.settings.train import Arch, ImageSize
+from guerdon.settings.train import RATING_WEIGHTS, Arch, ImageSize
 from guerdon.settings.vlm import VLMName, VLMSettings, VLMShortForm, check_vlm, vlm_form
 
 
@@ -180,6 +180,7 @@ class TextModelSettings(_ReadModelSettings):
 
     model_type: Literal["text"] = Field("text", description="any reward model of text")
     adapter: str = Field("auto", description="how steps are marked and scores read; auto: by the model's files")
+    weights: dict[str, float] | None = RATING_WEIGHTS
 
 
 class SequenceClassifierSettings(_ReadModelSettings):

@@ -24,6 +24,7 @@ from guerdon.settings.base import (
     as_tuple,
     check_multiple,
     only_with,
+    refuse,
 )
 from guerdon.settings.text_policy import (
     CHAT_TEMPLATE_KWARGS,
@@ -326,6 +327,32 @@ class _TextTrainSettings(ModelKeys, _TextFitSettings):
         device=("auto", "cuda"),
         description="wait until a GPU has so many GiB of memory free; null: start at once",
     )
+    members: int = Field(
+        1, ge=1, le=64, description="train so many on one language model, each on a resample of the data"
+    )
+    members_as: Literal["heads", "adapters"] | None = only_with(
+        None,
+        members=Unless(1),
+        description="what members have of their own: a head; or an adapter (with lora), and a head where there is one. "
+        "null: heads; of verdict and implicit, which have none, adapters",
+    )
+    member_reward: Literal["mean", "lower_bound"] = only_with(
+        "mean", members=Unless(1), description="their mean, or the mean minus `deviations` standard deviations"
+    )
+    deviations: float = only_with(1.0, gt=0, member_reward="lower_bound", description="see member_reward")
+
+    @property
+    def members_kind(self) -> Literal["heads", "adapters"]:
+        """`members_as`, the default filled in."""
+        return self.members_as or ("heads" if isinstance(self, _HeadSettings) else "adapters")
+
+    @model_validator(mode="after")
+    def _members_fit(self) -> Self:
+        if self.members > 1 and self.members_kind == "adapters" and self.lora is None:
+            raise ValueError("members are adapters on one language model here: give lora")
+        if self.members_as == "heads" and not isinstance(self, _HeadSettings):
+            raise ValueError("this type has no head that members could have: set members_as to adapters")
+        return self
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -461,13 +488,12 @@ class PreferenceTrainSettings(_HeadSettings):
         default_factory=dict,
         description="learn these ratings by regression instead; the reward is their sum with these weights",
     )
-    members: int = only_with(
-        1, ge=1, le=64, attributes={}, description="heads on one language model, each on a resample of the data"
-    )
-    member_reward: Literal["mean", "lower_bound"] = only_with(
-        "mean", members=Unless(1), description="their mean, or the mean minus `deviations` standard deviations"
-    )
-    deviations: float = only_with(1.0, gt=0, member_reward="lower_bound", description="see member_reward")
+
+    @model_validator(mode="after")
+    def _rated_once(self) -> Self:
+        if self.attributes:
+            refuse({"members"} & self.model_fields_set, "attributes")
+        return self
 
 
 class ImplicitTrainSettings(_TextTrainSettings):
@@ -480,6 +506,13 @@ class ImplicitTrainSettings(_TextTrainSettings):
     read: Literal["cumulative", "single"] = Field(
         "cumulative", description="score of a step: of everything up to its end, or of the step alone"
     )
+
+
+RATING_WEIGHTS: Any = Field(
+    None,
+    description="of a model that learned ratings (`attributes`): the reward is their sum with these weights; ratings "
+    "that are not named count 0. null: those of its training",
+)
 
 
 class MistakesSettings(Settings):

@@ -195,7 +195,7 @@ def preference_terms(
         worse_P_K: of the worse ones.
         tied_P: pairs judged equally good.
         margins_P: 0 where there is none.
-        log_ties: of Davidson's model, a scalar; None: the data has no ties.
+        log_ties: of Davidson's model, a scalar or (K,); None: the data has no ties.
         smoothing: below 0.5.
         center: weight.
     """
@@ -233,8 +233,6 @@ class PreferenceTrainer(RewardTrainer):
     ) -> None:
         self._settings, self._pairs, self._held = settings, train, val
         self._davidson = bool(train.tied.any())
-        drawn = np.random.default_rng(settings.seed).poisson(1.0, (len(train.items), settings.members))
-        self._times_P_K = torch.from_numpy(drawn if settings.members > 1 else np.ones_like(drawn)).float()
         super().__init__(model, train, val, settings, folder)
 
     def items(self, lessons: Lessons, settings: TextTrainSettings) -> list[Item]:
@@ -244,8 +242,7 @@ class PreferenceTrainer(RewardTrainer):
 
     def weight(self, rows: list[int]) -> float:
         """Weights of some items, over all members."""
-        own = torch.from_numpy(self._pairs.item_weights[rows])[:, None] * self._times_P_K[rows]
-        return float(own.sum()) / self._times_P_K.shape[1] or 1.0
+        return self.over_members(self._pairs.item_weights[rows].tolist(), rows)
 
     def loss_sum(self, model: nn.Module, rows: list[int]) -> Tensor:
         """Summed weighted loss of some items, the mean over members."""
@@ -253,8 +250,8 @@ class PreferenceTrainer(RewardTrainer):
         readings = [self._pairs.readings[i] for column in columns for i in column]
         body = self.state.global_step >= self.head_steps
         logits = self._reward.lesson_logits(readings, body=body).chunk(len(columns))
-        times = self._times_P_K[rows].to(logits[0].device)
-        return (self._terms(self._pairs, rows, columns, logits) * times).sum() / times.shape[1]
+        terms = self._terms(self._pairs, rows, columns, logits)
+        return terms.sum() if self._times_P_K is None else (terms * self._times_P_K[rows].to(terms)).mean(dim=1).sum()
 
     def _terms(
         self, lessons: PairLessons, rows: Sequence[int], columns: Sequence[Sequence[int]], logits: Sequence[Tensor]
@@ -263,11 +260,11 @@ class PreferenceTrainer(RewardTrainer):
         device, settings = logits[0].device, self._settings
         weights_P = torch.from_numpy(lessons.item_weights[rows]).to(device)
         if len(columns) == 2:
-            head = cast(PreferenceModel, self._reward).head
+            log_ties = torch.stack([cast(PreferenceModel, one).head.log_ties for one in self._reward.members])
             terms = preference_terms(
                 *logits, tied_P=torch.from_numpy(lessons.tied[rows]).to(device),
                 margins_P=settings.margin_coef * torch.from_numpy(lessons.margins[rows]).to(device),
-                log_ties=head.log_ties if self._davidson else None, smoothing=settings.label_smoothing,
+                log_ties=log_ties if self._davidson else None, smoothing=settings.label_smoothing,
                 center=settings.center_coef,
             )  # fmt: skip
             return weights_P[:, None] * terms
@@ -296,7 +293,7 @@ class PreferenceTrainer(RewardTrainer):
         device = self._reward.policy.device
         terms = self._terms(val, rows, columns, [logits_N_K[column].to(device) for column in columns])
         numbers: dict[str, float | None] = {"loss": float(terms.mean(dim=1).sum() / val.item_weights.sum())}
-        rewards = self._reward.value(logits_N_K.numpy())
+        rewards = self._reward.combined(logits_N_K.numpy())[0]
         if len(columns) == 2:
             return numbers | pair_quality(rewards[columns[0]] - rewards[columns[1]], val.tied, val.item_weights)
         targets_N_K = np.stack(val.targets)

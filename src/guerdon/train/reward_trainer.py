@@ -72,6 +72,9 @@ class RewardTrainer(BaseTrainer):
         if not self._items:
             raise DataError(nothing_to_train(train, settings))
         self._reward, self._lessons, self._val = model, train, val
+        self._times_P_K = (
+            None if settings.members == 1 else resampled(len(self._items), settings.members, settings.seed)
+        )
         self._tokens = model.policy.base.tokens_per_pass
         total, self.head_steps = planned_steps(settings, len(self._items))
         optimizer = _optimizer(model, settings)
@@ -102,14 +105,21 @@ class RewardTrainer(BaseTrainer):
 
     def weight(self, rows: list[int]) -> float:
         """Weights of all steps, or the number of solutions or pairs."""
-        return sum(item_weight(self._lessons, self._items[row]) for row in rows)
+        return self.over_members([item_weight(self._lessons, self._items[row]) for row in rows], rows)
+
+    def over_members(self, weights: Sequence[float], rows: list[int]) -> float:
+        """Sum of the weights of items, a mean over members and their resamples; 1 where no member has any of them."""
+        if self._times_P_K is None:
+            return sum(weights)
+        return float((torch.tensor(weights)[:, None] * self._times_P_K[rows]).sum()) / self._times_P_K.shape[1] or 1.0
 
     def loss_sum(self, model: nn.Module, rows: list[int]) -> Tensor:
         """Summed weighted loss of some items; while only the head is trained, without gradients below it."""
         columns = [list(column) for column in zip(*(self._items[row] for row in rows), strict=True)]
         readings = [self._lessons.readings[i] for column in columns for i in column]
         body = self.state.global_step >= self.head_steps
-        return loss_sum(self._reward.lesson_logits(readings, body=body), self._lessons, columns)
+        times = None if self._times_P_K is None else self._times_P_K[rows]
+        return loss_sum(self._reward.lesson_logits(readings, body=body), self._lessons, columns, times)
 
     @torch.no_grad()
     def quality(self) -> dict[str, float | None]:
@@ -122,7 +132,10 @@ class RewardTrainer(BaseTrainer):
             for i, part in zip(group, torch.split(found, [len(val.targets[i]) for i in group]), strict=True):
                 logits[i] = part if counts else logits[i]
         if distributed.peers() > 1:  # zero where another process computed
-            every = [torch.zeros(len(t)) if not len(own) else own for own, t in zip(logits, val.targets, strict=True)]
+            wide = [len(self._reward.card.outputs)] if self._times_P_K is not None else []
+            every = [
+                own if len(own) else torch.zeros(len(t), *wide) for own, t in zip(logits, val.targets, strict=True)
+            ]
             logits = list(torch.split(distributed.total(torch.cat(every)), [len(t) for t in val.targets]))
         loss = weight = 0.0
         for item in self._val_items:
@@ -130,10 +143,11 @@ class RewardTrainer(BaseTrainer):
             weight += item_weight(val, item)
         numbers: dict[str, float | None] = {"loss": loss / weight if weight else None}
         if not self._reward.learns_outcomes:
-            probabilities = [torch.sigmoid(part).numpy() for part in logits]
+            probabilities = [self._reward.combined(part.numpy())[0] for part in logits]
             threshold = self._reward.card.threshold or 0.5
             return numbers | step_quality(probabilities, val.targets, val.weights, threshold)
         values = torch.cat(logits).numpy() if logits else np.zeros(0, dtype=np.float32)
+        values = values if self._times_P_K is None else self._reward.combined(values)[0]
         right = np.array([t[0] >= 0.5 for t in val.targets], dtype=np.bool_)
         return numbers | outcome_quality(values, right, val.questions)
 
@@ -149,20 +163,36 @@ def item_weight(lessons: Lessons, item: Item) -> float:
     return 1.0 if len(item) == 2 else float(lessons.weights[item[0]].sum())
 
 
-def loss_sum(logits: Tensor, lessons: Lessons, columns: Sequence[Sequence[int]]) -> Tensor:
-    """Summed weighted loss of some items.
+def resampled(items: int, members: int, seed: int) -> Tensor:
+    """(P, K) how often each member sees each item: a bootstrap with Poisson counts (Oza and Russell 2001)."""
+    return torch.from_numpy(np.random.default_rng(seed).poisson(1.0, (items, members))).float()
+
+
+def loss_sum(
+    logits: Tensor, lessons: Lessons, columns: Sequence[Sequence[int]], times_P_K: Tensor | None = None
+) -> Tensor:
+    """Summed weighted loss of some items, of members the mean.
 
     Args:
-        logits: of the first lesson of each item, one after the other; of pairs those of the second behind them.
+        logits: of the first lesson of each item, one after the other; of pairs those of the second behind them. Of
+            members (M, K).
         lessons: what they are about.
         columns: indices of the first lessons (and of the second).
+        times_P_K: weights of the items for each member; None: there is one.
     """
     if len(columns) == 2:
         right, wrong = logits.chunk(2)
-        return pair_terms(right, wrong).sum()
-    targets = torch.from_numpy(np.concatenate([lessons.targets[i] for i in columns[0]])).to(logits.device)
-    weights = torch.from_numpy(np.concatenate([lessons.weights[i] for i in columns[0]])).to(logits.device)
-    return (weights * bce_terms(logits, targets)).sum()
+        terms = pair_terms(right, wrong)
+    else:
+        targets = torch.from_numpy(np.concatenate([lessons.targets[i] for i in columns[0]])).to(logits.device)
+        weights = torch.from_numpy(np.concatenate([lessons.weights[i] for i in columns[0]])).to(logits.device)
+        if logits.ndim == 2:
+            targets, weights = targets[:, None].expand_as(logits), weights[:, None]
+        terms = weights * bce_terms(logits, targets)
+    if times_P_K is not None:
+        sizes = [1 if len(columns) == 2 else len(lessons.targets[i]) for i in columns[0]]
+        terms = terms * times_P_K.repeat_interleave(torch.tensor(sizes), dim=0).to(terms)
+    return terms.sum() / (terms.shape[1] if terms.ndim == 2 else 1)
 
 
 def planned_steps(settings: TextTrainSettings, items: int) -> tuple[int, int]:

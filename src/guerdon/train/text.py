@@ -28,6 +28,7 @@ from guerdon.devices import resolve_device, seeded, show_only, wait_for_gpu
 from guerdon.errors import CheckpointError, ConfigError, DataError, needs
 from guerdon.finite import refuse_to_read
 from guerdon.hub import check_model, reading
+from guerdon.models.ensemble import Ensemble
 from guerdon.models.text_load import FINAL, model_class
 from guerdon.models.text_model import TextModelCard, TextRewardModel
 from guerdon.packaged import local_model
@@ -209,13 +210,13 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 
 def start_model(
-    settings: TextTrainSettings, policy: TextPolicySettings, *, separator: str, device: str | None = None
+    settings: TextTrainSettings, study_policy: TextPolicySettings, *, separator: str, device: str | None = None
 ) -> TextRewardModel:
     """The model before its first gradient step: a language model, its adapter, a fresh head.
 
     Args:
         settings: of `train`.
-        policy: the study's policy.
+        study_policy: the study's policy.
         separator: what ends a step of the data.
         device: instead of the one of the settings; `meta`: as of `outline`.
 
@@ -224,7 +225,7 @@ def start_model(
         ConfigError: it cannot be this kind of reward model, or 4 bits are set without a GPU.
         MissingDependencyError: 4 bits without bitsandbytes.
     """
-    start = settings.start(policy)
+    start = settings.start(study_policy)
 
     def fresh() -> TextPolicy:
         return load_policy(start, seed=settings.seed, device=device)
@@ -253,9 +254,15 @@ def start_model(
         },
     )
     whole = settings.quantize is None or device == "meta"
-    model = kind.start(fresh() if whole else _in_4_bits(start, settings), card, fresh)
+    policy = fresh() if whole else _in_4_bits(start, settings)
+    if card.adapters:
+        assert start.lora is not None
+        model: TextRewardModel = Ensemble.of(kind, policy, card, fresh, start.lora)
+    else:
+        model = kind.start(policy, card, fresh)
     if settings.type != "implicit":
-        model.policy.dropout = start.dropout is not False
+        for one in model.members:
+            one.policy.dropout = start.dropout is not False
     elif start.dropout:
         log_line(
             "WARNING: policy.dropout: log-ratios to a reference without dropout are trained with it; they measure the "
@@ -266,14 +273,13 @@ def start_model(
 
 def _outputs(settings: TextTrainSettings) -> dict[str, Any]:
     """Fields of the card about several outputs."""
-    if not isinstance(settings, PreferenceTrainSettings):
-        return {}
-    if settings.attributes:
+    if isinstance(settings, PreferenceTrainSettings) and settings.attributes:
         return {"outputs": dict(settings.attributes)}
     if settings.members == 1:
         return {}
     members = {f"member_{k}": 1.0 for k in range(settings.members)}
-    return {"outputs": members, "combine": settings.member_reward, "deviations": settings.deviations}
+    how = {"combine": settings.member_reward, "deviations": settings.deviations}
+    return {"outputs": members, "adapters": settings.members_kind == "adapters", **how}
 
 
 def _in_4_bits(start: TextPolicySettings, settings: TextTrainSettings) -> TextPolicy:
