@@ -15,6 +15,7 @@ from guerdon.errors import ConfigError, DataError
 from guerdon.models.text_load import load_text_model
 from guerdon.models.text_model import TextModelCard, read_card
 from guerdon.settings.study import Study
+from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train import PreferenceTrainSettings
 from guerdon.train.preferences import pair_quality, preference_terms, read_preference_data
 from guerdon.train.text import check_training, train_text_model
@@ -247,6 +248,68 @@ def test_answers_that_are_too_long_are_counted(tmp_path):
     found = trained(tmp_path, rows, max_steps=2, max_length=60, val_split=0)
     assert found.metrics["left_out"] == {"too_long": 1}
     assert found.metrics["pairs"] == 30
+
+
+def ranked(rng, words=12):
+    """Prompts of many words with a pair or a ranked list of responses of very different lengths."""
+    said = [" ".join(rng.choice(WORDS, rng.integers(2, words))) for _ in range(4)]
+    prompt = " ".join(rng.choice(WORDS, 8)) + "?"
+    listed = [{"response": f"{text};", "rank": k} for k, text in enumerate(said)]
+    return {"prompt": prompt, "responses": listed[: rng.choice([2, 4])]}
+
+
+@pytest.mark.parametrize("change", ["shared", "packed", "padded"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_reading_prompts_once_changes_neither_loss_nor_gradients(tmp_path, monkeypatch, change, attention):
+    from guerdon.models import text_inputs
+    from guerdon.train.preferences import PreferenceTrainer
+    from guerdon.train.text import start_model
+
+    rng = np.random.default_rng(4)
+    settings = settings_for(
+        tmp_path, [ranked(rng) for _ in range(7)], val_split=0, tiny={**TINY, "layers": 2, "heads": 4, "kv_heads": 2}
+    )
+    layouts = []
+
+    def computed(how):
+        model = start_model(settings, TextPolicySettings(), separator="")
+        model.policy.base.settings = model.policy.base.settings.model_copy(
+            update={"attention": attention, "share_prompts": how == "shared"}
+        )
+        if how == "padded":
+            model.policy.base.packs = False  # as of an architecture that takes no other attention
+        lessons, none = read_preference_data(settings).lessons(model, settings)
+        trainer = PreferenceTrainer(model, lessons, none, settings, tmp_path)
+        loss = trainer.loss_sum(trainer.model, list(range(len(lessons.items))))
+        loss.backward()
+        gradients = {name: p.grad for name, p in model.named_parameters().items() if name != "head.log_ties"}
+        return lessons, loss.detach(), gradients
+
+    used = text_inputs.hidden_of
+    monkeypatch.setattr(text_inputs, "hidden_of", lambda *given: layouts.append(given[1]) or used(*given))
+    _, expected, wanted = computed("padded")
+    lessons, loss, gradients = computed(change)
+    assert all(r.start > 20 for r in lessons.readings)  # the prompts, as the template writes them
+    assert layouts[0].attention is None
+    names = {"shared": "guerdon_shared_prompts", "packed": "guerdon_packed", "padded": None}
+    assert layouts[1].attention == names[change]
+    assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(gradient, wanted[name], atol=1e-5 * float(wanted[name].abs().max()), rtol=0)
+
+
+def test_where_a_comparison_differs():
+    from guerdon.models.text_inputs import Reading, shared_start
+
+    def reading(*ids):
+        return Reading(np.array(ids), 1, np.array([len(ids) - 1]))
+
+    a, b, c = reading(1, 2, 3, 4), reading(1, 2, 5, 6, 7), reading(1, 2, 3, 4, 4)
+    assert shared_start([a, b], [3, 4]) == 2
+    assert shared_start([a, c], [3, 4]) == 3  # the last token is read in the response
+    assert shared_start([a, b, c], [3, 4, 4]) == 2
+    assert shared_start([a, reading(9, 2, 3, 4)], [3, 3]) == 1
+    assert shared_start([reading(1), reading(2)], [0, 0]) == 1
 
 
 @pytest.mark.parametrize(

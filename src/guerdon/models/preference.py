@@ -78,7 +78,7 @@ class PreferenceModel(TextRewardModel):
     def lesson_logits(self, readings: Sequence[Reading], *, body: bool = True) -> Tensor:
         """(N, outputs) logits; where `body` is false, without gradients below the head."""
         with torch.set_grad_enabled(body and torch.is_grad_enabled()):
-            hidden = hidden_at(self.policy, readings, [self.places(reading) for reading in readings])
+            hidden = hidden_at(self.policy, readings, [self.places(reading) for reading in readings], compact=True)
         return self.head(hidden)  # type: ignore[no-any-return]
 
     def value(self, logits: np.ndarray) -> np.ndarray:

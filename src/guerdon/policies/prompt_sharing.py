@@ -11,6 +11,7 @@ on what follows it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -124,6 +125,19 @@ def lay_out_shared(batch: TokenBatch, *, device: torch.device, eager: bool = Fal
     return Layout(
         put(ids[None]), put(positions[None]), put(predicts), put(targets), sharing, attention=SHARED_ATTENTION
     )
+
+
+def places_shared(batch: TokenBatch, places: Sequence[IntArray]) -> IntArray:
+    """Where places of each sequence are in the flattened ids of `lay_out_shared`, one sequence after the other."""
+    first, group_B = groups_of(batch)
+    prompt_B = np.array([len(p) for p in batch.prompts], dtype=np.int64)
+    ends_G = np.cumsum(prompt_B[first])
+    own_B = ends_G[-1] + np.cumsum(batch.lengths_B) - batch.lengths_B
+    found = [
+        np.where(p < n, ends_G[g] - n + p, own - n + p)
+        for p, n, g, own in zip(places, prompt_B, group_B, own_B, strict=True)
+    ]
+    return np.concatenate(found)
 
 
 def _seen(prompt_B: Tensor, longest_p: int, longest_r: int) -> Tensor:

@@ -325,7 +325,8 @@ class SharedBase:
         """Whether attention over so many tokens is computed by plain matrix products."""
         if self.settings.attention != "auto":
             return self.settings.attention == "eager"
-        return self.device.type == "cpu" and longest <= EAGER_UP_TO[self.bf16]
+        saves = self.bf16 and not self.settings.gradient_checkpointing  # which is for memory, that eager takes
+        return self.device.type == "cpu" and longest <= EAGER_UP_TO[saves]
 
     @contextmanager
     def attention(self, name: str) -> Iterator[None]:

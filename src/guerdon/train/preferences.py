@@ -11,7 +11,7 @@ import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ from guerdon.episodes.preferences import Comparison, read_preferences, split_pro
 from guerdon.errors import DataError
 from guerdon.models.preference import PreferenceModel
 from guerdon.models.quality import auroc
-from guerdon.models.text_inputs import Reading, buckets
+from guerdon.models.text_inputs import Reading, buckets, shared_start
 from guerdon.models.text_losses import bce_terms
 from guerdon.models.text_model import TextRewardModel
 from guerdon.progress import doing
@@ -149,6 +149,9 @@ def make_pair_lessons(
             targets.append(np.array(label, dtype=np.float32))
             questions.append(one.prompt)
             solutions.append(number)
+        if len(own := [i for i in places if i is not None]) > 1:  # what they have in common is read once
+            start = shared_start([readings[i] for i in own], [int(model.places(readings[i])[0]) for i in own])
+            readings[own[0] :] = [replace(readings[i], start=start) for i in own]
         pairs = _pairs(one, places)
         items += pairs
         margins += [one.margin or 0.0] * len(pairs)
