@@ -101,7 +101,11 @@ def test_bradley_terry_is_rs(name):
 def test_davidson_is_rs():
     objects, table, verdicts = rows("SoundQuality")
     first, second = (
-        {(r["id"], r["time"], r["progmat"]): v for r, v in zip(table, verdicts, strict=True) if r["repet"] == repetition}
+        {
+            (r["id"], r["time"], r["progmat"]): v
+            for r, v in zip(table, verdicts, strict=True)
+            if r["repet"] == repetition
+        }
         for repetition in ("1", "2")
     )
     both = np.sign([first[key] + second[key] for key in first if key in second])
