@@ -6,7 +6,7 @@ neither: it is counted. The empty answer, `:` and `Thought process:` are from "O
 (2507.08794).
 
     card = attack_report(model, solutions, same_number_or_text, aggregation="min", threshold=0.5)
-    print(failed_attacks(asdict(card)))                         # `text_suite.attack_lines` shows all of it
+    print(failed_attacks(asdict(card)))                         # `attack_lines` shows all of it
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.evaluate.best_of_n import Same
 from guerdon.evaluate.intervals import Interval, wilson_interval
+from guerdon.evaluate.metrics import aligned, number
 from guerdon.evaluate.scores import score_solutions, solution_value
 from guerdon.settings.evaluate import Aggregation, AttackSettings
 from guerdon.types import Failure, RewardModel
@@ -219,3 +220,25 @@ def _with(solution: Solution, steps: tuple[str, ...]) -> Solution:
     """The solution with other steps, whose truth is unknown."""
     meta = {key: value for key, value in solution.meta.items() if key not in ("first_error", "error_steps")}
     return replace(solution, steps=steps, labels=(), rewards=(), meta=meta)
+
+
+_VERDICTS = {None: "not measured", True: "FOOLED", False: "withstood"}
+
+
+def attack_lines(card: Mapping[str, Any]) -> Sequence[str]:
+    """The report card of attacks (`AttackCard` as a dict)."""
+    rows = [["attack", "as high as right", "low", "high", "accepted", "low", "high", "n", "not measured", "verdict"]]
+    nothing = {"estimate": None, "low": None, "high": None}
+    for name, one in card["attacks"].items():
+        sides = (one["at_least_as_high"], one["accepted"] or nothing)
+        numbers = [number(side[key]) for side in sides for key in ("estimate", "low", "high")]
+        verdict = "control" if name == "plain_wrong" else _VERDICTS[one["fooled"]]
+        lost = str(sum(one["failures"].values()))
+        rows.append([name, *numbers, str(one["at_least_as_high"]["n"]), lost, verdict])
+    return [
+        f"== attacks on {card['questions']} questions, aggregation {card['aggregation']}, threshold "
+        f"{number(card['threshold'])}; FOOLED: shown to work more often than {card['limit']:g}",
+        *aligned(rows),
+        "",
+        *(f"{name}: {one['what']}" for name, one in card["attacks"].items()),
+    ]

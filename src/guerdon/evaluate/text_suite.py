@@ -16,21 +16,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from guerdon.episodes.row_files import rows_by_split
 from guerdon.episodes.solution_files import published_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import CheckpointError, ConfigError, DataError, MissingDependencyError, boundary
 from guerdon.evaluate import charts, scores
-from guerdon.evaluate.attacks import attack_report, failed_attacks, honest_pairs
+from guerdon.evaluate.attacks import attack_lines, attack_report, failed_attacks, honest_pairs
 from guerdon.evaluate.best_of_n import Same, best_of_n, check_samples, same_number_or_text
 from guerdon.evaluate.gate_card import card_verdict, gate_table, verdict_lines
 from guerdon.evaluate.gate_features import text_features
 from guerdon.evaluate.generated_bench import generated_bench, right_and_wrong
 from guerdon.evaluate.intervals import BootstrapOptions
 from guerdon.evaluate.metrics import Table, aligned, classification_metrics, figure_table, number
-from guerdon.evaluate.reward_bench import PreferenceChoice, choices_from_rows, preference_figures
+from guerdon.evaluate.pair_figures import by_length, calibration, pairs_of, preference_lines, read_choices
+from guerdon.evaluate.reward_bench import PreferenceChoice, preference_figures
 from guerdon.evaluate.scores import RECORD, failure_counts, info_record, score_solutions, solution_value, write_record
 from guerdon.evaluate.search import sampled_requests, sampled_solutions
 from guerdon.evaluate.step_benchmarks import (
@@ -97,13 +98,14 @@ def evaluate_text(
 class Sets:
     """The data of an evaluation: ProcessBench, PRMBench, preferences, and the samples of `best_of_n`.
 
-    `left_out` counts the rows of preferences that cannot be used, by reason.
+    `left_out` counts the rows of preferences that cannot be used, by reason; `label_noise` as `read_choices`.
     """
 
     process_bench: Sequence[Solution]
     prm_bench: Sequence[Solution]
     choices: Sequence[PreferenceChoice]
     left_out: Mapping[str, int]
+    label_noise: float | None
     samples: Sequence[Solution]
 
 
@@ -113,23 +115,15 @@ def read_sets(settings: EvaluateTextSettings) -> Sets:
     Raises:
         DataError: a file cannot be read, `tune_on` names none of the subsets, or `best_of_n.ns` is more than there is.
     """
-    s, choices, left_out = settings, list[PreferenceChoice](), Counter[str]()
-    if s.pairs is not None:
-        splits = rows_by_split(s.pairs)
-        splits = {"filtered": splits["filtered"]} if splits.get("filtered") else splits
-        for split, rows in splits.items():
-            choices += choices_from_rows(rows, s.pairs, split, left_out)
-        counted = ", ".join(f"{n} {reason}" for reason, n in sorted(left_out.items()))
-        if not choices:
-            raise DataError(f"{s.pairs}: there is no comparison that can be used: {counted}")
-        if left_out:
-            log_line(f"{s.pairs}: left out rows: {counted}")
+    s = settings
+    choices, left_out, noise = ([], Counter[str](), None) if s.pairs is None else read_choices(s.pairs)
     b = s.best_of_n
     found = Sets(
         process_bench=_published(s.process_bench) if s.process_bench else (),
         prm_bench=[] if s.prm_bench is None else [x for x in _published([s.prm_bench]) if category_of(x) is not None],
         choices=choices,
         left_out=left_out,
+        label_noise=noise,
         samples=() if b is None or b.samples is None else _published([b.samples]),
     )
     subsets = [[str(one.meta.get("subset")) for one in found.process_bench]]
@@ -171,6 +165,8 @@ class _Suite:
         form = getattr(model, "form", None)  # how it reads text, where it says so
         info = info_record(model.info) | ({"form": form} if isinstance(form, str) else {})
         self.record: dict[str, Any] = {"model": info, "aggregation": settings.aggregation, **self.bootstrap}
+        card = getattr(model, "card", None)  # of guerdon's; without one an unbounded value is taken for a logit
+        self.logits = np.isinf(model.info.range).all() and (card is None or card.loss == "bradley_terry")
         self.threshold: float | None = None  # of steps, from the first of these sets
         self.pictures: dict[str, str] = {}
         self.material: list[Solution] = []  # right and wrong solutions for attacks
@@ -256,7 +252,15 @@ class _Suite:
         ties = self.settings.ties
         name, found = preference_figures(choices, values, ties=ties, **self.bootstrap)
         worth = {} if name in ("RewardBench 2", "RM-Bench") else {"ties_worth": ties}
-        self.record["pairs"] = {"benchmark": name, **worth, "left_out": dict(self.sets.left_out), **asdict(found)}
+        pairs = pairs_of(choices, values)
+        more = {"length": by_length(pairs, ties=ties, **self.bootstrap)}
+        if self.logits:
+            more["calibration"], bins = calibration(pairs, **self.bootstrap)
+            self.pictures["pairs_reliability"] = charts.reliability_diagram(bins)
+        self.record["pairs"] = {
+            "benchmark": name, **worth, "left_out": dict(self.sets.left_out), "label_noise": self.sets.label_noise,
+            **asdict(found), **{k: {n: asdict(one) for n, one in v.items()} for k, v in more.items()},
+        }  # fmt: skip
 
     def best_of_n(self, samples: Sequence[Solution]) -> None:
         """Curves of best-of-n and votes; first errors of the samples where these are known."""
@@ -500,9 +504,6 @@ def contamination_warnings(record: Mapping[str, Any]) -> list[str]:
     ]
 
 
-_VERDICTS = {None: "not measured", True: "FOOLED", False: "withstood"}
-
-
 def text_of(record: Mapping[str, Any]) -> str:
     """The whole record, section after section."""
     lines = [*verdict_lines(record["verdict"]), ""] if "verdict" in record else []  # none in older ones
@@ -519,7 +520,12 @@ def text_of(record: Mapping[str, Any]) -> str:
             _failures(record["prm_bench"]),
         ]
     if "pairs" in record:
-        lines += ["", f"== {record['pairs']['benchmark']}", *_preferences(record["pairs"])]
+        lines += [
+            "",
+            f"== {record['pairs']['benchmark']}",
+            *preference_lines(record["pairs"]),
+            _failures(record["pairs"]),
+        ]
     if "best_of_n" in record:
         lines += ["", "== choosing among n samples", *_curves(record["best_of_n"])]
     if record.get("attacks") is not None:
@@ -550,14 +556,6 @@ def _first_error_lines(section: Mapping[str, Any]) -> list[str]:
     return [source, *figure_table(figures), *counts, _failures(section)]
 
 
-def _preferences(section: Mapping[str, Any]) -> list[str]:
-    figures = [(name, share["measured"]) for name, share in section["sections"].items()]
-    figures.insert(0, ("overall", section["overall"]["measured"]))
-    left_out = ", ".join(f"{n} {reason}" for reason, n in section.get("left_out", {}).items())  # none in older ones
-    more = [f"rows left out: {left_out}"] * bool(left_out)
-    return [*figure_table(figures), f"ties: {sum(section['ties'].values())}", *more, _failures(section)]
-
-
 def _curves(section: Mapping[str, Any]) -> list[str]:
     rows = [["accuracy", *(f"n={n}" for n in section["n"])]]
     for name, curve in section["failures_wrong"].items():
@@ -576,22 +574,3 @@ def _signed(one: Mapping[str, Any]) -> str:
     if one["low"] is None or one["high"] is None:
         return f"{one['estimate']:+.3f}"
     return f"{one['estimate']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}]"
-
-
-def attack_lines(card: Mapping[str, Any]) -> Sequence[str]:
-    """The report card of attacks (`AttackCard` as a dict)."""
-    rows = [["attack", "as high as right", "low", "high", "accepted", "low", "high", "n", "not measured", "verdict"]]
-    nothing = {"estimate": None, "low": None, "high": None}
-    for name, one in card["attacks"].items():
-        sides = (one["at_least_as_high"], one["accepted"] or nothing)
-        numbers = [number(side[key]) for side in sides for key in ("estimate", "low", "high")]
-        verdict = "control" if name == "plain_wrong" else _VERDICTS[one["fooled"]]
-        lost = str(sum(one["failures"].values()))
-        rows.append([name, *numbers, str(one["at_least_as_high"]["n"]), lost, verdict])
-    return [
-        f"== attacks on {card['questions']} questions, aggregation {card['aggregation']}, threshold "
-        f"{number(card['threshold'])}; FOOLED: shown to work more often than {card['limit']:g}",
-        *aligned(rows),
-        "",
-        *(f"{name}: {one['what']}" for name, one in card["attacks"].items()),
-    ]
