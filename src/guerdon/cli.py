@@ -270,7 +270,7 @@ def _train_policy(
 
 @app.command()
 def evaluate(
-    study: File,
+    study: Annotated[str | None, typer.Argument(help="Study file (YAML).", show_default=False)] = None,
     overrides: Overrides = None,
     dry_run: DryRun = False,
     only: Only = None,
@@ -278,36 +278,46 @@ def evaluate(
     attack: Annotated[
         bool, typer.Option("--attack", help="Robots: attack success classifiers and train them on what is found.")
     ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Without a study: folder, hub id, server URL, package.module:factory, rubric."),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", help="Without a study: preferences, steps, labels, or a LeRobot data set.")
+    ] = None,
+    labels: Annotated[str | None, typer.Option("--labels", help="Responses with labels of people.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Without a study: folder of the card.")] = None,
 ) -> None:
-    """Evaluate trained reward models on held-out episodes; those for text also under attack."""
-    config = _load(study, overrides)
+    """Evaluate reward models of a study, or one on a file; those for text also under attack."""
+    from guerdon.evaluate.by_path import check_words, evaluate_judged, evaluated, study_of
+
+    words = [*([] if study is None else [study]), *(overrides or [])]
+    file = check_words(words, model, data, labels, output, of_study=bool(only or attack))
+    if file is not None:
+        path = _expanded(Path(file))
+        config = _load(path, words[1:] + ([] if labels is None else [f"evaluate.labels={json.dumps(labels)}"]))
+    elif model is None:
+        return _say(evaluate_judged(str(data or labels), words, output))
+    else:
+        path, config = Path(model), study_of(model, data, words, labels)
     if attack:
         return _attack(config, gate=gate, dry_run=dry_run, only=only)
-    if not config.text:
+    if not config.text and file is not None:
         models = [*config.train, *config.control_evaluate.remote]
         if not models:
-            raise ConfigError(f"{study} has neither a train section nor evaluate.remote: it names no reward model")
-        _check_only(study, models, only)
+            raise ConfigError(f"{path} has neither a train section nor evaluate.remote: it names no reward model")
+        _check_only(path, models, only)
     if dry_run:
         from guerdon.evaluate import image_suite, text_suite
 
         check = text_suite.check_evaluation if config.text else image_suite.check_evaluation
         return _dry_run(config, "evaluate", only, check=check)
     verdicts: dict[str, Any] = {}
-    if config.text:
-        from guerdon.evaluate.text_suite import evaluate_text_study, text_of
-
-        for name, (record, folder) in evaluate_text_study(config, only=only or ()).items():
-            sys.stdout.write(f"{name}\n{text_of(record)}\n")
-            _say(f"wrote {folder / 'evaluation.json'} and {len(record['pictures']) + 1} more files in the same folder")
-            verdicts[name] = record["verdict"]
-    else:
-        from guerdon.evaluate.image_suite import evaluate_study, evaluation_text
-
-        for name, (evaluation, paths) in evaluate_study(config, only=only or ()).items():
-            sys.stdout.write(f"{name}\n{evaluation_text(evaluation)}\n")
-            _say(f"wrote {paths['json']} and {len(paths) - 1} more files in the same folder")
-            verdicts[name] = evaluation.verdict.to_dict()
+    for one in evaluated(config, only or (), model, output):
+        sys.stdout.write(f"{one.name}\n{one.card}\n")
+        verdicts[one.name] = one.verdict
+        if one.files:
+            _say(f"wrote {one.files[0]} and {len(one.files) - 1} more files in the same folder")
     if gate:
         from guerdon.evaluate.gate_card import check_gate
         from guerdon.settings.evaluate import GateSettings

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import cohen_kappa_score
 
 from guerdon.errors import DataError
-from guerdon.evaluate.agreement import agreement, corrected_mean, judged_rows
+from guerdon.evaluate.agreement import agreement, corrected_mean
 
 nan = math.nan
 KRIPPENDORFF = [  # Krippendorff 2011, "Computing Krippendorff's Alpha-Reliability", section C: 4 observers, 12 units
@@ -90,24 +90,3 @@ def test_corrected_intervals_cover_the_truth_and_a_biased_judges_own_do_not():
 def test_too_few_labels_are_refused():
     with pytest.raises(DataError, match="there are 1 and 3"):
         corrected_mean([0, 1, 1, 0], [0, nan, nan, nan])
-
-
-def test_rows_with_cjes_columns():
-    rows = [
-        {"prompt_id": "a", "judge_score": 0.5, "oracle_label": True},
-        {"prompt_id": "b", "judge_score": 1, "oracle_label": None},
-        {"prompt_id": "c", "judge_score": 0.25},
-    ]
-    scores, labels = judged_rows((f"file:{k}", row) for k, row in enumerate(rows))
-    np.testing.assert_array_equal(scores, [0.5, 1, 0.25])
-    np.testing.assert_array_equal(labels, [1, nan, nan])
-
-
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [({"oracle_label": 1}, "file:1: no judge_score"), ({"judge_score": "high"}, "a number"),
-     ({"judge_score": nan}, "must be finite"), ({"judge_score": 1, "oracle_label": math.inf}, "must be finite")],
-)  # fmt: skip
-def test_a_row_without_a_number_is_an_error(row, said):
-    with pytest.raises(DataError, match=said):
-        judged_rows([("file:1", row)])

@@ -16,9 +16,9 @@ from guerdon.episodes.row_files import rows_by_split
 from guerdon.episodes.solution_files import published_solutions, write_solutions
 from guerdon.errors import CheckpointError, ConfigError, DataError
 from guerdon.evaluate.generated_bench import generated_bench, right_and_wrong
+from guerdon.evaluate.text_candidates import candidates
 from guerdon.evaluate.text_suite import (
     attacks_that_fooled,
-    candidates,
     evaluate_text,
     evaluate_text_study,
     segmentation,

@@ -86,13 +86,18 @@ class Preferences:
 
     @property
     def label_noise(self) -> float | None:
-        """Share of wrong judgements, if each is wrong independently; None where no pair was judged twice.
+        """As `label_noise`."""
+        return label_noise(self.repeated, self.contradicted)
 
-        Two judgements with error rate e differ with probability 2 e (1 - e).
-        """
-        if not self.repeated:
-            return None
-        return float((1 - np.sqrt(max(1 - 2 * self.contradicted / self.repeated, 0.0))) / 2)
+
+def label_noise(repeated: int, contradicted: int) -> float | None:
+    """Share of wrong judgements, if each is wrong independently; None where no pair was judged twice.
+
+    Two judgements with error rate e differ with probability 2 e (1 - e).
+    """
+    if not repeated:
+        return None
+    return float((1 - np.sqrt(max(1 - 2 * contradicted / repeated, 0.0))) / 2)
 
 
 class _Row(NamedTuple):
@@ -411,8 +416,9 @@ def read_preferences(source: str, *, columns: Mapping[str, str] | None = None) -
                 left_out[one] += 1
             else:
                 found.append(one)
-    kept, repeated, contradicted = _consistent(found)
-    left_out.update({"contradicted": len(found) - len(kept)} if len(found) > len(kept) else {})
+    gone, repeated, contradicted = contradictions(found)
+    kept = [one for place, one in enumerate(found) if place not in gone]
+    left_out.update({"contradicted": len(gone)} if gone else {})
     if not kept:
         why = f": {', '.join(f'{n} {reason}' for reason, n in left_out.items())}" if left_out else ""
         raise DataError(f"{source}: there is no comparison that can be used{why}")
@@ -528,8 +534,8 @@ def solution_of(prompt: Any, given: Any, name: str, tools: Any, system: str = ""
     )
 
 
-def _consistent(found: Sequence[Comparison]) -> tuple[list[Comparison], int, int]:
-    """Comparisons without the pairs that were judged in both directions; numbers of repeated and contradicted pairs."""
+def contradictions(found: Sequence[Comparison]) -> tuple[set[int], int, int]:
+    """Indices of the pairs that were judged in both directions; numbers of repeated and of contradicted pairs."""
     verdicts: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
     for place, one in enumerate(found):
         if len(one.responses) == 2:
@@ -537,8 +543,7 @@ def _consistent(found: Sequence[Comparison]) -> tuple[list[Comparison], int, int
             verdicts.setdefault((one.prompt, a, b), []).append((place, int(np.sign(rank_a - rank_b))))
     repeated = [v for v in verdicts.values() if len(v) > 1]
     against = [v for v in repeated if len({sign for _, sign in v}) > 1]
-    gone = {place for v in against for place, _ in v}
-    return [one for place, one in enumerate(found) if place not in gone], len(repeated), len(against)
+    return {place for v in against for place, _ in v}, len(repeated), len(against)
 
 
 def split_prompts(comparisons: Sequence[Comparison], share: float, seed: int) -> tuple[list[int], list[int], int]:

@@ -4,21 +4,19 @@ Raters are rows of a matrix with NaN where a rater gave no rating. Intervals res
 that were not rated, given these raters.
 
     agreement(np.array([[1, 0, 1, 1], [1, 0, 0, np.nan]]), seed=0).kappa.estimate
-    corrected_mean(judge_scores_N, oracle_labels_N)     # labels are NaN where no person looked
+    corrected_mean(judge_scores_N, oracle_labels_N)     # labels are NaN where no person looked; `labelled` reads files
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import krippendorff
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import t
 
-from guerdon.episodes.row_files import RowFields
 from guerdon.errors import DataError
 from guerdon.evaluate.intervals import LEVEL, Float64, Interval, bootstrap_weighted
 
@@ -40,12 +38,20 @@ class Agreement:
     alpha: Interval
 
 
-def agreement(ratings_R_N: ArrayLike, *, level: Level = "nominal", reps: int = 1000, seed: int) -> Agreement:
+def agreement(
+    ratings_R_N: ArrayLike,
+    *,
+    level: Level = "nominal",
+    groups: ArrayLike | None = None,
+    reps: int = 1000,
+    seed: int,
+) -> Agreement:
     """Percent agreement, Cohen's kappa and Krippendorff's alpha with 95 % intervals.
 
     Args:
         ratings_R_N: (R, N) ratings of N items by R raters; NaN where there is none.
         level: of measurement, for alpha: how far apart two unequal ratings are.
+        groups: (N,) labels; items with the same one are resampled together. None: each by itself.
         reps: bootstrap resamples of items.
         seed: of the bootstrap.
 
@@ -64,7 +70,8 @@ def agreement(ratings_R_N: ArrayLike, *, level: Level = "nominal", reps: int = 1
     np.add.at(counts_N_V, (np.nonzero(~np.isnan(ratings))[1], index), 1)
     total_N = counts_N_V.sum(axis=1)
     pairs_N, equal_N = total_N * (total_N - 1), (counts_N_V * (counts_N_V - 1)).sum(axis=1)
-    items = range(ratings.shape[1])
+    items = np.arange(len(pairable)) if groups is None else np.asarray(groups)
+    items = items[pairable]
 
     def percent(weights_K_N: Float64) -> Float64:
         return np.asarray(weights_K_N @ equal_N / (weights_K_N @ pairs_N))
@@ -108,74 +115,59 @@ class CorrectedMean:
         corrected: mean of the judge's scores plus the mean error of those scores on the labelled items.
         labelled: mean of the labels alone, which uses no judge.
         judge: mean of the judge's scores alone, whose interval ignores the judge's errors.
+        shift: mean score of the labelled items minus that of the others; an interval without 0 says that the labelled
+            items are not a random part.
     """
 
     corrected: Interval
     labelled: Interval
     judge: Interval
+    shift: Interval
 
 
-def corrected_mean(judge_N: ArrayLike, labels_N: ArrayLike) -> CorrectedMean:
+def corrected_mean(judge_N: ArrayLike, labels_N: ArrayLike, groups: ArrayLike | None = None) -> CorrectedMean:
     """Prediction-powered mean (Angelopoulos et al. 2023, 2301.09633, §2.1) with a 95 % interval.
 
     The estimate is mean(f) over the unlabelled items minus mean(f - y) over the labelled ones; its variance is
     var(f) / N + var(f - y) / n. The items that people labelled must be a random part of all. Bounds are Student's with
-    the degrees of freedom of Welch (1947), since n is often small.
+    the degrees of freedom of Welch (1947), since n is often small. With groups the variance is that of the groups'
+    summed deviations, those of groups with labelled and unlabelled items together.
 
     Args:
         judge_N: (N,) score of every item, in the unit of the labels.
         labels_N: (N,) labels, NaN where there is none.
+        groups: (N,) whole numbers; items of one group, such as responses to a prompt, resemble one another. None: each
+            by itself.
 
     Raises:
-        DataError: fewer than two labelled, or fewer than two unlabelled items.
+        DataError: fewer than two labelled, or fewer than two unlabelled items (or groups of them).
     """
     judge, labels = np.asarray(judge_N, dtype=np.float64), np.asarray(labels_N, dtype=np.float64)
-    known = ~np.isnan(labels)
-    if known.sum() < 2 or (~known).sum() < 2:
+    known, group = ~np.isnan(labels), np.arange(len(labels)) if groups is None else np.asarray(groups)
+    sizes = [len(set(group[part])) for part in (known, ~known)]
+    if min(sizes) < 2:
         raise DataError(
-            f"a corrected mean needs two labelled and two unlabelled items at least; there are {int(known.sum())} and "
-            f"{int((~known).sum())}"
+            f"a corrected mean needs two labelled and two unlabelled items at least; there are {sizes[0]} and "
+            f"{sizes[1]}"
         )
-    error = judge[known] - labels[known]
+    error, rest = labels[known] - judge[known], judge[~known]
     return CorrectedMean(
-        _mean_interval([judge[~known], -error]), _mean_interval([labels[known]]), _mean_interval([judge])
+        _mean_interval([(rest, group[~known]), (error, group[known])]),
+        _mean_interval([(labels[known], group[known])]),
+        _mean_interval([(judge, group)]),
+        _mean_interval([(judge[known], group[known]), (-rest, group[~known])]),
     )
 
 
-def _mean_interval(parts: list[Float64]) -> Interval:
-    """The sum of the means of independent samples."""
-    estimate = float(sum(part.mean() for part in parts))
-    of_mean = np.array([part.var(ddof=1) / len(part) for part in parts])
-    n = sum(len(part) for part in parts)
-    if not of_mean.any():
+def _mean_interval(parts: list[tuple[Float64, np.ndarray]]) -> Interval:
+    """The sum of the means of samples, each with the groups of its items."""
+    estimate = float(sum(part.mean() for part, _ in parts))
+    n, most = sum(len(part) for part, _ in parts), max(group.max() for _, group in parts) + 1
+    sums = [np.bincount(group, (part - part.mean()) / len(part), most) for part, group in parts]
+    sizes = np.array([len(np.unique(group)) for _, group in parts])
+    own = np.array([one @ one for one in sums]) * sizes / (sizes - 1)
+    total = own.sum() + (2 * sums[0] @ sums[1] if len(sums) == 2 else 0.0)
+    if total <= 0:
         return Interval(estimate, estimate, estimate, n)
-    freedom = of_mean.sum() ** 2 / sum(v**2 / (len(part) - 1) for v, part in zip(of_mean, parts, strict=True))
-    half = float(t.ppf((1 + LEVEL) / 2, freedom) * np.sqrt(of_mean.sum()))
+    half = float(t.ppf((1 + LEVEL) / 2, own.sum() ** 2 / (own**2 / (sizes - 1)).sum()) * np.sqrt(total))
     return Interval(estimate, estimate - half, estimate + half, n)
-
-
-def judged_rows(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[Float64, Float64]:
-    """Judge's scores and people's labels from rows with CJE's columns: `prompt_id`, `judge_score`, `oracle_label`.
-
-    `oracle_label` is null or absent where no person looked; `true` and `false` count 1 and 0.
-
-    Args:
-        rows: place and row.
-
-    Returns:
-        (N,) scores and (N,) labels, NaN where there is none. Rows without a score are an error, not a 0.
-
-    Raises:
-        DataError: a row without `judge_score`, or a value that is not a finite number.
-    """
-    found = []
-    for where, row in rows:
-        fields = RowFields(row, where)
-        found.append([
-            fields.get("judge_score", (int, float, bool), "a number"),
-            fields.get("oracle_label", (int, float, bool), "a number or null", default=np.nan),
-        ])  # fmt: skip
-        if not np.isfinite(found[-1][0]) or np.isinf(found[-1][1]):
-            raise DataError(f"{where}: judge_score and oracle_label must be finite, these are {found[-1]}")
-    scores, labels = np.array(found, dtype=np.float64).reshape(-1, 2).T
-    return scores, labels

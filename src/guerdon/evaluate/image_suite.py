@@ -40,7 +40,7 @@ from guerdon.evaluate.scores import (
 )
 from guerdon.models.load import load_reward_model
 from guerdon.progress import doing
-from guerdon.settings.evaluate import GateSettings, judged_names
+from guerdon.settings.evaluate import EvaluateSettings, GateSettings, judged_names
 from guerdon.settings.study import Study
 from guerdon.settings.train import ImageTrainSettings, VLMTrainSettings
 from guerdon.types import Episode, FloatArray, RewardInfo, RewardModel, Score
@@ -286,36 +286,44 @@ def evaluate_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple
     gate_table(how.gate)  # before anything is scored
     for name in judged_names(study.train, remote, only, "evaluate.remote"):
         if name in remote:
-            model = load_reward_model("remote", remote=remote[name])
-            progress = model.info.name == "progress" or model.info.progress_horizon is not None
-            assert how.data_path is not None
-            named = "camera" in study.env.model_fields_set or hasattr(study.env, "cameras")
-            camera = study.env.camera_name if named else None
-            episodes, digest = list(read_episodes(how.data_path, camera=camera)), dataset_hash(how.data_path)
-            folder = remote_folder(study, name)
-        else:
-            settings = study.vlm_models[name] if name in study.vlm_models else study.image_models[name]
-            model = load_reward_model(settings.type, settings.save_dir, device=settings.device)
-            progress = "progress" in (settings.type, getattr(settings, "question", None))
-            episodes, digest = held_out(settings, how.data_path)
-            within = getattr(settings, "within_steps", None)
-            if within is not None:  # its truth is the success that comes, not the one that is
-                episodes = [known for episode in episodes if (known := within_labels(episode, within)) is not None]
-            folder = Path(settings.save_dir)
-        kind: Kind = "progress" if progress else "success"
-        with doing(f"evaluating {name}"):
-            evaluation = evaluate_model(
-                model,
-                episodes,
-                kind=kind,
-                threshold=None,
-                seed=how.seed,
-                reps=how.reps,
-                data_hash=digest,
-                gate=how.gate,
-            )
-        results[name] = (evaluation, write_evaluation(evaluation, folder))
+            found = evaluate_on_data(load_reward_model("remote", remote=remote[name]), study)
+            results[name] = (found, write_evaluation(found, remote_folder(study, name)))
+            continue
+        settings = study.vlm_models[name] if name in study.vlm_models else study.image_models[name]
+        model = load_reward_model(settings.type, settings.save_dir, device=settings.device)
+        progress = "progress" in (settings.type, getattr(settings, "question", None))
+        episodes, digest = held_out(settings, how.data_path)
+        within = getattr(settings, "within_steps", None)
+        if within is not None:  # its truth is the success that comes, not the one that is
+            episodes = [known for episode in episodes if (known := within_labels(episode, within)) is not None]
+        found = _evaluated(name, model, episodes, digest, how, progress)
+        results[name] = (found, write_evaluation(found, Path(settings.save_dir)))
     return results
+
+
+def evaluate_on_data(model: RewardModel, study: Study) -> Evaluation:
+    """Evaluate a model that this study did not train on `evaluate.data_path`.
+
+    Raises:
+        DataError: the data cannot be read, or holds no episode.
+    """
+    how = study.control_evaluate
+    progress = model.info.name == "progress" or model.info.progress_horizon is not None
+    assert how.data_path is not None
+    named = "camera" in study.env.model_fields_set or hasattr(study.env, "cameras")
+    camera = study.env.camera_name if named else None
+    episodes = list(read_episodes(how.data_path, camera=camera, with_frames=model.info.modality != "state"))
+    return _evaluated(model.info.name, model, episodes, dataset_hash(how.data_path), how, progress)
+
+
+def _evaluated(
+    name: str, model: RewardModel, episodes: Sequence[Episode], digest: str, how: EvaluateSettings, progress: bool
+) -> Evaluation:
+    kind: Kind = "progress" if progress else "success"
+    with doing(f"evaluating {name}"):
+        return evaluate_model(
+            model, episodes, kind=kind, threshold=None, seed=how.seed, reps=how.reps, data_hash=digest, gate=how.gate
+        )
 
 
 def held_out(settings: ImageTrainSettings | VLMTrainSettings, data_path: str | None) -> tuple[list[Episode], str]:

@@ -32,6 +32,7 @@ from guerdon.episodes.chats import ChatError
 from guerdon.episodes.preferences import benchmark_of, comparison, responses_of, solution_of
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
+from guerdon.evaluate.classification import ratio
 from guerdon.evaluate.intervals import Float64, Interval, percentile_interval, resampling_weights, widen_at_edge
 from guerdon.types import Failure
 
@@ -80,14 +81,30 @@ class PreferenceChoice:
         """Right ones first."""
         return self.chosen + self.rejected
 
+    @property
+    def prompt(self) -> str:
+        """What was asked; of unreadable responses its id."""
+        return next((one.asked for one in self.responses if isinstance(one, Solution)), f"id {self.id}")
+
 
 class _Resampled(NamedTuple):
     interval: Interval
     replicates_R: Float64
+    prompts: int
 
 
 _Worth = Callable[[Float64, Float64], float]  # of a prompt, from the values of its right and of its wrong responses
-_Rows = Sequence[tuple[str, _Pair | None]]  # ids and values, None where a response could not be measured
+
+
+class _Case(NamedTuple):
+    """A prompt of a benchmark; `pair` is None where a response could not be measured."""
+
+    id: str
+    prompt: str
+    pair: _Pair | None
+
+
+_Rows = Sequence[_Case]
 
 
 @dataclass(frozen=True)
@@ -183,7 +200,9 @@ def _compared(row: Mapping[str, Any], where: str, name: str, subset: str, benchm
     both = list(zip(one.responses, one.ranks, strict=True))
     chosen, rejected = (tuple(x for x, rank in both if (rank == 0) == best) for best in (True, False))
     part = one.subset if benchmark != "PPE" else str(row.get("language") or subset)
-    return PreferenceChoice(one.id, part, chosen, rejected, benchmark) if rejected else "tie"
+    if not rejected:
+        return "tie" if len(one.responses) > 1 else "single_response"
+    return PreferenceChoice(one.id, part, chosen, rejected, benchmark)
 
 
 def _are_conversations(row: Mapping[str, Any]) -> bool:
@@ -435,21 +454,21 @@ def ties_score(prompts: Mapping[str, tuple[Float64, Float64]]) -> float:
 
 def _by_subset(
     choices: Sequence[PreferenceChoice], values: Sequence[Value]
-) -> tuple[dict[str, list[tuple[str, _Pair | None]]], dict[str, int]]:
-    """Id and values of each choice by subset, None where a response could not be measured; failures by reason."""
+) -> tuple[dict[str, list[_Case]], dict[str, int]]:
+    """Id, prompt and values of each choice by subset; failures by reason."""
     if not choices or any(not c.chosen or not c.rejected for c in choices):
         raise DataError("preferences need prompts with at least one chosen and one rejected response each")
     wanted = sum(len(c.responses) for c in choices)
     if wanted != len(values):
         raise DataError(f"{len(values)} values for {wanted} responses; there must be one each, in order")
-    groups: dict[str, list[tuple[str, _Pair | None]]] = {}
+    groups: dict[str, list[_Case]] = {}
     rest = iter(values)
     for choice in choices:
         own = [next(rest) for _ in choice.responses]
         numbers = np.array([v for v in own if not isinstance(v, Failure)], dtype=np.float64)
         right = len(choice.chosen)
         pair = (numbers[:right], numbers[right:]) if len(numbers) == len(own) else None
-        groups.setdefault(choice.subset, []).append((choice.id, pair))
+        groups.setdefault(choice.subset, []).append(_Case(choice.id, choice.prompt, pair))
     return groups, dict(Counter(v.reason for v in values if isinstance(v, Failure)).most_common())
 
 
@@ -481,7 +500,7 @@ def _result(
         sections=shares(above, above_wrong),
         subsets=shares(own, own_wrong),
         ties={
-            name: sum(int(pair[0].max() == pair[1].max()) for _, pair in rows if pair is not None)
+            name: sum(int(one.pair[0].max() == one.pair[1].max()) for one in rows if one.pair is not None)
             for name, rows in groups.items()
         },
         failures=failures,
@@ -493,23 +512,27 @@ def _pooled(groups: Mapping[str, _Rows], names: Iterable[str]) -> _Rows:
 
 
 def _resampled(rows: _Rows, worth: _Worth, reps: int, seed: int, *, wrong: bool) -> _Resampled:
-    """Mean credit, prompts resampled."""
-    values = np.array([0.0 if pair is None else worth(*pair) for _, pair in rows if wrong or pair is not None])
-    n = len(values)
-    weights = resampling_weights(n, reps, np.random.default_rng(seed))[1:]
-    drawn = weights @ values / n if n else np.full(reps, np.nan)
-    return _share(values.mean() if n else np.nan, drawn, n, len(rows) - n)
+    """Mean credit, prompts resampled with all of their pairs."""
+    kept = [one for one in rows if wrong or one.pair is not None]
+    prompts = {prompt: k for k, prompt in enumerate(dict.fromkeys(one.prompt for one in kept))}
+    sums, counts = np.zeros(len(prompts)), np.zeros(len(prompts))
+    for one in kept:
+        sums[prompts[one.prompt]] += 0.0 if one.pair is None else worth(*one.pair)
+        counts[prompts[one.prompt]] += 1
+    weights = resampling_weights(len(prompts), reps, np.random.default_rng(seed))
+    found = ratio(weights @ sums, weights @ counts)
+    return _share(found[0], found[1:], len(kept), len(rows) - len(kept), prompts=len(prompts))
 
 
-def _share(estimate: float, drawn_R: Float64, n: int, failed: int, *, widen: bool = True) -> _Resampled:
-    found = percentile_interval(estimate, drawn_R, n=n, n_undefined=failed, can_vary=n > 1)
-    return _Resampled(widen_at_edge(found, n) if widen else found, drawn_R)
+def _share(estimate: float, drawn_R: Float64, n: int, failed: int, *, prompts: int, widen: bool = True) -> _Resampled:
+    found = percentile_interval(estimate, drawn_R, n=n, n_undefined=failed, can_vary=prompts > 1)
+    return _Resampled(widen_at_edge(found, prompts) if widen else found, drawn_R, prompts)
 
 
 def _resampled_ties(rows: _Rows, reps: int, seed: int, *, wrong: bool) -> _Resampled:
     """The score of Ties; a tied prompt is resampled together with its reference. A failed prompt beats nothing."""
     by_number: dict[str, dict[str, _Pair | None]] = {}
-    for name, pair in rows:
+    for name, _, pair in rows:
         kind, _, number = name.partition(":")
         if kind not in ("ref", "tied") or not number:
             raise DataError(f"prompt {name!r} of the subset Ties: its id must be ref:<n> or tied:<n>")
@@ -527,7 +550,7 @@ def _resampled_ties(rows: _Rows, reps: int, seed: int, *, wrong: bool) -> _Resam
 
     n, rng = len(kept), np.random.default_rng(seed)
     drawn = np.array([score(rng.integers(0, n, size=n)) for _ in range(reps)]) if n else np.full(reps, np.nan)
-    return _share(score(range(n)) if n else np.nan, drawn, n, len(by_number) - n, widen=False)
+    return _share(score(range(n)) if n else np.nan, drawn, n, len(by_number) - n, prompts=n, widen=False)
 
 
 def _mean(parts: Mapping[Any, _Resampled]) -> _Resampled:
@@ -541,5 +564,5 @@ def _combined(parts: Sequence[_Resampled], weights: Sequence[int]) -> _Resampled
     n, failed = sum(i.n for i in intervals), sum(i.n_undefined for i in intervals)
     drawn = w @ np.array([part.replicates_R for part in parts])
     points = np.array([np.nan if i.estimate is None else i.estimate for i in intervals])
-    found = percentile_interval(float(w @ points), drawn, n=n, n_undefined=failed)
-    return _Resampled(widen_at_edge(found, n), drawn)
+    prompts = sum(part.prompts for part in parts)
+    return _share(float(w @ points), drawn, n, failed, prompts=prompts)

@@ -27,10 +27,10 @@ from guerdon.episodes.preferences import is_preference, responses_in, solution_o
 from guerdon.episodes.row_files import good_rows, json_line, write_parquet
 from guerdon.episodes.solution_files import solutions_from_rows
 from guerdon.episodes.solutions import Solution
-from guerdon.errors import DataError
+from guerdon.errors import ConfigError, DataError
 from guerdon.evaluate.scores import score_solutions, solution_value
 from guerdon.labels.append_log import AppendLog
-from guerdon.models.load import load_reward_model
+from guerdon.models.load import is_rubric, load_reward_model
 from guerdon.models.text_load import load_text_model
 from guerdon.progress import ProgressBar
 from guerdon.settings.evaluate import Aggregation
@@ -40,16 +40,30 @@ _COLUMNS = ("reward", "reward_chosen", "reward_rejected", "rewards", "reward_fai
 _FACTORY = re.compile(r"(?!package:)\w+(\.\w+)*:\w+(\.\w+)*")
 
 
-def load_any_text_model(path: str) -> RewardModel:
-    """A reward model of text by a folder, a hub id, the address of a server, or `package.module:factory`.
+def load_any_text_model(path: str, *, options: Mapping[str, Any] | None = None, **how: Any) -> RewardModel:
+    """A reward model of text by a folder, a hub id, the address of a server, `package.module:factory` or a rubric file.
+
+    Args:
+        path: where it is.
+        options: of a rubric file the settings of the judge, of a factory its `params`.
+        how: as of `load_text_model`.
 
     Raises:
         CheckpointError: as `load_text_model`.
-        ConfigError: as `load_text_model` and `load_reward_model`.
+        ConfigError: as `load_text_model` and `load_reward_model`; or options that would do nothing.
     """
-    if _FACTORY.fullmatch(path):
-        return load_reward_model(path, modality="text")
-    return load_text_model(path)
+    if is_factory(path):
+        return load_reward_model(path, modality="text", params=dict(options or {}))
+    if is_rubric(path):
+        return load_reward_model("judge", path, **(options or {}))
+    if options:
+        raise ConfigError(f"{path}: options are of a judge's rubric file or of package.module:factory; remove them")
+    return load_text_model(path, **how)
+
+
+def is_factory(path: str) -> bool:
+    """Whether it reads `package.module:factory`."""
+    return _FACTORY.fullmatch(path) is not None
 
 
 def check_files(source: Path, out: Path, *, only_failed: bool) -> None:
@@ -139,6 +153,15 @@ def score_file(
     failed = Counter(str(v["reward_failure"]).partition(":")[0] for v in found.values() if v["reward_failure"])
     why = f" ({', '.join(f'{n} {reason}' for reason, n in failed.most_common())})" if failed else ""
     return f"wrote {out}: {len(wanted)} of {len(rows)} rows scored, {failed.total()} with a missing reward{why}"
+
+
+def responses_to_score(row: Mapping[str, Any], where: str, name: str) -> list[Solution | Failure]:
+    """The responses of a row that `score_file` scores.
+
+    Raises:
+        DataError: there is none.
+    """
+    return _item(row, where, name).responses
 
 
 def _item(row: Mapping[str, Any], where: str, name: str) -> _Item:

@@ -12,16 +12,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from guerdon.episodes.row_files import rows_by_split
 from guerdon.episodes.solution_files import published_solutions
 from guerdon.episodes.solutions import Solution
-from guerdon.errors import CheckpointError, ConfigError, DataError, MissingDependencyError, boundary
+from guerdon.errors import ConfigError, DataError, MissingDependencyError, boundary
 from guerdon.evaluate import charts, scores
 from guerdon.evaluate.attacks import attack_lines, attack_report, failed_attacks, honest_pairs
 from guerdon.evaluate.best_of_n import Same, best_of_n, check_samples, same_number_or_text
@@ -29,9 +29,11 @@ from guerdon.evaluate.gate_card import card_verdict, gate_table, verdict_lines
 from guerdon.evaluate.gate_features import text_features
 from guerdon.evaluate.generated_bench import generated_bench, right_and_wrong
 from guerdon.evaluate.intervals import BootstrapOptions
+from guerdon.evaluate.labelled import LabelledRows, label_figures, label_lines, read_labelled
 from guerdon.evaluate.metrics import Table, aligned, classification_metrics, figure_table, number
 from guerdon.evaluate.over_optimisation import best_of_n_record, gold_lines
-from guerdon.evaluate.reward_bench import PreferenceChoice, choices_from_rows, preference_figures
+from guerdon.evaluate.pair_figures import by_length, calibration, pairs_of, preference_lines, read_choices
+from guerdon.evaluate.reward_bench import PreferenceChoice, preference_figures
 from guerdon.evaluate.score_file import load_any_text_model
 from guerdon.evaluate.scores import RECORD, failure_counts, info_record, score_solutions, solution_value, write_record
 from guerdon.evaluate.search import sampled_requests, sampled_solutions
@@ -43,15 +45,12 @@ from guerdon.evaluate.step_benchmarks import (
     step_table,
     true_first_error,
 )
-from guerdon.models.text_load import FINAL, find_text_model, load_text_model
+from guerdon.evaluate.text_candidates import candidates
 from guerdon.policies.text_files import outline
 from guerdon.progress import doing, log_line
 from guerdon.settings.data import DataSettings
-from guerdon.settings.evaluate import EvaluateTextSettings, GeneratedBenchSettings, ThirdPartySettings, judged_names
-from guerdon.settings.label import LabelSettings
+from guerdon.settings.evaluate import EvaluateTextSettings, GeneratedBenchSettings
 from guerdon.settings.study import Study
-from guerdon.settings.train import PreferenceTrainSettings
-from guerdon.tasks.prompt_files import load_prompts
 from guerdon.tasks.prompts import conversation_hash
 from guerdon.types import Failure, RewardModel, Score
 
@@ -91,6 +90,7 @@ def evaluate_text(
     suite.first_errors_of_sets(exclude)
     suite.prm_bench()
     suite.pairs()
+    suite.labels()
     suite.best_of_n(samples)
     suite.attacks()
     return suite.write(folder, training_hashes)
@@ -100,13 +100,15 @@ def evaluate_text(
 class Sets:
     """The data of an evaluation: ProcessBench, PRMBench, preferences, and the samples of `best_of_n`.
 
-    `left_out` counts the rows of preferences that cannot be used, by reason.
+    `left_out` counts the rows of preferences that cannot be used, by reason; `label_noise` as `read_choices`.
     """
 
     process_bench: Sequence[Solution]
     prm_bench: Sequence[Solution]
     choices: Sequence[PreferenceChoice]
     left_out: Mapping[str, int]
+    label_noise: float | None
+    labelled: LabelledRows | None
     samples: Sequence[Solution]
 
 
@@ -116,23 +118,16 @@ def read_sets(settings: EvaluateTextSettings) -> Sets:
     Raises:
         DataError: a file cannot be read, `tune_on` names none of the subsets, or `best_of_n.ns` is more than there is.
     """
-    s, choices, left_out = settings, list[PreferenceChoice](), Counter[str]()
-    if s.pairs is not None:
-        splits = rows_by_split(s.pairs)
-        splits = {"filtered": splits["filtered"]} if splits.get("filtered") else splits
-        for split, rows in splits.items():
-            choices += choices_from_rows(rows, s.pairs, split, left_out)
-        counted = ", ".join(f"{n} {reason}" for reason, n in sorted(left_out.items()))
-        if not choices:
-            raise DataError(f"{s.pairs}: there is no comparison that can be used: {counted}")
-        if left_out:
-            log_line(f"{s.pairs}: left out rows: {counted}")
+    s = settings
+    choices, left_out, noise = ([], Counter[str](), None) if s.pairs is None else read_choices(s.pairs)
     b = s.best_of_n
     found = Sets(
         process_bench=_published(s.process_bench) if s.process_bench else (),
         prm_bench=[] if s.prm_bench is None else [x for x in _published([s.prm_bench]) if category_of(x) is not None],
         choices=choices,
         left_out=left_out,
+        label_noise=noise,
+        labelled=None if s.labels is None else read_labelled(s.labels),
         samples=() if b is None or b.samples is None else _published([b.samples]),
     )
     subsets = [[str(one.meta.get("subset")) for one in found.process_bench]]
@@ -156,7 +151,13 @@ def check_evaluation(study: Study) -> None:
     """
     settings = text_settings(study.text_evaluate, study.data)
     b = settings.best_of_n
-    named = [*settings.process_bench, settings.prm_bench, settings.pairs, None if b is None else b.samples]
+    named = [
+        *settings.process_bench,
+        settings.prm_bench,
+        settings.pairs,
+        settings.labels,
+        None if b is None else b.samples,
+    ]
     for path in filter(None, named):
         if not Path(path).exists():
             raise MissingDependencyError(f"the data, as {path} is not on this machine")
@@ -174,6 +175,8 @@ class _Suite:
         form = getattr(model, "form", None)  # how it reads text, where it says so
         info = info_record(model.info) | ({"form": form} if isinstance(form, str) else {})
         self.record: dict[str, Any] = {"model": info, "aggregation": settings.aggregation, **self.bootstrap}
+        card = getattr(model, "card", None)  # of guerdon's; without one an unbounded value is taken for a logit
+        self.logits = np.isinf(model.info.range).all() and (card is None or card.loss == "bradley_terry")
         self.threshold: float | None = None  # of steps, from the first of these sets
         self.pictures: dict[str, str] = {}
         self.material: list[Solution] = []  # right and wrong solutions for attacks
@@ -259,7 +262,26 @@ class _Suite:
         ties = self.settings.ties
         name, found = preference_figures(choices, values, ties=ties, **self.bootstrap)
         worth = {} if name in ("RewardBench 2", "RM-Bench") else {"ties_worth": ties}
-        self.record["pairs"] = {"benchmark": name, **worth, "left_out": dict(self.sets.left_out), **asdict(found)}
+        pairs = pairs_of(choices, values)
+        more = {"length": by_length(pairs, ties=ties, **self.bootstrap)}
+        if self.logits:
+            more["calibration"], bins = calibration(pairs, **self.bootstrap)
+            self.pictures["pairs_reliability"] = charts.reliability_diagram(bins)
+        self.record["pairs"] = {
+            "benchmark": name, **worth, "left_out": dict(self.sets.left_out), "label_noise": self.sets.label_noise,
+            **asdict(found), **{k: {n: asdict(one) for n, one in v.items()} for k, v in more.items()},
+        }  # fmt: skip
+
+    def labels(self) -> None:
+        """The model's values against labels of people."""
+        if (rows := self.sets.labelled) is None:
+            return
+        given = rows.responses()
+        self.solutions["labels"] = responses = [one for one in given if isinstance(one, Solution)]
+        found = iter(self.values(self.score(responses, "labelled responses")))
+        values = [one if isinstance(one, Failure) else next(found) for one in given]
+        at = self.model.info.success_threshold
+        self.record["labels"] = label_figures(values, rows.labels_N, rows.prompts, threshold=at, **self.bootstrap)
 
     def best_of_n(self, samples: Sequence[Solution]) -> None:
         """Curves of best-of-n and votes; first errors of the samples where these are known."""
@@ -359,31 +381,15 @@ def segmentation(solutions: Sequence[Solution]) -> dict[str, int]:
     return dict(Counter(map(str, names)))
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A reward model to evaluate.
-
-    Attributes:
-        name: as in the study.
-        source: its path (a folder or hub id), and how it is read.
-        folder: receives its evaluation.
-        exclude: questions that it was trained on; a generated set avoids them.
-        training_hashes: hashes of the questions in the model's own list of those that it was trained on.
-    """
-
-    name: str
-    source: ThirdPartySettings
-    folder: Path
-    exclude: frozenset[str]
-    training_hashes: frozenset[str]
-
-
-def evaluate_text_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple[dict[str, Any], Path]]:
+def evaluate_text_study(
+    study: Study, *, only: Sequence[str] = (), folder: Path | None = None
+) -> dict[str, tuple[dict[str, Any], Path]]:
     """Evaluate the models of the `train` section and of `evaluate.models`.
 
     Args:
         study: the configuration.
         only: names of models; all by default.
+        folder: receives the evaluation of the only model; None: as the study says.
 
     Returns:
         Model name to the content of its `evaluation.json` and the folder that this lies in.
@@ -397,12 +403,13 @@ def evaluate_text_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, 
     settings = text_settings(study.text_evaluate, study.data)
     b, results = settings.best_of_n, {}
     sets, models = read_sets(settings), candidates(study, only=only)
+    models = models if folder is None else [replace(one, folder=folder) for one in models]
     for one in models:
         with boundary(ConfigError, f"the evaluation of {one.name} cannot be written to {one.folder}"):
             one.folder.mkdir(parents=True, exist_ok=True)
     for one in models:
         source = one.source
-        model = load_text_model(**dict(source))
+        model = load_any_text_model(**dict(source))
         scores.refuse_relative(model, one.name)
         samples: list[Solution] = []
         if b is not None and b.samples is None:  # below the evaluation, so that parallel jobs do not share a folder
@@ -432,75 +439,6 @@ def text_settings(evaluate: EvaluateTextSettings | None, data: DataSettings | No
             "aggregation and process_bench, prm_bench, pairs, best_of_n or generated"
         )
     return EvaluateTextSettings(aggregation="min", generated=GeneratedBenchSettings(families=(data.task,)))
-
-
-def candidates(study: Study, *, only: Sequence[str] = ()) -> list[Candidate]:
-    """The models to evaluate.
-
-    Raises:
-        ConfigError: a name that the study lacks or has twice, or no model at all.
-        CheckpointError: a model of the `train` section is not trained yet.
-        DataError: a file of labelled solutions cannot be read, or the task has too few problems.
-    """
-    third = {} if study.text_evaluate is None else study.text_evaluate.models
-    trained_on = frozenset[str]()  # by a policy that a model started from, perhaps
-    if study.data is not None and study.data.type == "generated":
-        trained_on = frozenset(prompt.question for prompt in load_prompts(study.data)[0])
-    found = []
-    for name in judged_names(study.train, third, only):
-        if name in third:
-            own = find_text_model(third[name].path)
-            hashes = frozenset() if own is None else training_question_hashes(own.parent)
-            found.append(Candidate(name, third[name], third_party_folder(study, name), trained_on, hashes))
-        else:
-            settings = study.train[name]
-            checkpoint = trained_checkpoint(settings.save_dir, study.label, name)
-            labels = () if study.label is None else (str(Path(study.label.save_dir) / study.label.dataset),)
-            of_pairs = isinstance(settings, PreferenceTrainSettings)  # whose prompts are known by their hashes below
-            labelled = () if of_pairs else published_solutions(settings.data_paths or labels, Counter())
-            exclude = trained_on | {solution.question for solution in labelled}
-            source, folder = ThirdPartySettings(path=str(checkpoint), device=settings.device), checkpoint.parent
-            found.append(Candidate(name, source, folder, exclude, training_question_hashes(folder)))
-    return found
-
-
-def third_party_folder(study: Study, name: str) -> Path:
-    """Where the evaluation of one of `evaluate.models` goes."""
-    own = None if study.text_evaluate is None else study.text_evaluate.save_dir
-    return Path(own if own is not None else f"{study.work_dir}/models/{study.task_name}") / name
-
-
-def trained_checkpoint(save_dir: str, label: LabelSettings | None, name: str) -> Path:
-    """The final checkpoint of a model of the `train` section: that of the study's labels, else the only one.
-
-    Raises:
-        CheckpointError: it is not trained yet, or there are several.
-    """
-    root = Path(save_dir)
-    if label is not None:
-        labelled = root / f"method{label.method}_{label.reward}" / FINAL
-        if labelled.is_dir():
-            return labelled
-    found = find_text_model(str(root))
-    if found is None:
-        raise CheckpointError(f"{root}: no {FINAL} here; train it first: guerdon train STUDY --only {name}")
-    return found
-
-
-def training_question_hashes(folder: Path) -> frozenset[str]:
-    """Hashes of the questions that the model below a folder was trained on; none without its list.
-
-    Args:
-        folder: of a training: the one that holds the model's `final_checkpoint`.
-
-    Raises:
-        DataError: its list of questions cannot be read.
-    """
-    path = folder / "questions.json"
-    if not path.is_file():
-        return frozenset()
-    with boundary(DataError, f"{path} cannot be read; train the model again, or remove the file"):
-        return frozenset(map(str, json.loads(path.read_text(encoding="utf-8"))["train"]))
 
 
 def contamination(solutions: Sequence[Solution], hashes: Collection[str]) -> dict[str, int]:
@@ -535,7 +473,14 @@ def text_of(record: Mapping[str, Any]) -> str:
             _failures(record["prm_bench"]),
         ]
     if "pairs" in record:
-        lines += ["", f"== {record['pairs']['benchmark']}", *_preferences(record["pairs"])]
+        lines += [
+            "",
+            f"== {record['pairs']['benchmark']}",
+            *preference_lines(record["pairs"]),
+            _failures(record["pairs"]),
+        ]
+    if "labels" in record:
+        lines += ["", *label_lines(record["labels"])]
     if "best_of_n" in record:
         lines += ["", "== choosing among n samples", *_curves(record["best_of_n"])]
     if "over_optimisation" in record:
@@ -566,14 +511,6 @@ def _first_error_lines(section: Mapping[str, Any]) -> list[str]:
     ]
     source = f"threshold {number(bench['threshold'])} ({bench['threshold_source']})"
     return [source, *figure_table(figures), *counts, _failures(section)]
-
-
-def _preferences(section: Mapping[str, Any]) -> list[str]:
-    figures = [(name, share["measured"]) for name, share in section["sections"].items()]
-    figures.insert(0, ("overall", section["overall"]["measured"]))
-    left_out = ", ".join(f"{n} {reason}" for reason, n in section.get("left_out", {}).items())  # none in older ones
-    more = [f"rows left out: {left_out}"] * bool(left_out)
-    return [*figure_table(figures), f"ties: {sum(section['ties'].values())}", *more, _failures(section)]
 
 
 def _curves(section: Mapping[str, Any]) -> list[str]:

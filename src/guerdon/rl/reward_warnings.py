@@ -92,7 +92,7 @@ def card_folder(study: Study, path: str) -> Path | None:
     Raises:
         CheckpointError: the path means several models.
     """
-    from guerdon.evaluate.text_suite import third_party_folder
+    from guerdon.evaluate.text_candidates import third_party_folder
     from guerdon.models.text_load import find_text_model
 
     own = find_text_model(path)

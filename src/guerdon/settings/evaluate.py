@@ -121,8 +121,8 @@ class BestOfNSettings(Settings):
     ns: tuple[int, ...] | None = Field(None, description="numbers of samples; null: powers of two")
     gold: str | None = Field(
         None,
-        description="a reward model taken for the truth, named as for `guerdon score`: shows over-optimisation; answers "
-        "need no check then",
+        description="a reward model taken for the truth, named as for `guerdon score`: shows over-optimisation; "
+        "answers need no check then",
     )
 
     @model_validator(mode="after")
@@ -145,11 +145,17 @@ class AttackSettings(Settings):
 class ThirdPartySettings(Settings):
     """One of `evaluate.models`: a reward model that this study did not train."""
 
-    path: str = Field(description="folder or hub id; or a reward server, http://host:port/v1/rewards?model=name")
+    path: str = Field(
+        description="folder or hub id; or a reward server, http://host:port/v1/rewards?model=name; or "
+        "package.module:factory; or the rubric file of a judge"
+    )
     adapter: str = Field("auto", description="how steps are marked and scores read; auto: by the model's files")
     micro_batch_size: int = Field(16, ge=1, description="solutions per forward pass")
     device: Device = DEVICE
     weights: dict[str, float] | None = RATING_WEIGHTS
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="of a rubric file: keys of reward.model of a judge; of a factory: its params"
+    )
 
 
 _BENCHES = Because(True, "without generated or process_bench")
@@ -178,6 +184,10 @@ class EvaluateTextSettings(Settings):
     prm_bench: str | None = Field(None, description="a PRMBench file")
     pairs: str | None = Field(
         None, description="preferences: RewardBench, RewardBench 2, RM-Bench, JudgeBench, PPE, or your own"
+    )
+    labels: str | None = Field(
+        None,
+        description="responses, a part of them with a label by people (oracle_label): agreement, and the mean label",
     )
     threshold: float | None = only_with(
         None,
@@ -211,8 +221,8 @@ class EvaluateTextSettings(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> EvaluateTextSettings:
-        if not self.benches and self.prm_bench is None and self.pairs is None and self.best_of_n is None:
-            raise ValueError("name what to evaluate on: generated, process_bench, prm_bench, pairs or best_of_n")
+        if not any(getattr(self, name) for name in BENCHES):
+            raise ValueError(f"name what to evaluate on: {', '.join(BENCHES[:-1])} or {BENCHES[-1]}")
         if not self.benches and self.attacks is not None and self.best_of_n is None:
             refuse({"attacks"} & self.model_fields_set, "without right and wrong solutions of the same question")
         return self
@@ -223,7 +233,7 @@ class EvaluateTextSettings(Settings):
         return self.generated is not None or bool(self.process_bench)
 
 
-BENCHES = ("generated", "process_bench", "prm_bench", "pairs", "best_of_n")
+BENCHES = ("generated", "process_bench", "prm_bench", "pairs", "labels", "best_of_n")
 
 
 def on_own_family(given: dict[str, Any], data: Any) -> dict[str, Any]:

@@ -1,0 +1,209 @@
+"""Scores of a judge or of a reward model against the labels that people gave: agreement, and the corrected mean.
+
+A row has CJE's columns: `oracle_label`, null or absent where no person looked, and `judge_score`, or a response that a
+reward model scores (`prompt` and `response`, or `messages`). Rows with the same `prompt_id` (else the same prompt)
+are resampled together. The label of a row of KTO (`completion`, `label`) or of HelpSteer2 (`helpfulness`) is read, too.
+
+    rows = read_labelled("judged.jsonl")
+    section = label_figures(rows.judged(), rows.labels_N, rows.prompts, seed=0)
+    print(*label_lines(section), sep="; ")
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from scipy.stats import rankdata
+
+from guerdon.episodes.preferences import ATTRIBUTES, comparison, is_preference
+from guerdon.episodes.row_files import RowFields
+from guerdon.episodes.solution_files import source_rows
+from guerdon.episodes.solutions import Solution
+from guerdon.errors import DataError
+from guerdon.evaluate.agreement import agreement, corrected_mean
+from guerdon.evaluate.classification import ratio
+from guerdon.evaluate.intervals import Float64, bootstrap_weighted
+from guerdon.evaluate.metrics import Table, classification_metrics, figure_table, number
+from guerdon.evaluate.score_file import responses_to_score
+from guerdon.types import Failure
+
+SCORE, LABEL = "judge_score", "oracle_label"
+_WORDS = {"true": 1.0, "false": 0.0}  # of files of columns, whose cells are text
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledRows:
+    """Rows of which people labelled a part.
+
+    Attributes:
+        rows: place and columns.
+        labels_N: NaN where there is none.
+        prompts: rows with the same one are resampled together.
+    """
+
+    rows: Sequence[tuple[str, Mapping[str, Any]]]
+    labels_N: Float64
+    prompts: Sequence[str]
+
+    def judged(self) -> list[float | Failure]:
+        """The scores in the rows; a null one was not measured.
+
+        Raises:
+            DataError: no row has one, or one is not a number.
+        """
+        if not any(row.get(SCORE) is not None for _, row in self.rows):
+            raise DataError(f"{self.rows[0][0]}: no row has a {SCORE}; name the model that scores them (--model)")
+        found = (_number(row, SCORE, where) for where, row in self.rows)
+        return [Failure("no_score", f"{SCORE} is null") if value is None else value for value in found]
+
+    def responses(self) -> list[Solution | Failure]:
+        """The response of each row.
+
+        Raises:
+            DataError: a row has none.
+        """
+        return [responses_to_score(row, where, str(k))[0] for k, (where, row) in enumerate(self.rows)]
+
+
+def read_labelled(source: str) -> LabelledRows:
+    """The rows of a file, a folder or a hub data set.
+
+    Raises:
+        DataError: it cannot be read, a label is not a number, no row has a label, or it holds comparisons.
+    """
+    rows: list[tuple[str, Mapping[str, Any]]] = []
+    labels: list[float] = []
+    prompts: list[str] = []
+    for _, _, found in source_rows(source):
+        for where, row in found:
+            if isinstance(row, DataError):
+                raise row
+            inner = RowFields(row, where).row.get("metadata")  # of CJE's older files
+            row = {**inner, **row} if isinstance(inner, Mapping) else row
+            value = _label(row, where)
+            rows.append((where, row))
+            labels.append(np.nan if value is None else value)
+            prompt = next((row[key] for key in ("prompt_id", "prompt", "question") if row.get(key) is not None), where)
+            prompts.append(str(prompt))
+    if np.isnan(labels).all():
+        raise DataError(f"{source}: no row has a label of a person ({LABEL})")
+    return LabelledRows(rows, np.array(labels), prompts)
+
+
+def _label(row: Mapping[str, Any], where: str) -> float | None:
+    if LABEL in row or not is_preference(row):
+        return _number(row, LABEL, where)
+    one = comparison(row, where, "", every=True)
+    if isinstance(one, str) or len(one.responses) == 1:
+        return None if isinstance(one, str) else float(one.label) if one.label is not None else (
+            one.attributes.get(ATTRIBUTES[0])
+        )  # fmt: skip
+    raise DataError(f"{where}: a comparison of responses has no label of its own; name the file in evaluate.pairs")
+
+
+def _number(row: Mapping[str, Any], key: str, where: str) -> float | None:
+    """A number, a truth value, or either as text; None where it is null or absent."""
+    value = row.get(key)
+    try:
+        found = None if value is None else float(_WORDS.get(str(value).strip().casefold(), value))
+    except (TypeError, ValueError):
+        found = np.nan
+    if found is not None and not np.isfinite(found):
+        raise DataError(f"{where}: {key} must be a finite number or null, this is {str(value)[:80]!r}")
+    return found
+
+
+def label_figures(
+    values: Sequence[float | Failure],
+    labels_N: Float64,
+    prompts: Sequence[str],
+    *,
+    threshold: float | None = None,
+    reps: int = 1000,
+    seed: int,
+) -> dict[str, Any]:
+    """Agreement of scores with labels, how well they rank, and the mean label of all rows.
+
+    Labels of 0 and 1 alone are compared with decisions, score > threshold; other ones with the scores themselves, where
+    those are on the labels' scale (between the smallest and the largest label, or 0 and 1): percent and kappa where all
+    are whole numbers, and Krippendorff's alpha of numbers.
+
+    Args:
+        values: a score of each row, or why there is none.
+        labels_N: NaN where no person looked.
+        prompts: rows with the same one are resampled together.
+        threshold: None: 0.5 for scores between 0 and 1, else there are no decisions.
+        reps: bootstrap resamples.
+        seed: of the bootstrap.
+
+    Returns:
+        Plain values for `evaluation.json`.
+    """
+    judge = np.array([np.nan if isinstance(value, Failure) else value for value in values])
+    measured = ~np.isnan(judge)
+    both = measured & ~np.isnan(labels_N)
+    x, y = judge[both], labels_N[both]
+    groups = np.unique(np.array(prompts, dtype=str), return_inverse=True)[1]
+    drawn: dict[str, Any] = {"reps": reps, "seed": seed}
+    found: dict[str, Any] = {
+        "rows": len(judge), "labelled": int(both.sum()), "threshold": None, "agreement": {}, "metrics": {}, "mean": {},
+        "failures": dict(Counter(value.reason for value in values if isinstance(value, Failure))),
+    }  # fmt: skip
+    if not both.any():
+        return found
+    binary, whole = bool(np.isin(y, (0, 1)).all()), bool((x % 1 == 0).all() and (y % 1 == 0).all())
+    unit = bool(x.min() >= 0 and x.max() <= 1)
+    if binary:
+        at = found["threshold"] = 0.5 if threshold is None and unit else threshold
+        table = Table(y > 0, x, groups[both], int((~both).sum()))
+        ranks = classification_metrics(table, threshold=at, probabilities=unit, **drawn)
+        found["metrics"] = {name: asdict(one) for name, one in ranks.items()}
+        ratings: Any = None if at is None else [x > at, y]
+    else:
+        rank_x, rank_y = rankdata(x), rankdata(y)
+        rank = bootstrap_weighted(lambda w: _correlation(rank_x, rank_y, w), groups[both], **drawn)
+        found["metrics"] = {"spearman": {**asdict(rank), "baseline": 0.0}}
+        ratings = [x, y] if x.min() >= min(0, y.min()) and x.max() <= max(1, y.max()) else None
+    if ratings is not None:
+        agreed = agreement(ratings, level="nominal" if binary else "interval", groups=groups[both], **drawn)
+        found["agreement"] = {k: v for k, v in asdict(agreed).items() if k == "alpha" or binary or whole}
+    if min(len(set(groups[both])), len(set(groups[measured & ~both]))) >= 2:
+        found["mean"] = asdict(corrected_mean(judge[measured], labels_N[measured], groups[measured]))
+    return found
+
+
+def _correlation(x_N: Float64, y_N: Float64, weights_R_N: Float64) -> Float64:
+    """(R,) weighted Pearson correlation; NaN where a side does not vary."""
+    total = weights_R_N.sum(axis=1)
+    x, y = (ratio(weights_R_N @ side, total) for side in (x_N, y_N))
+    xx, yy, xy = (ratio(weights_R_N @ product, total) for product in (x_N * x_N, y_N * y_N, x_N * y_N))
+    return ratio(xy - x * y, np.sqrt(np.clip(xx - x * x, 0, None) * np.clip(yy - y * y, 0, None)))
+
+
+def label_lines(section: Mapping[str, Any]) -> list[str]:
+    """The section `labels` of a card."""
+    at = section["threshold"]
+    failures = ", ".join(f"{reason} x {n}" for reason, n in section["failures"].items())
+    agreed = {f"agreement: {name}": one for name, one in section["agreement"].items() if one is not None}
+    means = {f"mean label: {name}": one for name, one in section["mean"].items()}
+    shift = means.pop("mean label: shift", None)
+    lines = [
+        f"== labels of people: {section['labelled']} of {section['rows']} rows",
+        *figure_table([*agreed.items(), *section["metrics"].items(), *means.items()]),
+        *([] if at is None else [f"decisions: score above {number(at)}"]),
+    ]
+    if not agreed:
+        lines.append("no agreement: the scores are on another scale than the labels")
+    if shift is None:
+        lines.append("no corrected mean: it needs labelled and unlabelled rows of two prompts each")
+    elif shift["low"] > 0 or shift["high"] < 0:
+        lines.append(
+            "WARNING: labelled and unlabelled rows have different scores (mean difference "
+            f"{shift['estimate']:+.3f} [{shift['low']:+.3f}, {shift['high']:+.3f}]); the corrected mean holds only if "
+            "the labelled rows are a random part"
+        )
+    return [*lines, f"failed measurements: {failures or 'none'}"]
