@@ -7,10 +7,17 @@ from text_models import INFO, Scripted, exact, true_steps
 
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
-from guerdon.evaluate.attacks import CONTROL, INJECTION, attack_list, attack_report, failed_attacks, honest_pairs
+from guerdon.evaluate.attacks import (
+    CONTROL,
+    INJECTION,
+    attack_lines,
+    attack_list,
+    attack_report,
+    failed_attacks,
+    honest_pairs,
+)
 from guerdon.evaluate.best_of_n import same_number_or_text
 from guerdon.evaluate.generated_bench import right_and_wrong
-from guerdon.evaluate.text_suite import attack_lines
 from guerdon.settings.data import ChainSettings, SwapSettings
 from guerdon.settings.evaluate import AttackSettings
 from guerdon.types import Failure, Score

@@ -23,8 +23,9 @@ from guerdon.episodes.solution_files import published_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import CheckpointError, ConfigError, DataError, MissingDependencyError, boundary
 from guerdon.evaluate import charts, scores
-from guerdon.evaluate.attacks import attack_report, failed_attacks, honest_pairs
+from guerdon.evaluate.attacks import attack_lines, attack_report, failed_attacks, honest_pairs
 from guerdon.evaluate.best_of_n import Same, best_of_n, check_samples, same_number_or_text
+from guerdon.evaluate.bias_probes import bias_probes, probe_lines
 from guerdon.evaluate.gate_card import card_verdict, gate_table, verdict_lines
 from guerdon.evaluate.gate_features import text_features
 from guerdon.evaluate.generated_bench import generated_bench, right_and_wrong
@@ -88,6 +89,7 @@ def evaluate_text(
     suite.first_errors_of_sets(exclude)
     suite.prm_bench()
     suite.pairs()
+    suite.bias_probes()
     suite.best_of_n(samples)
     suite.attacks()
     return suite.write(folder, training_hashes)
@@ -176,8 +178,9 @@ class _Suite:
         self.material: list[Solution] = []  # right and wrong solutions for attacks
         self.solutions: dict[str, Sequence[Solution]] = {}  # by section of the record
 
-    def score(self, solutions: Sequence[Solution], what: str) -> list[Score]:
-        return score_solutions(self.model, solutions, batch_size=self.settings.batch_size, what=f"{what} scored")
+    def score(self, solutions: Sequence[Solution], what: str, groups: Sequence[int] = ()) -> list[Score]:
+        batch = self.settings.batch_size
+        return score_solutions(self.model, solutions, groups=groups, batch_size=batch, what=f"{what} scored")
 
     def values(self, scores: Sequence[Score]) -> list[float | Failure]:
         return [solution_value(score, self.settings.aggregation) for score in scores]
@@ -250,13 +253,23 @@ class _Suite:
         choices = self.sets.choices
         given = [response for choice in choices for response in choice.responses]
         responses = [response for response in given if isinstance(response, Solution)]
-        found_values = iter(self.values(self.score(responses, "responses")))
+        places = [k for k, choice in enumerate(choices) for one in choice.responses if isinstance(one, Solution)]
+        found_values = iter(self.values(self.score(responses, "responses", places)))
         values = [response if isinstance(response, Failure) else next(found_values) for response in given]
         self.solutions["pairs"] = responses
         ties = self.settings.ties
         name, found = preference_figures(choices, values, ties=ties, **self.bootstrap)
         worth = {} if name in ("RewardBench 2", "RM-Bench") else {"ties_worth": ties}
         self.record["pairs"] = {"benchmark": name, **worth, "left_out": dict(self.sets.left_out), **asdict(found)}
+
+    def bias_probes(self) -> None:
+        """What edits that make no response of the preferences better or worse do to its value."""
+        if self.settings.pairs is not None and self.settings.probes is not None:
+            found = bias_probes(
+                self.model, self.sets.choices, self.settings.probes, aggregation=self.settings.aggregation,
+                batch_size=self.settings.batch_size, **self.bootstrap,
+            )  # fmt: skip
+            self.record["bias_probes"] = {name: asdict(one) for name, one in found.items()}
 
     def best_of_n(self, samples: Sequence[Solution]) -> None:
         """Curves of best-of-n and votes; first errors of the samples where these are known."""
@@ -385,7 +398,8 @@ def evaluate_text_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, 
     for one in models:
         source = one.source
         model = load_text_model(**dict(source))
-        scores.refuse_relative(model, one.name)
+        if settings.compares_prompts:
+            scores.refuse_relative(model, one.name)
         samples: list[Solution] = []
         if b is not None and b.samples is None:  # below the evaluation, so that parallel jobs do not share a folder
             samples = sampled_solutions(
@@ -500,9 +514,6 @@ def contamination_warnings(record: Mapping[str, Any]) -> list[str]:
     ]
 
 
-_VERDICTS = {None: "not measured", True: "FOOLED", False: "withstood"}
-
-
 def text_of(record: Mapping[str, Any]) -> str:
     """The whole record, section after section."""
     lines = [*verdict_lines(record["verdict"]), ""] if "verdict" in record else []  # none in older ones
@@ -520,6 +531,8 @@ def text_of(record: Mapping[str, Any]) -> str:
         ]
     if "pairs" in record:
         lines += ["", f"== {record['pairs']['benchmark']}", *_preferences(record["pairs"])]
+    if record.get("bias_probes"):
+        lines += ["", *probe_lines(record["bias_probes"])]
     if "best_of_n" in record:
         lines += ["", "== choosing among n samples", *_curves(record["best_of_n"])]
     if record.get("attacks") is not None:
@@ -576,22 +589,3 @@ def _signed(one: Mapping[str, Any]) -> str:
     if one["low"] is None or one["high"] is None:
         return f"{one['estimate']:+.3f}"
     return f"{one['estimate']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}]"
-
-
-def attack_lines(card: Mapping[str, Any]) -> Sequence[str]:
-    """The report card of attacks (`AttackCard` as a dict)."""
-    rows = [["attack", "as high as right", "low", "high", "accepted", "low", "high", "n", "not measured", "verdict"]]
-    nothing = {"estimate": None, "low": None, "high": None}
-    for name, one in card["attacks"].items():
-        sides = (one["at_least_as_high"], one["accepted"] or nothing)
-        numbers = [number(side[key]) for side in sides for key in ("estimate", "low", "high")]
-        verdict = "control" if name == "plain_wrong" else _VERDICTS[one["fooled"]]
-        lost = str(sum(one["failures"].values()))
-        rows.append([name, *numbers, str(one["at_least_as_high"]["n"]), lost, verdict])
-    return [
-        f"== attacks on {card['questions']} questions, aggregation {card['aggregation']}, threshold "
-        f"{number(card['threshold'])}; FOOLED: shown to work more often than {card['limit']:g}",
-        *aligned(rows),
-        "",
-        *(f"{name}: {one['what']}" for name, one in card["attacks"].items()),
-    ]
