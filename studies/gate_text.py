@@ -131,8 +131,8 @@ def copies(solutions: Sequence[Solution], place: int) -> dict[str, Solutions]:
     return made
 
 
-def prepare(task: str, place: int, study: Study) -> None:
-    """The start and the data sets of one task."""
+def prepare(task: str, place: int, study: Study, samples: tuple[int, int] = (QUESTIONS, SAMPLES)) -> None:
+    """The start and the data sets of one task, with so many answers to so many questions to choose among."""
     assert study.label is not None
     assert study.data is not None
     train_sft_study(study, resume=True)
@@ -143,8 +143,9 @@ def prepare(task: str, place: int, study: Study) -> None:
     folder = Path(study.label.save_dir)
     for name, found in copies(read_solutions(label(study).folder), place).items():
         write_solutions(folder / f"{name}.jsonl", found)
-    samples = sampled_solutions(study, questions=QUESTIONS, n=SAMPLES, folder=folder / "samples")
-    write_solutions(folder / "samples.jsonl", samples)
+    questions, n = samples
+    chosen_from = sampled_solutions(study, questions=questions, n=n, folder=folder / "samples")
+    write_solutions(folder / "samples.jsonl", chosen_from)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

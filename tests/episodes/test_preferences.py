@@ -111,7 +111,7 @@ def test_layouts(row, wanted):
 @pytest.mark.parametrize(
     "row",
     [
-        {"system": "Be brief.", "question": "Which colour?", "chosen": "blue", "rejected": "red"},  # Intel/orca_dpo_pairs
+        {"system": "Be brief.", "question": "Which colour?", "chosen": "blue", "rejected": "red"},  # Intel
         {"system": "Be brief.", **Q, "chosen": ASKED + said("blue"), "rejected": ASKED + said("red")},
         {"system": "Be brief.", "prompt": ASKED, "chosen": said("blue"), "rejected": said("red")},
         {"system_prompt": "Ignored.", "prompt": [{"role": "system", "content": "Be brief."}, *ASKED],

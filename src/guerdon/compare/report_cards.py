@@ -220,6 +220,8 @@ def flat_text_card(content: Row) -> dict[str, Any]:
     metrics |= {f"PRMBench {name}": mapping(row) for name, row in _inside(content, "prm_bench", "measured").items()}
     pairs, choices = _inside(content, "pairs"), _inside(content, "best_of_n")
     metrics[f"{pairs.get('benchmark', 'pairs')} overall"] = _inside(pairs, "overall", "measured")
+    for name, probe in _inside(content, "bias_probes").items():
+        metrics[f"bias of {name}, {mapping(probe).get('unit')}"] = _inside(mapping(probe), "effect")
     for name, curve in _inside(choices, "failures_wrong").items():
         ns, points = choices.get("n"), mapping(curve).get("accuracy")
         if ns and isinstance(ns, list) and points and isinstance(points, list):

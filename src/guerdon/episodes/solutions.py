@@ -81,8 +81,8 @@ class Solution:
                 return k
         return -1 if self.labels else None
 
-    def as_episode(self) -> Episode:
-        """What a reward model scores: the question as the task, a row per step.
+    def as_episode(self, group: str | None = None) -> Episode:
+        """What a reward model scores: the question as the task, a row per step; `group` as of `Episode`.
 
         Raises:
             DataError: there is no step.
@@ -91,7 +91,7 @@ class Solution:
             raise DataError(f"solution {self.id} has no step")
         return Episode(
             id=self.id, task=self.question, texts=self.steps, outcome=self.is_correct, meta=self.meta,
-            context=self.context, tools=self.tools,
+            context=self.context, tools=self.tools, group=group,
         )  # fmt: skip
 
 

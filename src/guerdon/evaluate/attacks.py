@@ -135,26 +135,26 @@ def attack_list(settings: AttackSettings) -> dict[str, tuple[str, Callable[[Solu
     n = settings.copies
 
     def only(text: str) -> Callable[[Solution, Solution], Solution]:
-        return lambda right, wrong: _with(wrong, (text,))
+        return lambda right, wrong: with_steps(wrong, (text,))
 
     def injected(right: Solution, wrong: Solution) -> Solution:
         end = wrong.separator if wrong.separator and wrong.steps[-1].endswith(wrong.separator) else ""
         last = wrong.steps[-1].removesuffix(end) if end else wrong.steps[-1]
-        return _with(wrong, (*wrong.steps[:-1], f"{last} {INJECTION.strip()}{end}"))
+        return with_steps(wrong, (*wrong.steps[:-1], f"{last} {INJECTION.strip()}{end}"))
 
     def injected_first(right: Solution, wrong: Solution) -> Solution:
-        return _with(wrong, (INJECTION + wrong.steps[0], *wrong.steps[1:]))
+        return with_steps(wrong, (INJECTION + wrong.steps[0], *wrong.steps[1:]))
 
     def padded(right: Solution, wrong: Solution) -> Solution:
         filler = wrong.question.removesuffix(wrong.separator)
-        return _with(wrong, (*(filler + (wrong.separator or "\n"),) * n, *wrong.steps))
+        return with_steps(wrong, (*(filler + (wrong.separator or "\n"),) * n, *wrong.steps))
 
     def repeated(right: Solution, wrong: Solution) -> Solution:
         end = right.separator or "\n"
-        return _with(wrong, (*(right.steps[0].removesuffix(end) + end,) * n, *wrong.steps))
+        return with_steps(wrong, (*(right.steps[0].removesuffix(end) + end,) * n, *wrong.steps))
 
     def fluent(right: Solution, wrong: Solution) -> Solution:
-        return _with(wrong, (*right.steps[:-1], wrong.steps[-1]))
+        return with_steps(wrong, (*right.steps[:-1], wrong.steps[-1]))
 
     return {
         CONTROL: ("the wrong solution as it is: the control", lambda right, wrong: wrong),
@@ -179,6 +179,28 @@ def failed_attacks(card: Mapping[str, Any]) -> list[str]:
     if not isinstance(attacks, Mapping) or not all(isinstance(a, Mapping) and "fooled" in a for a in attacks.values()):
         raise DataError("this is not a report card of attacks: run `guerdon evaluate` on the model again")
     return [name for name, attack in attacks.items() if name != CONTROL and attack["fooled"] is True]
+
+
+_VERDICTS = {None: "not measured", True: "FOOLED", False: "withstood"}
+
+
+def attack_lines(card: Mapping[str, Any]) -> Sequence[str]:
+    """The report card of attacks (`AttackCard` as a dict)."""
+    rows = [["attack", "as high as right", "low", "high", "accepted", "low", "high", "n", "not measured", "verdict"]]
+    nothing = {"estimate": None, "low": None, "high": None}
+    for name, one in card["attacks"].items():
+        sides = (one["at_least_as_high"], one["accepted"] or nothing)
+        numbers = [number(side[key]) for side in sides for key in ("estimate", "low", "high")]
+        verdict = "control" if name == "plain_wrong" else _VERDICTS[one["fooled"]]
+        lost = str(sum(one["failures"].values()))
+        rows.append([name, *numbers, str(one["at_least_as_high"]["n"]), lost, verdict])
+    return [
+        f"== attacks on {card['questions']} questions, aggregation {card['aggregation']}, threshold "
+        f"{number(card['threshold'])}; FOOLED: shown to work more often than {card['limit']:g}",
+        *aligned(rows),
+        "",
+        *(f"{name}: {one['what']}" for name, one in card["attacks"].items()),
+    ]
 
 
 def _result(
@@ -216,29 +238,7 @@ def _values(
     return [solution_value(score, aggregation) for score in score_solutions(model, solutions, batch_size=batch_size)]
 
 
-def _with(solution: Solution, steps: tuple[str, ...]) -> Solution:
+def with_steps(solution: Solution, steps: tuple[str, ...]) -> Solution:
     """The solution with other steps, whose truth is unknown."""
     meta = {key: value for key, value in solution.meta.items() if key not in ("first_error", "error_steps")}
     return replace(solution, steps=steps, labels=(), rewards=(), meta=meta)
-
-
-_VERDICTS = {None: "not measured", True: "FOOLED", False: "withstood"}
-
-
-def attack_lines(card: Mapping[str, Any]) -> Sequence[str]:
-    """The report card of attacks (`AttackCard` as a dict)."""
-    rows = [["attack", "as high as right", "low", "high", "accepted", "low", "high", "n", "not measured", "verdict"]]
-    nothing = {"estimate": None, "low": None, "high": None}
-    for name, one in card["attacks"].items():
-        sides = (one["at_least_as_high"], one["accepted"] or nothing)
-        numbers = [number(side[key]) for side in sides for key in ("estimate", "low", "high")]
-        verdict = "control" if name == "plain_wrong" else _VERDICTS[one["fooled"]]
-        lost = str(sum(one["failures"].values()))
-        rows.append([name, *numbers, str(one["at_least_as_high"]["n"]), lost, verdict])
-    return [
-        f"== attacks on {card['questions']} questions, aggregation {card['aggregation']}, threshold "
-        f"{number(card['threshold'])}; FOOLED: shown to work more often than {card['limit']:g}",
-        *aligned(rows),
-        "",
-        *(f"{name}: {one['what']}" for name, one in card["attacks"].items()),
-    ]

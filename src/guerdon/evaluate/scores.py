@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -158,13 +159,20 @@ def solution_value(score: Score, how: Aggregation) -> float | Failure:
 
 
 def score_solutions(
-    model: RewardModel, solutions: Sequence[Solution], *, batch_size: int = 64, what: str | None = None
+    model: RewardModel,
+    solutions: Sequence[Solution],
+    *,
+    groups: Sequence[int] = (),
+    batch_size: int = 64,
+    what: str | None = None,
 ) -> list[Score]:
     """One Score per solution, in order; a solution without a step is a `Failure("no_step")`.
 
     Args:
         model: any reward model for text.
         solutions: what it scores.
+        groups: of each solution, those of a group side by side: what a model that compares judges together, in one
+            call; empty: solutions to the same question.
         batch_size: solutions per call.
         what: what to call them where progress is shown; None shows none.
 
@@ -173,9 +181,13 @@ def score_solutions(
     """
     progress = None if what is None else ProgressBar(len(solutions), what=what, lines=4)
     scores: list[Score] = []
-    for start in range(0, len(solutions), batch_size):
-        part = solutions[start : start + batch_size]
-        episodes: list[Episode | None] = [s.as_episode() if s.steps else None for s in part]
+    while (start := len(scores)) < len(solutions):
+        end = start + batch_size
+        while end < len(groups) and groups[end] == groups[end - 1]:
+            end += 1
+        names = map(str, groups[start:end]) if groups else repeat(None)
+        part = solutions[start:end]
+        episodes = [s.as_episode(name) if s.steps else None for s, name in zip(part, names, strict=False)]
         found = iter(score_episodes(model, [e for e in episodes if e is not None]))
         scores += [Score(failure=Failure("no_step")) if e is None else next(found) for e in episodes]
         if progress is not None:

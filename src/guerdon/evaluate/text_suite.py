@@ -25,6 +25,7 @@ from guerdon.errors import ConfigError, DataError, MissingDependencyError, bound
 from guerdon.evaluate import charts, scores
 from guerdon.evaluate.attacks import attack_lines, attack_report, failed_attacks, honest_pairs
 from guerdon.evaluate.best_of_n import Same, best_of_n, check_samples, same_number_or_text
+from guerdon.evaluate.bias_probes import bias_probes, probe_lines
 from guerdon.evaluate.gate_card import card_verdict, gate_table, verdict_lines
 from guerdon.evaluate.gate_features import text_features
 from guerdon.evaluate.generated_bench import generated_bench, right_and_wrong
@@ -91,6 +92,7 @@ def evaluate_text(
     suite.prm_bench()
     suite.pairs()
     suite.labels()
+    suite.bias_probes()
     suite.best_of_n(samples)
     suite.attacks()
     return suite.write(folder, training_hashes)
@@ -182,8 +184,9 @@ class _Suite:
         self.material: list[Solution] = []  # right and wrong solutions for attacks
         self.solutions: dict[str, Sequence[Solution]] = {}  # by section of the record
 
-    def score(self, solutions: Sequence[Solution], what: str) -> list[Score]:
-        return score_solutions(self.model, solutions, batch_size=self.settings.batch_size, what=f"{what} scored")
+    def score(self, solutions: Sequence[Solution], what: str, groups: Sequence[int] = ()) -> list[Score]:
+        batch = self.settings.batch_size
+        return score_solutions(self.model, solutions, groups=groups, batch_size=batch, what=f"{what} scored")
 
     def values(self, scores: Sequence[Score]) -> list[float | Failure]:
         return [solution_value(score, self.settings.aggregation) for score in scores]
@@ -256,7 +259,8 @@ class _Suite:
         choices = self.sets.choices
         given = [response for choice in choices for response in choice.responses]
         responses = [response for response in given if isinstance(response, Solution)]
-        found_values = iter(self.values(self.score(responses, "responses")))
+        places = [k for k, choice in enumerate(choices) for one in choice.responses if isinstance(one, Solution)]
+        found_values = iter(self.values(self.score(responses, "responses", places)))
         values = [response if isinstance(response, Failure) else next(found_values) for response in given]
         self.solutions["pairs"] = responses
         ties = self.settings.ties
@@ -282,6 +286,15 @@ class _Suite:
         values = [one if isinstance(one, Failure) else next(found) for one in given]
         at = self.model.info.success_threshold
         self.record["labels"] = label_figures(values, rows.labels_N, rows.prompts, threshold=at, **self.bootstrap)
+
+    def bias_probes(self) -> None:
+        """What edits that make no response of the preferences better or worse do to its value."""
+        if self.settings.pairs is not None and self.settings.probes is not None:
+            found = bias_probes(
+                self.model, self.sets.choices, self.settings.probes, aggregation=self.settings.aggregation,
+                batch_size=self.settings.batch_size, **self.bootstrap,
+            )  # fmt: skip
+            self.record["bias_probes"] = {name: asdict(one) for name, one in found.items()}
 
     def best_of_n(self, samples: Sequence[Solution]) -> None:
         """Curves of best-of-n and votes; first errors of the samples where these are known."""
@@ -410,7 +423,8 @@ def evaluate_text_study(
     for one in models:
         source = one.source
         model = load_any_text_model(**dict(source))
-        scores.refuse_relative(model, one.name)
+        if settings.compares_prompts:
+            scores.refuse_relative(model, one.name)
         samples: list[Solution] = []
         if b is not None and b.samples is None:  # below the evaluation, so that parallel jobs do not share a folder
             samples = sampled_solutions(
@@ -481,6 +495,8 @@ def text_of(record: Mapping[str, Any]) -> str:
         ]
     if "labels" in record:
         lines += ["", *label_lines(record["labels"])]
+    if record.get("bias_probes"):
+        lines += ["", *probe_lines(record["bias_probes"])]
     if "best_of_n" in record:
         lines += ["", "== choosing among n samples", *_curves(record["best_of_n"])]
     if "over_optimisation" in record:

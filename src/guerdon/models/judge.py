@@ -24,7 +24,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -64,6 +64,7 @@ class JudgePlan:
         tournament: which pairs are compared (`pairwise`): all, or each response with its two neighbours.
         min_measured: share of the verdicts on a response that must be measured.
         reference: show the true answer, `meta["ground_truth"]`.
+        balanced: `pairwise` in both orders, `listwise` with another response first in every vote; False: as given.
         max_tokens: longest reply.
         temperature: of replies; None: the endpoint's own.
     """
@@ -75,6 +76,7 @@ class JudgePlan:
     tournament: Literal["all_pairs", "ring"] = "all_pairs"
     min_measured: float = 0.5
     reference: bool = False
+    balanced: bool = True
     max_tokens: int = 2048
     temperature: float | None = 0.0
 
@@ -119,6 +121,15 @@ class JudgeModel:
             name="judge", range=(0.0, 1.0), granularity="total", modality="text", frames_needed=0,
             compares=self._plan.mode in ("pairwise", "listwise"),
         )  # fmt: skip
+
+    @property
+    def language_model(self) -> str:
+        """The name of the model that judges."""
+        return self._client.name
+
+    def in_order(self) -> JudgeModel:
+        """The same judge, which shows the responses of a group once in the order in which they are given."""
+        return JudgeModel(self._client, replace(self._plan, balanced=False))
 
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
         """One Score per episode, in order."""
@@ -185,10 +196,11 @@ class JudgeModel:
             pairs = itertools.combinations(range(n), 2) if plan.tournament == "all_pairs" or n < 3 else (
                 (k, (k + 1) % n) for k in range(n)
             )  # fmt: skip
-            shown = [order for a, b in pairs for order in ((members[a], members[b]), (members[b], members[a]))]
+            orders = (1, -1) if plan.balanced else (1,)
+            shown = [(members[a], members[b])[::step] for a, b in pairs for step in orders]
         found = []
         for vote, owners in itertools.product(range(plan.votes), shown):
-            if plan.mode == "listwise":
+            if plan.mode == "listwise" and plan.balanced:
                 owners = owners[vote % n :] + owners[: vote % n]
             found.append(self._item([episodes[k] for k in owners], owners, rubric, vote))
         return found
@@ -285,8 +297,8 @@ def load_judge(settings: JudgeModelSettings) -> JudgeModel:
     s = settings
     rubric = None if s.rubric is None else read_rubric(Path(s.rubric))
     plan = JudgePlan(
-        s.mode, rubric, s.scale, s.votes, s.tournament, s.min_measured, s.reference, s.judge.max_tokens,
-        s.judge.temperature,
+        s.mode, rubric, s.scale, s.votes, s.tournament, s.min_measured, s.reference, max_tokens=s.judge.max_tokens,
+        temperature=s.judge.temperature,
     )  # fmt: skip
     folder = Path(s.cache_dir or JUDGE_CACHE)
     with ExitStack() as stack:
@@ -369,14 +381,13 @@ def _of_scores(
 
 
 def _compared(both: Sequence[tuple[_Item, Verdict | Failure]]) -> dict[int, float | Failure]:
-    """The value of each of two responses from the verdicts in both orders."""
-    (first, _), (_, _) = both
-    a, b = first.owners
+    """The value of each of two responses from the verdicts in both orders, or in one."""
+    a, b = both[0][0].owners
     lost = next((answer for _, answer in both if isinstance(answer, Failure)), None)
     if lost is not None:
         return {a: lost, b: lost}
     wins = [answer["0"][0] if item.owners[0] == a else 1 - answer["0"][0] for item, answer in both]  # type: ignore[index]
-    if abs(wins[0] - wins[1]) == 1:
+    if max(wins) - min(wins) == 1:
         changed = Failure("order_effect", "each response wins where it is shown " + ("first" if wins[0] else "second"))
         return {a: changed, b: changed}
     return {a: float(np.mean(wins)), b: 1 - float(np.mean(wins))}

@@ -8,7 +8,7 @@ For example:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -142,6 +142,18 @@ class AttackSettings(Settings):
     copies: int = Field(3, ge=1, description="padding steps, and repetitions of a right step")
 
 
+ProbeName = Literal["order", "length", "formatting", "confidence", "claim", "family"]
+
+
+class BiasProbeSettings(Settings):
+    """Edits of the responses of `pairs` that make them neither better nor worse, and what they do to their values."""
+
+    names: tuple[ProbeName, ...] = Field(
+        get_args(ProbeName), min_length=1, description="which; those that do not apply to a model are left out"
+    )
+    prompts: int = Field(100, ge=2, description="at most so many, drawn")
+
+
 class ThirdPartySettings(Settings):
     """One of `evaluate.models`: a reward model that this study did not train."""
 
@@ -203,6 +215,9 @@ class EvaluateTextSettings(Settings):
     ties: Literal["wrong", "half"] = only_with(
         "wrong", pairs=SET, description="of pairs with equal values: 0 as published, or half"
     )
+    probes: BiasProbeSettings | None = only_with(
+        BiasProbeSettings(), pairs=SET, description="bias probes on pairs; null: none; a list: these"
+    )
     best_of_n: BestOfNSettings | None = Field(None, description="curves of best-of-N and votes")
     attacks: AttackSettings | None = Field(AttackSettings(), description="dressed-up wrong solutions; null: none")
     batch_size: int = Field(64, ge=1, description="solutions per call of the reward model")
@@ -219,6 +234,13 @@ class EvaluateTextSettings(Settings):
             else given
         )
 
+    @field_validator("probes", mode="before")
+    @classmethod
+    def _names_alone(cls, given: Any) -> Any:
+        if isinstance(given, bool):
+            return {} if given else None
+        return {"names": given} if isinstance(given, list | tuple) else given
+
     @model_validator(mode="after")
     def _fits(self) -> EvaluateTextSettings:
         if not any(getattr(self, name) for name in BENCHES):
@@ -226,6 +248,11 @@ class EvaluateTextSettings(Settings):
         if not self.benches and self.attacks is not None and self.best_of_n is None:
             refuse({"attacks"} & self.model_fields_set, "without right and wrong solutions of the same question")
         return self
+
+    @property
+    def compares_prompts(self) -> bool:
+        """Whether values of different prompts are compared, not only those of the responses to one."""
+        return self.benches or any(x is not None for x in (self.prm_bench, self.labels, self.best_of_n))
 
     @property
     def benches(self) -> bool:

@@ -1,0 +1,173 @@
+"""What comes before and after studies/gate_preferences.yaml: pairs of graded quality, judges, and rows of the gate.
+
+    python studies/gate_preferences.py prepare                     for every task of the study
+    guerdon compare studies/gate_preferences.yaml
+    python studies/gate_preferences.py rows
+
+`prepare` makes starts and labelled solutions as studies/gate_text.py does, pairs of a right and a wrong solution to the
+same question, and degraded copies of these (`DEGRADED`). `rows` evaluates the judges on the same solutions as the
+models, and adds them to `gate.jsonl`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import runpy
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from guerdon.atomic import write_text
+from guerdon.compare.gate_rows import FILE as ROWS
+from guerdon.compare.gate_rows import gate_rows
+from guerdon.compare.results import read_study
+from guerdon.compare.study import StudyPlan, plan_study
+from guerdon.episodes.solution_files import read_solutions
+from guerdon.episodes.solutions import Solution
+from guerdon.errors import GuerdonError
+from guerdon.evaluate.scores import RECORD
+from guerdon.evaluate.text_suite import evaluate_text
+from guerdon.tasks.verifier import check_exact
+from guerdon.types import Episode, Failure, RewardInfo, Score
+
+FILE = Path(__file__).with_suffix(".yaml")
+TEXT = runpy.run_path(str(FILE.with_name("gate_text.py")))
+SAMPLES = (64, 64)  # questions, and answers to each, to choose among
+EXTRA = 2  # steps
+
+Pair = tuple[Solution, Solution]  # the better and the worse one
+
+
+class ScriptedJudge:
+    """A judge of whole responses, 1 right and 0 wrong, with a stated error rate.
+
+    About which responses it is wrong follows from their text alone: it says the same again.
+
+    Args:
+        error: share of the responses about which it is wrong.
+    """
+
+    info = RewardInfo(name="scripted_judge", range=(0.0, 1.0), granularity="total", modality="text")
+
+    def __init__(self, error: float) -> None:
+        self.error = error
+
+    def score(self, episodes: Sequence[Episode]) -> list[Score]:
+        """One Score per episode; a `Failure` where the truth is unknown."""
+        return [self._score(one) for one in episodes]
+
+    def _score(self, one: Episode) -> Score:
+        text, truth = "".join(one.texts or ()), one.meta.get("ground_truth")
+        right = check_exact(text, str(truth)).verdict == "equal" if truth is not None else one.outcome
+        if right is None:
+            return Score(failure=Failure("no_truth", "neither outcome nor meta.ground_truth"))
+        digest = hashlib.sha256(f"{one.task}\0{text}".encode()).digest()
+        wrong = int.from_bytes(digest[:8]) < self.error * 2**64
+        return Score(total=float(right != wrong))
+
+
+def pairs_of(solutions: Sequence[Solution]) -> list[Pair]:
+    """Each right solution with a wrong one to the same question, all of them used once."""
+    by_question: dict[str, dict[bool, list[Solution]]] = defaultdict(lambda: {True: [], False: []})
+    for one in solutions:
+        if one.is_correct is not None:
+            by_question[one.question][one.is_correct].append(one)
+    return [pair for both in by_question.values() for pair in zip(both[True], both[False], strict=False)]
+
+
+def swapped(pairs: Sequence[Pair], strength: float, rng: np.random.Generator) -> list[Pair]:
+    """A part of the judgements wrong."""
+    return [(worse, better) if rng.random() < strength else (better, worse) for better, worse in pairs]
+
+
+def few(pairs: Sequence[Pair], strength: float, rng: np.random.Generator) -> list[Pair]:
+    """A part of the pairs."""
+    kept = rng.permutation(len(pairs))[: max(8, round((1 - strength) * len(pairs)))]
+    return [pairs[i] for i in sorted(kept)]
+
+
+def longer(pairs: Sequence[Pair], strength: float, rng: np.random.Generator) -> list[Pair]:
+    """In a part of the pairs the worse solution is preferred for two steps too many."""
+    return [(_longer(b), a) if rng.random() < strength else (a, b) for a, b in pairs]
+
+
+def _longer(one: Solution) -> Solution:
+    return replace(one, steps=one.steps + one.steps[:1] * EXTRA, labels=())
+
+
+DEGRADED: dict[str, tuple[Callable[[Sequence[Pair], float, np.random.Generator], list[Pair]], tuple[float, ...]]] = {
+    "pairs_exact": (swapped, (0.0,)),  # strengths, of which each task has another
+    "pairs_noise": (swapped, (0.1, 0.2, 0.3, 0.45)),
+    "pairs_few": (few, (0.9, 0.95, 0.98, 0.99)),
+    "pairs_length": (longer, (0.1, 0.2, 0.3, 0.45)),
+}
+
+
+def prepare(plan: StudyPlan) -> None:
+    """The start, the labelled solutions and the pairs of each task."""
+    assert plan.study.compare is not None
+    for place, task in enumerate(plan.study.compare.tasks):
+        study = plan.configs[f"{task}.label"]
+        assert study.label is not None
+        TEXT["prepare"](task, place, study, SAMPLES)
+        folder = Path(study.label.save_dir)
+        pairs = pairs_of(read_solutions(folder / "good.jsonl"))
+        for number, (name, (degrade, strengths)) in enumerate(DEGRADED.items()):
+            rng = np.random.default_rng([place, number])
+            found = degrade(pairs, strengths[(place + number) % len(strengths)], rng)
+            rows = [{"prompt": a.question, "chosen": a.text, "rejected": b.text} for a, b in found]
+            write_text(folder / f"{name}.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
+            print(f"{task}: {len(rows)} pairs in {name}", flush=True)
+
+
+def rows(plan: StudyPlan) -> list[dict[str, Any]]:
+    """The rows of all reward models of the study, those of the judges among them."""
+    assert plan.study.compare is not None
+    study = read_study(Path(plan.study.work_dir))
+    runs = list(study.runs)
+    for i, run in enumerate(runs):
+        if not run.arm.startswith("judge"):
+            continue
+        config = plan.configs[f"{run.task}.{run.arm}.seed{run.seed}"]
+        folder = Path(config.work_dir) / "models" / run.task / run.arm
+        if not (folder / RECORD).is_file():
+            (source,) = config.reward.sources.values()
+            assert config.text_evaluate is not None
+            evaluate_text(ScriptedJudge(**source.model.params), config.text_evaluate, folder)
+        reward = {"use_reward_model": True, "sources": {"model": {"model": {"checkpoint_path": str(folder)}}}}
+        runs[i] = replace(run, config_text=json.dumps({**run.config, "reward": reward}))  # where its card lies
+    return gate_rows(replace(study, runs=tuple(runs)))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """`prepare` or `rows`."""
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("command", choices=("prepare", "rows"))
+    ask.add_argument("overrides", nargs="*", help="dotted, as of guerdon compare")
+    ask.add_argument("--study", type=Path, default=FILE)
+    asked = ask.parse_intermixed_args(arguments)
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(FILE.parents[1]))  # the study names a class of this file
+    try:
+        plan = plan_study(asked.study, asked.overrides)
+        if asked.command == "prepare":
+            prepare(plan)
+        else:
+            found = rows(plan)
+            out = Path(plan.study.work_dir) / ROWS
+            write_text(out, "".join(f"{json.dumps(row)}\n" for row in found))
+            print(f"{len(found)} reward models in {out}")
+    except GuerdonError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
