@@ -41,8 +41,7 @@ def kind_of(data: str) -> Kind:
     if row is None or isinstance(row, DataError):
         raise row or DataError(f"{data}: there is no row in it")
     columns = row if isinstance(row, Mapping) else {}
-    inner = columns.get("metadata")
-    if {SCORE, LABEL} & {*columns, *(inner if isinstance(inner, Mapping) else ())}:
+    if {SCORE, LABEL} & columns.keys():
         return "labels"
     listed = columns.get("completions")
     steps = isinstance(listed, list | tuple) and all(isinstance(one, str) for one in listed) and "labels" in columns

@@ -82,9 +82,7 @@ def read_labelled(source: str) -> LabelledRows:
         for where, row in found:
             if isinstance(row, DataError):
                 raise row
-            inner = RowFields(row, where).row.get("metadata")  # of CJE's older files
-            row = {**inner, **row} if isinstance(inner, Mapping) else row
-            value = _label(row, where)
+            value = _label(RowFields(row, where).row, where)
             rows.append((where, row))
             labels.append(np.nan if value is None else value)
             prompt = next((row[key] for key in ("prompt_id", "prompt", "question") if row.get(key) is not None), where)

@@ -117,7 +117,7 @@ def _figure(pairs: Pairs, statistic: Any, keep_P: np.ndarray, reps: int, seed: i
     found = bootstrap_weighted(
         lambda w_R_K: statistic(w_R_K * own), prompts, reps=reps, seed=seed, n_undefined=pairs.failed
     )
-    return replace(found if base == np.log(2) else widen_at_edge(found, len(set(prompts))), baseline=base)
+    return replace(widen_at_edge(found, len(set(prompts))), baseline=base)
 
 
 def calibration(pairs: Pairs, *, reps: int, seed: int) -> tuple[dict[str, Interval], list[ReliabilityBin]]:
@@ -146,8 +146,7 @@ def by_length(pairs: Pairs, *, ties: Literal["wrong", "half"], reps: int, seed: 
 
     `length_controlled` is sigma(a) of the regression P(right order) = sigma(a + b tanh(z)), z the difference of lengths
     over its standard deviation: the accuracy that it predicts at z = 0, as AlpacaEval controls the length of
-    win rates (Dubois et al. 2024, 2404.04475). A model that prefers the longer response gets 0.5 where the right one is
-    longer as often as not.
+    win rates (Dubois et al. 2024, 2404.04475).
 
     Args:
         pairs: measured pairs.
