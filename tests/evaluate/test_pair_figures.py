@@ -14,14 +14,14 @@ from sklearn.linear_model import LogisticRegression
 
 from guerdon.errors import DataError
 from guerdon.evaluate.intervals import wilson_interval
-from guerdon.evaluate.pair_figures import Pairs, by_length, calibration, pairs_of, read_choices
+from guerdon.evaluate.pair_figures import ResponsePairs, by_length, calibration, pairs_of, read_choices
 from guerdon.evaluate.reward_bench import choices_from_rows, reward_bench
 from guerdon.types import Failure
 
 
 def pairs(differences, lengths=None, prompts=None, weights=None):
     n = len(differences)
-    return Pairs(
+    return ResponsePairs(
         np.array(differences, float), np.zeros(n) if lengths is None else np.array(lengths, float),
         np.ones(n) if weights is None else np.array(weights, float),
         [f"p{k}" for k in range(n)] if prompts is None else prompts, 0,
