@@ -9,6 +9,7 @@ that were not rated, given these raters.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +19,7 @@ from numpy.typing import ArrayLike
 from scipy.stats import t
 
 from guerdon.errors import DataError
-from guerdon.evaluate.intervals import LEVEL, Float64, Interval, bootstrap_weighted
+from guerdon.evaluate.intervals import LEVEL, Float64, Interval, bootstrap_weighted, widen_at_edge
 
 Level = Literal["nominal", "ordinal", "interval", "ratio"]
 
@@ -80,11 +81,12 @@ def agreement(
         return np.array([_alpha(counts_N_V, row.astype(np.int64), values, level) for row in weights_K_N])
 
     drawn = {"reps": reps, "seed": seed, "n_undefined": int((~pairable).sum())}
-    return Agreement(
-        bootstrap_weighted(percent, items, **drawn),
-        None if len(ratings) > 2 else bootstrap_weighted(lambda w: _kappa(ratings, values, w), items, **drawn),
-        bootstrap_weighted(alpha, items, **drawn),
-    )
+
+    def figure(statistic: Callable[[Float64], Float64]) -> Interval:
+        return widen_at_edge(bootstrap_weighted(statistic, items, **drawn), len(np.unique(items)))
+
+    kappa = None if len(ratings) > 2 else figure(lambda weights: _kappa(ratings, values, weights))
+    return Agreement(figure(percent), kappa, figure(alpha))
 
 
 def _alpha(counts_N_V: Float64, times_N: np.ndarray, values: Float64, level: Level) -> float:

@@ -41,8 +41,7 @@ def kind_of(data: str) -> Kind:
     if row is None or isinstance(row, DataError):
         raise row or DataError(f"{data}: there is no row in it")
     columns = row if isinstance(row, Mapping) else {}
-    inner = columns.get("metadata")
-    if {SCORE, LABEL} & {*columns, *(inner if isinstance(inner, Mapping) else ())}:
+    if {SCORE, LABEL} & columns.keys():
         return "labels"
     listed = columns.get("completions")
     steps = isinstance(listed, list | tuple) and all(isinstance(one, str) for one in listed) and "labels" in columns
@@ -90,7 +89,7 @@ def study_of(model: str, data: str | None, overrides: Sequence[str], labels: str
     return load(Study, None, [*words, *overrides])
 
 
-class Evaluated(NamedTuple):
+class EvaluatedCard(NamedTuple):
     """The evaluation of a model: its card as text, its verdict, and the files, that of the record first."""
 
     name: str
@@ -99,7 +98,7 @@ class Evaluated(NamedTuple):
     files: tuple[Path, ...]
 
 
-def evaluated(config: Study, only: Sequence[str], model: str | None, output: Path | None) -> Iterator[Evaluated]:
+def evaluated(config: Study, only: Sequence[str], model: str | None, output: Path | None) -> Iterator[EvaluatedCard]:
     """Evaluate the models of a study, or the one at a path, whose files are kept where a folder is named.
 
     Args:
@@ -120,7 +119,7 @@ def evaluated(config: Study, only: Sequence[str], model: str | None, output: Pat
             for name, (record, where) in text_suite.evaluate_text_study(config, only=only, folder=folder).items():
                 names = (RECORD, "evaluation.txt", *record["pictures"].values()) if kept else ()
                 files = tuple(where / file for file in names)
-                yield Evaluated(model or name, text_suite.text_of(record), record["verdict"], files)
+                yield EvaluatedCard(model or name, text_suite.text_of(record), record["verdict"], files)
             return
         if model is None or folder is None:
             found = image_suite.evaluate_study(config, only=only)
@@ -129,7 +128,7 @@ def evaluated(config: Study, only: Sequence[str], model: str | None, output: Pat
             found = {model: (one, image_suite.write_evaluation(one, folder))}
         for name, (evaluation, paths) in found.items():
             files = (paths["json"], *(path for key, path in paths.items() if key != "json")) if kept else ()
-            yield Evaluated(name, image_suite.evaluation_text(evaluation), evaluation.verdict.to_dict(), files)
+            yield EvaluatedCard(name, image_suite.evaluation_text(evaluation), evaluation.verdict.to_dict(), files)
 
 
 def robot_model(model: str) -> RewardModel:

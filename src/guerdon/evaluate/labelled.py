@@ -36,7 +36,7 @@ _WORDS = {"true": 1.0, "false": 0.0}  # of files of columns, whose cells are tex
 
 
 @dataclass(frozen=True, eq=False)
-class LabelledRows:
+class LabelledResponses:
     """Rows of which people labelled a part.
 
     Attributes:
@@ -69,7 +69,7 @@ class LabelledRows:
         return [responses_to_score(row, where, str(k))[0] for k, (where, row) in enumerate(self.rows)]
 
 
-def read_labelled(source: str) -> LabelledRows:
+def read_labelled(source: str) -> LabelledResponses:
     """The rows of a file, a folder or a hub data set.
 
     Raises:
@@ -82,16 +82,14 @@ def read_labelled(source: str) -> LabelledRows:
         for where, row in found:
             if isinstance(row, DataError):
                 raise row
-            inner = RowFields(row, where).row.get("metadata")  # of CJE's older files
-            row = {**inner, **row} if isinstance(inner, Mapping) else row
-            value = _label(row, where)
+            value = _label(RowFields(row, where).row, where)
             rows.append((where, row))
             labels.append(np.nan if value is None else value)
             prompt = next((row[key] for key in ("prompt_id", "prompt", "question") if row.get(key) is not None), where)
             prompts.append(str(prompt))
     if np.isnan(labels).all():
         raise DataError(f"{source}: no row has a label of a person ({LABEL})")
-    return LabelledRows(rows, np.array(labels), prompts)
+    return LabelledResponses(rows, np.array(labels), prompts)
 
 
 def _label(row: Mapping[str, Any], where: str) -> float | None:

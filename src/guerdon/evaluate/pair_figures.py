@@ -1,4 +1,4 @@
-"""Pairs of responses in an evaluation: reading them, calibration, accuracy without length, and the lines of a card.
+"""ResponsePairs of responses in an evaluation: reading them, calibration, accuracy without length, and the lines of a card.
 
 A pair is a right and a wrong response to a prompt, d the value of the right one minus that of the wrong one. The pairs
 of a prompt weigh 1 together; intervals resample prompts.
@@ -35,7 +35,7 @@ _STEPS = 40  # of Newton's method at most
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs:
+class ResponsePairs:
     """Right and wrong responses side by side; P pairs that were measured.
 
     Attributes:
@@ -67,7 +67,7 @@ def read_choices(source: str) -> tuple[list[PreferenceChoice], Counter[str], flo
     for split, rows in splits.items():
         choices += choices_from_rows(rows, source, split, left_out)
     judged = {
-        k: Comparison(one.id, responses, (0, 1))
+        k: Comparison(one.id, tuple(responses), (0, 1))
         for k, one in enumerate(choices)
         if not one.benchmark and len(responses := [x for x in one.responses if isinstance(x, Solution)]) == 2
     }  # fmt: skip
@@ -84,7 +84,7 @@ def read_choices(source: str) -> tuple[list[PreferenceChoice], Counter[str], flo
     return choices, left_out, label_noise(repeated, contradicted)
 
 
-def pairs_of(choices: Sequence[PreferenceChoice], values: Sequence[Value]) -> Pairs:
+def pairs_of(choices: Sequence[PreferenceChoice], values: Sequence[Value]) -> ResponsePairs:
     """Every right response with every wrong one.
 
     Args:
@@ -107,20 +107,22 @@ def pairs_of(choices: Sequence[PreferenceChoice], values: Sequence[Value]) -> Pa
                 rows.append((a[0] - b[0], a[1] - b[1], share))
                 prompts.append(choice.prompt)
     differences, lengths, weights = np.array(rows, dtype=np.float64).reshape(-1, 3).T
-    return Pairs(differences, lengths, weights, prompts, failed)
+    return ResponsePairs(differences, lengths, weights, prompts, failed)
 
 
-def _figure(pairs: Pairs, statistic: Any, keep_P: np.ndarray, reps: int, seed: int, base: float | None) -> Interval:
+def _figure(
+    pairs: ResponsePairs, statistic: Any, keep_P: np.ndarray, reps: int, seed: int, base: float | None
+) -> Interval:
     """A statistic of (R, K) weights of the pairs that are kept."""
     own = pairs.weights_P[keep_P]
     prompts = [one for one, kept in zip(pairs.prompts, keep_P, strict=True) if kept]
     found = bootstrap_weighted(
         lambda w_R_K: statistic(w_R_K * own), prompts, reps=reps, seed=seed, n_undefined=pairs.failed
     )
-    return replace(found if base == np.log(2) else widen_at_edge(found, len(set(prompts))), baseline=base)
+    return replace(widen_at_edge(found, len(set(prompts))), baseline=base)
 
 
-def calibration(pairs: Pairs, *, reps: int, seed: int) -> tuple[dict[str, Interval], list[ReliabilityBin]]:
+def calibration(pairs: ResponsePairs, *, reps: int, seed: int) -> tuple[dict[str, Interval], list[ReliabilityBin]]:
     """How well sigma(d) says how often people prefer the response with the higher value.
 
     `log_loss` is the mean of -log sigma(d), `brier` that of (1 - sigma(d))^2, `ece` the mean over bins of the gap
@@ -141,13 +143,12 @@ def calibration(pairs: Pairs, *, reps: int, seed: int) -> tuple[dict[str, Interv
     return found, reliability_bins(d[d != 0] > 0, chance[d != 0])
 
 
-def by_length(pairs: Pairs, *, ties: Literal["wrong", "half"], reps: int, seed: int) -> dict[str, Interval]:
+def by_length(pairs: ResponsePairs, *, ties: Literal["wrong", "half"], reps: int, seed: int) -> dict[str, Interval]:
     """Accuracy where the right response is longer, where it is shorter, and at equal length.
 
     `length_controlled` is sigma(a) of the regression P(right order) = sigma(a + b tanh(z)), z the difference of lengths
     over its standard deviation: the accuracy that it predicts at z = 0, as AlpacaEval controls the length of
-    win rates (Dubois et al. 2024, 2404.04475). A model that prefers the longer response gets 0.5 where the right one is
-    longer as often as not.
+    win rates (Dubois et al. 2024, 2404.04475).
 
     Args:
         pairs: measured pairs.

@@ -30,7 +30,7 @@ from guerdon.evaluate.gate_card import card_verdict, gate_table, verdict_lines
 from guerdon.evaluate.gate_features import text_features
 from guerdon.evaluate.generated_bench import generated_bench, right_and_wrong
 from guerdon.evaluate.intervals import BootstrapOptions
-from guerdon.evaluate.labelled import LabelledRows, label_figures, label_lines, read_labelled
+from guerdon.evaluate.labelled import LabelledResponses, label_figures, label_lines, read_labelled
 from guerdon.evaluate.metrics import Table, aligned, classification_metrics, figure_table, number
 from guerdon.evaluate.over_optimisation import best_of_n_record, gold_lines
 from guerdon.evaluate.pair_figures import by_length, calibration, pairs_of, preference_lines, read_choices
@@ -110,7 +110,7 @@ class Sets:
     choices: Sequence[PreferenceChoice]
     left_out: Mapping[str, int]
     label_noise: float | None
-    labelled: LabelledRows | None
+    labelled: LabelledResponses | None
     samples: Sequence[Solution]
 
 

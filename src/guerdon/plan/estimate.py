@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.durations import duration
+from guerdon.packaged import PREFIX
 from guerdon.plan.gpu import estimate_text_run, estimate_text_train, estimate_vla, started, vla_bytes
 from guerdon.plan.text_size import Size, size_of_start
 from guerdon.settings.data import ChainSettings, DataSettings, FilesDataSettings, run_prompts
@@ -26,7 +27,7 @@ from guerdon.settings.label import CONTINUED, JUDGED, LabelSettings, LocalJudgeS
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import ConstantModelSettings, ProgressModelSettings, ResNetModelSettings
 from guerdon.settings.study import Study
-from guerdon.settings.text_policy import TextPolicySettings
+from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings, TextTrainSettings, VLMTrainSettings
 from guerdon.settings.vla_policy import VLAPolicySettings
 
@@ -189,11 +190,19 @@ def estimate_evaluate(study: Study, only: Sequence[str] = ()) -> dict[str, Any]:
         solutions = len(settings.generated.families) * settings.generated.size
         solutions += 0 if settings.attacks is None else 10 * settings.attacks.questions
     best = settings.best_of_n
-    files = [*settings.process_bench, settings.prm_bench, settings.pairs, None if best is None else best.samples]
+    files = [
+        *settings.process_bench,
+        settings.prm_bench,
+        settings.pairs,
+        settings.labels,
+        None if best is None else best.samples,
+    ]
     if study.text_default.named:
         size = size_of(study)
     elif (third := settings.models.get(names[0])) is not None:
-        size = size_of_start(TextPolicySettings(path=third.path))
+        elsewhere = Path(third.path).is_file() or (":" in third.path and not third.path.startswith(PREFIX))
+        tiny = TextPolicySettings(tiny=TinyModelSettings())  # a judge, a server or a factory: no weights are read here
+        size = size_of_start(tiny if elsewhere else TextPolicySettings(path=third.path))
     else:
         size = size_of_start(study.text_models[names[0]].start(study.text_default))
     seconds = START + solutions * text_seconds(size, study.data) / 3  # read once, nothing learnt
