@@ -31,6 +31,7 @@ from guerdon.evaluate.generated_bench import generated_bench, right_and_wrong
 from guerdon.evaluate.intervals import BootstrapOptions
 from guerdon.evaluate.metrics import Table, aligned, classification_metrics, figure_table, number
 from guerdon.evaluate.reward_bench import PreferenceChoice, choices_from_rows, preference_figures
+from guerdon.evaluate.score_file import load_any_text_model
 from guerdon.evaluate.scores import RECORD, failure_counts, info_record, score_solutions, solution_value, write_record
 from guerdon.evaluate.search import sampled_requests, sampled_solutions
 from guerdon.evaluate.step_benchmarks import (
@@ -41,7 +42,7 @@ from guerdon.evaluate.step_benchmarks import (
     step_table,
     true_first_error,
 )
-from guerdon.models.text_load import FINAL, find_text_model, load_text_model
+from guerdon.models.text_load import FINAL, find_text_model
 from guerdon.policies.text_files import outline
 from guerdon.progress import doing, log_line
 from guerdon.settings.data import DataSettings
@@ -384,7 +385,7 @@ def evaluate_text_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, 
             one.folder.mkdir(parents=True, exist_ok=True)
     for one in models:
         source = one.source
-        model = load_text_model(**dict(source))
+        model = load_any_text_model(**dict(source))
         scores.refuse_relative(model, one.name)
         samples: list[Solution] = []
         if b is not None and b.samples is None:  # below the evaluation, so that parallel jobs do not share a folder

@@ -8,11 +8,13 @@ Only the module of that model is imported.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guerdon.config import validate
-from guerdon.errors import ConfigError
+from guerdon.errors import CheckpointError, ConfigError, boundary
+from guerdon.models.rubric import ENDINGS
 from guerdon.progress import doing
 from guerdon.settings.reward_models import (
     MODEL_FORMS,
@@ -26,6 +28,7 @@ from guerdon.types import RewardModel
 if TYPE_CHECKING:
     import torch
 
+TEXT, JUDGE, IMAGE_KINDS = "text", "judge", ("resnet", "progress")
 _OF_RUNS = {"update", "update_params", "labeler", "replay_path"}  # keys that are not arguments of a model
 
 
@@ -98,3 +101,46 @@ def _built(settings: RewardModelSettings, *, modality: str | None) -> RewardMode
         return model
     built: RewardModel = REWARD_MODELS.factory(name)(**settings.arguments())
     return built
+
+
+def refuse_missing(path: str) -> None:
+    """Refuse a path that can only be a local folder and does not exist; anything else may be a hub id.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    place = Path(path)
+    parts = len(place.parts)
+    meant = place.is_absolute() or path.startswith(".") or parts > 2 or (parts == 2 and place.parent.is_dir())
+    meant = meant or is_rubric(path)
+    if meant and "://" not in path and not place.exists():  # a hub id has at most two parts; an address is not a folder
+        raise ConfigError(f"model_path {path}: there is no such folder; train it first, or check the path")
+
+
+def kind_at(path: str) -> str:
+    """The type of the model at a path: an image model of `guerdon train`, a vision-language model, a judge, or text.
+
+    Raises:
+        ConfigError: there is no such folder.
+        CheckpointError: its configuration cannot be read.
+    """
+    from guerdon.models.image import CONFIG, find_checkpoint
+    from guerdon.models.vlm import is_checkpoint
+
+    refuse_missing(path)
+    if is_rubric(path):
+        return JUDGE
+    if is_checkpoint(path):
+        return "qwen_vl"
+    try:
+        folder = find_checkpoint(path)
+    except CheckpointError:
+        return TEXT
+    with boundary(CheckpointError, f"{folder / CONFIG} cannot be read"):
+        kind = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("type")
+    return kind if kind in IMAGE_KINDS else TEXT
+
+
+def is_rubric(path: str | None) -> bool:
+    """Whether a path is that of a rubric file."""
+    return path is not None and path.lower().endswith(ENDINGS) and not Path(path).is_dir()

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import json
 import logging
 import os
 import threading
@@ -32,11 +31,20 @@ from typing import Any
 import numpy as np
 
 from guerdon.config import validate
-from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
+from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.models.adapters import ADAPTERS
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
-from guerdon.models.load import load_reward_model, options_of
-from guerdon.models.rubric import ENDINGS, read_rubric
+from guerdon.models.load import (
+    IMAGE_KINDS,
+    JUDGE,
+    TEXT,
+    is_rubric,
+    kind_at,
+    load_reward_model,
+    options_of,
+    refuse_missing,
+)
+from guerdon.models.rubric import read_rubric
 from guerdon.registry import Registry
 from guerdon.serve.client_wire import failed, video_file
 from guerdon.serve.media import MediaRoot
@@ -46,7 +54,7 @@ from guerdon.settings.serve import ServedModelSettings, ServeSettings
 from guerdon.settings.vlm import VLM_NAMES
 from guerdon.types import Episode, Failure, RewardInfo, RewardModel, Score
 
-QWEN, PRIMO, TEXT, JUDGE = "qwen2_5_vl_vllm", "PRIMO-R1", "text", "judge"
+QWEN, PRIMO = "qwen2_5_vl_vllm", "PRIMO-R1"
 ALIASES = {"primo_r1_vllm": PRIMO}
 WRITING: dict[str, dict[str, Any]] = {
     QWEN: {"temperature": 0.0, "max_tokens": 64},  # top_p has no effect at temperature 0
@@ -58,7 +66,6 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 WRITING_KNOBS, ENGINE_KNOBS = ("temperature", "top_p", "max_tokens"), tuple(ENGINES[QWEN])
 QWEN_PATH = "Qwen/Qwen2.5-VL-7B-Instruct"
-IMAGE_KINDS = ("resnet", "progress")
 FROM_FOLDER = (TEXT, *IMAGE_KINDS)  # that `guerdon train` writes
 # options of `load_online_image_model`, whose module imports torch, so that a wrong one is refused before that
 LEARNING = ("data_path", "device", "bf16", "steps", "frames_per_episode", "learning_rate", "weight_decay", "batch_size",
@@ -184,7 +191,7 @@ def build_model(name: str, settings: ServedModelSettings) -> RewardModel:
     if settings.custom_backend is not None:
         return load_custom(name, settings)
     with _IMPORTING:
-        kind = backend_name(settings.backend) or _kind_at(settings.model_path or "")
+        kind = backend_name(settings.backend) or kind_at(settings.model_path or "")
         options = loader_options(name, kind, settings)
         function: Callable[..., RewardModel] = partial(load_reward_model, kind)
         with boundary(ConfigError, f"models.{name} cannot be loaded"):
@@ -220,7 +227,7 @@ def loader_options(name: str, kind: str | None, settings: ServedModelSettings) -
     Raises:
         ConfigError: an unknown option, which the message names with the nearest known one; or a wrong value.
     """
-    kind = JUDGE if kind is None and _is_rubric(settings.model_path) else kind
+    kind = JUDGE if kind is None and is_rubric(settings.model_path) else kind
     kinds = (*FROM_FOLDER, "qwen_vl") if kind is None else (plain_name(kind),)
     learning = set() if settings.update_dir is None else set(IMAGE_KINDS)
     own = kind is not None and REWARD_MODELS.is_own(kind)
@@ -269,43 +276,6 @@ def vlm_options(name: str, kind: str, settings: ServedModelSettings) -> dict[str
     return {**default, **writing, **asked, **({"vllm": engine} if engine else {})}
 
 
-def refuse_missing(path: str) -> None:
-    """Refuse a path that can only be a local folder and does not exist; anything else may be a hub id.
-
-    Raises:
-        ConfigError: there is no such folder.
-    """
-    place = Path(path)
-    parts = len(place.parts)
-    meant = place.is_absolute() or path.startswith(".") or parts > 2 or (parts == 2 and place.parent.is_dir())
-    meant = meant or _is_rubric(path)
-    if meant and "://" not in path and not place.exists():  # a hub id has at most two parts; an address is not a folder
-        raise ConfigError(f"model_path {path}: there is no such folder; train it first, or check the path")
-
-
-def _kind_at(path: str) -> str:
-    """The type of the model at a path: an image model of `guerdon train`, a vision-language model, a judge, or text."""
-    from guerdon.models.image import CONFIG, find_checkpoint
-    from guerdon.models.vlm import is_checkpoint
-
-    refuse_missing(path)
-    if _is_rubric(path):
-        return JUDGE
-    if is_checkpoint(path):
-        return "qwen_vl"
-    try:
-        folder = find_checkpoint(path)
-    except CheckpointError:
-        return TEXT
-    with boundary(CheckpointError, f"{folder / CONFIG} cannot be read"):
-        kind = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("type")
-    return kind if kind in IMAGE_KINDS else TEXT
-
-
-def _is_rubric(path: str | None) -> bool:
-    return path is not None and path.lower().endswith(ENDINGS) and not Path(path).is_dir()
-
-
 def refuse_early(settings: ServeSettings) -> None:
     """Refuse unknown backends, settings that would do nothing, missing folders.
 
@@ -337,7 +307,7 @@ def refuse_all(settings: ServeSettings) -> None:
             factory(model.custom_backend)
             continue
         path = model.model_path or ""
-        kind = backend_name(model.backend) or _kind_at(path)
+        kind = backend_name(model.backend) or kind_at(path)
         options = loader_options(name, kind, model)
         if kind == TEXT:
             from guerdon.models.text_load import check_text_model

@@ -16,7 +16,7 @@ from guerdon.errors import ConfigError
 from guerdon.settings.base import DEVICE, SET, Because, Device, Seed, Settings, only_with, refuse
 from guerdon.settings.data import TaskSettings
 from guerdon.settings.remote import RemoteSettings
-from guerdon.settings.train import RATING_WEIGHTS, TEXT_MODELS
+from guerdon.settings.train import TEXT_MODELS
 
 Aggregation = Literal["min", "prod", "last", "mean", "pure_min"]
 
@@ -140,11 +140,18 @@ class AttackSettings(Settings):
 class ThirdPartySettings(Settings):
     """One of `evaluate.models`: a reward model that this study did not train."""
 
-    path: str = Field(description="folder or hub id; or a reward server, http://host:port/v1/rewards?model=name")
+    path: str = Field(
+        description="folder or hub id; or a reward server, http://host:port/v1/rewards?model=name; or "
+        "package.module:factory; or the rubric file of a judge"
+    )
     adapter: str = Field("auto", description="how steps are marked and scores read; auto: by the model's files")
     micro_batch_size: int = Field(16, ge=1, description="solutions per forward pass")
     device: Device = DEVICE
-    weights: dict[str, float] | None = RATING_WEIGHTS
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="more keys of reward.model: weights of ratings; of a rubric file those of a judge; of a factory "
+        "its params",
+    )
 
 
 _BENCHES = Because(True, "without generated or process_bench")
