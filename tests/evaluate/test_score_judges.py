@@ -10,13 +10,13 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent.parent / "labels"))
 
-from judge_server import DROP, judge_server  # noqa: E402
-from typer.testing import CliRunner  # noqa: E402
+from judge_server import DROP, judge_server
+from typer.testing import CliRunner
 
-from guerdon.cli import app  # noqa: E402
-from guerdon.errors import CheckpointError, ConfigError, DataError  # noqa: E402
-from guerdon.evaluate.score_file import load_any_text_model, score_file  # noqa: E402
-from guerdon.labels.append_log import AppendLog  # noqa: E402
+from guerdon.cli import app
+from guerdon.errors import CheckpointError, ConfigError, DataError
+from guerdon.evaluate.score_file import load_any_text_model, score_file
+from guerdon.labels.append_log import AppendLog
 
 RUBRIC = '[[criteria]]\nname = "ones"\ntext = "It has a one."\n'
 ROWS = [{"prompt": f"p{k % 2}", "response": text} for k, text in enumerate(["1", "2", "11", "", "111", "22"])]
