@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -45,6 +46,7 @@ from guerdon.types import Episode, Failure, RewardInfo, Score
 
 Verdict = Mapping[str, tuple[float, str]]  # by name of a criterion, or number of a response: value and reason
 Parsed = Callable[[Mapping[str, Any]], Verdict | Failure]
+_DECIMAL = re.compile(r"\s*[-+]?[0-9]+(\.[0-9]+)?\s*")
 BYTES_PER_TOKEN = 4  # of English text, about
 REFERENCE, RUBRIC = "ground_truth", "rubric"  # what `meta` of an episode calls them
 SYSTEM = (
@@ -346,7 +348,11 @@ def _read(parse: Parsed, material: Sequence[str], reply: LLMReply) -> Verdict | 
     found = json_objects(reply.text, material)
     if isinstance(found, Failure):
         return found
-    read = [parse(one) if isinstance(one, Mapping) else Failure("bad_schema", str(one)[:80]) for one in found]
+    read = [
+        parse(one) if isinstance(one, Mapping)
+        else one if isinstance(one, Failure) else Failure("bad_schema", f"no JSON object: {str(one)[:80]!r}")
+        for one in found
+    ]  # fmt: skip
     said = {
         json.dumps({k: v for k, (v, _) in one.items()}, sort_keys=True) for one in read if not isinstance(one, Failure)
     }
@@ -357,9 +363,11 @@ def _read(parse: Parsed, material: Sequence[str], reply: LLMReply) -> Verdict | 
 
 def _of_criteria(rubric: Rubric, least: float, reply: Mapping[str, Any]) -> Verdict | Failure:
     """The verdicts on the criteria that have one, which must have this share of the weight."""
-    found = {}
+    found, given = {}, {key.strip().casefold(): value for key, value in reply.items()}
+    if len(given) < len(reply):
+        return Failure("bad_schema", f"a criterion is judged twice: {str(reply)[:80]!r}")
     for criterion in rubric.criteria:
-        one: Any = reply.get(criterion.name)
+        one: Any = given.get(criterion.name.casefold())
         known = criterion.share(str(one.get("choice"))) if isinstance(one, Mapping) else None
         if known is not None:
             found[criterion.name] = (known, reason_text(one.get("reason", "")))
@@ -386,6 +394,8 @@ def _of_scores(
     for place, name in enumerate(names):
         one: Any = reply.get(name) if name else reply
         score = one.get("score") if isinstance(one, Mapping) else None
+        if isinstance(score, str) and _DECIMAL.fullmatch(score):
+            score = float(score)
         if isinstance(score, bool) or not isinstance(score, int | float) or not scale[0] <= score <= scale[1]:
             continue
         found[str(place)] = ((score - scale[0]) / (scale[1] - scale[0]), reason_text(one.get("reason", "")))

@@ -74,7 +74,7 @@ class Rubric(BaseModel):
 
     @model_validator(mode="after")
     def _names_differ(self) -> Rubric:
-        names = [one.name for one in self.criteria]
+        names = [one.name.casefold() for one in self.criteria]
         if len(set(names)) < len(names):
             raise ValueError("the names of criteria must differ")
         return self
