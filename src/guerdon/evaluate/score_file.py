@@ -31,8 +31,9 @@ from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.evaluate.scores import score_solutions, solution_value
 from guerdon.labels.append_log import AppendLog
-from guerdon.models.judge import REFERENCE, RUBRIC, JudgeModel
+from guerdon.models.judge import JudgeModel
 from guerdon.models.load import JUDGE, TEXT, is_rubric, load_reward_model
+from guerdon.models.rubric import REFERENCE, RUBRIC
 from guerdon.plan.estimate import readable
 from guerdon.progress import ProgressBar, log_line
 from guerdon.settings.evaluate import Aggregation

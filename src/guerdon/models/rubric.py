@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from guerdon.config import read_yaml, validate
 from guerdon.errors import ConfigError, DataError, boundary
 
+REFERENCE, RUBRIC = "ground_truth", "rubric"  # what `meta` of an episode calls a true answer and a prompt's rubric
 ENDINGS = (".toml", ".yaml", ".yml", ".json")
 _TEXTS, _WEIGHTS = ("text", "criterion", "description", "title"), ("weight", "points")
 
