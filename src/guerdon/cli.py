@@ -347,12 +347,20 @@ def _attack(config: Study, *, gate: bool, dry_run: bool, only: list[str] | None)
 @app.command()
 def score(
     file: Annotated[Path, typer.Argument(help="Rows: JSONL, JSON, Parquet, CSV.", show_default=False)],
-    model: Annotated[str, typer.Option("--model", help="Folder, hub id, server URL, or package.module:factory.")],
+    model: Annotated[
+        str, typer.Option("--model", help="Folder, hub id, server URL, package.module:factory, or rubric file.")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="New file, in the format of the rows.")],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(help="Options of the model, such as judge.model=NAME max_usd=5.", show_default=False),
+    ] = None,
     only_failed: Annotated[bool, typer.Option("--only-failed", help="Score again only rows without a reward.")] = False,
     aggregation: Annotated[str, typer.Option(help="How the values of steps become one: min, prod, last, ...")] = "min",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what a judge would cost, and exit.")] = False,
 ) -> None:
     """Write the rows of a file with the rewards of a model for text beside them. Run again, it continues."""
+    from guerdon.config_tree import Tree, apply_overrides
     from guerdon.evaluate.score_file import check_files, load_any_text_model, score_file
     from guerdon.evaluate.scores import AGGREGATIONS
 
@@ -360,8 +368,10 @@ def score(
     if how is None:
         raise ConfigError(f"--aggregation {aggregation}: choose one of {', '.join(AGGREGATIONS)}")
     check_files(file, output, only_failed=only_failed)
-    judge = load_any_text_model(model)
-    _say(score_file(file, judge, output, name=model, only_failed=only_failed, aggregation=how))
+    given = apply_overrides(Tree(), options or []).data
+    judge = load_any_text_model(model, options=given)
+    _say(score_file(file, judge, output, name=model, options=given, only_failed=only_failed, aggregation=how,
+                    dry_run=dry_run))  # fmt: skip
 
 
 @app.command()

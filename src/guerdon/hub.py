@@ -40,16 +40,9 @@ def check_model(error: type[GuerdonError], what: str, name: str) -> None:
         name: a folder or a hub id.
 
     Raises:
-        GuerdonError: of the kind `error`: there is neither a folder of that name nor such a model on the hub; it holds
-            an adapter or no model; or as `check_folder`.
+        GuerdonError: of the kind `error`: as `find_model`; it holds an adapter or no model; or as `check_folder`.
     """
-
-    def there() -> bool:
-        from huggingface_hub import file_exists, try_to_load_from_cache
-
-        return isinstance(try_to_load_from_cache(name, CONFIG), str) or file_exists(name, CONFIG)
-
-    _check(error, f"{what} {name!r} cannot be read: there is no such folder", name, "model", there)
+    find_model(error, what, name)
     folder = model_folder(name)
     if folder is None:
         return
@@ -61,6 +54,26 @@ def check_model(error: type[GuerdonError], what: str, name: str) -> None:
         )
     if not (folder / CONFIG).is_file():
         raise error(f"{what} {name!r} cannot be read: the folder has no {CONFIG}; name the folder of a model")
+
+
+def find_model(error: type[GuerdonError], what: str, name: str) -> None:
+    """Make sure that a folder, the cache or the hub has something of the name of a model.
+
+    Args:
+        error: is raised where none has.
+        what: it is, for the message.
+        name: a folder or a hub id.
+
+    Raises:
+        GuerdonError: of the kind `error`: there is neither a folder of that name nor such a model on the hub.
+    """
+
+    def there() -> bool:
+        from huggingface_hub import file_exists, try_to_load_from_cache
+
+        return isinstance(try_to_load_from_cache(name, CONFIG), str) or file_exists(name, CONFIG)
+
+    _check(error, f"{what} {name!r} cannot be read: there is no such folder", name, "model", there)
 
 
 def model_folder(name: str) -> Path | None:

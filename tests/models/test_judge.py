@@ -91,6 +91,40 @@ def test_what_is_not_a_verdict_is_missing(reply, wanted):
     assert outcomes(found) == [wanted]
 
 
+@pytest.mark.parametrize(
+    ("reply", "wanted"),
+    [
+        ("```json\n" + json.dumps(verdicts("yes", "no")) + "\n```", 0.75),
+        ("~~~\n" + json.dumps(verdicts("yes", "no")) + "\n~~~", 0.75),
+        ("It is right, but long.\n" + json.dumps(verdicts("yes", "no")) + "\nThat is all.", 0.75),
+        (verdicts("Yes", "NO"), 0.75),
+        ({"Right": {"choice": "YES"}, " SHORT": {"choice": "no"}}, 0.75),
+        ({**verdicts("yes", "no"), "polite": {"reason": "", "choice": "no"}}, 0.75),  # not asked for, so not counted
+        ({**verdicts("yes", "no"), "total": 0.1, "comment": None}, 0.75),
+        ({"right": {"choice": "yes"}, "Right": {"choice": "no"}, "short": {"choice": "no"}}, "bad_schema"),
+        ('{"right": {"choice": "no"}, "right": {"choice": "yes"}, "short": {"choice": "no"}}', "not_json"),
+        ('{"right": {"choice": "no", "choice": "yes"}, "short": {"choice": "no"}}', "not_json"),
+        ({"right": {"choice": "yes, no"}, "short": {"choice": "no"}}, "criterion_missing"),
+        ({"right": {"choice": 1}, "short": {"choice": 0}}, "bad_schema"),
+        ({"right": {"choice": True}, "short": {"choice": None}}, "bad_schema"),
+        ({"right": ["yes"], "short": ["no"]}, "bad_schema"),
+        (json.dumps(verdicts("yes", "no"))[:-3], "not_json"),
+    ],
+)
+def test_the_forms_of_a_reply_about_a_rubric(reply, wanted):
+    assert outcomes(judged(lambda *_: reply, group("four"), rubric=RUBRIC)[0]) == [wanted]
+
+
+@pytest.mark.parametrize(
+    ("winner", "wanted"),
+    [("A", "order_effect"), ("a", "order_effect"), ("TIE", 0.5), (" tie ", 0.5), ("both", "bad_schema"),
+     ("A, B", "bad_schema"), (None, "bad_schema"), (1, "bad_schema"), ("", "bad_schema")],
+)  # fmt: skip
+def test_the_forms_of_a_winner(winner, wanted):
+    found, _ = judged(lambda *_: {"reason": "", "winner": winner}, group("x", "y"), mode="pairwise")
+    assert outcomes(found) == [wanted] * 2
+
+
 def test_every_criterion_can_be_required():
     found, _ = judged(
         lambda *_: {"right": {"reason": "", "choice": "yes"}}, group("4"), rubric=RUBRIC, min_measured=1.0
@@ -114,7 +148,14 @@ def test_rubrics_of_single_prompts_and_true_answers():
     ("reply", "wanted"),
     [({"reason": "", "score": 7}, 0.75), ({"reason": "", "score": 1}, 0.0), ({"reason": "", "score": 9}, 1.0),
      ({"reason": "", "score": 10}, "bad_score"), ({"reason": "", "score": True}, "bad_score"),
-     ({"reason": "", "score": "7"}, "bad_score"), ({"score": 5}, 0.5)],
+     ({"reason": "", "score": "7"}, 0.75), ({"score": 5}, 0.5), ({"score": "7 "}, 0.75), ({"score": "7.0"}, 0.75),
+     ({"score": "10"}, "bad_score"), ({"score": "7/10"}, "bad_score"), ({"score": "seven"}, "bad_score"),
+     ({"score": "NaN"}, "bad_score"), ({"score": "1e0"}, "bad_score"), ({"score": ""}, "bad_score"),
+     ({"score": None}, "bad_score"), ({"score": [7]}, "bad_score"), ('{"score": NaN}', "not_json"),
+     ('{"score": Infinity}', "not_json"), ('{"score": 5, "score": 9}', "not_json"), ({"score": 5, "mood": "good"}, 0.5),
+     ('```json\n{"reason": "", "score": 3}\n```', 0.25), ('My verdict follows.\n\n{"score": 3}', 0.25),
+     ('{"score": 3} or rather {"score": 5}', "several_answers"), ('{"score": 3}\n{"score": 3}', 0.25),
+     ('[{"score": 3}]', "bad_schema"), ("7", "bad_schema"), ("", "no_text")],
 )  # fmt: skip
 def test_scores_lie_within_their_scale(reply, wanted):
     found, _ = judged(lambda *_: reply, group("four"), mode="scale", scale=(1.0, 9.0))
@@ -204,6 +245,23 @@ def test_a_lost_member_of_a_list_is_a_failure():
         pytest.approx(0.6),
     ]
     assert outcomes(judged(reply, group("a", "bb", "ccc"), mode="listwise", min_measured=0.9)[0]) == ["bad_score"] * 3
+
+
+@pytest.mark.parametrize(
+    ("reply", "wanted"),
+    [
+        ('{"1": {"score": 2}, "1": {"score": 4}, "2": {"score": 3}}', ["not_json"] * 3),
+        ({"1": {"score": 2}, "2": {"score": 4}, "3": {"score": 9}}, [0.2, 0.4, 0.2]),  # there is no third
+        ({"1": {"score": "2"}, "2": {"score": 11}}, [0.2, "not_ranked", 0.2]),
+        ({"1": {"score": 2}}, [0.2, "not_ranked", 0.2]),
+        ({"a": {"score": 2}, "bb": {"score": 4}}, ["bad_score"] * 3),
+        ("```\n" + json.dumps({"1": {"score": 0}, "2": {"score": 10}}) + "\n```", [0.0, 1.0, 0.0]),
+    ],
+)
+def test_the_forms_of_a_reply_about_a_group_in_which_a_response_occurs_twice(reply, wanted):
+    found, client = judged(lambda *_: reply, group("a", "bb", "a"), mode="listwise")
+    assert outcomes(found) == wanted
+    assert [shown(one) for one in client.requests] == [["a", "bb"]]
 
 
 def test_relative_values_say_so():

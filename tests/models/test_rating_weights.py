@@ -51,7 +51,9 @@ def test_an_evaluation_with_other_weights(rm, tmp_path):
     texts = ["4", "5", "12", "=7", "1+1", "99"]
     rows = [{"prompt": f"{k}?", "chosen": texts[k], "rejected": texts[k - 1]} for k in range(6)]
     pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    models = {name: {"path": str(rm), "weights": {"help": sign}} for name, sign in (("up", 1.0), ("down", -1.0))}
+    models = {
+        name: {"path": str(rm), "options": {"weights": {"help": sign}}} for name, sign in (("up", 1.0), ("down", -1.0))
+    }
     evaluate = {"aggregation": "last", "models": models, "pairs": str(pairs), "save_dir": str(tmp_path / "out")}
     study = Study.model_validate({"policy": {"type": "text"}, "evaluate": evaluate})
     found = evaluate_text_study(study)

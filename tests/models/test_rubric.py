@@ -47,6 +47,7 @@ def test_three_kinds_of_files_say_the_same(tmp_path):
         ("criteria = []\n", "criteria"),
         ("criteria = [\n", "cannot be read"),
         (TOML.replace('polite"', 'answers"', 1), "names of criteria must differ"),
+        (TOML.replace('polite"', 'ANSWERS"', 1), "names of criteria must differ"),
     ],
 )
 def test_a_file_that_is_not_a_rubric_is_one_clear_error(tmp_path, text, said):

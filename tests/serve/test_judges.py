@@ -42,6 +42,10 @@ def responses(text):
 def says(text):
     """Of one response whether it has a one; of several, how many ones each has."""
     shown = responses(text)
+    if "- own: " in text:
+        return json.dumps(
+            {"own": {"reason": "r", "choice": "yes" if re.search(r"<reference-\w+>\nt\n", text) else "no"}}
+        )
     if len(shown) == 1:
         return json.dumps({"ones": {"reason": "seen", "choice": "yes" if "1" in shown[0] else "no"}})
     return json.dumps({str(k + 1): {"reason": "counted", "score": one.count("1")} for k, one in enumerate(shown)})
@@ -63,6 +67,7 @@ def served(tmp_path_factory):
         judge = {"api": "openai", "model": "m", "base_url": endpoint.url + "/v1", "retries": 0}
         models = {
             "rubric": {"model_path": "rubric.toml", "options": {"judge": judge, "cache_dir": "a"}},
+            "own": {"backend": "judge", "options": {"judge": judge, "reference": True, "cache_dir": "c"}},
             "ranks": {"backend": "judge", "options": {"judge": judge, "mode": "listwise", "cache_dir": "b"}},
             "rm": {"model_path": "rm", "options": {"device": "cpu"}},
         }
@@ -83,6 +88,22 @@ def test_a_rubric_is_served_and_single_items_are_fine(served):
     assert answer["results"][0]["text"] == "ones: 1: seen"
     assert [one["score"] for one in scores(served, "rubric", ("p", "1"), ("q", "2")).json()["results"]] == [1.0, 0.0]
     assert "compares" not in served.get("/v1/rewards?model=rubric").json()["info"]
+
+
+def test_the_rubric_and_the_true_answer_of_each_item(served):
+    rubric = [{"name": "own", "text": "It agrees with the true answer."}]
+    items = [{"prompt": "p", "completion": "x", "rubric": rubric, "label": "t"},
+             {"prompt": "p", "completion": "y", "rubric": json.dumps(rubric)}, {"prompt": "p", "completion": "z"},
+             {"prompt": "p", "completion": "z", "rubric": [{"weight": 1}]}]  # fmt: skip
+    answer = served.post("/v1/rewards", {"model": "own", "items": items}).json()
+    assert [one["score"] for one in answer["results"]] == [1.0, 0.0, None, None]
+    assert [one["failure"]["reason"] for one in answer["results"][2:]] == ["no_rubric"] * 2
+    wrong = {"model": "own", "items": [{"prompt": "p", "completion": "z", "rubric": 3}]}
+    assert served.post("/v1/rewards", wrong).status_code == 422
+    model = load_remote(RemoteSettings(endpoint=served.url, backend="own"))
+    sent = [episode("q", "x", meta={"rubric": rubric, "ground_truth": "t"}), episode("q", "x", meta={"rubric": rubric})]
+    assert [one.total for one in model.score(sent)] == [1.0, 0.0]
+    model.close()
 
 
 def test_a_judge_that_ranks_gets_the_responses_of_a_request_and_no_single_one(served):

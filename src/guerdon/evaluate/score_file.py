@@ -18,6 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,12 +28,14 @@ from guerdon.episodes.preferences import is_preference, responses_in, solution_o
 from guerdon.episodes.row_files import good_rows, json_line, write_parquet
 from guerdon.episodes.solution_files import solutions_from_rows
 from guerdon.episodes.solutions import Solution
-from guerdon.errors import ConfigError, DataError
+from guerdon.errors import DataError
 from guerdon.evaluate.scores import score_solutions, solution_value
 from guerdon.labels.append_log import AppendLog
-from guerdon.models.load import is_rubric, load_reward_model
-from guerdon.models.text_load import load_text_model
-from guerdon.progress import ProgressBar
+from guerdon.models.judge import JudgeModel
+from guerdon.models.load import JUDGE, TEXT, is_rubric, load_reward_model
+from guerdon.models.rubric import REFERENCE, RUBRIC
+from guerdon.plan.estimate import readable
+from guerdon.progress import ProgressBar, log_line
 from guerdon.settings.evaluate import Aggregation
 from guerdon.types import Failure, RewardModel
 
@@ -45,7 +48,7 @@ def load_any_text_model(path: str, *, options: Mapping[str, Any] | None = None, 
 
     Args:
         path: where it is.
-        options: of a rubric file the settings of the judge, of a factory its `params`.
+        options: more keys of `reward.model`; of a factory its `params`. A judge without a rubric file is `judge`.
         how: as of `load_text_model`.
 
     Raises:
@@ -55,10 +58,10 @@ def load_any_text_model(path: str, *, options: Mapping[str, Any] | None = None, 
     if is_factory(path):
         return load_reward_model(path, modality="text", params=dict(options or {}))
     if is_rubric(path):
-        return load_reward_model("judge", path, **(options or {}))
-    if options:
-        raise ConfigError(f"{path}: options are of a judge's rubric file or of package.module:factory; remove them")
-    return load_text_model(path, **how)
+        return load_reward_model(JUDGE, path, **(options or {}))
+    if path == JUDGE and not Path(path).exists():
+        return load_reward_model(JUDGE, **(options or {}))
+    return load_reward_model(TEXT, path, **{**how, **(options or {})})
 
 
 def is_factory(path: str) -> bool:
@@ -97,25 +100,30 @@ def score_file(
     out: Path,
     *,
     name: str,
+    options: Mapping[str, Any] | None = None,
     only_failed: bool = False,
     aggregation: Aggregation = "min",
     batch_size: int = 64,
+    dry_run: bool = False,
 ) -> str:
     """Write the rows of a file with rewards beside them, in the format that they came in.
 
-    What is scored is kept in a file next to `out` until all is, so that nothing is scored twice after a kill.
+    What is scored is kept in a file next to `out` until all is, so that nothing is scored twice after a kill. What a
+    judge costs is logged before it is called. A model that compares responses gets all rows of a prompt together.
 
     Args:
         source: JSONL, JSON, Parquet, CSV or TSV.
         model: any reward model of text.
         out: the new file, with the ending of `source`.
-        name: of the model, by which a resumed start is recognised.
+        name: of the model, by which a resumed start is recognised, with its options.
+        options: of the model.
         only_failed: score again the rows of `out` with a null reward; the others stay as they are.
         aggregation: of the values of steps.
         batch_size: rows per call of the model.
+        dry_run: score and write nothing.
 
     Returns:
-        What was done, for people.
+        What was done, for people; with `dry_run` what it would cost.
 
     Raises:
         DataError: the file cannot be read, a row has nothing to score, `out` exists (or does not, with `only_failed`),
@@ -131,9 +139,16 @@ def score_file(
         rows.append((where, row))
     if not rows:
         raise DataError(f"{given}: there is no row in it")
-    wanted = [k for k, (_, row) in enumerate(rows) if not only_failed or row.get("reward_failure")]
-    items = {k: _item(rows[k][1], rows[k][0], f"{k}") for k in wanted}
-    begun = {"source": sha256(given), "model": name, "aggregation": aggregation}
+    compares = model.info.compares
+    failed = [k for k, (_, row) in enumerate(rows) if not only_failed or row.get("reward_failure")]
+    items = {k: _item(rows[k][1], rows[k][0], f"{k}") for k in (range(len(rows)) if compares else failed)}
+    wanted = _with_their_prompt(items, failed) if compares else failed
+    cost = _cost(model, [items[k] for k in wanted])
+    if dry_run:
+        return "\n".join([*cost, f"{len(wanted)} of {len(rows)} rows would be scored"])
+    for line in cost:
+        log_line(line)
+    begun = {"source": sha256(given), "model": name, "aggregation": aggregation} | _identity(name, options or {})
     with closing(AppendLog(part)) as log:
         if not log.rows:
             log.append(begun)
@@ -141,18 +156,70 @@ def score_file(
             raise DataError(f"{part}: an unfinished start with another file, model or aggregation; finish or remove it")
         found: dict[int, dict[str, Any]] = {row["row"]: row["values"] for row in log.rows[1:]}
         rest = [k for k in wanted if k not in found]
+        rest = _with_their_prompt({k: items[k] for k in wanted}, rest) if compares else rest
         with closing(ProgressBar(len(wanted), what="rows scored", lines=10)) as bar:
-            for start in range(0, len(rest), batch_size):
-                batch = rest[start : start + batch_size]
+            for batch in _batches(items, rest, batch_size, whole=compares):
                 for k, values in zip(batch, _scored(model, [items[k] for k in batch], aggregation), strict=True):
                     log.append({"row": k, "values": values})
                     found[k] = values
                 bar.advance(len(found), "")
         _write(out, given, [row for _, row in rows], found)
     part.unlink()
-    failed = Counter(str(v["reward_failure"]).partition(":")[0] for v in found.values() if v["reward_failure"])
-    why = f" ({', '.join(f'{n} {reason}' for reason, n in failed.most_common())})" if failed else ""
-    return f"wrote {out}: {len(wanted)} of {len(rows)} rows scored, {failed.total()} with a missing reward{why}"
+    lost = Counter(str(v["reward_failure"]).partition(":")[0] for v in found.values() if v["reward_failure"])
+    why = f" ({', '.join(f'{n} {reason}' for reason, n in lost.most_common())}); --only-failed scores them again"
+    done = f"wrote {out}: {len(wanted)} of {len(rows)} rows scored, {lost.total()} with a missing reward"
+    return done + (why if lost else "")
+
+
+_ELSEWHERE = {  # options that change no value: where a model is, and how fast or expensive
+    "max_usd", "cache_dir", "device", "micro_batch_size", "base_url", "api_key_env", "concurrency",
+    "requests_per_minute", "retries", "timeout", "usd_per_million_in", "usd_per_million_out",
+}  # fmt: skip
+
+
+def _identity(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a model's options decides its values; and of a rubric file its content."""
+
+    def kept(given: Any) -> Any:
+        return {k: kept(v) for k, v in given.items() if k not in _ELSEWHERE} if isinstance(given, Mapping) else given
+
+    found = {"options": kept(options)} if kept(options) else {}
+    return {**found, "rubric": sha256(Path(name))} if is_rubric(name) else found
+
+
+def _cost(model: RewardModel, items: Sequence[_Item]) -> list[str]:
+    """What the calls of a judge cost, in lines."""
+    if not isinstance(model, JudgeModel):
+        return []
+    solutions = [one for item in items for one in item.responses if isinstance(one, Solution) and one.steps]
+    return readable(model.cost([one.as_episode() for one in solutions]))
+
+
+def _prompts(items: Mapping[int, _Item]) -> dict[int, str]:
+    """The prompt of each row; a row of its own where it cannot be read."""
+    firsts = {k: next((s for s in item.responses if isinstance(s, Solution)), None) for k, item in items.items()}
+    return {k: f"row {k}" if one is None else one.asked for k, one in firsts.items()}
+
+
+def _with_their_prompt(items: Mapping[int, _Item], chosen: Sequence[int]) -> list[int]:
+    """The chosen rows, and all others to the same prompts."""
+    prompts = _prompts(items)
+    asked = {prompts[k] for k in chosen}
+    return [k for k in items if prompts[k] in asked]
+
+
+def _batches(items: Mapping[int, _Item], rows: Sequence[int], size: int, *, whole: bool) -> list[list[int]]:
+    """Rows in batches of at least `size`, rows of one prompt together where they must be."""
+    prompts = _prompts({k: items[k] for k in rows}) if whole else {}
+    groups: dict[Any, list[int]] = {}
+    for k in rows:
+        groups.setdefault(prompts.get(k, k), []).append(k)
+    found: list[list[int]] = []
+    for group in groups.values():
+        if not found or len(found[-1]) >= size:
+            found.append([])
+        found[-1] += group
+    return found
 
 
 def responses_to_score(row: Mapping[str, Any], where: str, name: str) -> list[Solution | Failure]:
@@ -164,8 +231,20 @@ def responses_to_score(row: Mapping[str, Any], where: str, name: str) -> list[So
     return _item(row, where, name).responses
 
 
+_REFERENCES = (REFERENCE, "reference_answer", "reference")  # columns of the true answer
+
+
 def _item(row: Mapping[str, Any], where: str, name: str) -> _Item:
-    """What is to be scored of a row."""
+    """What is to be scored of a row, with the rubric and the true answer that it has for its prompt."""
+    found = _responses(row, where, name)
+    truth = next((row[key] for key in _REFERENCES if row.get(key) is not None), None)
+    own = {RUBRIC: row.get(RUBRIC), REFERENCE: truth}
+    meta = {key: value for key, value in own.items() if value not in (None, "", [])}
+    known = [replace(s, meta={**s.meta, **meta}) if isinstance(s, Solution) else s for s in found.responses]
+    return found._replace(responses=known)
+
+
+def _responses(row: Mapping[str, Any], where: str, name: str) -> _Item:
     prompt = next((row[key] for key in ("prompt", "question") if row.get(key) is not None), None)
     text = next((row[key] for key in ("response", "completion", "answer", "output") if row.get(key) is not None), None)
     several = row.get("responses")
@@ -209,7 +288,7 @@ def _scored(model: RewardModel, items: Sequence[_Item], aggregation: Aggregation
         values = [
             one if isinstance(one, Failure) else solution_value(next(scores), aggregation) for one in item.responses
         ]
-        why = next((f"{v.reason}: {v.detail}" for v in values if isinstance(v, Failure)), None)
+        why = next((str(v) for v in values if isinstance(v, Failure)), None)
         rewards = iter(None if isinstance(v, Failure) else v for v in values)
         row: dict[str, Any] = {
             column: next(rewards) if n is None else [next(rewards) for _ in range(n)]

@@ -209,6 +209,11 @@ class HttpLLMClient:
         dearest = LONG_WRITE if self._may_write_cache else 1.0
         return CallUsage(math.ceil(request.max_prompt_tokens * dearest), request.max_tokens)
 
+    def knows(self, request: LLMRequest) -> bool:
+        """Whether a reply to a request, or its failure after the last try, is on disk."""
+        kept = self._cache.get(request_key(self._settings, request))
+        return kept is not None and "tries" not in kept
+
     def _cached(self, key: str, request: LLMRequest, parse: Parse[T]) -> T | Failure | None:
         kept: dict[str, Any] | None = self._cache.get(key)
         if kept is None or "tries" in kept:

@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from guerdon.config import read_yaml, validate
 from guerdon.errors import ConfigError, DataError, boundary
 
+REFERENCE, RUBRIC = "ground_truth", "rubric"  # what `meta` of an episode calls a true answer and a prompt's rubric
 ENDINGS = (".toml", ".yaml", ".yml", ".json")
 _TEXTS, _WEIGHTS = ("text", "criterion", "description", "title"), ("weight", "points")
 
@@ -74,7 +75,7 @@ class Rubric(BaseModel):
 
     @model_validator(mode="after")
     def _names_differ(self) -> Rubric:
-        names = [one.name for one in self.criteria]
+        names = [one.name.casefold() for one in self.criteria]
         if len(set(names)) < len(names):
             raise ValueError("the names of criteria must differ")
         return self

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from guerdon.episodes.chats import ChatError
 from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
-from guerdon.hub import ADAPTER, adapter_config, check_folder, model_folder
+from guerdon.hub import ADAPTER, adapter_config, check_folder, find_model, model_folder
 from guerdon.models.adapters import ADAPTERS, adapter_of, load_adapter, recognise
 from guerdon.models.load import load_reward_model
 from guerdon.models.text_model import TextRewardModel, is_own, read_card
@@ -184,8 +184,8 @@ def _adapter_of(path: str, adapter: str) -> str:
         folder = model_folder(path)
         if folder is not None:
             check_folder(CheckpointError, "the reward model", folder)
-        hint = "" if Path(path).is_dir() else " (there is no such folder here, so it was looked for on the hub)"
-        with boundary(CheckpointError, f"no reward model can be read at {path!r}{hint}"):
+        find_model(CheckpointError, "the reward model", path)
+        with boundary(CheckpointError, f"no reward model can be read at {path!r}"):
             config, _ = PreTrainedConfig.get_config_dict(path)
         name = recognise(dict(config), path)
     if name is None:

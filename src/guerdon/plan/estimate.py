@@ -23,7 +23,15 @@ from guerdon.plan.gpu import estimate_text_run, estimate_text_train, estimate_vl
 from guerdon.plan.text_size import Size, size_of_start
 from guerdon.settings.data import ChainSettings, DataSettings, FilesDataSettings, run_prompts
 from guerdon.settings.evaluate import EvaluateTextSettings, GeneratedBenchSettings, judged_names
-from guerdon.settings.label import CONTINUED, JUDGED, LabelSettings, LocalJudgeSettings, OwnJudgeSettings
+from guerdon.settings.label import (
+    CONTINUED,
+    JUDGED,
+    HttpJudgeSettings,
+    JudgeSettings,
+    LabelSettings,
+    LocalJudgeSettings,
+    OwnJudgeSettings,
+)
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import ConstantModelSettings, ProgressModelSettings, ResNetModelSettings
 from guerdon.settings.study import Study
@@ -377,17 +385,36 @@ def _estimate_calls(
         size = size_of_start(TextPolicySettings(path=judge.model))
         return {}, answered / length * text_seconds(size, data)
     if isinstance(judge, OwnJudgeSettings):
-        return {"calls": f"at most {calls}, to {judge.model_name}"}, 0.0
+        return call_lines(judge, calls, (0, 0, 0), "", None), 0.0
     limit = judged * judge.max_tokens + written * data.max_response_length
+    lines = call_lines(judge, calls, (read, answered, limit), "every solution is kept and no", settings.max_usd)
+    return lines, calls / min(judge.concurrency / SECONDS_PER_CALL, (judge.requests_per_minute or math.inf) / 60)
+
+
+def call_lines(
+    judge: JudgeSettings, calls: int, tokens: tuple[float, float, float], when: str, max_usd: float | None
+) -> dict[str, str]:
+    """Calls, tokens and dollars of a judge, in words.
+
+    Args:
+        judge: which one.
+        calls: how many are made at most.
+        tokens: about how many are read and written, and how many are written at most.
+        when: the usual price holds if this call fails.
+        max_usd: the budget.
+    """
+    if not isinstance(judge, HttpJudgeSettings):
+        return {"calls": f"at most {calls}, to {judge.model_name}"}
+    read, answered, limit = tokens
     usual, long = ((read * judge.prices[0] + n * judge.prices[1]) / 1e6 for n in (answered, limit))
-    stops = "" if settings.max_usd is None else f"; stops before ${settings.max_usd:.2f}"
+    stops = "" if max_usd is None else f"; stops before ${max_usd:.2f}"
     return {
         "calls": f"at most {calls}, to {judge.model_name} at {judge.url}; each that fails is made again, up to "
         f"{judge.retries} times",
         "tokens": f"about {_short(read)} read and {_short(answered)} written",
-        "dollars": f"about ${usual:.2f} if every solution is kept and no call fails; ${long:.2f} if every reply is as "
-        f"long as it may be{stops}",
-    }, calls / min(judge.concurrency / SECONDS_PER_CALL, (judge.requests_per_minute or math.inf) / 60)
+        "dollars": f"about ${usual:.2f} if {when} call fails; ${long:.2f} if every reply is as long as it may be"
+        + stops,
+    }
 
 
 def estimate_search(study: Study) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from guerdon.episodes.row_files import json_line
 from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.evaluate.scores import solution_value
 from guerdon.models.explained_score import PARSE_STATUSES, ExplainedScore, JudgeOptions, ParseStatus
+from guerdon.models.rubric import REFERENCE, RUBRIC
 from guerdon.models.vlm_frames import sample_frames
 from guerdon.policies.tokens import split_steps
 from guerdon.serve.update_store import UpdateId, UpdateResult
@@ -195,7 +196,9 @@ class RewardsFormat:
                 return why
             if not all(episode.texts):
                 return Failure("empty_text", "a step or response without text cannot be scored")
-            return {**_asked(episode), "steps": list(episode.texts)}
+            known = {"label": episode.meta.get(REFERENCE), "rubric": episode.meta.get(RUBRIC)}
+            more = {key: value for key, value in known.items() if value and isinstance(value, str | list)}
+            return {**_asked(episode), "steps": list(episode.texts), **more}
         frames = _frames(episode, info)
         if frames is None or not len(frames):
             held = ", ".join(episode.columns())

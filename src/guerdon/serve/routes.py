@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from guerdon.episodes.chats import chat_messages, check_characters, tool_schemas
 from guerdon.evaluate.scores import info_record
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, ParseStatus, Scale
+from guerdon.models.rubric import REFERENCE, RUBRIC
 from guerdon.policies.tokens import split_steps
 from guerdon.serve import wire
 from guerdon.serve.client_wire import value_of
@@ -74,6 +75,9 @@ class RewardItem(StrictBody, FrameFields):
         None, min_length=1, max_length=100, description="text: split the completion into steps after each of these"
     )
     label: str | None = Field(None, description="text: the true answer, for models that check it")
+    rubric: str | list[str | dict[str, Any]] | None = Field(
+        None, description="text: criteria of this prompt, for judges without a rubric of their own"
+    )
     outcome: bool | None = Field(
         None, strict=True, description="whether it succeeded; updates need it, scores never use it"
     )
@@ -230,7 +234,7 @@ def info_fields(info: RewardInfo) -> InfoFields:
     return InfoFields.model_validate(record if info.compares else {k: v for k, v in record.items() if k != "compares"})
 
 
-_TEXT_FIELDS = ("prompt", "messages", "tools", "completion", "steps", "separator", "label")
+_TEXT_FIELDS = ("prompt", "messages", "tools", "completion", "steps", "separator", "label", "rubric")
 
 
 def has_frames(item: RewardItem, place: int) -> bool:
@@ -266,10 +270,11 @@ def text_episode(item: RewardItem, place: int, *, per_step: bool, limits: LimitS
     steps = _steps(item, asked.response, where, per_step=per_step)
     if len(steps) > limits.max_steps:
         raise BadRequest(f"{where} has {len(steps)} steps; {limits.max_steps} are allowed", param=f"{where}.steps")
-    size = asked.size - len(asked.response) + sum(map(len, steps)) + len(item.label or "")
+    given = {REFERENCE: item.label, RUBRIC: item.rubric}
+    meta: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    size = asked.size - len(asked.response) + sum(map(len, steps)) + sum(len(str(value)) for value in meta.values())
     if size > limits.max_characters:
         raise BadRequest(f"{where} has {size} characters; {limits.max_characters} are allowed", param=where)
-    meta: dict[str, Any] = {} if item.label is None else {"ground_truth": item.label}
     return Episode(
         id=item.id or str(place), task=asked.task, texts=steps, outcome=item.outcome, meta=meta, context=asked.context,
         tools=asked.tools,

@@ -16,7 +16,7 @@ from guerdon.errors import ConfigError
 from guerdon.settings.base import DEVICE, SET, Because, Device, Seed, Settings, only_with, refuse
 from guerdon.settings.data import TaskSettings
 from guerdon.settings.remote import RemoteSettings
-from guerdon.settings.train import RATING_WEIGHTS, TEXT_MODELS
+from guerdon.settings.train import TEXT_MODELS
 
 Aggregation = Literal["min", "prod", "last", "mean", "pure_min"]
 
@@ -164,9 +164,10 @@ class ThirdPartySettings(Settings):
     adapter: str = Field("auto", description="how steps are marked and scores read; auto: by the model's files")
     micro_batch_size: int = Field(16, ge=1, description="solutions per forward pass")
     device: Device = DEVICE
-    weights: dict[str, float] | None = RATING_WEIGHTS
     options: dict[str, Any] = Field(
-        default_factory=dict, description="of a rubric file: keys of reward.model of a judge; of a factory: its params"
+        default_factory=dict,
+        description="more keys of reward.model: weights of ratings; of a rubric file those of a judge; of a factory "
+        "its params",
     )
 
 
