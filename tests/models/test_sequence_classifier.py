@@ -110,3 +110,55 @@ def test_a_model_that_is_no_classifier_is_refused(tmp_path):
     (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 32}))
     with pytest.raises(CheckpointError):
         SequenceClassifier(str(folder))
+
+
+def _classifiers():
+    from transformers import (
+        GPT2Config,
+        GPT2ForSequenceClassification,
+        MistralConfig,
+        MistralForSequenceClassification,
+        Qwen2Config,
+        Qwen2ForSequenceClassification,
+    )
+
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+             "intermediate_size": 64, "initializer_range": 0.3}  # fmt: skip
+    return {
+        "llama": (LlamaForSequenceClassification, LlamaConfig(**shape), "guerdon_shared_prompts"),
+        "qwen2": (Qwen2ForSequenceClassification, Qwen2Config(**shape), "guerdon_shared_prompts"),
+        "window": (MistralForSequenceClassification, MistralConfig(**shape, sliding_window=9), "guerdon_packed"),
+        "gpt2": (GPT2ForSequenceClassification, GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=128), None),
+    }
+
+
+@pytest.mark.parametrize("pad", [True, False])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "window", "gpt2"])
+def test_prompts_that_are_read_once_give_transformers_values(family, pad, tmp_path, monkeypatch):
+    kind, config, expected = _classifiers()[family]
+    tokenizer = character_tokenizer("ab")
+    config.vocab_size, config.num_labels = len(tokenizer), 1
+    config.pad_token_id = tokenizer.pad_token_id if pad else None
+    torch.manual_seed(1)
+    kind(config).save_pretrained(tmp_path)
+    if not pad:
+        tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path)
+    judge = SequenceClassifier(str(tmp_path), micro_batch_size=5)
+    used = []
+    switch = judge.model.set_attn_implementation
+    monkeypatch.setattr(judge.model, "set_attn_implementation", lambda name: used.append(name) or switch(name))
+    rng = np.random.default_rng(0)
+
+    def text(n):
+        return "".join(rng.choice(list("ab"), n))
+
+    asked = ["ab" * 20, text(30), "a"]
+    episodes = [episode(text(rng.integers(0, 12)), asked[k % 3]) for k in range(14)] + [episode("aa", text(25))]
+    found = [score.total for score in judge.score(episodes)]
+    assert (expected in used) if expected else not used
+    for e, value in zip(episodes, found, strict=True):
+        ids = torch.from_numpy(judge._read(e))[None]
+        with torch.no_grad():
+            assert value == pytest.approx(float(judge.model(input_ids=ids).logits[0, 0]), rel=1e-4, abs=1e-4)
+    assert np.std(found) > 0.01

@@ -262,6 +262,7 @@ def ranked(rng, words=12):
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_reading_prompts_once_changes_neither_loss_nor_gradients(tmp_path, monkeypatch, change, attention):
     from guerdon.models import text_inputs
+    from guerdon.policies import prompt_sharing
     from guerdon.train.preferences import PreferenceTrainer
     from guerdon.train.text import start_model
 
@@ -274,10 +275,9 @@ def test_reading_prompts_once_changes_neither_loss_nor_gradients(tmp_path, monke
     def computed(how):
         model = start_model(settings, TextPolicySettings(), separator="")
         model.policy.base.settings = model.policy.base.settings.model_copy(
-            update={"attention": attention, "share_prompts": how == "shared"}
+            update={"attention": attention, "share_prompts": how != "padded"}
         )
-        if how == "padded":
-            model.policy.base.packs = False  # as of an architecture that takes no other attention
+        monkeypatch.setattr(prompt_sharing, "WORTH_IT", 0.9 if how == "shared" else 0.0)
         lessons, none = read_preference_data(settings).lessons(model, settings)
         trainer = PreferenceTrainer(model, lessons, none, settings, tmp_path)
         loss = trainer.loss_sum(trainer.model, list(range(len(lessons.items))))
@@ -296,20 +296,6 @@ def test_reading_prompts_once_changes_neither_loss_nor_gradients(tmp_path, monke
     assert float(loss) == pytest.approx(float(expected), rel=1e-5)
     for name, gradient in gradients.items():
         np.testing.assert_allclose(gradient, wanted[name], atol=1e-5 * float(wanted[name].abs().max()), rtol=0)
-
-
-def test_where_a_comparison_differs():
-    from guerdon.models.text_inputs import Reading, shared_start
-
-    def reading(*ids):
-        return Reading(np.array(ids), 1, np.array([len(ids) - 1]))
-
-    a, b, c = reading(1, 2, 3, 4), reading(1, 2, 5, 6, 7), reading(1, 2, 3, 4, 4)
-    assert shared_start([a, b], [3, 4]) == 2
-    assert shared_start([a, c], [3, 4]) == 3  # the last token is read in the response
-    assert shared_start([a, b, c], [3, 4, 4]) == 2
-    assert shared_start([a, reading(9, 2, 3, 4)], [3, 3]) == 1
-    assert shared_start([reading(1), reading(2)], [0, 0]) == 1
 
 
 @pytest.mark.parametrize(

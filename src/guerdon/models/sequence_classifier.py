@@ -24,11 +24,13 @@ from guerdon.devices import resolve_device
 from guerdon.errors import CheckpointError, DataError
 from guerdon.models.text_inputs import asked_messages, unread
 from guerdon.models.text_model import TextModelCard
-from guerdon.policies.passes import passes, slices, token_limit
+from guerdon.policies import packing, prompt_sharing
+from guerdon.policies.passes import passes, token_limit
 from guerdon.policies.precision import halve_linear, uses_bf16
 from guerdon.policies.pretrained import read_tokenizer
+from guerdon.policies.prompt_sharing import common_start
 from guerdon.policies.text_files import read_classifier, tokenizer_home
-from guerdon.policies.tokens import check_vocabulary, conversation_ids, pad_right
+from guerdon.policies.tokens import check_vocabulary, conversation_ids, pad_right, token_batch
 from guerdon.types import Episode, Failure, FloatArray, IntArray, RewardInfo, Score
 
 
@@ -68,6 +70,7 @@ class SequenceClassifier:
         card: TextModelCard | None = None,
     ) -> None:
         from transformers import AutoModelForSequenceClassification
+        from transformers.modeling_layers import GenericForSequenceClassification
 
         self.micro_batch_size = micro_batch_size
         self.model = read_classifier(AutoModelForSequenceClassification, path, "the sequence classifier")
@@ -95,6 +98,12 @@ class SequenceClassifier:
         self.bf16 = where.type == "cuda" and uses_bf16("auto", where)  # on a CPU in float32
         if self.bf16:
             halve_linear(self.model)
+        prompt_sharing.register()
+        packing.register()
+        with torch.autocast(where.type, torch.bfloat16, enabled=self.bf16):
+            self._compact = type(self.model).forward is GenericForSequenceClassification.forward and packing.packs(
+                self.model, bf16=self.bf16
+            )
 
     @batched
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
@@ -105,15 +114,16 @@ class SequenceClassifier:
         """
         read = [self._read(episode) for episode in episodes]
         sequences = [ids for ids in read if not isinstance(ids, Failure)]
-        micro = self.micro_batch_size
-        limit = token_limit(None, self.model.device)
+        same: dict[str, list[int]] = {}  # what was asked, and its responses: they are read together
+        for row, episode in enumerate(e for e, ids in zip(episodes, read, strict=True) if not isinstance(ids, Failure)):
+            same.setdefault(episode.task, []).append(row)
+        order = np.array([row for rows in same.values() for row in rows], dtype=np.int64)
+        longest = [max(len(sequences[row]) for row in rows) for rows in same.values() for _ in rows]
         logits_N_K = np.zeros((len(sequences), self.labels), dtype=np.float32)
-        every = np.arange(len(sequences))
-        parts: Sequence[slice | IntArray] = slices(len(sequences), micro)
-        if limit is not None:
-            parts = passes([len(ids) for ids in sequences], size=micro, tokens=limit)
-        for rows in (every[here] for here in parts):
-            logits_N_K[rows] = self._logits([sequences[i] for i in rows])
+        starts = self._starts(sequences, list(same.values())) if self._compact else None
+        for part in passes(longest, size=self.micro_batch_size, tokens=token_limit(None, self.model.device)):
+            rows = order[part]
+            logits_N_K[rows] = self._logits([sequences[i] for i in rows], None if starts is None else starts[rows])
         values, spreads = self._values(logits_N_K)
         found = iter(zip(values.tolist(), [None] * len(values) if spreads is None else spreads.tolist(), strict=True))
         return [Score(failure=ids) if isinstance(ids, Failure) else self._score(*next(found)) for ids in read]
@@ -138,8 +148,48 @@ class SequenceClassifier:
             return Failure("too_long", f"{len(ids)} tokens, the classifier has {self.room} positions")
         return ids
 
+    def _starts(self, sequences: Sequence[IntArray], groups: Sequence[Sequence[int]]) -> IntArray:
+        """(N,) how many tokens each has in common with the others of its group."""
+        starts = np.ones(len(sequences), dtype=np.int64)
+        for rows in groups:
+            if len(rows) > 1:
+                own = [sequences[i] for i in rows]
+                starts[rows] = common_start(own, [self._end(ids) for ids in own])
+        return starts
+
+    def _end(self, ids: IntArray) -> int:
+        """The token that transformers' classifiers read."""
+        pad = self.model.config.get_text_config().pad_token_id
+        real = np.arange(len(ids)) if pad is None else np.flatnonzero(ids != pad)
+        return int(real[-1]) if len(real) else 0
+
+    def _compact_logits(self, sequences: Sequence[IntArray], starts: IntArray) -> FloatArray:
+        """Logits by one pass without padding, in which each prompt is read once."""
+        model, device = self.model, self.model.device
+        batch = token_batch(
+            [ids[:start] for ids, start in zip(sequences, starts, strict=True)],
+            [ids[start:] for ids, start in zip(sequences, starts, strict=True)],
+            np.ones(len(sequences), dtype=np.bool_),
+            pad_id=0,
+        )
+        window = getattr(model.config.get_text_config(), "sliding_window", None)
+        places = [np.array([self._end(ids)]) for ids in sequences]
+        layout, at = prompt_sharing.lay_out_compact(batch, places, window=window, device=device)
+        before = model.config._attn_implementation
+        try:
+            model.set_attn_implementation(layout.attention)
+            with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
+                hidden = model.base_model(
+                    input_ids=layout.ids, position_ids=layout.positions, packing=layout.packing, use_cache=False
+                ).last_hidden_state[0, torch.from_numpy(at).to(device)]
+                return np.asarray(model.score(hidden).float().cpu().numpy())
+        finally:
+            model.set_attn_implementation(before)
+
     @torch.inference_mode()
-    def _logits(self, sequences: Sequence[IntArray]) -> FloatArray:
+    def _logits(self, sequences: Sequence[IntArray], starts: IntArray | None) -> FloatArray:
+        if starts is not None:
+            return self._compact_logits(sequences, starts)
         config = self.model.config.get_text_config()
         named = config.pad_token_id
         # transformers takes the last token that is not the one for padding, and without such a token the last of all:

@@ -24,7 +24,7 @@ from guerdon.errors import DataError
 from guerdon.models.explained_score import ExplainedScore
 from guerdon.policies.packing import Layout, lay_out
 from guerdon.policies.passes import passes
-from guerdon.policies.prompt_sharing import WORTH_IT, lay_out_shared, places_shared
+from guerdon.policies.prompt_sharing import lay_out_compact
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.tokens import TokenBatch, pad_id, piece_ids, prompt_ids, token_batch
 from guerdon.types import BoolArray, Failure, FloatArray, IntArray, Message, Score, Tool
@@ -191,13 +191,6 @@ def as_batch(policy: TextPolicy, readings: Sequence[Reading]) -> TokenBatch:
     )
 
 
-def shared_start(readings: Sequence[Reading], ends: Sequence[int]) -> int:
-    """Where the first of some readings differ, at most at the first of `ends`; at least 1."""
-    until = min(ends)
-    differ = np.any([r.ids[:until] != readings[0].ids[:until] for r in readings], axis=0)
-    return max(1, int(np.argmax(differ)) if differ.any() else until)
-
-
 def hidden_at(
     policy: TextPolicy, readings: Sequence[Reading], places: Sequence[IntArray], *, compact: bool = False
 ) -> Tensor:
@@ -207,18 +200,15 @@ def hidden_at(
         policy: the language model.
         readings: what it reads.
         places: of each reading.
-        compact: where it is possible and worth it, read once what several begin with before their `start`, else read
-            without padding.
+        compact: where the model can, read without padding, and what several have before their `start` once.
     """
     batch, base = as_batch(policy, readings), policy.base
     lengths = [len(r.ids) for r in readings]
     longest, packed = max(lengths), policy.remove_padding
     eager = base.eager_for(longest)
-    if compact and not packed:
-        if base.shares_prompts(batch, longest):
-            layout = lay_out_shared(batch, device=policy.device, eager=eager)
-            return hidden_of(policy, layout, places_shared(batch, places))
-        packed = sum(lengths) < WORTH_IT * len(lengths) * longest and base.packs
+    if compact and not packed and base.settings.share_prompts and base.packs:
+        layout, at = lay_out_compact(batch, places, window=base.window, device=policy.device, eager=eager)
+        return hidden_of(policy, layout, at)
     layout = lay_out(batch, pad_id=pad_id(policy.tokenizer), packed=packed, device=policy.device, eager=eager)
     starts = np.cumsum([0, *lengths[:-1]]) if packed else np.arange(len(lengths)) * longest
     return hidden_of(policy, layout, np.concatenate([s + p for s, p in zip(starts, places, strict=True)]))

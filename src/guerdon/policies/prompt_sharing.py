@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from guerdon.policies.packing import Layout, capped, causal_bias, check_prompts, grouped_heads, spread_rows
+from guerdon.policies.packing import Layout, capped, causal_bias, check_prompts, grouped_heads, lay_out, spread_rows
 from guerdon.policies.tokens import TokenBatch
 from guerdon.types import IntArray
 
@@ -127,17 +127,42 @@ def lay_out_shared(batch: TokenBatch, *, device: torch.device, eager: bool = Fal
     )
 
 
-def places_shared(batch: TokenBatch, places: Sequence[IntArray]) -> IntArray:
-    """Where places of each sequence are in the flattened ids of `lay_out_shared`, one sequence after the other."""
-    first, group_B = groups_of(batch)
+def lay_out_compact(
+    batch: TokenBatch, places: Sequence[IntArray], *, window: int | None, device: torch.device, eager: bool = False
+) -> tuple[Layout, IntArray]:
+    """A batch without padding, its repeated prompts once where that is worth it; and where some tokens are in it.
+
+    Args:
+        batch: prompts and responses.
+        places: tokens of each sequence.
+        window: how many tokens a local layer sees; None: there is no such layer.
+        device: where the layout is used.
+        eager: as of `lay_out_shared`.
+
+    Returns:
+        The layout, and the places in its flattened ids, one sequence after the other.
+    """
     prompt_B = np.array([len(p) for p in batch.prompts], dtype=np.int64)
+    lengths_B = prompt_B + batch.lengths_B
+    if not worth_sharing(batch, device) or (window is not None and window < lengths_B.max()):
+        starts_B = np.cumsum(lengths_B) - lengths_B
+        layout = lay_out(batch, pad_id=0, packed=True, device=device, eager=eager)
+        return layout, np.concatenate([start + p for start, p in zip(starts_B, places, strict=True)])
+    first, group_B = groups_of(batch)
     ends_G = np.cumsum(prompt_B[first])
     own_B = ends_G[-1] + np.cumsum(batch.lengths_B) - batch.lengths_B
     found = [
         np.where(p < n, ends_G[g] - n + p, own - n + p)
         for p, n, g, own in zip(places, prompt_B, group_B, own_B, strict=True)
     ]
-    return np.concatenate(found)
+    return lay_out_shared(batch, device=device, eager=eager), np.concatenate(found)
+
+
+def common_start(sequences: Sequence[IntArray], ends: Sequence[int]) -> int:
+    """How many tokens all sequences begin with, at most the least of `ends` and at least 1."""
+    until = min(ends)
+    differ = np.any([ids[:until] != sequences[0][:until] for ids in sequences], axis=0)
+    return max(1, int(np.argmax(differ)) if differ.any() else until)
 
 
 def _seen(prompt_B: Tensor, longest_p: int, longest_r: int) -> Tensor:

@@ -25,9 +25,10 @@ from guerdon.episodes.preferences import Comparison, read_preferences, split_pro
 from guerdon.errors import DataError
 from guerdon.models.preference import PreferenceModel
 from guerdon.models.quality import auroc
-from guerdon.models.text_inputs import Reading, buckets, shared_start
+from guerdon.models.text_inputs import Reading, buckets
 from guerdon.models.text_losses import bce_terms
 from guerdon.models.text_model import TextRewardModel
+from guerdon.policies.prompt_sharing import common_start
 from guerdon.progress import doing
 from guerdon.settings.train import PreferenceTrainSettings, TextTrainSettings
 from guerdon.train.reward_trainer import Item, RewardTrainer
@@ -150,7 +151,7 @@ def make_pair_lessons(
             questions.append(one.prompt)
             solutions.append(number)
         if len(own := [i for i in places if i is not None]) > 1:  # what they have in common is read once
-            start = shared_start([readings[i] for i in own], [int(model.places(readings[i])[0]) for i in own])
+            start = common_start([readings[i].ids for i in own], [int(model.places(readings[i])[0]) for i in own])
             readings[own[0] :] = [replace(readings[i], start=start) for i in own]
         pairs = _pairs(one, places)
         items += pairs
