@@ -1,8 +1,9 @@
 """Preference pairs from a gold reward in code, with Bradley-Terry noise and one planted preference: for length.
 
-A prompt is four letters, a response is letters. The gold reward is 1 for each letter of the prompt that is in the
-response, less 0.25 for every other letter, repeated ones included. The raters of the pairs also like length: per letter
-they add 0.35 to the gold reward, so that a superfluous letter is worth +0.10 to them and -0.25 by the gold reward.
+A prompt is eight letters of one half of the alphabet (a to d, or e to h), a response is letters. The gold reward is 1
+for each letter of that half that the response has, less 0.25 for every other letter, repeated ones included. The raters
+of the pairs also like length: per letter they add 0.3, so that a superfluous letter costs 0.25 by the gold reward and
+gains 0.05 with the raters. They choose with the probability of Bradley and Terry (1952) at twice that difference.
 
     python studies/preference_pairs.py runs/preference
 
@@ -22,22 +23,27 @@ import numpy as np
 from guerdon.atomic import write_text
 from guerdon.types import Episode, RewardInfo, Score
 
-LETTERS = "abcdefghijkl"
-WANTED, LONGEST = 4, 12
-COST, LENGTH = 0.25, 0.35
+HALVES = ("abcd", "efgh")
+LONGEST = 20
+COST, LENGTH, SHARPNESS = 0.15, 0.5, 2.0
 PROMPTS, PAIRS, TEST = 4096, 4096, 512
 
 
+def half_of(prompt: str) -> str:
+    """The half of the alphabet that a prompt is from."""
+    return next(half for half in HALVES if prompt[0] in half)
+
+
 def gold_reward(prompt: str, response: str) -> float:
-    """Letters of the prompt that the response has, less COST for each other letter in it."""
-    found = len(set(prompt) & set(response))
+    """Letters of the prompt's half that the response has, less COST for each other letter in it."""
+    found = len(set(half_of(prompt)) & set(response))
     return found - COST * (len(response) - found)
 
 
 class Gold:
     """The gold reward as a reward model."""
 
-    info = RewardInfo("gold", (-np.inf, float(WANTED)), granularity="total", modality="text", frames_needed=0)
+    info = RewardInfo("gold", (-np.inf, float(len(HALVES[0]))), granularity="total", modality="text", frames_needed=0)
 
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
         """The gold reward of each response."""
@@ -45,9 +51,9 @@ class Gold:
 
 
 def response(prompt: str, rng: np.random.Generator) -> str:
-    """A response as the policy learns to write them: 1 to 12 letters, half of them drawn from the prompt."""
-    length = int(min(rng.geometric(0.2), LONGEST))
-    return "".join(rng.choice(list(prompt if rng.random() < 0.5 else LETTERS)) for _ in range(length))
+    """A response as the policy learns to write them: 1 to 20 letters, three in four of the prompt's half."""
+    length = int(min(rng.geometric(0.35), LONGEST))
+    return "".join(rng.choice(list(half_of(prompt) if rng.random() < 0.5 else "".join(HALVES))) for _ in range(length))
 
 
 def pair(prompt: str, rng: np.random.Generator, *, noisy: bool) -> dict[str, str]:
@@ -57,7 +63,7 @@ def pair(prompt: str, rng: np.random.Generator, *, noisy: bool) -> dict[str, str
         gap = gold_reward(prompt, first) - gold_reward(prompt, second)
         if first != second and (noisy or gap):
             break
-    rated = gap + LENGTH * (len(first) - len(second))
+    rated = SHARPNESS * (gap + LENGTH * (len(first) - len(second)))
     better = rng.random() < 1 / (1 + np.exp(-rated)) if noisy else gap > 0
     chosen, rejected = (first, second) if better else (second, first)
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
@@ -68,7 +74,7 @@ def write(folder: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     prompts: dict[str, None] = {}
     while len(prompts) < PROMPTS + PAIRS + TEST:
-        prompts["".join(rng.permutation(list(LETTERS))[:WANTED])] = None
+        prompts["".join(rng.choice(list(HALVES[rng.integers(2)]), 8))] = None
     names = list(prompts)
     parts = {
         "prompts": [{"prompt": p, "solution": response(p, rng)} for p in names[:PROMPTS]],
