@@ -49,6 +49,7 @@ from guerdon.settings.data import DataSettings
 from guerdon.settings.evaluate import EvaluateTextSettings, GeneratedBenchSettings, ThirdPartySettings, judged_names
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.study import Study
+from guerdon.settings.train import PreferenceTrainSettings
 from guerdon.tasks.prompt_files import load_prompts
 from guerdon.tasks.prompts import conversation_hash
 from guerdon.types import Failure, RewardModel, Score
@@ -452,7 +453,8 @@ def candidates(study: Study, *, only: Sequence[str] = ()) -> list[Candidate]:
             settings = study.train[name]
             checkpoint = trained_checkpoint(settings.save_dir, study.label, name)
             labels = () if study.label is None else (str(Path(study.label.save_dir) / study.label.dataset),)
-            labelled = published_solutions(settings.data_paths or labels, Counter())
+            of_pairs = isinstance(settings, PreferenceTrainSettings)  # whose prompts are known by their hashes below
+            labelled = () if of_pairs else published_solutions(settings.data_paths or labels, Counter())
             exclude = trained_on | {solution.question for solution in labelled}
             source, folder = ThirdPartySettings(path=str(checkpoint), device=settings.device), checkpoint.parent
             found.append(Candidate(name, source, folder, exclude, training_question_hashes(folder)))
