@@ -6,7 +6,7 @@
 
 `prepare` makes starts and labelled solutions as studies/gate_text.py does, pairs of a right and a wrong solution to the
 same question, and degraded copies of these (`DEGRADED`). `rows` evaluates the judges on the same solutions as the
-models, and adds them to `gate.jsonl`.
+models, adds them to `gate.jsonl`, and shows what the turning point of best-of-n forecasts.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import json
 import runpy
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,9 @@ from guerdon.compare.study import StudyPlan, plan_study
 from guerdon.episodes.solution_files import read_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import GuerdonError
+from guerdon.evaluate.gate import correlation, ranks_among
+from guerdon.evaluate.gate_card import signed
+from guerdon.evaluate.gate_table import PREFIX, GateTable, read_gate_table
 from guerdon.evaluate.scores import RECORD
 from guerdon.evaluate.text_suite import evaluate_text
 from guerdon.tasks.verifier import check_exact
@@ -128,6 +131,36 @@ def prepare(plan: StudyPlan) -> None:
             print(f"{task}: {len(rows)} pairs in {name}", flush=True)
 
 
+def turning(record: Mapping[str, Any]) -> dict[str, float]:
+    """What best-of-n against the verifier says, from the curve in the content of `evaluation.json`.
+
+    `bon_turn` is sqrt(KL) of the n with the most right answers, KL = log n - (n - 1) / n (2210.10760): 0 where choosing
+    only harms, the largest where the curve rises to its end. `bon_gain` is the change from one answer to the most.
+    """
+    ns = np.array(record["best_of_n"]["n"], dtype=np.float64)
+    right = [one["estimate"] for one in record["best_of_n"]["failures_wrong"]["bon_min"]["accuracy"]]
+    at = ns[int(np.argmax(right))]
+    return {"bon_turn": float(np.sqrt(np.log(at) - (at - 1) / at)), "bon_gain": right[-1] - right[0]}
+
+
+def forecasts(table: GateTable) -> list[str]:
+    """Rank correlation of each feature with the change of success, and what it adds to `auroc` on tasks left out."""
+    auroc, lines = table.columns(["auroc"])[:, 0], []
+    for name in sorted(set(table.names) - {"row_auroc"}):
+        x_N_F = np.stack([auroc, table.columns([name])[:, 0]], axis=1)
+        alone, both = np.empty(len(table)), np.empty(len(table))
+        for task in table.tasks:
+            inside = table.tasks_N == task
+            ranks = ranks_among(x_N_F[inside], x_N_F[~inside])
+            alone[inside], both[inside] = ranks[:, 0], ranks.mean(axis=1)
+        own = correlation(x_N_F[:, 1], table.gains_N, reps=2000, seed=0)
+        more = correlation(both, table.gains_N, reps=2000, seed=0, minus_N=alone)
+        lines.append(
+            f"{name}: correlation with the change {signed(asdict(own))}; added to auroc {signed(asdict(more))}"
+        )
+    return lines
+
+
 def rows(plan: StudyPlan) -> list[dict[str, Any]]:
     """The rows of all reward models of the study, those of the judges among them."""
     assert plan.study.compare is not None
@@ -144,7 +177,12 @@ def rows(plan: StudyPlan) -> list[dict[str, Any]]:
             evaluate_text(ScriptedJudge(**source.model.params), config.text_evaluate, folder)
         reward = {"use_reward_model": True, "sources": {"model": {"model": {"checkpoint_path": str(folder)}}}}
         runs[i] = replace(run, config_text=json.dumps({**run.config, "reward": reward}))  # where its card lies
-    return gate_rows(replace(study, runs=tuple(runs)))
+    found = gate_rows(replace(study, runs=tuple(runs)))
+    for row in found:
+        card = Path(plan.study.work_dir) / "models" / row["task"] / row["family"] / RECORD
+        measured = turning(json.loads(card.read_text(encoding="utf-8")))
+        row |= {PREFIX + name: value for name, value in measured.items()}
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -164,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             found = rows(plan)
             out = Path(plan.study.work_dir) / ROWS
             write_text(out, "".join(f"{json.dumps(row)}\n" for row in found))
-            print(f"{len(found)} reward models in {out}")
+            print(f"{len(found)} reward models in {out}", *forecasts(read_gate_table(out)), sep="\n")
     except GuerdonError as error:
         sys.exit(f"error: {error}")
 

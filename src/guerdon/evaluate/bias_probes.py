@@ -130,6 +130,7 @@ def bias_probes(
         return [[known[one.asked, one.text] for one in group] for group in groups]
 
     found: dict[ProbeName, BiasEffect] = {}
+    groups: list[tuple[Pair, ...]]
     for name in settings.names:
         if name == "order":
             if not model.info.compares:

@@ -151,7 +151,7 @@ class BiasProbeSettings(Settings):
     names: tuple[ProbeName, ...] = Field(
         get_args(ProbeName), min_length=1, description="which; those that do not apply to a model are left out"
     )
-    prompts: int = Field(100, ge=2, description="at most so many, drawn")
+    prompts: int = Field(50, ge=2, description="at most so many, drawn")
 
 
 class ThirdPartySettings(Settings):
