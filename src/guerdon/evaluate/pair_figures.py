@@ -1,4 +1,4 @@
-"""ResponsePairs of responses in an evaluation: reading them, calibration, accuracy without length, and the lines of a card.
+"""Pairs of responses in an evaluation: reading them, calibration, accuracy without length, and the lines of a card.
 
 A pair is a right and a wrong response to a prompt, d the value of the right one minus that of the wrong one. The pairs
 of a prompt weigh 1 together; intervals resample prompts.
