@@ -19,7 +19,6 @@ from typing import Any
 from guerdon import atomic, provenance
 from guerdon.atomic import held
 from guerdon.compare.jobs import Job, Outcome, run_jobs
-from guerdon.compare.results import read_lines
 from guerdon.config import Tree, apply_overrides, holds, merge, read_yaml, resolve_refs, to_yaml, validate
 from guerdon.cores import usable_cores
 from guerdon.durations import duration
@@ -403,7 +402,9 @@ def _budgeted(runs: Sequence[_Planned]) -> list[_Planned]:
         for name, source in config.reward.sources.items():
             model = source.model
             if isinstance(model, JudgeModelSettings) and model.max_usd is not None and model.cache_dir is None:
-                rows = read_lines(job.folder / "judge" / name / "calls.jsonl")[0]
+                from guerdon.compare.results import read_lines  # imports scipy
+
+                rows = read_lines((job.folder or Path()) / "judge" / name / "calls.jsonl")[0]
                 calls = {row.get("ended", row.get("begun")): row for row in rows}  # its end, where it has one
                 spent = sum(row.get("usd", 0.0) + row.get("usd_at_most", 0.0) for row in calls.values())
                 judged.setdefault((name, model.max_usd), {})[job.name] = spent
