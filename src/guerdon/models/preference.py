@@ -31,8 +31,8 @@ from guerdon.models.sequence_classifier import SequenceClassifier
 from guerdon.models.text_inputs import Reading, asked_messages, hidden_at
 from guerdon.models.text_load import find_text_model
 from guerdon.models.text_model import CARD, TextModelCard, TextRewardModel, read_card
-from guerdon.policies.text import TextPolicy
 from guerdon.policies.pretrained import read_tokenizer
+from guerdon.policies.text import TextPolicy
 from guerdon.policies.text_files import check_written, read_classifier
 from guerdon.policies.tokens import conversation_ids, pad_id
 from guerdon.types import IntArray, RewardInfo

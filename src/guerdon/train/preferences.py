@@ -263,7 +263,8 @@ def length_terms(rewards_N_2: Tensor, lengths_N: Tensor, weight_2_H: Tensor) -> 
     centred_N_2 = rewards_N_2 - rewards_N_2.mean(dim=0)
     length_N = functional.normalize(lengths_N - lengths_N.mean(), dim=0)
     quality, length = length_N @ functional.normalize(centred_N_2, dim=0)
-    return quality.abs() - length + functional.cosine_similarity(*weight_2_H, dim=0).abs()
+    both_2_H = functional.normalize(weight_2_H, dim=1)
+    return quality.abs() - length + both_2_H.prod(dim=0).sum().abs()  # type: ignore[no-any-return]
 
 
 class PreferenceTrainer(RewardTrainer):
@@ -326,7 +327,7 @@ class PreferenceTrainer(RewardTrainer):
         items, body = [self._items[row] for row in rows], self.state.global_step >= self.head_steps
         logits = self._reward.lesson_logits([self._pairs.readings[i] for item in items for i in item], body=body)
         ranks = [torch.tensor(self._pairs.ranks[row], device=logits.device) for row in rows]
-        split = logits.split([len(item) for item in items])
+        split = torch.split(logits, [len(item) for item in items])
         terms = torch.stack([list_terms(own, rank) for own, rank in zip(split, ranks, strict=True)])
         return (terms if self._times_P_K is None else terms * self._times_P_K[rows].to(terms)).mean(dim=1).sum()
 
