@@ -230,7 +230,7 @@ def test_a_group_of_equal_answers_has_nothing_to_compare_and_nothing_failed(tmp_
 def test_rubrics_and_true_answers_of_prompts_reach_the_judge(tmp_path):
     rows = [
         {"question": "aa", "answer": "1", "rubric": [{"criterion": "It is one.", "points": 2}]},
-        {"question": "bb", "answer": "2", "rubric": '["It is two."]'},
+        {"question": "bb", "reference_answer": "2", "rubric": '["It is two."]'},
     ]
     path = tmp_path / "rows.jsonl"
     rows += [{**row, "question": row["question"] * 2} for row in rows]  # one of four is held out

@@ -11,14 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from guerdon.errors import ConfigError, DataError
+from guerdon.errors import CheckpointError, ConfigError, DataError
+from guerdon.models.preference import average_models
 from guerdon.models.text_load import load_text_model
 from guerdon.models.text_model import TextModelCard, read_card
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train import PreferenceTrainSettings
-from guerdon.train.preferences import pair_quality, preference_terms, read_preference_data
-from guerdon.train.text import check_training, train_text_model
+from guerdon.train.preferences import (
+    length_terms,
+    list_terms,
+    make_pair_lessons,
+    pair_quality,
+    preference_terms,
+    read_preference_data,
+)
+from guerdon.train.text import check_training, start_model, train_text_model
 from guerdon.types import Episode
 
 torch.set_num_threads(1)
@@ -68,6 +76,39 @@ def test_davidsons_three_outcomes_are_a_distribution(a, b, log_ties):
 @given(st.floats(-5, 5), st.floats(-5, 5))
 def test_davidson_without_ties_is_bradley_terry(a, b):
     assert terms(a, b, log_ties=-30.0) == pytest.approx(terms(a, b), abs=1e-4)
+
+
+def ranked(rewards, ranks):
+    return list_terms(torch.tensor(rewards, dtype=torch.float64)[:, None], torch.tensor(ranks)).item()
+
+
+def test_plackett_luce_by_hand():
+    a, b, c = (math.exp(one) for one in (2.0, 0.5, -1.0))
+    assert ranked([2.0, 0.5, -1.0], [0, 1, 2]) == pytest.approx(-math.log(a / (a + b + c)) - math.log(b / (b + c)))
+    assert ranked([0.5, -1.0, 2.0], [1, 2, 0]) == pytest.approx(ranked([2.0, 0.5, -1.0], [0, 1, 2]))
+    assert ranked([2.0, 0.5], [0, 1]) == pytest.approx(terms(2.0, 0.5), rel=1e-5)
+    # two that share the first place, each chosen among all three (Breslow)
+    assert ranked([2.0, 0.5, -1.0], [0, 0, 2]) == pytest.approx(-math.log(a / (a + b + c)) - math.log(b / (a + b + c)))
+    assert ranked([2.0, 0.5, -1.0], [0, 3, 3]) == pytest.approx(-math.log(a / (a + b + c)))
+
+
+@given(st.lists(st.floats(-4, 4), min_size=2, max_size=4))
+def test_all_orders_of_a_list_are_a_distribution(rewards):
+    whole = sum(math.exp(-ranked(rewards, list(order))) for order in itertools.permutations(range(len(rewards))))
+    assert whole == pytest.approx(1, abs=1e-6)
+
+
+def test_odins_terms_by_hand():
+    rng = np.random.default_rng(0)
+    rewards, lengths, weight = rng.normal(size=(9, 2)), rng.integers(1, 30, 9).astype(float), rng.normal(size=(2, 5))
+    found = length_terms(*(torch.from_numpy(one) for one in (rewards, lengths, weight)))
+    quality, length = (np.corrcoef(rewards[:, k], lengths)[0, 1] for k in range(2))
+    cosine = weight[0] @ weight[1] / np.linalg.norm(weight[0]) / np.linalg.norm(weight[1])
+    assert float(found) == pytest.approx(abs(quality) - length + abs(cosine))
+    same = length_terms(torch.from_numpy(rewards), torch.full((9,), 7.0).double(), torch.eye(2))
+    assert float(same) == pytest.approx(0.0)  # lengths that are all equal correlate with nothing
+    perfect = torch.tensor([[1.0, 0.0], [-1.0, 1.0], [-1.0, 2.0], [1.0, 3.0]])
+    assert float(length_terms(perfect, torch.arange(4.0), torch.eye(2))) == pytest.approx(-1.0, abs=1e-6)
 
 
 def test_quality_of_pairs():
@@ -234,6 +275,93 @@ def test_ratings_are_learned_by_regression_and_weighted_afterwards(tmp_path):
     assert np.mean(scores[::2]) - np.mean(scores[1::2]) > 2
 
 
+def lists(n=60):
+    return [
+        {"prompt": p, "responses": [f"{good} sea;", good, bad], "scores": [3, 2, 1]} for p, good, bad in answers(n=n)
+    ]
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_a_ranked_list_is_learned_as_a_whole(tmp_path, members):
+    tied = [{"prompt": "road?", "responses": ["good", "bad", "sea"], "scores": [1, 1, 1]}]
+    found = trained(tmp_path, lists() + tied, ranking="list", members=members, val_split=0.3)
+    assert found.metrics["lists"] + found.metrics["val_pairs"] / 3 + found.metrics["left_out"].get("only_ties", 0) == 61
+    assert found.metrics["pair_accuracy"] > 0.8
+
+
+def test_lists_keep_their_order_without_what_is_too_long_and_ties_are_counted(tmp_path):
+    rows = [*lists(2), {"prompt": "a?", "responses": ["good", "bad " * 40, "sea"], "scores": [1, 9, 1]},
+            {"prompt": "b?", "responses": ["good", "bad", "sea"], "scores": [1, 9, 1]}]  # fmt: skip
+    settings = settings_for(tmp_path, rows, ranking="list", max_length=60, val_split=0)
+    study = Study.model_validate({"train": {"rm": settings.model_dump(mode="json", exclude_unset=True)}})
+    model = start_model(settings, study.text_default, separator="")
+    found = make_pair_lessons(model, read_preference_data(settings).train, settings, ranking="list")
+    assert found.items == [(0, 1, 2), (3, 4, 5), (9, 8, 10)]
+    assert found.ranks == [(0, 1, 2), (0, 1, 2), (0, 1, 1)]
+    assert found.counts == {"too_long": 1, "only_ties": 1}
+
+
+def liked_for_length_too(n=240):
+    """Pairs drawn by Bradley and Terry from 2 for a good answer and 0.7 for each word after it, in all combinations."""
+    rng = np.random.default_rng(3)
+    for prompt, good, bad in answers(n=n):
+        kinds, words = rng.integers(0, 2, 2), rng.integers(0, 6, 2)
+        texts = [(bad, good)[kind] + " sea" * more for kind, more in zip(kinds, words, strict=True)]
+        worth = 2.0 * kinds + 0.7 * words
+        first = int(rng.random() < sigma(worth[1] - worth[0]))
+        yield {"prompt": prompt, "chosen": texts[first], "rejected": texts[1 - first]}
+
+
+def test_odins_reward_depends_less_on_length_and_the_head_of_length_is_not_stored(tmp_path):
+    every = [(prompt, answer + " sea" * more) for prompt, *both in answers(seed=5, n=6)
+             for answer in both for more in range(6)]  # fmt: skip
+    kept = [Episode(id=str(k), task=prompt, texts=(text,)) for k, (prompt, text) in enumerate(every)]
+    good = np.array([text.startswith("good") for _, text in every])
+    found = {}
+    for coef in (0.0, 1.0):
+        folder = trained(tmp_path, list(liked_for_length_too()), length_coef=coef, save_dir=str(tmp_path / str(coef)))
+        scores = np.array([one.total for one in load_text_model(str(folder.folder)).score(kept)])
+        found[coef] = np.corrcoef(scores, [len(text) for _, text in every])[0, 1]
+        assert scores[good].mean() > scores[~good].mean()
+        classifier = AutoModelForSequenceClassification.from_pretrained(folder.folder)
+        assert classifier.config.num_labels == 1
+        assert read_card(folder.folder).outputs == {"reward": 1.0}
+    assert abs(found[1.0]) < found[0.0] - 0.2
+
+
+def test_averaged_weights_by_hand(tmp_path):
+    from safetensors.torch import load_file
+
+    runs = [trained(tmp_path, pairs(40), max_steps=4, seed=0, learning_rate=rate, save_dir=str(tmp_path / str(rate)))
+            for rate in (5e-3, 1e-2, 2e-2)]  # fmt: skip
+    out = average_models([str(run.save_dir) for run in runs], tmp_path / "mean")
+    own = [load_file(run.folder / "model.safetensors") for run in runs]
+    mean = load_file(out / "model.safetensors")
+    assert mean.keys() == own[0].keys()
+    for name, weight in mean.items():
+        wanted = sum(one[name].double() for one in own) / 3
+        torch.testing.assert_close(weight.double(), wanted, atol=1e-6, rtol=1e-5)
+        assert weight.dtype == torch.float32
+    assert any(not torch.equal(own[0][name], own[1][name]) for name in mean)
+    assert all(one.failure is None for one in load_text_model(str(out)).score(episodes()))
+    assert read_card(out).training == {"averaged": [str(run.folder) for run in runs]}
+
+
+def test_models_that_cannot_be_averaged_are_refused(tmp_path):
+    plain, other = (trained(tmp_path, pairs(20), max_steps=1, save_dir=str(tmp_path / str(k)), tiny={**TINY, **more})
+                    for k, more in enumerate(({}, {"hidden_size": 16})))  # fmt: skip
+    members = trained(tmp_path, pairs(20), max_steps=1, members=2, save_dir=str(tmp_path / "m"))
+    for folders, said in (
+        ([plain], "at least two"), ([plain, plain], "twice"), ([plain, other], "other shapes"),
+        ([plain, members], "other kind"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=said):
+            average_models([str(one.folder) for one in folders], tmp_path / "out")
+    with pytest.raises(CheckpointError, match="no reward model of guerdon"):
+        average_models([str(plain.folder), str(tmp_path / "none")], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_several_right_responses_weigh_as_one_comparison(tmp_path):
     rows = [
         {"prompt": p, "chosen": [good, good + " sea;"], "rejected": [bad, bad + " sea;"]}
@@ -315,7 +443,16 @@ def test_other_data_is_refused_with_what_it_has(tmp_path, rows, keys, error, sai
 
 
 @pytest.mark.parametrize(
-    "keys", [{"attributes": {"a": 1}, "members": 2}, {"member_reward": "mean"}, {"members": 2, "deviations": 2.0}]
+    "keys",
+    [
+        {"attributes": {"a": 1}, "members": 2},
+        {"member_reward": "mean"},
+        {"members": 2, "deviations": 2.0},
+        {"ranking": "list", "margin_coef": 1.0},
+        {"ranking": "list", "length_coef": 1.0},
+        {"members": 2, "length_coef": 1.0},
+        {"attributes": {"a": 1}, "ranking": "list"},
+    ],
 )
 def test_keys_that_do_nothing_are_refused(tmp_path, keys):
     with pytest.raises((ValueError, ConfigError)):

@@ -171,9 +171,9 @@ class JudgeModel:
         wanted = {repr(one): one for one in (item.request for item in self._planned(episodes)[0])}
         known = self._client.knows if isinstance(self._client, HttpLLMClient) else lambda request: False
         new = [one for one in wanted.values() if not known(one)]
-        read = sum(one.max_prompt_tokens for one in new) / BYTES_PER_TOKEN
+        read = sum(one.max_prompt_tokens for one in new) // BYTES_PER_TOKEN
         verdicts = sum(str(one.schema).count("'reason':") for one in new)
-        most = float(sum(one.max_tokens for one in new))
+        most = sum(one.max_tokens for one in new)
         judge, max_usd = self._settings.judge, self._settings.max_usd
         lines = call_lines(judge, len(new), (read, PER_STEP_WRITTEN * verdicts, most), "no", max_usd)
         done = {"replies on disk": str(len(wanted) - len(new))} if len(wanted) > len(new) else {}

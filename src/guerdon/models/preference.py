@@ -23,15 +23,17 @@ import torch
 from torch import Tensor, nn
 
 from guerdon.atomic import sealed_folder
-from guerdon.errors import ConfigError
+from guerdon.errors import CheckpointError, ConfigError
 from guerdon.finite import refuse_to_write
 from guerdon.hub import quietly
 from guerdon.models import checkpoint
 from guerdon.models.sequence_classifier import SequenceClassifier
 from guerdon.models.text_inputs import Reading, asked_messages, hidden_at
-from guerdon.models.text_model import CARD, TextModelCard, TextRewardModel
+from guerdon.models.text_load import find_text_model
+from guerdon.models.text_model import CARD, TextModelCard, TextRewardModel, read_card
+from guerdon.policies.pretrained import read_tokenizer
 from guerdon.policies.text import TextPolicy
-from guerdon.policies.text_files import check_written
+from guerdon.policies.text_files import check_written, read_classifier
 from guerdon.policies.tokens import conversation_ids, pad_id
 from guerdon.types import IntArray, RewardInfo
 
@@ -101,7 +103,11 @@ class PreferenceModel(TextRewardModel):
 
         model = self.policy.base.model
         config = copy.deepcopy(model.config)
-        config.num_labels, config.pad_token_id = len(self.card.outputs), pad_id(self.tokenizer)
+        rated = self.card.loss == "regression"
+        kept = [k for k, weight in enumerate(self.card.outputs.values()) if weight or rated]  # without that of length
+        names = list(self.card.outputs)
+        changes = {"outputs": {names[k]: self.card.outputs[names[k]] for k in kept}, **changes}
+        config.num_labels, config.pad_token_id = len(kept), pad_id(self.tokenizer)
         try:
             with torch.device("meta"):
                 classifier = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
@@ -111,7 +117,7 @@ class PreferenceModel(TextRewardModel):
             refuse_to_write(self.policy.named_parameters(), folder)
             wanted = classifier.state_dict().keys()
             own = {name: w.float().cpu().contiguous() for name, w in self.policy.merged_weights() if name in wanted}
-            own |= {name: self.head.weight.detach().float().cpu() for name in wanted - own.keys()}
+            own |= {name: self.head.weight[kept].detach().float().cpu() for name in wanted - own.keys()}
             refuse_to_write(own, folder)
             with sealed_folder(folder) as temporary, quietly():
                 classifier.save_pretrained(temporary, state_dict=own)
@@ -126,3 +132,47 @@ class PreferenceModel(TextRewardModel):
     ) -> SequenceClassifier:
         """The stored model, for scoring."""
         return SequenceClassifier(str(folder), micro_batch_size=micro_batch_size, device=device, card=card)
+
+
+def average_models(folders: Sequence[str], out: Path) -> Path:
+    """Write the classifier whose weights are the mean of those of several (WARM, Rame et al. 2024, 2401.12187).
+
+    The models must have been trained from the same language model, for example with other seeds and learning rates;
+    means of weights of unrelated models are of no use.
+
+    Args:
+        folders: of models of type `preference`.
+        out: replaced if it exists.
+
+    Raises:
+        ConfigError: there are fewer than two, one is named twice, or they are of different kinds or shapes.
+        CheckpointError: one cannot be read.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    found = [find_text_model(one) for one in folders]
+    for name, folder in zip(folders, found, strict=True):
+        if folder is None:
+            raise CheckpointError(f"{name}: there is no reward model of guerdon")
+    homes = [folder for folder in found if folder is not None]
+    if len(homes) < 2 or len(set(homes)) < len(homes):
+        raise ConfigError(f"name at least two models, none of them twice: {', '.join(folders)}")
+    cards = [read_card(home) for home in homes]
+    what = [(one.kind, one.loss, dict(one.outputs), one.combine, one.adapters) for one in cards]
+    mean: dict[str, Tensor] = {}
+    for home, own in zip(homes, what, strict=True):
+        if own != what[0] or own[0] != "preference" or own[4]:
+            raise ConfigError(f"{home} is of another kind than {homes[0]}, or not a preference model in one folder")
+        classifier = read_classifier(AutoModelForSequenceClassification, str(home), "the reward model")
+        weights = {name: w.double() if w.is_floating_point() else w for name, w in classifier.state_dict().items()}
+        if mean and {n: w.shape for n, w in weights.items()} != {n: w.shape for n, w in mean.items()}:
+            raise ConfigError(f"the weights of {home} have other shapes than those of {homes[0]}")
+        share = {name: w / len(homes) if w.is_floating_point() else w for name, w in weights.items()}
+        mean = {n: mean[n] + w if mean and w.is_floating_point() else w for n, w in share.items()}
+    classifier.load_state_dict(mean)
+    with sealed_folder(out) as temporary, quietly():
+        classifier.save_pretrained(temporary)
+        read_tokenizer(str(homes[0])).save_pretrained(temporary)
+        card = replace(cards[0], training={"averaged": [str(home) for home in homes]})
+        checkpoint.write_card(temporary / CARD, card)
+    return out

@@ -392,7 +392,7 @@ def _estimate_calls(
 
 
 def call_lines(
-    judge: JudgeSettings, calls: int, tokens: tuple[float, float, float], when: str, max_usd: float | None
+    judge: JudgeSettings, calls: int, tokens: tuple[int, int, int], when: str, max_usd: float | None
 ) -> dict[str, str]:
     """Calls, tokens and dollars of a judge, in words.
 

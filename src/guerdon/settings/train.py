@@ -475,14 +475,33 @@ class PreferenceTrainSettings(_HeadSettings):
         default_factory=dict, description="names that a layout uses, and what these columns are called in the data"
     )
     loss: Literal["bradley_terry"] = "bradley_terry"
+    ranking: Literal["pairs", "list"] = only_with(
+        "pairs",
+        attributes={},
+        description="what a comparison of several responses teaches: each better one against each worse one, or the "
+        "order of all (Plackett and Luce; 2301.11270)",
+    )
+    length_coef: float = only_with(
+        0.0,
+        ge=0,
+        attributes={},
+        ranking="pairs",
+        members=1,
+        description="train a second head that explains preferences by length, and keep the first free of it (ODIN, "
+        "2402.07319): the weight of its two terms; 0: no such head. The second head is not stored",
+    )
     margin_coef: float = only_with(
-        0.0, ge=0, attributes={}, description="factor of the margins in the data, which the loss requires"
+        0.0,
+        ge=0,
+        attributes={},
+        ranking="pairs",
+        description="factor of the margins in the data, which the loss requires",
     )
     label_smoothing: float = only_with(
-        0.0, ge=0, lt=0.5, attributes={}, description="share of the judgements taken to be wrong"
+        0.0, ge=0, lt=0.5, attributes={}, ranking="pairs", description="share of the judgements taken to be wrong"
     )
     center_coef: float = only_with(
-        0.0, ge=0, attributes={}, description="weight of the squared sum of both rewards (2312.09244)"
+        0.0, ge=0, attributes={}, ranking="pairs", description="weight of the squared sum of both rewards (2312.09244)"
     )
     attributes: dict[str, float] = Field(
         default_factory=dict,

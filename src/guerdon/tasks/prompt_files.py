@@ -48,7 +48,7 @@ ReadDataSettings = FilesDataSettings | GSM8KDataSettings | HubDataSettings
 
 _QUESTIONS = ("question", "problem", "query", "prompt")
 _TASKS = {"test_list": "text", "public_test_cases": "question_content"}  # of MBPP and LiveCodeBench, by their tests
-_ANSWERS = ("ground_truth", "answer", "final_answer", "expected_answer", "target")
+_ANSWERS = ("ground_truth", "answer", "final_answer", "expected_answer", "target", "reference_answer")
 _SOLUTIONS = ("solution", "rationale", "generated_solution")
 MOST_SKIPPED = 0.05  # of a file's rows
 MOST_PARSED = 256  # of a file

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -45,16 +45,21 @@ class PairLessons(Lessons):
         margins: by how much the first of each pair is better, in the unit of the data.
         tied: whether the two were judged equally good.
         item_weights: of each item; the pairs of one comparison weigh 1 together.
+        ranks: of lists, the rank of each member of an item, 0 for the best; empty: items are pairs or single.
+        lengths: of each response in tokens, where the training needs them.
     """
 
     items: list[tuple[int, ...]] = field(default_factory=list)
     margins: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
     tied: np.ndarray = field(default_factory=lambda: np.zeros(0, np.bool_))
     item_weights: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
+    ranks: list[tuple[int, ...]] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
 
     def digest(self) -> str:
         """A hash of everything that a model is trained on."""
         plain = [self.items, self.margins.tolist(), self.tied.tolist(), self.item_weights.tolist()]
+        plain += [one for one in (self.ranks, self.lengths) if one]
         return hashlib.sha256(f"{super().digest()}{plain}".encode()).hexdigest()
 
 
@@ -72,8 +77,8 @@ class PreferenceData:
     def lessons(self, model: TextRewardModel, settings: TextTrainSettings) -> tuple[PairLessons, PairLessons]:
         """As the model reads them."""
         assert isinstance(settings, PreferenceTrainSettings)
-        train, held = (make_pair_lessons(model, part, settings) for part in (self.train, self.held_out))
-        return train, held
+        train = make_pair_lessons(model, self.train, settings, ranking=settings.ranking)
+        return train, make_pair_lessons(model, self.held_out, settings)
 
     def facts(self) -> dict[str, Any]:
         """What the card says of the data."""
@@ -127,13 +132,19 @@ def _kind(one: Comparison, settings: PreferenceTrainSettings) -> str:
 
 @doing("preparing the data")
 def make_pair_lessons(
-    model: TextRewardModel, comparisons: Sequence[Comparison], settings: PreferenceTrainSettings
+    model: TextRewardModel,
+    comparisons: Sequence[Comparison],
+    settings: PreferenceTrainSettings,
+    *,
+    ranking: Literal["pairs", "list"] = "pairs",
 ) -> PairLessons:
     """Comparisons as the model reads them; responses that do not fit are counted, with the pairs that they are in."""
     readings: list[Reading] = []
     targets, questions, solutions = [], [], []
     items: list[tuple[int, ...]] = []
     margins, tied, weights = [], [], []
+    ranks: list[tuple[int, ...]] = []
+    lengths: list[int] = []
     counts: Counter[str] = Counter()
     for number, one in enumerate(comparisons):
         places: list[int | None] = []
@@ -150,19 +161,33 @@ def make_pair_lessons(
             targets.append(np.array(label, dtype=np.float32))
             questions.append(one.prompt)
             solutions.append(number)
+            if settings.length_coef:
+                lengths.append(len(model.tokenizer.encode(response.text, add_special_tokens=False)))
         if len(own := [i for i in places if i is not None]) > 1:  # what they have in common is read once
             start = common_start([readings[i].ids for i in own], [int(model.places(readings[i])[0]) for i in own])
             readings[own[0] :] = [replace(readings[i], start=start) for i in own]
         pairs = _pairs(one, places)
+        if ranking == "list" and len(one.responses) > 1:
+            pairs, orders = _lists(one, places)
+            ranks += orders
+            counts["only_ties"] += not pairs
         items += pairs
         margins += [one.margin or 0.0] * len(pairs)
         tied += [one.ranks[0] == one.ranks[-1] and len(one.responses) == 2] * len(pairs)
         weights += [1.0 / max(len(pairs), 1)] * len(pairs)
     known = [np.ones(len(t), dtype=np.float32) for t in targets]
     return PairLessons(
-        readings, targets, known, solutions, questions, dict(counts), items, np.array(margins, np.float32),
-        np.array(tied, np.bool_), np.array(weights, np.float32),
+        readings, targets, known, solutions, questions, dict(+counts), items, np.array(margins, np.float32),
+        np.array(tied, np.bool_), np.array(weights, np.float32), ranks, lengths,
     )  # fmt: skip
+
+
+def _lists(one: Comparison, places: Sequence[int | None]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """The responses from best to worst and their ranks; none where all that remain are equally good."""
+    known = sorted((rank, place) for rank, place in zip(one.ranks, places, strict=True) if place is not None)
+    if len({rank for rank, _ in known}) < 2:
+        return [], []
+    return [tuple(place for _, place in known)], [tuple(rank for rank, _ in known)]
 
 
 def _pairs(one: Comparison, places: Sequence[int | None]) -> list[tuple[int, ...]]:
@@ -213,6 +238,39 @@ def preference_terms(
     return loss + center * (better_P_K + worse_P_K) ** 2
 
 
+def list_terms(rewards_L_K: Tensor, ranks_L: Tensor) -> Tensor:
+    """-log likelihood of a ranking by the model of Plackett (1975) and Luce (1959), (K,).
+
+    The best is chosen among all, the next among the rest, and so on; of two responses this is the loss of Bradley and
+    Terry. Responses of one rank are each chosen among themselves and all worse ones (Breslow 1974).
+
+    Args:
+        rewards_L_K: of the responses.
+        ranks_L: smaller is better.
+    """
+    left_L_L = ranks_L[None, :] >= ranks_L[:, None]
+    others = torch.where(left_L_L[:, :, None], rewards_L_K[None], -torch.inf).logsumexp(dim=1)
+    return (others - rewards_L_K)[ranks_L < ranks_L.max()].sum(dim=0)
+
+
+def length_terms(rewards_N_2: Tensor, lengths_N: Tensor, weight_2_H: Tensor) -> Tensor:
+    """What ODIN adds to the loss of a batch (2402.07319), a scalar.
+
+    |corr(quality, length)| - corr(length reward, length), by Pearson, and the absolute cosine of the weights of the two
+    heads, which are to be orthogonal. A correlation with something constant is 0.
+
+    Args:
+        rewards_N_2: quality, and the reward of length.
+        lengths_N: of the responses.
+        weight_2_H: of the two heads.
+    """
+    centred_N_2 = rewards_N_2 - rewards_N_2.mean(dim=0)
+    length_N = functional.normalize(lengths_N - lengths_N.mean(), dim=0)
+    quality, length = length_N @ functional.normalize(centred_N_2, dim=0)
+    both_2_H = functional.normalize(weight_2_H, dim=1)
+    return quality.abs() - length + both_2_H.prod(dim=0).sum().abs()  # type: ignore[no-any-return]
+
+
 class PreferenceTrainer(RewardTrainer):
     """Trainer over pairs, labelled or rated responses.
 
@@ -240,9 +298,13 @@ class PreferenceTrainer(RewardTrainer):
         super().__init__(model, train, val, settings, folder)
 
     def items(self, lessons: Lessons, settings: TextTrainSettings) -> list[Item]:
-        """Pairs of responses, or single ones."""
+        """Pairs or lists of responses, or single ones."""
         assert isinstance(lessons, PairLessons)
         return lessons.items
+
+    def parts(self, rows: list[int]) -> list[list[int]]:
+        """As of `RewardTrainer`; a batch in which lengths are correlated with rewards is one forward pass."""
+        return [rows] if self._settings.length_coef else super().parts(rows)
 
     def weight(self, rows: list[int]) -> float:
         """Weights of some items, over all members."""
@@ -250,12 +312,28 @@ class PreferenceTrainer(RewardTrainer):
 
     def loss_sum(self, model: nn.Module, rows: list[int]) -> Tensor:
         """Summed weighted loss of some items, the mean over members."""
+        if self._pairs.ranks:
+            return self._list_loss(rows)
         columns = [list(column) for column in zip(*(self._items[row] for row in rows), strict=True)]
         readings = [self._pairs.readings[i] for column in columns for i in column]
         body = self.state.global_step >= self.head_steps
         logits = self._reward.lesson_logits(readings, body=body).chunk(len(columns))
         terms = self._terms(self._pairs, rows, columns, logits)
+        if self._settings.length_coef:
+            lengths = torch.tensor([float(self._pairs.lengths[i]) for column in columns for i in column])
+            both = torch.cat(logits)
+            more = length_terms(both, lengths.to(both), cast(PreferenceModel, self._reward).head.weight)
+            return terms.sum() + self._settings.length_coef * more * self.weight(rows)
         return terms.sum() if self._times_P_K is None else (terms * self._times_P_K[rows].to(terms)).mean(dim=1).sum()
+
+    def _list_loss(self, rows: list[int]) -> Tensor:
+        """Summed loss of lists, the mean over members."""
+        items, body = [self._items[row] for row in rows], self.state.global_step >= self.head_steps
+        logits = self._reward.lesson_logits([self._pairs.readings[i] for item in items for i in item], body=body)
+        ranks = [torch.tensor(self._pairs.ranks[row], device=logits.device) for row in rows]
+        split = torch.split(logits, [len(item) for item in items])
+        terms = torch.stack([list_terms(own, rank) for own, rank in zip(split, ranks, strict=True)])
+        return (terms if self._times_P_K is None else terms * self._times_P_K[rows].to(terms)).mean(dim=1).sum()
 
     def _terms(
         self, lessons: PairLessons, rows: Sequence[int], columns: Sequence[Sequence[int]], logits: Sequence[Tensor]
@@ -263,6 +341,8 @@ class PreferenceTrainer(RewardTrainer):
         """Weighted loss of each item and member, (P, K); of ratings one column."""
         device, settings = logits[0].device, self._settings
         weights_P = torch.from_numpy(lessons.item_weights[rows]).to(device)
+        if settings.length_coef:
+            logits = [one.sum(dim=1, keepdim=True) for one in logits]
         if len(columns) == 2:
             log_ties = torch.stack([cast(PreferenceModel, one).head.log_ties for one in self._reward.members])
             terms = preference_terms(

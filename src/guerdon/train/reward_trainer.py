@@ -100,7 +100,7 @@ class RewardTrainer(BaseTrainer):
     def parts(self, rows: list[int]) -> list[list[int]]:
         """A batch in forward passes of like length."""
         longest = [max((self._lessons.readings[i] for i in self._items[row]), key=len) for row in rows]
-        size, each = distributed.even(len(rows), self._micro), len(self._items[0])
+        size, each = distributed.even(len(rows), self._micro), max(len(self._items[row]) for row in rows)
         return [[rows[k] for k in group] for group in buckets(longest, size, tokens=self._tokens, each=each)]
 
     def weight(self, rows: list[int]) -> float:

@@ -164,7 +164,8 @@ def _counts(train: Lessons, val: Lessons, left_out: Mapping[str, int]) -> dict[s
     """How many solutions, questions and labels were learned from, held out and left out."""
     if isinstance(train, PairLessons):
         assert isinstance(val, PairLessons)
-        judged: dict[str, Any] = {"pairs": len(train.items), "val_pairs": len(val.items), "ties": int(train.tied.sum())}
+        kind, ties = "lists" if train.ranks else "pairs", int(train.tied.sum())
+        judged: dict[str, Any] = {kind: len(train.items), "val_pairs": len(val.items), "ties": ties}
     else:
         right, wrong = train.classes()
         labels = int(sum((w > 0).sum() for w in train.weights))
@@ -275,6 +276,8 @@ def _outputs(settings: TextTrainSettings) -> dict[str, Any]:
     """Fields of the card about several outputs."""
     if isinstance(settings, PreferenceTrainSettings) and settings.attributes:
         return {"outputs": dict(settings.attributes)}
+    if isinstance(settings, PreferenceTrainSettings) and settings.length_coef:
+        return {"outputs": {"reward": 1.0, "length": 0.0}}
     if settings.members == 1:
         return {}
     members = {f"member_{k}": 1.0 for k in range(settings.members)}
