@@ -11,9 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,8 +29,6 @@ def main() -> None:
     options = parser.parse_args()
     if options.core is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {options.core})
-    for unused in ("wandb", "pkg_resources"):  # imported at the top, used only to upload results
-        sys.modules.setdefault(unused, types.ModuleType(unused))
     import torch
 
     torch.set_num_threads(1)
