@@ -59,6 +59,7 @@ SHORT = [
 ]  # fmt: skip
 
 
+@pytest.mark.timeout(900)  # seven processes, a loaded machine
 def test_a_short_study_runs_every_stage(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     for name in ("PROMPTS", "PAIRS", "TEST"):

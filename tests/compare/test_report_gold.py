@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
+from studies.preference_table import paired, table
 from synthetic_study import write_study
 
 from guerdon.compare.report import write_report
@@ -50,6 +51,18 @@ def test_the_turning_point_of_an_arm(tmp_path):
     assert "A: highest at sqrt(KL) 1.89" in page
 
 
+def test_the_table_of_results_pairs_arms_by_seed(tmp_path):
+    """B turns at the end, 4.0 - 1.89 later than A; its highest truth is 5, A's 1 + 1.89 * 2.11, times 1.05 in the mean."""
+    folder = study_of_truth(tmp_path / "study", {"A": TURNS, "B": RISES, "C": TURNS})
+    lines = table(folder).splitlines()
+    assert lines[2].startswith("| A | 3 | 1.05 ")
+    found = paired(read_study(folder), "B")
+    assert found["turn"].estimate == pytest.approx(4 - DISTANCES[9])
+    assert found["highest truth"].estimate == pytest.approx(1.05 * (RISES(4) - TURNS(DISTANCES[9])))
+    assert found["final truth of greedy answers"].estimate == 0
+    assert "C minus A, turn: 0.00" in lines
+
+
 def test_a_study_without_a_turn_says_that_it_shows_nothing(tmp_path):
     study = read_study(study_of_truth(tmp_path / "study", {"A": RISES, "B": TURNS, "C": TURNS}))
     (panel,) = gold_panels(study)
@@ -74,6 +87,7 @@ def test_best_of_n_of_a_card_stands_beside_the_runs(tmp_path):
     line = next(line for line in panel.lines if line.startswith("best of n: rm"))
     assert f"{best['gold'].turn.rise.estimate:+.2f}" in line
     assert "best of n: rm" in panel.svg
+    assert "gold reward, best of most samples minus one sample" in write_report(folder).read_text()
 
 
 def test_a_study_without_a_truth_or_a_kl_has_no_such_section(tmp_path):
