@@ -226,8 +226,12 @@ def flat_text_card(content: Row) -> dict[str, Any]:
         ns, points = choices.get("n"), mapping(curve).get("accuracy")
         if ns and isinstance(ns, list) and points and isinstance(points, list):
             metrics[f"{name} of {ns[-1]}"] = mapping(points[-1])
-    for name in (*sets, "prm_bench", "pairs", "best_of_n"):
-        counts = _inside(content, name, "failures")
+    gold = _inside(content, "over_optimisation")
+    if gains := _inside(gold, "gold").get("gain"):
+        metrics["gold reward, best of most samples minus one sample"] = mapping(gains[-1])
+        metrics["sqrt(KL) where gold is highest"] = _inside(gold, "gold", "turn", "place")
+    lost = [_inside(gold, "failures", name) for name in ("gold", *(() if choices else ("model",)))]
+    for counts in (*lost, *(_inside(content, name, "failures") for name in (*sets, "prm_bench", "pairs", "best_of_n"))):
         failures.update({str(k): int(v) for k, v in counts.items() if isinstance(v, int)})
     return {
         "model": _inside(content, "model"),
