@@ -378,7 +378,7 @@ def test_answers_that_are_too_long_are_counted(tmp_path):
     assert found.metrics["pairs"] == 30
 
 
-def ranked(rng, words=12):
+def various(rng, words=12):
     """Prompts of many words with a pair or a ranked list of responses of very different lengths."""
     said = [" ".join(rng.choice(WORDS, rng.integers(2, words))) for _ in range(4)]
     prompt = " ".join(rng.choice(WORDS, 8)) + "?"
@@ -396,7 +396,7 @@ def test_reading_prompts_once_changes_neither_loss_nor_gradients(tmp_path, monke
 
     rng = np.random.default_rng(4)
     settings = settings_for(
-        tmp_path, [ranked(rng) for _ in range(7)], val_split=0, tiny={**TINY, "layers": 2, "heads": 4, "kv_heads": 2}
+        tmp_path, [various(rng) for _ in range(7)], val_split=0, tiny={**TINY, "layers": 2, "heads": 4, "kv_heads": 2}
     )
     layouts = []
 
