@@ -54,7 +54,7 @@ def arm_curve(runs: list[RunRecord]) -> GoldCurve | None:
 
 def _measured(run: RunRecord) -> list[Row]:
     """The updates with a truth and a KL, which becomes that of a response."""
-    rows = []
+    rows: list[Row] = []
     for row in run.trains:
         step, truth, kl, length = (number(row, key) for key in ("step", TRUTH, "kl", "length"))
         if None not in (step, truth, kl, length):

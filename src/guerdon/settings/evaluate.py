@@ -121,8 +121,8 @@ class BestOfNSettings(Settings):
     ns: tuple[int, ...] | None = Field(None, description="numbers of samples; null: powers of two")
     gold: str | None = Field(
         None,
-        description="a reward model taken for the truth, named as for `guerdon score`: shows over-optimisation; answers "
-        "need no check then",
+        description="a reward model taken for the truth, named as for `guerdon score`: shows over-optimisation; "
+        "answers need no check then",
     )
 
     @model_validator(mode="after")
