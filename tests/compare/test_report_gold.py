@@ -52,7 +52,7 @@ def test_the_turning_point_of_an_arm(tmp_path):
 
 
 def test_the_table_of_results_pairs_arms_by_seed(tmp_path):
-    """B turns at the end, 4.0 - 1.89 later than A; its top truth is 5, A's 1 + 1.89 * 2.11, times 1.05 in the mean."""
+    """B turns at the end, 4.0 - 1.89 later than A; its highest truth is 5, A's 1 + 1.89 * 2.11, times 1.05."""
     folder = study_of_truth(tmp_path / "study", {"A": TURNS, "B": RISES, "C": TURNS})
     lines = table(folder).splitlines()
     assert lines[2].startswith("| A | 3 | 1.05 ")

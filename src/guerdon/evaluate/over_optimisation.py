@@ -106,8 +106,8 @@ def gold_curve(rewards_U_P: ArrayLike, sqrt_kl_U_P: ArrayLike, *, reps: int = 10
 
     def highest(weights_R_U: Float64) -> Float64:
         top_R = (weights_R_U @ rewards).argmax(axis=1)
-        found: Float64 = np.take_along_axis(weights_R_U @ distances, top_R[:, None], axis=1)[:, 0]
-        return np.asarray(found / weights_R_U.sum(axis=1))
+        found = np.take_along_axis(weights_R_U @ distances, top_R[:, None], axis=1)[:, 0] / weights_R_U.sum(axis=1)
+        return np.asarray(found, dtype=np.float64)
 
     place = bootstrap_weighted(highest, rows, reps=reps, seed=seed, n_undefined=lost)
     shown = verdict(rise) == "better" and verdict(fall) == "worse"
@@ -164,8 +164,8 @@ def best_of_n_record(
         if not isinstance(value, Failure) and not isinstance(gold, Failure):
             pairs[one.asked].append((value, gold))
     chosen = sorted(set(ns or [2**k for k in range(min(drawn.values()).bit_length())]))
-    own, gold_ones = ([[pair[k] for pair in of_one] for of_one in pairs.values()] for k in (0, 1))
-    found = best_of_n_gold(own, gold_ones, chosen, reps=reps, seed=seed)
+    by, got = ([[pair[k] for pair in of_one] for of_one in pairs.values()] for k in (0, 1))
+    found = best_of_n_gold(by, got, chosen, reps=reps, seed=seed)
     lost = {"gold": golds, "model": values}
     failures = {name: Counter(v.reason for v in row if isinstance(v, Failure)) for name, row in lost.items()}
     picture = gold_picture([(name, k, one) for k, (name, one) in enumerate(found.items())], title="Best of n")
