@@ -139,14 +139,14 @@ def test_pairs_and_prm_bench_from_files(tmp_path):
     model = Scripted(lambda e: [0.1 if "b" in text else 0.9 for text in e.texts])
     given = settings(pairs=str(tmp_path / "rb.jsonl"), prm_bench=str(tmp_path / "prm.jsonl"))
     record = evaluate_text(model, given, tmp_path / "out")
-    assert record["pairs"]["benchmark"] == "RewardBench"
+    assert record["pairs"]["benchmark"] == "preferences, by the rules of RewardBench"
     assert record["pairs"]["sections"]["Reasoning"]["measured"]["estimate"] == 1
     assert record["prm_bench"]["measured"]["prm_score"]["estimate"] == 1
     assert "attacks" not in record
     four = [{**rows[0], "chosen": ["good"], "rejected": ["bad", "bad", "good"], "subset": "Math"}]
     (tmp_path / "rb2.json").write_text(json.dumps(four))
     second = evaluate_text(model, settings(pairs=str(tmp_path / "rb2.json")), tmp_path / "out2")
-    assert second["pairs"]["benchmark"] == "RewardBench 2"
+    assert second["pairs"]["benchmark"] == "preferences, by the rules of RewardBench 2"
     assert second["pairs"]["subsets"]["Math"]["measured"]["estimate"] == 0.5
 
 

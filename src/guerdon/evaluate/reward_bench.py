@@ -378,10 +378,13 @@ def preference_figures(
     if name == "RM-Bench":
         return name, rm_bench(choices, values, reps=reps, seed=seed)
     if most > 2:
-        return "RewardBench 2", reward_bench_2(choices, values, reps=reps, seed=seed)
+        return name or "preferences, by the rules of RewardBench 2", reward_bench_2(
+            choices, values, reps=reps, seed=seed
+        )
     if name in ("JudgeBench", "PPE"):
         return name, pooled_bench(choices, values, ties=ties, reps=reps, seed=seed)
-    return "RewardBench", reward_bench(choices, values, ties=ties, reps=reps, seed=seed)
+    found = reward_bench(choices, values, ties=ties, reps=reps, seed=seed)
+    return name or "preferences, by the rules of RewardBench", found
 
 
 def reward_bench_2(

@@ -265,7 +265,7 @@ class _Suite:
         self.solutions["pairs"] = responses
         ties = self.settings.ties
         name, found = preference_figures(choices, values, ties=ties, **self.bootstrap)
-        worth = {} if name in ("RewardBench 2", "RM-Bench") else {"ties_worth": ties}
+        worth = {} if name == "RM-Bench" or name.endswith("RewardBench 2") else {"ties_worth": ties}
         pairs = pairs_of(choices, values)
         more = {"length": by_length(pairs, ties=ties, **self.bootstrap)}
         if self.logits:
