@@ -52,6 +52,10 @@ RUN_BY = {  # what tests run as it is
     "python studies/gate_report.py": "tests/evaluate/test_gate_report.py",
     "python studies/gate_report.py mine.parquet --picture gate.svg": "tests/evaluate/test_gate_report.py",
     "python studies/gate_text.py": "tests/examples/test_gate_text.py",
+    "python studies/gate_preferences.py prepare": "tests/examples/test_gate_preferences.py",
+    "python studies/gate_preferences.py rows": "tests/examples/test_gate_preferences.py",
+    "python studies/preference_pairs.py runs/preference": "tests/compare/test_preference_study.py",
+    "python studies/preference_table.py runs/preference": "tests/compare/test_report_gold.py",
     "python studies/gate.py prepare": "tests/examples/test_gate_study.py",
     "python studies/gate.py table runs/gate/gate.jsonl ... --out gate.parquet": "tests/examples/test_gate_study.py",
     "python examples/trl_grpo.py": "tests/integrations/test_trl.py",
@@ -64,6 +68,9 @@ FILLED_IN = {
     "questions=questions.jsonl": "questions=tests/questions.jsonl",
     "mine.parquet": "src/guerdon/evaluate/gate.parquet",
 }  # by a reader
+MADE = {  # instead of files that a script makes before
+    "configs/preference.yaml": ("data.path=tests/questions.jsonl", "data.val_size=1", "data.train_batch_size=1"),
+}  # fmt: skip
 README = {  # the page is kept short: why these are not run
     "python3 -m venv .venv": "make env, with which the checks begin, does the same",
     '.venv/bin/pip install -c constraints.txt -e ".[gymnasium,metaworld,video,text,serve,dev]"': "as above",
@@ -166,6 +173,7 @@ def dry_run(page, verb, words):
     words = [SHOWN.get((page, verb), word) if word == "study.yaml" else word for word in words]
     for name, given in FILLED_IN.items():
         words = [word.replace(name, given) for word in words]
+    words += [given for word in words for given in MADE.get(word, ())]
     variables = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     status, said = ended((verb, *(word for word in words if word != "--dry-run")), os.getcwd(), str(variables))
     missing = re.search(r"the package (\S+) is not installed: pip install", said)
