@@ -101,7 +101,7 @@ def run_speed(options: argparse.Namespace, folder: Path) -> str:
     """Throughput and memory of all arms, for both shapes of pairs."""
     make_shared(folder, SIZES[options.size])
     texts = []
-    for shape in SHAPE_NAMES:
+    for shape in options.shapes.split(","):
         write_rows(folder / f"{shape}.jsonl", make_pairs(8 * options.steps, SHAPES[shape], 3))
         results: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
         for repetition in range(options.repetitions):
@@ -227,6 +227,7 @@ def main() -> None:
     parser.add_argument("--core", type=int, default=0, help="the core that everything runs on")
     parser.add_argument("--repetitions", type=int, default=3, help="speed and score: of each measurement")
     parser.add_argument("--size", default="3M", choices=list(SIZES), help="speed and score: of the model")
+    parser.add_argument("--shapes", default=",".join(SHAPE_NAMES), help="speed: of the pairs")
     parser.add_argument("--steps", type=int, default=14, help="speed: gradient steps, the first two not timed")
     parser.add_argument("--pairs", type=int, default=2400, help="accuracy: to learn from")
     parser.add_argument("--held-out", type=int, default=2000, help="accuracy: held-out pairs")

@@ -23,6 +23,7 @@ from guerdon.models.preference import PreferenceModel
 from guerdon.models.text_load import load_text_model
 from guerdon.models.text_model import TextModelCard
 from guerdon.policies.text_files import load_policy
+from guerdon.progress import log_once
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Episode
 
@@ -140,6 +141,25 @@ def test_what_openrlhf_requires(folder, values, ids):
     with torch.no_grad():
         hidden = base(input_ids=batch["input_ids"], attention_mask=mask, position_ids=positions).last_hidden_state
     np.testing.assert_allclose((hidden[:, -1] @ head.T)[:, 0], values, atol=1e-4)  # the last attended token
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tokenizer", "told"),
+    [("qwen2", {"alphabet": "abc? "}, True), ("qwen2", {"tokenizer": "bytes"}, False), ("llama", {}, False)],
+)
+def test_a_tokenizer_that_other_packages_read_otherwise_is_said(tmp_path, capsys, architecture, tokenizer, told):
+    log_once.cache_clear()
+    tiny = {"architecture": architecture, "hidden_size": 16, "layers": 1, "heads": 2, **tokenizer}
+    policy = load_policy(TextPolicySettings(tiny=tiny, bf16=False), seed=0)
+    folder = PreferenceModel(policy, TextModelCard("preference", "conversation", "bradley_terry")).write(
+        tmp_path / "rm"
+    )
+    read = [
+        t("a b", add_special_tokens=False)["input_ids"]
+        for t in (policy.tokenizer, AutoTokenizer.from_pretrained(folder))
+    ]
+    assert (read[0] != read[1]) == told
+    assert ("AutoTokenizer reads qwen2 folders" in capsys.readouterr().err) == told
 
 
 @pytest.mark.slow

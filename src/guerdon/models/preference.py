@@ -31,10 +31,11 @@ from guerdon.models.sequence_classifier import SequenceClassifier
 from guerdon.models.text_inputs import Reading, asked_messages, hidden_at
 from guerdon.models.text_load import find_text_model
 from guerdon.models.text_model import CARD, TextModelCard, TextRewardModel, read_card
-from guerdon.policies.pretrained import read_tokenizer
+from guerdon.policies.pretrained import read_alike, read_tokenizer
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.text_files import check_written, read_classifier
 from guerdon.policies.tokens import conversation_ids, pad_id
+from guerdon.progress import log_once
 from guerdon.types import IntArray, RewardInfo
 
 
@@ -123,6 +124,11 @@ class PreferenceModel(TextRewardModel):
                 classifier.save_pretrained(temporary, state_dict=own)
                 check_written(type(classifier), temporary)
                 self.tokenizer.save_pretrained(temporary)
+                if not read_alike(self.tokenizer, str(temporary)):
+                    log_once(
+                        f"transformers' AutoTokenizer reads {config.model_type} folders by a tokenizer of its own: "
+                        f"other packages may give other values for {folder}, of which guerdon reads tokenizer.json"
+                    )
                 checkpoint.write_card(temporary / CARD, replace(self.card, **changes))
         return folder
 

@@ -163,6 +163,12 @@ def _declared(path: str, *, fails: bool) -> Any:
     return found if fails or found.is_fast else None
 
 
+def read_alike(tokenizer: Any, folder: str) -> bool:
+    """Whether `AutoTokenizer` makes of a folder, for a text of many kinds, the ids of the tokenizer stored there."""
+    declared, text = _declared(folder, fails=False), "it's 12 of a+b,\n\n  that don't give 3.5; Zürich?"
+    return declared is not None and declared(text)["input_ids"] == tokenizer(text)["input_ids"]
+
+
 def _parts(tokenizer: Any) -> dict[str, Any]:
     """What decides about ids: of a tokenizer of transformers, or of a `tokenizer.json`."""
     parts: dict[str, Any] = json.loads(getattr(tokenizer, "_tokenizer", tokenizer).to_str())
