@@ -132,6 +132,19 @@ def test_only_failed_rows_are_scored_again(tmp_path):
     assert [(row["reward"], row["reward_failure"]) for row in lines(out)] == [(4.0, None), (3.0, None), (6.0, None)]
 
 
+def test_a_null_is_a_missing_reward_and_no_row_is_lost(tmp_path):
+    rows = [
+        {"prompt": "p", "response": "abcd"}, {"prompt": "p", "response": None}, {"prompt": None, "response": "abc"},
+        {"prompt": "p", "chosen": "abcde", "rejected": None}, {"messages": None},
+        {"system": "s", "instruction": "p", "input": "q", "output": "abcdef"},
+    ]  # fmt: skip
+    score_file(jsonl(tmp_path / "in.jsonl", rows), Length(), tmp_path / "out.jsonl", name="m")
+    found = lines(tmp_path / "out.jsonl")
+    assert [row.get("reward") for row in found] == [4.0, None, None, None, None, 6.0]
+    assert [str(row["reward_failure"]).partition(":")[0] for row in found] == ["None", *["no_value"] * 4, "None"]
+    assert (found[3]["reward_chosen"], found[3]["reward_rejected"]) == (None, None)
+
+
 def test_a_wrong_file_is_one_line(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         score_file(tmp_path / "absent.jsonl", Length(), tmp_path / "out.jsonl", name="m")

@@ -127,6 +127,8 @@ def test_rewards_of_several_outputs():
     value, spread = low.reward_of(np.array([[1.0, 3.0]]))
     assert spread == pytest.approx(math.sqrt(2))
     assert value == pytest.approx(2 - 2 * math.sqrt(2))
+    for one in (card, low):  # a batch whose responses could all not be read
+        assert one.reward_of(np.zeros((0, 2)))[0].shape == (0,)
 
 
 WORDS = ("sea", "sun", "dog", "cat", "tree", "road")

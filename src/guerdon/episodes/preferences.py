@@ -30,7 +30,7 @@ from guerdon.types import Failure
 ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")  # HelpSteer2 (2406.08673)
 NEAR = 0.8  # Jaccard similarity of word triples from which two prompts count as the same
 _SKETCH = 12  # hashes of a prompt by which near-duplicates find each other
-_PROMPTS = (
+PROMPTS = (  # columns of a prompt, the first that has one
     "prompt", "instruction", "question", "query", "input", "problem", "context", "history", "conversations",
     "conversation", "messages",
 )  # fmt: skip
@@ -140,7 +140,7 @@ def _chosen(fields: RowFields) -> _Row:
         margin = better - worse
     if margin is not None and margin < 0:
         raise _LeftOut("chosen_scored_lower")
-    prompt, responses = _prompt(fields.row), [*chosen, *rejected]
+    prompt, responses = prompt_of(fields.row), [*chosen, *rejected]
     if prompt is None and all(isinstance(one, str) for one in responses):
         responses = [_turns(one) for one in responses]
         if all(isinstance(one, str) for one in responses):
@@ -150,12 +150,12 @@ def _chosen(fields: RowFields) -> _Row:
     return _Row(prompt, responses, [0] * len(chosen) + [1] * len(rejected), margin)
 
 
-def _prompt(row: Mapping[str, Any]) -> Any:
+def prompt_of(row: Mapping[str, Any]) -> Any:
     """The prompt of a row, text or messages; None where it has none.
 
     `instruction` and `input` are one prompt, as in Alpaca's layout; WebGPT's question is a map.
     """
-    key = next((key for key in _PROMPTS if row.get(key)), None)
+    key = next((key for key in PROMPTS if row.get(key)), None)
     found = None if key is None else row[key]
     if isinstance(found, Mapping):
         found = found.get("full_text")
@@ -232,7 +232,7 @@ def _two(first: str, second: str, verdict: str, *, index: bool = False, flip: bo
             sign = (1 if (given == 1) != flip else -1) if index else int(np.sign(given))
         margin = None if isinstance(given, str) or index else abs(float(given))
         return _Row(
-            _prompt(fields.row), [fields.row[first], fields.row[second]], [int(sign > 0), int(sign < 0)], margin
+            prompt_of(fields.row), [fields.row[first], fields.row[second]], [int(sign > 0), int(sign < 0)], margin
         )
 
     return read
@@ -242,7 +242,7 @@ def _scored_two(fields: RowFields) -> _Row:
     """Two responses with a score each."""
     a, b = (fields.get(key, (int, float), "a number") for key in ("score_0", "score_1"))
     responses = [fields.row["answer_0"], fields.row["answer_1"]]
-    return _Row(_prompt(fields.row), responses, [int(b > a), int(a > b)], abs(float(a - b)))
+    return _Row(prompt_of(fields.row), responses, [int(b > a), int(a > b)], abs(float(a - b)))
 
 
 def _one_hot(fields: RowFields) -> _Row:
@@ -275,14 +275,14 @@ def _listed(column: str, texts: tuple[str, ...], values: tuple[str, ...]) -> Any
             raise _LeftOut("no_rank")
         order = numbers if "rank" in named else [-v for v in numbers]
         ranks = [sorted(set(order)).index(v) for v in order]
-        return _Row(_prompt(fields.row), given, ranks)
+        return _Row(prompt_of(fields.row), given, ranks)
 
     return read
 
 
 def _unpaired(fields: RowFields) -> _Row:
     return _Row(
-        _prompt(fields.row),
+        prompt_of(fields.row),
         [fields.row["completion"]],
         [0],
         label=bool(fields.get("label", (bool, int), "true or false")),
@@ -291,7 +291,7 @@ def _unpaired(fields: RowFields) -> _Row:
 
 def _rated(fields: RowFields) -> _Row:
     ratings = {key: value for key in ATTRIBUTES if (value := _number(fields, key)) is not None}
-    return _Row(_prompt(fields.row), [fields.row["response"]], [0], attributes=ratings)
+    return _Row(prompt_of(fields.row), [fields.row["response"]], [0], attributes=ratings)
 
 
 LAYOUTS: Mapping[str, RowLayout] = {
@@ -452,7 +452,7 @@ def comparison(row: Any, where: str, name: str, subset: str = "", *, every: bool
         read = layout.read(RowFields(row, where))
         name = str(next((row[k] for k in ("id", "pair_id", "question_id") if row.get(k) is not None), name))
         asked = _turns(read.prompt) if isinstance(read.prompt, str) and not every else read.prompt
-        responses = tuple(_response(asked, one, f"{name}-{k}", row) for k, one in enumerate(read.responses))
+        responses = tuple(response_of(asked, one, f"{name}-{k}", row) for k, one in enumerate(read.responses))
     except (_LeftOut, ChatError) as error:
         return str(error) if isinstance(error, _LeftOut) else error.reason
     texts = [one.text.strip() for one in responses]
@@ -484,7 +484,7 @@ def responses_in(row: Any, where: str, name: str) -> tuple[list[Solution | Failu
     for k, one in enumerate(read.responses):
         try:
             asked = _turns(read.prompt) if isinstance(read.prompt, str) else read.prompt
-            found.append(_response(asked, one, f"{name}-{k}", row))
+            found.append(response_of(asked, one, f"{name}-{k}", row))
         except ChatError as error:
             found.append(error.failure)
         except _LeftOut as error:
@@ -493,7 +493,7 @@ def responses_in(row: Any, where: str, name: str) -> tuple[list[Solution | Failu
     return found, (best, len(read.ranks) - best)
 
 
-def _response(prompt: Any, given: Any, name: str, row: Mapping[str, Any]) -> Solution:
+def response_of(prompt: Any, given: Any, name: str, row: Mapping[str, Any]) -> Solution:
     """`solution_of` with the row's tools and system prompt."""
     system = next((row[key] for key in ("system", "system_prompt") if isinstance(row.get(key), str)), "")
     return solution_of(prompt, given, name, row.get("tools"), system)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from guerdon.atomic import sha256, write_bytes
 from guerdon.episodes.chats import ChatError
-from guerdon.episodes.preferences import is_preference, responses_in, solution_of
+from guerdon.episodes.preferences import PROMPTS, is_preference, prompt_of, response_of, responses_in
 from guerdon.episodes.row_files import good_rows, json_line, write_parquet
 from guerdon.episodes.solution_files import solutions_from_rows
 from guerdon.episodes.solutions import Solution
@@ -244,9 +244,11 @@ def _item(row: Mapping[str, Any], where: str, name: str) -> _Item:
     return found._replace(responses=known)
 
 
+_ANSWERS = ("response", "completion", "answer", "output")  # columns of a response
+
+
 def _responses(row: Mapping[str, Any], where: str, name: str) -> _Item:
-    prompt = next((row[key] for key in ("prompt", "question") if row.get(key) is not None), None)
-    text = next((row[key] for key in ("response", "completion", "answer", "output") if row.get(key) is not None), None)
+    prompt, text = prompt_of(row), next((row[key] for key in _ANSWERS if row.get(key) is not None), None)
     several = row.get("responses")
     if is_preference(row) and several is None:
         responses, (better, worse) = responses_in(row, where, name)
@@ -258,25 +260,32 @@ def _responses(row: Mapping[str, Any], where: str, name: str) -> _Item:
         return _Item(responses, ("reward_chosen", "reward_rejected"), counts)
     if several is not None and prompt is not None and isinstance(several, list | tuple):
         texts = [one.get("response", one.get("text")) if isinstance(one, Mapping) else one for one in several]
-        found = [_readable(prompt, one, f"{name}-{k}", row.get("tools")) for k, one in enumerate(texts)]
+        found = [_readable(prompt, one, f"{name}-{k}", row) for k, one in enumerate(texts)]
         return _Item(found, ("rewards",), (len(found),))
     if row.get("messages") is not None or (prompt is not None and text is not None):
         given = text if row.get("messages") is None else row["messages"]
-        return _Item([_readable(prompt, given, name, row.get("tools"))], ("reward",), (None,))
+        return _Item([_readable(prompt, given, name, row)], ("reward",), (None,))
     for _, solution in solutions_from_rows([(where, row)], name):
         if isinstance(solution, Solution):
             return _Item([solution], ("reward",), (None,))
+    if {"chosen", "rejected"} <= row.keys():
+        lost = [Failure("no_value", "chosen or rejected is null")] * 2
+        return _Item(lost, ("reward_chosen", "reward_rejected"), (None, None))
+    if "messages" in row or (row.keys() & set(_ANSWERS) and row.keys() & set(PROMPTS)):
+        return _Item([Failure("no_value", "the prompt or the response is null")], ("reward",), (None,))
     raise DataError(
         f"{where}: nothing to score, found {', '.join(map(str, row))[:200]}; a row needs prompt and response (or "
         "responses), messages, chosen and rejected, or another layout of docs/preferences.md"
     )
 
 
-def _readable(prompt: Any, given: Any, name: str, tools: Any) -> Solution | Failure:
+def _readable(prompt: Any, given: Any, name: str, row: Mapping[str, Any]) -> Solution | Failure:
     try:
-        return solution_of(prompt, given, name, tools)
+        return response_of(prompt, given, name, row)
     except ChatError as error:
         return error.failure
+    except DataError as error:  # its text is the reason
+        return Failure(str(error))
 
 
 def _scored(model: RewardModel, items: Sequence[_Item], aggregation: Aggregation) -> list[dict[str, Any]]:

@@ -132,7 +132,7 @@ class TextModelCard:
 
     def reward_of(self, logits_N_K: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """(N,) the reward from (N, K) outputs, and the standard deviation of members, where there are several."""
-        values = np.asarray(logits_N_K, dtype=np.float64).reshape(len(logits_N_K), -1)
+        values = np.asarray(logits_N_K, dtype=np.float64).reshape(len(logits_N_K), len(self.outputs))
         if self.combine == "sum":
             return values @ np.array(list(self.outputs.values())), None
         spread = values.std(axis=1, ddof=1)
