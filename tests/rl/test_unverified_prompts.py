@@ -304,7 +304,7 @@ def test_arms_are_compared_by_the_truth_and_refused_without_one(tmp_path, monkey
     assert rows["B"].difference.interval.estimate == pytest.approx(np.mean(finals[1]) - np.mean(finals[0]))
     assert "final value of reward.truth" in rows["B"].sentence
     page = report.read_text()
-    assert "Does a reward lead to more value of reward.truth than A" in page
+    assert "Does a reward lead to a higher value of reward.truth than A" in page
     assert "no policy was trained on it" in page
     assert "return of proxy against value of reward.truth" in page
     assert "return of gold against" not in page

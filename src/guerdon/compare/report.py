@@ -346,7 +346,8 @@ def gamed(runs: Sequence[RunRecord]) -> tuple[str, str, str]:
     raised = [flags for flags in judged if any(flags)]
     if raised:
         when = f"in {len(raised)} of {fmt.plural(len(judged), 'run')}, at the end of {sum(bool(f[-1]) for f in raised)}"
-        return "loss", "Likely.", f"Alarm {when}: the learned return rises, true success does not."
+        reached = "the truth" if outcome_of_runs(list(runs)) == TRUTH else "true success"
+        return "loss", "Likely.", f"Alarm {when}: the learned return rises, {reached} does not."
     if judged:
         return "", "No sign.", f"No alarm in {fmt.plural(len(judged), 'run')}."
     if any(logged):
