@@ -30,8 +30,11 @@ def main() -> None:
     if options.core is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {options.core})
     import torch
+    from transformers import BatchEncoding
 
     torch.set_num_threads(1)
+    on = BatchEncoding.to
+    BatchEncoding.to = lambda self, device, **keys: on(self, "cpu", **keys)  # its pipeline names a GPU
     from rewardbench import rewardbench as command
 
     spent: dict[str, float] = {}

@@ -268,29 +268,27 @@ def score_guerdon(model: Path, rows: Sequence[dict[str, Any]]) -> dict[str, Any]
 
 
 def score_loop(model: Path, rows: Sequence[dict[str, Any]], *, batch: int) -> dict[str, Any]:
-    """RewardBench's loop under the transformers that is installed: its pipeline call, padding and batch size."""
+    """RewardBench's loop with the installed transformers: its call of tokenizer and model, padding, batch size."""
     import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.padding_side = "left"
-    network = AutoModelForSequenceClassification.from_pretrained(model, dtype=torch.float32)
-    pipe = pipeline("text-classification", model=network, tokenizer=tokenizer)
-    options = {
-        "batch_size": batch, "truncation": False, "padding": True, "function_to_apply": "none",
-        "return_token_type_ids": False,
-    }  # fmt: skip
+    network = AutoModelForSequenceClassification.from_pretrained(model, dtype=torch.float32).eval()
+
+    def pipe(samples: list[str]) -> list[float]:
+        inputs = tokenizer(samples, truncation=False, padding=True, return_tensors="pt", return_token_type_ids=False)
+        with torch.no_grad():
+            return network(**inputs).logits[:, 0].tolist()  # type: ignore[no-any-return]
+
     texts = {
         which: [tokenizer.apply_chat_template(row["prompt"] + row[which], tokenize=False) for row in rows]
         for which in ("chosen", "rejected")
     }
-    pipe(texts["chosen"][:2], **options)
+    pipe(texts["chosen"][:2])
     watch, values = Stopwatch(), []
     for start in range(0, len(rows), batch):
-        both = [
-            [one["score"] for one in pipe(texts[which][start : start + batch], **options)]
-            for which in ("chosen", "rejected")
-        ]
+        both = [pipe(texts[which][start : start + batch]) for which in ("chosen", "rejected")]
         values += [value for pair in zip(*both, strict=True) for value in pair]
     return {**watch.read(), "pairs": len(rows), "values": values}

@@ -150,6 +150,7 @@ def run_score(options: argparse.Namespace, folder: Path) -> str:
     old = folder / "old"  # what transformers 4.51 reads
     shutil.copytree(model, old)
     settings = json.loads((old / "tokenizer_config.json").read_text())
+    settings.pop("extra_special_tokens", None)
     (old / "tokenizer_config.json").write_text(json.dumps(settings | {"tokenizer_class": "PreTrainedTokenizerFast"}))
     whole = [{which: row["prompt"] + row[which] for which in ("chosen", "rejected")} for row in rows]
     write_rows(folder / "whole.jsonl", whole)

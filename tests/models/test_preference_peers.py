@@ -29,7 +29,8 @@ from guerdon.types import Episode
 
 torch.set_num_threads(1)
 # AutoTokenizer gives Qwen2 the pre-tokenizer of its own, whatever the folder says; on single bytes it changes nothing.
-TINY = {"tokenizer": "bytes", "hidden_size": 64, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 96}
+# vLLM's attention on a CPU has no heads of 16.
+TINY = {"tokenizer": "bytes", "hidden_size": 128, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 96}
 ROWS = [
     {
         "prompt": [{"role": "user", "content": "a bad cab" + " head" * k + "?"}],
@@ -178,4 +179,4 @@ def test_vllms_pooling_without_its_activation(folder, values, ids):
         found = classified(use_activation=False)
         print("VLLM", json.dumps({"largest difference": float(np.abs(found - values).max())}))
         np.testing.assert_allclose(found, values, atol=1e-3)
-        np.testing.assert_allclose(classified(), 1.0)  # by default a softmax over one label
+        np.testing.assert_allclose(classified(), 1 / (1 + np.exp(-values)), atol=1e-3)  # what it does by default
