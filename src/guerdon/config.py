@@ -213,13 +213,23 @@ def to_yaml(config: BaseModel) -> str:
 
 
 def holds(path: Path, config: BaseModel) -> bool:
-    """Whether a file that `to_yaml` wrote, now or in an earlier version, means this configuration.
+    """Whether a file that `to_yaml` wrote, now or in an earlier version, means this configuration, budgets aside.
 
     Raises:
         ConfigError: the file cannot be read, or has a key that was removed.
     """
-    same = read_yaml(path).data == parse_yaml(to_yaml(config), "")[0]  # secrets are not in it
+    written, here = read_yaml(path).data, parse_yaml(to_yaml(config), "")[0]  # secrets are not in it
+    same = _without_budgets(written) == _without_budgets(here)
     return same or load(type(config), path) == config
+
+
+def _without_budgets(value: Any) -> Any:
+    """Plain values without `max_usd`, which may be raised while the rest goes on."""
+    if isinstance(value, list):
+        return [_without_budgets(child) for child in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_budgets(child) for key, child in value.items() if key != "max_usd"}
 
 
 def _plain(config: BaseModel, *, full: bool) -> dict[str, Any]:

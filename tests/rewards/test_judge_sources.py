@@ -2,8 +2,10 @@
 
 import json
 import re
+import subprocess
 import sys
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from guerdon.errors import ConfigError, DataError, TooManyFailuresError
 from guerdon.models.load import load_reward_model
 from guerdon.rewards.text_sources import TextReward
 from guerdon.rl import build_text
-from guerdon.rl.run import run_folder
+from guerdon.rl.run import run, run_folder
 from guerdon.settings.reward import SourceSettings
 from guerdon.tasks.prompt_files import read_prompts
 from guerdon.types import Episode, Failure, RewardInfo, Score
@@ -101,6 +103,59 @@ def test_an_endpoint_that_dies_stops_the_run_and_what_was_paid_for_is_kept(tmp_p
         assert billed.total() > 6
         ended = calls(run_folder(study))
         assert sum(row.get("usd", 0.0) for row in ended) == pytest.approx(EACH * billed.total())
+
+
+@contextmanager
+def endpoint(log, *, port=0, replies=0):
+    """The process of `mortal_judge.py`, and its port."""
+    command = [sys.executable, str(Path(__file__).with_name("mortal_judge.py")), str(port), str(replies), str(log)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process, int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def test_the_process_of_an_endpoint_that_dies_half_way_costs_nothing_twice(tmp_path):
+    log = tmp_path / "sent"
+
+    def study_at(port):
+        own = {"api": "openai", "model": "m", "base_url": f"http://127.0.0.1:{port}/v1", "retries": 0, **PRICES}
+        source = {"model": {"model_type": "judge", "mode": "listwise", "judge": own}, "shaping": "raw"}
+        return letter_study(tmp_path, reward={**reward(j=source), "failure_window": 16})
+
+    with endpoint(log, replies=7) as (process, port):
+        study = study_at(port)
+        with pytest.raises(TooManyFailuresError) as stopped:
+            start(study).run()
+        assert process.wait(20) == 9
+    said = str(stopped.value)
+    assert re.search(r"reward source 'j': .* go on with --resume", said)
+    assert "\n" not in said
+    with pytest.raises(TooManyFailuresError):  # still dead
+        start(study, resume=True).run()
+    assert len(log.read_text().splitlines()) == 7
+    with endpoint(log, port=port):
+        start(study, resume=True).run()
+    sent = Counter(log.read_text().splitlines())
+    assert max(sent.values()) == 1
+    assert len(sent) > 7
+    paid = [row for row in calls(run_folder(study)) if not row["failure"]]
+    assert len(paid) == len(sent)
+    assert sum(row["usd"] for row in paid) == pytest.approx(EACH * len(sent))
+
+
+def test_a_budget_that_is_spent_can_be_raised_and_the_run_goes_on(tmp_path):
+    with judge_server(ranks) as server:
+        dear = 2048 * 100 / 1e6 + 0.03
+        low, high = (letter_study(tmp_path, reward=of_judge(server, max_usd=usd)) for usd in (dear, 50.0))
+        with pytest.raises(TooManyFailuresError, match="Raise max_usd and go on with --resume"):
+            run(low)
+        run(high, resume=True)
+        assert max(asked(server).values()) == 1
+        other = letter_study(tmp_path, reward=of_judge(server, max_usd=50.0, min_measured=0.9))
+        with pytest.raises(ConfigError, match="started with another configuration"):
+            run(other, resume=True)
 
 
 def test_a_spent_budget_stops_the_run(tmp_path):
@@ -262,9 +317,14 @@ def test_a_judge_outside_a_run(tmp_path, monkeypatch):
         own = judge(server)["judge"]
         model = load_reward_model("judge", "r.toml", judge=own)
         assert model.score([Episode(id="1", task="?", texts=("1",))])[0].total == 1.0
+        other = load_reward_model("judge", "r.toml", judge=own)  # the files of a process are shared
+        assert other.score([Episode(id="3", task="?", texts=("1",))])[0].total == 1.0
+        dearer = {**own, "usd_per_million_in": 11.0}
         with pytest.raises(DataError, match="in use by another"):
-            load_reward_model("judge", "r.toml", judge=own)
+            load_reward_model("judge", "r.toml", judge=dearer)
         model.close()
+        model.close()
+        other.close()
         again = load_reward_model("judge", "r.toml", judge=own)
         assert again.score([Episode(id="2", task="?", texts=("1",))])[0].total == 1.0
         again.close()

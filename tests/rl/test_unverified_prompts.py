@@ -16,7 +16,10 @@ from guerdon.compare.results import comparison_rows, read_study
 from guerdon.compare.study import plan_study, run_study
 from guerdon.config import validate
 from guerdon.errors import ConfigError, DataError
+from guerdon.evaluate.search_study import check_search
+from guerdon.labels.label import check_label
 from guerdon.rl.episode_stats import EpisodeStats
+from guerdon.rl.reward_warnings import reward_warnings
 from guerdon.rl.run import run_folder
 from guerdon.settings.data import PromptsDataSettings
 from guerdon.settings.study import Study
@@ -209,16 +212,43 @@ def test_a_truth_that_learns_compares_or_is_trained_on_is_refused(tmp_path):
     section = rewards("j")
     refused("which scores responses one by one", reward={**section, "sources": {**section["sources"], "j": judge}})
     refused("prime learns in the run", reward_model={}, reward={"truth": "prime"})
-    refused("set reward.combine_mode to replace", reward_model={}, reward={"truth": "verifier"})
+    refused("set reward_model.verifier_coef to 0", reward_model={}, reward={"truth": "verifier"})
     refused("set reward.combine_mode to replace", reward=rewards("verifier", combine_mode="add"))
     with pytest.raises(ConfigError, match=r"reward.truth would do nothing with policy.type mlp, whose environment"):
         validate(Study, {"reward": {"truth": "gold"}, "policy": {"type": "mlp"}}, source="study")
 
 
+def test_the_verifier_can_be_the_truth_of_an_implicit_reward(tmp_path):
+    study = letter_study(tmp_path, reward={"truth": "verifier"}, reward_model={"verifier_coef": 0})
+    assert study.reward.truth == "verifier"
+
+
 def test_commands_that_compare_with_true_answers_refuse_prompts_without(tmp_path):
-    data = unverified(tmp_path, reward=rewards(truth=None)).data
-    with pytest.raises(ConfigError, match=r"data.type prompts has no true answers"):
-        verifier_from(data)
+    more = {
+        "label": {"save_dir": str(tmp_path / "labels"), "labeler": "exact"},
+        "search": {"save_dir": "s", "aggregation": "last", "model": {"model_type": "text", "checkpoint_path": "x"}},
+    }
+    study = unverified(tmp_path, reward=rewards(truth=None), **more)
+    for check in (lambda: verifier_from(study.data), lambda: check_label(study), lambda: check_search(study)):
+        with pytest.raises(ConfigError, match=r"data.type prompts has no true answers"):
+            check()
+
+
+def test_a_run_without_a_truth_says_in_its_report_that_success_is_unknown(tmp_path):
+    study = unverified(tmp_path, reward=rewards(truth=None))
+    start(study).run()
+    page = write_single_report(run_folder(study)).read_text()
+    assert "true success is unknown: its prompts have no answers, so the run is in no result" in page
+    assert "last success <b>unknown</b>" in page
+    assert "no alarm is possible there" in page
+    assert "not checked" in page
+    assert "environment does not report" not in page
+
+
+def test_warnings_are_about_what_trains_the_policy(tmp_path):
+    said = "\n".join(reward_warnings(unverified(tmp_path, reward=rewards())))
+    assert "reward source proxy" in said
+    assert "gold" not in said
 
 
 def test_prompts_are_read_from_files_folders_data_sets_and_preferences(tmp_path):

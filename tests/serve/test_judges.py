@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +18,15 @@ sys.path += [str(HERE.parent / "labels"), str(HERE.parent / "models")]
 from judge_server import judge_server  # noqa: E402
 from tiny_text_policies import tiny_policy  # noqa: E402
 
-from guerdon.errors import ConfigError  # noqa: E402
+from guerdon.errors import ConfigError, DataError  # noqa: E402
+from guerdon.labels.append_log import Cache, Ledger, shared  # noqa: E402
 from guerdon.models.explained_score import JudgeOptions  # noqa: E402
 from guerdon.models.preference import PreferenceModel  # noqa: E402
 from guerdon.models.text_load import load_text_model  # noqa: E402
 from guerdon.models.text_model import TextModelCard  # noqa: E402
 from guerdon.serve.backends import model_loader, refuse_all  # noqa: E402
 from guerdon.serve.client import load_remote  # noqa: E402
+from guerdon.serve.client_wire import read_items  # noqa: E402
 from guerdon.serve.errors import BadRequest, Busy  # noqa: E402
 from guerdon.settings.remote import RemoteSettings  # noqa: E402
 from guerdon.settings.serve import ServedModelSettings, ServeSettings  # noqa: E402
@@ -113,6 +116,110 @@ def test_a_preference_model_is_served(served):
     assert all(one.spread > 0 for one in own)
     answer = scores(served, "rm", ("2+2?", "4"), ("2+2?", "5")).json()
     np.testing.assert_allclose([one["score"] for one in answer["results"]], [one.total for one in own], atol=1e-6)
+    np.testing.assert_allclose([one["spread"] for one in answer["results"]], [one.spread for one in own], atol=1e-6)
+    assert [one["spread"] for one in scores(served, "rubric", ("p", "1")).json()["results"]] == [None]
+    model = load_remote(RemoteSettings(endpoint=served.url, backend="rm"))
+    remote = model.score([episode("2+2?", "4"), episode("2+2?", "5")])
+    model.close()
+    assert [one.spread for one in remote] == pytest.approx([one.spread for one in own], abs=1e-6)
+
+
+@pytest.mark.parametrize("spread", ["wide", -1.0, float("nan"), [1]])
+def test_a_spread_that_is_no_number_is_a_failure(spread):
+    item = {"id": "0", "score": 0.5, "step_scores": None, "failure": None, "spread": spread}
+    info = RewardInfo("rm", (-9.0, 9.0), granularity="total", modality="text", frames_needed=0)
+    (found,) = read_items({"results": [item]}, [episode("p", "1")], info, ids=["0"])
+    assert found.score.failure.reason == "bad_reply"
+    (found,) = read_items({"results": [item | {"spread": 0}]}, [episode("p", "1")], info, ids=["0"])
+    assert (found.score.total, found.score.spread) == (0.5, 0)
+
+
+def template(prompt, text=""):
+    return f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n{text}"
+
+
+def get_reward(server, model, *items):
+    """OpenRLHF's request (OpenRLHF/OpenRLHF 3c3be62, openrlhf/utils: query, prompts, labels)."""
+    body = {"query": [template(*item) + "<|im_end|>\n" for item in items],
+            "prompts": [template(prompt) for prompt, _ in items], "labels": ["?"] * len(items)}  # fmt: skip
+    return server.post(f"/get_reward?model={model}", body)
+
+
+def classify(server, model, *items):
+    """verl's request (volcengine/verl b178a3c, compute_score_disrm), with several texts where it sends one."""
+    given = {"model": model, "use_activation": False}
+    return server.post("/classify", {**given, "input": [template(*item) + "<|im_end|>\n" for item in items]})
+
+
+def test_clients_of_openrlhf_and_verl_get_values_of_judges_and_preference_models(served):
+    for model, items in (
+        ("rubric", [("p", "1"), ("q", "2")]),
+        ("ranks", [("p", "1"), ("q", "11"), ("p", "111"), ("q", "2")]),
+        ("rm", [("2+2?", "4"), ("2+2?", "5")]),
+    ):
+        own = [one["score"] for one in scores(served, model, *items).json()["results"]]
+        assert None not in own
+        answer = get_reward(served, model, *items)
+        assert answer.json() == {"rewards": own, "scores": own, "extra_logs": {"failed": [0.0] * len(own)}}
+        answer = classify(served, model, *items).json()
+        assert [one["probs"] for one in answer["data"]] == [[value] for value in own]
+        assert "spread" not in json.dumps(answer)
+
+
+def test_clients_that_send_single_responses_to_a_judge_that_compares_get_one_line(served):
+    one_by_one = [
+        get_reward(served, "ranks", ("p", "1")),
+        classify(served, "ranks", ("p", "1")),
+        served.post("/rm?model=ranks", {"prompt": "p", "response": "1", "label": "1"}),
+    ]
+    for answer in one_by_one:
+        assert answer.status_code == 422
+        said = answer.json()["error"]["message"]
+        assert "send all responses to a prompt in one request" in said
+        assert "\n" not in said
+
+
+def test_a_judge_is_loaded_again_with_a_changed_rubric_and_pays_for_nothing_twice(served):
+    path, before = served.folder / "rubric.toml", len(served.endpoint.requests)
+    asked = ("reload", "1")
+    assert scores(served, "rubric", asked).json()["results"][0]["score"] == 1.0
+    assert served.post("/v1/reload", {"model": "rubric"}).status_code == 200
+    assert scores(served, "rubric", asked).json()["results"][0]["score"] == 1.0
+    assert len(served.endpoint.requests) == before + 1, "its reply is kept"
+    path.write_text(RUBRIC + "weight = -1.0\n")  # the same request, another value
+    assert served.post("/v1/reload", {"model": "rubric"}).status_code == 200
+    assert scores(served, "rubric", asked).json()["results"][0]["score"] == 0.0
+    assert len(served.endpoint.requests) == before + 1
+    path.write_text("criteria = 3")
+    refused = served.post("/v1/reload", {"model": "rubric"})
+    assert refused.status_code == 500
+    assert "the old one stays" in refused.json()["error"]["message"]
+    assert scores(served, "rubric", ("more", "1")).json()["results"][0]["score"] == 0.0
+    path.write_text(RUBRIC)
+    assert served.post("/v1/reload", {"model": "rubric"}).status_code == 200
+    assert scores(served, "rubric", asked).json()["results"][0]["score"] == 1.0
+    assert served.post("/v1/reload", {"model": "ranks"}).status_code == 200
+    assert served.post("/v1/reload", {"model": "rm"}).status_code == 200
+
+
+def test_files_of_replies_are_shared_within_a_process_and_closed_by_the_last(tmp_path):
+    path = tmp_path / "replies.jsonl"
+    with shared(Cache, path) as one:
+        with shared(Cache, path) as other:
+            assert one is other
+            other.put({"a": 1})
+        assert one.get("a") == 1
+        one.put({"b": 2})
+        with pytest.raises(DataError, match="in use"):
+            Cache(path)
+    with closing(Cache(path)) as again:
+        assert (again.get("a"), again.get("b")) == (1, 2)
+    prices = {"prices": (1.0, 1.0)}
+    other_prices = shared(Ledger, tmp_path / "calls.jsonl", prices=(2.0, 2.0))
+    with shared(Ledger, tmp_path / "calls.jsonl", **prices), pytest.raises(DataError, match="in use"), other_prices:
+        pass
+    with closing(Ledger(tmp_path / "calls.jsonl", **prices)) as ledger:
+        assert ledger.spent == 0
 
 
 class Ranks:

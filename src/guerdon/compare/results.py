@@ -373,9 +373,8 @@ def _read_cards(root: Path) -> tuple[tuple[RewardModelCard, ...], list[str]]:
 class ArmRow:
     """The numbers of one arm over some tasks.
 
-    Where results are not about true success, `final`, `area` and `difference` are of the return of a task (of the
-    environment, or of `reward.truth`), not clipped and not over several tasks, whose returns have no unit in common;
-    steps are not compared.
+    Where results are not about true success, `final`, `area` and `difference` are of another outcome of a task, not
+    clipped and not over several tasks, whose returns have no unit in common; steps are not compared.
 
     Attributes:
         final: success at the last evaluation, averaged over tasks, with a t interval inside [0, 1].

@@ -28,6 +28,7 @@ from guerdon.progress import ProgressBar
 from guerdon.secrets import hide
 from guerdon.settings.base import Settings
 from guerdon.settings.data import DataSettings
+from guerdon.settings.reward_models import JudgeModelSettings
 from guerdon.settings.study import Study
 
 _Planned = tuple[Job, Study, dict[str, Any]]  # a job, its configuration and what it takes
@@ -158,7 +159,7 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> St
             own_tree = _moved(placed, f"compare.arms.{arm}.config.")
             arms[task, arm, seed] = _resolved(own_tree, merge(merge(at_task, written), own), f"{path}, arm {arm}")
     planned = [job for task, (prepared, for_label) in shared.items() for job in _preparation(task, prepared, for_label)]
-    planned += [_run(*names, config, shared[names[0]][0]) for names, config in arms.items()]
+    planned += _budgeted([_run(*names, config, shared[names[0]][0]) for names, config in arms.items()])
     most, gpus = _room(base, [config for _, config, _ in planned])
     workers = parallel or base.compare.parallel or most
     configs = {job.name: config for job, config, _ in planned}
@@ -388,6 +389,36 @@ def _run(task: str, arm: str, seed: int, config: Study, prepared: Study) -> _Pla
     arguments = ("run", _job_file(prepared.work_dir, name), "--resume")
     folder = Path(config.runner.logger.log_path, config.runner.logger.experiment_name)
     return Job(name, arguments, _makers(task, prepared, read), float(cost["seconds"]), folder=folder), config, cost
+
+
+def _budgeted(runs: Sequence[_Planned]) -> list[_Planned]:
+    """The runs with parts of the budget of each judge: what is left of it is shared out among those that are not done.
+
+    A judge whose replies are kept elsewhere (`cache_dir`) has one budget already.
+    """
+    changed, judged = {job.name: config for job, config, _ in runs}, dict[tuple[str, float], dict[str, float]]()
+    done = {job.name for job, _, _ in runs if Path(job.arguments[1]).with_suffix(".done").exists()}
+    for job, config, _ in runs:
+        for name, source in config.reward.sources.items():
+            model = source.model
+            if isinstance(model, JudgeModelSettings) and model.max_usd is not None and model.cache_dir is None:
+                from guerdon.compare.results import read_lines  # imports scipy
+
+                rows = read_lines((job.folder or Path()) / "judge" / name / "calls.jsonl")[0]
+                calls = {row.get("ended", row.get("begun")): row for row in rows}  # its end, where it has one
+                spent = sum(row.get("usd", 0.0) + row.get("usd_at_most", 0.0) for row in calls.values())
+                judged.setdefault((name, model.max_usd), {})[job.name] = spent
+    for (name, whole), spent_by in judged.items():
+        going = spent_by.keys() - done
+        for job_name in going:
+            part = spent_by[job_name] + (whole - sum(spent_by.values())) / len(going)
+            reward = changed[job_name].reward
+            source = reward.sources[name]
+            model = source.model.model_copy(update={"max_usd": max(part, 1e-6)})
+            sources = reward.sources | {name: source.model_copy(update={"model": model})}
+            own = {"reward": reward.model_copy(update={"sources": sources})}
+            changed[job_name] = changed[job_name].model_copy(update=own)
+    return [(job, changed[job.name], cost) for job, _, cost in runs]
 
 
 def _check_success_reported(config: Study, readers: Sequence[str]) -> None:

@@ -158,9 +158,10 @@ def questions_of(settings: SearchSettings, data: DataSettings) -> tuple[tuple[Pr
     """The questions of a `search` section with their system prompt, and the system prompt that they share.
 
     Raises:
-        ConfigError: a question has more than one turn, or tools.
+        ConfigError: a question has more than one turn, or tools; or answers are not known (data.type prompts).
         DataError: the file is missing, or a row cannot be understood.
     """
+    verifier_from(data).close()
     if settings.questions is None:
         prompts = load_prompts(data)[1][: settings.limit]
     else:

@@ -31,10 +31,11 @@ import json
 import math
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from guerdon.errors import DataError
 from guerdon.secrets import hide
@@ -240,6 +241,32 @@ class Cache(AppendLog):
         """Keep values, all of them or none, whatever happens."""
         self.append(values)
         self._values.update(values)
+
+
+_SHARED: dict[tuple[Path, str], list[Any]] = {}  # open files of this process, and how often each is used
+_SHARING = threading.Lock()
+Kind = TypeVar("Kind", bound="AppendLog | Ledger")
+
+
+@contextmanager
+def shared(kind: Callable[..., Kind], path: Path, **given: Any) -> Iterator[Kind]:
+    """A file that all of this process that open it with the same arguments have in common; the last one closes it.
+
+    Raises:
+        DataError: another process has it open, or this one with other arguments.
+    """
+    key = path.resolve(), repr(given)
+    with _SHARING:
+        if key not in _SHARED:
+            _SHARED[key] = [kind(path, **given), 0]
+        _SHARED[key][1] += 1
+    try:
+        yield _SHARED[key][0]
+    finally:
+        with _SHARING:
+            _SHARED[key][1] -= 1
+            if not _SHARED[key][1]:
+                _SHARED.pop(key)[0].close()
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from guerdon.errors import DataError
-from guerdon.labels.append_log import Cache, Ledger, content_key
+from guerdon.labels.append_log import Cache, Ledger, content_key, shared
 from guerdon.labels.llm_client import (
     HttpLLMClient,
     LLMClient,
@@ -309,10 +309,10 @@ def open_client(
         policy = TextPolicySettings(path=judge.model_name)
         if completer is not None:
             return LocalLLMClient(completer(policy), judge.model_name)
-        kept = stack.enter_context(closing(Cache(folder / "completions.jsonl")))
+        kept = stack.enter_context(shared(Cache, folder / "completions.jsonl"))
         own = Completer(load_policy(policy, seed=0), LocalGenerationSettings(), kept, seed=0)
         return LocalLLMClient(own, judge.model_name)
-    replies = stack.enter_context(closing(Cache(folder / "replies.jsonl")))
+    replies = stack.enter_context(shared(Cache, folder / "replies.jsonl"))
     if isinstance(judge, OwnJudgeSettings):
         return OwnLLMClient(JUDGES.build(judge.api, judge.params, ReplyModel, model=judge.model), judge, replies)
     return HttpLLMClient(judge, replies, ledger, clock or Clock())

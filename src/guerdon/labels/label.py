@@ -114,6 +114,8 @@ def check_label(study: Study) -> None:
     settings, data = study.label, study.data
     assert settings is not None
     data_set.check_identity(Path(settings.save_dir) / settings.dataset, settings)
+    if data is not None:
+        verifier_from(data).close()
     if settings.data_paths:
         if all(Path(path).exists() for path in settings.data_paths):
             published_solutions(settings.data_paths, Counter())

@@ -23,7 +23,7 @@ import itertools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ import numpy as np
 from guerdon.call_queue import alone
 from guerdon.episodes.chats import asked_key, unreadable
 from guerdon.errors import ConfigError, DataError
-from guerdon.labels.append_log import Ledger
+from guerdon.labels.append_log import Ledger, shared
 from guerdon.labels.llm_client import LLMClient, LLMReply, LLMRequest, asked_text, reason_text
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.models.rubric import Rubric, read_rubric, rubric_of
@@ -290,8 +290,8 @@ def load_judge(settings: JudgeModelSettings) -> JudgeModel:
     )  # fmt: skip
     folder = Path(s.cache_dir or JUDGE_CACHE)
     with ExitStack() as stack:
-        ledger = Ledger(folder / "calls.jsonl", prices=s.judge.prices, max_usd=s.max_usd)
-        client = open_client(s.judge, folder, stack.enter_context(closing(ledger)), stack)
+        opened = shared(Ledger, folder / "calls.jsonl", prices=s.judge.prices, max_usd=s.max_usd)
+        client = open_client(s.judge, folder, stack.enter_context(opened), stack)
         return JudgeModel(client, plan, stack.pop_all().close)
     raise AssertionError  # mypy: the stack may suppress exceptions
 

@@ -10,9 +10,10 @@ its adapter.
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from guerdon.episodes.chats import ChatError
 from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
@@ -70,6 +71,30 @@ def load_text_model(
         except ChatError as error:
             raise CheckpointError(f"{folder} cannot read a solution: {error}; correct its chat template") from error
     return model
+
+
+def load_members(
+    path: str, *, member_reward: Literal["mean", "lower_bound"] | None = None, deviations: float = 1.0, **given: Any
+) -> RewardModel:
+    """As `load_text_model`, with another reward of its members.
+
+    Args:
+        path: of the model.
+        member_reward: the members' mean, or the mean minus `deviations` standard deviations; None: as it was trained.
+        deviations: see there.
+        given: further arguments of `load_text_model`.
+
+    Raises:
+        ConfigError: the model has no members; or as `load_text_model`.
+        CheckpointError: as `load_text_model`.
+    """
+    model: Any = load_text_model(path, **given)
+    if member_reward is not None:
+        card = getattr(model, "card", None)
+        if card is None or card.combine == "sum":
+            raise ConfigError(f"member_reward would do nothing with {path}, which has no members; remove it")
+        model.card = replace(card, combine=member_reward, deviations=deviations)
+    return model  # type: ignore[no-any-return]
 
 
 def check_text_model(path: str, *, adapter: str = "auto") -> None:

@@ -109,6 +109,8 @@ class FailureCounter:
         advice = (
             "The run is at its end: fix the source and run it again" if at_end else "Fix it and go on with --resume"
         )
+        if "budget_spent" in "".join(found):
+            advice = "Raise max_usd and go on with --resume"
         return f"{'; '.join(found)}; reward.max_failure_rate is {self.max_rate:.0%}. {advice}"
 
     def state_dict(self) -> dict[str, Any]:

@@ -35,6 +35,8 @@ def harm_warnings(study: Study) -> list[str]:
     gate = GateSettings() if study.evaluate is None else study.evaluate.gate
     lines = []
     for name, source in study.reward.sources.items() if study.reward.use_reward_model else ():
+        if name == study.reward.truth:
+            continue
         path = source.model.checkpoint
         found = card_folder(study, path) if study.text and path is not None else None
         if found is not None:
@@ -66,7 +68,7 @@ def attack_warnings(study: Study) -> list[str]:
 
     lines = []
     for name, source in study.text_sources.items():
-        if isinstance(source.model, RunModelSettings):
+        if isinstance(source.model, RunModelSettings) or name == study.reward.truth:
             continue
         path = source.model.origin
         folder = card_folder(study, path)

@@ -455,9 +455,11 @@ def _read_item(item: Any, episode: Episode, info: RewardInfo, name: str) -> Expl
     if steps is None and (info.granularity == "step" or total is None):
         what = "score" if info.granularity == "total" else "step_scores"
         return failed(Failure("bad_reply", f"neither {what} nor a failure"))
-    text, tokens = item.get("text"), item.get("n_tokens")
+    text, tokens, spread = item.get("text"), item.get("n_tokens"), item.get("spread")
+    if spread is not None and (not isinstance(spread, int | float) or not 0 <= spread < math.inf):
+        return failed(Failure("bad_reply", f"spread is {_shown(spread)}, not a number from 0"))
     return ExplainedScore(
-        Score(steps=steps, total=total),
+        Score(steps=steps, total=total, spread=spread),
         text=text if isinstance(text, str) else "",
         tokens=tokens if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0 else 0,
         truncated=item.get("truncated") is True,

@@ -537,7 +537,9 @@ class ModelQueue:
                 raise ReloadFailed(
                     f"the learnt state of {self.name!r} does not fit what was loaded; the old one stays"
                 ) from error
-        self.model = fresh
+        old, self.model = self.model, fresh
+        if len(self._workers) == 1 and (close := getattr(old, "close", None)) is not None:
+            await self._workers[0].run(close)
         self._pending = {item.key: item for item in self.batcher}  # other lanes may still score with the old model
         self._metrics.ready.labels(self.name).set(1)
         self.cache.clear()

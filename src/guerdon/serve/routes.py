@@ -156,6 +156,9 @@ class ItemResult(BaseModel):
     parse_status: ParseStatus | None = Field(
         None, description="how the score was parsed from the text: ok, or fallback (from a sentence); null: no text"
     )
+    spread: float | None = Field(
+        None, description="standard deviation of the model's own total over its members; null: it has none"
+    )
 
 
 class RewardsAnswer(BaseModel):
@@ -346,6 +349,7 @@ def _result(item_id: str | None, episode: Episode, explained: ExplainedScore, ho
         failure=FailureReason.of(value),
         text=explained.text,
         parse_status=explained.parse_status,
+        spread=score.spread,
     )
 
 

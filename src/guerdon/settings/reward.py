@@ -9,6 +9,7 @@ the latter, the other types for the former. `reward_model`, the section of the P
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -26,6 +27,7 @@ from guerdon.settings.reward_models import (
     RemoteModelSettings,
     RewardModelSettings,
     RunModelSettings,
+    TabularModelSettings,
     judges_text,
     relative,
 )
@@ -430,3 +432,43 @@ RewardModelSection = Annotated[
     PrimeSection | ClassifierSection | ExactSection | TabularSection, ByName("rm_type", "prime")
 ]
 """PRIME's section: an alias of a source of `reward.sources` and of the weight of the outcome."""
+
+
+def check_truth(
+    reward: RewardSettings, section: RewardModelSection | None, sources: Mapping[str, SourceSettings], *, verified: bool
+) -> None:
+    """Refuse what needs true success where it is unknown, and a truth that is none, or that is trained on.
+
+    Args:
+        reward, section: `reward` and `reward_model` of a language study.
+        sources: its reward models, by name.
+        verified: whether its prompts have answers.
+
+    Raises:
+        ValueError: with the key and the reason.
+    """
+    truth, unknown = reward.truth, "data.type prompts, which has no verifier"
+    if not verified:
+        outcome = {"combine_mode", "env_reward_weight"} & reward.model_fields_set
+        refuse(outcome if reward.env_weight() else set(), unknown, "reward")
+        refuse({"verifier_coef"} & (set() if section is None else section.model_fields_set), unknown, "reward_model")
+        for name, one in sources.items():
+            if isinstance(one.model, PrimeModelSettings) and one.model.learns:
+                raise ValueError(f"the prime reward source {name} learns from outcomes, not with {unknown}")
+        if not set(sources) - {truth}:
+            raise ValueError(f"nothing would train the policy with {unknown}: name reward models in reward.sources")
+    if truth == "verifier" and verified:
+        if reward.env_weight() if section is None else section.verifier_coef:
+            key = "reward.combine_mode to replace" if section is None else "reward_model.verifier_coef to 0"
+            raise ValueError(f"reward.truth verifier is never trained on: set {key}")
+    elif truth is not None:
+        where, source = f"reward.sources.{truth}", sources.get(truth)
+        if source is None:
+            names = [*sources, *(["verifier"] if verified else [])]
+            raise ValueError(f"reward.truth {truth!r} is none of the sources {', '.join(names)}")
+        if source.model.compares:
+            raise ValueError(f"{relative(where)}, so it cannot be reward.truth, which scores responses one by one")
+        if isinstance(source.model, PrimeModelSettings | TabularModelSettings):
+            raise ValueError(f"reward.truth {truth} learns in the run, and a truth does not change")
+        idle = {"reward_weight", "reward_weight_schedule", "adaptive_weight", "gamma"} & source.model_fields_set
+        refuse(idle, "reward.truth, which is never trained on", where)

@@ -176,9 +176,15 @@ class _ReadModelSettings(_ModelSettings):
 class TextModelSettings(_ReadModelSettings):
     """A reward model of a language study."""
 
-    factory = "guerdon.models.text_load:load_text_model"
+    factory = "guerdon.models.text_load:load_members"
 
     model_type: Literal["text"] = Field("text", description="any reward model of text")
+    member_reward: Literal["mean", "lower_bound"] | None = Field(
+        None,
+        description="of a model with members: their mean, or the mean minus `deviations` standard deviations; null: as "
+        "it was trained",
+    )
+    deviations: float = only_with(1.0, gt=0, member_reward="lower_bound", description="see member_reward")
     adapter: str = Field("auto", description="how steps are marked and scores read; auto: by the model's files")
 
 

@@ -31,7 +31,7 @@ from guerdon.settings.policy import (
     OwnPolicySettings,
     PolicySettings,
 )
-from guerdon.settings.reward import RewardModelSection, RewardSettings, SourceSettings
+from guerdon.settings.reward import RewardModelSection, RewardSettings, SourceSettings, check_truth
 from guerdon.settings.reward_models import ExactModelSettings, PrimeModelSettings, TabularModelSettings, relative
 from guerdon.settings.runner import RunnerSettings
 from guerdon.settings.search import SearchSettings
@@ -456,7 +456,7 @@ class TextStudy(Study):
         taken = {"verifier", "kl"} | (set() if section is None else {section.source_name})
         for name in sorted(taken & set(self.reward.sources)):
             raise ValueError(f"a reward source cannot be called {name}: another source has that name")
-        self._check_truth()
+        check_truth(self.reward, section, sources, verified=self.verified)
         sources.pop(reward.truth or "", None)
         if self.verified and (not sources or reward.env_weight()):
             return
@@ -472,40 +472,6 @@ class TextStudy(Study):
             idle = {"reward_weight", "reward_weight_schedule"} & source.model_fields_set
             why = f"combine_mode {reward.combine_mode}, where the only source is normalised"
             refuse(idle, why, f"reward.sources.{name}")
-
-    def _check_truth(self) -> None:
-        """Refuse what needs true success where it is unknown, and a truth that is none, or that is trained on.
-
-        Raises:
-            ValueError: with the key and the reason.
-        """
-        reward, unknown = self.text_reward, "data.type prompts, which has no verifier"
-        if not self.verified:
-            outcome = {"combine_mode", "env_reward_weight"} & self.reward.model_fields_set
-            refuse(outcome if self.reward.env_weight() else set(), unknown, "reward")
-            given = set() if self.reward_model is None else self.reward_model.model_fields_set
-            refuse({"verifier_coef"} & given, unknown, "reward_model")
-            for name, one in self.text_sources.items():
-                if isinstance(one.model, PrimeModelSettings) and one.model.learns:
-                    raise ValueError(f"the prime reward source {name} learns from outcomes, not with {unknown}")
-            if not set(self.text_sources) - {reward.truth}:
-                raise ValueError(f"nothing would train the policy with {unknown}: name reward models in reward.sources")
-        if reward.truth is None:
-            return
-        where, source = f"reward.sources.{reward.truth}", self.text_sources.get(reward.truth)
-        if reward.truth == "verifier" and self.verified:
-            if reward.env_weight():
-                raise ValueError("reward.truth verifier is never trained on: set reward.combine_mode to replace")
-        elif source is None:
-            names = [*self.text_sources, *(["verifier"] if self.verified else [])]
-            raise ValueError(f"reward.truth {reward.truth!r} is none of the sources {', '.join(names)}")
-        elif source.model.compares:
-            raise ValueError(f"{relative(where)}, so it cannot be reward.truth, which scores responses one by one")
-        elif isinstance(source.model, PrimeModelSettings | TabularModelSettings):
-            raise ValueError(f"reward.truth {reward.truth} learns in the run, and a truth does not change")
-        else:
-            idle = {"reward_weight", "reward_weight_schedule", "adaptive_weight", "gamma"} & source.model_fields_set
-            refuse(idle, "reward.truth, which is never trained on", where)
 
     @model_validator(mode="after")
     def _run_models_fit_the_data(self) -> Self:
