@@ -8,7 +8,7 @@ paired by seed, each with the highest point of its own curve of 24 windows, and 
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -60,4 +60,6 @@ def table(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    print(table(Path(sys.argv[1])))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="what `guerdon compare` wrote")
+    print(table(parser.parse_args().folder))
