@@ -7,8 +7,8 @@ gains 0.05 with the raters. They choose with the probability of Bradley and Terr
 
     python studies/preference_pairs.py runs/preference
 
-writes `prompts.jsonl` (with a response each that the policy imitates, and without answers), `pairs.jsonl` to train on,
-and `test.jsonl`, pairs of other prompts that are ordered by the gold reward itself.
+writes `prompts/train.jsonl` (prompts without answers, with a response each that the policy imitates), `pairs.jsonl` to
+train on, and `test.jsonl`, pairs of other prompts that are ordered by the gold reward itself.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def write(folder: Path, seed: int) -> None:
         prompts["".join(rng.choice(list(HALVES[rng.integers(2)]), 8))] = None
     names = list(prompts)
     parts = {
-        "prompts": [{"prompt": p, "solution": response(p, rng)} for p in names[:PROMPTS]],
+        "prompts/train": [{"prompt": p, "solution": response(p, rng)} for p in names[:PROMPTS]],
         "pairs": [pair(p, rng, noisy=True) for p in names[PROMPTS:-TEST]],
         "test": [pair(p, rng, noisy=False) for p in names[-TEST:]],
     }

@@ -61,5 +61,5 @@ def table(folder: Path) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="of the study")
+    parser.add_argument("folder", type=Path, help="what `guerdon compare` wrote")
     print(table(parser.parse_args().folder))

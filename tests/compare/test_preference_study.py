@@ -44,12 +44,15 @@ def test_the_files(tmp_path):
     pairs.write(tmp_path, 3)
     found = read_preferences(str(tmp_path / "pairs.jsonl"))
     assert len(found.comparisons) == pairs.PAIRS
-    rows = {name: [json.loads(x) for x in (tmp_path / f"{name}.jsonl").open()] for name in ("prompts", "pairs", "test")}
+    rows = {
+        name: [json.loads(x) for x in (tmp_path / f"{name}.jsonl").open()]
+        for name in ("prompts/train", "pairs", "test")
+    }
     prompts = [row["prompt"] for one in rows.values() for row in one]
     assert len(set(prompts)) == len(prompts) == pairs.PROMPTS + pairs.PAIRS + pairs.TEST
     for row in rows["test"]:
         assert pairs.gold_reward(row["prompt"], row["chosen"]) > pairs.gold_reward(row["prompt"], row["rejected"])
-    assert max(len(row["solution"]) for row in rows["prompts"]) <= pairs.LONGEST
+    assert max(len(row["solution"]) for row in rows["prompts/train"]) <= pairs.LONGEST
 
 
 SHORT = [
