@@ -49,7 +49,7 @@ def main() -> None:
     command.rewardbench(
         command.Args(
             dataset=options.rows, model=options.model, load_json=True, not_quantized=True, torch_dtype="float32",
-            batch_size=options.batch, max_length=2048, output_dir="results",
+            batch_size=options.batch, max_length=2048, output_dir="results/",
         )
     )  # fmt: skip
     written = next(Path(options.out).rglob("*_outputs.jsonl"), None) or Path(f"results/{options.model}_outputs.jsonl")

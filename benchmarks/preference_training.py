@@ -151,7 +151,8 @@ def run_score(options: argparse.Namespace, folder: Path) -> str:
     shutil.copytree(model, old)
     settings = json.loads((old / "tokenizer_config.json").read_text())
     settings.pop("extra_special_tokens", None)
-    (old / "tokenizer_config.json").write_text(json.dumps(settings | {"tokenizer_class": "PreTrainedTokenizerFast"}))
+    settings |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "attention_mask"]}
+    (old / "tokenizer_config.json").write_text(json.dumps(settings))
     whole = [{which: row["prompt"] + row[which] for which in ("chosen", "rejected")} for row in rows]
     write_rows(folder / "whole.jsonl", whole)
     results: dict[str, list[dict[str, Any]]] = {"guerdon": [], "loop": [], "rewardbench": []}
