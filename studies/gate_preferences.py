@@ -38,7 +38,8 @@ from guerdon.evaluate.gate_card import signed
 from guerdon.evaluate.gate_table import PREFIX, GateTable, read_gate_table
 from guerdon.evaluate.scores import RECORD
 from guerdon.evaluate.text_suite import evaluate_text
-from guerdon.tasks.verifier import check_exact
+from guerdon.tasks.prompts import Prompt
+from guerdon.tasks.reasoning import step_truth
 from guerdon.types import Episode, Failure, RewardInfo, Score
 
 FILE = Path(__file__).with_suffix(".yaml")
@@ -68,13 +69,15 @@ class ScriptedJudge:
         return [self._score(one) for one in episodes]
 
     def _score(self, one: Episode) -> Score:
-        text, truth = "".join(one.texts or ()), one.meta.get("ground_truth")
-        right = check_exact(text, str(truth)).verdict == "equal" if truth is not None else one.outcome
+        text, right = "".join(one.texts or ()), one.outcome
+        if right is None and "family" not in one.meta:
+            return Score(failure=Failure("no_truth", "neither an outcome nor the family of a generated problem"))
         if right is None:
-            return Score(failure=Failure("no_truth", "neither outcome nor meta.ground_truth"))
+            asked = ({"role": "user", "content": one.task},)
+            right = step_truth(Prompt(one.id, asked, "", "guerdon", extra_info=dict(one.meta)), text).outcome
         digest = hashlib.sha256(f"{one.task}\0{text}".encode()).digest()
         wrong = int.from_bytes(digest[:8]) < self.error * 2**64
-        return Score(total=float(right != wrong))
+        return Score(total=float(bool(right) != wrong))
 
 
 def pairs_of(solutions: Sequence[Solution]) -> list[Pair]:

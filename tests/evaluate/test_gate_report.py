@@ -146,14 +146,15 @@ def test_the_table_that_guerdon_is_delivered_with(capsys):
     """python studies/gate_report.py"""
     REPORT["main"](["--reps", "50"])
     said = capsys.readouterr().out
-    assert re.search(r"^66 on 6 tasks: \d+ helped, \d+ had no effect, \d+ harmed", said, re.M)
+    assert re.search(r"^90 on 6 tasks: \d+ helped, \d+ had no effect, \d+ harmed", said, re.M)
     assert said.count("## Reward models for") == said.count("| **verdict**: mean rank of ") == 2
     table = read_gate_table(PACKAGED)
     assert PACKAGED.stat().st_size < 5e6
     for kind, fewest in (("robot", 40), ("text", 20)):
         part = table.of(kind)
         assert len(part) >= fewest
-        assert np.isfinite(part.gains_N_S).all()
+        seeds = np.isfinite(part.gains_N_S).sum(axis=1)
         assert part.gains_N_S.shape[1] == 3
+        assert ((seeds == 3) | ((seeds == 2) & np.isin(part.families_N, ["pairs", "judge"]))).all()
         assert min(np.bincount(part.outcomes_N)[[0, 2]]) >= FEWEST_OF_EACH
         assert set(usable_features(part, kind)) == FEATURES[kind].keys()

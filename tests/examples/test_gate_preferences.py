@@ -11,6 +11,8 @@ import yaml
 from guerdon.compare.study import plan_study, run_study
 from guerdon.episodes.solutions import Solution
 from guerdon.evaluate.gate_table import gate_table, read_gate_table
+from guerdon.settings.data import ChainSettings, GeneratedDataSettings
+from guerdon.tasks.prompt_files import load_prompts
 from guerdon.types import Episode
 
 ROOT = Path(__file__).parents[2]
@@ -55,11 +57,15 @@ def test_a_scripted_judge_is_wrong_as_often_as_it_says_and_about_the_same_respon
     assert values == [one.total for one in judge.score(told)]
 
 
-def test_a_scripted_judge_reads_the_truth_and_fails_without():
+def test_a_scripted_judge_knows_the_answers_of_generated_problems_as_a_run_asks_about_them():
     judge = study_of["ScriptedJudge"](0.0)
-    known = [Episode("e", "q", texts=(f"1+3={end};",), meta={"ground_truth": f"1+3={true};"})
-             for end, true in (("4", "4"), ("5", "4"))]  # fmt: skip
-    assert [one.total for one in judge.score(known)] == [1.0, 0.0]
+    data = GeneratedDataSettings(task=ChainSettings(steps=3, ops="+-"), train_size=20, val_size=2)
+    for prompt in load_prompts(data)[0]:
+        right = tuple(f"{line};" for line in prompt.solution.rstrip(";").split(";"))
+        wrong = (*right[:-1], f"{right[-1][:-2]}{(int(right[-1][-2]) + 1) % 10};")
+        meta = {**prompt.extra_info, "ground_truth": prompt.ground_truth}  # as rewards/text_sources.py gives it
+        told = [Episode("e", prompt.question, texts=texts, meta=meta) for texts in (right, wrong)]
+        assert [one.total for one in judge.score(told)] == [1.0, 0.0]
     assert judge.score([Episode("e", "q", texts=("4",))])[0].failure.reason == "no_truth"
 
 
