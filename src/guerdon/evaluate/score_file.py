@@ -269,7 +269,7 @@ def _responses(row: Mapping[str, Any], where: str, name: str) -> _Item:
         if isinstance(solution, Solution):
             return _Item([solution], ("reward",), (None,))
     if {"chosen", "rejected"} <= row.keys():
-        lost = [Failure("no_value", "chosen or rejected is null")] * 2
+        lost: list[Solution | Failure] = [Failure("no_value", "chosen or rejected is null")] * 2
         return _Item(lost, ("reward_chosen", "reward_rejected"), (None, None))
     if "messages" in row or (row.keys() & set(_ANSWERS) and row.keys() & set(PROMPTS)):
         return _Item([Failure("no_value", "the prompt or the response is null")], ("reward",), (None,))
