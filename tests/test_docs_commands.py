@@ -58,7 +58,6 @@ RUN_BY = {  # what tests run as it is
     "python studies/preference_table.py runs/preference": "tests/compare/test_report_gold.py",
     "python studies/gate.py prepare": "tests/examples/test_gate_study.py",
     "python studies/gate.py table runs/gate/gate.jsonl ... --out gate.parquet": "tests/examples/test_gate_study.py",
-    "python studies/preference_pairs.py runs/preference": "tests/compare/test_preference_study.py",
     "python examples/trl_grpo.py": "tests/integrations/test_trl.py",
     "python examples/verifiers_rewards.py": "tests/integrations/test_text_examples.py",
 }
