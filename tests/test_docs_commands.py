@@ -52,6 +52,8 @@ RUN_BY = {  # what tests run as it is
     "python studies/gate_report.py": "tests/evaluate/test_gate_report.py",
     "python studies/gate_report.py mine.parquet --picture gate.svg": "tests/evaluate/test_gate_report.py",
     "python studies/gate_text.py": "tests/examples/test_gate_text.py",
+    "python studies/gate_preferences.py prepare": "tests/examples/test_gate_preferences.py",
+    "python studies/gate_preferences.py rows": "tests/examples/test_gate_preferences.py",
     "python studies/gate.py prepare": "tests/examples/test_gate_study.py",
     "python studies/gate.py table runs/gate/gate.jsonl ... --out gate.parquet": "tests/examples/test_gate_study.py",
     "python examples/trl_grpo.py": "tests/integrations/test_trl.py",
