@@ -433,6 +433,12 @@ def test_reading_prompts_once_changes_neither_loss_nor_gradients(tmp_path, monke
     [
         ([{"prompt": "sea?", "response": "good", "helpfulness": 1}], {}, DataError, "1 rows with ratings"),
         (pairs(4), {"attributes": {"helpfulness": 1}}, DataError, "has ratings helpfulness"),
+        (
+            [{"prompt": "sea?", "completion": "good", "label": True}],
+            {"ranking": "list"},
+            DataError,
+            "nothing with labels",
+        ),
         ([{"question": "a"}], {}, DataError, "no known layout"),
     ],
 )

@@ -115,6 +115,8 @@ def read_preference_data(settings: PreferenceTrainSettings) -> PreferenceData:
             f"train ({settings.type}): no row of {', '.join(settings.data_paths)} has {wanted}{names}; it has "
             + ", ".join(f"{n} rows with {kind}" for kind, n in kinds.items())
         )
+    if settings.ranking == "list" and wanted != "pairs":
+        raise DataError(f"train ({settings.type}): ranking: list would do nothing with {wanted}; remove it")
     used = [one for one in found if _kind(one, settings) == wanted]
     left_out.update({f"only_{kind}": n for kind, n in kinds.items() if kind != wanted})
     train, held, near = split_prompts(used, settings.val_split, settings.seed)
