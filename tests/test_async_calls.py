@@ -98,6 +98,25 @@ def test_a_coroutine_of_the_loop_itself_is_told_to_await():
     assert run_async(double(3)) == 6
 
 
+def test_an_interrupt_while_the_coroutine_is_started_cancels_it(monkeypatch):
+    cancelled, start = threading.Event(), asyncio.run_coroutine_threadsafe
+
+    async def waits():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    def interrupted(*given):
+        start(*given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_async(waits())
+    assert cancelled.wait(20)
+
+
 def test_an_interrupted_caller_cancels_the_coroutine():
     started, cancelled = threading.Event(), threading.Event()
 

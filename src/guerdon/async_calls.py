@@ -32,11 +32,16 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
     if asyncio._get_running_loop() is loop:
         coroutine.close()
         raise RuntimeError("run_async was called by a coroutine of its own event loop; await the coroutine instead")
-    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
-    try:
-        return future.result()
+    running: list[asyncio.Task[Any]] = []
+
+    async def cancellable() -> T:
+        running.extend(filter(None, [asyncio.current_task()]))
+        return await coroutine
+
+    try:  # an interrupt may come before the call that starts it has returned
+        return asyncio.run_coroutine_threadsafe(cancellable(), loop).result()
     except BaseException:
-        future.cancel()  # and with it the coroutine
+        loop.call_soon_threadsafe(loop.call_soon, lambda: [task.cancel() for task in running])  # after it has begun
         raise
 
 
