@@ -359,7 +359,7 @@ def score(
     aggregation: Annotated[str, typer.Option(help="How the values of steps become one: min, prod, last, ...")] = "min",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what a judge would cost, and exit.")] = False,
 ) -> None:
-    """Write the rows of a file with the rewards of a model for text beside them. Run again, it continues."""
+    """Add the rewards of a model for text to the rows of a file, as columns. Run again, it continues."""
     from guerdon.config_tree import Tree, apply_overrides
     from guerdon.evaluate.score_file import check_files, load_any_text_model, score_file
     from guerdon.evaluate.scores import AGGREGATIONS

@@ -291,3 +291,13 @@ def test_other_layouts_are_read_and_what_says_nothing_is_counted():
     assert preference_figures(choices[:2], [1, 0, 0, 1], seed=0, reps=100)[1].overall.measured.estimate == 0.5
     with pytest.raises(DataError, match="no known layout"):
         choices_from_rows([{"prompt": "p", "answer": "a"}])
+
+
+def test_prompts_are_found_as_in_training():
+    rows = [
+        {"system": "S", "question": "Q?", "chosen": "a", "rejected": "b", "subset": "mine"},
+        {"system": "S", "question": "Q?", "chosen": "a", "rejected": "b"},
+    ]
+    for one in choices_from_rows(rows):
+        assert one.chosen[0].question == "Q?"
+        assert [m["content"] for m in one.chosen[0].context] == ["S", "Q?"]

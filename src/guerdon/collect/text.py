@@ -522,7 +522,7 @@ class TextCollector:
 
 
 def evaluation(found: TextRollout | None) -> dict[str, float]:
-    """What greedy answers to validation prompts are worth by the verifier.
+    """The results of greedy answers to validation prompts.
 
     Returns:
         `success` (share of right answers among those that could be verified), `length` (mean, in tokens), `truncated`

@@ -1,4 +1,4 @@
-"""Over-optimisation in a study (2210.10760): `reward.truth` of each arm over its measured sqrt(KL), beside best-of-n.
+"""Over-optimisation in a study (2210.10760): `reward.truth` of each arm over its measured sqrt(KL), next to best-of-n.
 
 A run logs both where it has a KL penalty (`algorithm.kl_coef`): the mean truth of the responses of an update, and their
 mean KL per token, here times their mean length. With `kl_in: reward` that is an unbiased estimate of the KL of whole

@@ -480,15 +480,8 @@ def responses_in(row: Any, where: str, name: str) -> tuple[list[Solution | Failu
         read = layout.read(RowFields(row, where))
     except _LeftOut as error:
         return [Failure(str(error))] * 2, (1, 1)
-    found: list[Solution | Failure] = []
-    for k, one in enumerate(read.responses):
-        try:
-            asked = _turns(read.prompt) if isinstance(read.prompt, str) else read.prompt
-            found.append(response_of(asked, one, f"{name}-{k}", row))
-        except ChatError as error:
-            found.append(error.failure)
-        except _LeftOut as error:
-            found.append(Failure(str(error)))
+    asked = _turns(read.prompt) if isinstance(read.prompt, str) else read.prompt
+    found = [read_response(asked, one, f"{name}-{k}", row) for k, one in enumerate(read.responses)]
     best = sum(rank == 0 for rank in read.ranks)
     return found, (best, len(read.ranks) - best)
 
@@ -497,6 +490,16 @@ def response_of(prompt: Any, given: Any, name: str, row: Mapping[str, Any]) -> S
     """`solution_of` with the row's tools and system prompt."""
     system = next((row[key] for key in ("system", "system_prompt") if isinstance(row.get(key), str)), "")
     return solution_of(prompt, given, name, row.get("tools"), system)
+
+
+def read_response(prompt: Any, given: Any, name: str, row: Mapping[str, Any]) -> Solution | Failure:
+    """`response_of`, or why it cannot be read."""
+    try:
+        return response_of(prompt, given, name, row)
+    except ChatError as error:
+        return error.failure
+    except _LeftOut as error:
+        return Failure(str(error))
 
 
 def solution_of(prompt: Any, given: Any, name: str, tools: Any, system: str = "") -> Solution:

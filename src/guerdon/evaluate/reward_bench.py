@@ -28,8 +28,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from guerdon.episodes.chats import ChatError
-from guerdon.episodes.preferences import benchmark_of, comparison, responses_of, solution_of
+from guerdon.episodes.preferences import benchmark_of, comparison, prompt_of, read_response, responses_of
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.evaluate.classification import ratio
@@ -172,14 +171,14 @@ def choices_from_rows(
                 choices.append(one)
             continue
         missing = [key for key in ("chosen", "rejected") if row.get(key) is None]
-        if row.get("prompt") is None and not missing and not _are_conversations(row):
+        if prompt_of(row) is None and not missing and not _are_conversations(row):
             missing = ["prompt"]
         if missing:
             raise DataError(f"{where} has no {missing[0]}; RewardBench rows have prompt, chosen, rejected, subset")
         name = str(row.get("id", number))
         chosen, rejected = (
             tuple(
-                _readable(row, response, f"{name}-{key}-{k}")
+                read_response(prompt_of(row), response, f"{name}-{key}-{k}", row)
                 for k, response in enumerate(responses_of(row[key], f"{where}: {key}"))
             )
             for key in ("chosen", "rejected")
@@ -209,14 +208,6 @@ def _are_conversations(row: Mapping[str, Any]) -> bool:
     """Whether each response of a row has the conversation in front of it."""
     both = [*responses_of(row["chosen"], "chosen"), *responses_of(row["rejected"], "rejected")]
     return all(not isinstance(one, str) and len(one) > 1 for one in both)
-
-
-def _readable(row: Mapping[str, Any], given: Any, name: str) -> Solution | Failure:
-    """A response to the prompt of a row, or why it cannot be read."""
-    try:
-        return solution_of(row.get("prompt"), given, name, row.get("tools"))
-    except ChatError as error:
-        return error.failure
 
 
 def reward_bench(

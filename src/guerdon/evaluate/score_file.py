@@ -1,4 +1,4 @@
-"""Rewards beside the rows of a file: `guerdon score`.
+"""The rows of a file with columns of rewards: `guerdon score`.
 
 A row has the columns of preferences, a response (`response`, `completion`, `answer` or `output`) or a list `responses`
 to a `prompt` (or `question`), a conversation (`messages`), or the steps of a solution. It gets `reward`; of a pair
@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from guerdon.atomic import sha256, write_bytes
-from guerdon.episodes.chats import ChatError
-from guerdon.episodes.preferences import PROMPTS, is_preference, prompt_of, response_of, responses_in
+from guerdon.episodes.preferences import PROMPTS, is_preference, prompt_of, read_response, responses_in
 from guerdon.episodes.row_files import good_rows, json_line, write_parquet
 from guerdon.episodes.solution_files import solutions_from_rows
 from guerdon.episodes.solutions import Solution
@@ -106,7 +105,7 @@ def score_file(
     batch_size: int = 64,
     dry_run: bool = False,
 ) -> str:
-    """Write the rows of a file with rewards beside them, in the format that they came in.
+    """Write the rows of a file with columns of rewards, in the format that they came in.
 
     What is scored is kept in a file next to `out` until all is, so that nothing is scored twice after a kill. What a
     judge costs is logged before it is called. A model that compares responses gets all rows of a prompt together.
@@ -260,11 +259,11 @@ def _responses(row: Mapping[str, Any], where: str, name: str) -> _Item:
         return _Item(responses, ("reward_chosen", "reward_rejected"), counts)
     if several is not None and prompt is not None and isinstance(several, list | tuple):
         texts = [one.get("response", one.get("text")) if isinstance(one, Mapping) else one for one in several]
-        found = [_readable(prompt, one, f"{name}-{k}", row) for k, one in enumerate(texts)]
+        found = [read_response(prompt, one, f"{name}-{k}", row) for k, one in enumerate(texts)]
         return _Item(found, ("rewards",), (len(found),))
     if row.get("messages") is not None or (prompt is not None and text is not None):
         given = text if row.get("messages") is None else row["messages"]
-        return _Item([_readable(prompt, given, name, row)], ("reward",), (None,))
+        return _Item([read_response(prompt, given, name, row)], ("reward",), (None,))
     for _, solution in solutions_from_rows([(where, row)], name):
         if isinstance(solution, Solution):
             return _Item([solution], ("reward",), (None,))
@@ -277,15 +276,6 @@ def _responses(row: Mapping[str, Any], where: str, name: str) -> _Item:
         f"{where}: nothing to score, found {', '.join(map(str, row))[:200]}; a row needs prompt and response (or "
         "responses), messages, chosen and rejected, or another layout of docs/preferences.md"
     )
-
-
-def _readable(prompt: Any, given: Any, name: str, row: Mapping[str, Any]) -> Solution | Failure:
-    try:
-        return response_of(prompt, given, name, row)
-    except ChatError as error:
-        return error.failure
-    except DataError as error:  # its text is the reason
-        return Failure(str(error))
 
 
 def _scored(model: RewardModel, items: Sequence[_Item], aggregation: Aggregation) -> list[dict[str, Any]]:
