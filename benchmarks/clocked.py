@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import torch
 from transformers import TrainerCallback
 
 RISE, LEAST = 0.05, 0.005
@@ -44,6 +45,8 @@ class Clocked(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """A mark, the next rate, and the end."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         self.marks.append((time.perf_counter(), time.process_time()))
         control.should_save = control.should_evaluate = False
         self._set(optimizer)

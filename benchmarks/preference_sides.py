@@ -37,7 +37,7 @@ class Size:
     intermediate: int
 
 
-SIZES = {"0.4M": Size(128, 2, 4, 384), "3M": Size(256, 4, 8, 768)}
+SIZES = {"0.4M": Size(128, 2, 4, 384), "3M": Size(256, 4, 8, 768), "360M": Size(960, 32, 15, 2560)}
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,20 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 class PeakMemory:
-    """Most memory of this process since it was made, over what it had then, in MiB (Linux)."""
+    """Most memory of this process since it was made, over what it had then, in MiB (Linux).
 
-    def __init__(self) -> None:
+    Args:
+        gpu: that of the GPU's allocator.
+    """
+
+    def __init__(self, gpu: bool = False) -> None:
+        self.gpu = gpu
+        if gpu:
+            import torch
+
+            torch.cuda.reset_peak_memory_stats()
+            self.before = torch.cuda.memory_allocated() / 2**20
+            return
         Path("/proc/self/clear_refs").write_text("5")
         self.before = self._read("VmRSS")
 
@@ -132,13 +143,19 @@ class PeakMemory:
 
     def read(self) -> dict[str, float]:
         """MiB over the beginning, and in all."""
-        peak = self._read("VmHWM")
+        if self.gpu:
+            import torch
+
+            peak = torch.cuda.max_memory_allocated() / 2**20
+        else:
+            peak = self._read("VmHWM")
         return {"mib": peak - self.before, "mib_in_all": peak}
 
 
 def train_once(
     side: str, folder: Path, data: str, *, steps: int, warm: int, batch: int = 8, rate: float = 1e-4, seed: int = 0,
     micro: int | None = None, bf16: bool = False, checkpointing: bool = False, save: Path | None = None,
+    gpu: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Train by one of the sides from the same folder on the same pairs.
 
@@ -155,6 +172,7 @@ def train_once(
         bf16: bfloat16 as each side does it.
         checkpointing: recompute activations.
         save: folder for the trained classifier.
+        gpu: on the GPU.
 
     Returns:
         Times and memory of the steps behind the warm-up, and the pairs of these steps.
@@ -170,7 +188,7 @@ def train_once(
 
     clock = Clocked(warm, 0.0)
     trainer.add_callback(clock)
-    memory = PeakMemory()
+    memory = PeakMemory(gpu)
     trainer.train()
     found = memory.read()
     seconds, core = clock.spent()
@@ -178,7 +196,7 @@ def train_once(
         write(save)
     return {
         "seconds": seconds, "core_seconds": core, "pairs": batch * (len(clock.marks) - warm), "steps": len(clock.marks),
-        **found,
+        "gpu": gpu, **found,
     }  # fmt: skip
 
 
@@ -209,6 +227,7 @@ def _start_trl(
     checkpointing: bool,
 ) -> tuple[Any, Callable[[Path], Any]]:  # fmt: skip
     import datasets
+    import torch
     from trl import RewardConfig, RewardTrainer
 
     datasets.disable_progress_bars()
@@ -216,9 +235,9 @@ def _start_trl(
     arguments = RewardConfig(
         output_dir=str(folder / f"trl{os.getpid()}"), per_device_train_batch_size=micro,
         gradient_accumulation_steps=batch // micro, learning_rate=rate, max_steps=steps, lr_scheduler_type="linear",
-        weight_decay=0.0, max_grad_norm=1.0, bf16=bf16, gradient_checkpointing=checkpointing, use_cpu=True,
-        logging_steps=10, save_strategy="no", report_to="none", disable_tqdm=True, seed=seed,
-        optim="adamw_torch_fused", dataloader_pin_memory=False,
+        weight_decay=0.0, max_grad_norm=1.0, bf16=bf16, gradient_checkpointing=checkpointing,
+        use_cpu=not torch.cuda.is_available(), logging_steps=10, save_strategy="no", report_to="none",
+        disable_tqdm=True, seed=seed, optim="adamw_torch_fused", dataloader_pin_memory=False,
     )  # fmt: skip
     rows = datasets.Dataset.from_list(read_rows(folder / f"{data}.jsonl"))
     trainer = RewardTrainer(model=str(folder), args=arguments, train_dataset=rows)

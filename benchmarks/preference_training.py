@@ -13,6 +13,9 @@ timed over its loop; its loop under this environment's transformers is written o
 
     python benchmarks/preference_training.py --core=1 --repetitions=3 --seeds=3     # needs guerdon[bench]
     python benchmarks/preference_training.py --what=score --rewardbench-python=/path/to/env/bin/python
+    python benchmarks/preference_training.py --what=speed --gpu --size=360M --batch=32    # on a GPU
+
+With `--gpu`, rates are per second on the wall, a step ends when the GPU has done it, memory is the allocator's peak.
 """
 
 from __future__ import annotations
@@ -102,27 +105,25 @@ def run_speed(options: argparse.Namespace, folder: Path) -> str:
     make_shared(folder, SIZES[options.size])
     texts = []
     for shape in options.shapes.split(","):
-        write_rows(folder / f"{shape}.jsonl", make_pairs(8 * options.steps, SHAPES[shape], 3))
-        results: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
+        write_rows(folder / f"{shape}.jsonl", make_pairs(options.batch * options.steps, SHAPES[shape], 3))
+        results: dict[str, list[dict[str, Any]]] = {arm: [] for arm in options.arms.split(",")}
         for repetition in range(options.repetitions):
             for arm in results:
                 given = {"what": "speed", "side": arm, "folder": folder, "shape": shape, "steps": options.steps}
-                results[arm].append(measure(__file__, {**given, "core": options.core}))
+                given |= {"batch": options.batch}
+                results[arm].append(measure(__file__, {**given, "core": options.core, "device": options.device}))
                 run = results[arm][-1]
-                print(
-                    f"{shape} {repetition}: {arm}, {rate(run):.2f} pairs/s, {run['mib']:.0f} MiB over the start",
-                    flush=True,
-                )
+                print(f"{shape} {repetition}: {arm}, {rate(run):.2f} pairs/s, {run['mib']:.0f} MiB", flush=True)
         texts.append(f"#### {SHAPE_NAMES[shape].capitalize()}\n\n{speed_table(results)}\n\n{core_share(results)}")
     return (
-        f"{options.size} parameters, 8 pairs per gradient step, {options.steps - WARM} timed steps.\n\n"
+        f"{options.size} parameters, {options.batch} pairs per gradient step, {options.steps - WARM} timed steps.\n\n"
         + "\n\n".join(texts)
     )
 
 
 def rate(run: dict[str, Any]) -> float:
-    """Pairs per core-second."""
-    return float(run["pairs"] / run["core_seconds"])
+    """Pairs per core-second; of a GPU, per second."""
+    return float(run["pairs"] / run["seconds" if run.get("gpu") else "core_seconds"])
 
 
 def speed_table(results: dict[str, list[dict[str, Any]]]) -> str:
@@ -130,11 +131,12 @@ def speed_table(results: dict[str, list[dict[str, Any]]]) -> str:
     rates = {arm: [rate(run) for run in runs] for arm, runs in results.items()}
     rows = []
     for arm, runs in results.items():
-        rival = RIVAL.get(arm)
+        rival = RIVAL.get(arm) if RIVAL.get(arm) in results else None
         against = "" if rival is None else f"{spread(ratios(rates[arm], rates[rival]))} to {NAMES[rival].split(':')[0]}"
         peaks = [[run[key] for run in runs] for key in ("mib", "mib_in_all")]
         rows.append([NAMES[arm], spread(rates[arm]), against, spread(peaks[0], 0), spread(peaks[1], 0)])
-    return table(["", "pairs per core-second", "ratio", "peak over the start, MiB", "peak in all, MiB"], rows)
+    second = "second" if any(run.get("gpu") for runs in results.values() for run in runs) else "core-second"
+    return table(["", f"pairs per {second}", "ratio", "peak over the start, MiB", "peak in all, MiB"], rows)
 
 
 def run_score(options: argparse.Namespace, folder: Path) -> str:
@@ -212,7 +214,7 @@ def one(options: argparse.Namespace) -> dict[str, Any]:
         side, bf16, checkpointing, micro = ARMS[options.side]
         return train_once(
             side, folder, options.shape, steps=options.steps, warm=WARM, bf16=bf16, checkpointing=checkpointing,
-            micro=micro,
+            micro=micro, batch=options.batch, gpu=options.device == "cuda",
         )  # fmt: skip
     if options.what == "fit":
         return train_once("guerdon", folder, "half", steps=3, warm=WARM, save=Path(options.save))
@@ -227,9 +229,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--what", choices=["accuracy", "speed", "score", "all", "fit"], default="all")
     parser.add_argument("--core", type=int, default=0, help="the core that everything runs on")
+    parser.add_argument(
+        "--gpu", dest="device", action="store_const", const="cuda", default="cpu", help="speed: on a GPU"
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="of one measurement in this process")
     parser.add_argument("--repetitions", type=int, default=3, help="speed and score: of each measurement")
+    parser.add_argument("--arms", default=",".join(ARMS), help="speed: what is measured")
     parser.add_argument("--size", default="3M", choices=list(SIZES), help="speed and score: of the model")
     parser.add_argument("--shapes", default=",".join(SHAPE_NAMES), help="speed: of the pairs")
+    parser.add_argument("--batch", type=int, default=8, help="speed: pairs per gradient step")
     parser.add_argument("--steps", type=int, default=14, help="speed: gradient steps, the first two not timed")
     parser.add_argument("--pairs", type=int, default=2400, help="accuracy: to learn from")
     parser.add_argument("--held-out", type=int, default=2000, help="accuracy: held-out pairs")
@@ -242,7 +250,9 @@ def main() -> None:
         parser.add_argument(f"--{name}", help="of one measurement in this process")
     parser.add_argument("--seed", type=int, help="of one measurement in this process")
     options = parser.parse_args()
-    pin([options.core])
+    if options.device == "cpu":
+        pin([options.core])
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if options.side:
         report_measurement(one(options))
         return

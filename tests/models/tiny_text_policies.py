@@ -16,7 +16,7 @@ def enliven(model, seed=0):
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(0.08 / weight.std() if weight.ndim > 1 else 1).add_(
-                0.05 * torch.randn(weight.shape, generator=generator)
+                0.05 * torch.randn(weight.shape, generator=generator).to(weight.device)
             )
 
 

@@ -32,7 +32,7 @@ def enliven(model, seed=0):
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(0.08 / weight.std() if weight.ndim > 1 else 1).add_(
-                0.05 * torch.randn(weight.shape, generator=generator)
+                0.05 * torch.randn(weight.shape, generator=generator).to(weight.device)
             )
 
 
@@ -48,7 +48,8 @@ def oracle(model, batch, temperature=1.0):
     log_probs, entropies = np.zeros(batch.mask_B_T.shape), np.zeros(batch.mask_B_T.shape)
     for i, (prompt, response) in enumerate(zip(batch.prompts, batch.responses(), strict=True)):
         with torch.no_grad():
-            logits = model(torch.from_numpy(np.concatenate([prompt, response]))[None]).logits[0].double().numpy()
+            ids = torch.from_numpy(np.concatenate([prompt, response]))[None].to(model.device)
+            logits = model(ids).logits[0].double().cpu().numpy()
         logits = logits[len(prompt) - 1 : -1] / temperature
         table = logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
         table -= logits.max(-1, keepdims=True)

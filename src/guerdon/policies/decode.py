@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from guerdon.errors import ConfigError
-from guerdon.policies.packing import causal_bias
+from guerdon.policies.packing import causal_bias, fused_attention
 from guerdon.policies.text import TextPolicy
 
 _MODELS = {"LlamaForCausalLM", "Qwen2ForCausalLM"}
@@ -177,7 +177,7 @@ class LlamaDecoder:
                 shares = scores.mul_(self._head_dim**-0.5).add_(bias).softmax(-1)
                 attended = (shares.view(len(q) * self._kv_heads, -1, length) @ v.flatten(0, 1)).view(q.shape)
             else:
-                attended = F.scaled_dot_product_attention(
+                attended = fused_attention(
                     q, k, v, attn_mask=bias, is_causal=bias is None, enable_gqa=self._heads != self._kv_heads
                 )
             x = self._finish(x, attended.transpose(1, 2).flatten(2), layer)
@@ -210,7 +210,7 @@ class LlamaDecoder:
             q, k, v = self._project(x, layer, turn)
             keys[:, :, self._column], values[:, :, self._column] = k[:, 0], v[:, 0]
             attended = self._attend(q, keys[:, :, :n], values[:, :, :n], bias)
-            x = self._finish(x, attended.view(b, 1, -1), layer)
+            x = self._finish(x, attended.reshape(b, 1, -1), layer)  # of a view on a GPU
         self._column = n
         logits = self._head(self._normed(x[:, 0]))
         if logits.dtype == torch.float32:
@@ -224,7 +224,7 @@ class LlamaDecoder:
         b, kv_heads, n, width = keys.shape
         q = q.reshape(b, kv_heads, -1, width)
         if self._fused:
-            return F.scaled_dot_product_attention(q, keys, values, attn_mask=bias)
+            return fused_attention(q, keys, values, attn_mask=bias)
         q, keys_R_n_D, values_R_n_D = q.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1)
         if bias is not None:
             bias = bias.expand(b, kv_heads, 1, n).reshape(b * kv_heads, 1, n)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from guerdon.policies.tokens import TokenBatch, pad_right
 from guerdon.types import IntArray
@@ -258,24 +259,32 @@ def packed_attention(
     Returns:
         (1, N, H, D), and None for the weights.
     """
-    q, k, v = (spread_rows(x, packing.places_N, packing.rows, packing.longest) for x in (query, key, value))
-    k, v = grouped_heads(q, k), grouped_heads(q, v)
-    scale = q.shape[-1] ** -0.5 if scaling is None else scaling
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     n = packing.longest
     window = sliding_window if sliding_window is not None and sliding_window < n else None
     eager = packing.eager or softcap is not None
+    if eager:  # autocast would cast what the rotation left in float32, again in every product
+        query, key = (query * scale).to(value.dtype), key.to(value.dtype)
+    q, k, v = (spread_rows(x, packing.places_N, packing.rows, packing.longest) for x in (query, key, value))
+    k, v = grouped_heads(q, k), grouped_heads(q, v)
     if eager or window is not None:
         bias = causal_bias(n, window, q)
         if eager:
-            scores = capped((q * scale) @ k.transpose(-1, -2), softcap)
-            weights = (scores + bias).softmax(-1)  # float32 within, whatever the dtype
-            out = F.dropout(weights, dropout) @ v
+            out = F.dropout(weights_of(capped(q @ k.transpose(-1, -2), softcap) + bias), dropout) @ v
         else:
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
+            out = fused_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
     else:
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, scale=scale)
+        out = fused_attention(q, k, v, is_causal=True, dropout_p=dropout, scale=scale)
     b, h, width = out.shape[0], out.shape[1], out.shape[3]
     return out.transpose(1, 2).reshape(b * n, h, width)[packing.places_N][None], None
+
+
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """`scaled_dot_product_attention`, but on a GPU never by cuDNN, which compiles a program for every new shape."""
+    if not q.is_cuda:
+        return F.scaled_dot_product_attention(q, k, v, **options)
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        return F.scaled_dot_product_attention(q, k, v, **options)
 
 
 def spread_rows(x: Tensor, places_N: Tensor, rows: int, longest: int) -> Tensor:
@@ -291,6 +300,12 @@ def spread_rows(x: Tensor, places_N: Tensor, rows: int, longest: int) -> Tensor:
     spread = x.new_zeros(rows * longest, h * d)
     spread = spread.index_copy(0, places_N, x[0].transpose(0, 1).reshape(n, h * d))
     return spread.view(rows, longest, h, d).transpose(1, 2)
+
+
+def weights_of(scores: Tensor) -> Tensor:
+    """Softmax over the last axis in the dtype of the scores, float32 within; autocast would keep float32 copies."""
+    with torch.autocast(scores.device.type, enabled=False):
+        return scores.softmax(-1)
 
 
 def capped(scores: Tensor, softcap: float | None) -> Tensor:

@@ -21,7 +21,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from guerdon.policies.packing import Layout, capped, causal_bias, check_prompts, grouped_heads, lay_out, spread_rows
+from guerdon.policies.packing import (
+    Layout,
+    capped,
+    causal_bias,
+    check_prompts,
+    fused_attention,
+    grouped_heads,
+    lay_out,
+    spread_rows,
+    weights_of,
+)
 from guerdon.policies.tokens import TokenBatch
 from guerdon.types import IntArray
 
@@ -223,13 +233,15 @@ def shared_attention(
     prompts, longest_p, rows, longest_r = packing.sizes
     count = len(packing.prompt_places_P)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if packing.slots:  # autocast would cast what the rotation left in float32, again in every product
+        query, key = (query * scale).to(value.dtype), key.to(value.dtype)
     q, k, v = (spread_rows(x[:, :, :count], packing.prompt_places_P, prompts, longest_p) for x in (query, key, value))
     own_q, own_k, own_v = (
         spread_rows(x[:, :, count:], packing.response_places_R, rows, longest_r) for x in (query, key, value)
     )
     if packing.slots:
         among_prompts, among_responses = _eager_attention(
-            (q, k, v), (own_q, own_k, own_v), packing, scale=scale, dropout=dropout, softcap=softcap
+            (q, k, v), (own_q, own_k, own_v), packing, dropout=dropout, softcap=softcap
         )
     else:
         k, v = grouped_heads(q, k), grouped_heads(q, v)
@@ -250,7 +262,7 @@ def _masked_attention(
 ) -> Tensor:
     """Attention (B, H, L, D) of tokens to those that a mask (..., L, S) lets them see; fused where none is capped."""
     if softcap is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout, scale=scale)
+        return fused_attention(q, k, v, attn_mask=seen, dropout_p=dropout, scale=scale)
     scores = capped((q * scale) @ k.mT, softcap).masked_fill(~seen, -torch.inf)
     return F.dropout(scores.softmax(-1), dropout) @ v
 
@@ -260,17 +272,15 @@ def _eager_attention(
     of_responses: tuple[Tensor, Tensor, Tensor],
     packing: Sharing,
     *,
-    scale: float,
     dropout: float,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Attention by matrix products; all responses to a prompt, and the heads that share a key, are rows of one product.
 
     Args:
-        of_prompts: queries (G, H, Lp, D), keys and values (G, K, Lp, D).
-        of_responses: queries (G * S, H, Lr, D), keys and values (G * S, K, Lr, D).
+        of_prompts: scaled queries (G, H, Lp, D), keys and values (G, K, Lp, D).
+        of_responses: scaled queries (G * S, H, Lr, D), keys and values (G * S, K, Lr, D).
         packing: where the tokens belong.
-        scale: of the scores.
         dropout: of the attention weights.
         softcap: of the scores; None for none.
 
@@ -286,21 +296,18 @@ def _eager_attention(
         """(G * S, K * heads, Lr, D) to (G, K, S, heads * Lr, D)."""
         return x.view(groups, slots, kv_heads, heads, longest_r, width).transpose(1, 2).flatten(3, 4)
 
-    def weights(scores: Tensor) -> Tensor:
-        return F.dropout(scores.softmax(-1), dropout)
-
     k, v = k.flatten(0, 1), v.flatten(0, 1)  # (G * K, Lp, D)
-    prompt_q = (q * scale).reshape(groups * kv_heads, heads * longest_p, width)
+    prompt_q = q.reshape(groups * kv_heads, heads * longest_p, width)
     scores = capped(prompt_q @ k.mT, softcap).view(-1, heads, longest_p, longest_p)
-    among_prompts = weights(scores + causal_bias(longest_p, None, q)).flatten(1, 2) @ v
+    among_prompts = F.dropout(weights_of(scores + causal_bias(longest_p, None, q)), dropout).flatten(1, 2) @ v
 
-    own_q = by_head(own_q * scale, heads)
+    own_q = by_head(own_q, heads)
     own_k, own_v = by_head(own_k, 1).flatten(0, 2), by_head(own_v, 1).flatten(0, 2)  # (G * K * S, Lr, D)
     to_own = capped(own_q.flatten(0, 2) @ own_k.mT, softcap).view(-1, heads, longest_r, longest_r)
     to_own = to_own + causal_bias(longest_r, None, q)
     to_prompt = capped(own_q.reshape(groups * kv_heads, rows, width) @ k.mT, softcap)
     to_prompt = to_prompt.masked_fill((~packing.seen).repeat_interleave(kv_heads, 0), -torch.inf)
-    both = weights(torch.cat([to_prompt, to_own.view(groups * kv_heads, rows, longest_r)], -1))
+    both = F.dropout(weights_of(torch.cat([to_prompt, to_own.view(groups * kv_heads, rows, longest_r)], -1)), dropout)
     of_own = both[..., longest_p:].reshape(-1, heads * longest_r, longest_r) @ own_v
     out = (both[..., :longest_p] @ v + of_own.view(-1, rows, width)).view(
         groups, kv_heads, slots, heads, longest_r, width

@@ -325,7 +325,7 @@ class SharedBase:
         """Whether attention over so many tokens is computed by plain matrix products."""
         if self.settings.attention != "auto":
             return self.settings.attention == "eager"
-        saves = self.bf16 and not self.settings.gradient_checkpointing  # which is for memory, that eager takes
+        saves = self.bf16
         return self.device.type == "cpu" and longest <= EAGER_UP_TO[saves]
 
     @contextmanager
