@@ -21,7 +21,7 @@ IMAGES = Path(__file__).with_name("images")
 PARTS = {  # file: the sections of the report that it shows, and the width and most height of the picture
     "report.png": (("verdict", "curves", "numbers"), 1100, 2200),
     "cards.png": (("models",), 1100, 1600),
-    "episodes.png": (("films",), 1100, 1100),
+    "episodes.png": (("videos",), 1100, 1100),
 }
 
 

@@ -23,7 +23,7 @@ def finals(task, arm, seed):
 @pytest.fixture
 def study(tmp_path):
     """Arm B uses the model of the study, arm C two models, the baseline A none."""
-    folder = write_study(tmp_path / "study", finals, tasks=("t", "u"), films=False)
+    folder = write_study(tmp_path / "study", finals, tasks=("t", "u"), videos=False)
     for path in folder.glob("runs/*/*/seed*/config.yaml"):
         task, arm = path.parts[-4:-2]
         one = {"model": {"checkpoint_path": f"work/models/{task}/resnet"}}

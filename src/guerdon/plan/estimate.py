@@ -62,7 +62,7 @@ STATE = 256  # bytes of a state that a reward model looks at
 BYTES_PER_PIXEL = 1.2  # of a PNG of a rendered scene
 STEPS_BETWEEN_EVALUATIONS = 20  # of an image model, at least, where eval_every is null
 EVALUATION = 100_000  # bytes of an evaluation with its pictures
-RUN_FILES = 450_000  # bytes of a run without its checkpoints: policy, episodes, films, metrics
+RUN_FILES = 450_000  # bytes of a run without its checkpoints: policy, episodes, videos, metrics
 
 
 def estimate_collect(study: Study) -> dict[str, Any]:
