@@ -54,7 +54,7 @@ def test_table_against_numbers_computed_by_hand(study):
     half = 2.7764451 * np.sqrt(2 * 0.01 / 3) / 2
     assert c["difference_low"] == pytest.approx(0.7 - half)
     assert c["difference_high"] == pytest.approx(0.7 + half)
-    assert (a["verdict"], b["verdict"], c["verdict"]) == ("baseline", "no difference shown", "better")
+    assert (a["conclusion"], b["conclusion"], c["conclusion"]) == ("baseline", "no difference shown", "better")
     assert c["p_above"] == 1.0
     assert b["p_above"] == pytest.approx(5 / 9)  # 0.1 beats 0 and ties 0.1; 0.3 beats all three; 0 ties 0
     assert c["n_pairs"] == 6
@@ -75,7 +75,7 @@ def test_task_rows_follow_the_pooled_ones(study):
     assert row(rows, "C", "door-close-v3")["final_success"] == pytest.approx(0.85)
 
 
-def test_page_says_the_verdicts_in_plain_words(page):
+def test_page_says_the_conclusions_in_plain_words(page):
     words = text(page)
     assert "C beats A: final success +0.70 [0.59, 0.81]" in words
     assert "B against A: no difference shown, final success +0.03" in words
@@ -112,7 +112,7 @@ def test_the_first_section_answers_four_questions_of_every_arm(tmp_path):
     for path in study.glob("runs/t/B/*/metrics.jsonl"):  # an arm without a reward model
         path.write_text(path.read_text().replace('"hacking_alarm": 0, ', ""))
     page = write_report(study).read_text()
-    table = page[page.index('<table class="verdicts">') : page.index("</table>")]
+    table = page[page.index('<table class="conclusions">') : page.index("</table>")]
     heads = ["Arm", "Does it help?", "How sure?", "Is it being gamed?", "Where to look"]
     assert re.findall('<th scope="col">(.*?)</th>', table) == heads
     better, worse = (text(part) for part in table.split("<tr class")[1:])
@@ -155,7 +155,7 @@ def test_worse_is_said_too(tmp_path):
     study = write_study(tmp_path, lambda t, arm, seed: {"A": 0.8, "B": 0.1, "C": 0.8}[arm] + seed / 50, videos=False)
     for path in (study / "runs").glob("*/B/seed1/metrics.jsonl"):
         path.write_text(path.read_text().replace('"success": 0.12', '"success": 0.14'))
-    assert row(comparison_table(study), "B")["verdict"] == "worse"
+    assert row(comparison_table(study), "B")["conclusion"] == "worse"
     assert "B is worse than A: final success −0.69" in text(write_report(study).read_text())
 
 
@@ -232,7 +232,7 @@ def test_unfinished_failed_and_missing_runs_are_listed(tmp_path):
     assert "Few seeds: 1 complete seed" in words
     c = row(comparison_table(study), "C", "t")
     assert (c["n_runs"], c["n_planned"], c["n_pairs"]) == (1, 3, 1)
-    assert c["verdict"] == "no difference shown"  # one pair has no interval
+    assert c["conclusion"] == "no difference shown"  # one pair has no interval
     assert c["final_success"] == pytest.approx(0.7)
 
 
@@ -244,7 +244,7 @@ def test_arms_with_different_failure_rates_are_not_compared(tmp_path):
         videos=False,
     )
     c = row(comparison_table(study), "C")
-    assert c["verdict"] == "not comparable"
+    assert c["conclusion"] == "not comparable"
     assert c["difference"] is None
     assert c["p_above"] is None
     words = text(write_report(study).read_text())
@@ -352,7 +352,7 @@ def test_a_card_with_nothing_against_it_has_no_finding(tmp_path):
     assert "episode AUROC 1.000 [0.90, 1.00], n 500" in text(card.split("</summary>")[0])
 
 
-VERDICT = {
+FORECAST = {
     "answer": "harms",
     "probabilities": {"harms": 0.7, "no effect": 0.2, "helps": 0.1},
     "gain": {"estimate": -0.2, "low": -0.3, "high": 0.01},
@@ -361,24 +361,25 @@ VERDICT = {
 }
 
 
-def test_a_card_begins_with_its_verdict(tmp_path):
-    card = card_of(tmp_path, verdict=VERDICT)
+@pytest.mark.parametrize("key", ["forecast", "verdict"])  # verdict: in cards of earlier versions
+def test_a_card_begins_with_its_forecast(tmp_path, key):
+    card = card_of(tmp_path, **{key: FORECAST})
     headline = text(card.split("</summary>")[0])
-    assert headline.split("resnet · t ")[1].startswith("verdict: likely HARMS RL (probabilities: helps 0.10, ")
-    assert '<small class="no">verdict:' in card
+    assert headline.split("resnet · t ")[1].startswith("forecast: likely HARMS RL (probabilities: helps 0.10, ")
+    assert '<small class="no">forecast:' in card
     assert "<li>  it looks at the arm &lt;b&gt;</li>" in card
-    good = VERDICT | {"answer": "helps", "probabilities": {"harms": 0.1, "no effect": 0.2, "helps": 0.7}}
-    assert '<small class="yes">' in card_of(tmp_path / "other", verdict=good)
-    undecided = VERDICT | {"probabilities": {"harms": 0.45, "no effect": 0.4, "helps": 0.15}}
-    assert "<small>verdict: undecided, " in card_of(tmp_path / "undecided", verdict=undecided)
+    good = FORECAST | {"answer": "helps", "probabilities": {"harms": 0.1, "no effect": 0.2, "helps": 0.7}}
+    assert '<small class="yes">' in card_of(tmp_path / "other", forecast=good)
+    undecided = FORECAST | {"probabilities": {"harms": 0.45, "no effect": 0.4, "helps": 0.15}}
+    assert "<small>forecast: undecided, " in card_of(tmp_path / "undecided", forecast=undecided)
 
 
-def test_a_verdict_that_cannot_be_read_is_noted(tmp_path):
+def test_a_forecast_that_cannot_be_read_is_noted(tmp_path):
     study = write_study(tmp_path, finals, tasks=("t",), videos=False)
     path = study / "models" / "t" / "resnet" / "evaluation.json"
-    path.write_text(json.dumps(EVALUATION | {"verdict": {"answer": "harms"}}))
+    path.write_text(json.dumps(EVALUATION | {"forecast": {"answer": "harms"}}))
     page = text(write_report(study).read_text())
-    assert "t/resnet: the verdict of its evaluation cannot be read" in page
+    assert "t/resnet: the forecast of its evaluation cannot be read" in page
 
 
 def test_a_card_shows_five_numbers_and_folds_the_rest(tmp_path):
@@ -420,7 +421,7 @@ def test_holms_correction(tmp_path):
     # B: mean .1333, s = .0351, t = 6.58, p = .022 <= .05 / 2; C: t = 3.46, p = .074 > .05
     assert [row(alone, arm, "t")["difference_level"] for arm in "BC"] == [0.95, 0.95]
     assert [row(found, arm, "t")["difference_level"] for arm in "BC"] == [0.975, 0.95]
-    assert [row(found, arm, "t")["verdict"] for arm in "BC"] == ["better", "no difference shown"]
+    assert [row(found, arm, "t")["conclusion"] for arm in "BC"] == ["better", "no difference shown"]
     assert row(found, "B", "t")["difference_low"] < row(alone, "B", "t")["difference_low"]
     assert [row(found, arm, "t")["p_value"] for arm in "BC"] == [0.5, 0.5]  # twice 2 / 2^3
     words = text(write_report(study).read_text())
@@ -444,8 +445,8 @@ def test_study_that_has_not_begun_still_gives_a_report(tmp_path):
     study = write_study(tmp_path, lambda *_: None, cards=False)
     words = text(write_report(study).read_text())
     assert "0 of 18 runs complete" in words
-    assert "no verdict" in words
-    assert row(comparison_table(study), "C")["verdict"] == "no data"
+    assert "no conclusion" in words
+    assert row(comparison_table(study), "C")["conclusion"] == "no data"
 
 
 def test_single_run_report(tmp_path):
@@ -480,7 +481,7 @@ def test_baseline_is_grey_wherever_it_stands(tmp_path):
 
     study = write_study(tmp_path, finals, baseline="B", videos=False, cards=False)
     assert arm_styles(read_study(study)) == {"B": 0, "A": 1, "C": 2}
-    assert row(comparison_table(study), "B")["verdict"] == "baseline"
+    assert row(comparison_table(study), "B")["conclusion"] == "baseline"
 
 
 def test_curves_of_runs_with_other_evaluation_steps_are_interpolated(tmp_path):

@@ -1,4 +1,4 @@
-"""A run in an environment that does not report success: trained on its own reward, without a verdict."""
+"""A run in an environment that does not report success: trained on its own reward, without a conclusion."""
 
 import sys
 from pathlib import Path

@@ -123,7 +123,7 @@ def _study_context(study: StudyRecord) -> dict[str, Any]:
         "all_columns": [c for c in columns(study, study.baseline) if len(study.seeds) > 1 or not c.repeated],
         "gamed": {arm: gamed(study.select(arm=arm)) for arm in study.arms},
         "golds": gold_panels(study),
-        "forest": pictures.verdict_picture(pooled, study.baseline, study.outcome),
+        "forest": pictures.conclusion_picture(pooled, study.baseline, study.outcome),
         "panels": pictures.curve_panels(study, study.tasks) if study.tasks else [],
         "small_panels": pictures.curve_panels(study, study.tasks, SMALL) if study.tasks else [],
         "task_panels": list(small.items()) if len(small) > 1 else [],
@@ -197,7 +197,7 @@ def _write(template: str, context: dict[str, Any], videos: tuple[list[VideoFile]
     notes = [Note(text) for text in (*video_notes, *more_notes)]
     if left_out:
         n = fmt.plural(len(left_out), "video")
-        notes.append(Note(f"{n} left out to keep this file small; they are in the folders films of the runs"))
+        notes.append(Note(f"{n} left out to keep this file small; they are in films/ of the runs"))
     page = _render(template, {**context, "notes": [*context["notes"], *notes]}, shown)
     atomic.write_text(out, page)
     return out

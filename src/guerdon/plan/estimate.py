@@ -51,7 +51,7 @@ OVERHEAD = 0.15  # millions of parameters that a tiny model seems to have more, 
 WRITE = 90.0  # responses of about 40 tokens per second and million parameters, learning included
 LARGE = 6.0  # times as many in models of over ten million parameters, in bfloat16: their products keep a core busy
 SOLUTION, QUESTION, STEPS, PAIRS = 300, 100, 6, 8192  # tokens, steps and demonstrations, where the data do not say
-JUDGE_READS, PER_STEP_READ, PER_STEP_WRITTEN = 320, 16, 50  # tokens of the request around the text, and of verdicts
+JUDGE_READS, PER_STEP_READ, PER_STEP_WRITTEN = 320, 16, 50  # tokens of the request around the text, and of judgements
 SECONDS_PER_CALL = 6.0
 BACKBONES = {  # millions of weights, head included
     "resnet18": 11.3, "resnet34": 21.4, "resnet50": 24.0, "resnet101": 43.0, "resnet152": 58.7,
