@@ -3,7 +3,7 @@
 A repetition uses data, models and runs of its own: repetition s makes and trains everything with seed s, and its runs
 have the seeds 10 s, 10 s + 1, and so on. Counted are
 
-B - A    the difference in final success, with the interval of the report, and its verdict
+B - A    the difference in final success, with the interval of the report, and its conclusion
 silent   runs of B in which the hacking alarm was never on
 caught   runs of C in which it was on after the last update
 
@@ -71,7 +71,7 @@ def main() -> None:
         rows.append([str(seed), shown, row.outcome, str(quiet), str(raised), f"{seconds:.0f}"])
         print(*rows[-1], sep="\t", flush=True)
     print(machine_line())
-    print(table(["seed", "B - A", "verdict", "silent", "caught", "seconds"], rows))
+    print(table(["seed", "B - A", "conclusion", "silent", "caught", "seconds"], rows))
     print(f"better in {better} of {len(rows)}; silent in {silent} of {runs} runs, caught in {caught} of {runs}")
 
 

@@ -19,9 +19,9 @@ from PIL import Image, ImageChops
 
 IMAGES = Path(__file__).with_name("images")
 PARTS = {  # file: the sections of the report that it shows, and the width and most height of the picture
-    "report.png": (("verdict", "curves", "numbers"), 1100, 2200),
+    "report.png": (("conclusion", "curves", "numbers"), 1100, 2200),
     "cards.png": (("models",), 1100, 1600),
-    "episodes.png": (("films",), 1100, 1100),
+    "episodes.png": (("videos",), 1100, 1100),
 }
 
 
@@ -45,7 +45,7 @@ def photograph(page: str, sections: tuple[str, ...], size: tuple[int, int], targ
     if browser is None:
         sys.exit("no Chromium: apt-get install chromium")
     shown = "".join(f":not(#{name})" for name in sections)
-    header = "" if "verdict" in sections else "header, nav { display: none }"
+    header = "" if "conclusion" in sections else "header, nav { display: none }"
     style = f"<style>section[id]{shown} {{ display: none }} {header}</style></head>"
     (folder / "part.html").write_text(page.replace("</head>", style, 1), encoding="utf-8")
     picture = folder / "part.png"

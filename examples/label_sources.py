@@ -2,7 +2,7 @@
 
 The same solutions get their labels from the exact truth, from a judge that errs, from continuations (any reaches the
 answer: hard; the share that does: soft), and from judge and continuations where they agree on the first error. The
-judge is the truth with a share of its verdicts turned round, so that what a better or worse one would do can be told.
+judge is the truth with a share of its judgements turned round, so that what a better or worse one would do can be told.
 Each reward model is then asked about solutions to other questions: does it find the first wrong step (F1 as in
 ProcessBench, 2412.06559; at a threshold of 0.5, and at one chosen on the other half of the questions), and does it
 choose better among 16 samples than majority voting?
@@ -59,7 +59,7 @@ def main() -> None:
     ask.add_argument("study", type=Path, help="a language study with label and train sections, exact labels first")
     ask.add_argument("--model", default="exact", help="the entry of the train section whose settings are used")
     ask.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    ask.add_argument("--noise", type=float, default=0.1, help="share of the judge's verdicts that are wrong")
+    ask.add_argument("--noise", type=float, default=0.1, help="share of judgements that are wrong")
     ask.add_argument("--questions", type=int, default=128, help="validation questions to judge on")
     ask.add_argument("--sources", nargs="+", choices=SOURCES, default=list(SOURCES))
     ask.add_argument("--out", type=Path, default=None, help="write all numbers here as JSON")
@@ -111,7 +111,7 @@ def labelled(study: Study, folder: Path, labeler: str) -> dict[str, Solution]:
 
 
 def judge_like(solution: Solution, noise: float, rng: np.random.Generator) -> Solution:
-    """Verdicts of a judge that errs on a share of the steps; it gives none for steps after its first error."""
+    """Judgements of a judge that errs on a share of the steps; it gives none for steps after its first error."""
     said = [None if v is None else float(v if rng.random() >= noise else 1 - v) for v in solution.labels]
     return cut(replace(solution, labels=tuple(said)))
 

@@ -1,4 +1,4 @@
-"""How well the verdict of `guerdon evaluate` does on a table of reward models: Markdown tables and a picture.
+"""How well the forecast of `guerdon evaluate` does on a table of reward models: Markdown tables and a picture.
 
 Everything is on tasks left out of the fit. Without a file it is the table that guerdon is delivered with. Intervals
 resample reward models, with the tasks fixed: they are too narrow for "such tasks in general".
@@ -109,7 +109,7 @@ def oriented(table: GateTable, name: str) -> Float64:
 
 @dataclass(frozen=True, eq=False)
 class Validation:
-    """What the verdict reaches on tasks left out.
+    """What the forecast reaches on tasks left out.
 
     Attributes:
         predicted: the predictions behind it.
@@ -129,7 +129,7 @@ class Validation:
 
 
 def validate(table: GateTable, kind: str, *, reps: int = 2000, seed: int = 0) -> Validation:
-    """Validate the verdict on reward models of one kind.
+    """Validate the forecast on reward models of one kind.
 
     Raises:
         ValueError: fewer than three tasks.
@@ -153,7 +153,7 @@ def tables(table: GateTable, kind: str, found: Validation) -> list[str]:
     """The tables of one kind of reward models."""
     singles, predicted, outcomes = found.singles, found.predicted, table.outcomes_N
     measured = sorted((n for n, one in singles.items() if one.n), key=lambda n: -(singles[n].estimate or -1.0))
-    rows = [("**verdict**: mean rank of " + " and ".join(f"`{name}`" for name in FEATURES[kind]), found.score)]
+    rows = [("**forecast**: mean rank of " + " and ".join(f"`{name}`" for name in FEATURES[kind]), found.score)]
     rows += [(f"`{n}`" + (" (best of all, picked here)" if n == found.best else ""), singles[n]) for n in measured]
     lines = ["| rank correlation with the gain | estimate | 95 % interval | models |", "|---|---|---|---|"]
     lines += [f"| {name} | {number(one)} | {bounds(one)} | {one.n} |" for name, one in rows]
@@ -171,7 +171,7 @@ def tables(table: GateTable, kind: str, found: Validation) -> list[str]:
         "",
         "| on tasks left out | value | 95 % interval |",
         "|---|---|---|",
-        f"| verdict minus `{found.best}`, which was picked on this table | {number(found.difference)} | "
+        f"| forecast minus `{found.best}`, which was picked on this table | {number(found.difference)} | "
         f"{bounds(found.difference)} |",
         f"| ceiling: correlation of a perfect predictor | {ceiling} | |",
         *(f"| {name} | {number(one)} | {bounds(one)} |" for name, one in shares.items()),

@@ -98,7 +98,7 @@ def optimistic(solutions: Solutions, strength: float, rng: np.random.Generator) 
 
 
 def outcome(solutions: Solutions, strength: float, rng: np.random.Generator) -> Solutions:
-    """Verdicts on whole solutions swapped."""
+    """Labels of whole solutions swapped."""
     return [replace(s, is_correct=s.is_correct != (rng.random() < strength)) for s in solutions]
 
 

@@ -27,7 +27,7 @@ from guerdon import provenance
 from guerdon.collect.collect import collect
 from guerdon.config import load
 from guerdon.episodes.targets import progress_targets
-from guerdon.evaluate.intervals import Interval, verdict
+from guerdon.evaluate.intervals import Interval, conclusion
 from guerdon.evaluate.statistics import paired_difference, stratified_t_interval
 from guerdon.settings.study import Study
 from guerdon.train.bc import train_bc
@@ -104,7 +104,7 @@ def main() -> None:
     success = {arm: np.array([[one["success"] for one in rows]]) for arm, rows in found.items()}
     print(f"\nseeds {given.seeds}, {provenance.now()[:10]}, {provenance.machine()['processor']}, one core")
     print(f"{(time.process_time() - started) / 60:.1f} core-minutes\n")
-    print("| clone | true success | each seed | difference from plain | verdict | p | weights of 0 |")
+    print("| clone | true success | each seed | difference from plain | conclusion | p | weights of 0 |")
     print("| --- | ---: | --- | ---: | --- | ---: | ---: |")
     for arm, (label, _) in ARMS.items():
         interval = stratified_t_interval(success[arm])
@@ -112,7 +112,7 @@ def main() -> None:
         cells = [label, bounds(interval), each, "", "baseline", "", ""]
         if arm != "plain":
             difference = paired_difference(success[arm], success["plain"], seed=0)
-            cells[3:6] = bounds(difference.interval, "+"), verdict(difference.interval), f"{difference.p_value:.3f}"
+            cells[3:6] = bounds(difference.interval, "+"), conclusion(difference.interval), f"{difference.p_value:.3f}"
         share = found[arm][0].get("weight_zero")
         cells[6] = "" if share is None else f"{share:.2f}"
         print("| " + " | ".join(cells) + " |")

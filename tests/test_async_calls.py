@@ -17,7 +17,7 @@ from guerdon.async_calls import run_async
 TESTS = Path(__file__).parent
 sys.path += [str(TESTS / "labels"), str(TESTS / "serve")]
 from chaos import chaos_server, worth  # noqa: E402
-from judge_server import judge_server, verdicts  # noqa: E402
+from judge_server import judge_server, judgements  # noqa: E402
 
 CELL = """
 from guerdon.episodes.solutions import Solution
@@ -162,9 +162,9 @@ def test_endpoints_and_servers_inside_a_running_loop(tmp_path):
     async def reward_function(judge, server):
         return names["reply"](judge.url), names["labels"](judge.url, tmp_path, "q"), names["rewards"](server.url)
 
-    with judge_server(lambda _: verdicts([1, -1])) as judge, chaos_server() as server:
+    with judge_server(lambda _: judgements([1, -1])) as judge, chaos_server() as server:
         found = asyncio.run(reward_function(judge, server))
-    assert found == (verdicts([1, -1]), WANTED, [worth("a"), worth("b")])
+    assert found == (judgements([1, -1]), WANTED, [worth("a"), worth("b")])
 
 
 def test_a_notebook(tmp_path):
@@ -180,13 +180,13 @@ def test_a_notebook(tmp_path):
         return "".join(m["content"]["text"] for m in said if m["header"]["msg_type"] == "stream")
 
     try:
-        with judge_server(lambda _: verdicts([1, -1])) as judge, chaos_server() as server:
+        with judge_server(lambda _: judgements([1, -1])) as judge, chaos_server() as server:
             run("import asyncio; assert asyncio.get_running_loop().is_running()")
             run(CELL)
             assert str(WANTED) in run(f"print(labels({judge.url!r}, '.', 'first'))")
             assert str([worth("a"), worth("b")]) in run(f"print(rewards({server.url!r}))")
             said.clear()
-            assert verdicts([1, -1]) in run(f"print(reply({judge.url!r}))")
+            assert judgements([1, -1]) in run(f"print(reply({judge.url!r}))")
             run(f"async def ask(): return labels({judge.url!r}, '.', 'second')")
             assert str(WANTED) in run("print(await ask())")
             assert len(judge.requests) == 7

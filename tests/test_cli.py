@@ -313,7 +313,7 @@ def test_a_run_with_the_native_reward_needs_no_picture(call, monkeypatch):
     monkeypatch.setattr(tiny_world.Dot, "render", blind)
     status, _, err = call("run", "tiny.yaml", files={"tiny.yaml": TINY})
     assert status == 0, err
-    assert "no film" in err
+    assert "no episodes for the report" in err
     assert Path("runs/one/COMPLETE").exists()
 
 

@@ -21,9 +21,9 @@ def test_python_version():
 
 def test_packages():
     assert doctor.check_package("pydantic").status == "ok"
-    missing = doctor.check_package("no_such_package_here", extra="video", purpose="films")
+    missing = doctor.check_package("no_such_package_here", extra="video", purpose="videos")
     assert (missing.status, missing.fix) == ("warn", "pip install 'guerdon[video]'")
-    assert "films" in missing.detail
+    assert "videos" in missing.detail
     assert doctor.check_package("no_such_package_here").status == "fail"
 
 

@@ -331,3 +331,45 @@ def test_a_study_is_read_where_a_run_is_assembled_and_nowhere_below():
     }
     assembly = {f"rl/{name}.py" for name in ("build_control", "build_text", "loop", "reward_warnings", "run")}
     assert readers == assembly | {"collect/collect.py"}, "a part takes the values that it needs, or one section"
+
+
+VERIFIERS = (  # files in which "verdict" is the word of a verifier, or the type of reward model
+    "tasks/*.py", "subprocess_worker.py", "evaluate/search_study.py", "labels/candidates.py",
+    "models/verdict.py", "models/text_model.py", "models/adapters/families.py", "plan/gpu.py", "settings/train.py",
+    "train/text_data.py",
+)  # fmt: skip
+OTHER_VERDICTS = {  # what stands in prompts with stored replies, in replies of models, and in cards of earlier versions
+    "evaluate/gate_card.py": '"verdict"',
+    "labels/labelers.py": "verdicts, in order, as JSON",
+    "models/answer_grammar.py": "|verdict",
+    "models/answer_parser.py": '"verdict"',
+    "models/judge.py": "Give the reason before the verdict",
+    "replies.py": "|verdict|",
+}
+FILMS = re.compile(
+    r"\bfilm_(?:every|frames)\b|\"films\"|\bfilms/|`film_`|\bFiLM\b"
+)  # keys and folder of older runs; a network
+
+
+def unclear_words(name, text):
+    """Words of a source file that have another meaning than in the glossary of docs/reference.md."""
+    text = FILMS.sub("", text).replace(OTHER_VERDICTS.get(name, "\0"), "")
+    words = ["film"] if any(Path(name).match(pattern) for pattern in VERIFIERS) else ["film", "verdict"]
+    return [word for word in words if word in text.casefold()]
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(p for p in SOURCE.rglob("*") if p.suffix in (".py", ".j2", ".js", ".css", ".yaml")),
+    ids=lambda path: str(path.relative_to(SOURCE)),
+)
+def test_a_word_has_one_meaning(path):
+    name = path.relative_to(SOURCE).as_posix()
+    assert not unclear_words(name, path.read_text(encoding="utf-8")), "see the glossary in docs/reference.md"
+
+
+def test_a_word_with_another_meaning_is_found():
+    assert unclear_words("rl/loop.py", "self._film(step)  # and runner.film_every") == ["film"]
+    assert unclear_words("evaluate/gate.py", "class GateVerdict:") == ["verdict"]
+    assert unclear_words("models/judge.py", "Give the reason before the verdict. VERDICT = 1") == ["verdict"]
+    assert not unclear_words("tasks/verifier.py", "verdict = runner.film_frames")

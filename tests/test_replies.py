@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guerdon.labels.labelers import parse_judgement
-from guerdon.models.verdict_parser import Numbers, parse_answer
+from guerdon.models.answer_parser import Numbers, parse_answer
 from guerdon.replies import final_part, json_objects, opened_reasoning
 from guerdon.types import Failure
 

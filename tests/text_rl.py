@@ -118,8 +118,8 @@ def result(study):
     folder = run_folder(study)
     files = [folder / f"{name}.jsonl" for name in ("metrics", "episodes", "failures")]
     files += sorted(p for p in folder.rglob("*.safetensors") if "checkpoints" not in p.parts)
-    films = sorted((folder / "films").glob("*.json"))
-    return {str(p.relative_to(folder)): p.read_bytes() for p in [*files, *films]}
+    videos = sorted((folder / "films").glob("*.json"))
+    return {str(p.relative_to(folder)): p.read_bytes() for p in [*files, *videos]}
 
 
 def half_solved(loop):

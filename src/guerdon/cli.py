@@ -312,17 +312,17 @@ def evaluate(
 
         check = text_suite.check_evaluation if config.text else image_suite.check_evaluation
         return _dry_run(config, "evaluate", only, check=check)
-    verdicts: dict[str, Any] = {}
+    forecasts: dict[str, Any] = {}
     for one in evaluated(config, only or (), model, output):
         sys.stdout.write(f"{one.name}\n{one.card}\n")
-        verdicts[one.name] = one.verdict
+        forecasts[one.name] = one.forecast
         if one.files:
             _say(f"wrote {one.files[0]} and {len(one.files) - 1} more files in the same folder")
     if gate:
         from guerdon.evaluate.gate_card import check_gate
         from guerdon.settings.evaluate import GateSettings
 
-        for line in check_gate(verdicts, GateSettings() if config.evaluate is None else config.evaluate.gate):
+        for line in check_gate(forecasts, GateSettings() if config.evaluate is None else config.evaluate.gate):
             sys.stderr.write(f"{line}\n")
 
 

@@ -14,7 +14,7 @@ import numpy as np
 LEARNING = 1  # order of minibatches
 ACTING = 2  # actions of a control policy, tokens of a language model
 REPLAY = 3  # replayed responses of an implicit reward model
-FILMING = 5  # episodes of which there are videos
+VIDEOS = 5  # episodes of which there are videos
 STARTING = 6  # tasks and starts that a curriculum draws
 CACHING = 4  # frames that are scored although a frame like them was
 SHARDS = 7  # seeds of the shards of a rollout

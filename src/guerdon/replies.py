@@ -9,10 +9,10 @@ not. A tag of an unknown name counts as reasoning too where it begins the reply 
 (`<answer>`, `<your answer>`), HTML and control tokens do not. A tag that is only mentioned, in a sentence, in quotes,
 in a block of code or inside a JSON object, changes nothing.
 
-Quotations are not answers either, or a solution could contain its own verdict: a JSON object or a marked answer that
+Quotations are not answers either, or a solution could contain its own judgement: a JSON object or a marked answer that
 occurs in the material (the question, the solution, the task) is left out, however the quotation is indented, spaced,
-escaped or ordered. A verdict may equal one of the material by chance: it counts if the reply is that object and nothing
-else, as requested, and holds no text of more than `CHANCE` characters.
+escaped or ordered. A judgement may equal one of the material by chance: it counts if the reply is that object and
+nothing else, as requested, and holds no text of more than `CHANCE` characters.
 
     final_part("<think>maybe 40</think> 85")                     # " 85"
     final_part("<think>maybe 40")                                # Failure('truncated', ...)
@@ -79,7 +79,7 @@ _BRACED = re.compile(
 _GLUED = re.compile(rf"\b(begin|start|end|stop)(?={_STEMS})")
 _HEADING = re.compile(r"\s*(?:#{1,6}\s\W*|[-*+•–—]\s\W*|[*_]{1,2}|>.*|[\"'“‘`|])\s*")  # in front of its words
 _RULE = re.compile(r"\s*(?:[-=~#*_.]{2,}|[^\x00-\x7f]{1,2}(?=\s))\s*")
-_STRONG = re.compile(  # in a ruled line: what begins or ends something, and what a verdict has no section about
+_STRONG = re.compile(  # in a ruled line: what begins or ends something, and what a judgement has no section about
     rf"think|thought|scratch|monolog|思|\b(?:begin|start|end|stop|done)\b|{_FINALS}", re.I
 )
 _CLOSING = {"<!--": "-->", "/*": "*/"}
@@ -433,7 +433,7 @@ def json_objects(text: str, material: Sequence[str] = ()) -> list[Any] | Failure
 
 
 def own_part(text: str, material: Sequence[str] = ()) -> str | Failure:
-    """The text of a reply after its reasoning, without the verdicts that it quotes.
+    """The text of a reply after its reasoning, without the judgements that it quotes.
 
     Args:
         text: the whole reply.

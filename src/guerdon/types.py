@@ -363,7 +363,7 @@ class Rollout(Generic[Inputs]):
         fresh: every stream begins an episode here, and nothing of earlier rollouts goes on.
         version: of the weights that acted.
         seconds: time that collecting took, by its parts.
-        filmed: a sample of its episodes for videos, those of others without rows; None where none are made.
+        videos: a sample of its episodes, those of others without rows; None where no videos are made.
         actions: (B, T, ...) what the environments were given, for videos.
         chunks: of policies whose decisions have several parts: what the steps executed.
     """
@@ -391,7 +391,7 @@ class Rollout(Generic[Inputs]):
     fresh: bool = False
     version: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
-    filmed: tuple[Segment, ...] | None = None
+    videos: tuple[Segment, ...] | None = None
     actions: FloatArray | None = None
     chunks: Chunks | None = None
 
@@ -463,7 +463,7 @@ class Advantages:
 
 @dataclass(frozen=True, eq=False)
 class RawScores:
-    """What a model said of N moments of a rollout before any shaping, for films and logs.
+    """What a model said of N moments of a rollout before any shaping, for videos and logs.
 
     Attributes:
         rows_N: stream of each moment.

@@ -301,7 +301,7 @@ def test_micro_batches_evaluate_the_same():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-# Evaluation, films, recordings, collected episodes.
+# Evaluation, videos, recordings, collected episodes.
 
 
 def test_an_evaluation_plays_what_a_loop_by_hand_plays():
@@ -344,10 +344,10 @@ def test_an_evaluation_draws_no_more_than_it_decides_on(mode):
     world.close()
 
 
-def test_a_film_asks_for_the_filmed_copy_alone():
+def test_a_video_asks_for_the_copy_shown_alone():
     collector = collector_of(study_of(params=FRAMES))
     policy = collector.build_policy()
-    moments, rewards = collector.film(policy, frames=5)
+    moments, rewards = collector.show(policy, frames=5)
     assert len(moments) == len(rewards) == 5
     assert policy.decided == [1] * 4  # of 10 steps
     collector.close()

@@ -23,7 +23,7 @@ def plain(row):
     intervals = {
         "final_success": row.final, "area": row.area, "p_above": row.p_above, "difference": paired, "steps_ratio": ratio
     }  # fmt: skip
-    found = {"task": row.task, "arm": row.arm, "label": row.label, "verdict": row.outcome}
+    found = {"task": row.task, "arm": row.arm, "label": row.label, "conclusion": row.outcome}
     for key, interval in intervals.items():
         for end, name in (("estimate", key), ("low", f"{key}_low"), ("high", f"{key}_high")):
             found[name] = None if interval is None else getattr(interval, end)
@@ -64,7 +64,7 @@ def write_run(
     alarm_at=(),
     seconds_per_step=0.01,
     config=None,
-    film=False,
+    video=False,
     film_frames=40,
 ):
     """One run directory: evaluations at STEPS with this success, a training line at each step."""
@@ -94,8 +94,8 @@ def write_run(
     (path / "config.yaml").write_text(yaml.safe_dump(config or {"seed": 0, "reward": {"sources": list(sources)}}))
     if complete:
         (path / "COMPLETE").write_text("{}")
-    if film:
-        write_film(path / "films" / "step80000_0.npz", sources=sources, step=80_000, n=film_frames)
+    if video:
+        write_video(path / "films" / "step80000_0.npz", sources=sources, step=80_000, n=film_frames)
 
 
 def scene(t, n, *, size=128, success=False):
@@ -110,7 +110,7 @@ def scene(t, n, *, size=128, success=False):
     return frame.astype(np.uint8)
 
 
-def write_film(path: Path, *, sources=("resnet",), step=80_000, n=40, success=True, missing_rows=(5, 6)):
+def write_video(path: Path, *, sources=("resnet",), step=80_000, n=40, success=True, missing_rows=(5, 6)):
     path.parent.mkdir(parents=True, exist_ok=True)
     won = np.array([success and t > 0.75 * n for t in range(n)])
     progress = np.clip(np.arange(n) / (0.75 * n), 0, 1).astype(np.float32)
@@ -158,7 +158,7 @@ def write_study(
     tasks=("window-close-v3", "door-close-v3"),
     seeds=(0, 1, 2),
     baseline="A",
-    films=True,
+    videos=True,
     cards=True,
     run_options=None,
     commands=("guerdon compare studies/demo.yaml",),
@@ -189,7 +189,7 @@ def write_study(
                     continue
                 options = {
                     "sources": SOURCES[arm],
-                    "film": films,
+                    "video": videos,
                     "seconds_per_step": 0.004 + 0.003 * (arm != "A"),
                 }
                 options |= (run_options or (lambda *_: {}))(task, arm, seed)

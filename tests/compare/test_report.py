@@ -4,13 +4,13 @@ import re
 import numpy as np
 import pytest
 import yaml
-from synthetic_study import STEPS, comparison_table, rising, write_card, write_film, write_run, write_study
+from synthetic_study import STEPS, comparison_table, rising, write_card, write_run, write_study, write_video
 
 from guerdon.compare.report import config_differences, terms_of, write_report, write_single_report
 from guerdon.compare.report_charts import curve_panels
-from guerdon.compare.report_films import choose_films, fit_films
 from guerdon.compare.report_format import WORDS
 from guerdon.compare.report_tables import markdown_table
+from guerdon.compare.report_videos import choose_videos, fit_videos
 from guerdon.compare.results import arm_styles, read_study
 from guerdon.errors import DataError
 
@@ -54,7 +54,7 @@ def test_table_against_numbers_computed_by_hand(study):
     half = 2.7764451 * np.sqrt(2 * 0.01 / 3) / 2
     assert c["difference_low"] == pytest.approx(0.7 - half)
     assert c["difference_high"] == pytest.approx(0.7 + half)
-    assert (a["verdict"], b["verdict"], c["verdict"]) == ("baseline", "no difference shown", "better")
+    assert (a["conclusion"], b["conclusion"], c["conclusion"]) == ("baseline", "no difference shown", "better")
     assert c["p_above"] == 1.0
     assert b["p_above"] == pytest.approx(5 / 9)  # 0.1 beats 0 and ties 0.1; 0.3 beats all three; 0 ties 0
     assert c["n_pairs"] == 6
@@ -75,7 +75,7 @@ def test_task_rows_follow_the_pooled_ones(study):
     assert row(rows, "C", "door-close-v3")["final_success"] == pytest.approx(0.85)
 
 
-def test_page_says_the_verdicts_in_plain_words(page):
+def test_page_says_the_conclusions_in_plain_words(page):
     words = text(page)
     assert "C beats A: final success +0.70 [0.59, 0.81]" in words
     assert "B against A: no difference shown, final success +0.03" in words
@@ -94,7 +94,7 @@ def test_page_says_the_verdicts_in_plain_words(page):
 
 
 def test_page_never_says_better_without_an_interval_that_excludes_zero(tmp_path):
-    same = write_study(tmp_path, lambda task, arm, seed: (0.1, 0.5, 0.3)[(seed + ord(arm)) % 3], films=False)
+    same = write_study(tmp_path, lambda task, arm, seed: (0.1, 0.5, 0.3)[(seed + ord(arm)) % 3], videos=False)
     words = text(write_report(same).read_text())
     assert "better" not in words
     assert " beats " not in words
@@ -112,7 +112,7 @@ def test_the_first_section_answers_four_questions_of_every_arm(tmp_path):
     for path in study.glob("runs/t/B/*/metrics.jsonl"):  # an arm without a reward model
         path.write_text(path.read_text().replace('"hacking_alarm": 0, ', ""))
     page = write_report(study).read_text()
-    table = page[page.index('<table class="verdicts">') : page.index("</table>")]
+    table = page[page.index('<table class="conclusions">') : page.index("</table>")]
     heads = ["Arm", "Does it help?", "How sure?", "Is it being gamed?", "Where to look"]
     assert re.findall('<th scope="col">(.*?)</th>', table) == heads
     better, worse = (text(part) for part in table.split("<tr class")[1:])
@@ -121,9 +121,9 @@ def test_the_first_section_answers_four_questions_of_every_arm(tmp_path):
     assert "No. It learns from no reward model." in better
     assert "No, it harms. C is worse than A" in worse
     assert "Likely. Alarm in 2 of 3 runs, at the end of 0: the learned return rises, true success does not." in worse
-    for film in re.findall('href="#(film-[0-9]+)"', table):
-        assert f'<figure class="film" id="{film}"' in page
-    assert len(re.findall('href="#film', table)) == 2
+    for video in re.findall('href="#(video-[0-9]+)"', table):
+        assert f'<figure class="video" id="{video}"' in page
+    assert len(re.findall('href="#video', table)) == 2
     assert "What decides: the interval in brackets alone" in text(page)
     for path in study.glob("runs/t/*/*/metrics.jsonl"):
         path.write_text(re.sub('"hacking_alarm": [01]', '"hacking_alarm": null', path.read_text()))
@@ -131,13 +131,13 @@ def test_the_first_section_answers_four_questions_of_every_arm(tmp_path):
 
 
 def test_arms_none_of_whose_runs_reach_the_baseline_are_said_so(tmp_path):
-    study = write_study(tmp_path, lambda t, arm, seed: 0.8 if arm == "A" else 0.1, tasks=("t",), films=False)
+    study = write_study(tmp_path, lambda t, arm, seed: 0.8 if arm == "A" else 0.1, tasks=("t",), videos=False)
     assert row(comparison_table(study), "B", "t")["speed"] == "not reached in 3 of 3 pairs"
     assert "| not reached in 3 of 3 pairs |" in markdown_table(study)
 
 
 def test_differences_of_configurations_are_those_that_arms_write(tmp_path):
-    study = write_study(tmp_path, finals, tasks=("t",), films=False)
+    study = write_study(tmp_path, finals, tasks=("t",), videos=False)
     plan = yaml.safe_load((study / "study.yaml").read_text())
     plan["runner"] = {"total_steps": 7, "seed": 1}
     plan["compare"]["arms"]["B"]["config"] = {"runner": {"total_steps": 9}, "reward": {"sources": ["x", "y"]}}
@@ -152,10 +152,10 @@ def test_differences_of_configurations_are_those_that_arms_write(tmp_path):
 
 
 def test_worse_is_said_too(tmp_path):
-    study = write_study(tmp_path, lambda t, arm, seed: {"A": 0.8, "B": 0.1, "C": 0.8}[arm] + seed / 50, films=False)
+    study = write_study(tmp_path, lambda t, arm, seed: {"A": 0.8, "B": 0.1, "C": 0.8}[arm] + seed / 50, videos=False)
     for path in (study / "runs").glob("*/B/seed1/metrics.jsonl"):
         path.write_text(path.read_text().replace('"success": 0.12', '"success": 0.14'))
-    assert row(comparison_table(study), "B")["verdict"] == "worse"
+    assert row(comparison_table(study), "B")["conclusion"] == "worse"
     assert "B is worse than A: final success −0.69" in text(write_report(study).read_text())
 
 
@@ -168,10 +168,10 @@ def test_page_is_small_and_self_contained(study, page):
     assert not list(study.glob(".*tmp"))
 
 
-def test_many_films_stay_within_the_budget(tmp_path):
+def test_many_videos_stay_within_the_budget(tmp_path):
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 255, size=(30, 256, 256, 3), dtype=np.uint8)  # as bad as JPEG gets
-    study = write_study(tmp_path, finals, seeds=(0, 1), films=False, cards=False)
+    study = write_study(tmp_path, finals, seeds=(0, 1), videos=False, cards=False)
     rows, success = np.arange(30), np.arange(30) > 20
     for run in (study / "runs").glob("*/*/seed*"):
         (run / "films").mkdir()
@@ -180,26 +180,26 @@ def test_many_films_stay_within_the_budget(tmp_path):
     path = write_report(study)
     assert path.stat().st_size < 3_000_000
     page = path.read_text()
-    assert page.count('<figure class="film"') >= 6  # at least one per arm and task
-    assert "films left out to keep this file small" in text(page) or page.count('<figure class="film"') == 12
+    assert page.count('<figure class="video"') >= 6  # at least one per arm and task
+    assert "videos left out to keep this file small" in text(page) or page.count('<figure class="video"') == 12
 
 
-def test_films_take_turns_and_prefer_the_other_outcome(tmp_path):
-    study = write_study(tmp_path, finals, tasks=("t",), films=False, cards=False)
+def test_videos_take_turns_and_prefer_the_other_outcome(tmp_path):
+    study = write_study(tmp_path, finals, tasks=("t",), videos=False, cards=False)
     for seed, success in ((0, True), (1, True), (2, False)):
         folder = study / "runs" / "t" / "C" / f"seed{seed}" / "films"
-        write_film(folder / "early.npz", step=10, n=5)
-        write_film(folder / "late.npz", step=80_000, n=50, success=success)
+        write_video(folder / "early.npz", step=10, n=5)
+        write_video(folder / "late.npz", step=80_000, n=50, success=success)
     (study / "runs" / "t" / "C" / "seed1" / "films" / "broken.npz").write_bytes(b"PK not a zip")
 
-    films, notes = choose_films(read_study(study).runs)
-    assert [(film.run.seed, film.step, film.success) for film in films] == [
+    videos, notes = choose_videos(read_study(study).runs)
+    assert [(video.run.seed, video.step, video.success) for video in videos] == [
         (0, 80_000, True),
         (2, 80_000, False),
     ]
     assert len(notes) == 1
     assert "broken.npz" in notes[0]
-    shown, left_out, _ = fit_films(films, budget=10_000_000)
+    shown, left_out, _ = fit_videos(videos, budget=10_000_000)
     assert not left_out
     assert len(shown[0].frames) in (31, 32)
     assert [frame.row for frame in shown[0].frames][:1] == [0]
@@ -216,7 +216,7 @@ def test_unfinished_failed_and_missing_runs_are_listed(tmp_path):
         lambda t, arm, seed: None if (arm, seed) == ("C", 2) else finals(t, arm, seed),
         tasks=("t",),
         run_options=options,
-        films=False,
+        videos=False,
     )
     (study / "runs/t/C/seed1/FAILED.json").write_text(json.dumps({"error": "TooManyFailuresError: 31 % failed"}))
     with (study / "runs/t/A/seed0/metrics.jsonl").open("a") as file:
@@ -232,7 +232,7 @@ def test_unfinished_failed_and_missing_runs_are_listed(tmp_path):
     assert "Few seeds: 1 complete seed" in words
     c = row(comparison_table(study), "C", "t")
     assert (c["n_runs"], c["n_planned"], c["n_pairs"]) == (1, 3, 1)
-    assert c["verdict"] == "no difference shown"  # one pair has no interval
+    assert c["conclusion"] == "no difference shown"  # one pair has no interval
     assert c["final_success"] == pytest.approx(0.7)
 
 
@@ -241,10 +241,10 @@ def test_arms_with_different_failure_rates_are_not_compared(tmp_path):
         tmp_path,
         finals,
         run_options=lambda t, arm, s: {"failure_rate": 0.12 if arm == "C" else 0.0},
-        films=False,
+        videos=False,
     )
     c = row(comparison_table(study), "C")
-    assert c["verdict"] == "not comparable"
+    assert c["conclusion"] == "not comparable"
     assert c["difference"] is None
     assert c["p_above"] is None
     words = text(write_report(study).read_text())
@@ -257,7 +257,7 @@ def test_alarms_are_listed_with_run_and_step(tmp_path):
         tmp_path,
         finals,
         run_options=lambda t, arm, s: {"alarm_at": (40_000, 60_000)} if (t[0], arm, s) == ("d", "B", 1) else {},
-        films=False,
+        videos=False,
     )
     page = write_report(study).read_text()
     assert "door-close-v3/B/seed1 40k, 60k" in text(page)
@@ -271,7 +271,7 @@ def test_an_alarm_at_the_end_is_the_first_warning(tmp_path):
         tmp_path,
         finals,
         run_options=lambda t, arm, s: {"alarm_at": (95_000,)} if arm == "B" and s < 2 else {},
-        films=False,
+        videos=False,
     )
     words = text(write_report(study).read_text())
     said = "B may be exploiting its reward model: the hacking alarm is on at the end of 4 of 6 runs"
@@ -319,10 +319,10 @@ EVALUATION = {
 
 
 def card_of(tmp_path, **changes):
-    study = write_study(tmp_path, finals, tasks=("t",), films=False)
+    study = write_study(tmp_path, finals, tasks=("t",), videos=False)
     (study / "models" / "t" / "resnet" / "evaluation.json").write_text(json.dumps(EVALUATION | changes))
     page = write_report(study).read_text()
-    return page[page.index('<details class="card"') : page.index('<section id="films"')]
+    return page[page.index('<details class="card"') : page.index('<section id="videos"')]
 
 
 def test_the_headline_of_a_card_leads_with_the_worst_and_carries_n_and_interval(tmp_path):
@@ -352,7 +352,7 @@ def test_a_card_with_nothing_against_it_has_no_finding(tmp_path):
     assert "episode AUROC 1.000 [0.90, 1.00], n 500" in text(card.split("</summary>")[0])
 
 
-VERDICT = {
+FORECAST = {
     "answer": "harms",
     "probabilities": {"harms": 0.7, "no effect": 0.2, "helps": 0.1},
     "gain": {"estimate": -0.2, "low": -0.3, "high": 0.01},
@@ -361,24 +361,25 @@ VERDICT = {
 }
 
 
-def test_a_card_begins_with_its_verdict(tmp_path):
-    card = card_of(tmp_path, verdict=VERDICT)
+@pytest.mark.parametrize("key", ["forecast", "verdict"])  # verdict: in cards of earlier versions
+def test_a_card_begins_with_its_forecast(tmp_path, key):
+    card = card_of(tmp_path, **{key: FORECAST})
     headline = text(card.split("</summary>")[0])
-    assert headline.split("resnet · t ")[1].startswith("verdict: likely HARMS RL (probabilities: helps 0.10, ")
-    assert '<small class="no">verdict:' in card
+    assert headline.split("resnet · t ")[1].startswith("forecast: likely HARMS RL (probabilities: helps 0.10, ")
+    assert '<small class="no">forecast:' in card
     assert "<li>  it looks at the arm &lt;b&gt;</li>" in card
-    good = VERDICT | {"answer": "helps", "probabilities": {"harms": 0.1, "no effect": 0.2, "helps": 0.7}}
-    assert '<small class="yes">' in card_of(tmp_path / "other", verdict=good)
-    undecided = VERDICT | {"probabilities": {"harms": 0.45, "no effect": 0.4, "helps": 0.15}}
-    assert "<small>verdict: undecided, " in card_of(tmp_path / "undecided", verdict=undecided)
+    good = FORECAST | {"answer": "helps", "probabilities": {"harms": 0.1, "no effect": 0.2, "helps": 0.7}}
+    assert '<small class="yes">' in card_of(tmp_path / "other", forecast=good)
+    undecided = FORECAST | {"probabilities": {"harms": 0.45, "no effect": 0.4, "helps": 0.15}}
+    assert "<small>forecast: undecided, " in card_of(tmp_path / "undecided", forecast=undecided)
 
 
-def test_a_verdict_that_cannot_be_read_is_noted(tmp_path):
-    study = write_study(tmp_path, finals, tasks=("t",), films=False)
+def test_a_forecast_that_cannot_be_read_is_noted(tmp_path):
+    study = write_study(tmp_path, finals, tasks=("t",), videos=False)
     path = study / "models" / "t" / "resnet" / "evaluation.json"
-    path.write_text(json.dumps(EVALUATION | {"verdict": {"answer": "harms"}}))
+    path.write_text(json.dumps(EVALUATION | {"forecast": {"answer": "harms"}}))
     page = text(write_report(study).read_text())
-    assert "t/resnet: the verdict of its evaluation cannot be read" in page
+    assert "t/resnet: the forecast of its evaluation cannot be read" in page
 
 
 def test_a_card_shows_five_numbers_and_folds_the_rest(tmp_path):
@@ -392,7 +393,7 @@ def test_a_card_shows_five_numbers_and_folds_the_rest(tmp_path):
 
 
 def test_one_seed_gives_no_interval_and_no_test(tmp_path):
-    study = write_study(tmp_path, finals, seeds=(0,), films=False)
+    study = write_study(tmp_path, finals, seeds=(0,), videos=False)
     page = write_report(study).read_text()
     words, c = text(page), row(comparison_table(study), "C")
     assert (c["p_value"], c["p_above"], c["difference_low"]) == (None, None, None)
@@ -412,7 +413,7 @@ def test_holms_correction(tmp_path):
     def close(task, arm, seed):
         return {"A": 0.1, "B": 0.2 + (0.0, 0.03, 0.07)[seed], "C": 0.2 + (0.0, 0.1, 0.2)[seed]}[arm]
 
-    study = write_study(tmp_path, close, films=False, tasks=("t",))
+    study = write_study(tmp_path, close, videos=False, tasks=("t",))
     alone = comparison_table(study)
     plan = json.loads((study / "study.json").read_text())
     (study / "study.json").write_text(json.dumps(plan | {"correction": "holm"}))
@@ -420,7 +421,7 @@ def test_holms_correction(tmp_path):
     # B: mean .1333, s = .0351, t = 6.58, p = .022 <= .05 / 2; C: t = 3.46, p = .074 > .05
     assert [row(alone, arm, "t")["difference_level"] for arm in "BC"] == [0.95, 0.95]
     assert [row(found, arm, "t")["difference_level"] for arm in "BC"] == [0.975, 0.95]
-    assert [row(found, arm, "t")["verdict"] for arm in "BC"] == ["better", "no difference shown"]
+    assert [row(found, arm, "t")["conclusion"] for arm in "BC"] == ["better", "no difference shown"]
     assert row(found, "B", "t")["difference_low"] < row(alone, "B", "t")["difference_low"]
     assert [row(found, arm, "t")["p_value"] for arm in "BC"] == [0.5, 0.5]  # twice 2 / 2^3
     words = text(write_report(study).read_text())
@@ -444,13 +445,13 @@ def test_study_that_has_not_begun_still_gives_a_report(tmp_path):
     study = write_study(tmp_path, lambda *_: None, cards=False)
     words = text(write_report(study).read_text())
     assert "0 of 18 runs complete" in words
-    assert "no verdict" in words
-    assert row(comparison_table(study), "C")["verdict"] == "no data"
+    assert "no conclusion" in words
+    assert row(comparison_table(study), "C")["conclusion"] == "no data"
 
 
 def test_single_run_report(tmp_path):
     run = tmp_path / "runs" / "button" / "C" / "seed0"
-    write_run(run, success=rising(0.9), sources=["progress"], film=True, alarm_at=(20_000,))
+    write_run(run, success=rising(0.9), sources=["progress"], video=True, alarm_at=(20_000,))
     path = write_single_report(run)
     words = text(path.read_text())
     assert path == run / "report.html"
@@ -458,7 +459,7 @@ def test_single_run_report(tmp_path):
     assert "is it being gamed? Likely. Alarm in 1 of 1 run, at the end of 0: the learned return rises" in words
     assert "progress" in words
     assert "beats" not in words
-    assert path.read_text().count('<figure class="film"') == 1
+    assert path.read_text().count('<figure class="video"') == 1
 
 
 def test_markdown_table(study):
@@ -478,14 +479,14 @@ def test_report_is_the_same_twice(study, tmp_path):
 
 def test_baseline_is_grey_wherever_it_stands(tmp_path):
 
-    study = write_study(tmp_path, finals, baseline="B", films=False, cards=False)
+    study = write_study(tmp_path, finals, baseline="B", videos=False, cards=False)
     assert arm_styles(read_study(study)) == {"B": 0, "A": 1, "C": 2}
-    assert row(comparison_table(study), "B")["verdict"] == "baseline"
+    assert row(comparison_table(study), "B")["conclusion"] == "baseline"
 
 
 def test_curves_of_runs_with_other_evaluation_steps_are_interpolated(tmp_path):
 
-    study = write_study(tmp_path, lambda *_: 0.8, tasks=("t",), seeds=(0, 1), films=False, cards=False)
+    study = write_study(tmp_path, lambda *_: 0.8, tasks=("t",), seeds=(0, 1), videos=False, cards=False)
     path = study / "runs/t/C/seed1/metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     odd = [x for x in lines if not (x["kind"] == "eval" and x["step"] in (20_000, 60_000))]
@@ -500,7 +501,7 @@ def test_curves_of_runs_with_other_evaluation_steps_are_interpolated(tmp_path):
 
 def test_large_study_stays_small(tmp_path):
     study = write_study(
-        tmp_path, finals_any, tasks=tuple(f"task-{i}" for i in range(8)), seeds=tuple(range(5)), films=False
+        tmp_path, finals_any, tasks=tuple(f"task-{i}" for i in range(8)), seeds=tuple(range(5)), videos=False
     )
     path = write_report(study)
     assert path.stat().st_size < 3_000_000

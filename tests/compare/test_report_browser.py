@@ -28,17 +28,17 @@ click('input[value="iqm"]'); click('input[value="time"]');
 const section = document.getElementById("curves");
 say("curves", section.dataset.stat + " " + section.dataset.axis);
 say("after", visible());
-const film = document.querySelector(".film");
-const slider = film.querySelector("input");
-const first = film.querySelector(".screen img").src;
+const video = document.querySelector(".video");
+const slider = video.querySelector("input");
+const first = video.querySelector(".screen img").src;
 slider.value = slider.max; slider.dispatchEvent(new Event("input"));
-const thumbs = film.querySelectorAll(".strip img");
-say("changed", film.querySelector(".screen img").src !== first);
-say("last", film.querySelector(".screen img").src === thumbs[thumbs.length - 1].src);
-say("output", film.querySelector("output").textContent);
-say("badge", film.querySelector(".badge").hidden);
-say("cursor", film.querySelector(".cursor").getAttribute("d"));
-say("x", film.querySelector(".strip li:last-child").dataset.x);
+const thumbs = video.querySelectorAll(".strip img");
+say("changed", video.querySelector(".screen img").src !== first);
+say("last", video.querySelector(".screen img").src === thumbs[thumbs.length - 1].src);
+say("output", video.querySelector("output").textContent);
+say("badge", video.querySelector(".badge").hidden);
+say("cursor", video.querySelector(".cursor").getAttribute("d"));
+say("x", video.querySelector(".strip li:last-child").dataset.x);
 const chart = charts()[0];
 const box = chart.getBoundingClientRect();
 chart.dispatchEvent(new PointerEvent("pointermove", { clientX: box.x + box.width / 2, clientY: box.y + 9 }));
@@ -65,12 +65,12 @@ def report(tmp_path_factory):
 
 
 def test_script_runs_under_the_pages_own_policy_and_links_lead_to_a_frame(report, tmp_path):
-    dom = dump(f"{report.as_uri()}#film-2-frame-7", tmp_path)
+    dom = dump(f"{report.as_uri()}#video-2-frame-7", tmp_path)
     root = re.search(r"<html[^>]*>", dom).group()
     assert 'data-ready="true"' in root
     assert "data-error" not in root
-    assert re.search(r'id="film-2"[^>]*data-frame="7"', dom)
-    assert re.search(r'id="film-1"[^>]*data-frame="0"', dom)
+    assert re.search(r'id="video-2"[^>]*data-frame="7"', dom)
+    assert re.search(r'id="video-1"[^>]*data-frame="0"', dom)
 
 
 @pytest.mark.parametrize("width", [1280, 500])
@@ -124,7 +124,7 @@ def test_numbers_fit_and_pictures_follow_the_mode(tmp_path, monkeypatch, dark):
     long = {arm: f"{label}, with a label as long as people write them" for arm, label in synthetic_study.ARMS.items()}
     monkeypatch.setattr(synthetic_study, "ARMS", long)
     finals = {"A": 0.31, "B": 0.42, "C": 0.93}
-    root = write_study(tmp_path / "study", lambda task, arm, seed: finals[arm] + seed / 50, films=False)
+    root = write_study(tmp_path / "study", lambda task, arm, seed: finals[arm] + seed / 50, videos=False)
     page = re.sub(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>", "", write_report(root).read_text())
     probed = tmp_path / "probed.html"
     probed.write_text(page.replace("</body>", LAYOUT + "</body>"))

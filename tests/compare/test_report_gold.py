@@ -18,7 +18,7 @@ DISTANCES = np.linspace(0, 4, 20)  # sqrt(KL) at each of a run's 20 updates
 
 def study_of_truth(folder, truth, *, length=8.0):
     """Runs whose truth is a function of the arm and of sqrt(KL), scaled by the seed."""
-    write_study(folder, lambda task, arm, seed: 0.5, tasks=["letters"], films=False, cards=False)
+    write_study(folder, lambda task, arm, seed: 0.5, tasks=["letters"], videos=False, cards=False)
     for path in (folder / "runs").glob("*/*/*/metrics.jsonl"):
         arm, scale = path.parent.parent.name, 1 + 0.05 * int(path.parent.name[-1])
         rows, updates = [json.loads(line) for line in path.read_text().splitlines()], iter(DISTANCES)
@@ -91,7 +91,7 @@ def test_best_of_n_of_a_card_stands_beside_the_runs(tmp_path):
 
 
 def test_a_study_without_a_truth_or_a_kl_has_no_such_section(tmp_path):
-    write_study(tmp_path / "plain", lambda task, arm, seed: 0.5, films=False)
+    write_study(tmp_path / "plain", lambda task, arm, seed: 0.5, videos=False)
     assert gold_panels(read_study(tmp_path / "plain")) == []
     assert "Over-optimisation" not in write_report(tmp_path / "plain").read_text()
     study = study_of_truth(tmp_path / "study", {"A": TURNS, "B": RISES, "C": TURNS})

@@ -19,7 +19,7 @@ def text(page):
 
 @pytest.fixture
 def study(tmp_path):
-    return write_study(tmp_path, lambda task, arm, seed: "ABC".index(arm) * 0.3 + 0.02 * seed, films=False)
+    return write_study(tmp_path, lambda task, arm, seed: "ABC".index(arm) * 0.3 + 0.02 * seed, videos=False)
 
 
 @pytest.mark.parametrize("folded", [False, True])
@@ -44,7 +44,7 @@ def test_terminal_and_report_have_the_same_words(study):
 
 
 def test_a_new_metric_of_a_reward_model_is_shown_and_its_table_puts_it_first(tmp_path, monkeypatch):
-    study = write_study(tmp_path, lambda task, arm, seed: 0.5, tasks=("t",), films=False, cards=False)
+    study = write_study(tmp_path, lambda task, arm, seed: 0.5, tasks=("t",), videos=False, cards=False)
     write_card(study / "models" / "t" / "rm")
     path = study / "models" / "t" / "rm" / "evaluation.json"
     card = json.loads(path.read_text())
@@ -74,7 +74,7 @@ def test_a_new_metric_during_training_is_one_entry(tmp_path, monkeypatch):
 
 def test_a_curve_that_falls_is_no_other_column(tmp_path):
     study = write_study(
-        tmp_path, lambda *_: 0.5, films=False, cards=False,
+        tmp_path, lambda *_: 0.5, videos=False, cards=False,
         run_options=lambda task, arm, seed: {"success": rising(0.5)[::-1] if arm == "B" else rising(0.5)},
     )  # fmt: skip
     area = next(column for column in columns(read_study(study), "A") if column.title == "Area under curve")
@@ -85,7 +85,7 @@ def test_a_curve_that_falls_is_no_other_column(tmp_path):
 def test_iqm_of_final_success_leaves_out_a_quarter_of_the_runs_at_either_end(tmp_path):
     ends = {("A", 0): 0.0, ("A", 1): 0.25, ("A", 2): 0.5, ("A", 3): 1.0}
     study = write_study(
-        tmp_path, lambda *_: 0.5, tasks=("one",), seeds=(0, 1, 2, 3), films=False, cards=False,
+        tmp_path, lambda *_: 0.5, tasks=("one",), seeds=(0, 1, 2, 3), videos=False, cards=False,
         run_options=lambda task, arm, seed: {"success": rising(ends.get((arm, seed), 0.75))},
     )  # fmt: skip
     record = read_study(study)

@@ -81,7 +81,7 @@ def test_page_counts_responses_and_names_the_verifier(page):
     assert re.search(r"prime reaches the final success of rloo in 2\.\d× fewer responses \[2\.\d, 2\.\d\]", words)
     assert '<text class="name"' in page
     assert ">responses</text>" in page
-    assert 'id="films"' not in page
+    assert 'id="videos"' not in page
 
 
 def test_page_is_small_self_contained_and_finite(study, page):
@@ -119,7 +119,7 @@ def test_needing_more_is_said_too(tmp_path):
 
 
 def test_robots_still_count_environment_steps(tmp_path):
-    study = write_study(tmp_path, lambda t, a, s: {"A": 0.2, "B": 0.3, "C": 0.8}[a] + s / 50, films=False)
+    study = write_study(tmp_path, lambda t, a, s: {"A": 0.2, "B": 0.3, "C": 0.8}[a] + s / 50, videos=False)
     page = write_report(study).read_text()
     words = text(page)
     assert "Steps to 50%" in words
@@ -223,12 +223,12 @@ def judged_study(tmp_path_factory):
     """A study whose prime arm was paid by a judge that attacks fooled, with its card and its values of steps."""
     study = write_text_study(tmp_path_factory.mktemp("judged"))
     for path in (study / "runs").glob("*/prime/*"):
-        for film in (path / "films").glob("*.json"):
-            content = json.loads(film.read_text())
+        for video in (path / "films").glob("*.json"):
+            content = json.loads(video.read_text())
             for k, response in enumerate(content["responses"]):
                 values = [0.9 if true else 0.2 + 0.1 * (k % 5) for true in response["steps_true"]]
                 response["judged"] = {"prime": {"ends": response["step_ends"], "values": values, "threshold": 0.5}}
-            film.write_text(json.dumps(content))
+            video.write_text(json.dumps(content))
         info = json.loads((path / "run.json").read_text()) if (path / "run.json").exists() else {}
         line = "reward source prm: these attacks fooled its model: empty"
         (path / "run.json").write_text(json.dumps({**info, "warnings": [line]}))
@@ -353,12 +353,12 @@ def test_malformed_responses_are_refused(tmp_path, change):
         load_answers(path)
 
 
-@pytest.mark.parametrize("film", ["", "[1]", "{", '{"step": null, "responses": []}', '{"step": 1e999, "responses": []}',
+@pytest.mark.parametrize("text", ["", "[1]", "{", '{"step": null, "responses": []}', '{"step": 1e999, "responses": []}',
                                   '{"step": 1}', '{"step": 1, "responses": [3]}'])  # fmt: skip
-def test_films_without_a_step_or_responses_are_refused_in_one_line(tmp_path, film):
+def test_videos_without_a_step_or_responses_are_refused_in_one_line(tmp_path, text):
     path = tmp_path / "run" / "films" / "step_1.json"
     path.parent.mkdir(parents=True)
-    path.write_text(film)
+    path.write_text(text)
     with pytest.raises(DataError, match=r"^answers step_1.json of run cannot be read: (step|responses)[^\n]*$"):
         load_answers(path)
 
@@ -418,7 +418,7 @@ def test_words_of_ratios_moments_and_names():
 
 
 def test_card_facts_are_words(tmp_path):
-    study = write_study(tmp_path, lambda *_: 0.5, films=False)
+    study = write_study(tmp_path, lambda *_: 0.5, videos=False)
     path = next((study / "models").glob("*/*/evaluation.json"))
     content = json.loads(path.read_text())
     content["model"] = {"frames_needed": 2, "causal": True, "range": [0.0, None], "threshold": None, "new_key": [1, 2]}
@@ -440,7 +440,7 @@ def test_card_facts_are_words(tmp_path):
 
 def test_robot_run_alone_keeps_its_words(tmp_path):
     run = tmp_path / "runs" / "button" / "C" / "seed0"
-    write_run(run, success=rising(0.9), sources=["progress"], film=True, alarm_at=(20_000,))
+    write_run(run, success=rising(0.9), sources=["progress"], video=True, alarm_at=(20_000,))
     words = text(write_single_report(run).read_text())
     assert "Steps of the alarms" in words
     assert "at step 80k" in words

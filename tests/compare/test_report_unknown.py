@@ -20,17 +20,17 @@ def without_success(path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_an_arm_without_known_success_has_no_verdict(tmp_path):
+def test_an_arm_without_known_success_has_no_conclusion(tmp_path):
     study = tmp_path / "study"
-    write_study(study, lambda task, arm, seed: 0.5, films=False)
+    write_study(study, lambda task, arm, seed: 0.5, videos=False)
     paths = list((study / "runs").glob("*/B/*/metrics.jsonl"))
     for path in paths:
         without_success(path)
     rows = {row["arm"]: row for row in comparison_table(study) if row["task"] == "all tasks"}
-    assert (rows["B"]["final_success"], rows["B"]["area"], rows["B"]["verdict"]) == (None, None, "no data")
+    assert (rows["B"]["final_success"], rows["B"]["area"], rows["B"]["conclusion"]) == (None, None, "no data")
     assert rows["B"]["reached_50"] == 0
     page = write_report(study).read_text()
-    assert "no verdict, true success is unknown in runs of B" in page
+    assert "no conclusion, true success is unknown in runs of B" in page
     assert "B/seed0: true success is unknown: its environment does not report it" in page
     assert f"In {len(paths)} runs true success is unknown, so no alarm is possible there" in page
 
@@ -46,7 +46,7 @@ def as_returns(path, scale=1000.0):
 
 def study_of_returns(folder, tasks=None):
     levels = {"A": 0.2, "B": 0.6, "C": 0.2}
-    write_study(folder, lambda task, arm, seed: levels[arm] + (0.01 * (seed - 1) if arm == "B" else 0), films=False)
+    write_study(folder, lambda task, arm, seed: levels[arm] + (0.01 * (seed - 1) if arm == "B" else 0), videos=False)
     for path in (folder / "runs").glob("*/*/*/metrics.jsonl"):
         as_returns(path)
     plan = json.loads((folder / "study.json").read_text())
@@ -77,7 +77,7 @@ def test_a_study_without_known_success_is_about_the_return_of_its_environment(tm
 
 def test_returns_of_several_tasks_are_not_averaged(tmp_path):
     folder = tmp_path / "study"
-    write_study(folder, lambda task, arm, seed: 0.5 + 0.01 * seed if arm == "B" else 0.2, films=False)
+    write_study(folder, lambda task, arm, seed: 0.5 + 0.01 * seed if arm == "B" else 0.2, videos=False)
     for path in (folder / "runs").glob("*/*/*/metrics.jsonl"):
         as_returns(path)
     tasks = read_study(folder).tasks
@@ -105,7 +105,7 @@ def test_one_run_that_knows_success_keeps_a_study_about_success(tmp_path):
 
 def test_a_run_that_stopped_early_is_named_where_it_enters_a_mean(tmp_path):
     folder = tmp_path / "study"
-    write_study(folder, lambda task, arm, seed: 0.5, films=False)
+    write_study(folder, lambda task, arm, seed: 0.5, videos=False)
     runs = sorted((folder / "runs").glob("*/B/*"))
     planned = {runs[0]: 200_000, runs[1]: 80_000}  # their last line is of 95,000 steps
     for run, steps in planned.items():

@@ -319,7 +319,7 @@ def test_arms_that_fail_unequally_are_not_compared(tmp_path, rate, comparable):
             "seeds": [0, 1, 2], "commands": [], "versions": {}, "machine": {}, "started": "",
             "wall_seconds": 1.0}  # fmt: skip
     (tmp_path / "study.json").write_text(json.dumps(card))
-    verdicts = [row for row in comparison_table(tmp_path) if row.get("arm") == "C"]
-    assert verdicts
-    for row in verdicts:
+    conclusions = [row for row in comparison_table(tmp_path) if row.get("arm") == "C"]
+    assert conclusions
+    for row in conclusions:
         assert ("not comparable" in json.dumps(row)) != comparable

@@ -139,14 +139,14 @@ def test_from_the_supervised_start_to_the_report(study, tmp_path):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     train = [row for row in rows if row["kind"] == "train"]
     assert all("reward_model/prime/prm_loss" in row for row in train)
-    film = json.loads(next((run / "films").glob("*.json")).read_text())
-    first = film["responses"][0]
+    video = json.loads(next((run / "films").glob("*.json")).read_text())
+    first = video["responses"][0]
     assert len(first["tokens"]) == len(first["rewards"]["prime"])
     assert (run / "policy" / "model.safetensors").is_file()
     assert (run / "reward_models" / "prime" / "model.safetensors").is_file()
     judged = tmp_path / "work" / "runs" / "four" / "judged" / "seed0"
-    film = json.loads(next((judged / "films").glob("*.json")).read_text())
-    assert all(row["judged"]["judge"]["values"] for row in film["responses"])
+    video = json.loads(next((judged / "films").glob("*.json")).read_text())
+    assert all(row["judged"]["judge"]["values"] for row in video["responses"])
     card = tmp_path / "work" / "models" / "four" / "judge" / "method1_HE" / "evaluation.json"
     fooled = attacks_that_fooled(card.parent)
     warnings = json.loads((judged / "run.json").read_text()).get("warnings", [])

@@ -165,8 +165,8 @@ def test_single_responses():
     ("row", "reason"),
     [
         ({**Q, "chosen": "blue", "rejected": " "}, "empty_answer"),
-        ({**TWO, "winner": "me"}, "unreadable_verdict"),
-        ({**Q, "response_0": "a", "response_1": "b", "better_response_id": 2}, "unreadable_verdict"),
+        ({**TWO, "winner": "me"}, "unreadable_choice"),
+        ({**Q, "response_0": "a", "response_1": "b", "better_response_id": 2}, "unreadable_choice"),
         ({**Q, "chosen": None, "rejected": None}, "no_value"),
         ({"completion": "blue", "label": True}, "no_prompt"),
         ({**Q, "chosen": "blue", "rejected": "blue "}, "equal_answers"),

@@ -12,9 +12,9 @@ from guerdon.evaluate.gate_table import GateTable, gate_table
 def made_rows(
     tasks: int = 6, per_task: int = 8, *, noise: float = 0.05, seed: int = 0, kind: str = "robot", spread: float = 0.3
 ) -> list[dict[str, Any]]:
-    """Rows of a table: the gain is `spread` times a hidden quality, which the features of the verdict show.
+    """Rows of a table: the gain is `spread` times a hidden quality, which the features of the forecast show.
 
-    `bon16` (of text, `row_auroc`) shows it clearly, `epic` (`auroc`) loosely; `idle` and `rare` are of no verdict.
+    `bon16` (of text, `row_auroc`) shows it clearly, `epic` (`auroc`) loosely; `idle` and `rare` are of no forecast.
     """
     clear, loose, sign = ("bon16", "epic", -1) if kind == "robot" else ("row_auroc", "auroc", 1)
     rng = np.random.default_rng(seed)

@@ -177,7 +177,7 @@ def test_length_adds_half_of_the_text_at_least_and_at_most_a_sentence_more():
 
 
 @pytest.mark.parametrize(("share", "tie"), [(1.0, False), (0.25, False), (0.5, True), (0.0, False)])
-def test_the_place_of_a_response_is_worth_the_share_of_verdicts_that_follow_it(share, tie):
+def test_the_place_of_a_response_is_worth_the_share_of_judgements_that_follow_it(share, tie):
     """In a share of the prompts the first one wins; with `tie` only where the right one is first, else it is a tie."""
 
     def winner(content, first, second):
@@ -198,7 +198,7 @@ def test_the_second_place_may_be_the_better_one():
     assert (one.effect.estimate, one.gains.estimate, one.losses.estimate) == (-1.0, 0.0, 1.0)
 
 
-def test_verdicts_that_change_with_the_order_are_failures_of_the_other_probes():
+def test_judgements_that_change_with_the_order_are_failures_of_the_other_probes():
     found = probed(pairwise(lambda *_: "A"), ["claim", "order"])
     assert found["claim"].failures == {"order_effect": 40}
     assert found["claim"].effect.estimate is None

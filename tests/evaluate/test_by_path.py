@@ -221,7 +221,7 @@ def test_a_rubric_is_a_model(call):
     assert status == 0, err
     found = json.loads(Path("out/evaluation.json").read_text())["pairs"]
     assert found["failures"] == {}
-    assert found["overall"]["measured"]["estimate"] == 0  # rejected responses are long, and equal verdicts are ties
+    assert found["overall"]["measured"]["estimate"] == 0  # rejected responses are long, and equal scores are ties
     assert found["ties"] == {"pairs": 3}
 
 

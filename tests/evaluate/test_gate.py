@@ -1,4 +1,4 @@
-"""The verdict on a reward model: predictor, probabilities, reasons, unknown."""
+"""The forecast on a reward model: predictor, probabilities, reasons, unknown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from guerdon.evaluate.gate import (
     false_passes,
     fit_gate,
     fit_ordinal,
-    gate_verdict,
+    gate_forecast,
     ordinal_probabilities,
     out_of_task,
     ranks_among,
@@ -149,8 +149,8 @@ def test_distance_in_feature_space_by_hand() -> None:
     assert np.isinf(distances(np.zeros((1, 2)), known, allowed)[0])  # fewer than three neighbours are left
 
 
-def test_the_verdict_follows_the_feature_that_decides(table: GateTable) -> None:
-    bad, good = (gate_verdict(features(value), "robot", table) for value in (-0.8, 0.8))
+def test_the_forecast_follows_the_feature_that_decides(table: GateTable) -> None:
+    bad, good = (gate_forecast(features(value), "robot", table) for value in (-0.8, 0.8))
     assert (bad.answer, good.answer) == ("harms", "helps")
     assert bad.probabilities is not None
     assert bad.probabilities["harms"] > 0.9
@@ -164,7 +164,7 @@ def test_the_verdict_follows_the_feature_that_decides(table: GateTable) -> None:
 
 
 def test_a_reason_says_where_the_model_stands(table: GateTable) -> None:
-    (of_16,) = (r for r in gate_verdict(features(0.8), "robot", table).reasons if "highest return of 16" in r)
+    (of_16,) = (r for r in gate_forecast(features(0.8), "robot", table).reasons if "highest return of 16" in r)
     assert ": 0.8, above 88 % of the 48 known reward models; raises the expected gain by 0." in of_16
 
 
@@ -172,45 +172,45 @@ def test_each_kind_has_its_own_features() -> None:
     both = made_rows() + made_rows(kind="text")
     table = gate_table(enumerate_places(both))
     steps: dict[str, float | None] = {"row_auroc": 0.8, "auroc": 0.8, "epic": 0.8}
-    assert gate_verdict(steps, "text", table).answer == "helps"
-    assert gate_verdict(steps, "robot", table).answer == "harms"  # far from the true reward
+    assert gate_forecast(steps, "text", table).answer == "helps"
+    assert gate_forecast(steps, "robot", table).answer == "harms"  # far from the true reward
 
 
 def test_a_model_unlike_all_others_is_unknown(table: GateTable) -> None:
-    verdict = gate_verdict(features(0.5) | {"bon16": 60.0, "epic": 40.0}, "robot", table)
-    assert verdict.answer == "unknown"
-    assert verdict.probabilities is None
-    assert verdict.gain is None
-    assert "unlike" in verdict.reasons[0]
+    forecast = gate_forecast(features(0.5) | {"bon16": 60.0, "epic": 40.0}, "robot", table)
+    assert forecast.answer == "unknown"
+    assert forecast.probabilities is None
+    assert forecast.gain is None
+    assert "unlike" in forecast.reasons[0]
 
 
 def test_a_table_that_is_too_small_gives_no_number(table: GateTable) -> None:
     small = made_table(2, 6)
     for one, kind in ((small, "robot"), (table, "text"), (table.of("text"), "robot")):
-        verdict = gate_verdict(features(0.5), kind, one)
-        assert (verdict.answer, verdict.probabilities, verdict.gain) == ("unknown", None, None)
-        assert "needs 20 on 3" in verdict.reasons[0]
+        forecast = gate_forecast(features(0.5), kind, one)
+        assert (forecast.answer, forecast.probabilities, forecast.gain) == ("unknown", None, None)
+        assert "needs 20 on 3" in forecast.reasons[0]
     assert too_small(table) is None
     only_helped = table.take(table.outcomes_N == 2)
     assert "0 that harmed" in (too_small(only_helped) or "")
 
 
 def test_without_any_feature_there_is_no_number(table: GateTable) -> None:
-    verdict = gate_verdict({"bon16": None, "epic": float("nan"), "idle": 0.5, "rare": 0.5}, "robot", table)
-    assert verdict.answer == "unknown"
-    assert "none of epic, bon16 is measured" in verdict.reasons[0]
+    forecast = gate_forecast({"bon16": None, "epic": float("nan"), "idle": 0.5, "rare": 0.5}, "robot", table)
+    assert forecast.answer == "unknown"
+    assert "none of epic, bon16 is measured" in forecast.reasons[0]
 
 
 @pytest.mark.parametrize("missing", NAMES)
 def test_a_feature_that_was_not_measured_is_not_used(table: GateTable, missing: str) -> None:
-    without = gate_verdict(features(0.8) | {missing: None}, "robot", table)
+    without = gate_forecast(features(0.8) | {missing: None}, "robot", table)
     assert without.answer == "helps"
     assert len(without.reasons) == 1
     assert FEATURES["robot"][missing][1] not in without.reasons[0]
 
 
-def test_the_verdict_says_how_well_it_did_on_tasks_left_out(table: GateTable) -> None:
-    checked = gate_verdict(features(0.8), "robot", table).validated
+def test_the_forecast_says_how_well_it_did_on_tasks_left_out(table: GateTable) -> None:
+    checked = gate_forecast(features(0.8), "robot", table).validated
     assert checked is not None
     assert (checked["models"], checked["tasks"]) == (48, 6)
     assert 0.8 < checked["correlation"]["low"] < checked["correlation"]["estimate"] <= checked["correlation"]["high"]

@@ -1,4 +1,4 @@
-"""The verdict from the command line to the run: the card, `--gate` with exit status 5, warnings, the server's list."""
+"""The forecast from the command line to the run: the card, `--gate` with exit status 5, warnings, the server's list."""
 
 import json
 import sys
@@ -20,9 +20,9 @@ from guerdon.errors import DataError, HarmError
 from guerdon.evaluate.gate_card import (
     card_folders,
     check_gate,
+    forecast_lines,
     harm_warning,
-    read_verdict,
-    verdict_lines,
+    read_forecast,
 )
 from guerdon.evaluate.gate_features import text_features
 from guerdon.evaluate.gate_table import read_gate_table
@@ -62,7 +62,7 @@ def trained(tmp_path_factory):
         Path("study.yaml").write_text(TEXT)
         study = load(Study, Path("study.yaml"))
         train_image_model(study.train["done"])
-        measured = evaluate_study(study)["done"][0].verdict.features
+        measured = evaluate_study(study)["done"][0].forecast.features
         for name, own in (("harms", -0.7), ("helps", 0.7)):
             rows = made_rows()
             for row in rows:
@@ -95,45 +95,45 @@ def test_a_model_that_likely_harms_leaves_with_status_5(call):
     assert status == 5
     assert "done harms with probability" in err
     assert "above evaluate.gate.max_harm 0.5" in err
-    assert "verdict: likely HARMS RL" in out
+    assert "forecast: likely HARMS RL" in out
     record = json.loads(Path("models/done/evaluation.json").read_text())
-    assert next(iter(record)) == "verdict"
-    assert record["verdict"]["answer"] == "harms"
-    assert record["verdict"]["gain"]["high"] < 0
-    assert len(record["verdict"]["reasons"]) == 1
-    assert record["verdict"]["validated"]["tasks"] == 6
+    assert next(iter(record)) == "forecast"
+    assert record["forecast"]["answer"] == "harms"
+    assert record["forecast"]["gain"]["high"] < 0
+    assert len(record["forecast"]["reasons"]) == 1
+    assert record["forecast"]["validated"]["tasks"] == 6
     first = Path("models/done/evaluation.txt").read_text().splitlines()
-    assert first[0].startswith("verdict: likely HARMS RL (probabilities: helps ")
+    assert first[0].startswith("forecast: likely HARMS RL (probabilities: helps ")
     assert "lowers the expected gain" in first[2]
 
 
-def test_without_the_option_the_verdict_is_only_said(call):
+def test_without_the_option_the_forecast_is_only_said(call):
     status, out, _ = call("evaluate", "study.yaml", "evaluate.gate.table=harms.jsonl")
     assert status == 0
     assert "likely HARMS" in out
 
 
 def test_the_limit_is_a_key(call):
-    verdict = {"table": "harms.jsonl", "max_harm": "0.9999"}
-    status, _, err = call("evaluate", "study.yaml", "--gate", *(f"evaluate.gate.{k}={v}" for k, v in verdict.items()))
+    forecast = {"table": "harms.jsonl", "max_harm": "0.9999"}
+    status, _, err = call("evaluate", "study.yaml", "--gate", *(f"evaluate.gate.{k}={v}" for k, v in forecast.items()))
     assert status == 0, err
 
 
 def test_a_model_that_likely_helps_passes(call):
     status, out, err = call("evaluate", "study.yaml", "evaluate.gate.table=helps.jsonl", "--gate")
     assert status == 0, err
-    assert "verdict: likely helps RL" in out
+    assert "forecast: likely helps RL" in out
 
 
 def test_unknown_passes_with_a_warning_or_fails(call):
     words = ("evaluate", "study.yaml", "--gate", "evaluate.gate.table=small.jsonl")
     status, out, err = call(*words)
     assert status == 0
-    assert "WARNING: done has no verdict: the table has 1 reward models" in err
-    assert "verdict: unknown whether it helps RL" in out
+    assert "WARNING: done has no forecast: the table has 1 reward models" in err
+    assert "forecast: unknown whether it helps RL" in out
     status, _, err = call(*words, "evaluate.gate.unknown=fail")
     assert status == 5
-    assert "done has no verdict" in err
+    assert "done has no forecast" in err
 
 
 def test_a_table_that_is_not_there(call):
@@ -174,7 +174,7 @@ def test_a_study_warns_once_of_a_model_that_likely_harms(call):
     for seed in (0, 1):
         card = json.loads(next(Path("arms/runs").glob(f"*/rm/seed{seed}/run.json")).read_text())
         assert "likely harms" in card["warnings"][0]
-    assert "verdict: likely HARMS RL" in Path("arms/report.html").read_text()
+    assert "forecast: likely HARMS RL" in Path("arms/report.html").read_text()
     own = read_gate_table("arms/gate.jsonl")
     assert own.families_N.tolist() == ["rm"]
     assert own.gains_N_S.shape == (1, 2)
@@ -186,7 +186,7 @@ def test_no_warning_of_a_model_that_likely_helps(call):
     assert reward_warnings(load(Study, Path("study.yaml"))) == []
 
 
-def test_a_server_lists_the_verdict_of_its_models(call):
+def test_a_server_lists_the_forecast_of_its_models(call):
     pytest.importorskip("fastapi")
     from fastapi.testclient import TestClient
 
@@ -203,20 +203,20 @@ def test_a_server_lists_the_verdict_of_its_models(call):
     models = ServedModels({name: model_loader(name, one) for name, one in settings.items()})
     with TestClient(build_app(models, ServeSettings(models=settings))) as client:
         client.portal.call(models.loaded)
-        listed = {one["id"]: one["verdict"] for one in client.get("/v1/models").json()["data"]}
+        listed = {one["id"]: one["forecast"] for one in client.get("/v1/models").json()["data"]}
         assert listed["constant"] is None
-        record = json.loads(Path("models/done/evaluation.json").read_text())["verdict"]
+        record = json.loads(Path("models/done/evaluation.json").read_text())["forecast"]
         assert listed["done"]["answer"] == "harms"
         assert listed["done"]["probabilities"] == record["probabilities"]
         assert listed["done"]["reasons"] == record["reasons"]
         assert listed["done"]["gain"]["estimate"] == record["gain"]["estimate"]
         call("evaluate", "study.yaml", "evaluate.gate.table=helps.jsonl")
         assert client.post("/v1/reload", json={"model": "done"}).status_code == 200
-        listed = {one["id"]: one["verdict"] for one in client.get("/v1/models").json()["data"]}
+        listed = {one["id"]: one["forecast"] for one in client.get("/v1/models").json()["data"]}
         assert listed["done"]["answer"] == "helps"
 
 
-VERDICT = {
+FORECAST = {
     "answer": "harms",
     "probabilities": {"harms": 0.7, "no effect": 0.2, "helps": 0.1},
     "gain": {"estimate": -0.2, "low": -0.3, "high": 0.01},
@@ -224,23 +224,23 @@ VERDICT = {
 }
 
 
-def card(folder, verdict):
+def card(folder, forecast):
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "evaluation.json").write_text(json.dumps({"verdict": verdict}))
+    (folder / "evaluation.json").write_text(json.dumps({"forecast": forecast}))
     return folder
 
 
 def test_a_card_lies_in_the_folder_of_a_model_or_above_its_final_checkpoint(tmp_path):
-    card(tmp_path / "prm", VERDICT)
+    card(tmp_path / "prm", FORECAST)
     final = tmp_path / "prm" / "final_checkpoint"
     final.mkdir()
     (final / "reward_model.json").write_text("{}")
-    assert read_verdict(*card_folders(str(tmp_path / "prm"))) == VERDICT
-    assert read_verdict(*card_folders(str(final))) == VERDICT
-    assert read_verdict(*card_folders(str(tmp_path / "prm" / "samples"))) is None
-    card(tmp_path / "other" / "method1_HE", VERDICT)
-    assert read_verdict(*card_folders(str(tmp_path / "other"))) == VERDICT
-    assert read_verdict(*card_folders("someone/prm")) is None
+    assert read_forecast(*card_folders(str(tmp_path / "prm"))) == FORECAST
+    assert read_forecast(*card_folders(str(final))) == FORECAST
+    assert read_forecast(*card_folders(str(tmp_path / "prm" / "samples"))) is None
+    card(tmp_path / "other" / "method1_HE", FORECAST)
+    assert read_forecast(*card_folders(str(tmp_path / "other"))) == FORECAST
+    assert read_forecast(*card_folders("someone/prm")) is None
 
 
 def test_a_model_on_a_server_has_its_card_where_the_study_evaluates_it(tmp_path):
@@ -251,23 +251,28 @@ def test_a_model_on_a_server_has_its_card_where_the_study_evaluates_it(tmp_path)
         "reward": {"use_reward_model": True, "model": {"model_type": "remote", "remote": address}},
         "evaluate": {"data_path": "data", "remote": {"far": address, "near": {**address, "backend": "other"}}},
     })  # fmt: skip
-    card(tmp_path / "models" / study.task_name / "near", VERDICT)
+    card(tmp_path / "models" / study.task_name / "near", FORECAST)
     assert reward_warnings(study) == []
-    card(tmp_path / "models" / study.task_name / "far", VERDICT)
+    card(tmp_path / "models" / study.task_name / "far", FORECAST)
     (line,) = reward_warnings(study)
     assert "(http://127.0.0.1:18080/v1/rewards?model=done)" in line
 
 
-def test_a_card_without_a_verdict_and_one_that_is_none(tmp_path):
-    assert read_verdict(card(tmp_path / "old", None)) is None
+def test_a_card_without_a_forecast_and_one_that_is_none(tmp_path):
+    assert read_forecast(card(tmp_path / "old", None)) is None
     assert harm_warning([tmp_path / "old"], 0.5) is None
-    for broken in ({"answer": "harms"}, VERDICT | {"answer": "maybe"}, VERDICT | {"probabilities": None}):
+    for broken in ({"answer": "harms"}, FORECAST | {"answer": "maybe"}, FORECAST | {"probabilities": None}):
         with pytest.raises(DataError, match="not JSON of an evaluation"):
-            read_verdict(card(tmp_path / "broken", broken))
+            read_forecast(card(tmp_path / "broken", broken))
+
+
+def test_a_card_of_an_earlier_version_has_its_forecast_under_another_name(tmp_path):
+    (tmp_path / "evaluation.json").write_text(json.dumps({"verdict": FORECAST}))
+    assert read_forecast(tmp_path) == FORECAST
 
 
 def test_the_warning_needs_harm_above_the_limit(tmp_path):
-    folder = card(tmp_path, VERDICT)
+    folder = card(tmp_path, FORECAST)
     assert "probability 0.70, expected change of true success -0.20 [-0.30, +0.01]; it looks at the arm" in (
         harm_warning([folder], 0.5) or ""
     )
@@ -275,20 +280,20 @@ def test_the_warning_needs_harm_above_the_limit(tmp_path):
 
 
 def test_the_gate_names_all_that_it_refuses():
-    gate, fine = GateSettings(), VERDICT | {"probabilities": {"harms": 0.1, "no effect": 0.1, "helps": 0.8}}
+    gate, fine = GateSettings(), FORECAST | {"probabilities": {"harms": 0.1, "no effect": 0.1, "helps": 0.8}}
     assert check_gate({"a": fine}, gate) == []
     with pytest.raises(HarmError, match=r"a harms with probability 0\.70.*c harms") as caught:
-        check_gate({"a": VERDICT, "b": fine, "c": VERDICT}, gate)
+        check_gate({"a": FORECAST, "b": fine, "c": FORECAST}, gate)
     assert caught.value.exit_code == 5
 
 
-def test_lines_of_a_verdict():
+def test_lines_of_a_forecast():
     validated = {
         "models": 48, "tasks": 6,
         "correlation": {"estimate": 0.7, "low": 0.5, "high": 0.8}, "false_passes": {"estimate": 0.1},
     }  # fmt: skip
-    lines = verdict_lines(VERDICT | {"validated": validated})
-    assert lines[0] == "verdict: likely HARMS RL (probabilities: helps 0.10, no effect 0.20, harms 0.70)"
+    lines = forecast_lines(FORECAST | {"validated": validated})
+    assert lines[0] == "forecast: likely HARMS RL (probabilities: helps 0.10, no effect 0.20, harms 0.70)"
     assert lines[1].startswith("expected change of true success: -0.20 [-0.30, +0.01]")
     assert lines[2] == "  it looks at the arm"
     assert "48 reward models, 6 tasks" in lines[3]
@@ -296,8 +301,8 @@ def test_lines_of_a_verdict():
     assert "10% passed" in lines[3]
     assert lines[4].startswith("a forecast for tasks and policies like those of the table")
     chances = {"harms": 0.44, "no effect": 0.42, "helps": 0.14}
-    said = verdict_lines(VERDICT | {"probabilities": chances})[0]
-    assert said.startswith("verdict: undecided, no outcome has a probability above 0.5 (probabilities: helps 0.14")
+    said = forecast_lines(FORECAST | {"probabilities": chances})[0]
+    assert said.startswith("forecast: undecided, no outcome has a probability above 0.5 (probabilities: helps 0.14")
 
 
 def test_features_of_a_model_for_text():

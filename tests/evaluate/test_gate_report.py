@@ -1,4 +1,4 @@
-"""The script that prints how well the verdict does on a table."""
+"""The script that prints how well the forecast does on a table."""
 
 import json
 import re
@@ -35,12 +35,12 @@ def test_it_prints_tables_and_draws(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "48 on 6 tasks: 21 helped, 9 had no effect, 18 harmed" in said
     assert re.search(
-        r"^\| \*\*verdict\*\*: mean rank of `epic` and `bon16` \| 0\.[89]\d \| \[0\.\d\d, 0\.9\d\] \| 48 \|$",
+        r"^\| \*\*forecast\*\*: mean rank of `epic` and `bon16` \| 0\.[89]\d \| \[0\.\d\d, 0\.9\d\] \| 48 \|$",
         said,
         re.M,
     )
     assert "`bon16` (best of all, picked here)" in said
-    assert "| verdict minus `bon16`, which was picked on this table | " in said
+    assert "| forecast minus `bon16`, which was picked on this table | " in said
     assert "| harmful models that pass at 80 % recall | 0.00 | [0.00, 0.18] |" in said
     assert "No validation: the table has 12 reward models of this kind on 2 tasks" in said
     assert "nan" not in said.lower()
@@ -126,7 +126,7 @@ def test_validation_needs_three_tasks() -> None:
         REPORT["validate"](made_table(2, 12), "robot")
 
 
-def test_a_table_without_the_features_of_the_verdict_is_not_validated(tmp_path, capsys) -> None:
+def test_a_table_without_the_features_of_the_forecast_is_not_validated(tmp_path, capsys) -> None:
     rows = [{k: v for k, v in row.items() if k not in ("feature.bon16", "feature.epic")} for row in made_rows()]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     REPORT["main"]([str(tmp_path / "mine.jsonl")])
@@ -147,7 +147,7 @@ def test_the_table_that_guerdon_is_delivered_with(capsys):
     REPORT["main"](["--reps", "50"])
     said = capsys.readouterr().out
     assert re.search(r"^90 on 6 tasks: \d+ helped, \d+ had no effect, \d+ harmed", said, re.M)
-    assert said.count("## Reward models for") == said.count("| **verdict**: mean rank of ") == 2
+    assert said.count("## Reward models for") == said.count("| **forecast**: mean rank of ") == 2
     table = read_gate_table(PACKAGED)
     assert PACKAGED.stat().st_size < 5e6
     for kind, fewest in (("robot", 40), ("text", 20)):

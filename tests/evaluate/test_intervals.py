@@ -8,9 +8,9 @@ from guerdon.evaluate.intervals import (
     Interval,
     bootstrap_ci,
     bootstrap_weighted,
+    conclusion,
     iqm,
     mean,
-    verdict,
     widen_at_edge,
     wilson_interval,
 )
@@ -106,8 +106,8 @@ def test_an_interval_never_holds_nan():
         (None, None, "no difference shown"),
     ],
 )
-def test_verdict_needs_an_interval_that_excludes_zero(low, high, said):
-    assert verdict(Interval(0.1, low, high, 6)) == said
+def test_conclusion_needs_an_interval_that_excludes_zero(low, high, said):
+    assert conclusion(Interval(0.1, low, high, 6)) == said
 
 
 @pytest.mark.parametrize("n", [1, 3, 10, 50])

@@ -67,15 +67,15 @@ class FailsAt:
         ]
 
 
-class Verdict:
+class Judgement:
     """A model that judges whole episodes, and cannot judge some."""
 
     def __init__(self, fails=False):
-        self.info = RewardInfo(name="verdict", range=(0.0, 1.0), granularity="total", frames_needed=0)
+        self.info = RewardInfo(name="judgement", range=(0.0, 1.0), granularity="total", frames_needed=0)
         self.fails = fails
 
     def score(self, episodes):
-        return [Score(failure=Failure("no_verdict")) if self.fails else Score(total=0.75) for _ in episodes]
+        return [Score(failure=Failure("no_judgement")) if self.fails else Score(total=0.75) for _ in episodes]
 
 
 def contents(path):
@@ -141,12 +141,12 @@ def test_a_failed_measurement_is_a_missing_value_with_its_reason(rerun, data, mo
 
 
 def test_a_model_of_whole_episodes_says_it_in_the_last_row(rerun, data, monkeypatch):
-    monkeypatch.setattr("guerdon.evaluate.recordings.load_reward_model", lambda **given: Verdict())
-    (path,) = write_recordings(data, [{"model_type": "verdict"}], camera="wrist", limit=1)
-    assert numbers(contents(path)["/reward/verdict"]) == {ROWS - 1: [0.75]}
-    curve = reward_curve(Verdict(fails=True), episode(0))
+    monkeypatch.setattr("guerdon.evaluate.recordings.load_reward_model", lambda **given: Judgement())
+    (path,) = write_recordings(data, [{"model_type": "judgement"}], camera="wrist", limit=1)
+    assert numbers(contents(path)["/reward/judgement"]) == {ROWS - 1: [0.75]}
+    curve = reward_curve(Judgement(fails=True), episode(0))
     assert np.isnan(curve.values).all()
-    assert curve.reasons == [None] * (ROWS - 1) + ["no_verdict"]
+    assert curve.reasons == [None] * (ROWS - 1) + ["no_judgement"]
 
 
 def test_unknown_success_and_missing_rewards_stay_unknown(rerun, tmp_path):

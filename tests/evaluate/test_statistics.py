@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
-from guerdon.evaluate.intervals import iqm, verdict
+from guerdon.evaluate.intervals import conclusion, iqm
 from guerdon.evaluate.learning_curves import StepsToThreshold, area_under_curve, curve_band, first_reach
 from guerdon.evaluate.statistics import (
     holm,
@@ -99,16 +99,16 @@ def test_the_demo_study_can_show_a_difference_and_three_pairs_alone_cannot():
         np.array([[0.0, 0.1, 0.0], [0.0, 0.0, 0.05]]),
     )
     found = paired_difference(learned, plain, seed=0)
-    assert verdict(found.interval) == "better"
+    assert conclusion(found.interval) == "better"
     assert (found.p_value, found.smallest_p, found.n_tasks) == (2 / 64, 2 / 64, 2)
-    assert verdict(paired_difference(plain, learned, seed=0).interval) == "worse"
+    assert conclusion(paired_difference(plain, learned, seed=0).interval) == "worse"
     assert paired_difference(learned[:1], plain[:1], seed=0).smallest_p == 0.25
 
 
 def test_identical_differences_need_six_pairs_of_one_sign():
     ones, zeros = np.ones((2, 3)), np.zeros((2, 3))
-    assert verdict(paired_difference(ones, zeros, seed=0).interval) == "better"
-    assert verdict(paired_difference(ones[:1], zeros[:1], seed=0).interval) == "no difference shown"
+    assert conclusion(paired_difference(ones, zeros, seed=0).interval) == "better"
+    assert conclusion(paired_difference(ones[:1], zeros[:1], seed=0).interval) == "no difference shown"
     rounding = paired_difference([[0.3, 0.4, 0.5]], [[0.1, 0.2, 0.3]], seed=0)
     assert rounding.interval.low is None
     same = paired_difference(ones, ones, seed=0)
@@ -129,10 +129,10 @@ def test_holms_intervals_by_hand():
     arms = [[[0.2, 0.3, 0.4]], [[0.1, 0.2, 0.3]], [[0.5, 0.6, 0.7]]]
     alone = paired_differences(arms, [[0.0, 0.0, 0.0]], seed=0)
     found = paired_differences(arms, [[0.0, 0.0, 0.0]], seed=0, correction="holm")
-    assert [verdict(one.interval) for one in alone] == ["better", "no difference shown", "better"]
+    assert [conclusion(one.interval) for one in alone] == ["better", "no difference shown", "better"]
     # .0091 <= .05 / 3, but .0351 > .05 / 2: the second and the third stay at that level
     assert [one.level for one in found] == pytest.approx([0.975, 0.975, 1 - 0.05 / 3])
-    assert [verdict(one.interval) for one in found] == ["no difference shown", "no difference shown", "better"]
+    assert [conclusion(one.interval) for one in found] == ["no difference shown", "no difference shown", "better"]
     error = 0.1 / np.sqrt(3)
     for one, mean, q in zip(found, (0.3, 0.2, 0.6), (0.9875, 0.9875, 1 - 0.05 / 6), strict=True):
         half = (2 * q - 1) * np.sqrt(2 / (4 * q * (1 - q))) * error
@@ -150,7 +150,7 @@ def test_an_interval_excludes_0_exactly_where_holm_rejects(seed, m):
     p_values = [stratified_t_p_value(arm - baseline) for arm in arms]
     found = paired_differences(arms, baseline, seed=0, correction="holm")
     for one, alone, p in zip(found, paired_differences(arms, baseline, seed=0), holm(p_values), strict=True):
-        assert (verdict(one.interval) != "no difference shown") == (p <= 0.05)
+        assert (conclusion(one.interval) != "no difference shown") == (p <= 0.05)
         assert one.interval.high - one.interval.low >= (alone.interval.high - alone.interval.low) * (1 - 1e-9)
 
 
@@ -168,8 +168,8 @@ def test_holm_orders_differences_without_width_by_the_sign_flip_test():
     arms = [np.full((1, 6), 0.5), np.full((1, 6), 0.25)]  # p = 2 / 64 each: above .05 / 2
     alone = paired_differences(arms, np.zeros((1, 6)), seed=0)
     found = paired_differences(arms, np.zeros((1, 6)), seed=0, correction="holm")
-    assert [verdict(one.interval) for one in alone] == ["better", "better"]
-    assert [verdict(one.interval) for one in found] == ["no difference shown", "no difference shown"]
+    assert [conclusion(one.interval) for one in alone] == ["better", "better"]
+    assert [conclusion(one.interval) for one in found] == ["no difference shown", "no difference shown"]
     assert [one.p_value for one in found] == [0.0625, 0.0625]
 
 
@@ -253,7 +253,7 @@ def coverage(interval, draw, truth, rounds, rng):
     ],
     ids=["normal", "unequal spread", "U-shaped", "all or nothing"],
 )
-def test_the_interval_of_the_verdict_covers_as_promised(shape, draw, truth):
+def test_the_interval_of_the_conclusion_covers_as_promised(shape, draw, truth):
     rng = np.random.default_rng(11)
 
     def of_difference(table):

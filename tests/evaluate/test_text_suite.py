@@ -119,7 +119,7 @@ def test_best_of_n_from_a_file(tmp_path):
     assert found["n"] == [1, 2]
     assert found["failures_wrong"]["bon_min"]["accuracy"][-1]["estimate"] == 1.0
     assert found["failures_wrong"]["majority"]["accuracy"][-1]["estimate"] == 0.5
-    assert record["verdict"]["features"] == {"row_auroc": 1.0, "auroc": 1.0}
+    assert record["forecast"]["features"] == {"row_auroc": 1.0, "auroc": 1.0}
     # the samples say where their first errors are, so the model is asked about those too
     seen = {"samples_first_error", "samples_steps", "samples_reliability"}
     assert set(record["pictures"]) == {"n_bon", "n_weighted"} | seen
@@ -282,9 +282,9 @@ def test_questions_it_learnt_from_are_not_asked(file):
     asked = {s.question for s in generated_bench([ChainSettings(steps=2)], 12, 0)}
     assert learnt < asked  # the set of the same seed would have held them all
     record, folder = evaluate_text_study(study, only=["prm"])["prm"]
-    assert next(iter(record)) == "verdict"
-    assert (folder / "evaluation.txt").read_text().startswith("verdict: ")
-    features = record["verdict"]["features"]
+    assert next(iter(record)) == "forecast"
+    assert (folder / "evaluation.txt").read_text().startswith("forecast: ")
+    features = record["forecast"]["features"]
     sections = {"row_auroc": "steps", "auroc": "answers"}
     assert features == {n: record["generated"][part]["auroc"]["estimate"] for n, part in sections.items()}
     assert record["generated"]["solutions"] == 12

@@ -75,7 +75,7 @@ def test_optimistic_keeps_the_order_of_labels():
     assert degraded("optimistic", [solution(0, LATE)], 0.8)[0].labels == (1.0, 0.8)
 
 
-def test_outcome_swaps_verdicts_on_solutions_and_no_label_of_a_step():
+def test_outcome_swaps_labels_of_solutions_and_no_label_of_a_step():
     one = degraded("outcome", [solution(0, LATE)], 1.0)[0]
     assert (one.is_correct, one.labels) == (True, LATE)
 
@@ -145,7 +145,7 @@ def test_a_cell_from_the_start_to_a_row_of_features_and_outcomes(cell, tmp_path,
     assert all(0 <= value <= 1 for value in (*row["baseline"], *row["success"]))
     card = json.loads((folder / "noise" / "evaluation.json").read_text())
     features = {name.removeprefix("feature."): row[name] for name in row if name.startswith("feature.")}
-    assert features == card["verdict"]["features"]
+    assert features == card["forecast"]["features"]
     assert features["auroc"] == card["process_bench"]["answers"]["auroc"]["estimate"]
     assert features.keys() == {"row_auroc", "auroc"}
     assert len(read_gate_table(tmp_path / "work" / "gate.jsonl")) == 1

@@ -12,7 +12,7 @@ from local_server import LocalServer, QuietHandler, running
 HANG, DROP, CUT = "hang", "drop", "cut"  # no reply; the connection ends; the reply ends half way
 
 
-def verdicts(scores, *, numbers=None):
+def judgements(scores, *, numbers=None):
     """A judge's reply."""
     numbers = numbers or range(1, len(scores) + 1)
     steps = [{"step_number": n, "reasoning": "because", "score": s} for n, s in zip(numbers, scores, strict=True)]
@@ -26,7 +26,7 @@ def steps_asked(text):
 
 def all_right(text):
     """A judge that likes everything."""
-    return verdicts([1] * len(steps_asked(text)))
+    return judgements([1] * len(steps_asked(text)))
 
 
 class FakeClock:

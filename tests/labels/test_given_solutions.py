@@ -4,7 +4,7 @@ import json
 from collections import Counter
 
 import pytest
-from judge_server import FakeClock, judge_server, steps_asked, verdicts
+from judge_server import FakeClock, judge_server, judgements, steps_asked
 from label_studies import TINY, rows, study_of
 
 from guerdon.episodes.solution_files import published_solutions, read_solutions, write_solutions
@@ -54,7 +54,7 @@ def test_prm800k_is_labelled_anew_by_a_judge_without_a_data_section(tmp_path):
     path = write_solutions(tmp_path / "prm800k.jsonl", source, "prm800k").path
     bad = {"question": {"problem": "0"}, "label": {"finish_reason": "bad_problem", "steps": []}}
     path.write_text(path.read_text() + json.dumps(bad) + "\n")
-    with judge_server(lambda text: verdicts([-1] * len(steps_asked(text)))) as server:
+    with judge_server(lambda text: judgements([-1] * len(steps_asked(text)))) as server:
         judge = {"api": "openai", "model": "m", "base_url": server.url + "/v1"}
         done = label(without_data(tmp_path, path, labeler="judge", judge=judge), clock=fake())
         few = label(without_data(tmp_path, path, labeler="judge", judge=judge, num_samples=1), clock=fake())
@@ -102,7 +102,7 @@ def test_the_models_that_replied_are_in_the_card_and_with_the_labels(tmp_path):
     source = [Solution(str(i), f"{i}+{i}=?", steps, (1.0, 1.0), separator="\n") for i in range(4)]
     path = write_solutions(tmp_path / "mine.jsonl", source, "prm800k").path
     script = [{"model": name} for name in ("m", "m", "m-mini")]
-    with judge_server(lambda text: verdicts([1] * len(steps_asked(text))), script) as server:
+    with judge_server(lambda text: judgements([1] * len(steps_asked(text))), script) as server:
         judge = {"api": "openai", "model": "m", "base_url": server.url + "/v1", "concurrency": 1}
         for _ in range(2):
             done = label(without_data(tmp_path, path, labeler="judge", judge=judge), clock=fake())

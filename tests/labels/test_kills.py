@@ -13,7 +13,7 @@ from contextlib import closing
 import llm_client_child
 import pytest
 import yaml
-from judge_server import judge_server, steps_asked, verdicts
+from judge_server import judge_server, judgements, steps_asked
 from label_studies import DATA, TINY
 
 from guerdon.labels.append_log import Ledger
@@ -131,7 +131,7 @@ def test_guerdon_label_over_twenty_kills(tmp_path):
 
     def answer(text, before):
         steps = steps_asked(text)
-        return verdicts([1] * len(steps)) if steps else "1+1=2;2+2=4;"
+        return judgements([1] * len(steps)) if steps else "1+1=2;2+2=4;"
 
     billing = Billing(answer, seed=2)
     records = tmp_path / "prm_dataset_method2_HE" / "records.jsonl"

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 import torch
-from judge_server import FakeClock, judge_server, steps_asked, verdicts
+from judge_server import FakeClock, judge_server, judgements, steps_asked
 from label_studies import DATA, TINY, rows, study_of
 
 from guerdon import cli
@@ -51,7 +51,7 @@ def honest(text):
     steps = steps_asked(text)
     if not steps:
         return "0+1=1;1+1=0;"
-    return verdicts([1 if len(s) == 6 and (int(s[0]) + int(s[2])) % 2 == int(s[4]) else -1 for s in steps])
+    return judgements([1 if len(s) == 6 and (int(s[0]) + int(s[2])) % 2 == int(s[4]) else -1 for s in steps])
 
 
 def test_exact_labels_hard_rewards_and_every_format(policy, tmp_path):

@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from judge_server import FakeClock, judge_server, steps_asked, verdicts
+from judge_server import FakeClock, judge_server, judgements, steps_asked
 from label_studies import rows, study_of
 
 from guerdon.errors import ConfigError, TooManyFailuresError
@@ -22,7 +22,7 @@ def fake():
 def judge(text):
     """Writes a solution that differs between questions, and calls every step right."""
     steps = steps_asked(text)
-    return verdicts([1] * len(steps)) if steps else f"{text[:3]}=1;1+1=0;"
+    return judgements([1] * len(steps)) if steps else f"{text[:3]}=1;1+1=0;"
 
 
 def judge_of(server, **given):

@@ -6,7 +6,7 @@ import re
 from contextlib import closing
 
 import pytest
-from judge_server import FakeClock, all_right, judge_server, steps_asked, verdicts
+from judge_server import FakeClock, all_right, judge_server, judgements, steps_asked
 
 from guerdon.episodes.solutions import Solution
 from guerdon.labels.append_log import Cache, Ledger
@@ -105,17 +105,17 @@ def test_a_good_judgement(text):
         ("[]", "bad_schema"),
         ('{"steps": 3}', "bad_schema"),
         ('{"steps": [1, -1]}', "bad_schema"),
-        (verdicts([1]), "missing_steps"),
-        (verdicts([]), "missing_steps"),
-        (verdicts([1, 1, 1]), "extra_steps"),
-        (verdicts([1, 1], numbers=[1, 1]), "bad_schema"),
-        (verdicts([1, 1], numbers=[2, 1]), "bad_schema"),
-        (verdicts([1, 1], numbers=[True, 2]), "bad_schema"),
-        (verdicts([1, 0]), "bad_score"),
-        (verdicts([1, True]), "bad_score"),
-        (verdicts([1, "1"]), "bad_score"),
-        (verdicts([1, None]), "bad_score"),
-        (verdicts([1, 0.9]), "bad_score"),
+        (judgements([1]), "missing_steps"),
+        (judgements([]), "missing_steps"),
+        (judgements([1, 1, 1]), "extra_steps"),
+        (judgements([1, 1], numbers=[1, 1]), "bad_schema"),
+        (judgements([1, 1], numbers=[2, 1]), "bad_schema"),
+        (judgements([1, 1], numbers=[True, 2]), "bad_schema"),
+        (judgements([1, 0]), "bad_score"),
+        (judgements([1, True]), "bad_score"),
+        (judgements([1, "1"]), "bad_score"),
+        (judgements([1, None]), "bad_score"),
+        (judgements([1, 0.9]), "bad_score"),
     ],
 )
 def test_what_is_no_judgement(text, reason):
@@ -130,10 +130,10 @@ def test_labels_over_http(tmp_path, monkeypatch, api):
 
     def reply(text):
         steps = steps_asked(text)
-        return "I cannot say." if "odd" in steps[0] else verdicts([-1 if "wrong" in s else 1 for s in steps])
+        return "I cannot say." if "odd" in steps[0] else judgements([-1 if "wrong" in s else 1 for s in steps])
 
     url = "/v1" if api == "openai" else ""
-    with judge_server(reply, [{"text": verdicts([1])}]) as server:  # one verdict too few, then better
+    with judge_server(reply, [{"text": judgements([1])}]) as server:  # one judgement too few, then better
         form = {"openai": OpenAIJudgeSettings, "anthropic": AnthropicJudgeSettings}[api]
         settings = form(model="m", base_url=server.url + url, concurrency=1, temperature=None)
         clock = FakeClock()

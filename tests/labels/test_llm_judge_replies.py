@@ -10,7 +10,7 @@ import jsonschema_rs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from judge_server import judge_server, verdicts
+from judge_server import judge_server, judgements
 from pydantic import ValidationError
 
 from guerdon.labels.labelers import JUDGEMENT_SCHEMA, PromptedSolution, StepLabels, judgement_request, parse_judgement
@@ -52,7 +52,7 @@ READ = {
     "LaTeX before it": rf"With \frac{{1}}{{2}} and \boxed{{3}} the second step fails. {TWO}",
     "a set before it": f"The set {{x | x > 2}} is empty. {TWO}",
     "another object before it": f'Input: {{"task": "check"}}. Output: {TWO}',
-    "a draft with a step too few": f"{verdicts([1])}\nWait, there are two steps.\n{TWO}",
+    "a draft with a step too few": f"{judgements([1])}\nWait, there are two steps.\n{TWO}",
     "the same twice": f"{TWO}\nAgain, as JSON:\n```json\n{json.dumps(json.loads(TWO), indent=1)}\n```",
     "the same with other reasons": f"{TWO.replace('ok', 'it adds up')}\nIn short: {TWO}",
     "plus sign": TWO.replace('"score": 1}', '"score": +1}'),
@@ -144,11 +144,11 @@ REFUSED = {
     "a first answer, then another": (f"{DRAFT}\nWait, step 1 is right.\n{TWO}", "several_answers", "2 different"),
     "an answer, then another in a fence": (f"{BOTH}\n```json\n{DRAFT}\n```", "several_answers", "2 different"),
     "an answer between two others": (f"{TWO} {BOTH} {TWO}", "several_answers", "2 different"),
-    "one step": ('{"steps": [{"step_number": 1, "score": 1}]}', "missing_steps", "1 verdicts, 2 steps"),
-    "no step": ('{"steps": []}', "missing_steps", "0 verdicts"),
-    "three steps": ('{"steps": [' + ROWS + ', {"step_number": 3, "score": 1}]}', "extra_steps", "3 verdicts"),
-    "swapped": (verdicts([1, -1], numbers=[2, 1]), "bad_schema", "verdict 1"),
-    "numbers from zero": (TWO.replace('r": 1,', 'r": 0,').replace('r": 2,', 'r": 1,'), "bad_schema", "verdict 1"),
+    "one step": ('{"steps": [{"step_number": 1, "score": 1}]}', "missing_steps", "1 judgements, 2 steps"),
+    "no step": ('{"steps": []}', "missing_steps", "0 judgements"),
+    "three steps": ('{"steps": [' + ROWS + ', {"step_number": 3, "score": 1}]}', "extra_steps", "3 judgements"),
+    "swapped": (judgements([1, -1], numbers=[2, 1]), "bad_schema", "judgement 1"),
+    "numbers from zero": (TWO.replace('r": 1,', 'r": 0,').replace('r": 2,', 'r": 1,'), "bad_schema", "judgement 1"),
     "no numbers": ('{"steps": [{"score": 1}, {"score": -1}]}', "bad_schema", "None"),
     "a number in words": (TWO.replace('r": 1,', 'r": "Step 1",'), "bad_schema", "Step 1"),
     "a number that is true": (TWO.replace('r": 1,', 'r": true,'), "bad_schema", "True"),
@@ -221,7 +221,7 @@ def test_a_reply_with_some_characters_changed_gives_no_score_that_it_does_not_ho
 
 @given(st.lists(st.sampled_from([1, -1]), min_size=1, max_size=6), st.data())
 def test_what_is_said_is_what_is_read_whatever_stands_around_it(scores, data):
-    reply = verdicts(scores)
+    reply = judgements(scores)
     if data.draw(st.booleans()):
         reply = reply.replace('"score": 1', '"score": +1')
     if data.draw(st.booleans()):
@@ -271,8 +271,8 @@ def test_an_endpoint_that_can_is_held_to_the_schema(monkeypatch):
 
 def test_the_schema_is_what_is_read():
     check = jsonschema_rs.validator_for(JUDGEMENT_SCHEMA)
-    assert check.is_valid(json.loads(verdicts([1, -1])))
-    assert not check.is_valid(json.loads(verdicts([1, 0])))
+    assert check.is_valid(json.loads(judgements([1, -1])))
+    assert not check.is_valid(json.loads(judgements([1, 0])))
     assert not check.is_valid(json.loads('{"steps": [{"score": 1}], "overall_correctness": true}'))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from judge_server import steps_asked, verdicts
+from judge_server import judgements, steps_asked
 from label_studies import TINY
 
 sys.path.append(str(Path(__file__).parents[1] / "serve"))
@@ -58,7 +58,7 @@ def judgement(kind, sent, said):
     if kind == "refusal":
         return {"role": "assistant", "content": None, "refusal": f"no: {said}"}
     steps = steps_asked(sent["messages"][-1]["content"])
-    text = verdicts([1] * len(steps)).replace("because", json.dumps(f"because {said}")[1:-1])
+    text = judgements([1] * len(steps)).replace("because", json.dumps(f"because {said}")[1:-1])
     return {"role": "assistant", "content": text if kind == "good" else f"no JSON: {said}"}
 
 

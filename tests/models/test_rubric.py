@@ -1,4 +1,4 @@
-"""Rubric files, rubrics in columns, and the value of verdicts."""
+"""Rubric files, rubrics in columns, and the value of judgements."""
 
 import json
 

@@ -125,8 +125,8 @@ def test_the_gate_says_nothing_of_what_its_table_does_not_have(tmp_path):
     model = load_reward_model("resnet", trained(tmp_path).save_dir)
     found = evaluate_model(model, walks(10), kind="success", threshold=None, seed=0, reps=20)
     assert found.metrics["auroc"].estimate > 0.95
-    assert found.verdict.answer == "unknown"
-    assert "looks at states" in found.verdict.reasons[0]
+    assert found.forecast.answer == "unknown"
+    assert "looks at states" in found.forecast.reasons[0]
 
 
 def test_a_folder_for_scored_frames_is_refused(tmp_path):

@@ -51,7 +51,7 @@ def test_completed_hard_is_what_it_writes():
     backend = Scripted(["Yes", "No.", "1"])
     assert model(backend=backend, answer="hard").score([episode(3)])[0].steps.tolist() == [1.0, 0.0, 1.0]
     score = model(backend=Scripted(["Yes", "unsuccessful", ""]), answer="hard").score([episode(3)])[0]
-    assert score.failure == Failure("no_verdict", score.failure.detail)
+    assert score.failure == Failure("no_judgement", score.failure.detail)
     assert "row 1 (2 of 3 rows)" in score.failure.detail
 
 
@@ -144,7 +144,7 @@ def test_a_yes_that_was_cut_off_counts_only_where_the_key_says_so():
     cut = VLMReply("Yes, it is in", whole=False)  # ... complete
     assert (
         model(backend=Scripted([cut]), answer="hard", allow_fallback=True).score([episode(1)])[0].failure.reason
-        == "no_verdict"
+        == "no_judgement"
     )
 
 
@@ -190,7 +190,7 @@ def test_trend_looks_at_short_windows():
     info = model("trend", window=3).info
     assert (info.range, info.frames_needed, info.granularity) == ((-0.2, 1.0), 3, "step")
     score = model("trend", Scripted(["positive", "no idea"])).score([episode(3)])[0]
-    assert score.failure.reason == "no_verdict"
+    assert score.failure.reason == "no_judgement"
 
 
 def test_preference_compares_first_and_last_of_a_window():

@@ -238,10 +238,10 @@ def test_rubrics_and_true_answers_of_prompts_reach_the_judge(tmp_path):
     prompts = read_prompts(str(path))
     assert prompts[0].extra_info["rubric"][0]["points"] == 2
 
-    def verdict(text):
+    def judgement(text):
         return json.dumps({"c1": {"reason": "so", "choice": "yes"}})
 
-    with judge_server(verdict) as server:
+    with judge_server(judgement) as server:
         model = judge(server, mode="criteria", reference=True)
         study = letter_study(
             tmp_path, reward=reward(j={"model": model, "shaping": "signed"}),

@@ -404,11 +404,11 @@ def test_third_party_judges_are_known_by_the_evaluation_that_the_study_names(tmp
     assert attack_warnings(study) == []
 
 
-def test_a_film_shows_values_beside_truth(tmp_path, models):
+def test_a_video_shows_values_beside_truth(tmp_path, models):
     study = sum_study(tmp_path, reward=reward(prm=source()), runner={"total_steps": 16})
     start(study).run()
-    film = json.loads(next((run_folder(study) / "films").glob("*.json")).read_text())
-    for row in film["responses"]:
+    video = json.loads(next((run_folder(study) / "films").glob("*.json")).read_text())
+    for row in video["responses"]:
         judged = row["judged"]["prm"]
         assert len(judged["ends"]) == len(judged["values"])
         assert judged["ends"][-1] == len(row["tokens"]) - 1

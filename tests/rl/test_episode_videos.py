@@ -59,7 +59,7 @@ def test_every_finished_episode_is_a_whole_video(tmp_path, mode, monkeypatch):
     assert sorted(count_frames(path) for path in files(study)) == sorted(row["length"] + 1 for row in episodes)
     checked = 0
     for rollout, rewards in rollouts:
-        for segment in rollout.filmed:
+        for segment in rollout.videos:
             for frame, step, row in zip(segment.frames_F, segment.steps_F, segment.rows_F, strict=True):
                 if not segment.finished or read_moment(frame) not in words or not row:
                     continue

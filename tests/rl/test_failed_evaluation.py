@@ -1,4 +1,4 @@
-"""What fails at an evaluation, a film or the end of a run loses nothing: `--resume` continues with what is due."""
+"""What fails at an evaluation, a video or the end of a run loses nothing: `--resume` continues with what is due."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def broken_once(monkeypatch, method, at, error):
 
 
 @pytest.mark.parametrize("error", [DataError("no room"), Broken("a mistake"), KeyboardInterrupt()], ids=repr)
-@pytest.mark.parametrize(("method", "at"), [("_true_success", 32), ("_true_success", 64), ("_film", 64),
+@pytest.mark.parametrize(("method", "at"), [("_true_success", 32), ("_true_success", 64), ("_show", 64),
                                             ("_complete", 64)])  # fmt: skip
 def test_a_run_that_fails_there_goes_on_where_it_failed(tmp_path, monkeypatch, method, at, error):
     options = {"checkpoint_every": 1000, "film_every": 64}

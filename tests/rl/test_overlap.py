@@ -59,7 +59,7 @@ def ran(folder, mode, overlap, *, make=clock_study, **more):
 def test_rewards_are_those_of_scoring_after_the_rollout(mode, estimator, tmp_path):
     more = {"algorithm": GRPO} if estimator == "grpo" else {}
     after, reader = ran(tmp_path, mode, None, **more)
-    assert set(reader.threads) == {""}, "films and rollouts, in the run's own thread"
+    assert set(reader.threads) == {""}, "videos and rollouts, in the run's own thread"
     for overlap in (1, 5):
         beside, other = ran(tmp_path, mode, overlap, **more)
         assert beside == after

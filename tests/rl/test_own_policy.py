@@ -117,7 +117,7 @@ def test_it_acts_and_evaluates_what_its_declaration_says(tmp_path):
     assert not np.array_equal(frames[:, 0], frames[:, 5])
     weights = {name: tensor.numpy() for name, tensor in policy.tensors().items()}
     assert collector.evaluate(weights, episodes=2) == collector.evaluate(policy, episodes=2)
-    moments, _ = collector.film(policy, frames=3)
+    moments, _ = collector.show(policy, frames=3)
     assert moments.frames_F.shape[1:] == (16, 20, 3)
     collector.close()
 

@@ -245,7 +245,7 @@ def test_a_run_that_was_cut_off_anywhere_ends_the_same(setup, tmp_path):
         assert result(study) == expected, where
 
 
-def test_evaluating_and_filming_change_nothing(tmp_path):
+def test_evaluating_and_showing_change_nothing(tmp_path):
     found = []
     for name, every in (("seldom", 1000), ("often", 16)):
         study = letter_study(
@@ -529,15 +529,15 @@ def test_a_process_reward_that_knows_the_answer_teaches_without_the_outcome(tmp_
     assert rows[0]["reward_model/prime/dpo_acc"] > 0.9
 
 
-# Films.
+# Videos.
 
 
-def test_a_film_shows_tokens_rewards_and_the_true_steps(tmp_path):
+def test_a_video_shows_tokens_rewards_and_the_true_steps(tmp_path):
     study = sum_study(tmp_path, reward_model=prime(prime_granularity="step"), runner={"total_steps": 16})
     start(study).run()
-    film = json.loads(next((run_folder(study) / "films").glob("*.json")).read_text())
-    assert film["step"] == 16
-    assert len(film["responses"]) == 16
-    for row in film["responses"]:
+    video = json.loads(next((run_folder(study) / "films").glob("*.json")).read_text())
+    assert video["step"] == 16
+    assert len(video["responses"]) == 16
+    for row in video["responses"]:
         assert len(row["rewards"]["prime"]) == len(row["tokens"])
         assert len(row["step_ends"]) == len(row["steps_true"])

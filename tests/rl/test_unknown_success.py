@@ -1,4 +1,4 @@
-"""A run in an environment that does not report success: trained on its own reward, without a verdict."""
+"""A run in an environment that does not report success: trained on its own reward, without a conclusion."""
 
 import sys
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_unknown_success_is_unknown_in_every_file_of_a_run(tmp_path, capsys):
     page = write_single_report(run_folder(study)).read_text()
     assert "true success is unknown: its environment does not report it" in page
     assert "last success <b>unknown</b>" in page
-    assert "true success unknown</span>" in page, "the film says so, too"
+    assert "true success unknown</span>" in page, "the video says so, too"
     assert "did not succeed" not in page
     assert "no alarm is possible there" in page
     assert "None: in no run" not in page

@@ -94,8 +94,8 @@ def test_success_is_unknown_in_every_file_and_no_verifier_is_a_source(tmp_path):
         assert row["success_known"] == 0
         assert row.get("failure_rate", 0) == 0
     assert "success" not in json.loads((run_folder(study) / "COMPLETE").read_text())["final"]
-    film = next((run_folder(study) / "films").glob("*.json"))
-    assert {row["outcome"] for row in json.loads(film.read_text())["responses"]} == {None}
+    video = next((run_folder(study) / "films").glob("*.json"))
+    assert {row["outcome"] for row in json.loads(video.read_text())["responses"]} == {None}
 
 
 def test_a_truth_is_measured_everywhere_and_changes_nothing_that_learns(tmp_path):
@@ -114,8 +114,8 @@ def test_a_truth_is_measured_everywhere_and_changes_nothing_that_learns(tmp_path
             assert 0 <= other["truth"] <= 1
             assert other["truth_known"] == other["episodes"] == 2
         assert other.get("success") is None
-    film = next((run_folder(shown) / "films").glob("*.json"))
-    assert all(set(row["rewards"]) == {"proxy", "gold"} for row in json.loads(film.read_text())["responses"])
+    video = next((run_folder(shown) / "films").glob("*.json"))
+    assert all(set(row["rewards"]) == {"proxy", "gold"} for row in json.loads(video.read_text())["responses"])
 
 
 def test_a_run_with_a_truth_that_is_killed_goes_on_to_the_same_bytes(tmp_path):
@@ -310,7 +310,7 @@ def test_arms_are_compared_by_the_truth_and_refused_without_one(tmp_path, monkey
     assert "return of gold against" not in page
     assert "no alarm is possible" not in page
     assert "true success is unknown" not in page
-    assert "not checked" in page, "the film's responses"
+    assert "not checked" in page, "the video's responses"
     assert "final return" in table
     single = write_single_report(study.runs[0].path).read_text()
     assert "last value of reward.truth" in single

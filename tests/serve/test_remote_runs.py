@@ -115,7 +115,7 @@ def test_failed_items_are_those_of_the_local_model_and_carry_no_gradient(tmp_pat
         muted = server.muted
     assert result(study) == result(local)
     rows = lines(study, "failures")
-    assert 0 < len(rows) == sum(checked) <= muted  # the film at the end is scored as well
+    assert 0 < len(rows) == sum(checked) <= muted  # the video at the end is scored as well
     assert {row["reason"] for row in rows} == {"mute"}
     scored = json.loads((run_folder(study) / "COMPLETE").read_text())["scored"]
     assert 0.02 < len(rows) / scored < 0.6
@@ -192,8 +192,8 @@ def test_an_episode_is_judged_once_at_its_end_from_all_that_was_seen(mode, tmp_p
     loop = start(study, reader=(reader := Whole()))
     loop.run()
     rows = lines(study, "episodes")
-    *seen, film = reader.seen
-    del film
+    *seen, video = reader.seen
+    del video
     assert len(rows) == len(seen) > 10
     for moments in seen:
         names, counts, terminal = zip(*moments, strict=True)

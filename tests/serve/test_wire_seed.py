@@ -257,7 +257,7 @@ def test_what_frames_may_come_as_is_said_in_full(served):
 @pytest.mark.parametrize(
     ("data", "files"),
     [
-        ({"task_text": "t"}, {"film": b"x"}),
+        ({"task_text": "t"}, {"movie": b"x"}),
         ({"task_text": "t"}, [("video", b"x"), ("video", b"y")]),
         ({"task_text": "t", "npy_base64": "AAAA"}, {"video": b"x"}),
         ({"task_text": "t", "backend_kwargs": "{"}, {"video": b"x"}),

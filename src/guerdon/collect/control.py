@@ -1,4 +1,4 @@
-"""The collector of control policies: rollouts, evaluations and films of a policy in copies of an environment.
+"""The collector of control policies: rollouts, evaluations and videos of a policy in copies of an environment.
 
 It is built from plain configuration and can run in another process: rendering, recording and continuation labels
 happen inside, and what comes out holds arrays alone.
@@ -23,7 +23,7 @@ from torch import Tensor
 from guerdon.collect.continuations import Continuations
 from guerdon.collect.episode_capture import EpisodeBuffer, recorder_of_run, run_writer
 from guerdon.collect.observed_frames import ObservedFrames, SeenRows
-from guerdon.collect.stepping import ActionQueue, evaluate, film, steps
+from guerdon.collect.stepping import ActionQueue, evaluate, steps, video
 from guerdon.errors import ConfigError
 from guerdon.generators import ACTING, generator, shard_seed
 from guerdon.policies.control import build_policy
@@ -80,8 +80,8 @@ class ControlCollector:
         micro_batch_size: decisions that a policy evaluates together; None: 256, and observations without a decision all
             at once.
         auxiliary: names of its auxiliary heads.
-        film_share: share of the episodes that videos show; 0: there are none.
-        film_step: steps between the frames of a video.
+        video_share: share of the episodes that videos show; 0: there are none.
+        video_every: steps between the frames of a video.
         observes: what reward models look at. It may be set later, except for continuation labels.
         overlap_steps: steps after which what was observed is drawn and handed to `watchers`; None: after the rollout.
         success_readers: keys of the configuration, besides those of `env`, that need true success.
@@ -111,8 +111,8 @@ class ControlCollector:
         auxiliary: Sequence[str] = (),
         observes: Sequence[Observes] = (),
         success_readers: Sequence[str] = (),
-        film_share: float = 0.0,
-        film_step: int = 1,
+        video_share: float = 0.0,
+        video_every: int = 1,
         overlap_steps: int | None = None,
         shard: int = 0,
         shards: int = 1,
@@ -142,10 +142,10 @@ class ControlCollector:
         limit = max((o.label_limit for o in self.observes if o.label_every), default=0)
         self._continuations = Continuations(self.env, limit) if limit else None
         self._observed = ObservedFrames(self.world, self.observes, self._continuations)
-        self._filmed: ObservedFrames | None = None
-        if film_share:
-            shots = [Observes(every=film_step, first=True)]
-            self._filmed = ObservedFrames(self.world, shots, share=film_share, seed=own_seed)
+        self._videos: ObservedFrames | None = None
+        if video_share:
+            shots = [Observes(every=video_every, first=True)]
+            self._videos = ObservedFrames(self.world, shots, share=video_share, seed=own_seed)
         self._failed_resets: list[Failure] = []  # before the first step of the next rollout
         self._begun = False  # whether there are episodes under way
         self._fresh = True
@@ -153,7 +153,7 @@ class ControlCollector:
 
     @cached_property
     def eval_world(self) -> World:
-        """The copies in which evaluation episodes and films are played."""
+        """The copies in which evaluation episodes and videos are played."""
         return build_world(self._eval_env, seed=EVAL_SEED, success_readers=self._readers, tries=EVAL_TRIES)
 
     def build_policy(self) -> RobotPolicy:
@@ -207,11 +207,11 @@ class ControlCollector:
                 self._show_watchers(seconds)
             with timed(seconds, "render"):
                 segments = self._observed.segments(mask, flags["terminated"], done, cut)
-        filmed, actions = None, None
-        if self._filmed is not None:
-            with timed(seconds, "film"):
+        videos, actions = None, None
+        if self._videos is not None:
+            with timed(seconds, "video frames"):
                 actions = _rows(acted.actions).astype(np.float32, copy=False)
-                filmed = self._filmed.segments(mask, flags["terminated"], done, cut)
+                videos = self._videos.segments(mask, flags["terminated"], done, cut)
         with timed(seconds, "log-probs"):
             inputs, log_probs, values, next_values, chunks = _evaluated(
                 policy, self.heads, acted, done, lost, self._micro
@@ -240,7 +240,7 @@ class ControlCollector:
             metrics=learned,
             averaged_over={name: 1.0 for name in learned if not name.endswith("/sampled")},
             chunks=chunks,
-            filmed=filmed,
+            videos=videos,
             actions=actions,
         )
 
@@ -259,9 +259,9 @@ class ControlCollector:
         return evaluate(self.eval_world, self._greedy(policy), episodes=episodes, recorder=recorder)
 
     @torch.no_grad()
-    def film(self, policy: RobotPolicy | Weights, *, frames: int) -> tuple[Segment, FloatArray]:
-        """Moments of one deterministic episode, and the environment's reward at each: see `stepping.film`."""
-        return film(self.eval_world, self._greedy(policy), frames=frames)
+    def show(self, policy: RobotPolicy | Weights, *, frames: int) -> tuple[Segment, FloatArray]:
+        """Moments of one deterministic episode, and the environment's reward at each: see `stepping.video`."""
+        return video(self.eval_world, self._greedy(policy), frames=frames)
 
     def recorded(self) -> list[Episode]:
         """The episodes that were recorded since the last time, where another process writes them."""
@@ -354,12 +354,12 @@ class ControlCollector:
     @property
     def _looking(self) -> list[ObservedFrames]:
         """What looks at the copies."""
-        return [*([self._observed] if self.observes else []), *([] if self._filmed is None else [self._filmed])]
+        return [*([self._observed] if self.observes else []), *([] if self._videos is None else [self._videos])]
 
     @property
     def _pictured(self) -> bool:
         """Whether pictures of the copies are used; if not, environments that draw at every capture are faster."""
-        return any(o.frames for o in self.observes) or self._recorder is not None or self._filmed is not None
+        return any(o.frames for o in self.observes) or self._recorder is not None or self._videos is not None
 
     def _begin(self) -> None:
         """Start new episodes in every copy; nothing of those under way may reach them."""
@@ -405,7 +405,7 @@ class ControlCollector:
                 one.add(t, step, None if self.group_size is None else over)
             if watched and self.observes and self._overlap and (t + 1) % self._overlap == 0:
                 self._show_watchers(seconds)
-            if self._filmed is not None:
+            if self._videos is not None:
                 acted.actions.append(step.actions)
             if recorder is not None:
                 recorder.watch(step.rows, step.actions, step.transition)

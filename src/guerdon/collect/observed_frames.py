@@ -20,7 +20,7 @@ import numpy as np
 
 from guerdon.collect.continuations import UNREACHED, Continuations
 from guerdon.collect.stepping import Step
-from guerdon.generators import FILMING
+from guerdon.generators import VIDEOS
 from guerdon.types import BoolArray, ByteArray, FloatArray, IntArray, Observes, Segment
 from guerdon.worlds.transition import NO_STATE, Transition, state_of
 from guerdon.worlds.world import World
@@ -235,7 +235,7 @@ class ObservedFrames:
 @lru_cache(maxsize=4096)
 def _draw(seed: int, stream: int, number: int) -> float:
     """A number in [0, 1) of an episode."""
-    return float(np.random.default_rng([seed, FILMING, stream, number]).random())
+    return float(np.random.default_rng([seed, VIDEOS, stream, number]).random())
 
 
 def cut_into_segments(

@@ -37,7 +37,7 @@ Join = Callable[[Sequence[Rollout[Any]]], Rollout[Any]]
 class ShardedCollector:
     """The shards of a rollout in this process, one after another.
 
-    Evaluations and films are those of the first shard.
+    Evaluations and videos are those of the first shard.
 
     Args:
         collectors: of the shards, in order.
@@ -65,9 +65,9 @@ class ShardedCollector:
         found: dict[str, float] = self._run("evaluate", [0], policy, episodes=episodes, step=step)[0]
         return found
 
-    def film(self, policy: Any, **given: Any) -> Any:
-        """What the collector of the first shard films."""
-        return self._run("film", [0], policy, **given)[0]
+    def show(self, policy: Any, **given: Any) -> Any:
+        """What the collector of the first shard has to show for the report."""
+        return self._run("show", [0], policy, **given)[0]
 
     def collect(self, policy: Any, *, version: int = 0, warm_up: bool = False) -> Rollout[Any]:
         """The next rollout: see `Collector.collect`."""
@@ -160,7 +160,7 @@ class AheadCollector:
     With `runner.max_staleness` s, rollout k is collected by the weights after k - s updates (the first ones by those of
     the start). Which weights collect which rollout does not depend on how fast anything is, so that a run repeats bit
     for bit. One thread collects, one rollout after another; the world is made in it and never used in another one.
-    Evaluations and films wait for the rollouts that were begun.
+    Evaluations and videos wait for the rollouts that were begun.
 
     Args:
         build: makes the collector that acts. It gets weights, never the policy that learns.
@@ -205,9 +205,9 @@ class AheadCollector:
         found: dict[str, float] = self._call("evaluate", policy.tensors(), episodes=episodes, step=step)
         return found
 
-    def film(self, policy: Any, **given: Any) -> Any:
-        """What the collector films."""
-        return self._call("film", policy.tensors(), **given)
+    def show(self, policy: Any, **given: Any) -> Any:
+        """What the collector has to show for the report."""
+        return self._call("show", policy.tensors(), **given)
 
     def state(self) -> State:
         """The state after the last rollout that was handed over, and the weights that collect those under way.
@@ -312,7 +312,7 @@ def joined(parts: Sequence[Rollout[Any]], inputs: Callable[[Sequence[Rollout[Any
         fresh=all(part.fresh for part in parts),
         version=first.version,
         seconds={name: sum(part.seconds.get(name, 0.0) for part in parts) for name in names},
-        filmed=None if first.filmed is None else placed(part.filmed or () for part in parts),
+        videos=None if first.videos is None else placed(part.videos or () for part in parts),
         actions=rows(part.actions for part in parts),
         chunks=_chunks(parts, steps) if whole else None,
     )

@@ -1,6 +1,6 @@
 """The stepping loop: a policy acts in copies of an environment, one record per step of all copies.
 
-Training rollouts, evaluation, films, collected episodes and an expert's continuations all go through `steps`. A policy
+Training rollouts, evaluation, videos, collected episodes and an expert's continuations all go through `steps`. A policy
 that decides on several actions at once acts through an `ActionQueue`.
 
     for step in steps(world, act, world.reset().observations):
@@ -22,8 +22,8 @@ from guerdon.types import BoolArray, FloatArray, IntArray, Segment
 from guerdon.worlds.transition import FramesDue, Transition, state_of
 from guerdon.worlds.world import World
 
-FILM_LIMIT = 10_000  # steps after which a film of an episode that does not end is cut
-FILM_SECONDS = 20.0  # of drawing, after which only the end of the episode is added to a film
+VIDEO_LIMIT = 10_000  # steps after which a video of an episode that does not end is cut
+VIDEO_SECONDS = 20.0  # of drawing, after which only the end of the episode is added to a video
 
 
 class Step(NamedTuple):
@@ -238,11 +238,11 @@ def evaluate(
     return {**found, "episodes": float(len(results))}
 
 
-def film(world: World, act: Callable[[np.ndarray], np.ndarray], *, frames: int) -> tuple[Segment, FloatArray]:
+def video(world: World, act: Callable[[np.ndarray], np.ndarray], *, frames: int) -> tuple[Segment, FloatArray]:
     """One episode in copy 0: about `frames` evenly spaced moments, with the first success among them.
 
     The length of the episode is not known before its end, so every k-th moment is looked at, with k doubled whenever
-    twice as many as wanted are kept. After `FILM_SECONDS` of looking only the first success and the end are added.
+    twice as many as wanted are kept. After `VIDEO_SECONDS` of looking only the first success and the end are added.
 
     Returns:
         The moments, and (F,) the environment's own reward for the step to each (0 at the start).
@@ -260,7 +260,7 @@ def film(world: World, act: Callable[[np.ndarray], np.ndarray], *, frames: int) 
     for row, step in enumerate(steps(world, act, start.observations, capture=lambda rows: only & False), start=1):
         transition = step.transition
         if 0 in transition.failures:
-            raise SimulatorError(f"the simulator broke during the episode of a film ({transition.failures[0]})")
+            raise SimulatorError(f"the simulator broke during the episode of a video ({transition.failures[0]})")
         states.append(state_of(transition.final_observations, 0))
         success.append(bool(transition.success[0]))
         known.append(transition.success_of(0))
@@ -269,19 +269,19 @@ def film(world: World, act: Callable[[np.ndarray], np.ndarray], *, frames: int) 
         if transition.done[0]:
             looks[row] = transition.looks[0]
             break
-        due = row % every == 0 and seconds["look"] < FILM_SECONDS
-        if (due or first == row or row == FILM_LIMIT) and world.eye is not None:
+        due = row % every == 0 and seconds["look"] < VIDEO_SECONDS
+        if (due or first == row or row == VIDEO_LIMIT) and world.eye is not None:
             with timed(seconds, "look"):
                 looks[row] = world.eye.look(0)
         if len(looks) > 2 * frames:
             every *= 2
             looks = {r: look for r, look in looks.items() if r % every == 0 or r == first}
-        if row == FILM_LIMIT:
-            log_line(f"film: the episode did not end within {row} steps, and the film ends there")
+        if row == VIDEO_LIMIT:
+            log_line(f"video: the episode did not end within {row} steps, and the video ends there")
             break
-    if seconds["look"] >= FILM_SECONDS:
+    if seconds["look"] >= VIDEO_SECONDS:
         last = max(r for r in looks if r < row)
-        log_line(f"film: drawing took {FILM_SECONDS:g} s up to step {last} of {row}; the rest is left out, but its end")
+        log_line(f"video: drawing took {VIDEO_SECONDS:g} s up to step {last} of {row}; the rest but the end is omitted")
     pick = _spread(sorted(looks), frames, first)
     moments = Segment(
         stream=0,

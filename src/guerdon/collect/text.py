@@ -469,14 +469,14 @@ class TextCollector:
         Returns:
             See `evaluation`.
         """
-        return evaluation(self.film(policy, prompts=episodes, samples=1, greedy=True))
+        return evaluation(self.show(policy, prompts=episodes, samples=1, greedy=True))
 
-    def film(
+    def show(
         self, policy: TextPolicy | Weights, *, prompts: int, samples: int, greedy: bool = False
     ) -> TextRollout | None:
         """Answers to the first validation prompts, sampled or greedy ones; None without any prompts.
 
-        The random numbers are the film's own, so that filming changes nothing.
+        Sampled answers have random numbers of their own, so that showing them changes nothing in training.
         """
         self._load(policy)
         shown = self.prompts.validation[:prompts]

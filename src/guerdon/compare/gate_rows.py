@@ -13,7 +13,7 @@ from typing import Any
 
 from guerdon.compare.report_format import TEXT
 from guerdon.compare.results import RunRecord, StudyRecord, final_success, finite, mapping, number, read_json
-from guerdon.evaluate.gate_card import card_folders
+from guerdon.evaluate.gate_card import card_folders, forecast_of
 from guerdon.evaluate.gate_table import PREFIX
 from guerdon.evaluate.scores import RECORD
 
@@ -76,5 +76,5 @@ def _features(study: StudyRecord, task: str, path: str) -> dict[str, float | Non
     places = {f"models/{card.task}/{card.name}": card.evaluation for card in study.cards if card.task == task}
     own = [c for end, c in places.items() if any(p.as_posix().endswith(end) for p in (given, given.parent))]
     there = [content for folder in card_folders(path) if (content := read_json(folder / RECORD)) is not None]
-    features = mapping(mapping(next(iter([*own, *there]), {}).get("verdict")).get("features"))
+    features = mapping(mapping(forecast_of(next(iter([*own, *there]), {}))).get("features"))
     return {str(name): finite(value) for name, value in features.items()}

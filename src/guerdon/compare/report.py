@@ -1,7 +1,7 @@
 """The report: one self-contained HTML file per study or run, offline, under 3 MB.
 
 Jinja2 with autoescape puts the parts together; the page's content policy allows no network and no script but its own.
-Films are chosen last and fill what room is left. The warnings list what is missing, broken or few, and the page shows
+Videos are chosen last and fill what room is left. The warnings list what is missing, broken or few, and the page shows
 how the arms' configurations differ.
 
     path = write_report(Path("runs/demo"))
@@ -27,9 +27,9 @@ from guerdon.compare import report_format as fmt
 from guerdon.compare import results as read
 from guerdon.compare.report_answers import answer_panels
 from guerdon.compare.report_cards import card_views
-from guerdon.compare.report_films import FilmFile, ShownFilm, choose_films, fit_films
 from guerdon.compare.report_gold import gold_panels
 from guerdon.compare.report_tables import columns
+from guerdon.compare.report_videos import ShownVideo, VideoFile, choose_videos, fit_videos
 from guerdon.compare.results import (
     FAILURE_GAP,
     OUTCOMES,
@@ -77,10 +77,10 @@ def write_report(study_dir: Path, *, out: Path | None = None) -> Path:
 
     study = read.read_study(study_dir)
     context = _study_context(study)
-    films = choose_films([run for run in study.runs if run.status != "missing"])
+    videos = choose_videos([run for run in study.runs if run.status != "missing"])
     if rows := gate_rows(study):
         atomic.write_text(study_dir / FILE, "".join(json.dumps(row) + "\n" for row in rows))
-    return _write("report.html.j2", context, films, out or study_dir / "report.html")
+    return _write("report.html.j2", context, videos, out or study_dir / "report.html")
 
 
 @doing("writing the report")
@@ -99,7 +99,7 @@ def write_single_report(run_dir: Path, *, out: Path | None = None) -> Path:
     run = read.read_run(run_dir, task=task, arm=str(info.get("name") or "run"), seed=None)
     if run.status == "missing" or not (run.config_text or run.evals or run.trains):
         raise DataError(f"{run_dir}: no run here (neither config.yaml nor metrics.jsonl); give a run's directory")
-    return _write("single.html.j2", _run_context(run), choose_films([run], limit=4), out or run_dir / "report.html")
+    return _write("single.html.j2", _run_context(run), choose_videos([run], limit=4), out or run_dir / "report.html")
 
 
 def _study_context(study: StudyRecord) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _study_context(study: StudyRecord) -> dict[str, Any]:
         "all_columns": [c for c in columns(study, study.baseline) if len(study.seeds) > 1 or not c.repeated],
         "gamed": {arm: gamed(study.select(arm=arm)) for arm in study.arms},
         "golds": gold_panels(study),
-        "forest": pictures.verdict_picture(pooled, study.baseline, study.outcome),
+        "forest": pictures.conclusion_picture(pooled, study.baseline, study.outcome),
         "panels": pictures.curve_panels(study, study.tasks) if study.tasks else [],
         "small_panels": pictures.curve_panels(study, study.tasks, SMALL) if study.tasks else [],
         "task_panels": list(small.items()) if len(small) > 1 else [],
@@ -184,20 +184,20 @@ def _last_success(run: RunRecord) -> Interval:
     return wilson_interval(round(success * n), n)
 
 
-def _write(template: str, context: dict[str, Any], films: tuple[list[FilmFile], list[str]], out: Path) -> Path:
-    """Render without films, fit the films into the room that is left, render again, write atomically."""
-    chosen, film_notes = films
+def _write(template: str, context: dict[str, Any], videos: tuple[list[VideoFile], list[str]], out: Path) -> Path:
+    """Render without videos, fit the videos into the room that is left, render again, write atomically."""
+    chosen, video_notes = videos
     context = {**context, "terms": terms_of(_render(template, {**context, "terms": []}, []))}
     page = _render(template, context, [])
     if len(page.encode()) > MAX_BYTES and context.get("task_panels"):
         note = Note("The curves of single tasks are left out to keep this file small; their numbers are in the table.")
         context = {**context, "task_panels": [], "notes": [*context["notes"], note]}
         page = _render(template, context, [])
-    shown, left_out, more_notes = fit_films(chosen, budget=MAX_BYTES - len(page.encode()))
-    notes = [Note(text) for text in (*film_notes, *more_notes)]
+    shown, left_out, more_notes = fit_videos(chosen, budget=MAX_BYTES - len(page.encode()))
+    notes = [Note(text) for text in (*video_notes, *more_notes)]
     if left_out:
-        n = fmt.plural(len(left_out), "film")
-        notes.append(Note(f"{n} left out to keep this file small; they are in the films folders of the runs"))
+        n = fmt.plural(len(left_out), "video")
+        notes.append(Note(f"{n} left out to keep this file small; they are in films/ of the runs"))
     page = _render(template, {**context, "notes": [*context["notes"], *notes]}, shown)
     atomic.write_text(out, page)
     return out
@@ -220,7 +220,7 @@ def terms_of(page: str) -> list[tuple[str, str]]:
     return [(term, sentence) for term, sentence in fmt.WORDS["terms"].items() if any(map(contained, term.split(", ")))]
 
 
-def _render(template: str, context: dict[str, Any], films: Sequence[ShownFilm]) -> str:
+def _render(template: str, context: dict[str, Any], videos: Sequence[ShownVideo]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(fmt.TEMPLATES),
         autoescape=True,
@@ -233,7 +233,7 @@ def _render(template: str, context: dict[str, Any], films: Sequence[ShownFilm]) 
     environment.filters.update({name: filter_ for name, filter_ in vars(fmt).items() if callable(filter_)})
     return environment.get_template(template).render(
         **context,
-        films=films,
+        videos=videos,
         style=Markup(style),  # noqa: S704 - our own files
         script=Markup(script),  # noqa: S704
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),

@@ -81,7 +81,7 @@ class Response(BaseModel):
         return self.rewards.get(source) or [None] * len(self.tokens)
 
 
-class AnswerFilm(BaseModel):
+class AnswerFile(BaseModel):
     """The responses of one moment of training."""
 
     step: Annotated[int, BeforeValidator(finite)]
@@ -147,7 +147,7 @@ class ShownAnswer:
 
 @dataclass(frozen=True)
 class AnswersAtStep:
-    """The answers of one film."""
+    """The answers of one step of a run."""
 
     step: int
     answers: tuple[ShownAnswer, ...]
@@ -184,26 +184,26 @@ class AnswerPanel:
 
 
 def answer_panels(runs: Iterable[RunRecord], *, budget: int) -> tuple[list[AnswerPanel], list[str]]:
-    """One panel per task and arm that filmed answers, shrunk together until they fit into `budget` bytes.
+    """One panel per task and arm with stored answers, shrunk together until they fit into `budget` bytes.
 
     Returns:
         The panels in the order of the runs, and a line for each file that could not be read or shown.
     """
     notes: list[str] = []
-    films = []
+    found = []
     for run in median_runs(list(runs)):
         read: dict[int, list[Response]] = {}
         for path in sorted((run.path / "films").glob("step_*.json")):
             try:
-                film = load_answers(path)
-                read[film.step] = film.responses
+                one = load_answers(path)
+                read[one.step] = one.responses
             except DataError as error:
                 notes.append(str(error))
         if read:
-            films.append((run, read))
+            found.append((run, read))
     panels: list[AnswerPanel] = []
     for size in SIZES:
-        panels = [_panel(run, read, size) for run, read in films]
+        panels = [_panel(run, read, size) for run, read in found]
         if sum(panel.n_bytes for panel in panels) <= budget:
             return panels, notes
     shown = []
@@ -220,22 +220,22 @@ def median_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
     """For each task and arm the run with answers whose final success is the (lower) median; complete runs first."""
     chosen = []
     for task, arm in dict.fromkeys((run.task, run.arm) for run in runs):
-        filmed = [r for r in runs if (r.task, r.arm) == (task, arm) and any((r.path / "films").glob("step_*.json"))]
-        complete = [run for run in filmed if run.status == "complete"] or filmed
+        stored = [r for r in runs if (r.task, r.arm) == (task, arm) and any((r.path / "films").glob("step_*.json"))]
+        complete = [run for run in stored if run.status == "complete"] or stored
         ordered = sorted(complete, key=lambda run: (outcome_curve(run)[1] or [-1.0])[-1])
         if ordered:
             chosen.append(ordered[(len(ordered) - 1) // 2])
     return chosen
 
 
-def load_answers(path: Path) -> AnswerFilm:
-    """A film of answers.
+def load_answers(path: Path) -> AnswerFile:
+    """Answers that a run stored at one of its steps.
 
     Raises:
         DataError: the file is truncated, or a response lacks its tokens or has another number of rewards.
     """
     try:
-        return AnswerFilm.model_validate(read_json(path) or {})
+        return AnswerFile.model_validate(read_json(path) or {})
     except ValidationError as error:
         first = error.errors()[0]
         what = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
@@ -299,11 +299,11 @@ def _first_wrong(right: Sequence[bool | None]) -> int | None:
     return next((k for k, value in enumerate(right) if value is False), None)
 
 
-def _panel(run: RunRecord, films: Mapping[int, list[Response]], size: tuple[int, int, int]) -> AnswerPanel:
+def _panel(run: RunRecord, answers: Mapping[int, list[Response]], size: tuple[int, int, int]) -> AnswerPanel:
     n_moments, n_prompts, n_samples = size
-    steps = sorted(films, reverse=True)
+    steps = sorted(answers, reverse=True)
     shown = [steps[i] for i in spread(len(steps), n_moments)]
-    chosen = {step: _pick(films[step], n_prompts, n_samples) for step in shown}
+    chosen = {step: _pick(answers[step], n_prompts, n_samples) for step in shown}
     everything = [response for responses in chosen.values() for response in responses]
     sources = tuple(dict.fromkeys(name for response in everything for name in response.rewards)) or (NO_SOURCE,)
     scales = {source: _scale(everything, source) for source in sources}

@@ -22,7 +22,7 @@ from guerdon.compare.report_tables import MODEL_METRICS
 from guerdon.compare.results import RewardModelCard, Row, finite, mapping, number
 from guerdon.errors import DataError, boundary
 from guerdon.evaluate.attacks import CONTROL
-from guerdon.evaluate.gate_card import likely_outcome, verdict_lines
+from guerdon.evaluate.gate_card import forecast_lines, forecast_of, likely_outcome
 from guerdon.evaluate.intervals import Interval
 
 SHOWN = 5
@@ -44,7 +44,7 @@ class CardView:
     """A quality card ready for the page.
 
     Attributes:
-        verdict: whether it will help RL, in lines; empty on a card without it.
+        forecast: whether it will help RL, in lines; empty on a card without it.
         likely: `no` where it likely harms, `yes` where it likely helps, else empty.
         findings: what speaks against the model, in words, the worst first.
         metrics: names in words and intervals of the ones to look at first, at most `SHOWN`.
@@ -54,7 +54,7 @@ class CardView:
 
     task: str
     name: str
-    verdict: tuple[str, ...]
+    forecast: tuple[str, ...]
     likely: str
     findings: tuple[str, ...]
     facts: Mapping[str, str]
@@ -85,24 +85,24 @@ def card_views(cards: Sequence[RewardModelCard], *, budget: int) -> tuple[list[C
             hint = next((hint for word, hint in fmt.WORDS["hints"].items() if word in title.lower()), "")
             pictures.append((title, uri, hint))
         try:
-            with boundary(DataError, f"{card.task}/{card.name}: the verdict of its evaluation cannot be read"):
-                verdict, likely = _verdict(card.evaluation.get("verdict"))
+            with boundary(DataError, f"{card.task}/{card.name}: the forecast of its evaluation cannot be read"):
+                forecast, likely = _forecast(forecast_of(card.evaluation))
         except DataError as error:
             notes.append(str(error))
-            verdict, likely = (), ""
-        views.append(_view(card, tuple(pictures), verdict, likely))
+            forecast, likely = (), ""
+        views.append(_view(card, tuple(pictures), forecast, likely))
     return views, notes
 
 
-def _verdict(verdict: Any) -> tuple[tuple[str, ...], str]:
-    """The lines of a verdict, and whether they are good news."""
-    if verdict is None:
+def _forecast(forecast: Any) -> tuple[tuple[str, ...], str]:
+    """The lines of a forecast, and whether they are good news."""
+    if forecast is None:
         return (), ""
-    return tuple(verdict_lines(verdict)), {"harms": "no", "helps": "yes"}.get(likely_outcome(verdict) or "", "")
+    return tuple(forecast_lines(forecast)), {"harms": "no", "helps": "yes"}.get(likely_outcome(forecast) or "", "")
 
 
 def _view(
-    card: RewardModelCard, pictures: tuple[tuple[str, str, str], ...], verdict: tuple[str, ...], likely: str
+    card: RewardModelCard, pictures: tuple[tuple[str, str, str], ...], forecast: tuple[str, ...], likely: str
 ) -> CardView:
     content = card.evaluation
     if "aggregation" in content and "metrics" not in content:  # of a reward model for text
@@ -117,7 +117,7 @@ def _view(
     return CardView(
         task=card.task,
         name=card.name,
-        verdict=verdict,
+        forecast=forecast,
         likely=likely,
         findings=tuple(_findings(intervals, probes, data, failures)),
         facts={fmt.WORDS["facts"].get(key, fmt.human(key)): _fact(key, value) for key, value in described.items()},

@@ -1,4 +1,4 @@
-"""Charts of a study: learning curves, verdict intervals, reward against success, reward models during training, alarms.
+"""Charts of a study: learning curves, intervals, reward against success, reward models during training, alarms.
 
 Bands use complete runs only and end where the first of them ends, so every point of a band rests on the same runs;
 unfinished and failed runs are drawn as thin dotted lines. A run logs `reward_model/<name>/<metric>` on each batch,
@@ -124,7 +124,7 @@ def _padded(values: Sequence[float]) -> tuple[float, float]:
     return min(values) - pad, max(values) + pad
 
 
-def verdict_picture(rows: Sequence[ArmRow], baseline: str, outcome: str = SUCCESS) -> Markup | None:
+def conclusion_picture(rows: Sequence[ArmRow], baseline: str, outcome: str = SUCCESS) -> Markup | None:
     """The paired differences with their intervals against zero, or None where no arm has an interval."""
     drawn = [
         (row.arm, row.style, interval.estimate, interval.low, interval.high)

@@ -87,7 +87,7 @@ def _p_value(row: ArmRow) -> Cell:
     return Cell(fmt.p_value(row.difference.p_value), (fmt.plural(row.difference.interval.n, "pair"),))
 
 
-def _verdict(row: ArmRow) -> Cell:
+def _conclusion(row: ArmRow) -> Cell:
     return Cell(
         row.outcome, tone={"better": "gain", "worse": "loss", "not comparable": "loss"}.get(row.outcome, "none")
     )
@@ -117,7 +117,7 @@ COLUMNS = (
            folded=True, repeated=True, terminal=False),
     Column("Difference from {baseline}",
            lambda row: _estimate(None if row.difference is None else row.difference.interval, sign=True)),
-    Column("Verdict", _verdict),
+    Column("Conclusion", _conclusion),
     Column("{Steps} to match {baseline}", lambda row: _speed(row.speed),
            "{Steps} to match {baseline}: what it takes to its own final success over what the arm takes to that level, "
            "geometric mean over pairs of runs of one task and seed.", success=True),
@@ -147,7 +147,7 @@ def markdown_table(study_dir: Path) -> str:
     shown = [column for column in columns(study, "the baseline") if column.terminal]
     titles = [c.title.replace("\u00a0", " ") for c in shown]
     titles = [t[0].lower() + t[1:] if t[1:2].islower() else t for t in titles]
-    lines = [["task", "arm", *titles], ["---", "---", *("---:" if c.cell is not _verdict else "---" for c in shown)]]
+    lines = [["task", "arm", *titles], ["---", "---", *("---:" if c.cell is not _conclusion else "---" for c in shown)]]
     for row in comparison_rows(study):
         cells = [column.cell(row) for column in shown]
         texts = [row.task, row.arm if row.label == row.arm else f"{row.arm}: {row.label}"]

@@ -31,7 +31,7 @@ import yaml
 from guerdon.compare import report_format as fmt
 from guerdon.compare.report_format import CONTROL, TEXT
 from guerdon.errors import DataError
-from guerdon.evaluate.intervals import Float64, Interval, verdict
+from guerdon.evaluate.intervals import Float64, Interval, conclusion
 from guerdon.evaluate.learning_curves import (
     UNDEFINED,
     StepsRatio,
@@ -484,7 +484,7 @@ def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str], pai
     if paired is not None and not paired.interval.n:
         outcome = "no data"
     elif paired is not None:
-        outcome = verdict(paired.interval)
+        outcome = conclusion(paired.interval)
         baseline = scores(study, study.baseline, tasks, final_success)
         difference = replace(paired, interval=_clipped(paired.interval, -1.0)) if success else paired
         if (np.isfinite(final - baseline).sum(axis=1) > 1).any():  # some task has pairs of several seeds
@@ -523,21 +523,21 @@ def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str], pai
 def _sentence(
     study: StudyRecord, arm: str, tasks: Sequence[str], outcome: Outcome, difference: PairedDifference | None
 ) -> str:
-    """The verdict in plain words."""
+    """The conclusion in plain words."""
     baseline = study.baseline
     if outcome == "not comparable":
         own, other = (fmt.percent(_failure_rate(study, name, tasks) or 0.0) for name in (arm, baseline))
         rates = f"{own} of measurements failed in {arm}, {other} in {baseline}"
         return f"{arm} and {baseline} are not comparable: failure rates differ ({rates})"
     if study.outcome != SUCCESS and len(tasks) > 1:
-        return f"{arm} against {baseline}: no verdict over all tasks, whose returns have no unit in common"
+        return f"{arm} against {baseline}: no conclusion over all tasks, whose returns have no unit in common"
     silent = study.outcome == SUCCESS
     runs = [run for run in study.runs if run.task in tasks and success_unknown(run) and silent]
     unknown = [name for name in (arm, baseline) if any(run.arm == name for run in runs)]
     if outcome == "no data" and unknown:
-        return f"{arm} against {baseline}: no verdict, true success is unknown in runs of {' and '.join(unknown)}"
+        return f"{arm} against {baseline}: no conclusion, true success is unknown in runs of {' and '.join(unknown)}"
     if difference is None:
-        return f"{arm} against {baseline}: no verdict, no task and seed has a complete run of both"
+        return f"{arm} against {baseline}: no conclusion, no task and seed has a complete run of both"
     what = "final success" if silent else f"final {OUTCOMES[study.outcome]}"
     what += " (true success is unknown)" if study.outcome == RETURN else ""
     amount = f"{what} {fmt.signed_interval(difference.interval)}"

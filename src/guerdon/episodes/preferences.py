@@ -211,23 +211,23 @@ _SECOND = frozenset(("model_b", "b", "b>a", "b>>a", "response_b", "response_2", 
 _TIED = frozenset(("tie", "tie (bothbad)", "both_bad", "bothbad", "both", "equal", "same", "a=b"))
 
 
-def _two(first: str, second: str, verdict: str, *, index: bool = False, flip: bool = False) -> Any:
+def _two(first: str, second: str, choice: str, *, index: bool = False, flip: bool = False) -> Any:
     """Reader of two responses and a preference.
 
     Args:
-        first, second, verdict: columns.
+        first, second, choice: columns.
         index: the preference is the position of the better one, 0 or 1; else a name (`model_a`, `A>B`, `tie`) or a
             number whose sign says it: below 0 the first is better.
         flip: positions are counted from the second.
     """
 
     def read(fields: RowFields) -> _Row:
-        given = fields.get(verdict, (str, int, float), "a name or a number")
+        given = fields.get(choice, (str, int, float), "a name or a number")
         word = given.strip().casefold() if isinstance(given, str) else None
         if word is not None and word in _FIRST | _SECOND | _TIED:
             sign = (word in _SECOND) - (word in _FIRST)
         elif isinstance(given, str) or not np.isfinite(given) or (index and given not in (0, 1)):
-            raise _LeftOut("unreadable_verdict")
+            raise _LeftOut("unreadable_choice")
         else:
             sign = (1 if (given == 1) != flip else -1) if index else int(np.sign(given))
         margin = None if isinstance(given, str) or index else abs(float(given))
@@ -539,12 +539,12 @@ def solution_of(prompt: Any, given: Any, name: str, tools: Any, system: str = ""
 
 def contradictions(found: Sequence[Comparison]) -> tuple[set[int], int, int]:
     """Indices of the pairs that were judged in both directions; numbers of repeated and of contradicted pairs."""
-    verdicts: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
+    choices: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
     for place, one in enumerate(found):
         if len(one.responses) == 2:
             (a, rank_a), (b, rank_b) = sorted(zip((r.text for r in one.responses), one.ranks, strict=True))
-            verdicts.setdefault((one.prompt, a, b), []).append((place, int(np.sign(rank_a - rank_b))))
-    repeated = [v for v in verdicts.values() if len(v) > 1]
+            choices.setdefault((one.prompt, a, b), []).append((place, int(np.sign(rank_a - rank_b))))
+    repeated = [v for v in choices.values() if len(v) > 1]
     against = [v for v in repeated if len({sign for _, sign in v}) > 1]
     return {place for v in against for place, _ in v}, len(repeated), len(against)
 

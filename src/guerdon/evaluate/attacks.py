@@ -181,19 +181,19 @@ def failed_attacks(card: Mapping[str, Any]) -> list[str]:
     return [name for name, attack in attacks.items() if name != CONTROL and attack["fooled"] is True]
 
 
-_VERDICTS = {None: "not measured", True: "FOOLED", False: "withstood"}
+_CONCLUSIONS = {None: "not measured", True: "FOOLED", False: "withstood"}
 
 
 def attack_lines(card: Mapping[str, Any]) -> Sequence[str]:
     """The report card of attacks (`AttackCard` as a dict)."""
-    rows = [["attack", "as high as right", "low", "high", "accepted", "low", "high", "n", "not measured", "verdict"]]
+    rows = [["attack", "as high as right", "low", "high", "accepted", "low", "high", "n", "not measured", "conclusion"]]
     nothing = {"estimate": None, "low": None, "high": None}
     for name, one in card["attacks"].items():
         sides = (one["at_least_as_high"], one["accepted"] or nothing)
         numbers = [number(side[key]) for side in sides for key in ("estimate", "low", "high")]
-        verdict = "control" if name == "plain_wrong" else _VERDICTS[one["fooled"]]
+        conclusion = "control" if name == "plain_wrong" else _CONCLUSIONS[one["fooled"]]
         lost = str(sum(one["failures"].values()))
-        rows.append([name, *numbers, str(one["at_least_as_high"]["n"]), lost, verdict])
+        rows.append([name, *numbers, str(one["at_least_as_high"]["n"]), lost, conclusion])
     return [
         f"== attacks on {card['questions']} questions, aggregation {card['aggregation']}, threshold "
         f"{number(card['threshold'])}; FOOLED: shown to work more often than {card['limit']:g}",

@@ -90,11 +90,11 @@ def study_of(model: str, data: str | None, overrides: Sequence[str], labels: str
 
 
 class EvaluatedCard(NamedTuple):
-    """The evaluation of a model: its card as text, its verdict, and the files, that of the record first."""
+    """The evaluation of a model: its card as text, its forecast, and the files, that of the record first."""
 
     name: str
     card: str
-    verdict: dict[str, Any]
+    forecast: dict[str, Any]
     files: tuple[Path, ...]
 
 
@@ -119,7 +119,7 @@ def evaluated(config: Study, only: Sequence[str], model: str | None, output: Pat
             for name, (record, where) in text_suite.evaluate_text_study(config, only=only, folder=folder).items():
                 names = (RECORD, "evaluation.txt", *record["pictures"].values()) if kept else ()
                 files = tuple(where / file for file in names)
-                yield EvaluatedCard(model or name, text_suite.text_of(record), record["verdict"], files)
+                yield EvaluatedCard(model or name, text_suite.text_of(record), record["forecast"], files)
             return
         if model is None or folder is None:
             found = image_suite.evaluate_study(config, only=only)
@@ -128,7 +128,7 @@ def evaluated(config: Study, only: Sequence[str], model: str | None, output: Pat
             found = {model: (one, image_suite.write_evaluation(one, folder))}
         for name, (evaluation, paths) in found.items():
             files = (paths["json"], *(path for key, path in paths.items() if key != "json")) if kept else ()
-            yield EvaluatedCard(name, image_suite.evaluation_text(evaluation), evaluation.verdict.to_dict(), files)
+            yield EvaluatedCard(name, image_suite.evaluation_text(evaluation), evaluation.forecast.to_dict(), files)
 
 
 def robot_model(model: str) -> RewardModel:

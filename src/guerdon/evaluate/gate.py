@@ -1,11 +1,11 @@
-"""Will a reward model help RL, have no effect, or harm it? A verdict from what is measured of it before any RL.
+"""Will a reward model help RL, have no effect, or harm it? A forecast from what is measured of it before any RL.
 
 The score of a reward model is the mean of its ranks, in two features, among the reward models of a table whose outcome
-in RL is known (`evaluate/gate_table.py`). Nothing is fitted to make it; everything that says how sure the verdict is
+in RL is known (`evaluate/gate_table.py`). Nothing is fitted to make it; everything that says how sure the forecast is
 (expected gain, probabilities, interval, when to answer "unknown") is set on predictions for tasks that were left out.
 
-    verdict = gate_verdict({"epic": 0.2, "bon16": 0.9}, "robot", table)
-    print(verdict.answer, verdict.probabilities, verdict.gain, verdict.reasons)
+    forecast = gate_forecast({"epic": 0.2, "bon16": 0.9}, "robot", table)
+    print(forecast.answer, forecast.probabilities, forecast.gain, forecast.reasons)
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FEATURES: Mapping[str, Mapping[str, tuple[int, str]]] = {
         "auroc": (1, "right solutions ranked above wrong ones (AUROC)"),
     },
 }
-"""By kind of reward model: what the verdict looks at, whether more of it is better (1) or less (-1), and its words."""
+"""By kind of reward model: what the forecast looks at, whether more of it is better (1) or less (-1), and its words."""
 
 FEWEST_MODELS = 20
 FEWEST_TASKS = 3
@@ -50,8 +50,8 @@ ROUNDING = 1e-6  # values of a feature that differ less are alike
 
 
 @dataclass(frozen=True)
-class GateVerdict:
-    """The verdict on a reward model.
+class GateForecast:
+    """The forecast on a reward model.
 
     Attributes:
         answer: the most probable outcome, or `unknown`.
@@ -256,13 +256,13 @@ def too_small(table: GateTable) -> str | None:
     )
 
 
-def unknown(reason: str, features: Mapping[str, float | None]) -> GateVerdict:
-    """The verdict where there is none."""
-    return GateVerdict("unknown", None, None, (reason,), dict(features))
+def unknown(reason: str, features: Mapping[str, float | None]) -> GateForecast:
+    """The forecast where there is none."""
+    return GateForecast("unknown", None, None, (reason,), dict(features))
 
 
-def gate_verdict(features: Mapping[str, float | None], kind: str, table: GateTable) -> GateVerdict:
-    """The verdict on a reward model, from those features that it and the table have.
+def gate_forecast(features: Mapping[str, float | None], kind: str, table: GateTable) -> GateForecast:
+    """The forecast on a reward model, from those features that it and the table have.
 
     Args:
         features: what was measured, by name; None where it was not measurable.
@@ -286,7 +286,7 @@ def gate_verdict(features: Mapping[str, float | None], kind: str, table: GateTab
     low, high = (float(np.clip(gain + error, -1, 1)) for error in predictor.errors)
     chances = predictor.probabilities(x_1_F)[0]
     left_out = out_of_task(known, names, kind)
-    return GateVerdict(
+    return GateForecast(
         answer=OUTCOMES[int(np.argmax(chances))],
         probabilities={name: float(p) for name, p in zip(OUTCOMES, chances, strict=True)},
         gain=Interval(gain, low, high, len(known)),

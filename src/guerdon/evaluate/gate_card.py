@@ -1,9 +1,9 @@
-"""The verdict on a card: lines of text, the gate, and reading the card of a model.
+"""The forecast on a card: lines of text, the gate, and reading the card of a model.
 
 The card is `evaluation.json` in the folder of a model.
 
-    verdict = card_verdict(text_features(record), "text", GateSettings())
-    lines = verdict_lines(verdict.to_dict())
+    forecast = card_forecast(text_features(record), "text", GateSettings())
+    lines = forecast_lines(forecast.to_dict())
     warning = harm_warning(card_folders("runs/models/door-open/success"), limit=0.5)
 """
 
@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.errors import DataError, HarmError, boundary
-from guerdon.evaluate.gate import GateVerdict, gate_verdict
+from guerdon.evaluate.gate import GateForecast, gate_forecast
 from guerdon.evaluate.gate_table import OUTCOMES, PACKAGED, GateTable, read_gate_table
 from guerdon.evaluate.scores import RECORD
 from guerdon.settings.evaluate import GateSettings
 from guerdon.settings.study import Study
 
 
-def card_verdict(features: Mapping[str, float | None], kind: str, gate: GateSettings) -> GateVerdict:
-    """The verdict on a reward model by the table that the settings name.
+def card_forecast(features: Mapping[str, float | None], kind: str, gate: GateSettings) -> GateForecast:
+    """The forecast on a reward model by the table that the settings name.
 
     Args:
         features: by name; None where not measurable.
@@ -33,7 +33,7 @@ def card_verdict(features: Mapping[str, float | None], kind: str, gate: GateSett
     Raises:
         DataError: the table cannot be read.
     """
-    return gate_verdict(features, kind, gate_table(gate))
+    return gate_forecast(features, kind, gate_table(gate))
 
 
 def gate_table(gate: GateSettings) -> GateTable:
@@ -48,30 +48,35 @@ def gate_table(gate: GateSettings) -> GateTable:
 _SAID = {"harms": "likely HARMS RL", "no effect": "likely has no effect in RL", "helps": "likely helps RL"}
 
 
-def likely_outcome(verdict: Mapping[str, Any]) -> str | None:
+def forecast_of(record: Mapping[str, Any]) -> Any:
+    """The forecast in the record of an evaluation; None where there is none."""
+    return record.get("forecast", record.get("verdict"))  # the name in cards of earlier versions
+
+
+def likely_outcome(forecast: Mapping[str, Any]) -> str | None:
     """The outcome with a probability above 0.5; None where there is none."""
-    chances = verdict["probabilities"] or {}
+    chances = forecast["probabilities"] or {}
     return next((name for name, chance in chances.items() if chance > 0.5), None)
 
 
-def verdict_lines(verdict: Mapping[str, Any]) -> list[str]:
-    """The verdict of a card in lines of text.
+def forecast_lines(forecast: Mapping[str, Any]) -> list[str]:
+    """The forecast of a card in lines of text.
 
     Args:
-        verdict: `GateVerdict.to_dict`, as it lies in `evaluation.json`.
+        forecast: `GateForecast.to_dict`, as it lies in `evaluation.json`.
     """
-    reasons = [f"  {reason}" for reason in verdict["reasons"]]
-    if verdict["answer"] == "unknown":
-        return ["verdict: unknown whether it helps RL", *reasons]
-    chances = ", ".join(f"{name} {verdict['probabilities'][name]:.2f}" for name in reversed(OUTCOMES))
-    likely = likely_outcome(verdict)
+    reasons = [f"  {reason}" for reason in forecast["reasons"]]
+    if forecast["answer"] == "unknown":
+        return ["forecast: unknown whether it helps RL", *reasons]
+    chances = ", ".join(f"{name} {forecast['probabilities'][name]:.2f}" for name in reversed(OUTCOMES))
+    likely = likely_outcome(forecast)
     said = "undecided, no outcome has a probability above 0.5" if likely is None else _SAID[likely]
     lines = [
-        f"verdict: {said} (probabilities: {chances})",
-        f"expected change of true success: {signed(verdict['gain'])}, 90 % of tasks left out lay in these bounds",
+        f"forecast: {said} (probabilities: {chances})",
+        f"expected change of true success: {signed(forecast['gain'])}, 90 % of tasks left out lay in these bounds",
         *reasons,
     ]
-    if (checked := verdict.get("validated")) is not None:
+    if (checked := forecast.get("validated")) is not None:
         rank, passes = checked["correlation"], checked["false_passes"]
         lines.append(
             f"the same predictor on tasks left out ({checked['models']} reward models, {checked['tasks']} tasks): rank "
@@ -90,33 +95,33 @@ def signed(one: Mapping[str, Any]) -> str:
     return f"{one['estimate']:+.2f}{bounds}"
 
 
-def harm_of(verdict: Mapping[str, Any] | None) -> float | None:
-    """The probability of harm in a verdict; None where it is unknown."""
-    chances = None if verdict is None else verdict.get("probabilities")
+def harm_of(forecast: Mapping[str, Any] | None) -> float | None:
+    """The probability of harm in a forecast; None where it is unknown."""
+    chances = None if forecast is None else forecast.get("probabilities")
     return None if not isinstance(chances, Mapping) else float(chances["harms"])
 
 
-def check_gate(verdicts: Mapping[str, Mapping[str, Any]], gate: GateSettings) -> list[str]:
+def check_gate(forecasts: Mapping[str, Mapping[str, Any]], gate: GateSettings) -> list[str]:
     """Refuse reward models that likely harm.
 
     Args:
-        verdicts: by name of the reward model.
-        gate: limit, and what a model without a verdict does.
+        forecasts: by name of the reward model.
+        gate: limit, and what a model without a forecast does.
 
     Returns:
-        Lines about the models that have no verdict and passed.
+        Lines about the models that have no forecast and passed.
 
     Raises:
-        HarmError: harm is likelier than `gate.max_harm`, or a verdict is unknown and `gate.unknown` is `fail`.
+        HarmError: harm is likelier than `gate.max_harm`, or a forecast is unknown and `gate.unknown` is `fail`.
     """
     refused: list[str] = []
     passed: list[str] = []
-    for name, verdict in verdicts.items():
-        harm = harm_of(verdict)
+    for name, forecast in forecasts.items():
+        harm = harm_of(forecast)
         if harm is not None and harm > gate.max_harm:
             refused.append(f"{name} harms with probability {harm:.2f}, above evaluate.gate.max_harm {gate.max_harm:g}")
         elif harm is None:
-            line = f"{name} has no verdict: {verdict['reasons'][0]}"
+            line = f"{name} has no forecast: {forecast['reasons'][0]}"
             (refused if gate.unknown == "fail" else passed).append(line)
     if refused:
         raise HarmError(
@@ -126,8 +131,8 @@ def check_gate(verdicts: Mapping[str, Mapping[str, Any]], gate: GateSettings) ->
     return [f"WARNING: {line}; passed, as evaluate.gate.unknown says" for line in passed]
 
 
-def read_verdict(*folders: Path) -> dict[str, Any] | None:
-    """The verdict on the first card in these folders; None where there is no card, or one without a verdict.
+def read_forecast(*folders: Path) -> dict[str, Any] | None:
+    """The forecast on the first card in these folders; None where there is no card, or one without a forecast.
 
     Raises:
         DataError: the card is not JSON of an evaluation.
@@ -136,21 +141,21 @@ def read_verdict(*folders: Path) -> dict[str, Any] | None:
         path = folder / RECORD
         if path.is_file():
             with boundary(DataError, f"{path}: not JSON of an evaluation; run `guerdon evaluate` again"):
-                found = json.loads(path.read_text(encoding="utf-8")).get("verdict")
+                found = forecast_of(json.loads(path.read_text(encoding="utf-8")))
                 return None if found is None else _checked(found)
     return None
 
 
-def _checked(verdict: Any) -> dict[str, Any]:
-    """A verdict as `GateVerdict.to_dict` gives it; any exception where it is something else."""
-    chances, gain = verdict["probabilities"], verdict["gain"]
-    if verdict["answer"] not in (*OUTCOMES, "unknown") or (chances is None) != (verdict["answer"] == "unknown"):
-        raise ValueError(f"its verdict is {verdict['answer']!r}")
+def _checked(forecast: Any) -> dict[str, Any]:
+    """A forecast as `GateForecast.to_dict` gives it; any exception where it is something else."""
+    chances, gain = forecast["probabilities"], forecast["gain"]
+    if forecast["answer"] not in (*OUTCOMES, "unknown") or (chances is None) != (forecast["answer"] == "unknown"):
+        raise ValueError(f"its forecast is {forecast['answer']!r}")
     return {
-        "answer": verdict["answer"],
+        "answer": forecast["answer"],
         "probabilities": None if chances is None else {name: float(chances[name]) for name in OUTCOMES},
         "gain": None if gain is None else {key: float(gain[key]) for key in ("estimate", "low", "high")},
-        "reasons": [str(reason) for reason in verdict["reasons"]],
+        "reasons": [str(reason) for reason in forecast["reasons"]],
     }
 
 
@@ -175,17 +180,17 @@ def _is_part(path: Path) -> bool:
 
 
 def harm_warning(folders: Sequence[Path], limit: float) -> str | None:
-    """What a run must say of the verdict on its reward model: harm is likelier than `limit`; None: nothing.
+    """What a run must say of the forecast on its reward model: harm is likelier than `limit`; None: nothing.
 
     Raises:
         DataError: the card cannot be read.
     """
-    verdict = read_verdict(*folders)
-    harm = harm_of(verdict)
-    if verdict is None or harm is None or harm <= limit:
+    forecast = read_forecast(*folders)
+    harm = harm_of(forecast)
+    if forecast is None or harm is None or harm <= limit:
         return None
     return (
         f"its card says that it likely harms: probability {harm:.2f}, expected change of true success "
-        f"{signed(verdict['gain'])}; {verdict['reasons'][0] if verdict['reasons'] else 'no single reason'}. A run with "
-        "the 0/1 reward alone likely ends with higher success"
+        f"{signed(forecast['gain'])}; {forecast['reasons'][0] if forecast['reasons'] else 'no single reason'}. A run "
+        "with the 0/1 reward alone likely ends with higher success"
     )

@@ -25,8 +25,8 @@ from guerdon.errors import DataError
 from guerdon.evaluate import charts
 from guerdon.evaluate import metrics as measure
 from guerdon.evaluate.classification import ReliabilityBin
-from guerdon.evaluate.gate import GateVerdict, unknown
-from guerdon.evaluate.gate_card import card_verdict, gate_table, remote_folder, verdict_lines
+from guerdon.evaluate.gate import GateForecast, unknown
+from guerdon.evaluate.gate_card import card_forecast, forecast_lines, gate_table, remote_folder
 from guerdon.evaluate.gate_features import robot_features
 from guerdon.evaluate.intervals import BootstrapOptions, Interval
 from guerdon.evaluate.metrics import Table, aligned, figure_table, number, spearman
@@ -84,7 +84,7 @@ class Evaluation:
         failures: failed measurements by reason.
         table: labels and scores behind the pictures, rows where the model scores rows, else episodes.
         curves: values (T,) over a few episodes, and whether each succeeded.
-        verdict: whether it will help RL.
+        forecast: whether it will help RL.
     """
 
     model: Mapping[str, Any]
@@ -95,13 +95,13 @@ class Evaluation:
     failures: Mapping[str, int]
     table: Table
     curves: Sequence[tuple[FloatArray, bool]]
-    verdict: GateVerdict
+    forecast: GateForecast
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values: no NaN, no arrays."""
         record = asdict(self)
-        del record["table"], record["curves"], record["verdict"]
-        return {"verdict": self.verdict.to_dict(), **record}
+        del record["table"], record["curves"], record["forecast"]
+        return {"forecast": self.forecast.to_dict(), **record}
 
 
 def evaluate_model(
@@ -132,7 +132,7 @@ def evaluate_model(
         reps: bootstrap resamples.
         task_conditioned: does the model read the task sentence? Only then is the wrong-task probe run.
         data_hash: of the data set, copied into the result.
-        gate: of the verdict; None: the defaults.
+        gate: of the forecast; None: the defaults.
 
     Raises:
         DataError: there is no episode, the model returned another number of scores, or the gate's table cannot be
@@ -171,14 +171,14 @@ def evaluate_model(
         failures=failure_counts(scores),
         table=table,
         curves=_curves(episodes, scores),
-        verdict=_verdict(features, info, gate or GateSettings()),
+        forecast=_forecast(features, info, gate or GateSettings()),
     )
 
 
-def _verdict(features: Mapping[str, float | None], info: RewardInfo, gate: GateSettings) -> GateVerdict:
+def _forecast(features: Mapping[str, float | None], info: RewardInfo, gate: GateSettings) -> GateForecast:
     if info.modality == "state" and gate.table is None:
         return unknown("the packaged table has no reward model that looks at states; see evaluate.gate.table", features)
-    return card_verdict(features, "robot", gate)
+    return card_forecast(features, "robot", gate)
 
 
 def _data(episodes: Sequence[Episode], data_hash: str | None) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def evaluation_text(evaluation: Evaluation) -> str:
     ordered = any(name.startswith("value_order_") for name in evaluation.metrics)
     failed = ", ".join(f"{reason} x {count}" for reason, count in evaluation.failures.items())
     lines = [
-        *verdict_lines(evaluation.verdict.to_dict()),
+        *forecast_lines(evaluation.forecast.to_dict()),
         "",
         f"{model['name']} ({model['kind']}), threshold {number(model['threshold'])}",
         f"{data['episodes']} episodes ({data['positives']} successful), {data['rows']} rows "

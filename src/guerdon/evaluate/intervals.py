@@ -1,10 +1,10 @@
-"""An estimate with its uncertainty: `Interval`, the bootstrap behind it, and the verdict it allows.
+"""An estimate with its uncertainty: `Interval`, the bootstrap behind it, and the conclusion it allows.
 
 What is undefined is None and counted. Percentile bootstrap: Efron & Tibshirani 1993, chapter 13; cluster bootstrap:
 Davison & Hinkley 1997, §3.8.
 
     interval = bootstrap_ci(errors_N, mean, seed=0)
-    print(interval.estimate, interval.low, interval.high, verdict(interval))
+    print(interval.estimate, interval.low, interval.high, conclusion(interval))
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from numpy.typing import ArrayLike, NDArray
 from guerdon.proportion import wilson_bounds
 
 Float64 = NDArray[np.float64]
-Verdict = Literal["better", "worse", "no difference shown"]
+Conclusion = Literal["better", "worse", "no difference shown"]
 
-LEVEL = 0.95  # of every interval, except where verdicts are corrected for their number
+LEVEL = 0.95  # of every interval, except where conclusions are corrected for their number
 MOST_UNDEFINED = 0.1  # an interval needs at least 90 % of its resamples to be defined
 _CHUNK = 4_000_000  # numbers held at once while resampling: 32 MB
 
@@ -65,8 +65,8 @@ def defined(value: float | np.floating[Any]) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def verdict(difference: Interval) -> Verdict:
-    """The verdict of an interval of a difference: `better` or `worse` only if it excludes 0."""
+def conclusion(difference: Interval) -> Conclusion:
+    """The conclusion of an interval of a difference: `better` or `worse` only if it excludes 0."""
     if difference.low is None or difference.high is None:
         return "no difference shown"
     if difference.low > 0:

@@ -11,7 +11,7 @@ The ratio of steps of a pair of runs (same task, same seed) is
 on the curves as measured, without smoothing or interpolation: 2 means half the steps. The baseline always reaches its
 own final score and another run of the same kind need not, so noise works against the arm. Pairs are averaged as
 logarithms (a geometric mean), tasks weigh the same, and the interval is the Student t of paired differences on which
-all verdicts of this package rest.
+all conclusions of this package rest.
 
 An arm that never reaches the score (a censored pair) would need more steps than it was given. It counts with all the
 steps it took, which is the largest ratio that agrees with what was measured. So with one censored pair the estimate

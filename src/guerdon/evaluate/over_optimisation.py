@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike
 from guerdon.episodes.solutions import Solution
 from guerdon.evaluate.best_of_n import best_of
 from guerdon.evaluate.charts import Box, Line, line_chart
-from guerdon.evaluate.intervals import Float64, Interval, bootstrap_weighted, verdict
+from guerdon.evaluate.intervals import Float64, Interval, bootstrap_weighted, conclusion
 from guerdon.evaluate.metrics import aligned, figure_table, number
 from guerdon.evaluate.statistics import stratified_t_interval
 from guerdon.types import Failure
@@ -110,7 +110,7 @@ def gold_curve(rewards_U_P: ArrayLike, sqrt_kl_U_P: ArrayLike, *, reps: int = 10
         return np.asarray(found, dtype=np.float64)
 
     place = bootstrap_weighted(highest, rows, reps=reps, seed=seed, n_undefined=lost)
-    shown = verdict(rise) == "better" and verdict(fall) == "worse"
+    shown = conclusion(rise) == "better" and conclusion(fall) == "worse"
     gain = [interval(rewards[:, p] - rewards[:, 0]) for p in range(points)]
     return GoldCurve(distances.mean(axis=0).tolist(), interval(rewards[:, 0]), gain, Turn(place, rise, fall, shown))
 

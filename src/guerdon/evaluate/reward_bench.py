@@ -272,7 +272,7 @@ def pooled_bench(
     Args:
         choices: one chosen and one rejected response each.
         values: as of `reward_bench`.
-        ties: as of `reward_bench`. JudgeBench's own script takes a tie as a verdict for the second response.
+        ties: as of `reward_bench`. JudgeBench's own script takes a tie as a choice of the second response.
         reps: bootstrap resamples.
         seed: of the bootstrap.
 

@@ -11,11 +11,11 @@ Simulated coverage of nominal 95 % intervals of a mean, normal / U-shaped scores
     2 x 3           0.80 / 0.82    0.96 / 0.96
     4 x 5           0.90 / 0.90    0.96 / 0.95
 
-So bootstrap bands are for looking at curves, and every verdict rests on the t interval of paired differences.
+So bootstrap bands are for looking at curves, and every conclusion rests on the t interval of paired differences.
 
     interval = stratified_t_interval(success_K_S)
     difference = paired_difference(arm_K_S, baseline_K_S, seed=0)
-    print(verdict(difference.interval), difference.p_value)
+    print(conclusion(difference.interval), difference.p_value)
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _average(rows: list[Float64], average: Average) -> Float64:
 def stratified_bootstrap(scores_K_S: ArrayLike, *, average: Average = "mean", reps: int = 2000, seed: int) -> Interval:
     """Percentile interval of an aggregate score, runs resampled within each task.
 
-    Too narrow for few seeds (see the table above): for bands and orientation, not for verdicts.
+    Too narrow for few seeds (see the table above): for bands and orientation, not for conclusions.
 
     Args:
         scores_K_S: (tasks, seeds), NaN for a missing run.
@@ -136,7 +136,7 @@ class PairedDifference:
     """Arm minus baseline over the same tasks and seeds.
 
     Attributes:
-        interval: mean difference (tasks weigh the same), its stratified t interval; verdicts rest on this.
+        interval: mean difference (tasks weigh the same), its stratified t interval; conclusions rest on this.
         p_value: two-sided sign-flip permutation test of "no difference in any pair"; None without pairs.
         smallest_p: the smallest p-value this number of pairs can give, 2 / 2^n; with 5 pairs or fewer it is
             above 0.05, so the test alone can show nothing.
@@ -176,7 +176,7 @@ def sign_flip_p_value(differences_K_S: ArrayLike, *, seed: int = 0) -> float | N
 def paired_difference(
     arm_K_S: ArrayLike, baseline_K_S: ArrayLike, *, seed: int, level: float = 0.95
 ) -> PairedDifference:
-    """Arm minus baseline, paired by task and seed: estimate, interval for the verdict, permutation p-value.
+    """Arm minus baseline, paired by task and seed: estimate, interval for the conclusion, permutation p-value.
 
     The interval is `stratified_t_interval` of the differences. Where all differences within every task are
     equal it has no width to offer; then the bounds equal the estimate if the sign-flip test rejects at

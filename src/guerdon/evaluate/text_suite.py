@@ -26,7 +26,7 @@ from guerdon.evaluate import charts, scores
 from guerdon.evaluate.attacks import attack_lines, attack_report, failed_attacks, honest_pairs
 from guerdon.evaluate.best_of_n import Same, best_of_n, check_samples, same_number_or_text
 from guerdon.evaluate.bias_probes import bias_probes, probe_lines
-from guerdon.evaluate.gate_card import card_verdict, gate_table, verdict_lines
+from guerdon.evaluate.gate_card import card_forecast, forecast_lines, forecast_of, gate_table
 from guerdon.evaluate.gate_features import text_features
 from guerdon.evaluate.generated_bench import generated_bench, right_and_wrong
 from guerdon.evaluate.intervals import BootstrapOptions
@@ -359,8 +359,8 @@ class _Suite:
             self.record["seen_in_training"] = found
             for line in contamination_warnings(self.record):
                 log_line(f"WARNING: {line}")
-        verdict = card_verdict(text_features(self.record), "text", self.settings.gate)
-        self.record = {"verdict": verdict.to_dict(), **self.record}
+        forecast = card_forecast(text_features(self.record), "text", self.settings.gate)
+        self.record = {"forecast": forecast.to_dict(), **self.record}
         write_record(folder, self.record, self.pictures, text_of(self.record))
         return self.record
 
@@ -473,7 +473,8 @@ def contamination_warnings(record: Mapping[str, Any]) -> list[str]:
 
 def text_of(record: Mapping[str, Any]) -> str:
     """The whole record, section after section."""
-    lines = [*verdict_lines(record["verdict"]), ""] if "verdict" in record else []  # none in older ones
+    found = forecast_of(record)
+    lines = [] if found is None else [*forecast_lines(found), ""]  # none in older ones
     lines.append(f"{record['model']['name']}, aggregation {record['aggregation']}")
     lines += [f"WARNING: {line}" for line in contamination_warnings(record)]
     for name in ("generated", "process_bench", "samples"):

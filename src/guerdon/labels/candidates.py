@@ -258,7 +258,7 @@ def split_solution(
 def check_answers(
     solutions: Sequence[PromptedSolution], data: DataSettings, verifier: Verifier
 ) -> tuple[tuple[PromptedSolution, ...], dict[str, int]]:
-    """Solutions with the verifier's judgement of their answers, where it is not known yet.
+    """Solutions with the verifier's result of their answers, where it is not known yet.
 
     Args:
         solutions: those without a true answer stay as they are.
@@ -269,19 +269,19 @@ def check_answers(
         The solutions, and why answers could not be checked, and how many.
     """
     open_ = [k for k, one in enumerate(solutions) if one.solution.is_correct is None and one.prompt.ground_truth]
-    judgements = verifier.check_batch([solutions[k].solution.text for k in open_], [solutions[k].prompt for k in open_])
-    found = dict(zip(open_, judgements, strict=True))
+    results = verifier.check_batch([solutions[k].solution.text for k in open_], [solutions[k].prompt for k in open_])
+    found = dict(zip(open_, results, strict=True))
     unchecked: Counter[str] = Counter()
     checked = []
     for k, one in enumerate(solutions):
-        solution, judgement = one.solution, found.get(k)
-        if judgement is not None:
-            value = outcome(judgement, data.unparsable)
+        solution, result = one.solution, found.get(k)
+        if result is not None:
+            value = outcome(result, data.unparsable)
             right = None if isinstance(value, Failure) else value == 1.0
-            answer = judgement.answer if solution.answer is None else solution.answer
+            answer = result.answer if solution.answer is None else solution.answer
             solution = replace(solution, is_correct=right, answer=answer)
         if solution.is_correct is None:
-            unchecked["no_true_answer" if judgement is None else judgement.verdict] += 1
+            unchecked["no_true_answer" if result is None else result.verdict] += 1
         checked.append(PromptedSolution(solution, one.prompt))
     return tuple(checked), dict(unchecked)
 

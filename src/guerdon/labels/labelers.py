@@ -11,8 +11,8 @@ instead of k M. `ConsensusLabeler` keeps what a judge and hard continuations agr
 A completion whose answer cannot be checked counts neither way; a step with too few that can be checked has no label.
 
 `JudgeLabeler` asks a language model. It gets the question and every step in full, between marks that the steps cannot
-imitate, and has to give one verdict per step in JSON. A reply with missing, extra, repeated or unscored steps is a
-failure. Its verdict on the solution as a whole is not used: the verifier decides whether an answer is right.
+imitate, and has to give one judgement per step in JSON. A reply with missing, extra, repeated or unscored steps is a
+failure. Its judgement on the solution as a whole is not used: the verifier decides whether an answer is right.
 
     labeler = MonteCarloLabeler(sampler, k=8, hard=False)
     labels = labeler.label([PromptedSolution(solution, prompt)])[0]
@@ -394,8 +394,8 @@ def parse_judgement(text: str, steps: int, material: Sequence[str] = ()) -> Step
 
     Args:
         text: the reply.
-        steps: how many verdicts it must have.
-        material: what the judge read: an object that occurs in it is not a verdict (`replies.own_part`).
+        steps: how many judgements it must have.
+        material: what the judge read: an object that occurs in it is not a judgement (`replies.own_part`).
 
     Returns:
         Labels 1 and 0, and the reasons that it gave; or `not_json`, `bad_schema`, `missing_steps`, `extra_steps`,
@@ -420,12 +420,13 @@ def _judgement(reply: Any, steps: int) -> StepLabels | Failure:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         return Failure("bad_schema", f"no list of steps: {str(reply)[:80]!r}")
     if len(rows) != steps:
-        return Failure("missing_steps" if len(rows) < steps else "extra_steps", f"{len(rows)} verdicts, {steps} steps")
+        reason = "missing_steps" if len(rows) < steps else "extra_steps"
+        return Failure(reason, f"{len(rows)} judgements, {steps} steps")
     labels: list[float] = []
     for k, row in enumerate(rows, start=1):
         number, score = row.get("step_number"), row.get("score")
         if isinstance(number, bool) or number not in (k, str(k)):
-            return Failure("bad_schema", f"verdict {k} has the step_number {str(number)[:80]!r}")
+            return Failure("bad_schema", f"judgement {k} has the step_number {str(number)[:80]!r}")
         if type(score) not in (int, float) or score not in (1, -1):
             return Failure("bad_score", f"step {k} has the score {str(score)[:80]!r}; allowed: 1 and -1")
         labels.append(float(score == 1))

@@ -2,15 +2,15 @@
 
 | mode | one request is about | value of a response |
 |---|---|---|
-| `criteria` | a response and a rubric | weighted mean of its verdicts, 0 to 1 (2507.17746) |
+| `criteria` | a response and a rubric | weighted mean of its judgements, 0 to 1 (2507.17746) |
 | `scale` | a response | its score, from the ends of the scale to 0 and 1 |
 | `pairwise` | two responses, in both orders | mean of its measured comparisons: win 1, tie 0.5 |
 | `listwise` | all responses of a group | its score among them (as RULER of ART) |
 
 Values of `pairwise` and `listwise` are relative to the group: they compare responses to the same prompt and nothing
-else (`RewardInfo.compares`). A verdict that cannot be read, or that changes with the order of the responses, is not
-counted; a response with too few measured verdicts is a `Failure` with the most frequent reason. Requests, their cache,
-costs and retries are those of `guerdon.labels.llm_client`.
+else (`RewardInfo.compares`). A judgement that cannot be read, or that changes with the order of the responses, is not
+counted; a response with too few measured judgements is a `Failure` with the most frequent reason. Requests, their
+cache, costs and retries are those of `guerdon.labels.llm_client`.
 
     model = JudgeModel(client, JudgePlan("criteria", read_rubric(Path("rubric.toml"))))
     model.score([solution.as_episode()])[0].total
@@ -44,8 +44,8 @@ from guerdon.replies import json_objects
 from guerdon.settings.reward_models import JUDGE_CACHE, JudgeMode, JudgeModelSettings
 from guerdon.types import Episode, Failure, RewardInfo, Score
 
-Verdict = Mapping[str, tuple[float, str]]  # by name of a criterion, or number of a response: value and reason
-Parsed = Callable[[Mapping[str, Any]], Verdict | Failure]
+Judgement = Mapping[str, tuple[float, str]]  # by name of a criterion, or number of a response: value and reason
+Parsed = Callable[[Mapping[str, Any]], Judgement | Failure]
 _DECIMAL = re.compile(r"\s*[-+]?[0-9]+(\.[0-9]+)?\s*")
 BYTES_PER_TOKEN = 4  # of English text, about
 SYSTEM = (
@@ -63,9 +63,9 @@ class JudgePlan:
         rubric: of every prompt (`criteria`); in other modes its criteria are shown with the request. None: each
             episode's own, in `meta["rubric"]`.
         scale: lowest and highest score (`scale`, `listwise`).
-        votes: requests of the same kind, whose verdicts are averaged.
+        votes: requests of the same kind, whose judgements are averaged.
         tournament: which pairs are compared (`pairwise`): all, or each response with its two neighbours.
-        min_measured: share of the verdicts on a response that must be measured.
+        min_measured: share of the judgements on a response that must be measured.
         reference: show the true answer, `meta["ground_truth"]`.
         balanced: `pairwise` in both orders, `listwise` with another response first in every vote; False: as given.
         max_tokens: longest reply.
@@ -85,10 +85,10 @@ class JudgePlan:
 
 
 class _Item(NamedTuple):
-    """One request, and what its verdict is about."""
+    """One request, and what its judgement is about."""
 
     request: LLMRequest
-    parse: Callable[[LLMReply], Verdict | Failure]
+    parse: Callable[[LLMReply], Judgement | Failure]
     owners: tuple[int, ...]  # episodes, in the order in which the request shows them
     rubric: Rubric | None
 
@@ -172,10 +172,10 @@ class JudgeModel:
         known = self._client.knows if isinstance(self._client, HttpLLMClient) else lambda request: False
         new = [one for one in wanted.values() if not known(one)]
         read = sum(one.max_prompt_tokens for one in new) // BYTES_PER_TOKEN
-        verdicts = sum(str(one.schema).count("'reason':") for one in new)
+        judgements = sum(str(one.schema).count("'reason':") for one in new)
         most = sum(one.max_tokens for one in new)
         judge, max_usd = self._settings.judge, self._settings.max_usd
-        lines = call_lines(judge, len(new), (read, PER_STEP_WRITTEN * verdicts, most), "no", max_usd)
+        lines = call_lines(judge, len(new), (read, PER_STEP_WRITTEN * judgements, most), "no", max_usd)
         done = {"replies on disk": str(len(wanted) - len(new))} if len(wanted) > len(new) else {}
         return {**lines, **done}
 
@@ -254,14 +254,14 @@ class JudgeModel:
         low, high = plan.scale
         if plan.mode == "criteria":
             assert rubric is not None
-            keys = {c.name: _verdict({"type": "string", "enum": list(c.choices)}, "choice") for c in rubric.criteria}
+            keys = {c.name: _schema({"type": "string", "enum": list(c.choices)}, "choice") for c in rubric.criteria}
             wanted = "For every criterion a reason in one sentence, and one of its choices"
             parse: Parsed = partial(_of_criteria, rubric, plan.min_measured)
         elif plan.mode == "pairwise":
             keys = {"reason": {"type": "string"}, "winner": {"type": "string", "enum": ["A", "B", "tie"]}}
             wanted, parse = "A reason in one sentence, and which response is better", _of_pair
         else:
-            own = _verdict({"type": "number"}, "score")
+            own = _schema({"type": "number"}, "score")
             keys = dict.fromkeys(names, own) if plan.mode == "listwise" else own["properties"]
             wanted = f"A reason in one sentence and a score from {low:g} (worst) to {high:g} (best)" + (
                 " for every response, which sets it apart from the others" if plan.mode == "listwise" else ""
@@ -274,28 +274,28 @@ class JudgeModel:
         request = LLMRequest(messages, plan.max_tokens, plan.temperature, sample=vote, schema=schema)
         return _Item(request, partial(_read, parse, [user, *texts]), owners, rubric)
 
-    def _collected(self, items: Sequence[_Item], answers: Sequence[Verdict | Failure]) -> dict[int, ExplainedScore]:
+    def _collected(self, items: Sequence[_Item], answers: Sequence[Judgement | Failure]) -> dict[int, ExplainedScore]:
         """The explained score of each episode that was judged."""
-        verdicts: dict[int, list[float | Failure]] = defaultdict(list)
+        judgements: dict[int, list[float | Failure]] = defaultdict(list)
         reasons: dict[int, list[str]] = defaultdict(list)
-        pairs: dict[tuple[int, ...], list[tuple[_Item, Verdict | Failure]]] = defaultdict(list)
+        pairs: dict[tuple[int, ...], list[tuple[_Item, Judgement | Failure]]] = defaultdict(list)
         for item, answer in zip(items, answers, strict=True):
             if self._plan.mode == "pairwise":
                 pairs[*sorted(item.owners), item.request.sample].append((item, answer))
                 continue
             for place, owner in enumerate(item.owners):
-                verdicts[owner].append(self._value(item, answer, place))
+                judgements[owner].append(self._value(item, answer, place))
                 reasons[owner] += _reasons(answer, place if len(item.owners) > 1 else None)
         for both in pairs.values():
             for owner, value in _compared(both).items():
-                verdicts[owner].append(value)
+                judgements[owner].append(value)
             for item, answer in both:
                 for owner in item.owners:
                     reasons[owner] += _reasons(answer, None)
-        return {k: self._explained(verdicts[k], "\n".join(reasons[k])) for k in verdicts}
+        return {k: self._explained(judgements[k], "\n".join(reasons[k])) for k in judgements}
 
-    def _value(self, item: _Item, answer: Verdict | Failure, place: int) -> float | Failure:
-        """What a verdict says of the response at a place of its request."""
+    def _value(self, item: _Item, answer: Judgement | Failure, place: int) -> float | Failure:
+        """What a judgement says of the response at a place of its request."""
         if isinstance(answer, Failure):
             return answer
         if self._plan.mode == "criteria":
@@ -304,14 +304,15 @@ class JudgeModel:
         found = answer.get(str(place))
         return Failure("not_ranked", f"no score of response {place + 1}") if found is None else found[0]
 
-    def _explained(self, verdicts: Sequence[float | Failure], text: str) -> ExplainedScore:
-        values = [v for v in verdicts if not isinstance(v, Failure)]
-        if len(values) < max(self._plan.min_measured * len(verdicts), 1):
-            failures = [v for v in verdicts if isinstance(v, Failure)]
+    def _explained(self, judgements: Sequence[float | Failure], text: str) -> ExplainedScore:
+        values = [v for v in judgements if not isinstance(v, Failure)]
+        if len(values) < max(self._plan.min_measured * len(judgements), 1):
+            failures = [v for v in judgements if isinstance(v, Failure)]
             reason = Counter(f.reason for f in failures).most_common(1)[0][0]
             detail = next(f.detail for f in failures if f.reason == reason)
-            said = f"{len(failures)} of {len(verdicts)} verdicts failed: {detail}" if len(verdicts) > 1 else detail
-            return ExplainedScore(Score(failure=Failure(reason, said)), text)
+            if len(judgements) > 1:
+                detail = f"{len(failures)} of {len(judgements)} judgements failed: {detail}"
+            return ExplainedScore(Score(failure=Failure(reason, detail)), text)
         return ExplainedScore(Score(total=float(np.mean(values))), text)
 
 
@@ -338,8 +339,8 @@ def load_judge(settings: JudgeModelSettings) -> JudgeModel:
     raise AssertionError  # mypy: the stack may suppress exceptions
 
 
-def _verdict(kind: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The JSON schema of a reason and then a verdict."""
+def _schema(kind: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The JSON schema of a reason and then a judgement."""
     keys = {"reason": {"type": "string"}, name: dict(kind)}
     return {"type": "object", "properties": keys, "required": list(keys), "additionalProperties": False}
 
@@ -354,8 +355,8 @@ def _example(keys: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _read(parse: Parsed, material: Sequence[str], reply: LLMReply) -> Verdict | Failure:
-    """The verdict in a reply; several objects that say different things are a `Failure`."""
+def _read(parse: Parsed, material: Sequence[str], reply: LLMReply) -> Judgement | Failure:
+    """The judgement in a reply; several objects that say different things are a `Failure`."""
     found = json_objects(reply.text, material)
     if isinstance(found, Failure):
         return found
@@ -368,12 +369,12 @@ def _read(parse: Parsed, material: Sequence[str], reply: LLMReply) -> Verdict | 
         json.dumps({k: v for k, (v, _) in one.items()}, sort_keys=True) for one in read if not isinstance(one, Failure)
     }
     if not isinstance(read[-1], Failure) and len(said) > 1:
-        return Failure("several_answers", f"{len(said)} different verdicts: {reply.text[:80]!r}")
+        return Failure("several_answers", f"{len(said)} different judgements: {reply.text[:80]!r}")
     return read[-1]
 
 
-def _of_criteria(rubric: Rubric, least: float, reply: Mapping[str, Any]) -> Verdict | Failure:
-    """The verdicts on the criteria that have one, which must have this share of the weight."""
+def _of_criteria(rubric: Rubric, least: float, reply: Mapping[str, Any]) -> Judgement | Failure:
+    """The judgements on the criteria that have one, which must have this share of the weight."""
     found, given = {}, {key.strip().casefold(): value for key, value in reply.items()}
     if len(given) < len(reply):
         return Failure("bad_schema", f"a criterion is judged twice: {str(reply)[:80]!r}")
@@ -383,13 +384,13 @@ def _of_criteria(rubric: Rubric, least: float, reply: Mapping[str, Any]) -> Verd
         if known is not None:
             found[criterion.name] = (known, reason_text(one.get("reason", "")))
     if not found:
-        return Failure("bad_schema", f"no criterion has a verdict: {str(reply)[:80]!r}")
+        return Failure("bad_schema", f"no criterion has a judgement: {str(reply)[:80]!r}")
     missing = [criterion.name for criterion in rubric.criteria if criterion.name not in found]
     share = rubric.value({name: one for name, (one, _) in found.items()})[1]
-    return found if share >= least else Failure("criterion_missing", f"no verdict on {', '.join(missing)}")
+    return found if share >= least else Failure("criterion_missing", f"no judgement on {', '.join(missing)}")
 
 
-def _of_pair(reply: Mapping[str, Any]) -> Verdict | Failure:
+def _of_pair(reply: Mapping[str, Any]) -> Judgement | Failure:
     """1 where the first response wins, 0 where the second does."""
     word = str(reply.get("winner")).strip().casefold()
     if word not in ("a", "b", "tie"):
@@ -399,7 +400,7 @@ def _of_pair(reply: Mapping[str, Any]) -> Verdict | Failure:
 
 def _of_scores(
     names: Sequence[str], scale: tuple[float, float], least: float, reply: Mapping[str, Any]
-) -> Verdict | Failure:
+) -> Judgement | Failure:
     """Scores of the responses that have one within the scale, from 0 to 1; this share of them must."""
     found = {}
     for place, name in enumerate(names):
@@ -418,8 +419,8 @@ def _of_scores(
     )
 
 
-def _compared(both: Sequence[tuple[_Item, Verdict | Failure]]) -> dict[int, float | Failure]:
-    """The value of each of two responses from the verdicts in both orders, or in one."""
+def _compared(both: Sequence[tuple[_Item, Judgement | Failure]]) -> dict[int, float | Failure]:
+    """The value of each of two responses from the judgements in both orders, or in one."""
     a, b = both[0][0].owners
     lost = next((answer for _, answer in both if isinstance(answer, Failure)), None)
     if lost is not None:
@@ -431,8 +432,8 @@ def _compared(both: Sequence[tuple[_Item, Verdict | Failure]]) -> dict[int, floa
     return {a: float(np.mean(wins)), b: 1 - float(np.mean(wins))}
 
 
-def _reasons(answer: Verdict | Failure, place: int | None) -> list[str]:
-    """The reasons of a verdict, as lines; with `place` those of one response."""
+def _reasons(answer: Judgement | Failure, place: int | None) -> list[str]:
+    """The reasons of a judgement, as lines; with `place` those of one response."""
     if isinstance(answer, Failure):
         return []
     named = {name: one for name, one in answer.items() if place is None or name == str(place)}

@@ -1,4 +1,4 @@
-"""Rubrics: criteria in words by which a language model judges a response, and the value of its verdicts.
+"""Rubrics: criteria in words by which a language model judges a response, and the value of its judgements.
 
 A rubric file is TOML, YAML or JSON, as those of verifiers:
 
@@ -13,7 +13,7 @@ Rubrics of single prompts (2507.17746) are lists in a column: of texts, or of ma
 describes a fault: it counts when it is not met.
 
     rubric = read_rubric(Path("rubric.toml"))
-    rubric.value({"answers": 0.5})      # share of the weight; criteria without a verdict are left out
+    rubric.value({"answers": 0.5})      # share of the weight; criteria without a judgement are left out
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Criterion(BaseModel):
     Attributes:
         name: how the judge refers to it.
         text: what is asked about the response.
-        weight: of its verdict; negative: it describes a fault.
-        choices: possible verdicts from worst to best, evenly spaced between 0 and 1.
+        weight: of its judgement; negative: it describes a fault.
+        choices: possible judgements from worst to best, evenly spaced between 0 and 1.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
@@ -81,10 +81,10 @@ class Rubric(BaseModel):
         return self
 
     def value(self, shares: Mapping[str, float]) -> tuple[float, float]:
-        """The weighted mean of the verdicts, and the share of the weight that they have.
+        """The weighted mean of the judgements, and the share of the weight that they have.
 
         Args:
-            shares: by name of the criterion, 0 to 1; a criterion without a verdict is left out.
+            shares: by name of the criterion, 0 to 1; a criterion without a judgement is left out.
         """
         weights = {one.name: one.weight for one in self.criteria}
         judged = sum(abs(weights[name]) for name in shares)

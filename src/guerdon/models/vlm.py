@@ -31,9 +31,9 @@ from guerdon.config import validate
 from guerdon.devices import resolve_device
 from guerdon.episodes.chats import unreadable
 from guerdon.errors import CheckpointError, ConfigError, boundary
+from guerdon.models.answer_parser import Choices, Completed, Numbers, parse_answer
 from guerdon.models.checkpoint import read_card, write_card
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, ParseStatus, Scale, joined_status
-from guerdon.models.verdict_parser import Choices, Completed, Numbers, parse_answer
 from guerdon.models.vlm_prompts import (
     NO,
     TRUE,

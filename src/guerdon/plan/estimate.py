@@ -51,7 +51,7 @@ OVERHEAD = 0.15  # millions of parameters that a tiny model seems to have more, 
 WRITE = 90.0  # responses of about 40 tokens per second and million parameters, learning included
 LARGE = 6.0  # times as many in models of over ten million parameters, in bfloat16: their products keep a core busy
 SOLUTION, QUESTION, STEPS, PAIRS = 300, 100, 6, 8192  # tokens, steps and demonstrations, where the data do not say
-JUDGE_READS, PER_STEP_READ, PER_STEP_WRITTEN = 320, 16, 50  # tokens of the request around the text, and of verdicts
+JUDGE_READS, PER_STEP_READ, PER_STEP_WRITTEN = 320, 16, 50  # tokens of the request around the text, and of judgements
 SECONDS_PER_CALL = 6.0
 BACKBONES = {  # millions of weights, head included
     "resnet18": 11.3, "resnet34": 21.4, "resnet50": 24.0, "resnet101": 43.0, "resnet152": 58.7,
@@ -62,7 +62,7 @@ STATE = 256  # bytes of a state that a reward model looks at
 BYTES_PER_PIXEL = 1.2  # of a PNG of a rendered scene
 STEPS_BETWEEN_EVALUATIONS = 20  # of an image model, at least, where eval_every is null
 EVALUATION = 100_000  # bytes of an evaluation with its pictures
-RUN_FILES = 450_000  # bytes of a run without its checkpoints: policy, episodes, films, metrics
+RUN_FILES = 450_000  # bytes of a run without its checkpoints: policy, episodes, videos, metrics
 
 
 def estimate_collect(study: Study) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _vlm_bytes(model: VLMTrainSettings) -> tuple[int, int]:
 
 def _estimate_train_text(study: Study, only: Sequence[str]) -> dict[str, Any]:
     """Models, gradient steps, seconds and bytes; of data that is not labelled yet, the most that there can be."""
-    label, steps, seconds, bytes_ = study.label, 0, 0.0, 0.0
+    label, optimizer_steps, seconds, bytes_ = study.label, 0, 0.0, 0.0
     notes: dict[str, str] = {}
     models = [m for name, m in study.text_models.items() if not only or name in only]
     for model in models:
@@ -144,13 +144,13 @@ def _estimate_train_text(study: Study, only: Sequence[str]) -> dict[str, Any]:
         if study.sft is not None and study.sft.policy is not None and start.path == study.text_default.path:
             start = study.sft.policy.model_copy(update={"lora": start.lora})
         size, learnt = size_of_start(start), own * model.batch_size
-        steps += own
+        optimizer_steps += own
         seconds += START + learnt * text_seconds(size, study.data)
         bytes_ += text_bytes(size, 1 + model.keep_checkpoints)
         if len(models) == 1:
             gpu = estimate_text_train(model, start, solutions=learnt, written=solution_tokens(study.data))
             notes |= {"parameters": str(size), **gpu}
-    return {"models": len(models), "gradient steps": steps, **notes, "seconds": seconds, "bytes": int(bytes_)}
+    return {"models": len(models), "gradient steps": optimizer_steps, **notes, "seconds": seconds, "bytes": int(bytes_)}
 
 
 def rows_of(paths: Sequence[str]) -> int | None:
@@ -229,12 +229,12 @@ def estimate_sft(study: Study) -> dict[str, Any]:
     if settings is None or study.data is None:
         return {}
     pairs = settings.examples or (study.data.train_size if study.data.type == "generated" else PAIRS)
-    steps = settings.max_steps or int(settings.epochs * pairs / settings.batch_size)
+    optimizer_steps = settings.max_steps or int(settings.epochs * pairs / settings.batch_size)
     size = size_of(study)
     return {
-        "gradient steps": steps,
+        "gradient steps": optimizer_steps,
         "parameters": str(size),
-        "seconds": START + steps * settings.batch_size * text_seconds(size, study.data),
+        "seconds": START + optimizer_steps * settings.batch_size * text_seconds(size, study.data),
         "bytes": int(text_bytes(size, 0)),
         "peak_bytes": int(text_bytes(size, 1)),
     }

@@ -29,7 +29,7 @@ from guerdon.rewards.source import GroundTruth, RewardSource, SourceTerms
 from guerdon.rl.episode_stats import EpisodeStats, RewardScaler
 from guerdon.rl.learner import OnPolicyLearner
 from guerdon.rl.parts import Parts, run_collector, run_reward_models
-from guerdon.rl.videos import EpisodeVideos, write_film
+from guerdon.rl.videos import EpisodeVideos, write_video
 from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import VLMModelSettings
@@ -71,8 +71,8 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         "auxiliary": auxiliary,
         "observes": [source.observes for source in models.values()],
         "success_readers": study.success_readers(),
-        "film_share": runner.video_share if runner.save_video else 0.0,
-        "film_step": runner.video_every,
+        "video_share": runner.video_share if runner.save_video else 0.0,
+        "video_every": runner.video_every,
         "overlap_steps": study.reward.overlap_steps,
     }
     writer = None
@@ -97,10 +97,10 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         check_bounds(algorithm, return_range(study, models))
     notes += _notes(study, models, only=next(iter(terms)) if len(terms) == 1 else None)
 
-    def film(folder: Path, step: int) -> None:
-        moments, rewards = collector.film(policy, frames=runner.film_frames)
+    def show(folder: Path, step: int) -> None:
+        moments, rewards = collector.show(policy, frames=runner.film_frames)
         env_rewards = rewards if study.reward.env_weight() else None
-        write_film(folder / f"step_{step:012d}.npz", moments, models, step=step, env_rewards=env_rewards)
+        write_video(folder / f"step_{step:012d}.npz", moments, models, step=step, env_rewards=env_rewards)
 
     return Parts(
         collector,
@@ -114,7 +114,7 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
             counted=study.env.vectorization == "async",
         ),
         "environment steps",
-        film,
+        show,
         lambda folder: save_policy(policy, folder),
         notes,
         EpisodeVideos(folder / "videos", copies=study.env.num_envs) if runner.save_video else None,

@@ -25,7 +25,7 @@ from guerdon.rewards.text_sources import ExactReward, TextReward
 from guerdon.rl.episode_stats import TRUTH, EpisodeStats
 from guerdon.rl.learner import KL, OnPolicyLearner
 from guerdon.rl.parts import Parts, run_collector, run_reward_models
-from guerdon.rl.videos import write_text_film
+from guerdon.rl.videos import write_answers
 from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.data import run_prompts
 from guerdon.settings.reward import RewardSettings, SourceSettings
@@ -44,7 +44,7 @@ from guerdon.train.optimizers import AdamW
 from guerdon.types import RewardModel
 
 VERIFIER = "verifier"
-FILMED_PROMPTS, FILMED_SAMPLES = 6, 4
+SHOWN_PROMPTS, SHOWN_SAMPLES = 6, 4
 KL_START = "kl_ref"  # the adapter that holds the start of a second stage
 
 
@@ -84,15 +84,15 @@ def text_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     learner.shares = {name: source.terms.share for name, source in sources.items() if source.terms.share is not None}
     notes = _notes(study, prompts, sources, alike=learning.alike) + learning.notes
 
-    def film(folder: Path, step: int) -> None:
-        rollout = collector.film(policy, prompts=FILMED_PROMPTS, samples=FILMED_SAMPLES)
+    def show(folder: Path, step: int) -> None:
+        rollout = collector.show(policy, prompts=SHOWN_PROMPTS, samples=SHOWN_SAMPLES)
         if rollout is not None:
             rollout = join([rollout])
             rewards = {n: source.measure(rollout, learn=False) for n, source in sources.items() if n != VERIFIER}
-            write_text_film(folder / f"step_{step:012d}.json", rollout, rewards, step=step)
+            write_answers(folder / f"step_{step:012d}.json", rollout, rewards, step=step)
 
     def evaluate(episodes: int) -> Mapping[str, float]:
-        rollout = collector.film(policy, prompts=episodes, samples=1, greedy=True)
+        rollout = collector.show(policy, prompts=episodes, samples=1, greedy=True)
         if rollout is None or truth is None:
             return evaluation(rollout)
         rewards = sources[truth].measure(join([rollout]), learn=False)
@@ -105,7 +105,7 @@ def text_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     truth = None if study.reward.truth == VERIFIER else study.reward.truth
     stats = EpisodeStats(list(sources), learned=[n for n in sources if n not in (VERIFIER, truth)], truth=truth)
     save = partial(save_policy, policy)
-    return Parts(collector, sources, terms, learner, stats, "responses", film, save, notes, None, models, evaluate)
+    return Parts(collector, sources, terms, learner, stats, "responses", show, save, notes, None, models, evaluate)
 
 
 def check_text(study: Study) -> None:

@@ -79,7 +79,7 @@ class Loop:
         self._started = time.perf_counter()
         self._seconds: dict[str, float] = {}
         self._evaluated: tuple[int, Mapping[str, float]] | None = None
-        self._before: int | None = None  # the step before an iteration after which an evaluation or film is due
+        self._before: int | None = None  # the step before an iteration after which an evaluation or `_show` is due
         try:
             offsets = None if found is None else self._load(found)
             warnings = [f"WARNING: {line}" for line in reward_warnings(study)]
@@ -247,11 +247,11 @@ class Loop:
         return self._evaluated[1]
 
     def _look(self, before: int) -> None:
-        """Evaluate and film where due; on an error, save a checkpoint from which a resumed run repeats this."""
+        """Evaluate and `_show` where due; on an error, save a checkpoint from which a resumed run repeats this."""
         runner, done = self.study.runner, False
         try:
             if runner.film_every and _crossed(before, self.step, runner.film_every):
-                self._film()
+                self._show()
             if _crossed(before, self.step, runner.eval_every) or self.step >= runner.total_steps:
                 self._evaluate()  # writes to the log, so it comes last
             self._before, done = None, True
@@ -273,12 +273,12 @@ class Loop:
             + (f" | HACKING ALARM: {alarm}" if alarm else "")
         )
 
-    def _film(self) -> None:
-        self.progress.write_line(f"step {self.step}: writing a film for the report")
+    def _show(self) -> None:
+        self.progress.write_line(f"step {self.step}: writing episodes for the report")
         try:  # a picture for the report: where nothing can be drawn, the run goes on
-            self.parts.film(self.folder / "films", self.step)
+            self.parts.show(self.folder / "films", self.step)  # the name of the folder in older runs
         except GuerdonError as error:
-            self.progress.write_line(f"no film: {error}")
+            self.progress.write_line(f"no episodes for the report: {error}")
 
     @property
     def wall_time(self) -> float:
@@ -354,7 +354,7 @@ class Loop:
         return found
 
     def _complete(self) -> dict[str, Any]:
-        self._film()
+        self._show()
         self.parts.save_policy(self.folder / "policy")
         if self.study.runner.save_reward_models:
             for name, source in self.sources.items():

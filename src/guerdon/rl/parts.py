@@ -72,7 +72,7 @@ class Parts(NamedTuple):
         learner: learns.
         stats: of episodes.
         unit: what `runner.total_steps` counts, in words.
-        film: writes a film of the policy as it is into a folder, for a step of the run.
+        show: writes what the report shows of the policy as it is into a folder, for a step of the run.
         save_policy: writes the policy as it is into a folder.
         notes: lines for the start of the log.
         videos: of training episodes; None: none are written.
@@ -86,7 +86,7 @@ class Parts(NamedTuple):
     learner: Learner
     stats: EpisodeStats
     unit: str
-    film: Callable[[Path, int], None]
+    show: Callable[[Path, int], None]
     save_policy: Callable[[Path], object]
     notes: list[str]
     videos: EpisodeVideos | None

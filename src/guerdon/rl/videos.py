@@ -1,15 +1,15 @@
-"""What a run shows of its episodes: films for the report, and videos of training episodes.
+"""What a run shows of its episodes: videos and answers for the report, and MP4 videos of training episodes.
 
-A film is a few frames of an evaluation episode with what every source said of each (an NPZ file); that of a language
-model is some responses with the rewards of their tokens (JSON).
+A video for the report is a few frames of an evaluation episode with what every source said of each (an NPZ file); of a
+language model there are some responses with the rewards of their tokens instead (JSON).
 
-    moments, rewards = collector.film(policy, frames=24)
-    write_film(folder / "step_1000.npz", moments, sources, step=1000, env_rewards=rewards)
+    moments, rewards = collector.show(policy, frames=24)
+    write_video(folder / "step_1000.npz", moments, sources, step=1000, env_rewards=rewards)
 
-A video shows every frame next to a panel with what was decided, measured and paid.
-A sample of the episodes is filmed by the collector (`runner.save_video`). Panels are drawn and videos are encoded in a
-thread of their own, one episode after the other; a file has its name once it is whole, so that a killed run leaves no
-broken one. The panel shows the step, the action, value and log-probability, the native reward, and what every reward
+An MP4 video shows every frame next to a panel with what was decided, measured and paid.
+The collector keeps the frames of a sample of the episodes (`runner.save_video`). Panels are drawn and videos encoded
+in a thread of their own, one episode after the other; a file has its name once it is whole, so that a killed run leaves
+no broken one. The panel shows the step, the action, value and log-probability, the native reward, and what every reward
 model paid. An episode that was under way when a run was resumed has no video.
 
     videos = EpisodeVideos(folder / "videos", copies=8)
@@ -52,7 +52,7 @@ WAITING = 4
 """How many episodes may wait for the thread before `add` blocks."""
 
 
-def write_film(
+def write_video(
     path: Path,
     moments: Segment,
     sources: Mapping[str, ControlReward],
@@ -60,7 +60,7 @@ def write_film(
     step: int,
     env_rewards: FloatArray | None = None,
 ) -> None:
-    """Score the moments of a filmed episode and write an NPZ.
+    """Score the moments of an episode and write an NPZ.
 
     The file holds `frames` (F, H, W, 3) uint8, `rows` (F,), `success` (F,), `reward/<source>` (F,) values of the
     models (0 where `missing/<source>` is True), `reward/env` (F,) where the environment's rewards are given, and
@@ -68,7 +68,7 @@ def write_film(
 
     Args:
         path: of the file.
-        moments: from `ControlCollector.film`.
+        moments: from `ControlCollector.show`.
         sources: the reward models by name.
         step: of the run.
         env_rewards: the environment's reward for the step to each moment.
@@ -78,7 +78,7 @@ def write_film(
     arrays: dict[str, Any] = {"frames": moments.frames_F, "rows": moments.rows_F, "success": success}
     if env_rewards is not None:
         arrays |= {"reward/env": env_rewards, "missing/env": np.zeros(count, bool)}
-    episode = Episode(id="film", task=moments.task, frames=moments.frames_F, states=moments.states_F)
+    episode = Episode(id="video", task=moments.task, frames=moments.frames_F, states=moments.states_F)
     for name, source in sources.items():
         score = source.model.score([episode])[0]
         known = score.steps is not None
@@ -90,12 +90,12 @@ def write_film(
     write_bytes(path, buffer.getvalue())
 
 
-def write_text_film(path: Path, rollout: TextRollout, rewards: Mapping[str, Rewards], *, step: int) -> None:
+def write_answers(path: Path, rollout: TextRollout, rewards: Mapping[str, Rewards], *, step: int) -> None:
     """Write responses as JSON, with the rewards of every token and the true steps where the task knows them.
 
     Args:
         path: of the file.
-        rollout: the responses, from `TextCollector.film`.
+        rollout: the responses, from `TextCollector.show`.
         rewards: of the reward models, by name.
         step: of the run.
     """
@@ -173,18 +173,18 @@ class EpisodeVideos:
         """Take in a rollout; its finished episodes are written in the background.
 
         Args:
-            rollout: with `filmed`.
+            rollout: with `videos`.
             rewards: of every source.
 
         Raises:
             OSError: the disk is full or broken, as an earlier video found.
         """
         self._raise_error()
-        if rollout.filmed is None or rollout.actions is None:
+        if rollout.videos is None or rollout.actions is None:
             return
         if rollout.fresh:
             self._tapes.clear()
-        for segment in rollout.filmed:
+        for segment in rollout.videos:
             if len(segment) and segment.rows_F[0] == 0:
                 number = (segment.number or 0) * self._copies + segment.stream
                 self._tapes[segment.stream] = _Tape(number, segment.task)

@@ -141,14 +141,14 @@ def model_loader(name: str, settings: ServedModelSettings) -> ModelLoader:
     )
 
 
-def card_verdict(loader: ModelLoader, name: str) -> dict[str, Any] | None:
-    """The verdict on the card of a model; one that cannot be read is logged, and the model is served."""
-    from guerdon.evaluate.gate_card import card_folders, read_verdict
+def card_forecast(loader: ModelLoader, name: str) -> dict[str, Any] | None:
+    """The forecast on the card of a model; one that cannot be read is logged, and the model is served."""
+    from guerdon.evaluate.gate_card import card_folders, read_forecast
 
     try:
-        return None if loader.path is None else read_verdict(*card_folders(loader.path))
+        return None if loader.path is None else read_forecast(*card_folders(loader.path))
     except DataError as error:
-        log.warning("the card of %s has no verdict: %s", name, error)
+        log.warning("the card of %s has no forecast: %s", name, error)
         return None
 
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from guerdon.errors import GuerdonError
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
-from guerdon.serve.backends import ModelLoader, card_verdict
+from guerdon.serve.backends import ModelLoader, card_forecast
 from guerdon.serve.errors import BadRequest, BrokenModel, Busy, DeadlineExceeded, NotReady, ReloadFailed, UnknownModel
 from guerdon.serve.metrics import RESULTS, Metrics
 from guerdon.serve.update_store import UpdateId, UpdateResult, UpdateStore, When
@@ -146,7 +146,7 @@ class ModelQueue:
 
     Attributes:
         model: None while it is loaded or unusable.
-        verdict: on its card, whether it will help RL; None where there is none.
+        forecast: on its card, whether it will help RL; None where there is none.
         problem: why it is None.
     """
 
@@ -155,7 +155,7 @@ class ModelQueue:
     ) -> None:
         self.name, self.loader, self.limits, self._metrics = name, loader, limits, metrics
         self.model: RewardModel | None = None
-        self.verdict: dict[str, Any] | None = None
+        self.forecast: dict[str, Any] | None = None
         self.problem = "is being loaded"
         self.store: UpdateStore | None = None
         self.batcher = Batcher(
@@ -363,7 +363,7 @@ class ModelQueue:
         worker = Worker(f"{self.name}-reload")
         try:
             fresh = await worker.run(self.loader.load)
-            self.verdict = await worker.run(card_verdict, self.loader, self.name)
+            self.forecast = await worker.run(card_forecast, self.loader, self.name)
             await self._between_batches(lambda: self._exchange(fresh))
         except ReloadFailed:
             raise
@@ -433,7 +433,7 @@ class ModelQueue:
                 raise BadRequest(f"the model {self.name!r} cannot learn while it is served: remove update_dir")
             self.store = UpdateStore(self.loader.update_dir, keep=self.loader.keep_updates)
             await self._workers[0].run(self.store.resume, model)
-        self.verdict = await self._workers[0].run(card_verdict, self.loader, self.name)
+        self.forecast = await self._workers[0].run(card_forecast, self.loader, self.name)
         self.model = model
         self._metrics.ready.labels(self.name).set(1)
 

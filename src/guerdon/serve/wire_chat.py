@@ -18,8 +18,8 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
+from guerdon.models.answer_parser import Choices, parse_answer
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
-from guerdon.models.verdict_parser import Choices, parse_answer
 from guerdon.serve import wire
 from guerdon.serve.errors import ERRORS, BadRequest
 from guerdon.types import Episode, Failure

@@ -93,7 +93,7 @@ class Gain(BaseModel):
     high: float | None
 
 
-class Verdict(BaseModel):
+class Forecast(BaseModel):
     """What `guerdon evaluate` said of a model: will it help RL?"""
 
     answer: Literal["harms", "no effect", "helps", "unknown"]
@@ -109,7 +109,7 @@ class ModelEntry(BaseModel):
     object: Literal["model"] = "model"
     created: int = _STARTED
     owned_by: str = "guerdon"
-    verdict: Verdict | None = Field(
+    forecast: Forecast | None = Field(
         None,
         description="whether it will help RL, from its card; null where it was not evaluated, or its card is older",
     )
@@ -128,9 +128,9 @@ _STEPS = [{"role": "user", "content": "3+5=?"}, {"role": "assistant", "content":
 
 @routes.get("/v1/models")
 async def list_models(request: Request) -> ModelList:
-    """The models by name, each with the verdict on its card."""
+    """The models by name, each with the forecast on its card."""
     queues = wire.models_of(request).queues
-    return ModelList(data=[ModelEntry(id=name, verdict=queue.verdict) for name, queue in queues.items()])
+    return ModelList(data=[ModelEntry(id=name, forecast=queue.forecast) for name, queue in queues.items()])
 
 
 @routes.post("/classify", openapi_extra=wire.json_body(PoolRequest, text={"input": _TEXT, "use_activation": False}))

@@ -33,8 +33,8 @@ class CompareSettings(Settings):
     parallel: int = Field(0, ge=0, description="jobs at a time; 0: one per GPU where they may use one, else per core")
     correction: Literal["none", "holm"] = Field(
         "none",
-        description="of intervals, verdicts and p-values for the number of arms that are compared with the baseline: "
-        "none, or Holm's step-down method",
+        description="of intervals, conclusions and p-values for the number of arms that are compared with the "
+        "baseline: none, or Holm's step-down method",
     )
 
     def at_task(self, name: str) -> dict[str, Any]:

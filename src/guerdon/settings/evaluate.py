@@ -22,7 +22,7 @@ Aggregation = Literal["min", "prod", "last", "mean", "pure_min"]
 
 
 class GateSettings(Settings):
-    """`evaluate.gate`: the verdict whether a reward model will help RL, and which ones `--gate` refuses."""
+    """`evaluate.gate`: the forecast whether a reward model will help RL, and which ones `--gate` refuses."""
 
     table: str | None = Field(
         None,

@@ -218,7 +218,7 @@ class JudgeModelSettings(_ModelSettings):
     )
     mode: JudgeMode = Field(
         "criteria",
-        description="a verdict per criterion; a score on a scale; two responses to a prompt, in both orders; all "
+        description="a judgement per criterion; a score on a scale; two responses to a prompt, in both orders; all "
         "responses to a prompt in one request. Values of the last two hold among the responses to one prompt only",
     )
     scale: tuple[float, float] = only_with(
@@ -229,7 +229,7 @@ class JudgeModelSettings(_ModelSettings):
         "all_pairs", mode="pairwise", description="compare all pairs, or each response with its two neighbours"
     )
     min_measured: float = Field(
-        0.5, gt=0, le=1, description="share of the verdicts on a response that must be measured, else it has no value"
+        0.5, gt=0, le=1, description="share of the judgements on a response that must be measured, else it has no value"
     )
     reference: bool = Field(False, description="show the judge the true answer of the prompt")
     judge: JudgeSettings = Field(AnthropicJudgeSettings(), description="which language model, where")

@@ -136,7 +136,7 @@ def check_tasks(settings: WorldSettings, *, drawn: bool = False) -> None:
 
     Args:
         settings: the `env` section.
-        drawn: the task cannot do without frames; a run without them only lacks its films.
+        drawn: the task cannot do without frames; a run without them only lacks its videos.
 
     Raises:
         ConfigError: with the nearest names.

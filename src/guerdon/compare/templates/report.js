@@ -1,5 +1,5 @@
 "use strict";
-// The page reads well without this script; it adds the switches, the readouts and the film scrubbers.
+// The page reads well without this script; it adds the switches, the readouts and the video scrubbers.
 const root = document.documentElement;
 window.addEventListener("error", (event) => { root.dataset.error = event.message; });
 
@@ -72,11 +72,11 @@ function rest() {
 all("svg.curves").forEach(readOut);
 rest();
 
-// ---- films: the scrubber moves through the frames; #film-2-frame-5 links to one of them
-function setUp(film) {
-  const thumbs = all(".strip li", film);
-  const [slider, screen, output] = ["input", ".screen img", "output"].map((part) => film.querySelector(part));
-  const [badge, cursor, button] = [".badge", ".cursor", "button"].map((part) => film.querySelector(part));
+// ---- videos: the scrubber moves through the frames; #video-2-frame-5 links to one of them
+function setUp(video) {
+  const thumbs = all(".strip li", video);
+  const [slider, screen, output] = ["input", ".screen img", "output"].map((part) => video.querySelector(part));
+  const [badge, cursor, button] = [".badge", ".cursor", "button"].map((part) => video.querySelector(part));
   let timer = null;
   const show = (index) => {
     const thumb = thumbs[index];
@@ -91,7 +91,7 @@ function setUp(film) {
     thumbs.forEach((other, i) => other.classList.toggle("now", i === index));
     const strip = thumb.parentElement;
     strip.scrollLeft = thumb.offsetLeft - strip.offsetLeft - strip.clientWidth / 2;
-    film.dataset.frame = index;
+    video.dataset.frame = index;
   };
   const stop = () => { clearInterval(timer); timer = null; button.textContent = "Play"; };
   slider.addEventListener("input", () => { stop(); show(Number(slider.value)); });
@@ -105,19 +105,19 @@ function setUp(film) {
       if (next >= thumbs.length) stop(); else show(next);
     }, 180);
   });
-  film.show = show;
+  video.show = show;
   show(0);
 }
 
 function follow() {
-  const link = /^#(film-\d+)-frame-(\d+)$/.exec(location.hash);
-  const film = link && document.getElementById(link[1]);
-  if (!film) return;
-  film.show(Math.min(Number(link[2]), all(".strip li", film).length - 1));
-  film.scrollIntoView();
+  const link = /^#(video-\d+)-frame-(\d+)$/.exec(location.hash);
+  const video = link && document.getElementById(link[1]);
+  if (!video) return;
+  video.show(Math.min(Number(link[2]), all(".strip li", video).length - 1));
+  video.scrollIntoView();
 }
 
-all(".film").forEach(setUp);
+all(".video").forEach(setUp);
 window.addEventListener("hashchange", follow);
 follow();
 

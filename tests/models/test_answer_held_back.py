@@ -1,4 +1,4 @@
-"""Outputs of judges that were labelled and committed before the parser was run on them (rules: verdict_outputs.md)."""
+"""Outputs of judges that were labelled and committed before the parser was run on them (rules: answer_outputs.md)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from verdict_forms import parse_choice, parse_completed, parse_verdict
+from answer_forms import parse_choice, parse_completed, parse_number
 
 from guerdon.types import Failure
 
-TABLE = Path(__file__).with_name("verdict_outputs_held_back.jsonl")
+TABLE = Path(__file__).with_name("answer_outputs_held_back.jsonl")
 CLEAR_SHARE = 0.95
 
 
@@ -20,10 +20,10 @@ def read_value(row: dict[str, Any]) -> float | str | None:
         trend = parse_choice(row["output"], "trend", {word: word for word in ("positive", "negative", "unclear")})
         return None if isinstance(trend, Failure) else trend.value
     if row["asked"] == "completed":
-        verdict = parse_completed(row["output"])
+        answer = parse_completed(row["output"])
     else:
-        verdict = parse_verdict(row["output"], scale=row["scale"], prompt_scale=row["scale"])
-    return None if isinstance(verdict, Failure) else verdict.value
+        answer = parse_number(row["output"], scale=row["scale"], prompt_scale=row["scale"])
+    return None if isinstance(answer, Failure) else answer.value
 
 
 def same(value: float | str, expected: float | str | None) -> bool:

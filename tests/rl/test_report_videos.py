@@ -1,14 +1,14 @@
-"""Films of a run: the rewards of each source, and of the environment where it has any."""
+"""Videos of a run: the rewards of each source, and of the environment where it has any."""
 
 import gymnasium
 import numpy as np
 import pytest
 
 from guerdon.collect import stepping
-from guerdon.collect.stepping import film as film_episode
-from guerdon.compare.report_films import choose_films, fit_films
+from guerdon.collect.stepping import video as episode_video
+from guerdon.compare.report_videos import choose_videos, fit_videos
 from guerdon.compare.results import RunRecord
-from guerdon.rl.videos import write_film
+from guerdon.rl.videos import write_video
 from guerdon.settings.world import GymnasiumSettings
 from guerdon.worlds.build import build_world
 
@@ -32,28 +32,28 @@ def world():
     made.close()
 
 
-def film(world, folder, *, native):
+def video(world, folder, *, native):
     path = folder / "run" / "films" / "step_1_0.npz"
     path.parent.mkdir(parents=True)
-    moments, rewards = film_episode(world, Pusher().mean, frames=4)
-    write_film(path, moments, {}, step=1, env_rewards=rewards if native else None)
+    moments, rewards = episode_video(world, Pusher().mean, frames=4)
+    write_video(path, moments, {}, step=1, env_rewards=rewards if native else None)
     return path
 
 
 def test_the_native_reward_is_shown_where_it_is_paid(world, tmp_path):
-    path = film(world, tmp_path, native=True)
+    path = video(world, tmp_path, native=True)
     with np.load(path) as content:
         rows, success, paid = (content[key] for key in ("rows", "success", "reward/env"))
     assert paid.tolist() == success.astype(float).tolist()
     assert success.any(), rows  # its first success is among the moments, however few there are
     run = RunRecord("t", "A", 0, tmp_path / "run", "complete")
-    (shown,), left_out, notes = fit_films(choose_films([run])[0], budget=10**6)
+    (shown,), left_out, notes = fit_videos(choose_videos([run])[0], budget=10**6)
     assert (left_out, notes) == ([], [])
     assert {frame.text for frame in shown.frames} == {"env 0.000", "env 1.000"}
 
 
 def test_a_native_reward_that_nobody_is_paid_is_not_shown(world, tmp_path):
-    with np.load(film(world, tmp_path, native=False)) as content:
+    with np.load(video(world, tmp_path, native=False)) as content:
         assert "reward/env" not in content.files
 
 
@@ -86,12 +86,12 @@ class Counted(gymnasium.Env):
 gymnasium.register("guerdon-tests/Counted-v0", Counted, max_episode_steps=50_000)
 
 
-def counted_film(length, goal, frames, **more):
+def counted_video(length, goal, frames, **more):
     kwargs = {"length": length, "goal": goal}
     settings = {"task": "guerdon-tests/Counted-v0", "num_envs": 1, "frame_size": 8, "native_reward": "dense", **more}
     world = build_world(GymnasiumSettings(kwargs=kwargs, **settings), seed=1)
     Counted.drawn = 0
-    moments, rewards = film_episode(world, lambda seen: np.zeros((len(seen), 1), np.float32), frames=frames)
+    moments, rewards = episode_video(world, lambda seen: np.zeros((len(seen), 1), np.float32), frames=frames)
     world.close()
     assert len(rewards) == len(moments)
     shown = moments.frames_F[:, 0, 0].astype(int)
@@ -101,9 +101,9 @@ def counted_film(length, goal, frames, **more):
 
 @pytest.mark.parametrize("mode", ["disabled", "next_step", "same_step"])
 @pytest.mark.parametrize("length", [1, 7, 47, 48, 49, 333, 1000])
-def test_a_film_draws_few_moments_and_always_the_first_success_and_the_end(length, mode):
+def test_a_video_draws_few_moments_and_always_the_first_success_and_the_end(length, mode):
     goal = max(1, length * 2 // 3)
-    moments, drawn = counted_film(length, goal, 24, autoreset_mode=mode)
+    moments, drawn = counted_video(length, goal, 24, autoreset_mode=mode)
     rows = moments.rows_F.tolist()
     assert {0, goal, length} <= set(rows)
     assert min(length + 1, 24) <= len(rows) <= 25
@@ -116,23 +116,23 @@ def test_a_film_draws_few_moments_and_always_the_first_success_and_the_end(lengt
 
 
 def test_an_episode_with_fewer_steps_than_pictures_is_shown_whole():
-    moments, drawn = counted_film(9, None, 24)
+    moments, drawn = counted_video(9, None, 24)
     assert moments.rows_F.tolist() == list(range(10))
     assert drawn <= 11  # and the start of the next one
     assert set(moments.success_F[1:]) == {None}
 
 
 def test_drawing_stops_in_time_and_says_so(monkeypatch, capsys):
-    monkeypatch.setattr(stepping, "FILM_SECONDS", 0.0)
-    moments, drawn = counted_film(300, 200, 24)
+    monkeypatch.setattr(stepping, "VIDEO_SECONDS", 0.0)
+    moments, drawn = counted_video(300, 200, 24)
     assert moments.rows_F.tolist() == [0, 200, 300]
     assert drawn <= 4
     assert "up to step 200 of 300" in capsys.readouterr().err
 
 
 def test_an_episode_without_end_is_cut_and_said_to_be(monkeypatch, capsys):
-    monkeypatch.setattr(stepping, "FILM_LIMIT", 90)
-    moments, _ = counted_film(300, None, 10)
+    monkeypatch.setattr(stepping, "VIDEO_LIMIT", 90)
+    moments, _ = counted_video(300, None, 10)
     assert moments.rows_F[-1] == 90
     assert not moments.finished
     assert not moments.last_F.any()

@@ -1,11 +1,11 @@
-"""Filmed episodes for the report: pick the last ones, shrink them, keep within a budget of bytes.
+"""Videos of episodes for the report: pick the last ones, shrink them, keep within a budget of bytes.
 
-A film is an NPZ file without pickles: frames, rows, success, and one reward curve per source. Every arm on
-every task gets one film before any gets a second; frames shrink in size, number and quality until the first
+A video is an NPZ file without pickles: frames, rows, success, and one reward curve per source. Every arm on
+every task gets one video before any gets a second; frames shrink in size, number and quality until the first
 round fits. Reward curves are never thinned, only pictures are.
 
-    films, notes = choose_films(runs, limit=2)
-    shown, left_out = fit_films(films, budget=2_000_000)
+    videos, notes = choose_videos(runs, limit=2)
+    shown, left_out = fit_videos(videos, budget=2_000_000)
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from guerdon.errors import DataError, boundary
 from guerdon.evaluate.charts import Box, short, svg
 from guerdon.types import BoolArray, ByteArray, FloatArray, IntArray
 
-# (longest side in pixels, frames per film, JPEG quality), best first
+# (longest side in pixels, frames per video, JPEG quality), best first
 LEVELS = ((208, 32, 78), (176, 28, 72), (144, 24, 68), (112, 18, 62), (88, 12, 55))
 
 
 @dataclass(frozen=True)
-class FilmFile:
-    """A film on disk, not loaded: its run, the training step it was taken at, its outcome (None: unknown)."""
+class VideoFile:
+    """A video on disk, not loaded: its run, the training step it was taken at, its outcome (None: unknown)."""
 
     path: Path
     run: RunRecord
@@ -45,8 +45,8 @@ class FilmFile:
 
 
 @dataclass(frozen=True, eq=False)
-class Film:
-    """A loaded film: F recorded rows, their rewards by source, and small pictures of P of them.
+class LoadedVideo:
+    """A loaded video: F recorded rows, their rewards by source, and small pictures of P of them.
 
     Attributes:
         rows: (F,) rows of the episode.
@@ -56,7 +56,7 @@ class Film:
         pictures: (P, h, w, 3) uint8.
     """
 
-    file: FilmFile
+    file: VideoFile
     rows: IntArray
     success: BoolArray
     rewards: Mapping[str, FloatArray]
@@ -67,7 +67,7 @@ class Film:
 
 @dataclass(frozen=True)
 class Frame:
-    """One picture of a shown film: data URI, row, the cursor's place on the curve, the values in words."""
+    """One picture of a shown video: data URI, row, the cursor's place on the curve, the values in words."""
 
     uri: str
     row: int
@@ -77,84 +77,84 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class ShownFilm:
-    """A film ready for the page."""
+class ShownVideo:
+    """A video ready for the page."""
 
-    file: FilmFile
+    file: VideoFile
     frames: tuple[Frame, ...]
     curve: Markup
     n_bytes: int
 
 
-def choose_films(runs: Iterable[RunRecord], *, limit: int = 2) -> tuple[list[FilmFile], list[str]]:
-    """The films of each run's last filmed step, at most `limit` per arm and task, one round after the other.
+def choose_videos(runs: Iterable[RunRecord], *, limit: int = 2) -> tuple[list[VideoFile], list[str]]:
+    """The videos of each run's last step with videos, at most `limit` per arm and task, one round after the other.
 
-    The second film of an arm prefers the other outcome (a failure next to a success).
+    The second video of an arm prefers the other outcome (a failure next to a success).
 
     Returns:
-        The films, first round first, and a line for every file that could not be read.
+        The videos, first round first, and a line for every file that could not be read.
     """
     notes: list[str] = []
-    by_arm: dict[tuple[str, str], list[FilmFile]] = defaultdict(list)
+    by_arm: dict[tuple[str, str], list[VideoFile]] = defaultdict(list)
     for run in runs:
-        films = []
+        videos = []
         for path in sorted((run.path / "films").glob("*.npz")):
             try:
-                films.append(_peek(path, run))
+                videos.append(_peek(path, run))
             except DataError as error:
                 notes.append(str(error))
-        last = max((film.step for film in films), default=0)
-        by_arm[run.task, run.arm] += [film for film in films if film.step == last]
-    chosen: list[list[FilmFile]] = []
+        last = max((video.step for video in videos), default=0)
+        by_arm[run.task, run.arm] += [video for video in videos if video.step == last]
+    chosen: list[list[VideoFile]] = []
     for left in by_arm.values():
-        own: list[FilmFile] = []
+        own: list[VideoFile] = []
         while left and len(own) < limit:
-            outcomes = {film.success for film in own}
-            own.append(next((film for film in left if film.success not in outcomes), left[0]))
+            outcomes = {video.success for video in own}
+            own.append(next((video for video in left if video.success not in outcomes), left[0]))
             left.remove(own[-1])
         chosen.append(own)
-    return [film for films in zip_longest(*chosen) for film in films if film is not None], notes
+    return [video for videos in zip_longest(*chosen) for video in videos if video is not None], notes
 
 
-def fit_films(films: Sequence[FilmFile], *, budget: int) -> tuple[list[ShownFilm], list[FilmFile], list[str]]:
-    """Encode films so that their total stays within `budget` bytes of text.
+def fit_videos(videos: Sequence[VideoFile], *, budget: int) -> tuple[list[ShownVideo], list[VideoFile], list[str]]:
+    """Encode videos so that their total stays within `budget` bytes of text.
 
     Returns:
-        The films that fit, those left out, and a line for every film that could not be read.
+        The videos that fit, those left out, and a line for every video that could not be read.
     """
-    loaded: list[Film] = []
+    loaded: list[LoadedVideo] = []
     notes: list[str] = []
-    for file in films:
+    for file in videos:
         try:
-            loaded.append(load_film(file))
+            loaded.append(load_video(file))
         except DataError as error:
             notes.append(str(error))
-    n_first = len({(film.file.run.task, film.file.run.arm) for film in loaded})
+    n_first = len({(video.file.run.task, video.file.run.arm) for video in loaded})
     level, encoded = LEVELS[-1], []
     for level in LEVELS:
-        encoded = [encode_film(film, level) for film in loaded[:n_first]]
-        if sum(film.n_bytes for film in encoded) <= budget:
+        encoded = [encode_video(video, level) for video in loaded[:n_first]]
+        if sum(video.n_bytes for video in encoded) <= budget:
             break
-    encoded += [encode_film(film, level) for film in loaded[n_first:]]
-    shown: list[ShownFilm] = []
-    left_out: list[FilmFile] = []
-    for film in encoded:
-        if film.n_bytes <= budget:
-            budget -= film.n_bytes
-            shown.append(film)
+    encoded += [encode_video(video, level) for video in loaded[n_first:]]
+    shown: list[ShownVideo] = []
+    left_out: list[VideoFile] = []
+    for video in encoded:
+        if video.n_bytes <= budget:
+            budget -= video.n_bytes
+            shown.append(video)
         else:
-            left_out.append(film.file)
+            left_out.append(video.file)
     return shown, left_out, notes
 
 
-def load_film(file: FilmFile) -> Film:
-    """Read a film and shrink its pictures at once, so that long films do not pile up in memory.
+def load_video(file: VideoFile) -> LoadedVideo:
+    """Read a video and shrink its pictures at once, so that long videos do not pile up in memory.
 
     Raises:
         DataError: the file is truncated, holds objects, or lacks an array.
     """
     content = _read(file.path)
-    with boundary(DataError, f"film {file.path.name} of {file.run.name} lacks an array"):
+    with boundary(DataError, f"video {file.path.name} of {file.run.name} lacks an array"):
         frames, rows = content["frames"], content["rows"].astype(np.int64)
         success = content["success"].astype(bool)
     rewards = {k.removeprefix("reward/"): v.astype(np.float32) for k, v in content.items() if k.startswith("reward/")}
@@ -162,11 +162,11 @@ def load_film(file: FilmFile) -> Film:
     missing = {name: content.get(f"missing/{name}", nothing).astype(bool) for name in rewards}
     lengths = {len(frames), len(rows), len(success), *map(len, rewards.values()), *map(len, missing.values())}
     if len(lengths) != 1 or len(rows) == 0 or frames.ndim != 4 or frames.dtype != np.uint8:
-        raise DataError(f"{file.path}: frames, rows, success and rewards of a film must share one length > 0")
+        raise DataError(f"{file.path}: frames, rows, success and rewards of a video must share one length > 0")
     missing = {name: gone | ~np.isfinite(rewards[name]) for name, gone in missing.items()}
     picked = pick_frames(success, LEVELS[0][1])
     pictures = np.stack([_shrink(frames[i], LEVELS[0][0]) for i in picked])
-    return Film(file, rows, success, rewards, missing, picked, pictures)
+    return LoadedVideo(file, rows, success, rewards, missing, picked, pictures)
 
 
 def pick_frames(success_F: BoolArray, limit: int) -> IntArray:
@@ -179,26 +179,26 @@ def pick_frames(success_F: BoolArray, limit: int) -> IntArray:
     return np.array(sorted(picked), dtype=np.int64)
 
 
-def encode_film(film: Film, level: tuple[int, int, int]) -> ShownFilm:
-    """The film's pictures as JPEG data URIs at one level of size, number and quality, and its curves."""
+def encode_video(video: LoadedVideo, level: tuple[int, int, int]) -> ShownVideo:
+    """The video's pictures as JPEG data URIs at one level of size, number and quality, and its curves."""
     side, limit, quality = level
-    chosen = pick_frames(film.success[film.picked], limit)
-    box = _curve_box(film)
+    chosen = pick_frames(video.success[video.picked], limit)
+    box = _curve_box(video)
     frames = []
     for j in chosen:
-        i = int(film.picked[j])
+        i = int(video.picked[j])
         frames.append(
             Frame(
-                uri=jpeg_uri(_shrink(film.pictures[j], side), quality),
-                row=int(film.rows[i]),
-                x=round(box.px(float(film.rows[i])), 1),
-                text=" · ".join(f"{name} {_value(film, name, i)}" for name in film.rewards) or "no reward recorded",
-                success=bool(film.success[i]),
+                uri=jpeg_uri(_shrink(video.pictures[j], side), quality),
+                row=int(video.rows[i]),
+                x=round(box.px(float(video.rows[i])), 1),
+                text=" · ".join(f"{name} {_value(video, name, i)}" for name in video.rewards) or "no reward recorded",
+                success=bool(video.success[i]),
             )
         )
-    curve = reward_curves(film)
+    curve = reward_curves(video)
     n_bytes = sum(len(frame.uri) + len(frame.text) + 400 for frame in frames) + len(curve) + 1500
-    return ShownFilm(film.file, tuple(frames), curve, n_bytes)
+    return ShownVideo(video.file, tuple(frames), curve, n_bytes)
 
 
 def jpeg_uri(picture_H_W_C: ByteArray, quality: int) -> str:
@@ -211,19 +211,19 @@ def jpeg_uri(picture_H_W_C: ByteArray, quality: int) -> str:
 PANEL = 62.0
 
 
-def _curve_box(film: Film) -> Box:
-    height = PANEL * max(len(film.rewards), 1) + 34
-    x = (float(film.rows[0]), float(max(film.rows[-1], film.rows[0] + 1)))
+def _curve_box(video: LoadedVideo) -> Box:
+    height = PANEL * max(len(video.rewards), 1) + 34
+    x = (float(video.rows[0]), float(max(video.rows[-1], video.rows[0] + 1)))
     return Box(270, height, x=x, y=(0, 1), margin=(6, 10, 28, 38))
 
 
-def reward_curves(film: Film) -> Markup:
+def reward_curves(video: LoadedVideo) -> Markup:
     """One small panel per source over the rows, gaps where a measurement is missing, true success shaded."""
-    box = _curve_box(film)
-    parts = _success_shade(film, box)
-    for k, (name, values) in enumerate(film.rewards.items()):
+    box = _curve_box(video)
+    parts = _success_shade(video, box)
+    for k, (name, values) in enumerate(video.rewards.items()):
         top = box.top + PANEL * k
-        gone = film.missing[name]
+        gone = video.missing[name]
         known = values[~gone]
         low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
         panel_y = (low, high) if high > low else (low - 0.5, low + 0.5)
@@ -236,26 +236,26 @@ def reward_curves(film: Film) -> Markup:
             parts.append(
                 f'<text x="{panel.left - 6:g}" y="{y + 3.5:.1f}" text-anchor="end">{short(round(value, 2))}</text>'
             )
-        parts.append(_gapped_path(panel, film.rows, values, gone))
+        parts.append(_gapped_path(panel, video.rows, values, gone))
         crosses = "".join(
-            f"M{panel.px(float(row)) - 2.5:.1f} {panel.bottom - 2.5:.1f}l5 5m0 -5l-5 5" for row in film.rows[gone]
+            f"M{panel.px(float(row)) - 2.5:.1f} {panel.bottom - 2.5:.1f}l5 5m0 -5l-5 5" for row in video.rows[gone]
         )
         parts.append(f'<path class="gone" d="{crosses}"/>' if crosses else "")
-    for row in (int(film.rows[0]), int(film.rows[-1])):
-        anchor = "start" if row == film.rows[0] else "end"
+    for row in (int(video.rows[0]), int(video.rows[-1])):
+        anchor = "start" if row == video.rows[0] else "end"
         y = box.height - 10
         parts.append(f'<text x="{box.px(row):.1f}" y="{y:g}" text-anchor="{anchor}">row {row}</text>')
     parts.append(f'<path class="cursor" d="M{box.left:g} {box.top:g}V{box.bottom:g}"/>')
-    title = f"reward of each source over rows {film.rows[0]} to {film.rows[-1]}, true success shaded"
-    return svg(box.width, box.height, "".join(parts), title=title, classes="chart film-curve")
+    title = f"reward of each source over rows {video.rows[0]} to {video.rows[-1]}, true success shaded"
+    return svg(box.width, box.height, "".join(parts), title=title, classes="chart video-curve")
 
 
-def _success_shade(film: Film, box: Box) -> list[str]:
-    half = (box.right - box.left) / max(len(film.rows) - 1, 1) / 2
+def _success_shade(video: LoadedVideo, box: Box) -> list[str]:
+    half = (box.right - box.left) / max(len(video.rows) - 1, 1) / 2
     parts = []
-    for first, stop in _stretches(film.success):
-        x0 = max(box.px(float(film.rows[first])) - half, box.left)
-        x1 = min(box.px(float(film.rows[stop - 1])) + half, box.right)
+    for first, stop in _stretches(video.success):
+        x0 = max(box.px(float(video.rows[first])) - half, box.left)
+        x1 = min(box.px(float(video.rows[stop - 1])) + half, box.right)
         parts.append(
             f'<rect class="success" x="{x0:.1f}" y="{box.top:g}" width="{x1 - x0:.1f}" '
             f'height="{box.bottom - box.top:g}"/>'
@@ -277,8 +277,8 @@ def _gapped_path(box: Box, rows: IntArray, values: FloatArray, gone: BoolArray) 
     return f'<path class="reward" d="{"".join(strokes)}"/>' if strokes else ""
 
 
-def _value(film: Film, name: str, i: int) -> str:
-    return "missing" if film.missing[name][i] else f"{float(film.rewards[name][i]):.3f}".replace("-", "−")
+def _value(video: LoadedVideo, name: str, i: int) -> str:
+    return "missing" if video.missing[name][i] else f"{float(video.rewards[name][i]):.3f}".replace("-", "−")
 
 
 def _shrink(picture: ByteArray, side: int) -> ByteArray:
@@ -291,15 +291,15 @@ def _shrink(picture: ByteArray, side: int) -> ByteArray:
 
 
 def _read(path: Path, only: str | None = None) -> dict[str, NDArray[Any]]:
-    """The arrays of a film, or one of them."""
-    what = f"film {path.name} of {path.parent.parent.name} cannot be read"
+    """The arrays of a video, or one of them."""
+    what = f"video {path.name} of {path.parent.parent.name} cannot be read"
     with boundary(DataError, what), np.load(path, allow_pickle=False) as content:
         return {key: np.asarray(content[key]) for key in ([only] if only else content.files)}
 
 
-def _peek(path: Path, run: RunRecord) -> FilmFile:
+def _peek(path: Path, run: RunRecord) -> VideoFile:
     content = _read(path, "meta")
-    with boundary(DataError, f"film {path.name} of {run.name}: its meta lacks step or success"):
+    with boundary(DataError, f"video {path.name} of {run.name}: its meta lacks step or success"):
         meta = json.loads(str(content["meta"].reshape(-1)[0]))
         success = meta["success"]
-        return FilmFile(path, run, int(meta["step"]), None if success is None else bool(success))
+        return VideoFile(path, run, int(meta["step"]), None if success is None else bool(success))

@@ -1,9 +1,9 @@
 """Replies read as a number, as yes or no, and as one of several words."""
 
-from guerdon.models.verdict_parser import Choices, Completed, Numbers, parse_answer
+from guerdon.models.answer_parser import Choices, Completed, Numbers, parse_answer
 
 
-def parse_verdict(text, **scales):
+def parse_number(text, **scales):
     return parse_answer(text, Numbers(**scales))
 
 

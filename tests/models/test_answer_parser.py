@@ -1,15 +1,15 @@
-"""Verdicts: every reply is a value in range or a reason, never a default."""
+"""Answers: every reply is a value in range or a reason, never a default."""
 
 import json
 import math
 from pathlib import Path
 
 import pytest
+from answer_forms import parse_choice, parse_completed, parse_number
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verdict_forms import parse_choice, parse_completed, parse_verdict
 
-from guerdon.models.verdict_parser import (
+from guerdon.models.answer_parser import (
     ParsedAnswer,
 )
 from guerdon.types import Failure
@@ -104,7 +104,7 @@ MORE = [
 ]  # fmt: skip
 
 
-ROWS = [json.loads(line) for line in Path(__file__).with_name("verdict_outputs.jsonl").read_text("utf-8").splitlines()]
+ROWS = [json.loads(line) for line in Path(__file__).with_name("answer_outputs.jsonl").read_text("utf-8").splitlines()]
 
 
 def outcome(found):
@@ -114,7 +114,7 @@ def outcome(found):
 def said(row):
     """What is read from a labelled output: a value or None."""
     if row["asked"] == "number":
-        found = parse_verdict(row["output"], scale=row["scale"], prompt_scale=row["scale"])
+        found = parse_number(row["output"], scale=row["scale"], prompt_scale=row["scale"])
     else:
         found = (parse_completed if row["asked"] == "completed" else parse_trend)(row["output"])
     if isinstance(found, Failure):
@@ -140,7 +140,7 @@ def test_labelled_outputs():
 @pytest.mark.parametrize(("text", "wanted"), TABLE + MORE)
 @pytest.mark.parametrize("scale", ["auto", "percentage"])
 def test_a_prompt_for_percentages(text, wanted, scale):
-    assert outcome(parse_verdict(text, scale=scale, prompt_scale="percentage")) == wanted
+    assert outcome(parse_number(text, scale=scale, prompt_scale="percentage")) == wanted
 
 
 @pytest.mark.parametrize(
@@ -160,22 +160,22 @@ def test_a_prompt_for_percentages(text, wanted, scale):
     ],
 )  # fmt: skip
 def test_scales(text, percentage, unit, auto_percentage, auto_unit):
-    assert outcome(parse_verdict(text, scale="percentage", prompt_scale="unit")) == percentage
-    assert outcome(parse_verdict(text, scale="unit")) == unit
-    assert outcome(parse_verdict(text, scale="auto", prompt_scale="percentage")) == auto_percentage
-    assert outcome(parse_verdict(text, scale="auto", prompt_scale="unit")) == auto_unit
+    assert outcome(parse_number(text, scale="percentage", prompt_scale="unit")) == percentage
+    assert outcome(parse_number(text, scale="unit")) == unit
+    assert outcome(parse_number(text, scale="auto", prompt_scale="percentage")) == auto_percentage
+    assert outcome(parse_number(text, scale="auto", prompt_scale="unit")) == auto_unit
 
 
-def test_a_verdict_says_where_it_comes_from():
-    assert parse_verdict("<answer>85%</answer>") == ParsedAnswer(0.85, "ok", "85%")
-    assert parse_verdict("It is 85% done.") == ParsedAnswer(0.85, "fallback", "it is 85% done.")
-    assert parse_verdict("85. The drawer is nearly closed.").status == "fallback"
-    assert parse_verdict("The drawer is nearly closed.\nScore: 85").status == "ok"
-    assert parse_verdict("<answer>It is 85% done.</answer>").status == "fallback"
+def test_an_answer_says_where_it_comes_from():
+    assert parse_number("<answer>85%</answer>") == ParsedAnswer(0.85, "ok", "85%")
+    assert parse_number("It is 85% done.") == ParsedAnswer(0.85, "fallback", "it is 85% done.")
+    assert parse_number("85. The drawer is nearly closed.").status == "fallback"
+    assert parse_number("The drawer is nearly closed.\nScore: 85").status == "ok"
+    assert parse_number("<answer>It is 85% done.</answer>").status == "fallback"
     assert parse_completed("Yes, the task is completed.").status == "ok"
     assert parse_completed("Yes, the drawer is closed.").status == "fallback"
     assert parse_completed("The task is completed.").status == "fallback"
-    found = parse_verdict("-0")
+    found = parse_number("-0")
     assert math.copysign(1.0, found.value) == 1.0
 
 
@@ -194,28 +194,28 @@ def test_a_verdict_says_where_it_comes_from():
         ("No, it is not completed.", 0.0),
         ("<think>Yes? It is open.</think>No", 0.0),
         ("<answer>Yes</answer>", 1.0),
-        ("Yes and no", "no_verdict"),
+        ("Yes and no", "no_judgement"),
         ("Yes, the robot has placed the bowl on the plate.", 1.0),
-        ("Yes, the robot has given up.", "no_verdict"),
-        ("Yes, the drawer is barely closed.", "no_verdict"),
-        ("Yes, the drawer is closed in the goal image.", "no_verdict"),
+        ("Yes, the robot has given up.", "no_judgement"),
+        ("Yes, the drawer is barely closed.", "no_judgement"),
+        ("Yes, the drawer is closed in the goal image.", "no_judgement"),
         ("No, the cup is on the table.", 0.0),
-        ("No, there are no steps left.", "no_verdict"),
-        ("No, the robot did not drop it.", "no_verdict"),
-        ("In the goal image, the task is completed.", "no_verdict"),
+        ("No, there are no steps left.", "no_judgement"),
+        ("No, the robot did not drop it.", "no_judgement"),
+        ("In the goal image, the task is completed.", "no_judgement"),
         ("Yes, it is not completed", "several_answers"),
-        ("No. Or yes?", "no_verdict"),
-        ("yes/no", "no_verdict"),
-        ("unsuccessful", "no_verdict"),
+        ("No. Or yes?", "no_judgement"),
+        ("yes/no", "no_judgement"),
+        ("unsuccessful", "no_judgement"),
         ("It is completed", 1.0),
-        ("It is being completed", "no_verdict"),
-        ("No doubt it is completed", "no_verdict"),
+        ("It is being completed", "no_judgement"),
+        ("No doubt it is completed", "no_judgement"),
         ("No, it is completed", "several_answers"),
         ('{"completed": true, "score": 40}', "several_answers"),
-        ("nothing", "no_verdict"),
-        ("10", "no_verdict"),
-        ("1/10", "no_verdict"),
-        ("1 or 0", "no_verdict"),
+        ("nothing", "no_judgement"),
+        ("10", "no_judgement"),
+        ("1/10", "no_judgement"),
+        ("1 or 0", "no_judgement"),
         ("", "empty"),
         ("<think>Yes", "truncated"),
     ],
@@ -231,17 +231,17 @@ def test_completed(text, wanted):
         ('```json\n{"trend": "Negative", "why": "positive start"}\n```', ("negative", "ok")),
         ("unclear", ("unclear", "ok")),
         ("The trend is positive.", ("positive", "fallback")),
-        ("negative. The robot comes nearer.", "no_verdict"),
+        ("negative. The robot comes nearer.", "no_judgement"),
         ("<think>positive or negative</think> negative", ("negative", "ok")),
-        ("positive, then negative", "no_verdict"),
-        ("not positive", "no_verdict"),
-        ("It isn't negative", "no_verdict"),
-        ('{"trend": "better"}', "no_verdict"),
-        ('{"trend": 1}', "no_verdict"),
+        ("positive, then negative", "no_judgement"),
+        ("not positive", "no_judgement"),
+        ("It isn't negative", "no_judgement"),
+        ('{"trend": "better"}', "no_judgement"),
+        ('{"trend": 1}', "no_judgement"),
         ('{"trend": "positive"', "unclear_answer"),
         ("[" * 100_000, "too_long"),
         ("{" * 10_000, "unclear_answer"),
-        ("nonpositive", "no_verdict"),
+        ("nonpositive", "no_judgement"),
         ("", "empty"),
         ("<think>positive", "truncated"),
     ],
@@ -273,7 +273,7 @@ REPLIES = st.one_of(st.text(max_size=60), st.lists(PIECES, max_size=14).map("".j
 
 def check_all(text):
     for scale in ("auto", "percentage", "unit"):
-        found = parse_verdict(text, scale=scale, prompt_scale="percentage")
+        found = parse_number(text, scale=scale, prompt_scale="percentage")
         assert isinstance(found, Failure) or 0.0 <= found.value <= 1.0
     found = parse_completed(text)
     assert isinstance(found, Failure) or found.value in (0.0, 1.0)
@@ -292,7 +292,7 @@ def test_any_string_is_a_value_in_range_or_a_failure(text):
 @settings(max_examples=200, deadline=None)
 @given(st.floats(0, 100), st.sampled_from(["{}", "<answer>{}</answer>", "[[{}]]", "<think>12</think>{}%"]))
 def test_a_plain_percentage_comes_back(number, form):
-    found = parse_verdict(form.format(number), scale="percentage")
+    found = parse_number(form.format(number), scale="percentage")
     assert found.value == pytest.approx(number / 100)
     assert found.status == "ok"
 
@@ -300,7 +300,7 @@ def test_a_plain_percentage_comes_back(number, form):
 @settings(max_examples=150, deadline=None)
 @given(st.floats(0, 100).map(str), st.floats(0, 100).map(str))
 def test_two_numbers_are_no_answer(first, second):
-    found = parse_verdict(f"{first} or {second}", scale="percentage")
+    found = parse_number(f"{first} or {second}", scale="percentage")
     assert isinstance(found, Failure)
 
 
@@ -325,7 +325,7 @@ def test_20_000_random_strings():
     for _ in range(20_000):
         text = "".join(rng.choices(pieces, k=rng.randrange(10)))
         check_all(text)
-        values += isinstance(parse_verdict(text), ParsedAnswer)
+        values += isinstance(parse_number(text), ParsedAnswer)
     assert values > 400  # the fuzz reaches the parser's good side too
 
 

@@ -2,7 +2,7 @@ r"""The text of a reply without its reasoning, in plain typography, split into s
 
 `final_text` turns full-width digits, curly quotes, dashes and thin spaces into their plain forms and removes bold,
 fences and LaTeX; marked answers and JSON objects are taken out. What may mean something else stays: a power is no
-digit, a struck-out number is not a number. `segments_of` splits the rest; `verdict_parser` has the kinds of segments
+digit, a struck-out number is not a number. `segments_of` splits the rest; `answer_parser` has the kinds of segments
 and the `Form`s (values, sentences, JSON keys and reasons of one kind of question).
 
     text = final_text("<think>1, 2, 3</think>**Score:** ８５％")       # words "score: 85%"
@@ -169,7 +169,7 @@ class AnswerSegment:
     """A line, sentence or clause of an answer.
 
     Attributes:
-        kind: see `verdict_parser`.
+        kind: see `answer_parser`.
         words: it.
         value: its own value; a `Failure` where a value is missing; None for no value.
         inner: the reply in its mark or behind its label.

@@ -14,7 +14,7 @@ There is no default value. A grammar says what is accepted; everything else is a
 The strongest kind in a reply decides. All segments of that kind must give the same value. After the last strong or weak
 one, and next to bare ones and statements, only reasons and asides are accepted, and repetitions of the same value.
 Typography (full-width digits, curly quotes, dashes, thin spaces) and markup (bold, fences, LaTeX) are removed first,
-in `verdict_grammar`, which also finds the segments. Sentences next to an answer are refused for words of doubt, denial
+in `answer_grammar`, which also finds the segments. Sentences next to an answer are refused for words of doubt, denial
 and talk about the answer; an unmarked answer with a reason next to it is a `fallback`.
 
     parse_answer("<think>...</think><answer>85</answer>", Numbers("percentage")).value   # 0.85
@@ -31,8 +31,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from guerdon.models.explained_score import ParseStatus, Scale
-from guerdon.models.verdict_grammar import (
+from guerdon.models.answer_grammar import (
     KIND_OF,
     OPENER,
     SEEN,
@@ -44,6 +43,7 @@ from guerdon.models.verdict_grammar import (
     labels_of,
     segments_of,
 )
+from guerdon.models.explained_score import ParseStatus, Scale
 from guerdon.types import Failure
 
 MAX_DEPTH = 4  # of replies inside marks and behind labels of a reply
@@ -310,7 +310,7 @@ class Numbers:
 class Completed:
     """Yes (1.0) or no (0.0)."""
 
-    missing = "no_verdict"
+    missing = "no_judgement"
     labels = labels_of("status", "task status", "task is completed", "is the task completed\\??", "is it completed\\??")
 
     def value(self, words: str) -> float | None:
@@ -353,7 +353,7 @@ class Choices:
         words: allowed answers (lower case), and the value of each.
     """
 
-    missing = "no_verdict"
+    missing = "no_judgement"
 
     def __init__(self, key: str, words: dict[str, str]) -> None:
         self.key, self.words = key, words
@@ -407,7 +407,7 @@ def parse_answer(text: str, form: Form, material: Sequence[str] = ()) -> ParsedA
 
     Returns:
         The answer, or why there is none: `empty`, `truncated`, `unclear_answer`, `several_answers`; `no_number` or
-        `out_of_range` (never clamped) of a number; `no_verdict` of the others.
+        `out_of_range` (never clamped) of a number; `no_judgement` of the others.
     """
     answer = final_text(text, material)
     return answer if isinstance(answer, Failure) else _resolve(answer, form, 0)
