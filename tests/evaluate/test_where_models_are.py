@@ -1,4 +1,4 @@
-"""`guerdon evaluate --model` and `guerdon score --model` with the address of a server, and with a hub id in the cache."""
+"""`guerdon evaluate --model` and `guerdon score --model`: the address of a server, and a hub id in the cache."""
 
 import json
 import re
@@ -13,10 +13,10 @@ import torch
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "serve"))
 
-from child import environment  # noqa: E402
 from processes import start_server  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
+from child import environment  # noqa: E402
 from guerdon.cli import app  # noqa: E402
 from guerdon.errors import GuerdonError  # noqa: E402
 from guerdon.models.preference import PreferenceModel  # noqa: E402
@@ -73,8 +73,8 @@ def values(home):
 def check_scored(path, values):
     for row, given, (chosen, rejected) in zip(rows(path), PAIRS, values, strict=True):
         assert row == {
-            **given, "reward_chosen": pytest.approx(chosen, abs=1e-5), "reward_rejected": pytest.approx(rejected, abs=1e-5),
-            "reward_failure": None,
+            **given, "reward_failure": None,
+            "reward_chosen": pytest.approx(chosen, abs=1e-5), "reward_rejected": pytest.approx(rejected, abs=1e-5),
         }  # fmt: skip
 
 
