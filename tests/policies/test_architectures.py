@@ -33,7 +33,7 @@ from guerdon.policies.tokens import pad_left, prompt_ids, token_batch
 from guerdon.progress import log_once
 from guerdon.serve.app import build_app
 from guerdon.serve.backends import model_loader
-from guerdon.serve.model_queue import ServedModels
+from guerdon.serve.served_models import ServedModels
 from guerdon.settings.serve import ServeSettings
 from guerdon.settings.text_policy import LocalGenerationSettings, LoraSettings, TextPolicySettings, TinyModelSettings
 from guerdon.types import Episode

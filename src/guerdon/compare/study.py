@@ -19,6 +19,7 @@ from typing import Any
 from guerdon import atomic, provenance
 from guerdon.atomic import held
 from guerdon.compare.jobs import Job, Outcome, run_jobs
+from guerdon.compare.json_files import read_lines
 from guerdon.config import Tree, apply_overrides, holds, merge, read_yaml, resolve_refs, to_yaml, validate
 from guerdon.cores import usable_cores
 from guerdon.durations import duration
@@ -428,8 +429,6 @@ def _budgets(job: Job, config: Study) -> Iterator[tuple[tuple[str, ...], float, 
 
 def _spent(calls: Path) -> float:
     """Dollars of the calls in a file; a call that did not end counts with the most that it can have cost."""
-    from guerdon.compare.results import read_lines  # imports scipy
-
     rows = {row.get("ended", row.get("begun")): row for row in read_lines(calls)[0]}  # its end, where it has one
     return float(sum(row.get("usd", 0.0) + row.get("usd_at_most", 0.0) for row in rows.values()))
 
