@@ -97,7 +97,7 @@ def read_preference_data(settings: PreferenceTrainSettings) -> PreferenceData:
     repeated = contradicted = 0
     noise = None
     for source in settings.data_paths:
-        one = read_preferences(source, columns=settings.columns)
+        one = read_preferences(source, columns=settings.columns, train=True)
         if one.benchmark is not None:
             raise DataError(
                 f"{source} is the test set of {one.benchmark}, which means nothing for a model trained on it: train on "
