@@ -16,7 +16,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -82,8 +82,36 @@ def model_folder(name: str) -> Path | None:
         return Path(name)
     from huggingface_hub import try_to_load_from_cache
 
-    cached = None if name.count("/") > 1 or name.startswith(("/", ".", "~")) else try_to_load_from_cache(name, CONFIG)
+    cached = None if _no_hub_id(name) else try_to_load_from_cache(name, CONFIG)
     return Path(cached).parent if isinstance(cached, str) else None
+
+
+def folder_with(file: str, name: str) -> Path | None:
+    """The folder of a model on the hub that has a file, downloaded; None: it has none, or the hub cannot be reached.
+
+    Args:
+        file: in the folder.
+        name: a hub id; None is returned for the path of a folder.
+
+    Raises:
+        CheckpointError: it cannot be downloaded.
+    """
+    if Path(name).exists() or _no_hub_id(name):
+        return None
+    from huggingface_hub import file_exists, snapshot_download, try_to_load_from_cache
+
+    cached, has = try_to_load_from_cache(name, file), False
+    if cached is None:  # not known to be there, nor to be missing
+        with suppress(CheckpointError), boundary(CheckpointError, name):
+            has = file_exists(name, file)
+    if not (has or isinstance(cached, str)):
+        return None
+    with boundary(CheckpointError, f"{name} cannot be downloaded from the hub"):
+        return Path(snapshot_download(name))
+
+
+def _no_hub_id(name: str) -> bool:
+    return name.count("/") > 1 or name.startswith(("/", ".", "~"))
 
 
 def check_folder(error: type[GuerdonError], what: str, folder: Path) -> None:
@@ -258,7 +286,7 @@ def check_data_set(error: type[GuerdonError], what: str, name: str) -> None:
 def _check(error: type[GuerdonError], nowhere: str, name: str, kind: str, there: Callable[[], bool]) -> None:
     if Path(name).exists():
         return
-    if name.count("/") > 1 or name.startswith(("/", ".", "~")):  # no hub id
+    if _no_hub_id(name):
         raise error(f"{nowhere}; check the path")
     with boundary(error, f"{nowhere} here, and the hub does not have it or cannot be reached"):
         found = there()

@@ -1,4 +1,4 @@
-"""The budget of a judge in a study: shared out among its runs, whatever was spent before."""
+"""The budget of a judge in a study: shared out among its runs, or its labellings, whatever was spent before."""
 
 import json
 
@@ -92,3 +92,43 @@ def test_where_all_is_spent_no_run_gets_more(tmp_path):
     spend(tmp_path, "B/seed0", {"ended": 0, "role": "judge", "failure": "", "usd": 12.5})
     assert max(budgets(plan_study(path, [])).values()) <= 12.5 + 1e-6
     assert budgets(plan_study(path, []))["C.seed0"] <= 1e-6
+
+
+def labelled_file(folder, save_dir, tasks=("chain", "swap", "register")):
+    judge = {"api": "openai", "model": "m", "usd_per_million_in": 1.0, "usd_per_million_out": 1.0}
+    study = {
+        "work_dir": str(folder / "out"),
+        "policy": {"type": "text", "tiny": {}},
+        "data": {"task": {"family": "chain", "steps": 2}, "train_size": 24, "val_size": 4},
+        "label": {"save_dir": save_dir, "max_usd": 9.0, "judge": judge},
+        "train": {"steps": {"type": "stepwise", "save_dir": str(folder / "out" / "rm" / "${data.task.family}")}},
+        "compare": {
+            "baseline": "A", "seeds": [0], "arms": {"A": {"label": "outcome"}},
+            "tasks": {task: {"data": {"task": {"family": task, "steps": 2}}} for task in tasks},
+        },
+    }  # fmt: skip
+    path = folder / "labelled.yaml"
+    path.write_text(yaml.safe_dump(study))
+    return path
+
+
+def label_budgets(plan):
+    return {name.removesuffix(".label"): one.label.max_usd for name, one in plan.configs.items() if ".label" in name}
+
+
+def test_the_budget_of_labels_is_shared_out_among_the_tasks(tmp_path):
+    path = labelled_file(tmp_path, str(tmp_path / "out" / "labels" / "${data.task.family}"))
+    _write_configs(plan := plan_study(path, []))
+    assert label_budgets(plan) == {"chain": 3.0, "swap": 3.0, "register": 3.0}
+    assert plan.study.label.max_usd == 9.0
+    assert {one.label.max_usd for name, one in plan.configs.items() if "label" not in name} == {9.0}
+    calls = tmp_path / "out" / "labels" / "swap" / "cache" / "calls.jsonl"
+    calls.parent.mkdir(parents=True)
+    calls.write_text(json.dumps({"begun": 0, "role": "judge", "usd_at_most": 1.0}) + "\n")
+    (tmp_path / "out" / "jobs" / "swap.label.done").write_text("")
+    assert label_budgets(plan_study(path, [])) == {"chain": 4.0, "swap": 9.0, "register": 4.0}  # what is done stays
+
+
+def test_tasks_that_label_into_one_folder_have_its_budget(tmp_path):
+    path = labelled_file(tmp_path, str(tmp_path / "out" / "labels"))
+    assert set(label_budgets(plan_study(path, [])).values()) == {9.0}

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guerdon.compare.results import number, outcome_curve, read_lines, read_run
+from guerdon.compare.json_files import read_lines
+from guerdon.compare.results import number, outcome_curve, read_run
 
 
 def test_a_truncated_last_line_is_skipped_and_counted(tmp_path):

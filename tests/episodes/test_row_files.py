@@ -7,10 +7,12 @@ import datasets
 import huggingface_hub
 import pytest
 
+from guerdon.episodes.preferences import read_preferences
 from guerdon.episodes.row_files import rows_by_split
 from guerdon.episodes.solution_files import RECORDS, published_solutions, write_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
+from guerdon.progress import log_once
 
 SOLUTIONS = tuple(
     Solution(f"s{i}", f"{i}+1=?", (f"{i}+1={i + 1}\n", "so it is"), (1.0, float(i % 2)), separator="\n")
@@ -55,6 +57,53 @@ def test_a_folder_that_datasets_saved(tmp_path, rows, splits):
     (saved if splits else whole).save_to_disk(str(tmp_path / "saved"))
     assert read(tmp_path / "saved") == (WANTED, {})
     assert set(rows_by_split(str(tmp_path / "saved"))) == ({"train", "test"} if splits else {"train"})
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Three splits of pairs as `datasets` saves them."""
+    pairs = [{"prompt": f"p{k}", "chosen": "good", "rejected": "bad"} for k in range(9)]
+    whole, parts = datasets.Dataset.from_list(pairs), {"train": range(4), "test": range(4, 6), "extra": range(6, 9)}
+    datasets.DatasetDict({name: whole.select(one) for name, one in parts.items()}).save_to_disk(str(tmp_path / "pairs"))
+    return str(tmp_path / "pairs")
+
+
+def asked(found):
+    return [one.prompt for one in found.comparisons]
+
+
+def test_of_several_splits_train_is_trained_on_and_the_others_are_named(saved, capfd):
+    log_once.cache_clear()
+    assert asked(read_preferences(saved)) == [f"p{k}" for k in range(9)]
+    assert capfd.readouterr().err == ""
+    for _ in range(2):
+        assert asked(read_preferences(saved, train=True)) == ["p0", "p1", "p2", "p3"]
+    said = f"{saved}: its split train is used, and not test (2 rows), extra (3 rows); {saved}:SPLIT names another one\n"
+    assert capfd.readouterr().err == said
+
+
+def test_a_split_is_named_behind_the_data_set(saved, tmp_path, capfd):
+    for train in (False, True):
+        assert asked(read_preferences(f"{saved}:extra", train=train)) == ["p6", "p7", "p8"]
+    assert capfd.readouterr().err == ""
+    for name in (f"{saved}:tests", f"{saved}:"):
+        with pytest.raises(DataError, match=r"pairs has no split '(tests)?', only train, test, extra"):
+            read_preferences(name)
+    (tmp_path / "a:b.jsonl").write_text('{"prompt": "p", "chosen": "x", "rejected": "y"}\n')
+    assert asked(read_preferences(str(tmp_path / "a:b.jsonl"))) == ["p"]  # a file of that name
+    with pytest.raises(DataError, match="there is no such file"):
+        read_preferences(str(tmp_path / "none:train"))
+
+
+def test_splits_of_other_names_are_all_trained_on(tmp_path, rows):
+    whole = datasets.Dataset.from_list(rows)
+    parts = datasets.DatasetDict({"gsm8k": whole.select(range(4)), "math": whole.select(range(4, 6))})
+    parts.save_to_disk(str(tmp_path / "bench"))
+    assert len(published_solutions([str(tmp_path / "bench")], Counter(), train=True)) == len(WANTED)
+    datasets.DatasetDict({"train": whole.select(range(4)), "test": whole.select(range(4, 6))}).save_to_disk(
+        str(tmp_path / "two")
+    )
+    assert len(published_solutions([str(tmp_path / "two")], Counter(), train=True)) == 4
 
 
 def test_of_a_folder_that_guerdon_label_wrote_the_records_are_read(tmp_path):

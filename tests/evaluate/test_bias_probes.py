@@ -298,3 +298,9 @@ def test_the_section(pairs):
         EvaluateTextSettings.model_validate({**pairs, "probes": ["verbosity"]})
     with pytest.raises(ValidationError, match="probes would do nothing without pairs"):
         EvaluateTextSettings.model_validate({"aggregation": "min", "prm_bench": "x.jsonl", "probes": True})
+
+
+def test_a_log_has_at_most_a_line_for_each_probe(capfd):
+    probed(model(lambda _, text: noise(text)), batch_size=4)
+    lines = capfd.readouterr().err.splitlines()
+    assert [re.search(r"\((\w+)\)", line)[1] for line in lines] == ["length", "formatting", "confidence", "claim"]

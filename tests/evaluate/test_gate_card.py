@@ -192,7 +192,7 @@ def test_a_server_lists_the_forecast_of_its_models(call):
 
     from guerdon.serve.app import build_app
     from guerdon.serve.backends import model_loader
-    from guerdon.serve.model_queue import ServedModels
+    from guerdon.serve.served_models import ServedModels
     from guerdon.settings.serve import ServedModelSettings, ServeSettings
 
     call("evaluate", "study.yaml", "evaluate.gate.table=harms.jsonl")

@@ -14,7 +14,7 @@ from judge_server import DROP, judge_server
 from typer.testing import CliRunner
 
 from guerdon.cli import app
-from guerdon.errors import CheckpointError, ConfigError, DataError
+from guerdon.errors import CheckpointError, ConfigError, DataError, GuerdonError
 from guerdon.evaluate.score_file import load_any_text_model, score_file
 from guerdon.labels.append_log import AppendLog
 
@@ -81,7 +81,32 @@ def test_a_rubric_file_is_a_model_of_the_command_and_its_cost_is_shown_before(fo
         assert "6 of 6 rows would be scored" in before.output
         assert not server.requests
         assert not Path("out.jsonl").exists()
-    assert sorted(one.name for one in folder.iterdir()) == ["in.jsonl", "judge_cache", "rubric.toml"]
+    assert sorted(one.name for one in folder.iterdir()) == ["in.jsonl", "rubric.toml"]
+
+
+def test_a_refused_start_leaves_no_folder_behind(folder):
+    rows([{"prompt": "p"}], "odd.jsonl")
+    keys = ["judge.api=openai", "judge.model=m", "judge.base_url=http://127.0.0.1:9/v1"]
+    for words, said in (
+        (["odd.jsonl", "-o", "out.jsonl", *keys], "nothing to score"),
+        (["in.jsonl", "-o", "out.jsonl", *keys, "judge.api_key_env=NO_SUCH_KEY"], "NO_SUCH_KEY"),
+        (["in.jsonl", "-o", "out.jsonl", *keys, "cache_dir=deep/er", "votes=0"], "votes"),
+        (["odd.jsonl", "-o", "out.jsonl", *keys, "cache_dir=deep"], "nothing to score"),
+    ):
+        with pytest.raises(GuerdonError, match=said):
+            CliRunner().invoke(app, ["score", words[0], "--model", "rubric.toml", *words[1:]], catch_exceptions=False)
+    assert sorted(one.name for one in folder.iterdir()) == ["in.jsonl", "odd.jsonl", "rubric.toml"]
+
+
+def test_what_a_judge_was_paid_for_stays_also_where_the_start_is_refused(folder):
+    with judge_server(says) as server:
+        with judge(server) as model:
+            scored(model)
+        rows([{"prompt": "p"}], "odd.jsonl")
+        with judge(server) as model, pytest.raises(DataError, match="nothing to score"):
+            score_file(Path("odd.jsonl"), model, Path("new.jsonl"), name="rubric.toml")
+        assert len(Path("judge_cache/replies.jsonl").read_text().splitlines()) == 6
+        assert len(Path("judge_cache/calls.jsonl").read_text().splitlines()) == 12
 
 
 def test_rows_get_the_values_of_the_rubric(folder, capfd):

@@ -1,5 +1,6 @@
 """Judges over real HTTP: both protocols, everything that goes wrong on the way, cost, and what is kept on disk."""
 
+import fcntl
 import json
 import resource
 import socket
@@ -407,3 +408,37 @@ def test_a_server_that_sends_its_headers_slowly_is_left_alone(tmp_path):
         over.set()
         thread.join()
     assert failure.value.billed
+
+
+def test_a_file_in_which_nothing_was_written_is_removed(tmp_path):
+    log = AppendLog(tmp_path / "new" / "log.jsonl")
+    other = AppendLog(tmp_path / "new" / "other.jsonl")
+    log.close()
+    assert not log.path.exists()
+    other.append({"a": 1})
+    other.close()
+    other.close()
+    assert other.path.read_text() == '{"a": 1}\n'
+    kept = tmp_path / "there"
+    kept.mkdir()
+    AppendLog(kept / "log.jsonl").close()
+    assert list(kept.iterdir()) == []
+    AppendLog(tmp_path / "gone" / "log.jsonl").close()
+    assert not (tmp_path / "gone").exists()
+
+
+def test_a_file_that_is_removed_before_it_is_locked_is_opened_again(tmp_path, monkeypatch):
+    """As another process does that closes it, empty, between the opening and the lock here."""
+    path, lock, left = tmp_path / "log.jsonl", fcntl.flock, [1, 1]
+
+    def locks_late(*given):
+        if left:
+            left.pop()
+            path.unlink()
+        return lock(*given)
+
+    monkeypatch.setattr(fcntl, "flock", locks_late)
+    with closing(AppendLog(path)) as log:
+        log.append({"a": 1})
+    assert not left
+    assert path.read_text() == '{"a": 1}\n'

@@ -33,7 +33,7 @@ from guerdon.policies.tokens import pad_left, prompt_ids, token_batch
 from guerdon.progress import log_once
 from guerdon.serve.app import build_app
 from guerdon.serve.backends import model_loader
-from guerdon.serve.model_queue import ServedModels
+from guerdon.serve.served_models import ServedModels
 from guerdon.settings.serve import ServeSettings
 from guerdon.settings.text_policy import LocalGenerationSettings, LoraSettings, TextPolicySettings, TinyModelSettings
 from guerdon.types import Episode
@@ -217,6 +217,19 @@ def test_what_is_no_causal_model_is_refused():
             continue
         with pytest.raises(ConfigError, match=r"BertLMHeadModel: its logits depend on later tokens"):
             SharedBase(model, tokenizer, settings())
+
+
+def test_rounding_errors_of_a_large_model_are_no_dependence_on_later_tokens():
+    """Two passes of SmolLM2 differ by 2e-5 of the largest logit, also where a logit is near 0."""
+    model, tokenizer = build("llama")
+    generator = torch.Generator().manual_seed(0)
+
+    def rounded(_, __, logits):
+        return logits + 2e-5 * logits.abs().max() * (2 * torch.rand(logits.shape, generator=generator) - 1)
+
+    model.get_output_embeddings().weight.data *= 100
+    model.get_output_embeddings().register_forward_hook(rounded)
+    assert SharedBase(model, tokenizer, settings()).plain_head
 
 
 def test_a_verdict_needs_a_mask_that_decides():

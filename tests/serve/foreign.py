@@ -13,7 +13,7 @@ from PIL import Image
 from guerdon.models.explained_score import ExplainedScore
 from guerdon.serve.app import build_app
 from guerdon.serve.backends import ModelLoader
-from guerdon.serve.model_queue import ServedModels
+from guerdon.serve.served_models import ServedModels
 from guerdon.settings.serve import ServeSettings
 from guerdon.types import Failure, RewardInfo, Score
 

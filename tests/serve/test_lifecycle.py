@@ -266,7 +266,7 @@ import sys
 from fastapi.testclient import TestClient
 from guerdon.serve.app import build_app
 from guerdon.serve.backends import model_loader
-from guerdon.serve.model_queue import ServedModels
+from guerdon.serve.served_models import ServedModels
 from guerdon.settings.serve import ServedModelSettings, ServeSettings
 settings = ServeSettings(models={"rm": ServedModelSettings(backend="resnet", model_path="nowhere")})
 engine = ServedModels({name: model_loader(name, model) for name, model in settings.models.items()})

@@ -15,7 +15,7 @@ from guerdon.errors import ConfigError
 from guerdon.serve.app import build_app
 from guerdon.serve.backends import ModelLoader
 from guerdon.serve.launch import serve_settings
-from guerdon.serve.model_queue import ServedModels
+from guerdon.serve.served_models import ServedModels
 from guerdon.settings.serve import ServeSettings
 
 TOKEN = "a-long-secret"

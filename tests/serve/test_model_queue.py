@@ -13,7 +13,7 @@ from guerdon.errors import ConfigError
 from guerdon.models.explained_score import JudgeOptions
 from guerdon.serve.backends import ModelLoader
 from guerdon.serve.errors import Busy, DeadlineExceeded, NotReady, ReloadFailed, UnknownModel
-from guerdon.serve.model_queue import ServedModels
+from guerdon.serve.served_models import ServedModels
 from guerdon.serve.worker import ResultCache, content_key
 from guerdon.settings.serve import BatchSettings, LimitSettings
 from guerdon.types import Episode

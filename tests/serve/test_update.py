@@ -19,7 +19,7 @@ from guerdon.models.explained_score import JudgeOptions
 from guerdon.serve import update_store
 from guerdon.serve.backends import ModelLoader
 from guerdon.serve.errors import BadRequest, Busy, Conflict, DeadlineExceeded, NotReady, UpdateFailed
-from guerdon.serve.model_queue import ServedModels
+from guerdon.serve.served_models import ServedModels
 from guerdon.serve.update_store import ANSWERS, UpdateId, UpdateStore
 from guerdon.settings.serve import LimitSettings
 from guerdon.types import Episode

@@ -19,6 +19,7 @@ from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train import PreferenceTrainSettings
 from guerdon.train.preferences import (
+    PreferenceTrainer,
     length_terms,
     list_terms,
     make_pair_lessons,
@@ -331,6 +332,27 @@ def test_odins_reward_depends_less_on_length_and_the_head_of_length_is_not_store
     assert abs(found[1.0]) < found[0.0] - 0.2
 
 
+def test_odins_loss_of_a_batch_by_hand(tmp_path):
+    """The sum of both heads orders the pairs; each head has its correlation with the length of a response."""
+    rows = list(liked_for_length_too(12))
+    settings = settings_for(tmp_path, rows, length_coef=0.5, val_split=0, bf16=False)
+    model = start_model(settings, TextPolicySettings(), separator="")
+    lessons, none = read_preference_data(settings).lessons(model, settings)
+    trainer = PreferenceTrainer(model, lessons, none, settings, tmp_path)
+    items = list(range(len(lessons.items)))
+    with torch.no_grad():
+        found = float(trainer.loss_sum(trainer.model, items)) / trainer.weight(items)
+        both = model.lesson_logits(lessons.readings).double().numpy()
+    better, worse = (both[[item[k] for item in lessons.items]].sum(axis=1) for k in (0, 1))
+    used = [one for row in rows if row["chosen"] != row["rejected"] for one in (row["chosen"], row["rejected"])]
+    assert sorted(lessons.lengths) == sorted(map(len, used))  # a token per character
+    quality, length = (np.corrcoef(both[:, k], lessons.lengths)[0, 1] for k in (0, 1))
+    weight = model.head.weight.detach().double().numpy()
+    cosine = weight[0] @ weight[1] / np.linalg.norm(weight[0]) / np.linalg.norm(weight[1])
+    ranking = np.mean([-math.log(sigma(one)) for one in better - worse])
+    assert found == pytest.approx(ranking + 0.5 * (abs(quality) - length + abs(cosine)), abs=1e-5)
+
+
 def test_averaged_weights_by_hand(tmp_path):
     from safetensors.torch import load_file
 
@@ -393,8 +415,6 @@ def various(rng, words=12):
 def test_reading_prompts_once_changes_neither_loss_nor_gradients(tmp_path, monkeypatch, change, attention):
     from guerdon.models import text_inputs
     from guerdon.policies import prompt_sharing
-    from guerdon.train.preferences import PreferenceTrainer
-    from guerdon.train.text import start_model
 
     rng = np.random.default_rng(4)
     settings = settings_for(

@@ -11,8 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from guerdon.compare.json_files import read_json
 from guerdon.compare.report_format import TEXT
-from guerdon.compare.results import RunRecord, StudyRecord, final_success, finite, mapping, number, read_json
+from guerdon.compare.results import RunRecord, StudyRecord, final_success, finite, mapping, number
 from guerdon.evaluate.gate_card import card_folders, forecast_of
 from guerdon.evaluate.gate_table import PREFIX
 from guerdon.evaluate.scores import RECORD

@@ -25,6 +25,7 @@ from guerdon import atomic
 from guerdon.compare import report_charts as pictures
 from guerdon.compare import report_format as fmt
 from guerdon.compare import results as read
+from guerdon.compare.json_files import read_json
 from guerdon.compare.report_answers import answer_panels
 from guerdon.compare.report_cards import card_views
 from guerdon.compare.report_gold import gold_panels
@@ -94,7 +95,7 @@ def write_single_report(run_dir: Path, *, out: Path | None = None) -> Path:
     Raises:
         DataError: there is no run in that directory.
     """
-    info = read.read_json(run_dir / "run.json") or {}
+    info = read_json(run_dir / "run.json") or {}
     task = str(info.get("task") or run_dir.resolve().name)
     run = read.read_run(run_dir, task=task, arm=str(info.get("name") or "run"), seed=None)
     if run.status == "missing" or not (run.config_text or run.evals or run.trains):

@@ -21,7 +21,8 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, FiniteFloat, ValidationError, model_validator
 
 from guerdon.compare import report_format as fmt
-from guerdon.compare.results import RunRecord, finite, outcome_curve, read_json
+from guerdon.compare.json_files import read_json
+from guerdon.compare.results import RunRecord, finite, outcome_curve
 from guerdon.errors import DataError
 from guerdon.evaluate.charts import spread
 

@@ -16,7 +16,6 @@ An arm whose measurements fail more or less often than the baseline's is not com
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ import numpy as np
 import yaml
 
 from guerdon.compare import report_format as fmt
+from guerdon.compare.json_files import read_json, read_lines
 from guerdon.compare.report_format import CONTROL, TEXT
 from guerdon.errors import DataError
 from guerdon.evaluate.intervals import Float64, Interval, conclusion
@@ -232,31 +232,6 @@ def outcome_curve(run: RunRecord, outcome: str = SUCCESS) -> tuple[list[float], 
 def success_unknown(run: RunRecord) -> bool:
     """Whether a run was evaluated, and not once with a known true success."""
     return bool(run.evals) and not outcome_curve(run)[0]
-
-
-def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The JSON objects of a JSONL file and the count of lines that were not one. No file: no lines."""
-    if not path.is_file():
-        return [], 0
-    found = [_json_object(line) for line in path.read_bytes().split(b"\n") if line.strip()]
-    rows = [row for row in found if row is not None]
-    return rows, len(found) - len(rows)
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None where the file is absent, broken or not an object."""
-    try:
-        return _json_object(path.read_bytes())
-    except OSError:
-        return None
-
-
-def _json_object(data: bytes) -> dict[str, Any] | None:
-    try:
-        content = json.loads(data, parse_constant=lambda _: None)
-    except (ValueError, RecursionError):
-        return None
-    return content if isinstance(content, dict) else None
 
 
 def read_run(path: Path, *, task: str, arm: str, seed: int | None) -> RunRecord:

@@ -19,6 +19,7 @@ from typing import Any
 from guerdon import atomic, provenance
 from guerdon.atomic import held
 from guerdon.compare.jobs import Job, Outcome, run_jobs
+from guerdon.compare.json_files import read_lines
 from guerdon.config import Tree, apply_overrides, holds, merge, read_yaml, resolve_refs, to_yaml, validate
 from guerdon.cores import usable_cores
 from guerdon.durations import duration
@@ -159,7 +160,8 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> St
             own_tree = _moved(placed, f"compare.arms.{arm}.config.")
             arms[task, arm, seed] = _resolved(own_tree, merge(merge(at_task, written), own), f"{path}, arm {arm}")
     planned = [job for task, (prepared, for_label) in shared.items() for job in _preparation(task, prepared, for_label)]
-    planned += _budgeted([_run(*names, config, shared[names[0]][0]) for names, config in arms.items()])
+    planned += [_run(*names, config, shared[names[0]][0]) for names, config in arms.items()]
+    planned = _budgeted(planned)
     most, gpus = _room(base, [config for _, config, _ in planned])
     workers = parallel or base.compare.parallel or most
     configs = {job.name: config for job, config, _ in planned}
@@ -391,34 +393,54 @@ def _run(task: str, arm: str, seed: int, config: Study, prepared: Study) -> _Pla
     return Job(name, arguments, _makers(task, prepared, read), float(cost["seconds"]), folder=folder), config, cost
 
 
-def _budgeted(runs: Sequence[_Planned]) -> list[_Planned]:
-    """The runs with parts of the budget of each judge: what is left of it is shared out among those that are not done.
+def _budgeted(planned: Sequence[_Planned]) -> list[_Planned]:
+    """The jobs with parts of each budget: what is left of it is shared out among those that are not done.
 
-    A judge whose replies are kept elsewhere (`cache_dir`) has one budget already.
+    `label.max_usd` is one budget of all tasks, that of a judge one of all runs. Jobs that record their calls in one
+    file have one part; a judge whose replies are kept elsewhere (`cache_dir`) has a budget of its own already.
     """
-    changed, judged = {job.name: config for job, config, _ in runs}, dict[tuple[str, float], dict[str, float]]()
-    done = {job.name for job, _, _ in runs if Path(job.arguments[1]).with_suffix(".done").exists()}
-    for job, config, _ in runs:
+    budgets: dict[tuple[tuple[str, ...], float], dict[Path, list[str]]] = {}  # a key, dollars: files of calls, jobs
+    for job, config, _ in planned:
+        for key, dollars, calls in _budgets(job, config):
+            budgets.setdefault((key, dollars), {}).setdefault(calls, []).append(job.name)
+    done = {job.name for job, _, _ in planned if Path(job.arguments[1]).with_suffix(".done").exists()}
+    changed = {job.name: config for job, config, _ in planned}
+    for (key, dollars), users in budgets.items():
+        spent = {calls: _spent(calls) for calls in users}
+        going = [calls for calls, names in users.items() if not done.issuperset(names)]
+        for calls in going:
+            part = spent[calls] + (dollars - sum(spent.values())) / len(going)
+            for name in users[calls]:
+                changed[name] = _with_value(changed[name], key, max(part, 1e-6))
+    return [(job, changed[job.name], cost) for job, _, cost in planned]
+
+
+def _budgets(job: Job, config: Study) -> Iterator[tuple[tuple[str, ...], float, Path]]:
+    """Budgets of a job: the key in its configuration, dollars, and the file in which it records its calls."""
+    if job.arguments[0] == "label" and config.label is not None and config.label.max_usd is not None:
+        yield ("label", "max_usd"), config.label.max_usd, Path(config.label.save_dir, "cache", "calls.jsonl")
+    if job.folder is not None:
         for name, source in config.reward.sources.items():
             model = source.model
             if isinstance(model, JudgeModelSettings) and model.max_usd is not None and model.cache_dir is None:
-                from guerdon.compare.results import read_lines  # imports scipy
+                key = ("reward", "sources", name, "model", "max_usd")
+                yield key, model.max_usd, job.folder / "judge" / name / "calls.jsonl"
 
-                rows = read_lines((job.folder or Path()) / "judge" / name / "calls.jsonl")[0]
-                calls = {row.get("ended", row.get("begun")): row for row in rows}  # its end, where it has one
-                spent = sum(row.get("usd", 0.0) + row.get("usd_at_most", 0.0) for row in calls.values())
-                judged.setdefault((name, model.max_usd), {})[job.name] = spent
-    for (name, whole), spent_by in judged.items():
-        going = spent_by.keys() - done
-        for job_name in going:
-            part = spent_by[job_name] + (whole - sum(spent_by.values())) / len(going)
-            reward = changed[job_name].reward
-            source = reward.sources[name]
-            model = source.model.model_copy(update={"max_usd": max(part, 1e-6)})
-            sources = reward.sources | {name: source.model_copy(update={"model": model})}
-            own = {"reward": reward.model_copy(update={"sources": sources})}
-            changed[job_name] = changed[job_name].model_copy(update=own)
-    return [(job, changed[job.name], cost) for job, _, cost in runs]
+
+def _spent(calls: Path) -> float:
+    """Dollars of the calls in a file; a call that did not end counts with the most that it can have cost."""
+    rows = {row.get("ended", row.get("begun")): row for row in read_lines(calls)[0]}  # its end, where it has one
+    return float(sum(row.get("usd", 0.0) + row.get("usd_at_most", 0.0) for row in rows.values()))
+
+
+def _with_value(held: Any, key: Sequence[str], value: Any) -> Any:
+    """A copy of settings, or of a map of them, with another value at a key."""
+    if not key:
+        return value
+    first, *rest = key
+    if isinstance(held, dict):
+        return held | {first: _with_value(held[first], rest, value)}
+    return held.model_copy(update={first: _with_value(getattr(held, first), rest, value)})
 
 
 def _check_success_reported(config: Study, readers: Sequence[str]) -> None:

@@ -28,7 +28,7 @@ from guerdon.progress import doing, heartbeat
 from guerdon.serve.app import build_app
 from guerdon.serve.backends import model_loader, refuse_early
 from guerdon.serve.lifecycle import address, say_served
-from guerdon.serve.model_queue import ServedModels
+from guerdon.serve.served_models import ServedModels
 from guerdon.settings.serve import RayServeSettings, ServeSettings
 
 NAME = "guerdon"

@@ -375,7 +375,7 @@ def benchmark_of(source: str, row: Any) -> str | None:
         isinstance(row[key], list | tuple) and len(row[key]) == 3 for key in ("chosen", "rejected")
     ):
         return "RM-Bench"
-    own = Path(source).stem if Path(source).suffix in ENDINGS else Path(source).name
+    own = Path(source).stem if Path(source).suffix in ENDINGS else Path(source).name.partition(":")[0]
     return next((name for name, known in _BENCHMARKS.items() if re.search(known, own, re.IGNORECASE)), None)
 
 
@@ -390,12 +390,13 @@ def _layout(row: Any) -> RowLayout | None:
     return next((one for one in LAYOUTS.values() if all(row.get(key) is not None for key in one.keys)), None)
 
 
-def read_preferences(source: str, *, columns: Mapping[str, str] | None = None) -> Preferences:
+def read_preferences(source: str, *, columns: Mapping[str, str] | None = None, train: bool = False) -> Preferences:
     """The comparisons of a file, a folder or a hub data set.
 
     Args:
         source: JSONL, JSON, Parquet, CSV, a folder of them or of the `datasets` library, or a hub id.
         columns: names that the layouts use, and what these columns are called in the source.
+        train: of several splits, only `train`.
 
     Raises:
         DataError: the source cannot be read, a row has no known layout, or no row can be used.
@@ -404,7 +405,7 @@ def read_preferences(source: str, *, columns: Mapping[str, str] | None = None) -
     left_out: Counter[str] = Counter()
     renamed = {own: name for name, own in (columns or {}).items()}
     benchmark = None
-    for subset, name, rows in source_rows(source):
+    for subset, name, rows in source_rows(source, train=train):
         for number, (where, row) in enumerate(rows):
             if isinstance(row, DataError):
                 raise row

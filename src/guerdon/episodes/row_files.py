@@ -23,6 +23,7 @@ from guerdon.atomic import write_bytes
 from guerdon.episodes.chats import ChatError, chat_messages, context_of, question_of, tool_schemas
 from guerdon.errors import DataError, boundary, needs
 from guerdon.hub import check_data_set
+from guerdon.progress import log_once
 from guerdon.types import Message, Tool
 
 if TYPE_CHECKING:
@@ -83,12 +84,19 @@ def rows_by_split(data: str) -> dict[str, list[dict[str, Any]]]:
     """Rows of a file (named by its stem), of the files of a folder, or of every split of a data set.
 
     Args:
-        data: a file, a folder of files, a folder that `datasets` saved, or a hub id.
+        data: a file, a folder of files, a folder that `datasets` saved, or a hub id; of a folder or a hub id also one
+            split alone, `openai/gsm8k:test`.
 
     Raises:
-        DataError: it cannot be read, or has no rows.
+        DataError: it cannot be read, has no rows, or no such split.
         MissingDependencyError: a folder of `datasets` or a hub id without that package.
     """
+    name, colon, split = data.rpartition(":")
+    if colon and not Path(data).exists() and (Path(name).is_dir() or _HUB_ID.fullmatch(name)):
+        found = rows_by_split(name)
+        if split not in found:
+            raise DataError(f"{name} has no split {split!r}, only {', '.join(found)}")
+        return {split: found[split]}
     path = Path(data)
     typed = set(ENDINGS) - _TABLES.keys()  # `datasets` reads folders of tables, and infers types
     files = sorted(p for p in path.iterdir() if p.suffix in typed and p.name[0] != ".") if path.is_dir() else [path]
@@ -103,6 +111,21 @@ def rows_by_split(data: str) -> dict[str, list[dict[str, Any]]]:
     if not any(found.values()):
         raise DataError(f"{data}: there is no row in it")
     return found
+
+
+def rows_to_train_on(data: str) -> dict[str, list[dict[str, Any]]]:
+    """As `rows_by_split`: the split `train` alone where there is one; a line names the others.
+
+    Raises:
+        DataError: as `rows_by_split`.
+        MissingDependencyError: as `rows_by_split`.
+    """
+    found = rows_by_split(data)
+    others = ", ".join(f"{split} ({len(rows)} rows)" for split, rows in found.items() if split != "train")
+    if "train" not in found or not others:
+        return found
+    log_once(f"{data}: its split train is used, and not {others}; {data}:SPLIT names another one")
+    return {"train": found["train"]}
 
 
 class RowFields:

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from guerdon.atomic import write_bytes
 from guerdon.episodes import solution_formats as formats
-from guerdon.episodes.row_files import file_rows, json_line, rows_by_split, write_parquet
+from guerdon.episodes.row_files import file_rows, json_line, rows_by_split, rows_to_train_on, write_parquet
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 
@@ -172,7 +172,7 @@ def write_solutions(path: Path, solutions: Iterable[Solution], form: Format = "s
     return WrittenSolutions(path, len(rows), count, dict(left_out))
 
 
-def published_solutions(paths: Sequence[str], left_out: Counter[str]) -> list[Solution]:
+def published_solutions(paths: Sequence[str], left_out: Counter[str], *, train: bool = False) -> list[Solution]:
     """Solutions of several files, folders or data sets; `meta["subset"]` is the file's stem or the split.
 
     Of a folder that `guerdon label` wrote, its records are read, unchanged.
@@ -180,6 +180,7 @@ def published_solutions(paths: Sequence[str], left_out: Counter[str]) -> list[So
     Args:
         paths: files and folders in any format that is read, and hub ids.
         left_out: counts the rows that have no label for any step, by reason (`bad_problem`, for instance).
+        train: of several splits, only `train`.
 
     Raises:
         DataError: one of them cannot be read, or has no solution, or a row cannot be understood.
@@ -187,7 +188,7 @@ def published_solutions(paths: Sequence[str], left_out: Counter[str]) -> list[So
     solutions: list[Solution] = []
     for given in paths:
         before = len(solutions)
-        for subset, name, rows in source_rows(given):
+        for subset, name, rows in source_rows(given, train=train):
             for _, one in solutions_from_rows(rows, name):
                 if isinstance(one, formats.NoLabelsError):
                     left_out[one.reason] += 1
@@ -201,15 +202,15 @@ def published_solutions(paths: Sequence[str], left_out: Counter[str]) -> list[So
     return solutions
 
 
-def source_rows(given: str) -> Iterator[tuple[str | None, str, Iterable[tuple[str, Any]]]]:
-    """Subset, name and rows with their places of each part of a file, folder or data set."""
+def source_rows(given: str, *, train: bool = False) -> Iterator[tuple[str | None, str, Iterable[tuple[str, Any]]]]:
+    """Subset, name and rows with their places of each part of a file, folder or data set; with `train` of one split."""
     path = Path(given)
     if path.is_file():
         yield path.stem, path.stem, file_rows(path)
     elif (path / RECORDS).is_file():
         yield None, Path(RECORDS).stem, file_rows(path / RECORDS)
     else:
-        for split, rows in rows_by_split(given).items():
+        for split, rows in (rows_to_train_on if train else rows_by_split)(given).items():
             yield split, split, [(f"{given}: {split} row {k + 1}", row) for k, row in enumerate(rows)]
 
 

@@ -122,7 +122,7 @@ def bias_probes(
         if not judge.info.compares:
             wanted = list({key: one for one in wanted if (key := (one.asked, one.text)) not in known}.values())
         at = np.repeat(np.arange(len(groups)), 2).tolist() if judge.info.compares else ()
-        scores = score_solutions(judge, wanted, groups=at, batch_size=batch_size, what=what)
+        scores = score_solutions(judge, wanted, groups=at, batch_size=batch_size, what=what, lines=1)
         found = [solution_value(score, aggregation) for score in scores]
         if judge.info.compares:
             return [found[k : k + 2] for k in range(0, len(found), 2)]

@@ -165,6 +165,7 @@ def score_solutions(
     groups: Sequence[int] = (),
     batch_size: int = 64,
     what: str | None = None,
+    lines: int = 4,
 ) -> list[Score]:
     """One Score per solution, in order; a solution without a step is a `Failure("no_step")`.
 
@@ -175,11 +176,12 @@ def score_solutions(
             call; empty: solutions to the same question.
         batch_size: solutions per call.
         what: what to call them where progress is shown; None shows none.
+        lines: of progress, where there is no terminal.
 
     Raises:
         DataError: the model gave another number of scores than it was given solutions.
     """
-    progress = None if what is None else ProgressBar(len(solutions), what=what, lines=4)
+    progress = None if what is None else ProgressBar(len(solutions), what=what, lines=lines)
     scores: list[Score] = []
     while (start := len(scores)) < len(solutions):
         end = start + batch_size

@@ -63,7 +63,7 @@ def candidates(study: Study, *, only: Sequence[str] = ()) -> list[Candidate]:
             checkpoint = trained_checkpoint(settings.save_dir, study.label, name)
             labels = () if study.label is None else (str(Path(study.label.save_dir) / study.label.dataset),)
             of_pairs = isinstance(settings, PreferenceTrainSettings)  # whose prompts are known by their hashes below
-            labelled = () if of_pairs else published_solutions(settings.data_paths or labels, Counter())
+            labelled = () if of_pairs else published_solutions(settings.data_paths or labels, Counter(), train=True)
             exclude = trained_on | {solution.question for solution in labelled}
             source, folder = ThirdPartySettings(path=str(checkpoint), device=settings.device), checkpoint.parent
             found.append(Candidate(name, source, folder, exclude, training_question_hashes(folder)))

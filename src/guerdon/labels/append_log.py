@@ -32,10 +32,10 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from guerdon.errors import DataError
 from guerdon.secrets import hide
@@ -163,25 +163,33 @@ class AppendLog:
         rows: what was there when the file was opened.
 
     Args:
-        path: the file; its folder is made.
+        path: the file; its folder is made. Both are removed by `close` if they were not there and nothing was written.
 
     Raises:
         DataError: another process has it open, or a line before the last is not JSON.
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._lock = threading.Lock()
-        self._file = path.open("a+b")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._file.close()
-            raise DataError(
-                f"{path} is in use by another guerdon process; wait for it, or choose another save_dir"
-            ) from error
+        self._own_folder = not path.parent.exists()
+        self._file = self._opened()
+        while not (path.exists() and os.path.samestat(os.fstat(self._file.fileno()), path.stat())):
+            self._file.close()  # who had it open removed it before it was locked here
+            self._file = self._opened()
         self.rows = self._read()
+
+    def _opened(self) -> BinaryIO:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        file = self.path.open("a+b")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            raise DataError(
+                f"{self.path} is in use by another guerdon process; wait for it, or choose another save_dir"
+            ) from error
+        return file
 
     def _read(self) -> list[dict[str, Any]]:
         self._file.seek(0)
@@ -214,7 +222,12 @@ class AppendLog:
                 raise DataError(f"{self.path}: {error.strerror}; the same command resumes once it can write") from error
 
     def close(self) -> None:
-        """Close and unlock the file."""
+        """Close and unlock the file; an empty one is removed."""
+        if not self._file.closed and not os.fstat(self._file.fileno()).st_size:
+            self.path.unlink(missing_ok=True)
+            if self._own_folder:
+                with suppress(OSError):  # not empty
+                    self.path.parent.rmdir()
         self._file.close()
 
 

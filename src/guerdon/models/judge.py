@@ -22,6 +22,7 @@ import hashlib
 import itertools
 import json
 import re
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -99,7 +100,7 @@ class JudgeModel:
     Args:
         client: of the language model.
         plan: what it is asked.
-        close: ends the client.
+        close: ends the client; called at the latest when the judge is no longer used.
         settings: with the prices of the client; None: costs are not known.
 
     Raises:
@@ -117,7 +118,8 @@ class JudgeModel:
             raise ConfigError("votes: several replies at temperature 0 are the same; set a temperature or votes: 1")
         if plan.scale[0] >= plan.scale[1]:
             raise ConfigError(f"scale: the lowest score must be below the highest, these are {plan.scale}")
-        self._client, self._plan, self._close, self._settings = client, plan, close, settings
+        self._client, self._plan, self._settings = client, plan, settings
+        self._close = None if close is None else weakref.finalize(self, close)
 
     def close(self) -> None:
         """Close the files of replies and costs."""

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from guerdon.episodes.chats import ChatError
 from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
-from guerdon.hub import ADAPTER, adapter_config, check_folder, find_model, model_folder
+from guerdon.hub import ADAPTER, adapter_config, check_folder, find_model, folder_with, model_folder
 from guerdon.models.adapters import ADAPTERS, adapter_of, load_adapter, recognise
 from guerdon.models.load import load_reward_model
-from guerdon.models.text_model import TextRewardModel, is_own, read_card
+from guerdon.models.text_model import CARD, TextRewardModel, is_own, read_card
 from guerdon.packaged import local_model
 from guerdon.progress import doing
 from guerdon.settings.remote import remote_at
@@ -46,8 +46,8 @@ def load_text_model(
     """Read a reward model of text.
 
     Args:
-        path: a folder that `guerdon train` wrote (or the one above its `final_checkpoint`), a folder or hub id of
-            a published model, `package:<name>`, or the address of a reward server (`http://host:port/v1/rewards?model=prm`).
+        path: a folder that `guerdon train` wrote (or the one above its `final_checkpoint`), or its hub id; a folder or
+            hub id of a published model, `package:<name>`, or the address of a reward server (`http://host:port/v1/rewards?model=prm`).
         adapter: how a published model is read; `auto`: by its configuration.
         micro_batch_size: solutions per forward pass.
         device: where it computes, as a key `device` says.
@@ -56,14 +56,19 @@ def load_text_model(
     Raises:
         CheckpointError: there is no such model, it was altered, lacks weights, no adapter can read it, or its chat
             template refuses its system turn.
-        ConfigError: the device is not there, or is named for a reward server; or the model has no such ratings.
+        ConfigError: the device is not there, or is named for a reward server; that does not answer, or judges images;
+            or the model has no such ratings.
     """
     if path.startswith(("http://", "https://")):
         for key, given in {"device": str(device) != "auto", "weights": weights is not None}.items():
             if given:
                 raise ConfigError(f"{key} would do nothing with {path}, a reward server; remove it")
-        return load_reward_model("remote", remote=remote_at(path))
+        served = load_reward_model("remote", remote=remote_at(path))
+        if served.info.modality == "image":
+            raise ConfigError(f"{path} judges images, not text; name another model of the server (?model=NAME)")
+        return served
     path = local_model(path)
+    path = str(folder_with(CARD, path) or path)  # without its card, members would be read as two classes
     folder = _own_folder(path, adapter)
     if folder is None:
         if weights is not None:

@@ -22,7 +22,7 @@ from guerdon.serve import routes, wire_chat, wire_openrlhf, wire_seed, wire_vllm
 from guerdon.serve.errors import ServeError, error_body
 from guerdon.serve.media import Media
 from guerdon.serve.middleware import RequestMiddleware
-from guerdon.serve.model_queue import ServedModels
+from guerdon.serve.served_models import ServedModels
 from guerdon.serve.wire import UrlOptions, unknown_key
 from guerdon.settings.serve import ServeSettings
 

@@ -92,7 +92,7 @@ def launch(settings: ServeSettings) -> None:
     with needs("the server needs {name}: pip install 'guerdon[serve]'", ModuleNotFoundError):
         from guerdon.serve.app import build_app
         from guerdon.serve.lifecycle import serve
-        from guerdon.serve.model_queue import ServedModels
+        from guerdon.serve.served_models import ServedModels
     log_to_stderr()
     models = ServedModels(loaders, default=settings.default, batch=settings.batch, limits=settings.limits)
     serve(models, build_app(models, settings), settings, chosen)

@@ -32,7 +32,7 @@ from guerdon.errors import ConfigError, GuerdonError
 from guerdon.progress import doing, heartbeat
 from guerdon.serve.errors import error_body
 from guerdon.serve.middleware import LINGER_S
-from guerdon.serve.model_queue import ServedModels
+from guerdon.serve.served_models import ServedModels
 from guerdon.settings.serve import ServeSettings
 
 SWITCH_S = 0.0005  # a model releases the interpreter lock at every kernel, and should get it back soon

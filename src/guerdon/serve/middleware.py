@@ -27,7 +27,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from guerdon.serve.errors import error_body
-from guerdon.serve.model_queue import ServedModels
+from guerdon.serve.served_models import ServedModels
 from guerdon.settings.serve import ServeSettings
 
 OPEN = "/health"

@@ -1,12 +1,12 @@
-"""Served models: each with a queue, threads that call it, remembered results, updates and reloads.
+"""A served model: its queue, threads that call it, remembered results, updates and reloads.
 
 Everything but the calls of a model happens on the event loop, so nothing needs a lock. A model has one lane, or as many
 as there are copies of it; a lane makes one call after another. Updates happen between two batches (a model that learns
 has one lane). So does the exchange of a reloaded model; what another lane scores meanwhile comes from the old one.
 
-    models = ServedModels({"prm": ModelLoader(load)})
-    models.start(); await models.loaded()
-    scores = await models.get("prm").judge(episodes, JudgeOptions(), deadline_s=10)
+    queue = ModelQueue("prm", ModelLoader(load), BatchSettings(), LimitSettings(), Metrics())
+    queue.start(); await queue.loading
+    scores = await queue.judge(episodes, JudgeOptions(), deadline_s=10)
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from guerdon.errors import GuerdonError
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.serve.backends import ModelLoader, card_forecast
-from guerdon.serve.errors import BadRequest, BrokenModel, Busy, DeadlineExceeded, NotReady, ReloadFailed, UnknownModel
+from guerdon.serve.errors import BadRequest, BrokenModel, Busy, DeadlineExceeded, NotReady, ReloadFailed
 from guerdon.serve.metrics import RESULTS, Metrics
 from guerdon.serve.update_store import UpdateId, UpdateResult, UpdateStore, When
 from guerdon.serve.worker import (
@@ -48,90 +48,6 @@ TIMER_S = 0.001  # by which a timer may be early
 HASH_HERE = 1 << 18  # bytes that may be hashed on the event loop, in about a quarter of a millisecond
 log = logging.getLogger("guerdon.serve")
 T = TypeVar("T")
-
-
-class ServedModels:
-    """The models of a server by name.
-
-    Args:
-        loaders: how each is loaded.
-        default: the model of requests that name none; None: the first.
-        batch: limits of batches.
-        limits: limits of requests.
-
-    Attributes:
-        metrics: counters.
-        queues: the models by name, without aliases.
-        default: one of the names.
-        draining: the server is shutting down and accepts no new requests.
-        started: `start` was called.
-    """
-
-    def __init__(
-        self,
-        loaders: Mapping[str, ModelLoader],
-        *,
-        default: str | None = None,
-        batch: BatchSettings | None = None,
-        limits: LimitSettings | None = None,
-    ) -> None:
-        batch, self.limits, self.metrics = batch or BatchSettings(), limits or LimitSettings(), Metrics()
-        self.queues = {name: ModelQueue(name, at, batch, self.limits, self.metrics) for name, at in loaders.items()}
-        self.default = default or next(iter(loaders))
-        self._by_alias = {alias: name for name, loader in loaders.items() for alias in loader.aliases}
-        self.draining = self.started = False
-
-    def start(self) -> None:
-        """Start loading all models and serving their queues; needs a running event loop."""
-        self.started = True
-        for queue in self.queues.values():
-            queue.start()
-
-    async def loaded(self) -> None:
-        """Wait until every model is loaded.
-
-        Raises:
-            GuerdonError: a model cannot be loaded.
-        """
-        await asyncio.gather(*(queue.loading for queue in self.queues.values() if queue.loading is not None))
-
-    async def stop(self) -> None:
-        """Refuse waiting requests and end the threads."""
-        if self.started:
-            self.started = False
-            for queue in self.queues.values():
-                queue.stop()
-
-    def abandon(self) -> None:
-        """Refuse waiting requests: the server ends before their model is done."""
-        for queue in self.queues.values():
-            queue.abandon()
-
-    def get(self, name: str | None = None, *, param: str = "model") -> ModelQueue:
-        """A model by name or alias; None: the default.
-
-        Raises:
-            UnknownModel: there is none of this name; `param` is the field of the request that names it.
-        """
-        name = self.default if name is None else self._by_alias.get(name, name)
-        if name not in self.queues:
-            raise UnknownModel(name, known=tuple(self.queues), param=param)
-        return self.queues[name]
-
-    def overload(self) -> float | None:
-        """Seconds after which to try again, if no model has room for what it last refused; else None."""
-        waits = [queue.overload() for queue in self.queues.values()]
-        known = [wait for wait in waits if wait is not None]
-        return min(known) if len(known) == len(waits) else None
-
-    def states(self) -> dict[str, str]:
-        """`ready` or the problem, by model."""
-        return {name: "ready" if q.model is not None else q.problem for name, q in self.queues.items()}
-
-    @property
-    def ready(self) -> bool:
-        """Whether all models are loaded and the server is not shutting down."""
-        return not self.draining and all(queue.model is not None for queue in self.queues.values())
 
 
 class ModelQueue:

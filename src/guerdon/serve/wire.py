@@ -31,7 +31,8 @@ from guerdon.policies.tokens import split_steps
 from guerdon.serve import client_wire
 from guerdon.serve.errors import BadRequest, ServeError
 from guerdon.serve.media import Media
-from guerdon.serve.model_queue import ModelQueue, ServedModels
+from guerdon.serve.model_queue import ModelQueue
+from guerdon.serve.served_models import ServedModels
 from guerdon.serve.wire_text import PromptResponse, marked_steps
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.serve import LimitSettings

@@ -308,7 +308,10 @@ class LabelSettings(Settings):
         ("training", "trl"), description="also written, in addition to the records in the seed's format"
     )
     max_usd: float | None = only_with(
-        None, gt=0, asks_judge=_JUDGED, description="stop before the calls of this save_dir cost more"
+        None,
+        gt=0,
+        asks_judge=_JUDGED,
+        description="stop before the calls of this save_dir cost more; in `guerdon compare` those of all tasks",
     )
     max_failure_rate: float = Field(0.5, ge=0, le=1, description="stop when a larger share of measurements fails")
     seed: Seed = Field(0, description="of everything that is drawn")

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from guerdon.episodes.chats import ChatError, chat_messages, question_of, tool_schemas
 from guerdon.episodes.preferences import is_preference, responses_in
-from guerdon.episodes.row_files import ENDINGS, good_rows, rows_by_split
+from guerdon.episodes.row_files import ENDINGS, good_rows, rows_to_train_on
 from guerdon.errors import DataError, MissingDependencyError, boundary, needs
 from guerdon.hub import check_data_set
 from guerdon.progress import log_once
@@ -162,9 +162,8 @@ def _asked(path: str) -> tuple[Prompt, ...]:
     if Path(path).is_file():
         rows = good_rows(Path(path))
     else:
-        found = rows_by_split(path)
-        splits = ["train"] if "train" in found else list(found)
-        rows = [(f"{path}: {split} row {k + 1}", row) for split in splits for k, row in enumerate(found[split])]
+        found = rows_to_train_on(path)
+        rows = [(f"{path}: {split} row {k + 1}", row) for split, own in found.items() for k, row in enumerate(own)]
 
     def asked(where: str, row: Any) -> Any:
         if not is_preference(row) or any(row.get(key) for key in _QUESTIONS):

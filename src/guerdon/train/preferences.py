@@ -97,7 +97,7 @@ def read_preference_data(settings: PreferenceTrainSettings) -> PreferenceData:
     repeated = contradicted = 0
     noise = None
     for source in settings.data_paths:
-        one = read_preferences(source, columns=settings.columns)
+        one = read_preferences(source, columns=settings.columns, train=True)
         if one.benchmark is not None:
             raise DataError(
                 f"{source} is the test set of {one.benchmark}, which means nothing for a model trained on it: train on "
@@ -256,10 +256,12 @@ def list_terms(rewards_L_K: Tensor, ranks_L: Tensor) -> Tensor:
 
 
 def length_terms(rewards_N_2: Tensor, lengths_N: Tensor, weight_2_H: Tensor) -> Tensor:
-    """What ODIN adds to the loss of a batch (2402.07319), a scalar.
+    """What ODIN adds to the ranking loss of a batch (2402.07319), which is that of the sum of both rewards; a scalar.
 
-    |corr(quality, length)| - corr(length reward, length), by Pearson, and the absolute cosine of the weights of the two
-    heads, which are to be orthogonal. A correlation with something constant is 0.
+    |corr(quality, length)| - corr(length reward, length), by Pearson, and |W_Q W_L^T| of the weights of both heads,
+    each divided by its norm. A correlation with something constant is 0. The authors' own script (Lichang-Chen/ODIN at
+    8e18ce6) also computes the rewards with such weights, centred before, adds |corr(sum of both rewards, length)|, and
+    counts the tokens of the prompt as length, too.
 
     Args:
         rewards_N_2: quality, and the reward of length.

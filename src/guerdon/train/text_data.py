@@ -163,7 +163,7 @@ def read_data(settings: TextTrainSettings, label: LabelSettings | None) -> TextD
     """
     paths = data_paths(settings, label)
     left_out: Counter[str] = Counter()
-    solutions = tuple(published_solutions(paths, left_out))
+    solutions = tuple(published_solutions(paths, left_out, train=True))
     cards = [_card(Path(path)) for path in paths]
     kinds = {(card.get("method"), card.get("reward")) for card in cards}
     method, reward = kinds.pop() if len(kinds) == 1 else (None, None)
