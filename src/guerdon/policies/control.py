@@ -26,12 +26,12 @@ from guerdon.devices import resolve_device, seeded
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.finite import load_weights, refuse_to_write
 from guerdon.policies.encoders import CLIP, Encoder, Prepared, RunningMeanStd, orthogonal, select
-from guerdon.policies.heads import ActionUnits, Categorical, Draw, Gaussian, action_units, choices
+from guerdon.policies.heads import ActionUnits, Categorical, Draw, Gaussian, action_units
 from guerdon.policies.robot import Action, ControlInputs, RobotPolicy
 from guerdon.settings.policy import POLICIES, ControlPolicySettings, GaussianPolicySettings, OwnPolicySettings
 from guerdon.settings.vla_policy import VLAPolicySettings
 from guerdon.types import BoolArray, Evaluated, IntArray
-from guerdon.worlds.spaces import ObservedColumn, columns_of_shape
+from guerdon.worlds.spaces import ObservedColumn, choices, columns_of_shape
 
 _ACTIVATION, _ACTIVATIONS = "activation", ("tanh", "relu")
 _UNITS = "units."  # names of tensors that hold those of the actions

@@ -218,16 +218,3 @@ class Squashed:
         # log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2 x)), which is exact where tanh(x) rounds to 1
         slope = 2.0 * (math.log(2.0) - before - F.softplus(-2.0 * before))
         return (kernel - log_std - 0.5 * math.log(2 * math.pi) - slope).sum(-1)
-
-
-def choices(space: gymnasium.Space) -> tuple[int, ...] | None:
-    """Values of each choice of discrete actions, as worlds give them (`spaces.plain`); None: they are a Box."""
-    return tuple(int(n) for n in space.nvec) if isinstance(space, gymnasium.spaces.MultiDiscrete) else None
-
-
-def action_bounds(space: gymnasium.Space) -> tuple[np.ndarray, np.ndarray]:
-    """(A,) lowest and (A,) highest actions of a Box or of choices."""
-    counts = choices(space)
-    if counts is None:
-        return space.low, space.high
-    return np.zeros(len(counts)), np.array(counts, dtype=np.float64) - 1
