@@ -34,6 +34,7 @@ from guerdon.settings.world import WorldSettings
 from guerdon.types import BoolArray, Chunks, Episode, Failure, FloatArray, IntArray, Observes, Rollout, Segment
 from guerdon.worlds.build import build_world
 from guerdon.worlds.observation import ObservationSpec
+from guerdon.worlds.spaces import ObservedColumn
 from guerdon.worlds.starts import Result
 from guerdon.worlds.transition import Transition
 from guerdon.worlds.world import World
@@ -54,16 +55,18 @@ class PolicyShape(NamedTuple):
         observation_shape: of what one copy shows.
         action_space: of one copy.
         proprioception_size: numbers that the robot measures of itself.
+        columns: what a copy shows a policy, by key.
     """
 
     observation_shape: tuple[int, ...]
     action_space: gymnasium.Space
     proprioception_size: int
+    columns: tuple[ObservedColumn, ...]
 
     @classmethod
     def of(cls, world: World) -> PolicyShape:
         """What a policy of a world must fit."""
-        return cls(world.observation_shape, world.action_space, len(world.proprioception))
+        return cls(world.observation_shape, world.action_space, len(world.proprioception), world.columns)
 
 
 class ControlCollector:
@@ -467,6 +470,7 @@ def policy_of_shape(
         auxiliary=auxiliary,
         seed=seed,
         proprioception_size=shape.proprioception_size,
+        columns=shape.columns,
     )
 
 

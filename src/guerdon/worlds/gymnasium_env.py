@@ -21,6 +21,7 @@ from guerdon.types import BoolArray, ByteArray
 from guerdon.worlds.camera import choose_headless_backend, close_at_exit
 from guerdon.worlds.eye import stacked
 from guerdon.worlds.resets import CopyEnv
+from guerdon.worlds.spaces import plain
 
 
 class PlainVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
@@ -129,7 +130,7 @@ def make_gymnasium_env(
         kwargs: passed to the environment.
 
     Raises:
-        ConfigError: the id is not registered, or its observations or actions are not plain boxes.
+        ConfigError: the id is not registered, or its observations or actions are of another kind than `plain` takes.
     """
     choose_headless_backend()
 
@@ -145,8 +146,7 @@ def make_gymnasium_env(
     mode = AutoresetMode[autoreset.upper()]
     with _gymnasium(ConfigError, f"env.task {env_id!r} could not be made"):
         env = SyncVectorEnv([partial(one, i) for i in range(num_envs)], autoreset_mode=mode)
-    check_spaces(env, f"env.task {env_id!r}")
-    return env
+        return plain(env, f"env.task {env_id!r}")
 
 
 def named_copy(env: gymnasium.Env, index: int, copies: int, name: str) -> CopyEnv:
@@ -163,26 +163,6 @@ def named_copy(env: gymnasium.Env, index: int, copies: int, name: str) -> CopyEn
         middle = np.median(rest.geom_xpos, axis=0)
         renderer.default_cam_config = {"lookat": middle, **(renderer.default_cam_config or {})}
     return CopyEnv(env, index, name if copies == 1 else f"copy {index} of {name}")
-
-
-def check_spaces(env: gymnasium.vector.VectorEnv, what: str) -> None:
-    """Refuse observations and actions that are not plain boxes.
-
-    Raises:
-        ConfigError: they are not; the message begins with `what`.
-    """
-    for name, space in (("observation", env.single_observation_space), ("action", env.single_action_space)):
-        if not isinstance(space, gymnasium.spaces.Box):
-            raise ConfigError(
-                f"{what} has {name} space {space}; control policies need a Box. "
-                "Flatten it with a gymnasium wrapper and register the result under an id of your own."
-            )
-    shape = env.single_action_space.shape
-    if shape is None or len(shape) != 1:
-        raise ConfigError(
-            f"{what} takes actions of shape {shape}; control policies give "
-            "rows of numbers. Flatten them with a gymnasium wrapper and register the result under an id of your own."
-        )
 
 
 def merged_infos(infos: Sequence[Mapping[str, np.ndarray]], shares: Sequence[int]) -> dict[str, Any]:
@@ -247,10 +227,10 @@ class RenderEye:
             MissingDependencyError: it raises.
         """
         with _gymnasium(MissingDependencyError, "the environment cannot draw itself"):
-            if isinstance(self._env, SyncVectorEnv):
-                drawn = {index: self._env.envs[index].render() for index in indices}
-            elif isinstance(self._env, AsyncVectorEnv):
-                drawn = _drawn_in_processes(self._env, indices)
+            if isinstance(self._env.unwrapped, SyncVectorEnv):
+                drawn = {index: self._env.unwrapped.envs[index].render() for index in indices}
+            elif isinstance(self._env.unwrapped, AsyncVectorEnv):
+                drawn = _drawn_in_processes(self._env.unwrapped, indices)
             else:
                 pictures = self._env.render()
                 count = None if pictures is None else len(pictures)
