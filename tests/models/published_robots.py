@@ -90,25 +90,25 @@ def preprocessor(norm_map=None):
     return {"name": "policy_preprocessor", "steps": steps}
 
 
-def statistics():
+def statistics(size=STATES):
     """Mean and standard deviation of the states."""
     random = np.random.default_rng(7)
-    mean, std = random.normal(size=STATES), random.uniform(0.5, 2, STATES)
+    mean, std = random.normal(size=size), random.uniform(0.5, 2, size)
     return {
         "observation.state.mean": torch.from_numpy(mean.astype(np.float32)),
         "observation.state.std": torch.from_numpy(std.astype(np.float32)),
     }
 
 
-def write_sarm(folder, *, seed=0, **changes):
-    """A SARM checkpoint."""
+def write_sarm(folder, *, seed=0, states=STATES, **changes):
+    """A SARM checkpoint for states of so many numbers."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     config = SARM | changes
     (folder / "config.json").write_text(json.dumps(config))
     save_file(drawn(sarm_shapes(config), seed), folder / "model.safetensors")
     (folder / "policy_preprocessor.json").write_text(json.dumps(preprocessor()))
-    save_file(statistics(), folder / "policy_preprocessor_step_2_normalizer_processor.safetensors")
+    save_file(statistics(states), folder / "policy_preprocessor_step_2_normalizer_processor.safetensors")
     return folder
 
 

@@ -155,7 +155,8 @@ class _Stages(nn.Module):
         wide = self.subtask_model.first_pos.shape[-1]
         said = nn.functional.one_hot(stage_B_F, max(wide, int(stage_B_F.max()) + 1))[..., :wide]
         share: Tensor = self.subtask_model(images_B_F_D, task_D, states_B_F_S, head, said.to(images_B_F_D.dtype))
-        return stage_B_F + share.squeeze(-1).sigmoid()
+        reached: Tensor = stage_B_F + share.squeeze(-1).sigmoid()
+        return reached
 
 
 class SarmModel:
@@ -218,7 +219,7 @@ class SarmModel:
             task = self._task(episode.task)
             found = [
                 self.network(images[rows], task, states[rows], self.head)[:, rows.shape[1] // 2]
-                for rows in torch.from_numpy(rows_T_F).to(self.device).split(_BATCH)
+                for rows in torch.split(torch.from_numpy(rows_T_F).to(self.device), _BATCH)
             ]
         reached_T = torch.cat(found).double().cpu().numpy()
         values_T = np.interp(reached_T, np.arange(len(self._ends)), self._ends)

@@ -284,7 +284,7 @@ class ControlReward(ModelReward[ControlInputs]):
             return part.states_F
         return _records(part.frames_F, part.states_F) if info.states else part.frames_F
 
-    def _columns(self, seen: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    def _columns(self, seen: NDArray[Any]) -> dict[str, Any]:
         """Columns of an episode."""
         if seen.dtype.names:
             return {name: np.ascontiguousarray(seen[name]) for name in seen.dtype.names}
@@ -478,7 +478,7 @@ class ControlReward(ModelReward[ControlInputs]):
 
 def _records(frames_F: ByteArray, states_F: FloatArray) -> NDArray[Any]:
     """(F,) records of a frame and a state."""
-    parts = {"frames": frames_F, "states": states_F}
+    parts: dict[str, NDArray[Any]] = {"frames": frames_F, "states": states_F}
     out = np.empty(len(frames_F), [(name, column.dtype, column.shape[1:]) for name, column in parts.items()])
     for name, column in parts.items():
         out[name] = column
