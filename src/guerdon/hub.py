@@ -114,6 +114,22 @@ def _no_hub_id(name: str) -> bool:
     return name.count("/") > 1 or name.startswith(("/", ".", "~"))
 
 
+def local_folder(name: str | Path) -> Path:
+    """The folder of a checkpoint on this machine, of that path or in the hub's cache, that is safe to read.
+
+    Raises:
+        CheckpointError: there is none, or as `check_folder`.
+    """
+    folder = model_folder(str(name))
+    if folder is None:
+        raise CheckpointError(
+            f"{name}: there is no such folder; of a model on the hub, download it first (hf download {name} "
+            "--local-dir FOLDER) and name the folder"
+        )
+    check_folder(CheckpointError, "the checkpoint", folder)
+    return folder
+
+
 def check_folder(error: type[GuerdonError], what: str, folder: Path) -> None:
     """Refuse a folder of a model or an adapter that is not safe to read.
 

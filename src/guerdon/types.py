@@ -32,6 +32,8 @@ Message = Mapping[str, Any]  # of a chat, as `guerdon.episodes.chats` brings it 
 Tool = Mapping[str, Any]  # JSON schema of a function that can be called in a chat
 Granularity = Literal["step", "total"]
 Modality = Literal["image", "state", "text"]
+ALL_FRAMES = 1_000_000
+"""`RewardInfo.frames_needed` of a model that looks back to the start of the episode."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,13 +170,16 @@ class RewardInfo:
         granularity: `step` (a value per row) or `total` (one per episode).
         modality: kind of data that is scored.
         causal: the value of row t depends on rows up to t only.
-        frames_needed: number of trailing frames that a value needs (0: none).
+        frames_needed: number of trailing frames that a value needs (0: none; `ALL_FRAMES`: all of the episode so far).
         success_threshold: the value above which an episode counts as successful, for classifiers.
         progress_horizon: for progress models that say nearness in time, the steps before success at which it
             starts to rise; None where progress is the share of the way.
         compares: a value says how an episode compares with others of its group, and nothing outside of it.
         keys: what it looks at: keys of a state, or the key or camera of the pictures; empty: all, or the first camera.
         actions: it looks at the action that led to a state, too.
+        progress: a value says how far the task is, not how likely it is that it succeeded.
+        states: the states of the rows are needed, besides their frames.
+        camera: feature key of the camera that it was trained on; None: it does not say.
     """
 
     name: str
@@ -188,6 +193,9 @@ class RewardInfo:
     compares: bool = False
     keys: tuple[str, ...] = ()
     actions: bool = False
+    progress: bool = False
+    states: bool = False
+    camera: str | None = None
 
 
 @runtime_checkable

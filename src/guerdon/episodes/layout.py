@@ -109,6 +109,11 @@ def camera_name(key: str) -> str:
     return key.removeprefix(CAMERA_PREFIX)
 
 
+def camera_of(root: str | Path, trained_on: str | None) -> str | None:
+    """The feature key of the camera that a model was trained on; None where a data set lacks it, or it does not say."""
+    return trained_on if trained_on in load_info(Path(root)).cameras().values() else None
+
+
 def pictures_of(episode: Episode, key: str) -> dict[str, ByteArray]:
     """The frames of an episode by feature key: those of its camera `key`, then of its further cameras."""
     own = {} if episode.frames is None else {key: episode.frames}

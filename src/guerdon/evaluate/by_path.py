@@ -20,7 +20,7 @@ from guerdon.errors import ConfigError, DataError
 from guerdon.evaluate.labelled import LABEL, SCORE, label_figures, label_lines, read_labelled
 from guerdon.evaluate.score_file import is_factory
 from guerdon.evaluate.scores import RECORD, write_record
-from guerdon.models.load import IMAGE_KINDS, kind_at, load_reward_model
+from guerdon.models.load import ROBOT_KINDS, kind_at, load_reward_model
 from guerdon.settings.remote import remote_at
 from guerdon.settings.study import Study
 from guerdon.types import RewardModel
@@ -74,7 +74,7 @@ def study_of(model: str, data: str | None, overrides: Sequence[str], labels: str
     """
     kind = "labels" if data is None else kind_of(data)
     if not (is_factory(model) or "://" in model):
-        of_text = kind_at(model) not in (*IMAGE_KINDS, "qwen_vl")
+        of_text = kind_at(model) not in ROBOT_KINDS
         if of_text == (kind == "episodes"):
             sides = ("text", "episodes of robots") if of_text else ("robots", "texts")
             raise ConfigError(f"{model} holds a reward model of {sides[0]}, and {data or labels} has {sides[1]}")

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from guerdon.episodes.layout import camera_of
 from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.episodes.targets import episode_success, first_success, within_labels
 from guerdon.errors import DataError
@@ -308,12 +309,13 @@ def evaluate_on_data(model: RewardModel, study: Study) -> Evaluation:
         DataError: the data cannot be read, or holds no episode.
     """
     how = study.control_evaluate
-    progress = model.info.name == "progress" or model.info.progress_horizon is not None
+    info = model.info
+    progress = info.progress or info.name == "progress" or info.progress_horizon is not None
     assert how.data_path is not None
     named = "camera" in study.env.model_fields_set or hasattr(study.env, "cameras")
-    camera = study.env.camera_name if named else None
-    episodes = list(read_episodes(how.data_path, camera=camera, with_frames=model.info.modality != "state"))
-    return _evaluated(model.info.name, model, episodes, dataset_hash(how.data_path), how, progress)
+    camera = study.env.camera_name if named else camera_of(how.data_path, info.camera)
+    episodes = list(read_episodes(how.data_path, camera=camera, with_frames=info.modality != "state"))
+    return _evaluated(info.name, model, episodes, dataset_hash(how.data_path), how, progress)
 
 
 def _evaluated(

@@ -1,4 +1,4 @@
-"""LeRobot: progress beside a data set for weighted cloning, and a success classifier for its environments.
+"""LeRobot: progress beside a data set for weighted cloning, a success classifier for its environments, and its models.
 
 Nothing here imports LeRobot. The `PreTrainedRewardModel` of LeRobot 0.6 is in `guerdon.integrations.lerobot_rewards`.
 
@@ -8,22 +8,25 @@ Nothing here imports LeRobot. The `PreTrainedRewardModel` of LeRobot 0.6 is in `
     step = RewardClassifierProcessorStep(success_threshold=0.6)      # LeRobot 0.4
     model = {"model_type": "resnet", "checkpoint_path": "runs/door/success"}
     step.reward_classifier = SuccessClassifier(model, image_key="observation.images.front")
+
+    model = LeRobotReward(reward_model, preprocessor, image_key="observation.images.top")    # a RewardModel
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from guerdon.config import validate
-from guerdon.errors import ConfigError
+from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.integrations.frame_batches import FrameRewards
 from guerdon.settings.sample_weighting import RABCSettings
 from guerdon.train.rabc import scored_progress
-from guerdon.types import RewardModel
+from guerdon.types import ALL_FRAMES, Episode, Failure, RewardInfo, RewardModel, Score
 
 
 def write_progress_file(
@@ -74,6 +77,84 @@ class SuccessClassifier:
             RewardFailure: a picture could not be measured. LeRobot would otherwise keep the environment's reward.
         """
         return (self._rewards(picture_of(images, self._key), self._task) > threshold).float()
+
+
+class LeRobotReward:
+    """A reward model of LeRobot as one of guerdon: to evaluate, to serve, and as a source of a run.
+
+    `predict_progress`, which LeRobot proposes, gives a value for each row; a row that it marks as invalid makes the
+    episode fail. `compute_reward`, of models without it, gives one for the episode.
+
+    Args:
+        model: has one of these two methods; it gets a batch of one episode.
+        prepare: LeRobot's preprocessor of the model; None: it takes the batch as it is.
+        image_key: feature key of the pictures, (1, T, 3, H, W) floats from 0 to 1.
+        limits: smallest and largest value.
+        states: the model needs `observation.state`, (1, T, S).
+
+    Raises:
+        ConfigError: it has neither method.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        prepare: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+        *,
+        image_key: str,
+        limits: tuple[float, float] = (0.0, 1.0),
+        states: bool = False,
+    ) -> None:
+        self._by_row = hasattr(model, "predict_progress")
+        found = getattr(model, "predict_progress" if self._by_row else "compute_reward", None)
+        if found is None:
+            raise ConfigError(f"{type(model).__name__} has neither predict_progress nor compute_reward of LeRobot")
+        self._measure, self._prepare, self._camera = found, prepare or dict, image_key
+        self.info = RewardInfo(
+            name=str(getattr(model, "name", type(model).__name__)), range=limits,
+            granularity="step" if self._by_row else "total", causal=False, frames_needed=ALL_FRAMES,
+            progress=self._by_row, states=states, camera=image_key,
+        )  # fmt: skip
+
+    def score(self, episodes: Sequence[Episode]) -> list[Score]:
+        """One Score per episode, in order."""
+        return [self._score(number, episode) for number, episode in enumerate(episodes)]
+
+    def _score(self, number: int, episode: Episode) -> Score:
+        if episode.frames is None or not len(episode.frames):
+            return Score(failure=Failure("no_frames", "the episode has no frames"))
+        if self.info.states and episode.states is None:
+            return Score(failure=Failure("no_states", "the episode has no states"))
+        pictures = torch.from_numpy(np.moveaxis(episode.frames, -1, 1)).float()[None] / 255
+        batch: dict[str, Any] = {
+            self._camera: pictures, "task": [episode.task], "index": 0, "episode_index": number
+        }  # fmt: skip
+        if episode.states is not None:
+            batch["observation.state"] = torch.from_numpy(np.asarray(episode.states, np.float32))[None]
+        try:
+            with boundary(DataError, f"{self.info.name} of LeRobot"), torch.no_grad():
+                found = self._measure(self._prepare(batch))
+                values = torch.as_tensor(getattr(found, "progress", found)).double().reshape(-1).cpu().numpy()
+        except DataError as error:
+            return Score(failure=Failure("raised", str(error)))
+        if not np.isfinite(values).all():
+            return Score(failure=Failure("non_finite", "the values are not finite"))
+        if not self._by_row:
+            one = len(values) == 1
+            return Score(total=float(values[0])) if one else Score(failure=Failure("wrong_length", "not one value"))
+        if len(values) != len(episode):
+            detail = f"{len(values)} values for {len(episode)} rows: the preprocessor chose among the frames"
+            return Score(failure=Failure("wrong_length", detail))
+        invalid = sum(int((~flags).sum()) for flags in _validity(found, len(values)))
+        if invalid:
+            return Score(failure=Failure("invalid", f"{invalid} of {len(values)} rows have no valid progress"))
+        return Score.from_values(values, total=float(values[-1]))
+
+
+def _validity(found: Any, rows: int) -> list[torch.Tensor]:
+    """The masks of a prediction: its boolean tensors with a flag for each row."""
+    parts = vars(found).values() if hasattr(found, "__dict__") else ()
+    return [p.reshape(-1) for p in parts if isinstance(p, torch.Tensor) and p.dtype == torch.bool and p.numel() == rows]
 
 
 def picture_of(batch: Mapping[str, Any], key: str) -> torch.Tensor:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from guerdon.config import validate
 from guerdon.errors import CheckpointError, ConfigError, boundary
+from guerdon.hub import model_folder
 from guerdon.models.rubric import ENDINGS
 from guerdon.progress import doing
 from guerdon.settings.reward_models import (
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     import torch
 
 TEXT, JUDGE, IMAGE_KINDS = "text", "judge", ("resnet", "progress")
+PUBLISHED = ("robometer", "roboreward", "sarm")  # reward models of robots that others trained
+ROBOT_KINDS = (*IMAGE_KINDS, "qwen_vl", *PUBLISHED)
+_ROBOREWARD = "roboreward"
 _OF_RUNS = {"update", "update_params", "labeler", "replay_path"}  # keys that are not arguments of a model
 
 
@@ -118,7 +122,9 @@ def refuse_missing(path: str) -> None:
 
 
 def kind_at(path: str) -> str:
-    """The type of the model at a path: an image model of `guerdon train`, a vision-language model, a judge, or text.
+    """The type of the model at a path: one of `ROBOT_KINDS`, a judge, or text.
+
+    RoboReward's files are those of any Qwen3-VL: it is known by its name, in the path or in its README.md.
 
     Raises:
         ConfigError: there is no such folder.
@@ -133,12 +139,22 @@ def kind_at(path: str) -> str:
     if is_checkpoint(path):
         return "qwen_vl"
     try:
-        folder = find_checkpoint(path)
+        folder: Path | None = find_checkpoint(path)
     except CheckpointError:
-        return TEXT
+        folder = model_folder(path)
+    if folder is None or not (folder / CONFIG).is_file():
+        return "roboreward" if _ROBOREWARD in path.lower() else TEXT
     with boundary(CheckpointError, f"{folder / CONFIG} cannot be read"):
-        kind = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("type")
-    return kind if kind in IMAGE_KINDS else TEXT
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    kind, family = config.get("type"), config.get("model_type")
+    if kind in (*IMAGE_KINDS, "sarm", "robometer"):
+        return str(kind)
+    if config.get("architectures") in (["RFM"], ["RBM"]):
+        return "robometer"
+    readme = folder / "README.md"
+    words = readme.read_text(encoding="utf-8", errors="replace") if readme.is_file() else ""
+    named = _ROBOREWARD in f"{path} {folder.resolve()} {words}".lower()
+    return "roboreward" if family == "qwen3_vl" and named else TEXT
 
 
 def is_rubric(path: str | None) -> bool:

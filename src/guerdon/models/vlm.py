@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -52,7 +52,10 @@ from guerdon.models.vlm_prompts import (
 from guerdon.policies.chat_template import set_arguments
 from guerdon.policies.precision import uses_bf16
 from guerdon.settings.vlm import VLM_NAMES, VLMSettings, VLMType, implied_by
-from guerdon.types import ByteArray, Episode, Failure, RewardInfo, Score
+from guerdon.types import ALL_FRAMES, ByteArray, Episode, Failure, RewardInfo, Score
+
+if TYPE_CHECKING:
+    from guerdon.models.robometer import Heads, RobometerBackend
 
 CARD, BASE, ADAPTER = "vlm.json", "base", "adapter"
 ASKED = ("question", "input", "nframes", "max_pixels", "fps", "chat_template_kwargs")  # what training fixes
@@ -62,6 +65,8 @@ ANSWERS: dict[VLMType, tuple[Answer, ...]] = {
     "true_logprob": ("true",),
     "trend": ("trend",),
     "preference": ("preference",),
+    "robometer": ("head",),
+    "roboreward": ("rubric",),
 }
 WIDEST = 200  # longer side of a frame over the shorter: more is refused by the models' image processors
 LEAST_SHARE = 1e-3  # the least probability of yes and no together at which a soft answer counts
@@ -70,7 +75,9 @@ _TRENDS = {"positive": 1.0, "negative": -0.2, "unclear": 0.0}  # values of the w
 _WORDS = {
     "trend": ("trend", {"positive": "positive", "negative": "negative", "unclear": "unclear"}),
     "preference": ("nearer", {"second": "positive", "first": "negative", "same": "unclear"}),
+    "rubric": ("answer", {str(n): str(n) for n in range(1, 6)}),
 }
+_VALUES = _TRENDS | {str(n): (n - 1) / 4 for n in range(1, 6)}  # of the words
 
 
 @dataclass(frozen=True)
@@ -118,17 +125,39 @@ class VLMRewardModel:
         limits: tuple[float, ...] = (LOWEST_LOG_PROB, 0.0) if self.kind == "true_logprob" else (0.0, 1.0)
         if self._windowed:
             limits = tuple(_TRENDS.values())
-        threshold = None if self.card is None else self.card.threshold
+        card, heads = self.card, self._heads
+        progress = self.kind == "roboreward" or (heads is not None and s.question == "progress")
+        threshold = card.threshold if card is not None else None if heads is None or progress else heads.threshold
         if threshold is None and prompt.answer == "completed":
             threshold = 0.5
         return RewardInfo(
             name=self.kind,
             range=(min(limits), max(limits)),
             granularity="step" if self._all_rows else "total",
-            frames_needed=s.window if self._windowed else s.nframes if prompt.sees_video else 1,
+            frames_needed=self._looks_back,
             success_threshold=threshold,
-            progress_horizon=None if self.card is None else self.card.horizon,
+            progress_horizon=None if card is None else card.horizon,
+            progress=progress,
+            camera=None if heads is None else heads.camera,
         )
+
+    @property
+    def _looks_back(self) -> int:
+        """Trailing frames that a value needs."""
+        if self._windowed:
+            return self.settings.window
+        if not self._plan.prompt.sees_video:
+            return 1
+        return ALL_FRAMES if self._all_rows else self.settings.nframes
+
+    @property
+    def _heads(self) -> RobometerBackend | None:
+        if self.kind != "robometer":
+            return None
+        from guerdon.models.robometer import RobometerBackend
+
+        assert isinstance(self.backend, RobometerBackend)
+        return self.backend
 
     @concurrent
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
@@ -185,7 +214,8 @@ class VLMRewardModel:
     def _all_rows(self) -> bool:
         if self._windowed:
             return True
-        rows: Literal["all", "last"] = self.settings.rows or ("last" if self._plan.prompt.sees_video else "all")
+        whole = self._plan.prompt.sees_video and self.kind != "robometer"
+        rows: Literal["all", "last"] = self.settings.rows or ("last" if whole else "all")
         return rows == "all"
 
     def _planned(self, options: JudgeOptions) -> _Plan:
@@ -242,6 +272,8 @@ class VLMRewardModel:
         if not questions:
             return []
         s, answer = self.settings, plan.prompt.answer
+        if self._heads is not None:
+            return [_headed(found, s.question) for found in self._heads.read_heads(questions)]
         if answer == "true":
             words = TRUE_CONTINUATION if plan.prompt.open else TRUE
             return [_true(found) for found in self.backend.word_log_probs(questions, (words,))]
@@ -275,7 +307,7 @@ class VLMRewardModel:
         answer = plan.prompt.answer
         if answer in _WORDS:
             found = parse_answer(text, Choices(*_WORDS[answer]), [task])
-            return found if isinstance(found, Failure) else (_TRENDS[found.value], found.status)
+            return found if isinstance(found, Failure) else (_VALUES[found.value], found.status)
         form = Completed() if answer == "completed" else Numbers(plan.scale, plan.prompt.scale)
         found = parse_answer(text, form, [task])
         return found if isinstance(found, Failure) else (found.value, found.status)
@@ -326,6 +358,14 @@ def _yes(found: WordLogProbs | Failure) -> _Read:
         return _Read(Failure("low_probability", detail), tokens=found.tokens)
     value = float(np.exp(yes - np.logaddexp(yes, no)))
     return _Read(value, f"p(yes) {np.exp(yes):.3g}, p(no) {np.exp(no):.3g}", found.tokens)
+
+
+def _headed(found: Heads | Failure, question: Literal["completed", "progress"]) -> _Read:
+    """What one of the heads says."""
+    if isinstance(found, Failure):
+        return _Read(found)
+    said = f"progress {found.progress:.3f}, p(success) {found.success:.3f}"
+    return _Read(found.progress if question == "progress" else found.success, said, found.tokens)
 
 
 def _true(found: WordLogProbs | Failure) -> _Read:
@@ -425,6 +465,12 @@ def load_vlm(
             raise ConfigError(f"both vlm.path and checkpoint_path {str(checkpoint_path)!r} are given; give one of them")
         given["path"] = str(checkpoint_path)
     fixed = {} if card is None else {"question": card.asked["question"]}
+    heads = None
+    if kind == "robometer" and given.get("path") is not None:
+        from guerdon.models.robometer import read_robometer_config
+
+        heads = read_robometer_config(given["path"])
+        given = {"question": heads.question, "nframes": heads.max_frames, **given}
     given = {k: v for k, v in implied_by(name, {**fixed, **given}).items() if k in given or k not in fixed}
     settings = validate(VLMSettings, given, source="reward.model.vlm")
     if card is not None:
@@ -435,7 +481,8 @@ def load_vlm(
             "(prm_model_name_or_path), or vlm.backend: openai with an endpoint"
         )
     _check(kind, settings)
-    model = VLMRewardModel(kind, settings, open_backend(settings, device), card)
+    backend = open_backend(settings, device) if heads is None else heads.open(settings, device)
+    model = VLMRewardModel(kind, settings, backend, card)
     model.check_template()
     return model
 

@@ -31,7 +31,7 @@ from guerdon.models.vlm_frames import sample_frames
 from guerdon.types import ByteArray, Failure
 
 Slot = Literal["image", "first", "video", "last"]
-Answer = Literal["completed", "number", "true", "trend", "preference"]
+Answer = Literal["completed", "number", "true", "trend", "preference", "rubric", "head"]
 
 _PLACE = re.compile(r"\{task_instruction\}|\{task\}")
 _MARK = re.compile(r"<(?=[|/!?\w])|\|(?=>)")
@@ -52,6 +52,7 @@ class PromptTemplate:
         max_tokens: default limit of the answer.
         chat: use the model's chat template; else plain text, which ends where the answer begins.
         open: with a chat template: the user turn is left open and the answer continues it.
+        mark: token after each picture, of models that are read there and write nothing; then the text comes first.
     """
 
     name: str
@@ -63,6 +64,7 @@ class PromptTemplate:
     max_tokens: int = 16
     chat: bool = True
     open: bool = False
+    mark: str = ""
 
     def fill(self, task: str) -> FilledPrompt:
         """The question about this task; where the template has no place for the task, the task comes first."""
@@ -133,6 +135,24 @@ _TRUE = (
     "Decide whether the above statement is True or not. The answer is:"
 )
 
+_ROBOREWARD = """\
+Given the task, assign a discrete progress score reward (1,2,3,4,5) for the robot in the video in the format: \
+ANSWER: <score>
+Rubric for end-of-episode progress (judge only the final state without time limits):
+1 - No Success: Final state shows no goal-relevant change for the command.
+2 - Minimal Progress: Final state shows a small but insufficient change toward the goal.
+3 - Partial Completion: The final state shows good progress toward the goal but violates more than one requirement or \
+a major requirement.
+4 - Near Completion: Final state is correct in region and intent but misses a single minor requirement.
+5 - Perfect Completion: Final state satisfies all requirements.
+
+Task: {task}"""
+_ROBOMETER = (
+    "The task for the robot is '{task}'. Given the trajectory video, predict the task progress at each frame, how far "
+    "along the robot is towards completing the task, a float between 0 and 1, where 0 is the starting state and 1 is "
+    "when the task is completed. If the robot is not performing the same task, predict 0 progress."
+)
+
 PROMPTS: dict[str, PromptTemplate] = {
     prompt.name: prompt
     for prompt in (
@@ -148,6 +168,8 @@ PROMPTS: dict[str, PromptTemplate] = {
         PromptTemplate("true_logprob_chat", "true", _TRUE, ("video",)),
         PromptTemplate("trend", "trend", _TREND, ("video",), max_tokens=32),
         PromptTemplate("preference", "preference", _PREFERENCE, ("first", "last"), max_tokens=8),
+        PromptTemplate("roboreward", "rubric", _ROBOREWARD, ("video",), max_tokens=128),  # as both were trained with
+        PromptTemplate("robometer", "head", _ROBOMETER, ("video",), mark="<|prog_token|>"),
     )
 }
 
@@ -299,11 +321,13 @@ def make_question(
         video_as: one piece, or pictures one by one.
     """
     media: list[Picture | Video] = []
-    rows = sample_frames(len(frames_T), nframes)
+    rows, marked = sample_frames(len(frames_T), nframes), bool(prompt.template.mark)
+    if marked and len(rows) < nframes:  # always as many, the last of them that of the moment
+        rows = np.linspace(0, len(frames_T) - 1, nframes).astype(np.int64)
     for slot in prompt.template.slots:
         if slot == "video":
             frames = frames_T[rows]
-            if video_as == "video":
+            if video_as == "video" and not marked:
                 media.append(Video(frames, fps, max_pixels))
             else:
                 media += [Picture(frame, max_pixels) for frame in frames]

@@ -128,10 +128,13 @@ class VisionInputs:
         messages: list[dict[str, Any]] = []
         if question.prompt.system:
             messages.append({"role": "system", "content": question.prompt.system})
-        messages.append({"role": "user", "content": [*shown, {"type": "text", "text": question.prompt.text}]})
+        words, mark = {"type": "text", "text": question.prompt.text}, question.prompt.template.mark
+        marked = [part for one in shown for part in (one, {"type": "text", "text": mark})]
+        messages.append({"role": "user", "content": [words, *marked] if mark else [*shown, words]})
+        how = {"add_vision_id": True} if mark else {}
         with boundary(ChatError, "the chat template refuses this conversation"):
             text: str = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=not question.prompt.template.open
+                messages, tokenize=False, add_generation_prompt=not (question.prompt.template.open or mark), **how
             )
         check_unchanged(messages, text)
         if question.prompt.template.open:
@@ -252,28 +255,37 @@ def read_vlm(path: str | Path, adapter: str | Path | None = None, *, dtype: torc
         CheckpointError: it cannot be read, lacks weights, was altered, or is of another family.
         MissingDependencyError: an adapter without peft.
     """
-    from transformers import AutoImageProcessor, AutoModelForImageTextToText
+    from transformers import AutoModelForImageTextToText
 
     for folder in (Path(path), *([] if adapter is None else [Path(adapter)])):
         if (folder / COMPLETE).is_file():
             verify_folder(folder)
     what = "the vision-language model"
     model = read_pretrained(AutoModelForImageTextToText, str(path), what, dtype=dtype)
-    tokenizer = read_tokenizer(str(path))
-    with reading(what, str(path)):
-        if not tokenizer.chat_template:  # older folders keep it for their processor only
-            tokenizer.chat_template = _processor_template(str(path))
-            check_templates(templates_of(tokenizer), str(path))
-        processor = AutoImageProcessor.from_pretrained(str(path), trust_remote_code=False)
-        family = model.config.model_type
-        videos = None
-        if family in FAMILIES:
-            video_processor_class = video_processor(family)
-            videos = video_processor_class.from_pretrained(str(path), trust_remote_code=False)
-    inputs = VisionInputs(tokenizer, processor, videos, family)
+    inputs = read_inputs(str(path), model.config.model_type)
     if adapter is not None:
         model = read_adapter(model, Path(adapter))
     return LoadedVLM(model.eval(), inputs)
+
+
+def read_inputs(path: str, family: str) -> VisionInputs:
+    """The tokenizer and the processors in the folder of a model.
+
+    Raises:
+        CheckpointError: they cannot be read, or the family is another one.
+    """
+    from transformers import AutoImageProcessor
+
+    tokenizer = read_tokenizer(path)
+    with reading("the vision-language model", path):
+        if not tokenizer.chat_template:  # older folders keep it for their processor only
+            tokenizer.chat_template = _processor_template(path)
+            check_templates(templates_of(tokenizer), path)
+        processor = AutoImageProcessor.from_pretrained(path, trust_remote_code=False)
+        videos = None
+        if family in FAMILIES:
+            videos = video_processor(family).from_pretrained(path, trust_remote_code=False)
+    return VisionInputs(tokenizer, processor, videos, family)
 
 
 class TransformersBackend:

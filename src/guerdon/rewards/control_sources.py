@@ -32,6 +32,7 @@ from guerdon.rewards.source import ModelReward, RawRow, SourceTerms, raw_scores
 from guerdon.settings.reward import SourceSettings
 from guerdon.types import (
     BoolArray,
+    ByteArray,
     Episode,
     Failure,
     FloatArray,
@@ -277,16 +278,23 @@ class ControlReward(ModelReward[ControlInputs]):
         ]
 
     def seen(self, part: Segment | SeenRows) -> NDArray[Any]:
-        """What the model looks at in these rows: (F, H, W, 3) frames, or (F, S) states where it looks at states."""
-        return part.states_F if self.model.info.modality == "state" else part.frames_F
+        """What the model looks at in these rows: (F, H, W, 3) frames, (F, S) states, or a record (F,) of both."""
+        info = self.model.info
+        if info.modality == "state":
+            return part.states_F
+        return _records(part.frames_F, part.states_F) if info.states else part.frames_F
+
+    def _columns(self, seen: NDArray[Any]) -> dict[str, Any]:
+        """Columns of an episode."""
+        if seen.dtype.names:
+            return {name: np.ascontiguousarray(seen[name]) for name in seen.dtype.names}
+        return {"states" if self.model.info.modality == "state" else "frames": seen}
 
     def _asked(self, stream: int, number: int | None, task: str, rows_F: IntArray, seen: NDArray[Any]) -> list[Asked]:
         """What the model is asked about these frames or states: each by itself, or all as one episode."""
         rows, name = rows_F.tolist(), f"{stream}-{number}"
         if not self._framewise:
-            states = self.model.info.modality == "state"
-            shown = Episode(id=name, task=task, frames=None if states else seen, states=seen if states else None)
-            return [((stream, number, tuple(rows)), shown)]
+            return [((stream, number, tuple(rows)), Episode(id=name, task=task, **self._columns(seen)))]
         return [
             ((stream, number, (row,)), Episode(id=name, task=task, frames=seen[i : i + 1]))
             for i, row in enumerate(rows)
@@ -296,7 +304,7 @@ class ControlReward(ModelReward[ControlInputs]):
     def _framewise(self) -> bool:
         """Whether frames are scored one by one, because the model looks at one at a time."""
         info = self.model.info
-        return not self._whole and info.modality == "image" and info.frames_needed == 1
+        return not self._whole and info.modality == "image" and info.frames_needed == 1 and not info.states
 
     def _whole_episode(self, segment: Segment, rows: list[int], frames: NDArray[Any]) -> NDArray[Any]:
         """All frames or states of an episode that ended with a scored row; of another none, they are kept for later."""
@@ -425,7 +433,11 @@ class ControlReward(ModelReward[ControlInputs]):
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What open episodes leave for the next rollout."""
-        tensors = {f"frames.{i}": torch.from_numpy(np.stack(kept)) for i, kept in enumerate(self._frames) if kept}
+        tensors = {
+            f"{'frames' if len(columns) == 1 else name}.{i}": torch.from_numpy(column)
+            for i, kept in enumerate(self._frames) if kept and (columns := self._columns(np.stack(kept)))
+            for name, column in columns.items()
+        }  # fmt: skip
         values: dict[str, Any] = {"carries": [vars(carry).copy() for carry in self.carries]}
         if self.cache is not None:
             kept, values["cache"] = self.cache.state()
@@ -437,8 +449,9 @@ class ControlReward(ModelReward[ControlInputs]):
         self.carries = [Carry(**carry) for carry in values["carries"]]
         if self.cache is not None:
             self.cache.restore(under("cache", tensors), values["cache"])
-        frames = under("frames", tensors)
-        self._frames = [list(frames[str(i)].numpy()) if str(i) in frames else [] for i in range(self._num_envs)]
+        frames, states = ({int(i): t.numpy() for i, t in under(k, tensors).items()} for k in ("frames", "states"))
+        seen = {i: _records(kept, states[i]) if i in states else kept for i, kept in frames.items()}
+        self._frames = [list(seen.get(i, ())) for i in range(self._num_envs)]
 
     def _check(self) -> None:
         """The settings fit what the model measures."""
@@ -461,6 +474,15 @@ class ControlReward(ModelReward[ControlInputs]):
         for refused, why in rules:
             if refused:
                 raise ConfigError(f"reward.sources.{self.name}: {why}")
+
+
+def _records(frames_F: ByteArray, states_F: FloatArray) -> NDArray[Any]:
+    """(F,) records of a frame and a state."""
+    parts: dict[str, NDArray[Any]] = {"frames": frames_F, "states": states_F}
+    out = np.empty(len(frames_F), [(name, column.dtype, column.shape[1:]) for name, column in parts.items()])
+    for name, column in parts.items():
+        out[name] = column
+    return out
 
 
 def _log_as_prm(rewards: Rewards, begins_N: BoolArray, weight: float) -> None:

@@ -37,6 +37,7 @@ from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.models.load import (
     IMAGE_KINDS,
     JUDGE,
+    ROBOT_KINDS,
     TEXT,
     is_rubric,
     kind_at,
@@ -228,7 +229,7 @@ def loader_options(name: str, kind: str | None, settings: ServedModelSettings) -
         ConfigError: an unknown option, which the message names with the nearest known one; or a wrong value.
     """
     kind = JUDGE if kind is None and is_rubric(settings.model_path) else kind
-    kinds = (*FROM_FOLDER, "qwen_vl") if kind is None else (plain_name(kind),)
+    kinds = (TEXT, *ROBOT_KINDS) if kind is None else (plain_name(kind),)
     learning = set() if settings.update_dir is None else set(IMAGE_KINDS)
     own = kind is not None and REWARD_MODELS.is_own(kind)
     options: dict[str, Any] = {"params": settings.options} if own else dict(settings.options)

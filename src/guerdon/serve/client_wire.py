@@ -105,7 +105,8 @@ class RewardsFormat:
             low, high = fields.pop("range")
             low = -math.inf if low is None else float(low)
             high = math.inf if high is None else float(high)
-            return RewardInfo(range=(low, high), **fields)
+            known = fields.keys() & RewardInfo.__dataclass_fields__.keys()  # later servers may say more
+            return RewardInfo(range=(low, high), **{name: fields[name] for name in known})
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             return Failure("bad_reply", f"no description of a reward model: {type(error).__name__}: {error}")
 
@@ -206,12 +207,15 @@ class RewardsFormat:
         media = _media(frames, self.settings, files, whole=info.granularity == "total")
         if isinstance(media, Failure):
             return media
+        item: dict[str, Any] = {"task": episode.task}
+        if info.states and episode.states is not None:
+            item["states"] = episode.states.tolist()
         if isinstance(media, str):
-            return {"task": episode.task, "video_path": media}
+            return {**item, "video_path": media}
         texts = [base64.b64encode(blob).decode("ascii") for blob in media]
         if self.settings.upload == "jpeg":
-            return {"task": episode.task, "frames_base64": texts}
-        return {"task": episode.task, "npy_base64" if self.settings.upload == "npy" else "video_base64": texts[0]}
+            return {**item, "frames_base64": texts}
+        return {**item, "npy_base64" if self.settings.upload == "npy" else "video_base64": texts[0]}
 
 
 @dataclass(frozen=True)

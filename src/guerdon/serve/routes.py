@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -32,7 +33,7 @@ from guerdon.serve.wire import FIRST_ERROR, WHOLE, FailureReason, FrameCount, Fr
 from guerdon.serve.wire_text import CutError, PromptResponse, answered, cutting, from_messages
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.serve import LimitSettings
-from guerdon.types import ByteArray, Episode, Failure, RewardInfo
+from guerdon.types import ByteArray, Episode, Failure, FloatArray, RewardInfo
 
 _STEPS = {"prompt": "What is 3+5-2?", "steps": ["3+5=8. ", "8-2=6."]}
 TEXT_EXAMPLE = {"model": "prm", "aggregation": "min", "items": [_STEPS]}
@@ -82,6 +83,9 @@ class RewardItem(StrictBody, FrameFields):
         None, strict=True, description="whether it succeeded; updates need it, scores never use it"
     )
     task: str | None = Field(None, description="frames: the task in words")
+    states: Annotated[list[Annotated[list[float], FIRST_ERROR]], FIRST_ERROR] | None = Field(
+        None, description="frames: the state of the robot at each, for models that need it"
+    )
 
 
 class OptionFields(StrictBody):
@@ -217,6 +221,9 @@ class InfoFields(BaseModel):
     success_threshold: float | None = Field(description="the value above which an item counts as successful")
     progress_horizon: float | None = Field(description="steps before success at which progress starts to rise")
     compares: bool = Field(False, description="a value says how a response compares with others of its request")
+    progress: bool = Field(False, description="a value says how far the task is")
+    states: bool = Field(False, description="the model needs the states of the frames too")
+    camera: str | None = Field(None, description="feature key of the camera that the model was trained on")
 
 
 class Description(BaseModel):
@@ -230,8 +237,8 @@ class Description(BaseModel):
 
 def info_fields(info: RewardInfo) -> InfoFields:
     """An info as JSON values."""
-    record = info_record(info)
-    return InfoFields.model_validate(record if info.compares else {k: v for k, v in record.items() if k != "compares"})
+    later = ("compares", "progress", "states", "camera")  # left out where they say nothing: earlier clients
+    return InfoFields.model_validate({k: v for k, v in info_record(info).items() if v or k not in later})
 
 
 _TEXT_FIELDS = ("prompt", "messages", "tools", "completion", "steps", "separator", "label", "rubric")
@@ -244,7 +251,7 @@ def has_frames(item: RewardItem, place: int) -> bool:
         BadRequest: it is both.
     """
     texts = [name for name in _TEXT_FIELDS if getattr(item, name) is not None]
-    frames = [name for name in FrameFields.model_fields if getattr(item, name) is not None]
+    frames = [name for name in (*FrameFields.model_fields, "states") if getattr(item, name) is not None]
     if not frames and item.task is None:
         return False
     if texts:
@@ -475,8 +482,22 @@ async def _episodes(media: Media, queue: ModelQueue, items: Sequence[RewardItem]
             found[place] = text_episode(item, place, per_step=per_step, limits=limits)
     for place, frames in zip(visual, await _decoded(media, visual, nframes), strict=True):
         item = items[place]
-        found[place] = Episode(id=item.id or str(place), task=item.task or "", frames=frames, outcome=item.outcome)
+        states = _states(item, f"items[{place}].states", len(frames), used=queue.info.states)
+        found[place] = Episode(
+            id=item.id or str(place), task=item.task or "", frames=frames, states=states, outcome=item.outcome
+        )
     return [episode for episode in found if episode is not None]
+
+
+def _states(item: RewardItem, where: str, rows: int, *, used: bool) -> FloatArray | None:
+    """(T, S) states of the frames of an item; None where it has none."""
+    if item.states is None:
+        return None
+    if not used:
+        raise BadRequest(f"{where} would do nothing: the model reads frames alone; remove it", param=where)
+    if len(item.states) != rows or len({len(state) for state in item.states}) != 1:
+        raise BadRequest(f"{where}: give each of the {rows} frames a state, all of one length", param=where)
+    return np.array(item.states, dtype=np.float32)
 
 
 async def _decoded(media: Media, visual: Mapping[int, RewardItem], nframes: int | None) -> list[ByteArray]:

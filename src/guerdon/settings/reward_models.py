@@ -398,6 +398,22 @@ class VLMModelSettings(_ModelSettings):
         return self
 
 
+class SarmModelSettings(_ModelSettings):
+    """A SARM checkpoint of LeRobot."""
+
+    factory = "guerdon.models.sarm:load_sarm"
+
+    model_type: Literal["sarm"] = Field("sarm", description="SARM, progress by stages (docs/models/robot.md)")
+    checkpoint_path: str = Field(description="folder that LeRobot wrote (`pretrained_model`)")
+    head: Literal["sparse", "dense"] = Field("sparse", description="whose stages: the coarse or the fine ones")
+    clip_path: str | None = Field(
+        None,
+        description="folder or hub id of the CLIP model of its training; null: `clip` in the folder, else "
+        "openai/clip-vit-base-patch32",
+    )
+    device: Device = DEVICE
+
+
 class OwnModelSettings(_ModelSettings):
     """A reward model that a user brings."""
 
@@ -454,6 +470,7 @@ RewardModelSettings = Annotated[
     | TabularModelSettings
     | RemoteModelSettings
     | VLMModelSettings
+    | SarmModelSettings
     | OwnModelSettings,
     ByName("model_type", "resnet"),
 ]

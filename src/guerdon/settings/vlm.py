@@ -16,13 +16,15 @@ from guerdon.settings.base import SET, Because, Bf16, Seed, Settings, Unless, on
 from guerdon.settings.label import LEAVE_OUT, OptionalSetting
 from guerdon.settings.text_policy import TemplateArguments
 
-VLMType = Literal["qwen_vl", "primo_r1", "true_logprob", "trend", "preference"]
+VLMType = Literal["qwen_vl", "primo_r1", "true_logprob", "trend", "preference", "robometer", "roboreward"]
 VLM_NAMES: dict[str, VLMType] = {
     "qwen_vl": "qwen_vl", "QwenProcessRM": "qwen_vl", "qwen2_5_vl_vllm": "qwen_vl",
     "primo_r1": "primo_r1", "PRIMO-R1": "primo_r1", "primo_r1_vllm": "primo_r1",
     "true_logprob": "true_logprob", "trend": "trend", "preference": "preference",
+    "robometer": "robometer", "roboreward": "roboreward",
 }  # fmt: skip
 """Names that a configuration may use for each kind."""
+NFRAMES, MAX_PIXELS, MOST_PIXELS = 16, 256 * 28 * 28, 2048 * 28 * 28
 if TYPE_CHECKING:
     VLMName = str
 else:
@@ -32,6 +34,7 @@ _IMPLIED: dict[str, dict[str, Any]] = {
     "QwenProcessRM": {"answer": "hard"},
     "qwen2_5_vl_vllm": {"backend": "vllm", "question": "progress"},
     "PRIMO-R1": {"backend": "vllm"}, "primo_r1_vllm": {"backend": "vllm"},
+    "robometer": {"max_pixels": MOST_PIXELS}, "roboreward": {"max_pixels": MOST_PIXELS, "fps": 1.0},
 }  # fmt: skip
 _FLAT = {"prm_model_name_or_path": "path", "prm_checkpoint_path": "adapter"}  # the keys of VLMShortForm
 
@@ -44,9 +47,9 @@ _IDLE: dict[VLMType, set[str]] = {  # keys that a kind does not have
     "qwen_vl": _WINDOW, "primo_r1": _QUESTION | _WINDOW,
     "true_logprob": _QUESTION | _WINDOW | _WRITTEN | {"score_mode"},
     "trend": _QUESTION | {"rows", "score_mode"}, "preference": _QUESTION | {"rows", "score_mode"},
+    "robometer": _WINDOW | _WRITTEN | {"input", "answer", "score_mode", "prompt", "video_as", "fps", "adapter"},
+    "roboreward": _QUESTION | _WINDOW | {"score_mode"},
 }  # fmt: skip
-
-NFRAMES, MAX_PIXELS = 16, 256 * 28 * 28
 
 
 class TinyVLMSettings(Settings):
@@ -114,7 +117,9 @@ class VLMSettings(Settings):
         "transformers", description="in this process, behind an HTTP endpoint, or by vLLM in this process"
     )
     question: Literal["completed", "progress"] = Field(
-        "completed", description="qwen_vl: is the task completed (yes or no), or how far is it (0 to 100)"
+        "completed",
+        description="qwen_vl: is the task completed (yes or no), or how far is it (0 to 100); robometer: probability "
+        "of success, or progress (as its config says where this is not set)",
     )
     input: Literal["image", "video"] | None = Field(
         None, description="qwen_vl: single frames or videos; null: images for completed, videos for progress"
@@ -142,11 +147,11 @@ class VLMSettings(Settings):
     )
     rows: Literal["all", "last"] | None = Field(
         None,
-        description="qwen_vl: judge every row of an episode (videos up to that row), or the whole episode once; null: "
-        "all for images, last for videos",
+        description="qwen_vl, robometer, roboreward: judge every row of an episode (videos up to that row), or the "
+        "whole episode once; null: all for images and robometer, last for videos",
     )
     nframes: int = Field(NFRAMES, ge=1, le=128, description="frames of a video, the first and the last among them")
-    max_pixels: int = Field(MAX_PIXELS, ge=784, le=2048 * 28 * 28, description="larger frames are made smaller")
+    max_pixels: int = Field(MAX_PIXELS, ge=784, le=MOST_PIXELS, description="larger frames are made smaller")
     video_as: Literal["video", "images"] | None = Field(
         None,
         description="how a model gets a video: in one piece (openai, vllm: a video_url as vLLM takes it), or as its "
@@ -185,6 +190,8 @@ class VLMSettings(Settings):
         """
         given = self.model_fields_set
         refuse(_IDLE[kind] & given, f"model_type {kind}")
+        if kind == "robometer" and self.backend != "transformers":
+            raise ValueError("model_type robometer has heads that vLLM and endpoints do not read: remove backend")
         if kind == "qwen_vl":
             if self.prompt is not None:
                 refuse({"question", "input"} & given, "prompt, which says both")
@@ -240,6 +247,8 @@ def implied_by(name: str, asked: dict[str, Any]) -> dict[str, Any]:
         implied.pop("answer", None)
     if asked.get("prompt") is not None:
         implied.pop("question", None)
+    if asked.get("backend", "transformers") != "transformers":
+        implied.pop("fps", None)
     return {**implied, **asked}
 
 

@@ -36,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.atomic import sha256
+from guerdon.episodes.layout import camera_of
 from guerdon.episodes.progress_files import ProgressFile, made_of, read_progress, write_progress
 from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError
@@ -282,7 +283,8 @@ def _scored(
     number = sum(1 for _ in read_episodes(root, with_frames=False))
     progress = ProgressBar(number, what="episodes scored", lines=5)
     try:
-        for episode in read_episodes(root, camera=camera if pictures else None, with_frames=pictures):
+        shown = (camera or camera_of(root, model.info.camera)) if pictures else None
+        for episode in read_episodes(root, camera=shown, with_frames=pictures):
             values[episode.id], failures = row_values(model, episode)
             if any(failures):
                 reasons[episode.id] = [None if why is None else why.reason for why in failures]

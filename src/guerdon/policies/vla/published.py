@@ -15,6 +15,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from guerdon.errors import CheckpointError, ConfigError, boundary
@@ -129,7 +130,7 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
         raise CheckpointError(
             f"{file}: n_action_bins is {bins}, the vocabulary has {vocabulary} tokens without padding"
         )
-    with _without_weights():
+    with without_weights():
         network = PrismaticNetwork(
             DinoSiglipTowers(sizes), LlamaConfig(**config.text_config.model_dump()), vocabulary=vocabulary, bins=bins,
             image_size=sizes[0].image, proprio_size=proprio_size, fused=config.use_fused_vision_backbone,
@@ -138,7 +139,7 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
     head = renamed.pop("language_model.lm_head.weight", None)
     if head is not None and len(head) == rows:
         renamed["action_head.weight"] = head[vocabulary - bins : vocabulary].flip(0)
-    _load(network, renamed, openvla_unused(network), folder)
+    fill_exactly(network, renamed, openvla_unused(network), folder)
     tokenizer = read_tokenizer(str(folder))
     if tokenizer.bos_token_id != BOS:
         raise CheckpointError(
@@ -204,13 +205,13 @@ def read_smolvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
     )
     assert config.resize_imgs_with_padding is not None
     size = config.resize_imgs_with_padding[0]
-    with _without_weights():
+    with without_weights():
         see = _SmolVLMEyes(SmolVLMVisionTransformer(vlm.vision_config), SmolVLMConnector(vlm))
         network = SmolVLANetwork(see, vlm.text_config, expert, image_size=size, proprio_size=proprio_size, padded=True)
     renamed = {_smolvla_name(key): tensor for key, tensor in _weights(settings).items()}
     unused = {_SMOLVLA_UNUSED: (vlm.text_config.vocab_size, vlm.text_config.hidden_size)}
     statistics = smolvla_statistics(_folders(settings), config, renamed, actions=actions, proprio_size=proprio_size)
-    _load(network, renamed, unused, folder)
+    fill_exactly(network, renamed, unused, folder)
     if config.train_expert_only:
         network.see.requires_grad_(False)
         network.text.requires_grad_(False)
@@ -239,7 +240,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name in names:
         if not (folder / name).is_file():
-            raise CheckpointError(f"policy.vla_path: {folder} has no {name}")
+            raise CheckpointError(f"{folder} has no {name}; name the folder of a checkpoint, with all of its files")
         with boundary(CheckpointError, f"{folder / name} cannot be read"):
             tensors |= load_file(folder / name)
     refuse_to_read(tensors.items(), folder)
@@ -274,8 +275,22 @@ class _SmolVLMEyes(nn.Module):
         return found
 
 
-def _load(network: nn.Module, stored: dict[str, Tensor], unused: Mapping[str, tuple[int, ...]], folder: Path) -> None:
-    """Give a network its weights, in float32; all of them and nothing else."""
+def fill_exactly(
+    network: nn.Module, stored: dict[str, Tensor], unused: Mapping[str, tuple[int, ...]], folder: Path,
+    dtype: torch.dtype = torch.float32,
+) -> None:  # fmt: skip
+    """Give a network its weights; all of them and nothing else.
+
+    Args:
+        network: made inside `without_weights`.
+        stored: of the checkpoint.
+        unused: names and shapes of weights that may be there and are left out.
+        folder: of the checkpoint, for the message.
+        dtype: of the network.
+
+    Raises:
+        CheckpointError: weights are missing, unknown, or have another shape.
+    """
     own = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     wanted = own | dict(unused)
     missing = sorted(own.keys() - stored.keys())
@@ -289,13 +304,13 @@ def _load(network: nn.Module, stored: dict[str, Tensor], unused: Mapping[str, tu
             f"{wanted[wrong[0]]}" if wrong else "",
         ]  # fmt: skip
         raise CheckpointError(f"{folder} does not have the published layout: it {' and '.join(s for s in said if s)}")
-    network.load_state_dict({name: stored[name].float() for name in own}, assign=True)
+    network.load_state_dict({name: stored[name].to(dtype) for name in own}, assign=True)
     for parameter in network.parameters():
         parameter.requires_grad_(True)
 
 
 @contextmanager
-def _without_weights() -> Iterator[None]:
+def without_weights() -> Iterator[None]:
     """Networks made inside have no weights yet, but their other buffers."""
     from accelerate import init_empty_weights
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, Field, PositiveFloat
 from torch import Tensor
 
 from guerdon.errors import CheckpointError, ConfigError, boundary
-from guerdon.policies.vla.checkpoint_config import SmolVLAConfig, checked, json_object
+from guerdon.policies.vla.checkpoint_config import STATE, SmolVLAConfig, checked, json_object
 from guerdon.policies.vla.policy import NORMALIZATIONS, Normalization, Statistics, affine
 
 _EPS = 1e-8  # added by OpenVLA and LeRobot so that nothing is divided by zero
@@ -107,35 +107,73 @@ def smolvla_statistics(
     pre, post = found["pre"], found["post"]
     if not old.numbers:  # one file without a processor's may hold all
         pre, post = post if pre is old else pre, pre if post is old else post
-    for one in (pre, post):
+    _refuse_visual(pre, post)
+    (action, how), (state, known) = (
+        _pair(one, kind, feature, size)
+        for one, kind, feature, size in ((post, "ACTION", "action", actions), (pre, "STATE", STATE, proprio_size))
+    )
+    return Statistics(action, state, (how, known))
+
+
+def state_statistics(
+    folder: Path, mapping: Mapping[str, Normalization], feature: str, steps: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """What LeRobot's preprocessor in a folder normalises a feature of states by.
+
+    Args:
+        folder: the checkpoint's.
+        mapping: `normalization_mapping` of its `config.json`.
+        feature: such as `observation.state`.
+        steps: of the preprocessor that are known.
+
+    Returns:
+        Shift and scale, x = shift + scale * normalised; None where states are not normalised.
+
+    Raises:
+        CheckpointError: statistics are missing, or no statistics; a step or a mode is not supported.
+    """
+    one = _normaliser(folder, "pre", mapping, steps)
+    if one is None:
+        if mapping.get("STATE", "IDENTITY") == "IDENTITY":
+            return None
+        raise CheckpointError(
+            f"{folder} has no policy_preprocessor.json, whose statistics normalise {feature}: copy the files of the "
+            "preprocessor (policy_preprocessor*) from where it was trained"
+        )
+    _refuse_visual(one)
+    sizes = [len(value) for name, value in one.numbers.items() if name.rpartition(".")[0] == feature and value.ndim]
+    pair, mode = _pair(one, "STATE", feature, sizes[0] if sizes else 0)
+    return None if mode == "IDENTITY" else pair
+
+
+def _refuse_visual(*found: Normaliser) -> None:
+    for one in found:
         if (visual := one.modes.get("VISUAL", "IDENTITY")) != "IDENTITY":
             raise CheckpointError(
-                f"{one.file}: VISUAL is normalised by {visual}, which is not supported; SmolVLA takes pictures as they "
-                "are (IDENTITY)"
+                f"{one.file}: VISUAL is normalised by {visual}, which is not supported; pictures are taken as they are "
+                "(IDENTITY)"
             )
-    pairs, modes = [], []
-    for one, kind, feature, size in (
-        (post, "ACTION", "action", actions), (pre, "STATE", "observation.state", proprio_size)
-    ):  # fmt: skip
-        named = kind == "ACTION" or one.only is None or feature in one.only
-        mode = one.modes.get(kind, "IDENTITY") if named else "IDENTITY"
-        numbers = {}
-        for name in NORMALIZATIONS[mode]:
-            value = one.numbers.get(f"{feature}.{name}")
-            numbers[name] = _numbers(value, size, one.file, f"{feature}.{name}", "the statistics", feature)
-        if mode != "IDENTITY":
-            low, high = ((f"{feature}.{name}", value) for name, value in numbers.items())
-            low = ("zero", np.zeros(size)) if mode == "MEAN_STD" else low
-            _check_order(low, high, np.ones(size, np.bool_), one.file, action=kind == "ACTION")
-        unused = kind == "ACTION" and mode == "MEAN_STD"  # LeRobot multiplies by the deviation alone
-        pairs.append(affine(mode, numbers, size, eps=_EPS if unused else one.eps))
-        modes.append(mode)
-    return Statistics(pairs[0], pairs[1], (modes[0], modes[1]))
+
+
+def _pair(one: Normaliser, kind: str, feature: str, size: int) -> tuple[tuple[np.ndarray, np.ndarray], Normalization]:
+    """Shift and scale of a feature, and how it is normalised."""
+    named = kind == "ACTION" or one.only is None or feature in one.only
+    mode = one.modes.get(kind, "IDENTITY") if named else "IDENTITY"
+    numbers = {}
+    for name in NORMALIZATIONS[mode]:
+        value = one.numbers.get(f"{feature}.{name}")
+        numbers[name] = _numbers(value, size, one.file, f"{feature}.{name}", "the statistics", feature)
+    if mode != "IDENTITY":
+        low, high = ((f"{feature}.{name}", value) for name, value in numbers.items())
+        low = ("zero", np.zeros(size)) if mode == "MEAN_STD" else low
+        _check_order(low, high, np.ones(size, np.bool_), one.file, action=kind == "ACTION")
+    unused = kind == "ACTION" and mode == "MEAN_STD"  # LeRobot multiplies by the deviation alone
+    return affine(mode, numbers, size, eps=_EPS if unused else one.eps), mode
 
 
 def instruction_length(folder: Path, config: SmolVLAConfig) -> int | None:
     """Ids that an instruction is cut off after, as the processor of the checkpoint says; None: never."""
-    steps = _steps(folder / "policy_preprocessor.json", "pre")
+    steps = _steps(folder / "policy_preprocessor.json", _STEPS["pre"])
     given = next((step.config for step in steps if step.registry_name == "tokenizer_processor"), {})
     if not given.get("truncation", True):
         return None
@@ -183,29 +221,30 @@ class _NormaliserConfig(BaseModel):
     normalize_observation_keys: list[str] | None = None
 
 
-def _steps(file: Path, side: Literal["pre", "post"] | str) -> list[_Step]:
+def _steps(file: Path, known: Sequence[str]) -> list[_Step]:
     """The steps of a processor's file, all of which are known; none without the file."""
     if not file.is_file():
         return []
     steps = checked(_Pipeline, json_object(file), file).steps
     for step in steps:
         off = step.config.get("enabled") is False
-        if step.registry_name not in _STEPS[side] and not off:
+        if (step.registry_name or (step.name or "").rpartition(".")[2]) not in known and not off:
             raise CheckpointError(
-                f"{file}: the step {step.registry_name or step.name} is not supported; known are "
-                f"{', '.join(_STEPS[side])}"
+                f"{file}: the step {step.registry_name or step.name} is not supported; known are {', '.join(known)}"
             )
     return steps
 
 
-def _normaliser(folder: Path, side: str, own: Mapping[str, Normalization]) -> Normaliser | None:
+def _normaliser(
+    folder: Path, side: str, own: Mapping[str, Normalization], steps: Sequence[str] | None = None
+) -> Normaliser | None:
     """The normalising step of a side of the processors in a folder; None where the folder has none."""
     file, name = folder / f"policy_{side}processor.json", {"pre": "normalizer_processor"}.get(side, _STEPS["post"][0])
     if not file.is_file():
         # nothing says which file it is but its name
         files = sorted(folder.glob(f"policy_{side}processor_step_*_{name}.safetensors"))
         return Normaliser(files[-1], own, _tensors(files[-1])) if files else None
-    step = next((step for step in _steps(file, side) if step.registry_name == name), None)
+    step = next((step for step in _steps(file, steps or _STEPS[side]) if step.registry_name == name), None)
     if step is None:
         raise CheckpointError(f"{file} has no step {name}; take a checkpoint with the processors that LeRobot writes")
     config = checked(_NormaliserConfig, step.config, file, f"{name}.config.")
