@@ -8,10 +8,13 @@ import torch
 
 from guerdon.collect.collect import collect
 from guerdon.collect.control import ControlCollector
+from guerdon.collect.episode_capture import Recorder
 from guerdon.episodes.read import read_episodes
+from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
 from guerdon.models.backbone import ImageScorer
 from guerdon.models.image import ImageModelConfig, load_image_model, save_checkpoint, state_rows
+from guerdon.policies.control import load_policy
 from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import SourceTerms
 from guerdon.rl.run import run
@@ -20,7 +23,9 @@ from guerdon.settings.reward import SourceSettings
 from guerdon.settings.study import Study
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
 from guerdon.settings.world import GymnasiumSettings
+from guerdon.train.bc import train_bc
 from guerdon.train.images import train_image_model
+from guerdon.worlds.build import build_world
 from rl_clock import interrupted, result, start
 
 torch.set_num_threads(1)
@@ -204,3 +209,47 @@ def test_a_policy_learns_what_the_environment_pays(tmp_path):
     folder, _ = run(learned.model_copy(update={"runner": learned.runner.model_copy(update=few)}))
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["return/env"] for row in rows if "return/env" in row][-1] > 4.5, "of 5"
+
+
+@pytest.mark.parametrize("form", ["mlp", "cnn"])
+def test_choices_in_a_dict_are_cloned(form, data, tmp_path):
+    """The clone is right where the recorded episodes are: those that chose what their environment named."""
+    kept = [e for e in read_episodes(data, camera="corner") if e.outcome]
+    assert 2 <= len(kept) < 24
+    policy = {"type": "mlp", "hidden": [32], "keys": ["arm.mode"]}
+    if form == "cnn":
+        policy = {"type": "cnn", "channels": [2], "hidden": [8], "keys": ["front", "arm"]}
+    bc = {"data_path": str(data), "save_dir": str(tmp_path / "clone"), "epochs": 40, "only_success": False}
+    folder, metrics = train_bc(study(tmp_path, policy=policy, bc=bc))
+    assert "action_std" not in metrics
+    assert 0 < metrics["val_mae"] < 1, "share of choices that are others"
+    clone = load_policy(folder)
+    assert [c.name for c in clone.encoder.columns] == (["arm.mode"] if form == "mlp" else [
+        "front", "arm.hand.0", "arm.hand.1", "arm.joints", "arm.mode",
+    ])  # fmt: skip
+    run(study(tmp_path, policy={**policy, "checkpoint": str(folder)}))
+
+
+def test_a_clone_of_what_the_environment_names_is_right(tmp_path):
+    """Episodes of an expert, which chooses the value that the mode names."""
+    world = build_world(GymnasiumSettings(**{**ENV, "kwargs": {"actions": "multi", "masks": "none"}}), seed=3)
+    with EpisodeWriter(tmp_path / "data") as writer:
+        recorder = Recorder(world, writer, frame_every=1)
+        start_ = world.reset(capture=np.ones(2, bool))
+        recorder.begin_all(start_)
+        rows, rng = start_.observations, np.random.default_rng(0)
+        for _ in range(60):
+            before = world.steps_in_episode + 1
+            taken = np.stack([rows["arm.mode"].argmax(1), rng.integers(0, 2, 2)], 1)
+            found = world.step(taken, capture=np.ones(2, bool), capture_ends=True)
+            recorder.watch(before, found.actions, found)
+            recorder.begin_all(found)
+            rows = found.observations
+    world.close()
+    bc = {"data_path": str(tmp_path / "data"), "save_dir": str(tmp_path / "clone"), "epochs": 60}
+    env = {"kwargs": {"actions": "multi", "masks": "none"}}
+    policy = {"type": "mlp", "hidden": [32], "keys": ["arm.mode"]}
+    folder, _ = train_bc(study(tmp_path, env=env, policy=policy, bc=bc))
+    clone, shown = load_policy(folder), np.zeros(3, rows.dtype)
+    shown["arm.mode"] = np.eye(3)
+    assert clone.act(shown, rng, greedy=True).values[:, 0].tolist() == [0, 1, 2]
