@@ -175,8 +175,7 @@ class RewardInfo:
         progress_horizon: for progress models that say nearness in time, the steps before success at which it
             starts to rise; None where progress is the share of the way.
         compares: a value says how an episode compares with others of its group, and nothing outside of it.
-        keys: what it looks at: keys of a state, or the key or camera of the pictures; empty: all, or the first camera.
-        actions: it looks at the action that led to a state, too.
+        keys, actions: of the state or pictures that it looks at (none: all); with the action that led there.
         progress: a value says how far the task is, not how likely it is that it succeeded.
         states: the states of the rows are needed, besides their frames.
         camera: feature key of the camera that it was trained on; None: it does not say.
@@ -289,7 +288,8 @@ class Segment:
         lost: the simulator broke at `end`: what earlier rollouts showed of the episode is to be forgotten.
         state_keys: names and sizes of the parts of a state, in their order; empty where observations have no keys.
         actions_F: (F, A) float32, the action that led to each row; zeros at the first moment of an episode.
-        views_F: (F, H, W, 3) of the pictures that reward models choose by key or camera (`Observes.views`).
+        action_values: of discrete actions, the number of values of each choice.
+        views_F: (F, H, W, 3) of the pictures that are chosen by key or camera (`Observes.views`).
     """
 
     stream: int
@@ -309,6 +309,7 @@ class Segment:
     lost: bool = False
     state_keys: tuple[tuple[str, int], ...] = ()
     actions_F: FloatArray | None = None
+    action_values: tuple[int, ...] = ()
     views_F: Mapping[str, ByteArray] = field(default_factory=dict)
 
     def __len__(self) -> int:

@@ -30,6 +30,9 @@ KINDS = {
     "gae": (robots, {}),
     "grpo": (robots, {"algorithm": {"adv_estimator": "grpo", "group_size": 2}}),
     "chunks": (robots, {"policy": {"type": f"{chunk_policy.__name__}:ChunkPolicy", "params": {"chunk": 3}}}),
+    "choices": (
+        robots, {"env": {"task": "mixed_env:Mixed-v0"}, "policy": {"type": "mlp", "hidden": [8], "keys": ["arm"]}},
+    ),
     "text": (words, {}),
     "curriculum": (
         robots,

@@ -189,7 +189,7 @@ def test_frames_are_cloned_by_a_cnn(tmp_path):
     policy = {"type": "cnn", "channels": [8], "hidden": [32]}
     folder, metrics = train_bc(study(tmp_path, policy=policy, env={"frame_size": 16}, epochs=40))
     assert metrics["val_mae"] < 0.2, "guessing the mean gives 0.5"
-    assert load_policy(folder).observation_shape == (16, 16, 3)
+    assert load_policy(folder).card["observation_shape"] == [16, 16, 3]
     with pytest.raises(ConfigError, match=r"env\.frame_size"):
         train_bc(study(tmp_path, policy=policy, env={"frame_size": 24}, save_dir=str(tmp_path / "other")))
 

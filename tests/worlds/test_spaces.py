@@ -1,4 +1,4 @@
-"""Every space comes in as numbers, pictures and choices, and nothing is lost or allowed that the environment forbids."""
+"""Every space comes in as numbers, pictures and choices; what the environment forbids is not done."""
 
 from functools import partial
 
@@ -179,7 +179,7 @@ def test_acting_and_evaluating_agree(policy):
     found = mine.evaluate(mine.prepared(rollout.inputs))
     assert np.array_equal(found.log_probs.detach().numpy().reshape(rollout.mask.shape), rollout.log_probs)
     allowed = rollout.inputs.observations["action_mask"]
-    taken = np.take_along_axis(allowed, rollout.inputs.actions + [0, 3], 1)
+    taken = np.take_along_axis(allowed, rollout.inputs.actions + np.array([0, 3]), 1)
     assert taken.all()
     assert not allowed.all()
     assert rollout.values["env"].shape == rollout.mask.shape
@@ -237,9 +237,13 @@ def test_masks_that_do_not_hold_are_named(kwargs, text):
     world = build_world(mixed(copies=1, kwargs=kwargs), seed=0)
     rows, rng = world.reset().observations, np.random.default_rng(0)
     actor = RandomChoices((4,), partial(allowed_in, columns=world.columns))
-    with pytest.raises((ConfigError, SimulatorError), match=text):
+
+    def play(rows):
         for _ in range(5):
             rows = world.step(actor.act(rows, rng)).observations
+
+    with pytest.raises((ConfigError, SimulatorError), match=text):
+        play(rows)
     world.close()
 
 
@@ -267,3 +271,37 @@ def test_text_is_left_out_with_one_line_and_refused_where_it_is_chosen(capsys):
 def test_spaces_without_a_form_are_refused(space, actions, text):
     with pytest.raises(ConfigError, match=text):
         shown(space, actions=actions)
+
+
+@pytest.mark.parametrize("mode", ["disabled", "same_step"])
+def test_moments_are_stacked_within_an_episode(mode):
+    """The newest last; the first of an episode is repeated, and nothing of the one before is left."""
+    kwargs = {"actions": "matrix", "masks": "none", "length": 3}
+    one, three = (build_world(mixed(autoreset_mode=mode, kwargs=kwargs, frame_stack=k), seed=0) for k in (1, 3))
+    shapes = {c.name: (c.kind, c.shape) for c in three.columns if c.kind != "text"}
+    assert shapes["front"] == ("image", (12, 10, 9))
+    assert shapes["arm.joints"] == ("vector", (12,))
+    assert shapes["arm.mode"] == ("one_hot", (9,))
+    assert any(c.kind == "text" for c in three.columns)
+    shown = [one.reset().observations]
+    past = [[row] * 3 for row in shown[0]]
+    found = three.reset().observations
+    for _ in range(8):
+        for k, row in enumerate(found):
+            for name, axis in (("front", -1), ("arm.joints", 0), ("arm.mode", 0)):
+                assert np.array_equal(row[name], np.concatenate([p[name] for p in past[k]], axis)), name
+        taken = np.zeros((3, 4))
+        step, stacked = one.step(taken), three.step(taken)
+        for k, row in enumerate(step.final_observations):
+            past[k] = [*past[k][1:], row]
+            joined = np.concatenate([p["front"] for p in past[k]], -1)
+            assert np.array_equal(stacked.final_observations[k]["front"], joined)
+            if step.done[k]:
+                past[k] = [step.observations[k]] * 3
+        found = stacked.observations
+    one.close(), three.close()
+
+
+def test_stacking_pictures_that_are_rendered_is_refused():
+    with pytest.raises(ValueError, match="AddRenderObservation"):
+        mixed(frame_stack=2, observation="pixels")

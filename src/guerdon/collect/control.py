@@ -56,17 +56,22 @@ class PolicyShape(NamedTuple):
         action_space: of one copy.
         proprioception_size: numbers that the robot measures of itself.
         columns: what a copy shows a policy, by key.
+        own_columns, cameras: what reward models can look at: of the world (`World.own_columns`, `World.cameras`).
     """
 
     observation_shape: tuple[int, ...]
     action_space: gymnasium.Space
     proprioception_size: int
     columns: tuple[ObservedColumn, ...]
+    own_columns: tuple[ObservedColumn, ...] = ()
+    cameras: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, world: World) -> PolicyShape:
         """What a policy of a world must fit."""
-        return cls(world.observation_shape, world.action_space, len(world.proprioception), world.columns)
+        measured = len(world.proprioception)
+        shown = world.columns, world.own_columns, world.cameras
+        return cls(world.observation_shape, world.action_space, measured, *shown)
 
 
 class ControlCollector:
@@ -362,7 +367,7 @@ class ControlCollector:
     @property
     def _pictured(self) -> bool:
         """Whether pictures of the copies are used; if not, environments that draw at every capture are faster."""
-        return any(o.frames for o in self.observes) or self._recorder is not None or self._videos is not None
+        return self._observed.draws or self._recorder is not None or self._videos is not None
 
     def _begin(self) -> None:
         """Start new episodes in every copy; nothing of those under way may reach them."""

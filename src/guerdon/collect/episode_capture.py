@@ -25,7 +25,7 @@ from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import DataError
 from guerdon.settings.world import DataCollectionSettings, WorldSettings
 from guerdon.types import BoolArray, Episode, IntArray
-from guerdon.worlds.spaces import choices, rgb_of, state_keys, states_of
+from guerdon.worlds.spaces import choices, parts_of_rows, rgb_of, state_keys, states_of
 from guerdon.worlds.transition import Transition
 from guerdon.worlds.world import World
 
@@ -249,8 +249,7 @@ class Recorder:
                 **self.meta,
                 "copy": self.first + index,
                 "frame_every": self.frame_every,
-                **({"state_keys": [list(one) for one in keys]} if (keys := state_keys(columns)) else {}),
-                **({} if (counts := choices(self.world.action_space)) is None else {"action_values": list(counts)}),
+                **parts_of_rows(state_keys(columns), choices(self.world.action_space) or ()),
                 **({} if self.label is None else {"steps_left": tape.left}),
                 **({"dense_rewards": [0.0, *tape.dense]} if self.keep_dense and np.isfinite(tape.dense).all() else {}),
             },

@@ -23,7 +23,7 @@ from guerdon.collect.continuations import UNREACHED, Continuations
 from guerdon.collect.stepping import Step
 from guerdon.generators import VIDEOS
 from guerdon.types import BoolArray, ByteArray, FloatArray, IntArray, Observes, Segment
-from guerdon.worlds.spaces import rgb_of, state_keys, states_of
+from guerdon.worlds.spaces import choices, rgb_of, state_keys, states_of
 from guerdon.worlds.transition import Transition
 from guerdon.worlds.world import World
 
@@ -69,7 +69,8 @@ class SeenRows(NamedTuple):
     """F rows of one episode, drawn before the rollout is over.
 
     Attributes:
-        stream, number, task, rows_F, last_F, frames_F, states_F, state_keys, actions_F, views_F: as in `Segment`.
+        stream, number, task, rows_F, last_F, frames_F, states_F, state_keys, actions_F, action_values, views_F: as in
+            `Segment`.
     """
 
     stream: int
@@ -81,6 +82,7 @@ class SeenRows(NamedTuple):
     states_F: FloatArray
     state_keys: tuple[tuple[str, int], ...]
     actions_F: FloatArray
+    action_values: tuple[int, ...]
     views_F: Mapping[str, ByteArray]
 
 
@@ -106,7 +108,9 @@ class ObservedFrames:
     ) -> None:
         self.world, self.observes, self._continuations = world, tuple(observes), continuations
         self._share, self._seed = share, seed
-        self._state_keys = state_keys(world.own_columns)
+        self._parts = {"keys": state_keys(world.own_columns), "values": choices(world.action_space) or ()}
+        self._own_pictures = {c.name for c in world.own_columns if c.kind == "image" and c.name}
+        self._named = self._own_pictures | set(world.cameras)
         self._rows: list[ObservedRow] = []
         self._tasks_T: list[tuple[str, ...]] = []  # of the copies, at every step
         self._shown: list[ObservedRow] = []  # those before them
@@ -170,9 +174,7 @@ class ObservedFrames:
             frames = np.concatenate([earlier, frames])
         rows, self._rows, self._shown = [*self._shown, *self._with_views(self._rows)], [], []
         tasks, self._tasks_T = [*self._tasks_T, self.world.tasks], []
-        return cut_into_segments(
-            rows, frames, tasks, mask_B_T, terminated_B_T, done_B_T, lost_B_T, keys=self._state_keys
-        )
+        return cut_into_segments(rows, frames, tasks, mask_B_T, terminated_B_T, done_B_T, lost_B_T, **self._parts)
 
     def draw(self) -> list[SeenRows]:
         """Draw what was observed since the last call; it is part of `segments` all the same.
@@ -195,24 +197,29 @@ class ObservedFrames:
                 np.array([row.row for row in own], dtype=np.int64),
                 np.array([row.last for row in own], dtype=np.bool_),
                 np.stack([row.picture for row in own if row.picture is not None]),
-                **_columns_of(own, self._state_keys),
+                **_columns_of(own, **self._parts),
             )
             for (stream, number), own in sorted(episodes.items())
         ]
 
     def _pictures(self, rows: Sequence[ObservedRow]) -> ByteArray:
         """(N, H, W, 3) of rows that are not drawn yet; of one pixel where nothing needs pictures."""
-        if any(o.frames and not o.views for o in self.observes):
+        if any(o.frames and not self._named.intersection(o.views) for o in self.observes):
             return self.world.render([row.look for row in rows])
         return np.zeros((len(rows), 1, 1, 3), dtype=np.uint8)
 
     def _with_views(self, rows: Sequence[ObservedRow]) -> list[ObservedRow]:
         """Rows that are not drawn yet, with what cameras show that models choose by name."""
         found = list(rows)
-        for name in self._keys & set(self.world.cameras):
+        for name in sorted(self._keys & set(self.world.cameras)):
             views = self.world.render([row.look for row in rows], name)
             found = [row._replace(views={**row.views, name: v}) for row, v in zip(found, views, strict=True)]
         return found
+
+    @property
+    def draws(self) -> bool:
+        """Whether the world has to draw: models look at more than what the environment itself shows."""
+        return any(o.frames and not self._own_pictures.intersection(o.views) for o in self.observes)
 
     @property
     def _keys(self) -> set[str]:
@@ -222,8 +229,8 @@ class ObservedFrames:
     def _own(self, observations_B: np.ndarray, index: int) -> tuple[FloatArray, dict[str, ByteArray]]:
         """The state of a copy, and the pictures that models choose among what its environment shows."""
         row = observations_B[index : index + 1]
-        shown = {c.name for c in self.world.own_columns if c.kind == "image"}
-        return states_of(row, self.world.own_columns)[0], {k: rgb_of(row[k])[0].copy() for k in self._keys & shown}
+        views = {k: rgb_of(row[k])[0].copy() for k in sorted(self._keys & self._own_pictures)}
+        return states_of(row, self.world.own_columns)[0], views
 
     def _add_first(self, t: int, numbers_B: IntArray, transition: Transition) -> None:
         """Take in the first moments of episodes with these numbers, which begin after step t."""
@@ -269,7 +276,9 @@ def cut_into_segments(
     terminated_B_T: BoolArray,
     done_B_T: BoolArray,
     lost_B_T: BoolArray | None = None,
+    *,
     keys: tuple[tuple[str, int], ...] = (),
+    values: tuple[int, ...] = (),
 ) -> tuple[Segment, ...]:
     """Cut a rollout at the ends of episodes and give every stretch its rows.
 
@@ -281,7 +290,7 @@ def cut_into_segments(
         terminated_B_T: the task ended.
         done_B_T: the episode ended.
         lost_B_T: the episode was lost; None: none was.
-        keys: names and sizes of the parts of a state.
+        keys, values: `Segment.state_keys` and `Segment.action_values`.
 
     Returns:
         One segment for every episode that took a step, was looked at or was lost, by copy and time. An episode that
@@ -318,7 +327,7 @@ def cut_into_segments(
                     last_F=np.array([row.last for row in own], dtype=np.bool_),
                     success_F=tuple(row.success for row in own),
                     frames_F=frames_N[picked],
-                    **_columns_of(own, keys),
+                    **_columns_of(own, keys, values),
                     steps_left_F=None if np.isnan(left).all() else left,
                     lost=lost,
                 )
@@ -326,12 +335,15 @@ def cut_into_segments(
     return tuple(segments)
 
 
-def _columns_of(own: Sequence[ObservedRow], keys: tuple[tuple[str, int], ...]) -> dict[str, Any]:
+def _columns_of(
+    own: Sequence[ObservedRow], keys: tuple[tuple[str, int], ...], values: tuple[int, ...]
+) -> dict[str, Any]:
     """What rows of one episode show besides the pictures of the first camera, as fields of a `Segment`."""
     none = np.zeros((0, 0), np.float32)
     return {
         "states_F": np.stack([row.state for row in own]) if own else none,
         "state_keys": keys,
         "actions_F": np.stack([row.action for row in own]) if own else none,
+        "action_values": values,
         "views_F": {name: np.stack([row.views[name] for row in own]) for name in (own[0].views if own else ())},
     }

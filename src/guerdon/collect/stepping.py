@@ -19,7 +19,7 @@ from guerdon.errors import ConfigError, SimulatorError
 from guerdon.policies.robot import Action
 from guerdon.progress import log_line, timed
 from guerdon.types import BoolArray, FloatArray, IntArray, Segment
-from guerdon.worlds.spaces import rgb_of, state_keys, states_of
+from guerdon.worlds.spaces import choices, rgb_of, state_keys, states_of
 from guerdon.worlds.transition import FramesDue, Transition
 from guerdon.worlds.world import World
 
@@ -304,6 +304,7 @@ def video(world: World, act: Callable[[np.ndarray], np.ndarray], *, frames: int)
         states_F=states_of(shown, world.own_columns),
         state_keys=state_keys(world.own_columns),
         actions_F=np.stack(taken)[pick],
+        action_values=choices(world.action_space) or (),
         views_F=views,
     )
     return moments, np.array(rewards, dtype=np.float32)[pick]

@@ -313,8 +313,11 @@ def evaluate_on_data(model: RewardModel, study: Study) -> Evaluation:
     progress = info.progress or info.name == "progress" or info.progress_horizon is not None
     assert how.data_path is not None
     named = "camera" in study.env.model_fields_set or hasattr(study.env, "cameras")
-    camera = study.env.camera_name if named else camera_of(how.data_path, info.camera)
-    episodes = list(read_episodes(how.data_path, camera=camera, with_frames=info.modality != "state"))
+    pictures = info.modality != "state"
+    camera = info.keys[0] if pictures and info.keys else None
+    if camera is None:
+        camera = study.env.camera_name if named else camera_of(how.data_path, info.camera)
+    episodes = list(read_episodes(how.data_path, camera=camera, with_frames=pictures))
     return _evaluated(info.name, model, episodes, dataset_hash(how.data_path), how, progress)
 
 

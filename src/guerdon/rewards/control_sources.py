@@ -24,6 +24,7 @@ from torch import Tensor
 from guerdon.collect.observed_frames import SeenRows
 from guerdon.errors import ConfigError
 from guerdon.models.checkpoint import under
+from guerdon.models.image import state_rows
 from guerdon.models.vlm_prm import log_computed, log_weighted
 from guerdon.policies.robot import ControlInputs
 from guerdon.rewards import shaping
@@ -44,6 +45,7 @@ from guerdon.types import (
     Score,
     Segment,
 )
+from guerdon.worlds.spaces import parts_of_rows
 
 LOGGED_AS_PRM = ("QwenProcessRM", "DummyRM")  # the VLA guide's names of models, which come with its log lines
 
@@ -156,6 +158,7 @@ class ControlReward(ModelReward[ControlInputs]):
             every=self.settings.score_every if self.settings.reward_mode in ("per_step", "episode") else 0,
             first=self._whole or self.settings.shaping in ("relative", "potential"),
             frames=bool(self.model.info.frames_needed),
+            views=() if self.model.info.modality == "state" else self.model.info.keys,
         )
 
     def return_range(self, steps: int) -> tuple[float, float] | None:
@@ -280,9 +283,13 @@ class ControlReward(ModelReward[ControlInputs]):
     def seen(self, part: Segment | SeenRows) -> NDArray[Any]:
         """What the model looks at in these rows: (F, H, W, 3) frames, (F, S) states, or a record (F,) of both."""
         info = self.model.info
-        if info.modality == "state":
-            return part.states_F
-        return _records(part.frames_F, part.states_F) if info.states else part.frames_F
+        if info.modality != "state":
+            frames = next((part.views_F[key] for key in info.keys if key in part.views_F), part.frames_F)
+            return _records(frames, part.states_F) if info.states else frames
+        meta = parts_of_rows(part.state_keys, part.action_values)
+        shown = Episode(id="", task="", states=part.states_F, actions=part.actions_F, meta=meta)
+        found = state_rows(shown, info.keys, actions=info.actions)
+        return part.states_F[:, :0] if found is None else found
 
     def _columns(self, seen: NDArray[Any]) -> dict[str, Any]:
         """Columns of an episode."""

@@ -226,7 +226,8 @@ def _replay(settings: RefittedModelSettings, config: ImageModelConfig, size: int
     """
     frames, targets, count, skipped = [], [], 0, 0
     adversarial = settings.labeler == "adversarial"
-    for episode in read_episodes(Path(settings.replay_path or ""), with_frames=config.state_size is None):
+    camera, pictures = config.camera or None, config.state_size is None
+    for episode in read_episodes(Path(settings.replay_path or ""), camera=camera, with_frames=pictures):
         labels = frame_targets(episode, config.type, config.horizon, config.within_steps)
         seen = config.rows(episode)
         if labels is None or seen is None:

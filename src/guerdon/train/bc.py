@@ -45,6 +45,7 @@ from guerdon.devices import seeded
 from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.errors import ConfigError, DataError, MissingDependencyError, NonFiniteError
 from guerdon.policies.control import ControlPolicy, build_policy, save_policy
+from guerdon.policies.heads import Categorical, Gaussian
 from guerdon.policies.robot import RobotPolicy
 from guerdon.policies.vla.policy import VLAPolicy
 from guerdon.progress import ProgressBar
@@ -58,6 +59,7 @@ from guerdon.types import BoolArray, Episode, FloatArray, IntArray
 from guerdon.worlds.build import build_world
 from guerdon.worlds.eye import resized
 from guerdon.worlds.observation import ObservationSpec, columns_as_rows
+from guerdon.worlds.spaces import ColumnSpace, ObservedColumn, chosen_columns, state_keys
 
 PATIENCE = 20  # epochs without a smaller held-out loss before stopping
 MAX_GRAD_NORM = 1.0  # of a policy with an imitation loss of its own
@@ -130,12 +132,13 @@ def train_bc(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any
     with seeded(study.runner.seed, next(policy.parameters()).device):
         if isinstance(policy, ControlPolicy):
             if policy.normalizer is not None:
-                policy.normalizer.update(train.observations)
+                policy.normalizer.update(policy.encoder.numbers(train.observations))
                 policy.refresh_normalizer()
             history = _fit(policy, policy.pi, train, val, settings, study.runner.seed, epsilon)
-            std = residual_std(*_errors(policy, val, settings.batch_size))
-            with torch.no_grad():
-                policy.log_std.copy_(torch.from_numpy(np.log(std)))
+            if isinstance(policy.head, Gaussian):
+                std = residual_std(*_errors(policy, val, settings.batch_size))
+                with torch.no_grad():
+                    policy.head.log_std.copy_(torch.from_numpy(np.log(std)))
         else:
             history = _fit(policy, policy, train, val, settings, study.runner.seed, epsilon)
     errors, counts = _errors(policy, val, settings.batch_size)
@@ -185,22 +188,29 @@ def _gaussian(study: Study, settings: BCSettings) -> tuple[RobotPolicy, Pairs, S
     """A fresh Gaussian policy, the pairs to clone, and their weights."""
     pixels = study.policy.type == "cnn"
     weights = sample_weights(settings, chunk=1, camera=study.env.camera_name)
-    episodes = episodes_to_clone(study, settings, with_frames=pixels)
-    pairs = gather_pairs(episodes, pixels=pixels, weights=None if weights is None else weights.rows)
+    rows = None if weights is None else weights.rows
+    space, columns = _shown_and_taken(study)
+    if any(column.name for column in columns):
+        shape: tuple[int, ...] = ()
+        pairs = gather_rows(study, settings, columns, rows)
+    else:
+        episodes = episodes_to_clone(study, settings, with_frames=pixels)
+        pairs = gather_pairs(episodes, pixels=pixels, weights=rows)
+        shape = pairs.observations.shape[1:]
+        columns = columns if [column.shape for column in columns] == [shape] else ()
+    size = pairs.actions.shape[1]
+    if space is None or space.shape != (size,):
+        space = gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)
     policy = build_policy(
-        study.control_policy,
-        pairs.observations.shape[1:],
-        _bounds(study, pairs.actions.shape[1]),
-        sources=(),
-        seed=study.runner.seed,
+        study.control_policy, shape, space, sources=(), seed=study.runner.seed, columns=columns or None
     )
     if isinstance(policy, ControlPolicy) and policy.units is not None:
         pairs = pairs._replace(actions=policy.units.within(pairs.actions))
     return policy, pairs, weights
 
 
-def _bounds(study: Study, size: int) -> gymnasium.Space:
-    """The action space of the study's environment; without bounds where it has none, or cannot be made here."""
+def _shown_and_taken(study: Study) -> tuple[gymnasium.Space | None, tuple[ObservedColumn, ...]]:
+    """The action space of the study's environment, and what it shows; None and nothing where it cannot be made here."""
     if "env" in study.model_fields_set:
         try:
             world = build_world(study.env.of_copies(range(1)), seed=study.runner.seed)
@@ -208,9 +218,50 @@ def _bounds(study: Study, size: int) -> gymnasium.Space:
             sys.stderr.write(f"actions are cloned as they are, since their bounds are not known: {error}\n")
         else:
             world.close()
-            if world.action_space.shape == (size,):
-                return world.action_space
-    return gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+            return world.action_space, world.columns
+    return None, ()
+
+
+def gather_rows(
+    study: Study,
+    settings: BCSettings,
+    columns: Sequence[ObservedColumn],
+    weights: Mapping[str, FloatArray] | None = None,
+) -> Pairs:
+    """Observations with keys and the actions that followed them, as `gather_pairs`.
+
+    Of pictures those that the policy sees are read; every action is allowed.
+
+    Raises:
+        ConfigError: the policy sees a picture without colours, and recorded ones have them.
+        DataError: as `gather_pairs`, or the episodes are of an environment with other keys.
+    """
+    keys, chosen = state_keys(columns), chosen_columns(columns, study.control_policy.keys, "policy.keys")
+    names = [column.name for column in chosen if column.kind == "image"]
+    if other := [column.name for column in chosen if column.kind == "image" and column.shape[2] != 3]:
+        raise ConfigError(f"policy.keys: recorded pictures have three channels, those of {', '.join(other)} have not")
+    found: list[Pairs] = []
+    for episode in read_episodes(
+        settings.data_path,
+        camera=names[0] if names else None,
+        views=tuple(names[1:]),
+        with_frames=bool(names),
+        only_success=settings.only_success,
+    ):
+        _, actions = _columns(episode, not keys)
+        recorded = [(name, size) for name, size in episode.meta.get("state_keys", ())]
+        if recorded != list(keys):
+            raise DataError(f"episode {episode.id!r} has states of {recorded}, and the environment shows {list(keys)}")
+        rows = np.ones(len(episode), dtype=ColumnSpace(columns).dtype)
+        parts = np.split(episode.states, np.cumsum([size for _, size in keys])[:-1], axis=1) if keys else []
+        shown = {key: part for (key, _), part in zip(keys, parts, strict=True)}
+        for name, part in (shown | {name: episode.views.get(name, episode.frames) for name in names}).items():
+            rows[name] = part
+        number = np.full(len(episode) - 1, len(found), dtype=np.int64)
+        counts = None if weights is None else weights[episode.id][:-1]
+        if len(episode) > 1:
+            found.append(Pairs(rows[:-1], actions[1:].astype(np.float32), number, weights=counts))
+    return _joined(found)
 
 
 def _whole(study: Study, settings: BCSettings) -> tuple[RobotPolicy, Pairs, SampleWeights | None]:
@@ -479,12 +530,7 @@ def _step(
     epsilon: float,
 ) -> float:
     optimizer.zero_grad(set_to_none=True)
-    if isinstance(policy, ControlPolicy):
-        mean = policy.action_mean(policy.prepare(pairs.observations))
-        actions = torch.from_numpy(pairs.actions).to(mean.device)
-        losses = torch.nn.functional.mse_loss(mean, actions, reduction="none")
-    else:
-        losses = _imitation_losses(policy, pairs)
+    losses = _imitation_losses(policy, pairs)
     loss = weighted_loss(losses, pairs.weights, epsilon)
     loss.backward()  # type: ignore[no-untyped-call]
     if not isinstance(policy, ControlPolicy):
@@ -505,7 +551,7 @@ def weighted_loss(losses: Tensor, weights_N: FloatArray | None, epsilon: float) 
 @torch.no_grad()
 def _held_out_loss(policy: RobotPolicy, pairs: Pairs, size: int) -> float:
     """The mean squared error of a Gaussian policy, the mean imitation loss of another; weighted as in training."""
-    if isinstance(policy, ControlPolicy):
+    if isinstance(policy, ControlPolicy) and isinstance(policy.head, Gaussian):
         errors, counts = _errors(policy, pairs, size)
         return _mean(np.square(errors), counts)
     losses = []
@@ -517,23 +563,34 @@ def _held_out_loss(policy: RobotPolicy, pairs: Pairs, size: int) -> float:
 
 
 def _imitation_losses(policy: RobotPolicy, pairs: Pairs) -> Tensor:
-    """(N,) of a policy with an imitation loss of its own."""
+    """(N,) of a policy with an imitation loss of its own, or of discrete actions; (N, A) of a Gaussian."""
+    if isinstance(policy, ControlPolicy):
+        outputs = policy.action_mean(policy.prepare(pairs.observations))
+        actions = torch.from_numpy(pairs.actions).to(outputs.device)
+        if isinstance(policy.head, Gaussian):
+            return torch.nn.functional.mse_loss(outputs, actions, reduction="none")
+        return -policy.head.log_prob(outputs, actions)
     assert pairs.mask is not None
     return policy.imitation_loss(pairs.observations, pairs.actions, pairs.mask)
 
 
 @torch.no_grad()
 def _errors(policy: RobotPolicy, pairs: Pairs, size: int) -> tuple[np.ndarray, FloatArray | None]:
-    """(N, A) most likely action minus the one taken, and (N,) weights; of chunks, of every action that there is."""
+    """(N, A) most likely action minus the one taken, and (N,) weights; of chunks, of every action that there is.
+
+    Of discrete actions 1 where it is another one.
+    """
     rng = np.random.default_rng(0)
     parts = []
     for start in range(0, len(pairs.actions), size):
         part = pairs.take(np.arange(start, min(start + size, len(pairs.actions))))
-        if isinstance(policy, ControlPolicy):
+        if isinstance(policy, ControlPolicy) and isinstance(policy.head, Gaussian):
             likely = policy.mean(part.observations)
         else:
             likely = policy.act(part.observations, rng, greedy=True).values
         apart = likely.reshape(part.actions.shape) - part.actions
+        if isinstance(policy, ControlPolicy) and isinstance(policy.head, Categorical):
+            apart = (apart != 0).astype(np.float32)
         parts.append(apart if part.mask is None else apart[part.mask])
     weights = pairs.weights
     if weights is not None and pairs.mask is not None:

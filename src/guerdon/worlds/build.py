@@ -31,6 +31,7 @@ from guerdon.worlds.gymnasium_env import (
     make_gymnasium_env,
     named_copy,
     never_reports_success,
+    stacked_moments,
 )
 from guerdon.worlds.libero import LiberoEye, LiberoVectorEnv, Settling
 from guerdon.worlds.libero_files import libero_task, mujoco_changes
@@ -279,6 +280,7 @@ def gymnasium_id(settings: GymnasiumSettings, copies: int, seed: int) -> EnvPart
         autoreset=settings.autoreset_mode,
         max_episode_steps=settings.max_episode_steps,
         kwargs=dict(settings.kwargs),
+        frame_stack=settings.frame_stack,
     )
     env.proprioception = getattr(env.unwrapped.envs[0].unwrapped, "proprioception", None)
     return env, RenderEye(env, settings.frame_size), settings.task
@@ -299,9 +301,12 @@ def own_world(settings: OwnWorldSettings, copies: int, seed: int) -> EnvParts:
     if isinstance(env, gymnasium.Env):
         made = [env, *(make() for _ in range(copies - 1))]
         proprioception = getattr(env.unwrapped, "proprioception", None)
+        made = [stacked_moments(one, settings.frame_stack) for one in made]
         named = [named_copy(one, i, copies, settings.task or settings.type) for i, one in enumerate(made)]
         env = SyncVectorEnv([partial(named.pop, 0)] * copies, autoreset_mode=AutoresetMode.DISABLED)
         env.proprioception = proprioception
+    elif settings.frame_stack > 1:
+        raise ConfigError(f"env.frame_stack: env.type {settings.type} makes a vector of copies; stack moments in it")
     env = plain(env, f"env.type {settings.type}")
     if env.num_envs != copies:
         raise ConfigError(f"env.type {settings.type} made {env.num_envs} copies, not the {copies} of num_envs")

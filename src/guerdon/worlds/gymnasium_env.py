@@ -119,6 +119,7 @@ def make_gymnasium_env(
     autoreset: str = "disabled",
     max_episode_steps: int | None = None,
     kwargs: dict[str, Any] | None = None,
+    frame_stack: int = 1,
 ) -> gymnasium.vector.VectorEnv:
     """N copies of a registered environment that can draw itself.
 
@@ -128,6 +129,7 @@ def make_gymnasium_env(
         autoreset: `disabled`, `next_step` or `same_step`, Gymnasium's three conventions.
         max_episode_steps: replaces the registered time limit; None: that one, `UNLIMITED` steps where it has none.
         kwargs: passed to the environment.
+        frame_stack: moments that are observed at once.
 
     Raises:
         ConfigError: the id is not registered, or its observations or actions are of another kind than `plain` takes.
@@ -141,12 +143,18 @@ def make_gymnasium_env(
             env = gymnasium.wrappers.TimeLimit(env, UNLIMITED)
         if _gymnasium_own(env_id) in _GOALS:
             env = GoalReached(env)
+        env = stacked_moments(env, frame_stack)
         return named_copy(KeepTerminalFrame(env) if autoreset == "same_step" else env, index, num_envs, env_id)
 
     mode = AutoresetMode[autoreset.upper()]
     with _gymnasium(ConfigError, f"env.task {env_id!r} could not be made"):
         env = SyncVectorEnv([partial(one, i) for i in range(num_envs)], autoreset_mode=mode)
         return plain(env, f"env.task {env_id!r}")
+
+
+def stacked_moments(env: gymnasium.Env, count: int) -> gymnasium.Env:
+    """The environment with so many moments in each observation."""
+    return env if count == 1 else gymnasium.wrappers.FrameStackObservation(env, count)
 
 
 def named_copy(env: gymnasium.Env, index: int, copies: int, name: str) -> CopyEnv:

@@ -192,6 +192,17 @@ def state_keys(columns: Sequence[ObservedColumn]) -> tuple[tuple[str, int], ...]
     return tuple((c.name, c.size) for c in columns if is_numeric(c) and c.name)
 
 
+def parts_of_rows(state_keys: Sequence[tuple[str, int]], action_values: Sequence[int]) -> dict[str, Any]:
+    """What the states and actions of an episode are made of, for its `meta`: plain JSON values.
+
+    Args:
+        state_keys: names and sizes of the parts of a state; none where observations have no keys.
+        action_values: values of each choice of discrete actions; none of a Box.
+    """
+    found: dict[str, Any] = {"state_keys": [list(one) for one in state_keys]} if state_keys else {}
+    return found | ({"action_values": list(action_values)} if action_values else {})
+
+
 def rgb_of(pictures_N: np.ndarray) -> ByteArray:
     """(N, H, W, 3) of pictures with any number of channels: of several moments the last."""
     channels = pictures_N.shape[-1]
