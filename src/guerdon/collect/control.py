@@ -83,6 +83,7 @@ class ControlCollector:
         film_share: share of the episodes that videos show; 0: there are none.
         film_step: steps between the frames of a video.
         observes: what reward models look at. It may be set later, except for continuation labels.
+        replayed: rollouts have `ends` and `actions`, for a learner that keeps them.
         overlap_steps: steps after which what was observed is drawn and handed to `watchers`; None: after the rollout.
         success_readers: keys of the configuration, besides those of `env`, that need true success.
         shard, shards: which part of the copies acts here, of how many (`runner.rollout_shards`); the number decides
@@ -113,6 +114,7 @@ class ControlCollector:
         success_readers: Sequence[str] = (),
         film_share: float = 0.0,
         film_step: int = 1,
+        replayed: bool = False,
         overlap_steps: int | None = None,
         shard: int = 0,
         shards: int = 1,
@@ -121,7 +123,7 @@ class ControlCollector:
         own = env.of_shard(shard, shards)
         self._eval_env = own if own.task_names == env.task_names else env  # evaluations play all tasks
         self.env, self.settings, self.seed, self.heads = own, settings, seed, tuple(heads)
-        self.auxiliary = tuple(auxiliary)
+        self.auxiliary, self._replayed = tuple(auxiliary), replayed
         self.group_size, self.observes, self._micro = group_size, tuple(observes), micro_batch_size
         self._overlap, self.watchers = overlap_steps, list[Callable[[Sequence[SeenRows]], None]]()
         self._steps = rollout_steps if group_size is None else env.max_episode_steps or 1
@@ -208,9 +210,10 @@ class ControlCollector:
             with timed(seconds, "render"):
                 segments = self._observed.segments(mask, flags["terminated"], done, cut)
         filmed, actions = None, None
+        if acted.actions:
+            actions = _rows(acted.actions).astype(np.float32, copy=False)
         if self._filmed is not None:
             with timed(seconds, "film"):
-                actions = _rows(acted.actions).astype(np.float32, copy=False)
                 filmed = self._filmed.segments(mask, flags["terminated"], done, cut)
         with timed(seconds, "log-probs"):
             inputs, log_probs, values, next_values, chunks = _evaluated(
@@ -242,6 +245,7 @@ class ControlCollector:
             chunks=chunks,
             filmed=filmed,
             actions=actions,
+            ends=_ends(acted, self.world.resetting) if self._replayed else (),
         )
 
     @torch.no_grad()
@@ -405,7 +409,7 @@ class ControlCollector:
                 one.add(t, step, None if self.group_size is None else over)
             if watched and self.observes and self._overlap and (t + 1) % self._overlap == 0:
                 self._show_watchers(seconds)
-            if self._filmed is not None:
+            if self._filmed is not None or self._replayed:
                 acted.actions.append(step.actions)
             if recorder is not None:
                 recorder.watch(step.rows, step.actions, step.transition)
@@ -480,7 +484,7 @@ class _Acted:
         last: (B, ...) what the copies show after the last step.
         alive: T times (B,) where the one episode of a group's copy was not over.
         observations, records: of the decisions of every step that had some, in the order of their copies.
-        actions: T times (B, ...), where videos show them.
+        actions: T times (B, ...), where videos show them or a learner keeps them.
         due, slots: T times (B,), see `ActionQueue`.
         failures: copy, step and reason of the episodes that were lost.
         failed_resets: step and reason of the resets that failed, with the next seed.
@@ -522,6 +526,12 @@ class _Acted:
 def _rows(columns_T: Iterable[np.ndarray]) -> np.ndarray:
     """(B, T, ...) of (B, ...) for every step."""
     return np.stack(list(columns_T), axis=1)
+
+
+def _ends(acted: _Acted, resetting_B: BoolArray) -> tuple[tuple[int, int, np.ndarray], ...]:
+    """Where episodes and streams ended: see `Rollout.ends`."""
+    episodes = [(i, t, shown) for (t, i), shown in acted.ends.items()]
+    return (*episodes, *((i, len(acted.alive), acted.last[i]) for i in np.flatnonzero(~resetting_B).tolist()))
 
 
 def _lost_episodes(failures: Sequence[tuple[int, int, Failure]], done_B_T: BoolArray) -> tuple[BoolArray, BoolArray]:

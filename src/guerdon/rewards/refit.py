@@ -137,6 +137,11 @@ class RefittedReward(ControlReward):
         return replace(super().observes, label_every=self._label_every, label_limit=limit)
 
     @property
+    def version(self) -> int:
+        """Of the model's weights: values of another one are stale."""
+        return self.model.updates
+
+    @property
     def skipped_in_a_row(self) -> int:
         """Gradient steps of the refits."""
         return self.model.skipped.in_a_row
