@@ -8,7 +8,7 @@ norm = optimizer.step(float(loss.detach()), max_norm=0.5)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,16 @@ from guerdon import distributed
 from guerdon.errors import CheckpointError
 from guerdon.finite import SkippedSteps
 from guerdon.models.checkpoint import adam_tensors, load_adam
+
+
+def flatten(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """One tensor with all of these parameters, which become windows into it."""
+    flat = torch.cat([p.detach().reshape(-1) for p in parameters])
+    offset = 0
+    for p in parameters:
+        p.data = flat[offset : offset + p.numel()].view_as(p)
+        offset += p.numel()
+    return flat
 
 
 class FlatAdam:
@@ -28,14 +38,10 @@ class FlatAdam:
 
     def __init__(self, module: nn.Module, learning_rate: float, *, eps: float = 1e-5) -> None:
         self._parameters = [p for p in module.parameters() if p.requires_grad]
-        size = sum(p.numel() for p in self._parameters)
-        self.flat = torch.empty(size)
-        self.flat.grad = torch.zeros(size)
+        self.flat = flatten(self._parameters)
+        self.flat.grad = torch.zeros_like(self.flat)
         offset = 0
         for p in self._parameters:
-            window = self.flat[offset : offset + p.numel()].view_as(p)
-            window.copy_(p.detach())
-            p.data = window
             p.grad = self.flat.grad[offset : offset + p.numel()].view_as(p)
             offset += p.numel()
         self.optimizer = torch.optim.Adam([self.flat], lr=learning_rate, eps=eps, fused=True)

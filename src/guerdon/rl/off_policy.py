@@ -1,0 +1,495 @@
+"""The learner from a replay: soft actor-critic (SAC) and deep Q-learning (DQN), with a critic per source of reward.
+
+Every source has an output of its own in each critic, with its discount and its missing measurements; SAC has one more
+for the entropy of the policy. What the policy follows is their weighted sum, and where the smallest of several critics
+is taken, it is the one whose weighted sum is smallest, with all of its outputs. So no two sources are added before.
+
+    learner = SACLearner(policy, settings, terms, {}, memory=Replay(folder, terms), seed=0)
+    metrics = learner.update(rollout, rewards, terms, progress=0.1)
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from guerdon.devices import seeded
+from guerdon.errors import CheckpointError, ConfigError
+from guerdon.generators import LEARNING, generator
+from guerdon.models.checkpoint import under
+from guerdon.policies.control import ControlPolicy
+from guerdon.policies.heads import LOG_STD_MAX, LOG_STD_MIN, Squashed
+from guerdon.policies.robot import ControlInputs
+from guerdon.rewards.refit import RefittedReward
+from guerdon.rewards.source import SourceTerms
+from guerdon.rl import checkpoint as ckpt
+from guerdon.rl.critics import Critics
+from guerdon.rl.relabel import keep_looks, relabel, remember
+from guerdon.rl.replay import Replay
+from guerdon.settings.off_policy import DQNSettings, ReplayAlgorithmSettings, SACSettings
+from guerdon.settings.policy import OwnPolicySettings
+from guerdon.train.optimizers import FlatAdam, flatten
+from guerdon.types import FloatArray, IntArray, Metrics, Rewards, Rollout
+
+_OWN_WIDTHS = (256, 256)  # of critics behind networks of a user's own
+_GATHERED = 1 << 26  # bytes of observations that are gathered at a time
+ENTROPY = "entropy"  # what the last output of a critic of SAC is about
+
+
+@dataclass(frozen=True, eq=False)
+class Transitions:
+    """N transitions, as a gradient step takes them; H outputs of a critic.
+
+    Attributes:
+        x, next_x: observations before and after the action, as networks take them.
+        actions: (N, A) in the policy's units; of discrete ones (N, A) numbers of the choices.
+        rewards: (N, H), 0 where there is none.
+        known: (N, H) 1, or 0 where a measurement is missing.
+        goes_on: (N, 1) 0 where the action ended the task, else 1.
+    """
+
+    x: Any
+    next_x: Any
+    actions: Tensor
+    rewards: Tensor
+    known: Tensor
+    goes_on: Tensor
+
+
+def smallest(values_M_N_H: Tensor, weights_H: Tensor) -> Tensor:
+    """(N, H) all outputs of the critic with the smallest weighted sum, row by row."""
+    values, totals = values_M_N_H[0], values_M_N_H @ weights_H
+    least = totals[0]
+    for m in range(1, len(totals)):
+        lower = totals[m] < least
+        values = torch.where(lower[:, None], values_M_N_H[m], values)
+        least = torch.minimum(least, totals[m])
+    return values
+
+
+def sac_targets(
+    rewards_N_H: Tensor, goes_on_N_1: Tensor, next_N_H: Tensor, next_log_probs_N: Tensor, gammas_H: Tensor
+) -> Tensor:
+    """(N, H) what the critics are fitted to; the last output is the entropy of the policy from the next step on.
+
+    Args:
+        rewards_N_H: of the sources; of the entropy 0.
+        goes_on_N_1: 0 where the action ended the task.
+        next_N_H: values of the next observation and an action of the policy there.
+        next_log_probs_N: of that action.
+        gammas_H: discounts.
+    """
+    later = next_N_H.clone()
+    later[:, -1] -= next_log_probs_N
+    return torch.addcmul(rewards_N_H, gammas_H * goes_on_N_1, later)
+
+
+def dqn_targets(
+    rewards_N_H: Tensor, goes_on_N_1: Tensor, target_N_A_H: Tensor, online_N_A_H: Tensor, weights_H: Tensor,
+    gammas_H: Tensor,
+) -> Tensor:  # fmt: skip
+    """(N, H) what the network is fitted to: it chooses the next action, the target network values it (1509.06461)."""
+    best = (online_N_A_H @ weights_H).argmax(1)
+    later = target_N_A_H[torch.arange(len(best), device=best.device), best]
+    return torch.addcmul(rewards_N_H, gammas_H * goes_on_N_1, later)
+
+
+def squared_error(values: Tensor, targets_N_H: Tensor, known_N_H: Tensor, scale_H: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum over outputs (and critics) of half the mean squared error where it is known, and its gradient.
+
+    Args:
+        values: (N, H), or (M, N, H).
+        targets_N_H: what they are fitted to.
+        known_N_H: 1, or 0 where the target is missing.
+        scale_H: weight of each output in the loss.
+    """
+    share = known_N_H * (scale_H / known_N_H.sum(0).clamp_min(1.0))
+    errors = values - targets_N_H
+    gradient = errors * share
+    return 0.5 * (gradient * errors).sum(), gradient
+
+
+class ReplayLearner:
+    """A policy that learns from all that was ever done. `Learner` of `guerdon.rl.parts`.
+
+    Args:
+        policy: what acts.
+        settings: the `algorithm` section.
+        terms: how each source counts.
+        learning: of the sources those whose model learns: their rewards are made current before they are used.
+        memory: what happens in the run.
+        demonstrations: what is learned from, too; None: nothing.
+        seed: of the run.
+
+    Attributes:
+        version: updates so far, one per rollout.
+        source_weights: of the last update.
+        steps: gradient steps so far.
+    """
+
+    settings: ReplayAlgorithmSettings
+    outputs: tuple[str, ...]  # of a critic
+
+    def __init__(
+        self,
+        policy: ControlPolicy,
+        settings: ReplayAlgorithmSettings,
+        terms: Mapping[str, SourceTerms],
+        learning: Mapping[str, RefittedReward],
+        *,
+        memory: Replay,
+        demonstrations: Replay | None = None,
+        seed: int,
+    ) -> None:
+        self.policy, self.settings, self.terms, self.learning = policy, settings, dict(terms), dict(learning)
+        self.memory, self.demonstrations = memory, demonstrations
+        self.rng = generator(seed, LEARNING)
+        self.version, self.steps = 0, 0
+        self.source_weights: dict[str, float] = {}
+        gammas = [self.terms[name].gamma if name in self.terms else settings.gamma for name in self.outputs]
+        self._gammas = torch.tensor(gammas, device=policy.device)
+        with seeded(seed):
+            self.critic = self._critic()
+        self.critic.to(policy.device)
+        self.target = copy.deepcopy(self.critic).requires_grad_(False)
+        self.optimizers = {"critic": FlatAdam(self.critic, settings.learning_rate, eps=1e-8)}
+        self._target_flat = flatten(list(self.target.parameters()))
+
+    # What an algorithm brings.
+
+    def _critic(self) -> nn.Module:
+        raise NotImplementedError
+
+    def _step(self, batch: Transitions, noise: FloatArray, weights_H: Tensor, *, act: bool) -> dict[str, Tensor | float]:
+        """A gradient step; `act`: the policy takes one, too."""
+        raise NotImplementedError
+
+    def _noise(self, count: int) -> FloatArray:
+        """(count, ...) random numbers that gradient steps need."""
+        return np.zeros((count, 0), np.float32)
+
+    # An update.
+
+    @property
+    def skipped_in_a_row(self) -> int:
+        """Gradient steps skipped in a row up to now, because they were not finite."""
+        return max(one.skipped.in_a_row for one in self.optimizers.values())
+
+    def update(
+        self,
+        rollout: Rollout[ControlInputs],
+        rewards: Mapping[str, Rewards],
+        terms: Mapping[str, SourceTerms],
+        *,
+        progress: float,
+    ) -> Metrics:
+        """Remember a rollout, and take `utd_ratio` gradient steps for each of its environment steps.
+
+        Args:
+            rollout: with `ends`.
+            rewards: source to its rewards.
+            terms: source to how it counts.
+            progress: share of the run that is over.
+        """
+        self.source_weights = {name: one.weight(progress) for name, one in terms.items()}
+        before = len(self.memory.transitions)
+        self.remember(self.memory, rollout, rewards)
+        self.policy.observe(rollout.inputs, rollout.mask)
+        self.version += 1
+        count = (len(self.memory.transitions) - before) * self.settings.utd_ratio
+        if len(self.memory.transitions) < self.settings.online_step_before_learning:
+            count = 0
+        return self._learn(count) | {f"reward_weight/{name}": weight for name, weight in self.source_weights.items()}
+
+    def remember(self, replay: Replay, rollout: Rollout[ControlInputs], rewards: Mapping[str, Rewards]) -> None:
+        """Append a rollout to a replay, with what is needed to measure its rewards again."""
+        assert rollout.actions is not None
+        units = self.policy.units
+        actions = rollout.actions if units is None else np.clip(units.within(rollout.actions), -1.0, 1.0)
+        after, first = replay.add(rollout, actions.astype(np.float32), rewards)
+        learning = [source for name, source in self.learning.items() if name in rewards]
+        if learning:
+            keep_looks(replay, learning, rollout, after, first)
+        for source in learning:
+            remember(replay, source, rollout, rewards[source.name], after, first)
+
+    def _learn(self, count: int) -> Metrics:
+        """So many gradient steps."""
+        self._skipped = 0
+        found: list[dict[str, Tensor | float]] = []
+        metrics: Metrics = {}
+        if count:
+            drawn = self._draw(count)
+            metrics |= self._relabel(drawn)
+            weights = [self.source_weights.get(name, 0.0) for name in self.outputs]
+            weights_H = torch.tensor(weights, device=self.policy.device)
+            noise = self._noise(count)
+            every = self.settings.utd_ratio * getattr(self.settings, "policy_update_freq", 1)
+            for n, batch in enumerate(self._batches(drawn)):
+                self.steps += 1
+                found.append(self._step(batch, noise[n], weights_H, act=self.steps % every == 0))
+                self._target_flat.lerp_(self.optimizers["critic"].flat, self.settings.tau)
+        for name in dict.fromkeys(name for one in found for name in one):
+            values = [float(one[name]) for one in found if name in one]
+            metrics[name] = float(np.mean(values))
+        return metrics | {"updates": float(count), "skipped_updates": float(self._skipped)}
+
+    def _take(self, part: str, loss: float) -> None:
+        """A step of an optimizer, from the gradients as they are."""
+        self._skipped += self.optimizers[part].step(loss, float("inf")) is None
+
+    def _draw(self, count: int) -> list[tuple[Replay, IntArray]]:
+        """Of each replay (count, n) rows, a batch per gradient step."""
+        size = self.settings.batch_size
+        if self.demonstrations is None:
+            parts = [(self.memory, size)]
+        else:
+            own = round(size * self.settings.online_ratio)
+            parts = [(self.memory, own), (self.demonstrations, size - own)]
+        return [
+            (replay, replay.transitions[self.rng.integers(len(replay.transitions), size=(count, n))])
+            for replay, n in parts
+        ]
+
+    def _relabel(self, drawn: Sequence[tuple[Replay, IntArray]]) -> Metrics:
+        """Make the rewards of all rows that are used current."""
+        metrics: Metrics = {}
+        for name, source in self.learning.items():
+            for replay, rows in drawn:
+                for key, value in relabel(replay, source, rows.reshape(-1)).items():
+                    whole = f"reward_model/{name}/{key}"
+                    metrics[whole] = (metrics.get(whole) or 0.0) + (value or 0.0)
+        return metrics
+
+    def _batches(self, drawn: Sequence[tuple[Replay, IntArray]]) -> Iterator[Transitions]:
+        """The transitions of each gradient step."""
+        one = max(sum(replay.rows("observations")[0].nbytes * rows.shape[1] for replay, rows in drawn), 1)
+        each = max(_GATHERED // one, 1)
+        for start in range(0, len(drawn[0][1]), each):
+            yield from self._gathered([(replay, rows[start : start + each]) for replay, rows in drawn])
+
+    def _gathered(self, drawn: Sequence[tuple[Replay, IntArray]]) -> Iterator[Transitions]:
+        device = self.policy.device
+
+        def whole(parts: Sequence[np.ndarray]) -> np.ndarray:
+            return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+        def column(name: str, *, before: bool = False) -> np.ndarray:
+            return whole([r.rows(name)[r.rows("before")[rows] if before else rows] for r, rows in drawn])
+
+        def prepared(observations: np.ndarray) -> list[Any]:
+            steps, n = observations.shape[:2]
+            x = self.policy.prepare(observations.reshape(steps * n, *observations.shape[2:]))
+            if isinstance(x, Tensor):
+                return list(x.split(n))
+            parts = {name: part.split(n) for name, part in x.items()}
+            return [{name: part[k] for name, part in parts.items()} for k in range(steps)]
+
+        x, next_x = prepared(column("observations", before=True)), prepared(column("observations"))
+        actions = torch.from_numpy(column("actions")).to(device)
+        goes_on = torch.from_numpy(1.0 - column("terminated").astype(np.float32)).to(device)[..., None]
+        shape = (*goes_on.shape[:2], len(self.outputs))
+        rewards, known = np.zeros(shape, np.float32), np.ones(shape, np.float32)
+        for h, name in enumerate(self.outputs):
+            if name in self.terms:
+                paid = [(replay.paid[name][rows]) for replay, rows in drawn]
+                rewards[..., h] = whole([one["reward"] for one in paid])
+                if self.terms[name].on_failure != "neutral":
+                    known[..., h] = 1.0 - whole([one["failed"] for one in paid])
+        rows = zip(x, next_x, actions, torch.from_numpy(rewards).to(device), torch.from_numpy(known).to(device), goes_on,
+                   strict=True)  # fmt: skip
+        return (Transitions(*row) for row in rows)
+
+    # State.
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and JSON-able values of everything that decides the next update; rows of replays are in files."""
+        tensors = {f"policy.{name}": tensor for name, tensor in self.policy.tensors().items()}
+        for part, module in {"critic": self.critic, "target": self.target}.items():
+            tensors |= {f"{part}.{k}": v.detach().cpu().clone() for k, v in module.state_dict().items()}
+        for part, one in self.optimizers.items():
+            tensors |= {f"{part}_optimizer.{k}": v for k, v in one.tensors().items()}
+        values: dict[str, Any] = {
+            "sources": list(self.terms), "rng": self.rng.bit_generator.state, "version": self.version,
+            "steps": self.steps,
+        }  # fmt: skip
+        for part, replay in self._replays().items():
+            more, values[part] = replay.state()
+            tensors |= {f"{part}.{name}": tensor for name, tensor in more.items()}
+        return tensors, values
+
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Return to a stored state.
+
+        Raises:
+            CheckpointError: it does not fit, or rows of a replay are missing or altered.
+        """
+        self.policy.load_tensors(under("policy", tensors))
+        self._load(tensors)
+        self.rng.bit_generator.state = values["rng"]
+        self.version, self.steps = int(values["version"]), int(values["steps"])
+        for part, replay in self._replays().items():
+            if part not in values:
+                raise CheckpointError("the checkpoint is of a run without algorithm.demonstrations")
+            replay.restore(under(part, tensors), values[part])
+
+    def _load(self, tensors: dict[str, Tensor]) -> None:
+        """Critics and optimisers."""
+        for part, module in {"critic": self.critic, "target": self.target}.items():
+            stored = under(part, tensors)
+            for name, value in module.state_dict().items():
+                if name not in stored or stored[name].shape != value.shape:
+                    raise CheckpointError(f"the checkpoint's critics do not fit this configuration: {part}.{name}")
+                value.copy_(stored[name])
+        for part, one in self.optimizers.items():
+            one.load_tensors(under(f"{part}_optimizer", tensors))
+
+    def _replays(self) -> dict[str, Replay]:
+        others = {} if self.demonstrations is None else {"demonstrations": self.demonstrations}
+        return {"memory": self.memory, **others}
+
+    def start_from(self, folder: Path) -> str:
+        """Second stage: take over the policy of another run, and its critics where the sources of reward are the same.
+
+        Raises:
+            CheckpointError: there is no whole checkpoint, or the policy does not fit.
+        """
+        path = ckpt.find_checkpoint(folder)
+        tensors, values = ckpt.load_checkpoint(path)
+        self.policy.load_tensors(under("policy", tensors), critic=False)
+        if not under("target", tensors) or values["sources"] != list(self.terms):
+            return f"stage 2 starts from {path}: policy; the critics start fresh, because they were of other rewards"
+        self._load(tensors)
+        return f"stage 2 starts from {path}: policy, critics and optimisers; the replay starts empty"
+
+
+class SACLearner(ReplayLearner):
+    """Soft actor-critic (1812.05905) with a learned temperature, and an ensemble of critics (RLPD, 2302.02948)."""
+
+    settings: SACSettings
+
+    def __init__(self, policy: ControlPolicy, settings: SACSettings, terms: Mapping[str, SourceTerms], *rest: Any,
+                 **given: Any) -> None:  # fmt: skip
+        if not isinstance(policy.head, Squashed):
+            raise ConfigError("algorithm.type sac is for continuous actions: take dqn, or control")
+        self.outputs = (*terms, ENTROPY)
+        self.head: Squashed = policy.head
+        super().__init__(policy, settings, terms, *rest, **given)
+        self.temperature = nn.Module()  # learned together with the policy
+        self.temperature.log = nn.Parameter(torch.tensor([float(np.log(settings.temperature_init))]))
+        self.temperature.to(policy.device)
+        self._actor = nn.ModuleList([policy, self.temperature])
+        self.optimizers["policy"] = FlatAdam(self._actor, settings.learning_rate, eps=1e-8)
+        own = settings.target_entropy
+        self.target_entropy = float(-self.head.size if own is None else own)
+
+    def _critic(self) -> nn.Module:
+        policy, own = self.policy, isinstance(self.policy.settings, OwnPolicySettings)
+        hidden = _OWN_WIDTHS if own else policy.settings.hidden
+        plain = not own and not policy.encoder.pictures
+        features = policy.encoder.size if plain else hidden[-1]
+        critic = nn.Module()
+        critic.trunk = None if plain else policy.encoder.network(features, last_gain=1.0)
+        critic.heads = Critics(
+            features + self.head.size, hidden, outputs=len(self.outputs), members=self.settings.num_critics,
+            activation=policy.settings.activation, layer_norm=self.settings.layer_norm,
+        )  # fmt: skip
+        return critic
+
+    def _noise(self, count: int) -> FloatArray:
+        return self.rng.standard_normal((count, 2, self.settings.batch_size, self.head.size), dtype=np.float32)
+
+    def _step(self, batch: Transitions, noise: FloatArray, weights_H: Tensor, *, act: bool) -> dict[str, Tensor | float]:
+        temperature = self.temperature.log.detach().exp()
+        weights = weights_H.clone()
+        weights[-1:] = temperature
+        here, there = torch.from_numpy(noise).to(self.policy.device).unbind()
+        loss, values, features = self._fit_critics(batch, there, weights)
+        facts: dict[str, Tensor | float] = {"critic_loss": loss, **self._named(values)}
+        if act:
+            facts |= self._improve_policy(batch.x, features, here, weights, temperature)
+        return facts
+
+    def _named(self, values_H: Tensor) -> dict[str, Tensor | float]:
+        return {f"q/{name}": value for name, value in zip(self.outputs, values_H, strict=True)}
+
+    def _fit_critics(self, batch: Transitions, noise: Tensor, weights: Tensor) -> tuple[float, Tensor, Tensor]:
+        """A step of the critics: the loss, (H,) mean values, and (N, F) features of the observations."""
+        trunk, members = self.critic.trunk, None
+        if self.settings.num_subsample_critics is not None:
+            chosen = self.rng.permutation(self.settings.num_critics)[: self.settings.num_subsample_critics]
+            members = torch.from_numpy(chosen).to(self.policy.device)
+        with torch.no_grad():
+            actions, log_probs = self.head.sample(self.policy.pi(batch.next_x), noise)
+            following = batch.next_x if trunk is None else self.target.trunk(batch.next_x)
+            later, _ = self.target.heads(torch.cat([following, actions], 1), members)
+            targets = sac_targets(batch.rewards, batch.goes_on, smallest(later, weights), log_probs, self._gammas)
+            scale = torch.ones_like(weights)
+            scale[-1:] = weights[-1:] ** 2  # an error of the entropy counts as it does in the sum
+        features = batch.x if trunk is None else trunk(batch.x)
+        values, kept = self.critic.heads(torch.cat([features.detach(), batch.actions], 1))
+        loss, gradient = squared_error(values, targets, batch.known, scale)
+        if trunk is not None:
+            self.optimizers["critic"].zero_grad()
+        along = self.critic.heads.add_gradients(kept, gradient, inputs=trunk is not None)
+        if along is not None:
+            features.backward(along[:, : features.shape[1]])
+        number = float(loss)
+        self._take("critic", number)
+        return number, values.mean((0, 1)), features.detach()
+
+    def _improve_policy(
+        self, x: Any, features: Tensor, noise: Tensor, weights: Tensor, temperature: Tensor
+    ) -> dict[str, Tensor | float]:
+        """A step of the policy and of the temperature.
+
+        The gradient of a squashed normal action is in closed form: with b = mean + deviation * noise and a = tanh(b)
+        the log-probability changes by 2 a with b, and by -1 with the logarithm of the deviation.
+        """
+        outputs = self.policy.pi(x)
+        with torch.no_grad():
+            found = outputs.detach()
+            actions, log_probs = self.head.sample(found, noise)
+            values, kept = self.critic.heads(torch.cat([features, actions], 1))
+            gradient, total = _policy_gradient(values, weights, mean=self.settings.num_subsample_critics is not None)
+            along = self.critic.heads.input_gradient(kept, gradient)[:, features.shape[1] :]
+            each = temperature / len(noise)
+            _, raw = found.chunk(2, 1)
+            log_std = raw.clamp(LOG_STD_MIN, LOG_STD_MAX)
+            of_before = torch.addcmul(2.0 * each * actions, along, 1.0 - actions * actions)
+            of_log_std = torch.where(log_std == raw, of_before * log_std.exp() * noise - each, 0.0)
+            loss = temperature * log_probs.mean() - total
+            entropy = -log_probs.mean()
+        self.optimizers["policy"].zero_grad()
+        outputs.backward(torch.cat([of_before, of_log_std], 1))
+        self.temperature.log.grad.copy_(entropy - self.target_entropy)
+        self._take("policy", float(loss))
+        return {"policy_loss": loss, "entropy": entropy, "temperature": temperature}
+
+
+def _policy_gradient(values_M_N_H: Tensor, weights_H: Tensor, *, mean: bool) -> tuple[Tensor, Tensor]:
+    """(M, N, H) gradient of minus the value that the policy follows, and that value, both means over the rows.
+
+    Args:
+        values_M_N_H: of the policy's actions.
+        weights_H: of the outputs.
+        mean: it follows the mean of all critics; False: the smallest of them.
+    """
+    members, rows, _ = values_M_N_H.shape
+    totals = values_M_N_H @ weights_H
+    if mean:
+        share = torch.full_like(totals, 1.0 / (members * rows))
+        return -share[..., None] * weights_H, totals.mean()
+    least, chosen = totals[0], torch.zeros_like(totals[0], dtype=torch.long)
+    for m in range(1, members):
+        lower = totals[m] < least
+        least, chosen = torch.where(lower, totals[m], least), torch.where(lower, m, chosen)
+    picked = chosen == torch.arange(members, device=chosen.device)[:, None]
+    return (picked / -rows)[..., None] * weights_H, least.mean()
