@@ -161,6 +161,7 @@ POLICY = {
     "normalize_observations": {"normalize_observations": False},
     "device": {},
     "checkpoint": {},  # weights, as any others
+    "keys": {},  # which numbers there are
 }
 OF_AUTOGRAD = {"clip_ratio_c", "clip_range_value", "logprob_type", "auxiliary_losses"}
 

@@ -6,13 +6,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guerdon.policies.control import GaussianPolicy, StateInputs
+from guerdon.policies.control import ControlPolicy, StateInputs
 from guerdon.rl.losses import old_kl_terms, ppo_clip_terms, value_errors
 from guerdon.rl.update import Batch, _policy_terms, update_policy
 from guerdon.schedules import scheduled
 from guerdon.settings.algorithm import ControlAlgorithmSettings, TextAlgorithmSettings
 from guerdon.settings.policy import MLPPolicySettings
 from guerdon.train.optimizers import FlatAdam
+from guerdon.worlds.spaces import columns_of_shape
 
 torch.set_num_threads(1)
 
@@ -65,7 +66,7 @@ def test_masked_steps_and_unknown_values_change_nothing(clip_range_value):
     found = []
     for number in (0.0, 50.0):
         torch.manual_seed(0)
-        policy = GaussianPolicy(MLPPolicySettings(hidden=(4,)), (2,), 1, ("env",))
+        policy = ControlPolicy(MLPPolicySettings(hidden=(4,)), columns_of_shape((2,)), 1, ("env",))
         inputs = StateInputs(torch.randn(3, 2), torch.randn(3, 1))
         hidden = torch.where(mask > 0, 1.0, number)
         columns = {"values": known * 0.1, "returns": torch.where(known > 0, 1.0, number), "value_mask": known}
@@ -115,7 +116,7 @@ DUAL_CLIP = [(None, [10.0, 1.6, -2.4]), (3.0, [6.0, 1.6, -2.4])]
 
 @pytest.mark.parametrize(("c", "expected"), DUAL_CLIP)
 def test_clip_ratio_c_reaches_the_loss_of_a_control_policy(c, expected):
-    policy = GaussianPolicy(MLPPolicySettings(), (2,), 1, ())
+    policy = ControlPolicy(MLPPolicySettings(), columns_of_shape((2,)), 1, ())
     inputs = StateInputs(torch.zeros(3, 2), torch.tensor([[0.1], [0.2], [0.3]]))
     old = policy.evaluate(inputs).log_probs.detach() - torch.tensor([[5.0], [0.5], [5.0]]).log()
     batch = Batch(inputs, torch.ones(3, 1), torch.tensor([[-2.0], [-2.0], [2.0]]), old)

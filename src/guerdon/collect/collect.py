@@ -24,7 +24,7 @@ from guerdon.collect.episode_capture import Recorder, episode_number
 from guerdon.collect.stepping import ActionQueue, steps
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
-from guerdon.policies.control import GaussianPolicy, load_policy
+from guerdon.policies.control import ControlPolicy, load_policy
 from guerdon.policies.experts import MountainCarExpert, NoisyActor, RandomActor, ScriptedExpert
 from guerdon.policies.libero_expert import LiberoExpert
 from guerdon.policies.maniskill_expert import ManiSkillExpert
@@ -162,7 +162,7 @@ def _collect_part(
     """Play rounds until this actor's part is complete; returns how many episodes were tried."""
     share, wanted = part.share, part.wanted - part.have
     policy = load_policy(Path(share.checkpoint or "")) if share.type == "checkpoint" else None
-    pixels = isinstance(policy, GaussianPolicy) and policy.pixels
+    pixels = isinstance(policy, ControlPolicy) and policy.pixels
     if pixels and env.observation == "state":
         raise ConfigError(f"collect: {share.checkpoint} acts on pixels; set env.observation=pixels")
     shown = env.model_copy(update={"observation": "pixels" if pixels else "state"})

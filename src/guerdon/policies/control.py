@@ -1,7 +1,7 @@
-"""Gaussian policies for control, on state vectors (MLP) or pixels (CNN), with one value head per reward source.
+"""Control policies: networks on what a world shows, a head that makes actions of them, a value head per reward source.
 
-Acting happens thousands of times a second on a handful of rows, so the state policy acts through plain numpy
-copies of its weights; everything that needs gradients goes through torch. Actor and critic share nothing.
+Acting happens thousands of times a second on a handful of rows, so a policy that sees numbers alone acts through plain
+numpy copies of its weights; everything that needs gradients goes through torch. Actor and critic share nothing.
 
     policy = build_policy(settings, observation_shape, action_space, sources=["env"], seed=0)
     actions_B_A = policy.actor().act(observations_B_S, rng).values
@@ -9,12 +9,11 @@ copies of its weights; everything that needs gradients goes through torch. Actor
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -26,152 +25,63 @@ from guerdon.atomic import write_bytes, write_json
 from guerdon.devices import resolve_device, seeded
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.finite import load_weights, refuse_to_write
+from guerdon.policies.encoders import CLIP, Encoder, Prepared, RunningMeanStd, orthogonal, select
+from guerdon.policies.heads import ActionUnits, Categorical, Draw, Gaussian, action_units, choices
 from guerdon.policies.robot import Action, ControlInputs, RobotPolicy
-from guerdon.settings.policy import (
-    POLICIES,
-    CNNPolicySettings,
-    ControlPolicySettings,
-    GaussianPolicySettings,
-    OwnPolicySettings,
-)
+from guerdon.settings.policy import POLICIES, ControlPolicySettings, GaussianPolicySettings, OwnPolicySettings
 from guerdon.settings.vla_policy import VLAPolicySettings
-from guerdon.types import BoolArray, Evaluated, FloatArray, IntArray
+from guerdon.types import BoolArray, Evaluated, IntArray
+from guerdon.worlds.spaces import ObservedColumn, columns_of_shape
 
 _ACTIVATION, _ACTIVATIONS = "activation", ("tanh", "relu")
 _UNITS = "units."  # names of tensors that hold those of the actions
-_CLIP = 10.0  # normalised observations beyond ten standard deviations are cut off
-
-
-class RunningMeanStd:
-    """Running mean and variance of rows, for observations and returns.
-
-    Chan, Golub & LeVeque (1979), pairwise update of count, mean and sum of squares, in float64.
-
-    Attributes:
-        mean: float64 array of the feature shape; zero before the first update.
-        var: float64 array of the feature shape; one before the first update.
-        count: rows seen.
-    """
-
-    def __init__(self, shape: tuple[int, ...] = ()) -> None:
-        self.mean = np.zeros(shape, dtype=np.float64)
-        self.var = np.ones(shape, dtype=np.float64)
-        self.count = 0.0
-
-    def update(self, rows_N: np.ndarray) -> None:
-        """Take in N more rows of the feature shape; none at all changes nothing."""
-        n = rows_N.shape[0]
-        if n == 0:
-            return
-        rows = rows_N.astype(np.float64)
-        mean, var = rows.mean(axis=0), rows.var(axis=0)
-        total = self.count + n
-        delta = mean - self.mean
-        squares = self.var * self.count + var * n + delta**2 * self.count * n / total
-        self.mean = self.mean + delta * n / total
-        self.var = squares / total
-        self.count = total
-
-    @property
-    def std(self) -> np.ndarray:
-        """Square root of the variance, at least 1e-4 so that constant features stay harmless."""
-        return np.asarray(np.maximum(np.sqrt(self.var), 1e-4))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Arrays to store."""
-        return {"mean": self.mean, "var": self.var, "count": np.array(self.count)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Return to stored arrays."""
-        self.mean = np.array(state["mean"], dtype=np.float64)
-        self.var = np.array(state["var"], dtype=np.float64)
-        self.count = float(np.asarray(state["count"]))
-
-
-class ActionUnits(NamedTuple):
-    """The units of actions whose bounds are finite: -1 is the lower bound, 1 the upper one.
-
-    Attributes:
-        centre_A: float32, the middle of the bounds; 0 where there are none.
-        half_A: float32, half their distance; 1 where there are none, or where they leave no room.
-    """
-
-    centre_A: FloatArray
-    half_A: FloatArray
-
-    def executed(self, actions_B_A: np.ndarray) -> FloatArray:
-        """Actions of the environment, of those in these units."""
-        return np.asarray(self.centre_A + self.half_A * actions_B_A)
-
-    def within(self, actions_B_A: np.ndarray) -> FloatArray:
-        """In these units, actions of the environment."""
-        return np.asarray((actions_B_A - self.centre_A) / self.half_A, dtype=np.float32)
-
-
-def action_units(space: gymnasium.Space) -> ActionUnits | None:
-    """The units of a Box; None where they are those of the environment: bounds of -1 and 1, or none at all.
-
-    A bound at the end of float32 is none.
-    """
-    low, high = (np.asarray(getattr(space, name), np.float64).reshape(-1) for name in ("low", "high"))
-    finite = (np.maximum(abs(low), abs(high)) < np.finfo(np.float32).max) & (low < high)
-    low, high = np.where(finite, low, -1.0), np.where(finite, high, 1.0)
-    units = ActionUnits(((low + high) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32))
-    return None if (units.centre_A == 0).all() and (units.half_A == 1).all() else units
 
 
 class Actor:
-    """A frozen copy of a policy, for acting.
+    """A frozen copy of a policy on numbers, for acting.
 
     Args:
         layers: weight (out, in) and bias (out,) of each linear layer.
         activation: between the layers.
-        log_std_A: logarithm of the standard deviation of each action.
-        shift_S, factor_S: observation normalisation: subtract one, multiply by the other.
-        units: of the actions; None: those of the environment.
+        encoder: gives the numbers, and what is allowed.
+        draw: makes actions of the outputs.
     """
 
     def __init__(
-        self,
-        layers: list[tuple[np.ndarray, np.ndarray]],
-        activation: str,
-        log_std_A: np.ndarray,
-        shift_S: np.ndarray,
-        factor_S: np.ndarray,
-        units: ActionUnits | None = None,
+        self, layers: list[tuple[np.ndarray, np.ndarray]], activation: str, encoder: Encoder, draw: Draw
     ) -> None:
-        self._units = units
+        self._encoder, self._draw = encoder, draw
         self._layers = [(np.ascontiguousarray(w.T), b) for w, b in layers]
         self._act = np.tanh if activation == "tanh" else _relu
-        self._std = np.exp(log_std_A).astype(np.float32)
-        self._shift = shift_S.astype(np.float32)
-        self._factor = factor_S.astype(np.float32)
+        self._shift, self._factor = encoder.shift.cpu().numpy().copy(), encoder.factor.cpu().numpy().copy()
 
-    def mean(self, observations_B_S: np.ndarray) -> np.ndarray:
-        """(B, A) most likely actions, in the policy's units."""
-        x = (observations_B_S.astype(np.float32) - self._shift) * self._factor
-        x = np.clip(x, -_CLIP, _CLIP)
+    def mean(self, observations_B: np.ndarray) -> np.ndarray:
+        """(B, O) outputs of the network: of a Gaussian the most likely actions, in the policy's units."""
+        x = (self._encoder.numbers(observations_B).astype(np.float32) - self._shift) * self._factor
+        x = np.clip(x, -CLIP, CLIP)
         for weight, bias in self._layers[:-1]:
             x = self._act(x @ weight + bias)
         weight, bias = self._layers[-1]
         return np.asarray(x @ weight + bias)
 
-    def act(self, observations_B_S: np.ndarray, rng: np.random.Generator, *, greedy: bool = False) -> Action:
-        """Sampled or most likely actions; the record has them in the policy's units."""
-        return _gaussian(self.mean(observations_B_S), self._std, rng, greedy, self._units)
+    def act(self, observations_B: np.ndarray, rng: np.random.Generator, *, greedy: bool = False) -> Action:
+        """Sampled or most likely actions; the record has what the policy's head needs of them."""
+        return self._draw(self.mean(observations_B), rng, greedy, self._encoder.allowed(observations_B))
 
 
 @dataclass(frozen=True, eq=False)
 class StateInputs:
-    """N steps of a Gaussian policy, ready for its networks.
+    """N steps of a control policy, ready for its networks.
 
     Attributes:
-        observations: as the networks take them (`GaussianPolicy.prepare`).
-        actions: (N, A) in the policy's units.
+        observations: as the networks take them (`ControlPolicy.prepare`).
+        actions: (N, A) records of the head.
+        allowed: (N, O) bool, values of discrete actions that were allowed; None: all.
     """
 
-    observations: Tensor
+    observations: Prepared
     actions: Tensor
+    allowed: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -179,48 +89,59 @@ class StateInputs:
     def take(self, rows: IntArray) -> StateInputs:
         """These steps, in order."""
         index = torch.from_numpy(rows).to(self.actions.device)
-        return StateInputs(self.observations.index_select(0, index), self.actions.index_select(0, index))
+        allowed = None if self.allowed is None else self.allowed.index_select(0, index)
+        return StateInputs(select(self.observations, index), self.actions.index_select(0, index), allowed)
 
 
-class GaussianPolicy(RobotPolicy):
+class ControlPolicy(RobotPolicy):
     """Actor and critic.
 
-    Where the bounds of an action are finite, networks and standard deviations work in units of the bounds: a sample of
+    Where the bounds of a Box are finite, networks and standard deviations work in units of the bounds: a sample of
     -1 is executed as the lower bound, 1 as the upper one, what lies beyond as the bound. Log-probabilities are those of
     the sample. The units are stored with the weights, and a policy that takes over weights takes over their units.
 
+    Args:
+        settings: the `policy` section.
+        columns: that the world shows.
+        actions: numbers of a Box, or the values of each choice of discrete actions.
+        sources: see below.
+        auxiliary: see below.
+        units: of a Box.
+
     Attributes:
-        units: of the actions; None: those of the environment.
+        encoder: what the networks take of an observation.
+        head: makes actions of their outputs.
         sources: names of the value heads, in order; empty means no critic is built.
         auxiliary: names of the auxiliary heads, which look at the last hidden layer of the actor, in order.
-        normalizer: running statistics of state observations, or None.
     """
 
     def __init__(
         self,
         settings: GaussianPolicySettings,
-        observation_shape: tuple[int, ...],
-        action_size: int,
+        columns: Sequence[ObservedColumn],
+        actions: int | tuple[int, ...],
         sources: Sequence[str],
         auxiliary: Sequence[str] = (),
         units: ActionUnits | None = None,
     ) -> None:
         super().__init__()
-        self.settings, self.units = settings, units
-        self.observation_shape = observation_shape
-        self.action_size = action_size
+        self.settings = settings
         self.sources, self.auxiliary = tuple(sources), tuple(auxiliary)
-        self.normalizer: RunningMeanStd | None = None
-        pixels = len(observation_shape) == 3
-        if not isinstance(settings, CNNPolicySettings) and settings.normalize_observations and not pixels:
-            self.normalizer = RunningMeanStd(observation_shape)
         self.device = resolve_device(settings.device)
-        self._shift = torch.zeros(observation_shape, device=self.device)
-        self._factor = torch.ones(observation_shape, device=self.device)
-        self.pi = _body(settings, observation_shape, action_size, last_gain=0.01)
-        self.vf = _body(settings, observation_shape, len(sources), last_gain=1.0) if sources else None
-        self.log_std = nn.Parameter(torch.full((action_size,), settings.log_std_init))
-        self.pixels = pixels
+        self.encoder = Encoder(columns, settings, self.device)
+        outputs = actions if isinstance(actions, int) else sum(actions)
+        self.pi = self.encoder.network(outputs, last_gain=0.01)
+        self.vf = self.encoder.network(len(sources), last_gain=1.0) if sources else None
+        self.head: Gaussian | Categorical
+        if isinstance(actions, int):
+            self.log_std = nn.Parameter(torch.full((actions,), settings.log_std_init))
+            self.head = Gaussian(self.log_std, units)
+        else:
+            if settings.log_std_init:
+                raise ConfigError(
+                    "policy.log_std_init would do nothing: the environment's actions are discrete; remove it"
+                )
+            self.head = Categorical(actions)
         self.aux: nn.Module | None = None
         if auxiliary:
             last = self.pi[-1] if isinstance(self.pi, nn.Sequential) and len(self.pi) > 1 else None
@@ -229,52 +150,51 @@ class GaussianPolicy(RobotPolicy):
                     "algorithm.auxiliary_losses needs a network whose last layer is linear, behind others, in one "
                     f"nn.Sequential; policy.type {settings.type} makes another"
                 )
-            self.aux = _orthogonal(nn.Linear(last.in_features, len(auxiliary)), 1.0)
+            self.aux = orthogonal(nn.Linear(last.in_features, len(auxiliary)), 1.0)
         self.to(self.device)
 
-    def prepare(self, observations: np.ndarray) -> Tensor:
-        """Observations as the networks take them: normalised states, or (N, C, H, W) in [0, 1]."""
-        if self.pixels:
-            pixels = torch.from_numpy(np.ascontiguousarray(observations)).to(self.device)
-            return pixels.permute(0, 3, 1, 2).float() / 255.0
-        x = torch.from_numpy(np.ascontiguousarray(observations, dtype=np.float32)).to(self.device)
-        return ((x - self._shift) * self._factor).clamp_(-_CLIP, _CLIP)
+    @property
+    def normalizer(self) -> RunningMeanStd | None:
+        """Running statistics of numbers that are observed."""
+        return self.encoder.normalizer
+
+    @property
+    def units(self) -> ActionUnits | None:
+        """Of the actions; None: those of the environment, or they are discrete."""
+        return self.head.units if isinstance(self.head, Gaussian) else None
+
+    @property
+    def pixels(self) -> bool:
+        """Whether the networks look at pictures."""
+        return bool(self.encoder.pictures)
+
+    def prepare(self, observations: np.ndarray) -> Prepared:
+        """Observations as the networks take them: see `Encoder.prepare`."""
+        return self.encoder.prepare(observations)
 
     def refresh_normalizer(self) -> None:
         """Make the running statistics the ones in use. Between calls they stay fixed, for acting and learning alike."""
-        if self.normalizer is not None:
-            factor = (1.0 / self.normalizer.std.astype(np.float32)).astype(np.float32)
-            self._shift = torch.from_numpy(self.normalizer.mean.astype(np.float32)).to(self.device)
-            self._factor = torch.from_numpy(factor).to(self.device)
+        self.encoder.refresh()
 
-    def action_mean(self, x: Tensor) -> Tensor:
-        """(N, A) means for prepared observations, in the policy's units."""
+    def action_mean(self, x: Prepared) -> Tensor:
+        """(N, O) outputs for prepared observations: means in the policy's units, or logits."""
         mean: Tensor = self.pi(x)
         return mean
 
     @torch.inference_mode()
     def mean(self, observations: np.ndarray) -> np.ndarray:
-        """(B, A) most likely actions, in the policy's units."""
+        """(B, O) the same for observations of a world."""
         return np.asarray(self.action_mean(self.prepare(observations)).cpu().numpy())
 
     def act(self, observations: np.ndarray, rng: np.random.Generator, *, greedy: bool = False) -> Action:
-        """Sampled or most likely actions; the record has them in the policy's units."""
-        return _gaussian(self.mean(observations), self.log_std.detach().exp().cpu().numpy(), rng, greedy, self.units)
+        """Sampled or most likely actions; the record has what the head needs of them."""
+        return self.head.act(self.mean(observations), rng, greedy, self.encoder.allowed(observations))
 
-    def log_prob(self, x: Tensor, actions_N_A: Tensor) -> Tensor:
-        """(N,) log-density of actions in the policy's units at prepared observations."""
-        return self._log_density(self.action_mean(x), actions_N_A)
+    def log_prob(self, x: Prepared, actions_N_A: Tensor, allowed_N_O: Tensor | None = None) -> Tensor:
+        """(N,) log-probability of the records of actions at prepared observations."""
+        return self.head.log_prob(self.action_mean(x), actions_N_A, allowed_N_O)
 
-    def _log_density(self, mean_N_A: Tensor, actions_N_A: Tensor) -> Tensor:
-        z = (actions_N_A - mean_N_A) * (-self.log_std).exp()
-        constant = 0.5 * self.action_size * math.log(2 * math.pi)
-        return -0.5 * (z * z).sum(-1) - self.log_std.sum() - constant
-
-    def entropy(self) -> Tensor:
-        """Entropy of the action distribution; the same at every state."""
-        return self.log_std.sum() + 0.5 * self.action_size * (1 + math.log(2 * math.pi))
-
-    def value(self, x: Tensor) -> Tensor:
+    def value(self, x: Prepared) -> Tensor:
         """(N, K) value of each source at prepared observations."""
         if self.vf is None:
             raise ConfigError("this policy was built without a critic")
@@ -287,16 +207,23 @@ class GaussianPolicy(RobotPolicy):
 
     def prepared(self, inputs: ControlInputs) -> StateInputs:
         """The steps of a rollout with observations as the networks take them."""
-        return StateInputs(self.prepare(inputs.observations), torch.from_numpy(inputs.actions).to(self.device))
+        allowed = self.encoder.allowed(inputs.observations)
+        return StateInputs(
+            self.prepare(inputs.observations),
+            torch.from_numpy(inputs.actions).to(self.device),
+            None if allowed is None else torch.from_numpy(np.ascontiguousarray(allowed)).to(self.device),
+        )
 
     def observe(self, inputs: ControlInputs, mask_B_T: BoolArray) -> None:
         """Update the running statistics of observations and make them the ones in use."""
-        if self.normalizer is not None:
-            self.normalizer.update(inputs.observations[mask_B_T.reshape(-1)])
-            self.refresh_normalizer()
+        self.encoder.observe(inputs.observations[mask_B_T.reshape(-1)])
+        self.refresh_normalizer()
 
     def evaluate(self, inputs: StateInputs, *, entropy: bool = False) -> Evaluated:
-        """Log-probabilities (N, 1), values (N, 1, H), auxiliary (N, 1, A), and the entropy, the same at every step."""
+        """Log-probabilities (N, 1), values (N, 1, H), auxiliary (N, 1, A), and the entropy.
+
+        The entropy is a scalar where it is the same at every step, else (N, 1).
+        """
         x, auxiliary = inputs.observations, None
         if self.aux is None:
             mean = self.action_mean(x)
@@ -304,9 +231,10 @@ class GaussianPolicy(RobotPolicy):
             assert isinstance(self.pi, nn.Sequential)
             features = self.pi[:-1](x)
             mean, auxiliary = self.pi[-1](features), self.aux(features)[:, None]
+        spread = self.head.entropy(mean, inputs.allowed) if entropy else None
         return Evaluated(
-            self._log_density(mean, inputs.actions)[:, None],
-            self.entropy() if entropy else None,
+            self.head.log_prob(mean, inputs.actions, inputs.allowed)[:, None],
+            spread if spread is None or not spread.ndim else spread[:, None],
             None if self.vf is None else self.value(x)[:, None],
             auxiliary,
         )
@@ -317,23 +245,16 @@ class GaussianPolicy(RobotPolicy):
         found = self.evaluate(inputs)
         return Evaluated(found.log_probs.cpu(), values=None if found.values is None else found.values.cpu())
 
-    def actor(self) -> Actor | GaussianPolicy:
-        """A copy in numpy to act with, of the networks on states; pictures and networks of users go through torch."""
-        if self.pixels or isinstance(self.settings, OwnPolicySettings):
+    def actor(self) -> Actor | ControlPolicy:
+        """A copy in numpy to act with, of networks on numbers; pictures and networks of users go through torch."""
+        if not self.encoder.acts_in_numpy or isinstance(self.settings, OwnPolicySettings):
             return self
         layers = [
             (m.weight.detach().cpu().numpy().copy(), m.bias.detach().cpu().numpy().copy())
             for m in self.pi.modules()
             if isinstance(m, nn.Linear)
         ]
-        return Actor(
-            layers,
-            self.settings.activation,
-            self.log_std.detach().cpu().numpy().copy(),
-            self._shift.cpu().numpy().copy(),
-            self._factor.cpu().numpy().copy(),
-            self.units,
-        )
+        return Actor(layers, self.settings.activation, self.encoder, self.head.frozen())
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything to store: weights, statistics, units, and which activation the weights were made for."""
@@ -358,7 +279,8 @@ class GaussianPolicy(RobotPolicy):
         self._check_kind(state)
         super().load_tensors(state, critic=critic)
         units = {k.removeprefix(_UNITS): v.cpu().numpy() for k, v in state.items() if k.startswith(_UNITS)}
-        self.units = ActionUnits(**units) if units else None
+        if isinstance(self.head, Gaussian):
+            self.head.units = ActionUnits(**units) if units else None
         if self.normalizer is not None:
             prefix = "normalizer."
             self.normalizer.load_state_dict(
@@ -390,40 +312,35 @@ def build_policy(
     seed: int,
     auxiliary: Sequence[str] = (),
     proprioception_size: int = 0,
+    columns: Sequence[ObservedColumn] | None = None,
 ) -> RobotPolicy:
     """A fresh policy with weights drawn from the seed; global random state is left alone.
 
     Args:
         settings: the `policy` section.
         observation_shape: what the world shows, without columns of the policy's own choice.
-        action_space: a Box.
+        action_space: a Box or a MultiDiscrete.
         sources: names of the value heads.
         seed: of the run.
         auxiliary: names of the auxiliary heads.
         proprioception_size: measurements of the robot's own that the world gives; 0: it does not say which they are.
+        columns: what the world shows; None: one array.
 
     Raises:
         ConfigError: the policy type does not fit the observations, or a user's factory cannot make it.
     """
-    wanted = 3 if isinstance(settings, CNNPolicySettings) else 1
-    if len(observation_shape) != wanted and not isinstance(settings, OwnPolicySettings | VLAPolicySettings):
-        hint = "set env.observation to pixels"
-        if wanted == 1:
-            hint = (
-                "to see pictures, set policy.type to cnn and env.observation to pixels; to act on states, set "
-                "env.observation to state, of an environment whose own observations are vectors "
-                "(gymnasium.wrappers.FlattenObservation makes them such)"
-            )
-        raise ConfigError(
-            f"policy.type {settings.type} takes {'pictures' if wanted == 3 else 'vectors'}, and the environment gives "
-            f"observations of shape {observation_shape}: {hint}"
-        )
+    columns = columns_of_shape(observation_shape) if columns is None else tuple(columns)
+    counts = choices(action_space)
     size = int(np.prod(action_space.shape or ()))
     with seeded(seed):
         policy: RobotPolicy
         offered = {"action_space": action_space, "heads": tuple(sources), "auxiliary": tuple(auxiliary)}
         offered["proprioception_size"] = proprioception_size
         if isinstance(settings, VLAPolicySettings):
+            if counts is not None:
+                raise ConfigError(
+                    "policy.type vla gives numbers, and the environment's actions are discrete: take mlp or cnn"
+                )
             policy = POLICIES.factory(settings.type)(settings, **offered)
         elif isinstance(settings, OwnPolicySettings) and settings.whole:
             offered["observation_shape"] = observation_shape
@@ -437,8 +354,8 @@ def build_policy(
                 if not isinstance(count := getattr(policy, name), int) or count < 1:
                     raise ConfigError(f"{settings.type}: {name} must be a whole number from 1 on, it is {count!r}")
         else:
-            units = action_units(action_space)
-            policy = GaussianPolicy(settings, observation_shape, size, sources, auxiliary, units)
+            units = action_units(action_space) if counts is None else None
+            policy = ControlPolicy(settings, columns, counts or size, sources, auxiliary, units)
     policy.card = {
         "settings": settings.model_dump(mode="json", exclude={"device"}),  # it may be read on another machine
         "observation_shape": list(observation_shape),
@@ -447,8 +364,13 @@ def build_policy(
         **({"auxiliary": list(auxiliary)} if auxiliary else {}),
         "proprioception_size": proprioception_size,
     }
-    bounds = {"low": action_space.low, "high": action_space.high}
-    policy.card |= {k: [float(x) if np.isfinite(x) else None for x in v] for k, v in bounds.items()}
+    if columns != columns_of_shape(observation_shape):
+        policy.card["columns"] = [list(column) for column in columns]
+    if counts is None:
+        bounds = {"low": action_space.low, "high": action_space.high}
+        policy.card |= {k: [float(x) if np.isfinite(x) else None for x in v] for k, v in bounds.items()}
+    else:
+        policy.card["actions"] = list(counts)
     return policy
 
 
@@ -462,8 +384,9 @@ def start_from_policy(policy: RobotPolicy, folder: Path) -> str:
         CheckpointError: the policy does not fit.
     """
     policy.load_tensors(load_policy(folder).tensors(), critic=False)
-    if isinstance(policy, GaussianPolicy) and "log_std_init" in policy.settings.model_fields_set:
-        policy.log_std.data.fill_(policy.settings.log_std_init)
+    given = isinstance(policy, ControlPolicy) and "log_std_init" in policy.settings.model_fields_set
+    if given and isinstance(policy.head, Gaussian):
+        policy.head.log_std.data.fill_(policy.settings.log_std_init)
     return f"policy starts from {folder}"
 
 
@@ -498,70 +421,32 @@ def load_policy(folder: Path) -> RobotPolicy:
     with boundary(CheckpointError, f"the policy in {folder} cannot be read"):
         spec: dict[str, Any] = json.loads(card.read_text(encoding="utf-8"))
         settings = TypeAdapter(ControlPolicySettings).validate_python(spec["settings"])
-        low, high = (
-            np.array([x if x is not None else sign * np.inf for x in spec.get(name, [None] * spec["action_size"])])
-            for name, sign in (("low", -1), ("high", 1))
-        )
-        space = gymnasium.spaces.Box(low.astype(np.float32), high.astype(np.float32))
-        shape = tuple(spec["observation_shape"])
         policy = build_policy(
             settings,
-            shape,
-            space,
+            tuple(spec["observation_shape"]),
+            _actions_of_card(spec),
             sources=spec["sources"],
             auxiliary=spec.get("auxiliary", ()),
             seed=0,
             proprioception_size=spec.get("proprioception_size", 0),
+            columns=[ObservedColumn(name, kind, tuple(shape)) for name, kind, shape in spec["columns"]]
+            if "columns" in spec
+            else None,
         )
         policy.load_tensors(load_weights(weights))
     return policy
 
 
-def _gaussian(
-    mean_B_A: np.ndarray, std_A: np.ndarray, rng: np.random.Generator, greedy: bool, units: ActionUnits | None
-) -> Action:
-    sample = mean_B_A
-    if not greedy:
-        sample = np.asarray(mean_B_A + std_A * rng.standard_normal(mean_B_A.shape, dtype=np.float32))
-    return Action(sample) if units is None else Action(units.executed(sample), sample)
+def _actions_of_card(spec: dict[str, Any]) -> gymnasium.Space:
+    """The actions that a policy was made for; cards without `actions` mean a Box."""
+    if "actions" in spec:
+        return gymnasium.spaces.MultiDiscrete(spec["actions"])
+    low, high = (
+        np.array([x if x is not None else sign * np.inf for x in spec.get(name, [None] * spec["action_size"])])
+        for name, sign in (("low", -1), ("high", 1))
+    )
+    return gymnasium.spaces.Box(low.astype(np.float32), high.astype(np.float32))
 
 
 def _relu(x: np.ndarray) -> np.ndarray:
     return np.asarray(np.maximum(x, 0))
-
-
-def _body(settings: GaussianPolicySettings, shape: tuple[int, ...], out: int, *, last_gain: float) -> nn.Module:
-    if isinstance(settings, OwnPolicySettings):
-        pixels = (shape[2], *shape[:2]) if len(shape) == 3 else shape
-        own: nn.Module = POLICIES.build(
-            settings.type, settings.params, nn.Module, observation_shape=pixels, outputs=out
-        )
-        return own
-    act = nn.Tanh if settings.activation == "tanh" else nn.ReLU
-    layers: list[nn.Module] = []
-    width = shape[0]
-    if isinstance(settings, CNNPolicySettings):
-        channels, height, width = shape[2], *shape[:2]
-        for i, c in enumerate(settings.channels):
-            kernel, stride = ((8, 4), (4, 2), (3, 1))[min(i, 2)]
-            layers += [_orthogonal(nn.Conv2d(channels, c, kernel, stride), math.sqrt(2)), act()]
-            channels, height, width = c, (height - kernel) // stride + 1, (width - kernel) // stride + 1
-            if min(height, width) < 1:
-                raise ConfigError(
-                    f"the {len(settings.channels)} convolutions of policy.channels do not fit pictures of "
-                    f"{shape[0]}x{shape[1]}: take larger ones (env.frame_size), or fewer convolutions"
-                )
-        layers.append(nn.Flatten())
-        width *= channels * height
-    for h in settings.hidden:
-        layers += [_orthogonal(nn.Linear(width, h), math.sqrt(2)), act()]
-        width = h
-    layers.append(_orthogonal(nn.Linear(width, out), last_gain))
-    return nn.Sequential(*layers)
-
-
-def _orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> nn.Module:
-    nn.init.orthogonal_(layer.weight, gain)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
-    return layer

@@ -23,6 +23,7 @@ from guerdon.errors import CheckpointError, ConfigError
 from guerdon.policies.passes import slices
 from guerdon.types import BoolArray, Evaluated, FloatArray, IntArray
 from guerdon.worlds.observation import ObservationSpec
+from guerdon.worlds.spaces import ObservedColumn
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,17 +179,35 @@ class RobotPolicy(nn.Module):
             for name, value in own.items():
                 value.copy_(state[name])
 
-    def check_fits(self, observation_shape: tuple[int, ...], action_space: gymnasium.Space) -> None:
+    def check_fits(
+        self,
+        observation_shape: tuple[int, ...],
+        action_space: gymnasium.Space,
+        columns: Sequence[ObservedColumn] | None = None,
+    ) -> None:
         """Refuse a world that shows or takes something else than what this policy was made for.
 
         Raises:
-            CheckpointError: with both shapes.
+            CheckpointError: with both.
         """
-        wanted = (tuple(observation_shape), int(np.prod(action_space.shape or ())))
-        own = (tuple(self.card["observation_shape"]), self.card["action_size"])
+        card, size = self.card, int(np.prod(action_space.shape or ()))
+        made = [ObservedColumn(*one) for one in card["columns"]] if "columns" in card else None
+        wanted = _in_words(observation_shape, columns), _actions(size, getattr(action_space, "nvec", None))
+        own = _in_words(card["observation_shape"], made), _actions(card["action_size"], card.get("actions"))
         if wanted != own:
             raise CheckpointError(
-                f"the policy was made for observations {own[0]} and {own[1]} actions, this "
-                f"environment has {wanted[0]} and {wanted[1]}; env.task, env.observation and env.frame_size "
-                "must be those it was made with"
+                f"the policy was made for observations {own[0]} and {own[1]}, this environment has "
+                f"{wanted[0]} and {wanted[1]}; env.task, env.observation and env.frame_size must be those it was made with"
             )
+
+
+def _in_words(shape: Sequence[int], columns: Sequence[ObservedColumn] | None) -> str:
+    """What is observed: a shape, or names of columns with theirs."""
+    if columns is None or not any(c.name for c in columns):
+        return f"{tuple(shape)}{' (one-hot)' if columns and columns[0].kind == 'one_hot' else ''}"
+    return ", ".join(f"{c.name} {tuple(c.shape)}" for c in columns if c.kind != "text")
+
+
+def _actions(size: int, counts: Sequence[int] | None) -> str:
+    """Actions in words."""
+    return f"{size} actions" + ("" if counts is None else f" (of {', '.join(map(str, counts))} values)")

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from guerdon.policies.control import GaussianPolicy, StateInputs
+from guerdon.policies.control import ControlPolicy, StateInputs
+from guerdon.policies.heads import Gaussian
 from guerdon.settings.algorithm import AlgorithmSettings, ControlAlgorithmSettings
 from guerdon.settings.base import Settings
 from guerdon.settings.policy import MLPPolicySettings
@@ -32,7 +33,7 @@ _OUTSIDE = {
     "value_init_steps", "reward_type", "num_epochs", "minibatch_size", "micro_batch_size", "learning_rate",
     "lr_schedule", "max_grad_norm", "target_kl",
 }  # fmt: skip
-_OF_POLICY = {"type", "hidden", "activation", "log_std_init", "normalize_observations", "device", "checkpoint"}
+_OF_POLICY = {"type", "hidden", "activation", "log_std_init", "normalize_observations", "device", "checkpoint", "keys"}
 _ONE = torch.ones(())
 
 
@@ -41,10 +42,11 @@ def applies(policy: Any, columns: Mapping[str, Tensor], settings: AlgorithmSetti
 
     Its parameters must have gradients to add to, as those of `FlatAdam` do.
     """
-    if type(policy) is not GaussianPolicy or type(policy.settings) is not MLPPolicySettings:
+    if type(policy) is not ControlPolicy or type(policy.settings) is not MLPPolicySettings:
         return False
     return (
-        type(settings) is ControlAlgorithmSettings
+        isinstance(policy.head, Gaussian)
+        and type(settings) is ControlAlgorithmSettings
         and _changed(settings) <= _COMPUTED | _OUTSIDE
         and _changed(policy.settings) <= _OF_POLICY
         and columns.keys() <= _COLUMNS
@@ -71,7 +73,7 @@ def _known(network: nn.Module) -> bool:
 
 @torch.no_grad()
 def add_gradients(
-    policy: GaussianPolicy,
+    policy: ControlPolicy,
     inputs: StateInputs,
     columns: Mapping[str, Tensor],
     divisor: Tensor | float,
@@ -98,12 +100,13 @@ def add_gradients(
     weights = given["weights"] / np.float32(divisor)
     high = settings.clip_range if settings.clip_range_high is None else settings.clip_range_high
     lowest, highest = np.float32(1.0 - settings.clip_range), np.float32(1.0 + high)
+    assert isinstance(inputs.observations, Tensor)
     into, mean = _forward(policy.pi, inputs.observations)
     log_std = policy.log_std.numpy()
     scale = np.exp(-log_std)
     z = (inputs.actions.numpy() - mean.numpy()) * scale
     squares = z * z
-    constant = np.float32(0.5 * policy.action_size * math.log(2 * math.pi))
+    constant = np.float32(0.5 * policy.head.outputs * math.log(2 * math.pi))
     new = np.float32(-0.5) * squares.sum(1, keepdims=True) - (log_std.sum() + constant)
     log_ratio = new - given.get("old_log_probs", new)
     ratio = np.exp(log_ratio)
@@ -115,7 +118,7 @@ def add_gradients(
         "policy_loss": -_dot(np.minimum(gain, limit), weights),
         "clip_fraction": _dot(clipped != ratio, mask) / float(count),
         "approx_kl": _dot(ratio - np.float32(1.0) - log_ratio, mask) / float(count),
-        "entropy": float(log_std.sum() + constant + np.float32(0.5 * policy.action_size)) * share,
+        "entropy": float(log_std.sum() + constant + np.float32(0.5 * policy.head.outputs)) * share,
     }
     by_log_prob = -(gain * (gain <= limit) * weights)
     by_log_std = ((squares - np.float32(1.0)) * by_log_prob).sum(0)

@@ -17,27 +17,41 @@ SMALL: Any = Field(
     "cpu", description="where it computes: auto (a GPU where there is one), cpu, cuda or cuda:1; it acts on the CPU"
 )
 LOG_STD: Any = Field(
-    0.0, description="log standard deviation of the actions at the start, in half widths of the Box where it is finite"
+    0.0,
+    description="log standard deviation of the actions at the start, in half widths of the Box where it is finite; "
+    "refused with discrete actions",
+)
+KEYS: Any = Field(
+    None,
+    description="keys of dict observations that the policy sees (a.b: b in a); null: all but text",
 )
 
 
 class MLPPolicySettings(Settings):
-    """A Gaussian policy on the state vector."""
+    """A policy on numbers."""
 
-    type: Literal["mlp"] = Field("mlp", description="a network on the state vector")
+    type: Literal["mlp"] = Field("mlp", description="a network on states: all numbers that are observed")
     hidden: tuple[int, ...] = Field((128, 128), description="widths of the hidden layers")
     activation: Literal["tanh", "relu"] = Field("tanh", description="between layers")
     log_std_init: float = LOG_STD
     normalize_observations: bool = Field(True, description="by running mean and standard deviation")
+    keys: tuple[str, ...] | None = KEYS
     device: Device = SMALL
     checkpoint: str | None = Field(None, description="start from this policy (behaviour cloning, an earlier run)")
 
 
 class CNNPolicySettings(Settings):
-    """A Gaussian policy on rendered frames."""
+    """A policy on pictures, and on numbers that are observed with them."""
 
-    type: Literal["cnn"] = Field("cnn", description="a network on rendered frames")
-    channels: tuple[int, ...] = Field((32, 64, 64), description="of the convolutions")
+    stored = True
+    type: Literal["cnn"] = Field("cnn", description="a network on pictures, with the numbers observed beside them")
+    channels: tuple[int, ...] = only_with((32, 64, 64), backbone=None, description="of the convolutions")
+    backbone: str | None = Field(
+        None,
+        description="pictures go through this pretrained network, which is not trained, instead of convolutions: "
+        "package:efficientnet-lite0, a folder of it, or a folder or hub id of a ResNet of transformers",
+    )
+    keys: tuple[str, ...] | None = KEYS
     hidden: tuple[int, ...] = Field((256,), description="widths of the hidden layers after the convolutions")
     activation: Literal["tanh", "relu"] = Field("relu", description="between layers")
     log_std_init: float = LOG_STD
@@ -61,6 +75,7 @@ class OwnPolicySettings(Settings):
     normalize_observations: bool = only_with(
         True, whole=_GAUSSIAN, description="of states: by running mean and standard deviation"
     )
+    keys: tuple[str, ...] | None = only_with(None, whole=_GAUSSIAN, description=KEYS.description)
     device: Device = only_with(
         "cpu",
         whole=_GAUSSIAN,

@@ -44,7 +44,7 @@ from guerdon.collect.control import ControlCollector
 from guerdon.devices import seeded
 from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.errors import ConfigError, DataError, MissingDependencyError, NonFiniteError
-from guerdon.policies.control import GaussianPolicy, build_policy, save_policy
+from guerdon.policies.control import ControlPolicy, build_policy, save_policy
 from guerdon.policies.robot import RobotPolicy
 from guerdon.policies.vla.policy import VLAPolicy
 from guerdon.progress import ProgressBar
@@ -128,7 +128,7 @@ def train_bc(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any
     run.begin()
     std = None
     with seeded(study.runner.seed, next(policy.parameters()).device):
-        if isinstance(policy, GaussianPolicy):
+        if isinstance(policy, ControlPolicy):
             if policy.normalizer is not None:
                 policy.normalizer.update(train.observations)
                 policy.refresh_normalizer()
@@ -194,7 +194,7 @@ def _gaussian(study: Study, settings: BCSettings) -> tuple[RobotPolicy, Pairs, S
         sources=(),
         seed=study.runner.seed,
     )
-    if isinstance(policy, GaussianPolicy) and policy.units is not None:
+    if isinstance(policy, ControlPolicy) and policy.units is not None:
         pairs = pairs._replace(actions=policy.units.within(pairs.actions))
     return policy, pairs, weights
 
@@ -479,7 +479,7 @@ def _step(
     epsilon: float,
 ) -> float:
     optimizer.zero_grad(set_to_none=True)
-    if isinstance(policy, GaussianPolicy):
+    if isinstance(policy, ControlPolicy):
         mean = policy.action_mean(policy.prepare(pairs.observations))
         actions = torch.from_numpy(pairs.actions).to(mean.device)
         losses = torch.nn.functional.mse_loss(mean, actions, reduction="none")
@@ -487,7 +487,7 @@ def _step(
         losses = _imitation_losses(policy, pairs)
     loss = weighted_loss(losses, pairs.weights, epsilon)
     loss.backward()  # type: ignore[no-untyped-call]
-    if not isinstance(policy, GaussianPolicy):
+    if not isinstance(policy, ControlPolicy):
         torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)
     optimizer.step()
     return float(loss.detach())
@@ -505,7 +505,7 @@ def weighted_loss(losses: Tensor, weights_N: FloatArray | None, epsilon: float) 
 @torch.no_grad()
 def _held_out_loss(policy: RobotPolicy, pairs: Pairs, size: int) -> float:
     """The mean squared error of a Gaussian policy, the mean imitation loss of another; weighted as in training."""
-    if isinstance(policy, GaussianPolicy):
+    if isinstance(policy, ControlPolicy):
         errors, counts = _errors(policy, pairs, size)
         return _mean(np.square(errors), counts)
     losses = []
@@ -529,7 +529,7 @@ def _errors(policy: RobotPolicy, pairs: Pairs, size: int) -> tuple[np.ndarray, F
     parts = []
     for start in range(0, len(pairs.actions), size):
         part = pairs.take(np.arange(start, min(start + size, len(pairs.actions))))
-        if isinstance(policy, GaussianPolicy):
+        if isinstance(policy, ControlPolicy):
             likely = policy.mean(part.observations)
         else:
             likely = policy.act(part.observations, rng, greedy=True).values

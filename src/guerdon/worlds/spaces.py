@@ -1,0 +1,414 @@
+"""Spaces of any Gymnasium environment in the two kinds of observations and two kinds of actions that guerdon has.
+
+Observations of B copies are one array (B, ...), or a structured array (B,) with a field for each key; nested keys are
+joined by dots. Actions are rows (B, A) of a Box or of a MultiDiscrete. An environment that has such spaces is returned
+as it is.
+
+    env = plain(SyncVectorEnv(...), "env.task FetchReach-v4")
+    env.columns             # (ObservedColumn("achieved_goal", "vector", (3,)), ObservedColumn("desired_goal", ...), ...)
+    observations["desired_goal"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv, VectorWrapper
+
+from guerdon.errors import ConfigError, SimulatorError, boundary
+from guerdon.progress import log_once
+from guerdon.types import BoolArray, Failure, FloatArray
+from guerdon.worlds.resets import BrokenCopyError
+
+MASK = "action_mask"
+_SMALLEST = 8  # pixels: an array with fewer rows or columns is numbers, such as MiniGrid's view of 7 x 7 fields
+
+
+class ObservedColumn(NamedTuple):
+    """A part of what a copy shows.
+
+    Attributes:
+        name: of the field; empty where observations are one array.
+        kind: `vector` of numbers, `one_hot`, `image` (H, W, C) uint8, `mask` of the values that actions may have, or
+            `text`, which is not shown.
+        shape: of one copy.
+    """
+
+    name: str
+    kind: Literal["vector", "one_hot", "image", "mask", "text"]
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Numbers that one copy shows."""
+        return int(np.prod(self.shape))
+
+
+def columns_of_shape(shape: tuple[int, ...]) -> tuple[ObservedColumn, ...]:
+    """The column of observations that are one array: a picture (H, W, C), else numbers."""
+    return (ObservedColumn("", "image" if len(shape) == 3 else "vector", tuple(shape)),)
+
+
+def is_numeric(column: ObservedColumn) -> bool:
+    """Whether a column is part of the state: numbers, no picture."""
+    return column.kind in ("vector", "one_hot")
+
+
+def states_of(rows: np.ndarray, columns: Sequence[ObservedColumn]) -> FloatArray:
+    """(N, S) float32, the numbers of all columns side by side; S is 0 where there are none."""
+    parts = [rows[c.name] if c.name else rows for c in columns if is_numeric(c)]
+    if not parts:
+        return np.zeros((len(rows), 0), dtype=np.float32)
+    flat = [part.reshape(len(rows), -1).astype(np.float32) for part in parts]
+    return flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
+
+
+def chosen_columns(
+    columns: Sequence[ObservedColumn], keys: Sequence[str] | None, what: str
+) -> tuple[ObservedColumn, ...]:
+    """The columns of these keys, in their order; a key stands for all that are nested in it. None: all that are shown.
+
+    Args:
+        columns: that there are.
+        keys: names.
+        what: the key of the configuration, for messages.
+
+    Raises:
+        ConfigError: there is no such key, it is text, or observations have no keys.
+    """
+    if keys is None:
+        return tuple(c for c in columns if c.kind not in ("mask", "text"))
+    names = [c.name for c in columns if c.kind != "mask" and c.name]
+    if not names:
+        raise ConfigError(f"{what}: this environment's observations are one array, without keys; remove it")
+    found: dict[str, ObservedColumn] = {}
+    for key in keys:
+        own = [c for c in columns if c.name in names and (c.name == key or c.name.startswith(f"{key}."))]
+        if not own:
+            raise ConfigError(f"{what}: there is no key {key!r}; this environment shows {', '.join(names)}")
+        if text := [c.name for c in own if c.kind == "text"]:
+            raise ConfigError(f"{what}: {', '.join(text)} is text, which networks of control policies do not take")
+        found |= {c.name: c for c in own}
+    return tuple(found.values())
+
+
+class ColumnSpace(spaces.Space):  # type: ignore[misc]
+    """The space of structured rows.
+
+    Args:
+        columns: their fields.
+    """
+
+    def __init__(self, columns: Sequence[ObservedColumn]) -> None:
+        types = {"image": np.uint8, "mask": np.bool_}
+        self.columns = tuple(columns)
+        fields = [(c.name, types.get(c.kind, np.float32), c.shape) for c in columns if c.kind != "text"]
+        super().__init__((), np.dtype(fields))
+
+    def contains(self, x: Any) -> bool:
+        """Whether it is such a row."""
+        return bool(getattr(x, "dtype", None) == self.dtype)
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        """It is not."""
+        return False
+
+
+class _Leaf(NamedTuple):
+    """A space that is no Dict and no Tuple: where it stands, and its column."""
+
+    path: tuple[Any, ...]
+    space: gymnasium.Space
+    column: ObservedColumn
+
+    def values(self, observations: Any, count: int) -> np.ndarray:
+        """(B, ...) as the column has them, of a batch of observations."""
+        for part in self.path:
+            observations = observations[part]
+        found, space = np.asarray(observations), self.space
+        if isinstance(space, spaces.Discrete):
+            return _one_hot(found.reshape(count, 1) - space.start, np.array([space.n]))
+        if isinstance(space, spaces.MultiDiscrete):
+            return _one_hot((found - space.start).reshape(count, -1), space.nvec.reshape(-1))
+        if self.column.kind == "image":
+            return _picture(found, space)
+        return found.reshape(count, *self.column.shape)
+
+
+def _one_hot(values_B_K: np.ndarray, counts_K: np.ndarray) -> FloatArray:
+    found = [np.eye(n, dtype=np.float32)[values_B_K[:, k].astype(np.int64)] for k, n in enumerate(counts_K)]
+    return np.concatenate(found, axis=1)
+
+
+def _picture(found: np.ndarray, space: spaces.Box) -> np.ndarray:
+    """(B, H, W, C) uint8 of pictures with channels first or last, of one channel, or of several moments."""
+    if found.dtype != np.uint8:
+        found = np.rint(np.nan_to_num(found) * (255.0 / float(space.high.max()))).clip(0, 255).astype(np.uint8)
+    if found.ndim == 3:
+        return found[..., None]
+    if _channels_first(found.shape[-3:]):
+        found = np.moveaxis(found, -3, -1)
+    return found if found.ndim == 4 else np.moveaxis(found, 1, -2).reshape(len(found), *found.shape[2:4], -1)
+
+
+def _channels_first(shape: tuple[int, ...]) -> bool:
+    return shape[2] > min(shape[:2]) and shape[0] <= min(shape[1:])
+
+
+def _picture_shape(space: spaces.Box) -> tuple[int, ...] | None:
+    """(H, W, C) of a Box of pictures; None: it is numbers."""
+    low, high = float(space.low.min()), float(space.high.max())
+    if not 2 <= len(space.shape) <= 4 or low < 0 or (space.low.max(), space.high.min()) != (low, high):
+        return None
+    if space.dtype != np.uint8 and (space.dtype.kind != "f" or high not in (1.0, 255.0)):
+        return None
+    shape = _picture(np.zeros((1, *space.shape), np.uint8), space).shape[1:]
+    enough = 2 * _SMALLEST if len(space.shape) == 2 else _SMALLEST
+    return shape if min(shape[:2]) >= enough else None
+
+
+def _leaves(space: gymnasium.Space, what: str, path: tuple[Any, ...] = ()) -> Iterator[_Leaf]:
+    """The parts of observations.
+
+    Raises:
+        ConfigError: one of them is of a kind that has no fixed size.
+    """
+    name = ".".join(map(str, path))
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        inner = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        for key, part in inner:
+            yield from _leaves(part, what, (*path, key))
+    elif isinstance(space, spaces.Text):
+        yield _Leaf(path, space, ObservedColumn(name, "text", ()))
+    elif isinstance(space, spaces.Discrete):
+        yield _Leaf(path, space, ObservedColumn(name, "one_hot", (int(space.n),)))
+    elif isinstance(space, spaces.MultiDiscrete):
+        yield _Leaf(path, space, ObservedColumn(name, "one_hot", (int(space.nvec.sum()),)))
+    elif isinstance(space, spaces.MultiBinary):
+        yield _Leaf(path, space, ObservedColumn(name, "one_hot", (int(np.prod(space.shape)),)))
+    elif isinstance(space, spaces.Box):
+        shape = _picture_shape(space)
+        column = (
+            ObservedColumn(name, "vector", (int(np.prod(space.shape)),))
+            if shape is None
+            else ObservedColumn(name, "image", shape)
+        )
+        yield _Leaf(path, space, column)
+    else:
+        where = f"the key {name!r} of its observations" if name else "its observations"
+        raise ConfigError(
+            f"{what}: {where} is {space}, which has no fixed size. Leave it out or flatten it with a gymnasium wrapper "
+            "and register the result under an id of your own."
+        )
+
+
+def plain(env: VectorEnv, what: str) -> VectorEnv:
+    """The environment with observations and actions of the kinds that guerdon has.
+
+    Text is left out, and a line says so.
+
+    Args:
+        env: copies of an environment; with discrete actions they are reset, to see whether `info` has a mask.
+        what: begins messages.
+
+    Raises:
+        ConfigError: a space is of another kind, or nothing but text is observed.
+    """
+    space, actions = env.single_observation_space, env.single_action_space
+    root = isinstance(space, spaces.Box) and (
+        len(space.shape) == 1 or (space.dtype == np.uint8 and _picture_shape(space) == space.shape)
+    )
+    if root and isinstance(actions, spaces.Box) and len(actions.shape) == 1:
+        return env
+    return Plain(env, what, as_it_is=root)
+
+
+class Plain(VectorWrapper):  # type: ignore[misc]
+    """See `plain`.
+
+    Attributes:
+        columns: what one copy shows; of text too.
+
+    Args:
+        env: copies of an environment.
+        what: begins messages.
+        as_it_is: observations are one array already.
+    """
+
+    def __init__(self, env: VectorEnv, what: str, *, as_it_is: bool) -> None:
+        super().__init__(env)
+        self._what = what
+        self._inner: gymnasium.Space = env.single_action_space
+        self.single_action_space = _rows_of(self._inner, what)
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, env.num_envs)
+        counts = getattr(self.single_action_space, "nvec", None)
+        self._starts = None if counts is None else np.cumsum([0, *counts[:-1]])
+        self._size = 0 if counts is None else int(counts.sum())
+        self._allowed = np.ones((env.num_envs, self._size), dtype=np.bool_)
+        leaves = list(_leaves(env.single_observation_space, what))
+        self._own_mask = False
+        for k, one in enumerate(leaves):
+            if one.path and one.path[-1] == MASK and self._size and one.column.size == self._size:
+                leaves[k] = one._replace(column=one.column._replace(kind="mask"))
+                self._own_mask = True
+        self._masked = self._own_mask or (counts is not None and self._finds_mask())
+        self.columns = tuple(one.column for one in leaves)
+        self._leaves = [one for one in leaves if one.column.kind != "text"]
+        if not any(c.kind not in ("mask", "text") for c in self.columns):
+            raise ConfigError(f"{what} shows text alone, which control policies do not take")
+        if left_out := [c.name for c in self.columns if c.kind == "text"]:
+            log_once(
+                f"[env] {what.removeprefix('env.')}: observations are used without the text of {', '.join(left_out)}"
+            )
+        if len({c.name for c in self.columns}) < len(self.columns):
+            raise ConfigError(f"{what}: two keys of its observations have the same name when nested ones are joined")
+        self._array = not leaves[0].path and not self._masked  # observations without keys
+        self._as_it_is = as_it_is and self._array
+        if self._masked and not self._own_mask:
+            root = tuple(c if c.name else c._replace(name="observation") for c in self.columns)
+            self.columns = (*root, ObservedColumn(MASK, "mask", (self._size,)))
+        self._declare()
+
+    def _declare(self) -> None:
+        if self._as_it_is:
+            return
+        if self._array:
+            (column,) = self.columns
+            low, high, dtype = (0, 255, np.uint8) if column.kind == "image" else (-np.inf, np.inf, np.float32)
+            self.single_observation_space = spaces.Box(low, high, column.shape, dtype)
+            self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, self.num_envs)
+        else:
+            self.single_observation_space = ColumnSpace(self.columns)
+            self.observation_space = self.single_observation_space
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """Start new episodes; see the environment's own."""
+        begun = (options or {}).get("reset_mask", np.ones(self.num_envs, dtype=np.bool_))
+        observations, info = self.env.reset(seed=seed, options=options)
+        if self._masked and not self._own_mask:
+            self._take_mask(info, begun)
+        found = self._rows(observations)
+        self._check_allowed(found, begun)
+        return found, info
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, Any, Any, Any, dict[str, Any]]:
+        """One step of every copy, with rows (B, A) of actions."""
+        observations, rewards, terminated, truncated, info = self.env.step(self._actions(actions))
+        ended = np.asarray(terminated, dtype=np.bool_) | np.asarray(truncated, dtype=np.bool_)
+        if self._masked and not self._own_mask:
+            self._take_mask(info, np.ones(self.num_envs, dtype=np.bool_))
+        elif self._size and MASK in info:
+            raise ConfigError(
+                f"{self._what} reports info[{MASK!r}] after a step and not after a reset: report it there too"
+            )
+        found = self._rows(observations)
+        self._check_allowed(found, ~ended)
+        if not self._as_it_is and info.get("final_obs") is not None:
+            info = {**info, "final_obs": self._final(info)}
+        return found, rewards, terminated, truncated, info
+
+    def _finds_mask(self) -> bool:
+        """Whether `info` has a mask after a reset; an environment that breaks in it is taken to have none."""
+        with suppress(SimulatorError), boundary(SimulatorError, "reset"):
+            return MASK in self.env.reset(seed=0)[1]
+        return False
+
+    def _take_mask(self, info: Mapping[str, Any], copies_B: BoolArray) -> None:
+        """Keep what `info` allows in these copies: all where it has no mask."""
+        self._allowed[copies_B] = True
+        known = np.broadcast_to(info.get(f"_{MASK}", MASK in info), self.num_envs) & copies_B
+        for i in np.flatnonzero(known).tolist():
+            self._allowed[i] = self._mask_of(info[MASK][i])
+
+    def _mask_of(self, given: Any) -> BoolArray:
+        """(sum of the choices' values,) of one copy's mask, an array or a tuple of one for each choice."""
+        parts = given if isinstance(given, tuple | list) else [given]
+        mask = np.concatenate([np.asarray(part).reshape(-1) for part in parts])
+        if len(mask) != self._size:
+            raise ConfigError(
+                f"{self._what}: info[{MASK!r}] has {len(mask)} numbers for {self._size} values of actions"
+            )
+        return np.asarray(mask != 0)
+
+    def _check_allowed(self, found: np.ndarray, going_on_B: BoolArray) -> None:
+        """Refuse a moment at which a copy has to act and no value of an action is allowed."""
+        if not self._masked or self._starts is None:
+            return
+        mask = found[next(c.name for c in self.columns if c.kind == "mask")]
+        stuck = going_on_B & ~np.logical_or.reduceat(mask, self._starts, axis=1).all(axis=1)
+        if stuck.any():
+            why = Failure("no_action_allowed", f"{MASK} forbids every value of an action")
+            raise BrokenCopyError(dict.fromkeys(np.flatnonzero(stuck).tolist(), why))
+
+    def _rows(self, observations: Any) -> np.ndarray:
+        return np.asarray(observations) if self._as_it_is else self._encoded(observations, self._allowed)
+
+    def _encoded(self, observations: Any, allowed_B: BoolArray) -> np.ndarray:
+        """(B, ...) rows of a batch of observations."""
+        count = len(allowed_B)
+        values = [one.values(observations, count) for one in self._leaves]
+        if self._array:
+            return values[0].astype(self.single_observation_space.dtype, copy=False)
+        rows = np.zeros(count, dtype=self.single_observation_space.dtype)
+        for one, column in zip(self._leaves, values, strict=True):
+            rows[one.column.name or "observation"] = column
+        if self._masked and not self._own_mask:
+            rows[MASK] = allowed_B
+        return rows
+
+    def _final(self, info: Mapping[str, Any]) -> np.ndarray:
+        """Last observations of episodes, of environments that reset within a step, as rows."""
+        found = np.full(self.num_envs, None, dtype=object)
+        masks = info.get("final_info", {}).get(MASK)
+        for i, one in enumerate(info["final_obs"]):
+            if one is not None:
+                mask = np.ones(self._size, np.bool_) if masks is None else self._mask_of(masks[i])
+                found[i] = self._encoded(_batch_of_one(one), mask[None])[0]
+        return found
+
+    def _actions(self, actions: np.ndarray) -> Any:
+        """What the environment takes, of rows (B, A)."""
+        inner, count = self._inner, len(actions)
+        if isinstance(inner, spaces.Discrete):
+            return actions[:, 0] + inner.start
+        if isinstance(inner, spaces.Tuple):
+            return tuple(actions[:, k] + one.start for k, one in enumerate(inner.spaces))
+        shifted = actions.reshape(count, *inner.shape)
+        return (shifted + inner.start if isinstance(inner, spaces.MultiDiscrete) else shifted).astype(inner.dtype)
+
+
+def _batch_of_one(observation: Any) -> Any:
+    """An observation with a first dimension of one."""
+    if isinstance(observation, dict):
+        return {key: _batch_of_one(part) for key, part in observation.items()}
+    if isinstance(observation, tuple):
+        return tuple(_batch_of_one(part) for part in observation)
+    return np.asarray(observation)[None]
+
+
+def _rows_of(space: gymnasium.Space, what: str) -> gymnasium.Space:
+    """The space of rows (A,) that stand for actions.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if isinstance(space, spaces.Box):
+        return space if len(space.shape) == 1 else spaces.flatten_space(space)
+    if isinstance(space, spaces.Discrete):
+        return spaces.MultiDiscrete([int(space.n)])
+    if isinstance(space, spaces.MultiDiscrete):
+        return spaces.MultiDiscrete(space.nvec.reshape(-1))
+    if isinstance(space, spaces.MultiBinary):
+        return spaces.MultiDiscrete(np.full(int(np.prod(space.shape)), 2))
+    if isinstance(space, spaces.Tuple) and all(isinstance(one, spaces.Discrete) for one in space.spaces):
+        return spaces.MultiDiscrete([int(one.n) for one in space.spaces])
+    raise ConfigError(
+        f"{what} takes actions of {space}; policies give numbers (Box) or choices (Discrete, MultiDiscrete, "
+        "MultiBinary). Change them with a gymnasium wrapper and register the result under an id of your own."
+    )

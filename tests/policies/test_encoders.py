@@ -1,0 +1,175 @@
+"""What networks take of observations with several parts: chosen keys, normalised numbers, pictures, frozen features."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from guerdon.errors import CheckpointError, ConfigError
+from guerdon.policies.control import Actor, build_policy, load_policy, save_policy
+from guerdon.policies.efficientnet import EfficientNetLite0
+from guerdon.policies.encoders import FrozenFeatures
+from guerdon.policies.robot import ControlInputs
+from guerdon.settings.policy import CNNPolicySettings, MLPPolicySettings
+from guerdon.worlds.spaces import ColumnSpace, ObservedColumn
+
+torch.set_num_threads(1)
+BOX, CHOICES = gymnasium.spaces.Box(-1, 1, (2,), np.float32), gymnasium.spaces.MultiDiscrete([3, 2])
+COLUMNS = (
+    ObservedColumn("arm.joints", "vector", (4,)), ObservedColumn("arm.gripper", "one_hot", (2,)), ObservedColumn("front", "image", (20, 20, 3)),
+    ObservedColumn("mission", "text", ()), ObservedColumn("wrist", "image", (24, 20, 1)), ObservedColumn("action_mask", "mask", (5,)),
+)  # fmt: skip
+
+
+def rows(count, seed=0, columns=COLUMNS):
+    rng, found = np.random.default_rng(seed), np.zeros(count, ColumnSpace(columns).dtype)
+    for name in found.dtype.names:
+        shape, dtype = found[name].shape, found[name].dtype
+        found[name] = rng.integers(0, 256, shape) if dtype == np.uint8 else rng.normal(3, 2, shape)
+        if dtype == np.bool_:
+            found[name] = rng.random(shape) < 0.6
+    found["arm.gripper"] = np.eye(2, dtype=np.float32)[rng.integers(2, size=count)]
+    return found
+
+
+def policy(settings, space=CHOICES, columns=COLUMNS, **more):
+    return build_policy(settings, (), space, sources=("env",), seed=1, columns=columns, **more)
+
+
+def test_an_mlp_sees_the_keys_that_it_names_and_normalises_all_but_one_hot_numbers():
+    mine, seen = policy(MLPPolicySettings(keys=["arm"], hidden=(8,))), rows(50)
+    mine.observe(ControlInputs(seen, np.zeros((50, 2), np.int64)), np.ones((5, 10), np.bool_))
+    x = mine.prepare(seen).numpy()
+    assert x.shape == (50, 6)
+    assert np.allclose(x[:, :4].mean(0), 0, atol=1e-5)
+    assert np.allclose(x[:, :4].std(0), 1, atol=1e-4)
+    assert np.array_equal(x[:, 4:], seen["arm.gripper"])
+    assert isinstance(mine.actor(), Actor)
+    with torch.no_grad():
+        assert np.allclose(mine.actor().mean(seen), mine.action_mean(mine.prepare(seen)), atol=1e-5)
+    other = seen.copy()
+    other["front"] = 0
+    assert np.array_equal(mine.mean(other), mine.mean(seen)), "pictures that are not chosen are not seen"
+
+
+def test_the_order_of_keys_is_that_of_the_numbers():
+    one, two = (
+        policy(MLPPolicySettings(keys=k)) for k in (["arm.joints", "arm.gripper"], ["arm.gripper", "arm.joints"])
+    )
+    seen = rows(3)
+    assert np.array_equal(one.encoder.numbers(seen)[:, 4:], two.encoder.numbers(seen)[:, :2])
+
+
+@pytest.mark.parametrize("space", [BOX, CHOICES])
+def test_a_cnn_sees_every_picture_and_the_numbers(space):
+    form = CNNPolicySettings(channels=(4,), hidden=(8,))
+    mine, seen = policy(form, space), rows(6)
+    x = mine.prepare(seen)
+    assert {k: tuple(v.shape) for k, v in x.items()} == {"front": (6, 3, 20, 20), "wrist": (6, 1, 24, 20), "": (6, 6)}
+    for name in ("front", "wrist", "arm.joints", "arm.gripper"):
+        other = seen.copy()
+        other[name] = 1 - other[name] if name == "arm.gripper" else other[name] // 3
+        assert not np.allclose(mine.mean(other), mine.mean(seen)), name
+    action = mine.actor().act(seen, np.random.default_rng(0))
+    inputs = mine.prepared(ControlInputs(seen, action.values if action.record is None else action.record))
+    whole, part = mine.evaluate(inputs, entropy=True), mine.evaluate(inputs.take(np.array([4, 1])))
+    assert torch.allclose(whole.log_probs[[4, 1]], part.log_probs, atol=1e-6)
+    assert whole.values.shape == (6, 1, 1)
+    whole.log_probs.sum().backward()
+    assert all(p.grad is not None for name, p in mine.named_parameters() if name.startswith("pi."))
+
+
+def test_the_mask_holds_when_acting_and_when_evaluating():
+    """So that the first ratio of an update is exactly 1."""
+    mine, seen = policy(MLPPolicySettings(keys=["arm"])), rows(400)
+    with torch.no_grad():
+        mine.pi[-1].weight.normal_()
+    action = mine.actor().act(seen, np.random.default_rng(0))
+    some = np.stack([seen["action_mask"][:, :3].any(1), seen["action_mask"][:, 3:].any(1)], 1)
+    offsets = np.array([0, 3])
+    taken = np.take_along_axis(seen["action_mask"], action.values + offsets, 1)
+    assert taken[some].all(), "where anything is allowed, what is taken is allowed"
+    found = mine.evaluate(mine.prepared(ControlInputs(seen, action.values)))
+    assert torch.isfinite(found.log_probs).all()
+    blind = seen.copy()
+    blind["action_mask"] = True
+    free = mine.evaluate(mine.prepared(ControlInputs(blind, action.values)))
+    assert (found.log_probs >= free.log_probs - 1e-6).all()
+    assert (found.log_probs > free.log_probs + 1e-3).any()
+
+
+@pytest.mark.parametrize("space", [BOX, CHOICES])
+def test_a_saved_policy_comes_back_with_its_columns_and_actions(tmp_path, space):
+    mine, seen = policy(CNNPolicySettings(channels=(4,), hidden=(8,), keys=["front", "arm"]), space), rows(5)
+    mine.observe(ControlInputs(seen, np.zeros((5, 2))), np.ones((1, 5), np.bool_))
+    save_policy(mine, tmp_path)
+    again = load_policy(tmp_path)
+    assert again.card == mine.card
+    assert np.array_equal(again.mean(seen), mine.mean(seen))
+    again.check_fits((), space, COLUMNS)
+    for columns, actions in ((COLUMNS[:-1], space), (COLUMNS, gymnasium.spaces.MultiDiscrete([2, 2]))):
+        with pytest.raises(CheckpointError, match="made for"):
+            again.check_fits((), actions, columns)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (MLPPolicySettings(), "choose others with policy.keys than front, wrist, or set policy.type to cnn"),
+        (MLPPolicySettings(keys=["arm", "hand"]), "no key 'hand'; this environment shows arm.joints, arm.gripper"),
+        (MLPPolicySettings(keys=["mission"]), "mission is text"),
+        (CNNPolicySettings(keys=["arm"]), "takes pictures"),
+        (CNNPolicySettings(channels=(2, 2, 2)), "pictures of 20x20"),
+        (MLPPolicySettings(keys=["arm"], log_std_init=-1.0), "actions are discrete"),
+    ],
+)
+def test_what_a_policy_cannot_see_is_refused(settings, text):
+    with pytest.raises(ConfigError, match=text):
+        policy(settings)
+
+
+def test_keys_of_an_array_are_refused():
+    with pytest.raises(ConfigError, match="one array, without keys"):
+        build_policy(MLPPolicySettings(keys=["a"]), (4,), BOX, sources=(), seed=0)
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory):
+    from safetensors.torch import save_file
+
+    folder = tmp_path_factory.mktemp("backbone")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        save_file(EfficientNetLite0().state_dict(), folder / "model.safetensors")
+    return str(folder)
+
+
+def test_a_frozen_backbone_looks_once_at_each_picture(backbone, monkeypatch):
+    form = CNNPolicySettings(backbone=backbone, hidden=(8,), keys=["front", "wrist", "arm"])
+    mine, seen = policy(form), rows(4)
+    seen["front"][3] = seen["front"][0]
+    looked, computed = [], FrozenFeatures._computed
+    monkeypatch.setattr(FrozenFeatures, "_computed", lambda self, f: looked.append(len(f)) or computed(self, f))
+    before = mine.mean(seen)
+    assert before.shape == (4, 5)
+    assert looked == [3, 4], "equal pictures pass once"
+    mine.prepared(ControlInputs(seen, np.zeros((4, 2), np.int64)))
+    assert looked == [3, 4], "the rollout's update takes what acting saw"
+    names = [name for name, _ in mine.named_parameters()]
+    assert not any("conv" in name for name in names), "the backbone is no part of the weights"
+    mine.observe(ControlInputs(seen, np.zeros((4, 2))), np.ones((1, 4), np.bool_))
+    mine.mean(seen)
+    assert sum(looked) > 7, "features are not kept for ever"
+
+
+def test_a_frozen_resnet(tmp_path):
+    from transformers import ResNetConfig, ResNetModel
+
+    torch.manual_seed(0)
+    ResNetModel(ResNetConfig(depths=[1, 1], hidden_sizes=[8, 16], layer_type="basic")).save_pretrained(tmp_path)
+    mine = build_policy(
+        CNNPolicySettings(backbone=str(tmp_path), hidden=(8,)), (32, 40, 3), BOX, sources=("env",), seed=0
+    )
+    frames = np.random.default_rng(0).integers(0, 256, (3, 32, 40, 3), dtype=np.uint8)
+    assert mine.prepare(frames).shape == (3, 16)
+    assert mine.actor().act(frames, np.random.default_rng(0)).values.shape == (3, 2)
