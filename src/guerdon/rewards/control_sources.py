@@ -285,14 +285,14 @@ class ControlReward(ModelReward[ControlInputs]):
     def _asked(self, stream: int, number: int | None, task: str, rows_F: IntArray, seen: NDArray[Any]) -> list[Asked]:
         """What the model is asked about these frames or states: each by itself, or all as one episode."""
         rows, name = rows_F.tolist(), f"{stream}-{number}"
+        column = "states" if self.model.info.modality == "state" else "frames"
+
+        def shown(part: NDArray[Any]) -> Episode:
+            return Episode(id=name, task=task, **{column: part})
+
         if not self._framewise:
-            states = self.model.info.modality == "state"
-            shown = Episode(id=name, task=task, frames=None if states else seen, states=seen if states else None)
-            return [((stream, number, tuple(rows)), shown)]
-        return [
-            ((stream, number, (row,)), Episode(id=name, task=task, frames=seen[i : i + 1]))
-            for i, row in enumerate(rows)
-        ]
+            return [((stream, number, tuple(rows)), shown(seen))]
+        return [((stream, number, (row,)), shown(seen[i : i + 1])) for i, row in enumerate(rows)]
 
     @property
     def _framewise(self) -> bool:
