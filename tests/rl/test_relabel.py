@@ -24,7 +24,7 @@ def parts(tmp_path, *, arch="mlp", **given):
     (source,) = build_control_sources(study, RewardModels(load_model, 1)).values()
     source.model.model.even = True
     collector = ControlCollector(
-        study.env, study.control_policy, seed=1, rollout_steps=7, replayed=True, observes=[source.observes]
+        study.env, study.control_policy, seed=1, rollout_steps=7, algorithm="sac", observes=[source.observes]
     )
     return collector, source, Replay(tmp_path / "rows", [source.name])
 

@@ -21,7 +21,7 @@ def played(tmp_path, *, rollouts=4, steps=7, shards=1, **env):
     study = clock_study(tmp_path, env={"native_reward": "dense", "num_envs": 2, **env})
     parts = [
         ControlCollector(
-            study.env, study.control_policy, seed=1, rollout_steps=steps, replayed=True, shard=k, shards=shards
+            study.env, study.control_policy, seed=1, rollout_steps=steps, algorithm="sac", shard=k, shards=shards
         )
         for k in range(shards)
     ]

@@ -83,7 +83,7 @@ class ControlCollector:
         film_share: share of the episodes that videos show; 0: there are none.
         film_step: steps between the frames of a video.
         observes: what reward models look at. It may be set later, except for continuation labels.
-        replayed: rollouts have `ends` and `actions`, for a learner that keeps them.
+        algorithm: `type` of that section; for another one than `control`, rollouts have `ends` and `actions`.
         overlap_steps: steps after which what was observed is drawn and handed to `watchers`; None: after the rollout.
         success_readers: keys of the configuration, besides those of `env`, that need true success.
         shard, shards: which part of the copies acts here, of how many (`runner.rollout_shards`); the number decides
@@ -114,7 +114,7 @@ class ControlCollector:
         success_readers: Sequence[str] = (),
         film_share: float = 0.0,
         film_step: int = 1,
-        replayed: bool = False,
+        algorithm: str = "control",
         overlap_steps: int | None = None,
         shard: int = 0,
         shards: int = 1,
@@ -123,7 +123,8 @@ class ControlCollector:
         own = env.of_shard(shard, shards)
         self._eval_env = own if own.task_names == env.task_names else env  # evaluations play all tasks
         self.env, self.settings, self.seed, self.heads = own, settings, seed, tuple(heads)
-        self.auxiliary, self._replayed = tuple(auxiliary), replayed
+        self.auxiliary, self._algorithm = tuple(auxiliary), algorithm
+        self._replayed = algorithm != "control"
         self.group_size, self.observes, self._micro = group_size, tuple(observes), micro_batch_size
         self._overlap, self.watchers = overlap_steps, list[Callable[[Sequence[SeenRows]], None]]()
         self._steps = rollout_steps if group_size is None else env.max_episode_steps or 1
@@ -161,8 +162,9 @@ class ControlCollector:
     def build_policy(self) -> RobotPolicy:
         """A policy of these settings that fits the environment, with weights drawn from the seed."""
         return policy_of_shape(
-            self.settings, self.policy_shape(), heads=self.heads, auxiliary=self.auxiliary, seed=self.seed
-        )
+            self.settings, self.policy_shape(), heads=self.heads, auxiliary=self.auxiliary, seed=self.seed,
+            algorithm=self._algorithm,
+        )  # fmt: skip
 
     def policy_shape(self) -> PolicyShape:
         """What a policy of this environment must fit."""
@@ -452,7 +454,13 @@ class ControlCollector:
 
 
 def policy_of_shape(
-    settings: ControlPolicySettings, shape: PolicyShape, *, heads: Sequence[str], auxiliary: Sequence[str], seed: int
+    settings: ControlPolicySettings,
+    shape: PolicyShape,
+    *,
+    heads: Sequence[str],
+    auxiliary: Sequence[str],
+    seed: int,
+    algorithm: str = "control",
 ) -> RobotPolicy:
     """A policy that fits an environment, with weights drawn from the seed.
 
@@ -462,6 +470,7 @@ def policy_of_shape(
         heads: names of its value heads.
         auxiliary: names of its auxiliary heads.
         seed: of the run.
+        algorithm: see `build_policy`.
     """
     return build_policy(
         settings,
@@ -471,6 +480,7 @@ def policy_of_shape(
         auxiliary=auxiliary,
         seed=seed,
         proprioception_size=shape.proprioception_size,
+        algorithm=algorithm,
     )
 
 

@@ -11,6 +11,7 @@ Gradients are in closed form: at these sizes autograd takes as long as the produ
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -55,7 +56,7 @@ class Critics(nn.Module):
         self.members, self.tanh, self.layer_norm = members, activation == "tanh", layer_norm
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         self.gains, self.shifts = nn.ParameterList(), nn.ParameterList()
-        for before, after in zip(widths[:-1], widths[1:], strict=True):
+        for before, after in pairwise(widths):
             bound = before**-0.5
             self.weights.append(nn.Parameter(torch.empty(members, before, after).uniform_(-bound, bound)))
             self.biases.append(nn.Parameter(torch.empty(members, 1, after).uniform_(-bound, bound)))
@@ -109,9 +110,7 @@ class Critics(nn.Module):
         return found
 
     @torch.no_grad()
-    def _backward(
-        self, kept: Sequence[_Kept], gradient: Tensor, *, parameters: bool, inputs: bool
-    ) -> Tensor | None:
+    def _backward(self, kept: Sequence[_Kept], gradient: Tensor, *, parameters: bool, inputs: bool) -> Tensor | None:
         for layer in range(len(self.weights) - 1, -1, -1):
             one = kept[layer]
             if layer < len(self.weights) - 1:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from guerdon.errors import CheckpointError, ConfigError
 from guerdon.generators import LEARNING, generator
 from guerdon.models.checkpoint import under
 from guerdon.policies.control import ControlPolicy
-from guerdon.policies.heads import LOG_STD_MAX, LOG_STD_MIN, Squashed
+from guerdon.policies.heads import LOG_STD_MAX, LOG_STD_MIN, QValues, Squashed
 from guerdon.policies.robot import ControlInputs
 from guerdon.rewards.refit import RefittedReward
 from guerdon.rewards.source import SourceTerms
@@ -53,6 +54,7 @@ class Transitions:
         rewards: (N, H), 0 where there is none.
         known: (N, H) 1, or 0 where a measurement is missing.
         goes_on: (N, 1) 0 where the action ended the task, else 1.
+        allowed: (N, O) values of discrete actions that are allowed at `next_x`; None: all.
     """
 
     x: Any
@@ -61,6 +63,7 @@ class Transitions:
     rewards: Tensor
     known: Tensor
     goes_on: Tensor
+    allowed: Tensor | None = None
 
 
 def smallest(values_M_N_H: Tensor, weights_H: Tensor) -> Tensor:
@@ -92,11 +95,26 @@ def sac_targets(
 
 
 def dqn_targets(
-    rewards_N_H: Tensor, goes_on_N_1: Tensor, target_N_A_H: Tensor, online_N_A_H: Tensor, weights_H: Tensor,
+    rewards_N_H: Tensor,
+    goes_on_N_1: Tensor,
+    target_N_A_H: Tensor,
+    online_N_A_H: Tensor,
+    weights_H: Tensor,
     gammas_H: Tensor,
-) -> Tensor:  # fmt: skip
-    """(N, H) what the network is fitted to: it chooses the next action, the target network values it (1509.06461)."""
-    best = (online_N_A_H @ weights_H).argmax(1)
+    allowed_N_A: Tensor | None = None,
+) -> Tensor:
+    """(N, H) what the network is fitted to: it chooses the next action, the target network values it (1509.06461).
+
+    Args:
+        rewards_N_H: of the sources.
+        goes_on_N_1: 0 where the action ended the task.
+        target_N_A_H, online_N_A_H: values of all choices at the next observation, by both networks.
+        weights_H: of the sources.
+        gammas_H: discounts.
+        allowed_N_A: choices that there are at the next observation; None: all.
+    """
+    totals = online_N_A_H @ weights_H
+    best = (totals if allowed_N_A is None else totals.masked_fill(~allowed_N_A, -torch.inf)).argmax(1)
     later = target_N_A_H[torch.arange(len(best), device=best.device), best]
     return torch.addcmul(rewards_N_H, gammas_H * goes_on_N_1, later)
 
@@ -167,7 +185,9 @@ class ReplayLearner:
     def _critic(self) -> nn.Module:
         raise NotImplementedError
 
-    def _step(self, batch: Transitions, noise: FloatArray, weights_H: Tensor, *, act: bool) -> dict[str, Tensor | float]:
+    def _step(
+        self, batch: Transitions, noise: FloatArray, weights_H: Tensor, *, act: bool
+    ) -> dict[str, Tensor | float]:
         """A gradient step; `act`: the policy takes one, too."""
         raise NotImplementedError
 
@@ -292,7 +312,9 @@ class ReplayLearner:
             parts = {name: part.split(n) for name, part in x.items()}
             return [{name: part[k] for name, part in parts.items()} for k in range(steps)]
 
-        x, next_x = prepared(column("observations", before=True)), prepared(column("observations"))
+        following = column("observations")
+        x, next_x = prepared(column("observations", before=True)), prepared(following)
+        usable = self.policy.encoder.allowed(following)
         actions = torch.from_numpy(column("actions")).to(device)
         goes_on = torch.from_numpy(1.0 - column("terminated").astype(np.float32)).to(device)[..., None]
         shape = (*goes_on.shape[:2], len(self.outputs))
@@ -303,9 +325,16 @@ class ReplayLearner:
                 rewards[..., h] = whole([one["reward"] for one in paid])
                 if self.terms[name].on_failure != "neutral":
                     known[..., h] = 1.0 - whole([one["failed"] for one in paid])
-        rows = zip(x, next_x, actions, torch.from_numpy(rewards).to(device), torch.from_numpy(known).to(device), goes_on,
-                   strict=True)  # fmt: skip
-        return (Transitions(*row) for row in rows)
+        allowed = repeat(None) if usable is None else torch.from_numpy(np.ascontiguousarray(usable)).to(device)
+        columns = (
+            x,
+            next_x,
+            actions,
+            torch.from_numpy(rewards).to(device),
+            torch.from_numpy(known).to(device),
+            goes_on,
+        )
+        return (Transitions(*row, may) for row, may in zip(zip(*columns, strict=True), allowed, strict=False))
 
     # State.
 
@@ -406,7 +435,9 @@ class SACLearner(ReplayLearner):
     def _noise(self, count: int) -> FloatArray:
         return self.rng.standard_normal((count, 2, self.settings.batch_size, self.head.size), dtype=np.float32)
 
-    def _step(self, batch: Transitions, noise: FloatArray, weights_H: Tensor, *, act: bool) -> dict[str, Tensor | float]:
+    def _step(
+        self, batch: Transitions, noise: FloatArray, weights_H: Tensor, *, act: bool
+    ) -> dict[str, Tensor | float]:
         temperature = self.temperature.log.detach().exp()
         weights = weights_H.clone()
         weights[-1:] = temperature
@@ -493,3 +524,51 @@ def _policy_gradient(values_M_N_H: Tensor, weights_H: Tensor, *, mean: bool) -> 
         least, chosen = torch.where(lower, totals[m], least), torch.where(lower, m, chosen)
     picked = chosen == torch.arange(members, device=chosen.device)[:, None]
     return (picked / -rows)[..., None] * weights_H, least.mean()
+
+
+class DQNLearner(ReplayLearner):
+    """Deep Q-learning with double targets (1509.06461); the policy's network gives the values of all choices."""
+
+    settings: DQNSettings
+
+    def __init__(self, policy: ControlPolicy, settings: DQNSettings, terms: Mapping[str, SourceTerms], *rest: Any,
+                 **given: Any) -> None:  # fmt: skip
+        if not isinstance(policy.head, QValues):
+            raise ConfigError("algorithm.type dqn needs a policy that was made for it")
+        self.outputs, self.head = tuple(terms), policy.head
+        super().__init__(policy, settings, terms, *rest, **given)
+
+    def _critic(self) -> nn.Module:
+        return self.policy.pi
+
+    def update(
+        self,
+        rollout: Rollout[ControlInputs],
+        rewards: Mapping[str, Rewards],
+        terms: Mapping[str, SourceTerms],
+        *,
+        progress: float,
+    ) -> Metrics:
+        """See `ReplayLearner.update`; the share of random actions is that of the next rollout."""
+        s, found = self.settings, super().update(rollout, rewards, terms, progress=progress)
+        share = min(progress / s.exploration_fraction, 1.0)
+        self.policy.epsilon.fill_(1.0 + share * (s.exploration_final_eps - 1.0))
+        self.policy.weights.copy_(torch.tensor([self.source_weights.get(name, 0.0) for name in self.outputs]))
+        return {**found, "exploration": float(self.policy.epsilon)}
+
+    def _step(
+        self, batch: Transitions, noise: FloatArray, weights_H: Tensor, *, act: bool
+    ) -> dict[str, Tensor | float]:
+        with torch.no_grad():
+            later = self.head.values(self.target(batch.next_x))
+            online = self.head.values(self.policy.pi(batch.next_x))
+            targets = dqn_targets(batch.rewards, batch.goes_on, later, online, weights_H, self._gammas, batch.allowed)
+        self.optimizers["critic"].zero_grad()
+        whole = self.head.values(self.policy.pi(batch.x))
+        rows = torch.arange(len(whole), device=whole.device)
+        values = whole[rows, batch.actions[:, 0].long()]
+        loss, gradient = squared_error(values.detach(), targets, batch.known, torch.ones_like(weights_H))
+        values.backward(gradient)
+        self._take("critic", float(loss))
+        means = values.detach().mean(0)
+        return {"critic_loss": loss, **{f"q/{name}": one for name, one in zip(self.outputs, means, strict=True)}}

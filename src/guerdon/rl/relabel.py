@@ -35,8 +35,9 @@ def remember(
         found: what it measured.
         after, first: of `Replay.add`.
     """
-    assert found.scores is not None and found.scores.last_N is not None
     scores = found.scores
+    assert scores is not None
+    assert scores.last_N is not None
     keys = zip(scores.rows_N.tolist(), scores.steps_N.tolist(), scores.last_N.tolist(), strict=True)
     values = dict(zip(keys, scores.values_N.tolist(), strict=True))  # a first moment is not at a step that goes on
     paid = replay.paid[source.name]
@@ -122,14 +123,11 @@ def _needed(replay: Replay, source: RefittedReward, rows: IntArray) -> IntArray:
 
 def _measured(replay: Replay, source: RefittedReward, rows: IntArray) -> NDArray[np.float64]:
     """The values that the model gives these rows now, NaN where it fails; the model is called once."""
-    places = np.searchsorted(replay.rows("looks"), rows)
+    places, looks = np.searchsorted(replay.rows("looks"), rows), (replay.rows("frames"), replay.rows("states"))
     episodes = replay.rows("episode")[rows]
     order = np.argsort(episodes, kind="stable")
     parts = np.split(order, np.flatnonzero(np.diff(episodes[order])) + 1)
-    segments = [
-        _segment(replay, rows[part], frames=replay.rows("frames")[places[part]], states=replay.rows("states")[places[part]])
-        for part in parts
-    ]  # fmt: skip
+    segments = [_segment(replay, rows[part], *(look[places[part]] for look in looks)) for part in parts]
     values = np.full(len(rows), np.nan)
     for part, measured in zip(parts, source.elsewhere(1).values_of(segments), strict=True):
         values[part] = measured

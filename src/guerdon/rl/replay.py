@@ -244,7 +244,7 @@ class Replay:
         """What sources pay, and how many rows the files have, to which new ones are appended now."""
         columns = {name: column.write(self.folder / f"{name}.bin") for name, column in self._columns.items()}
         tensors = {
-            f"{name}.{field}": torch.from_numpy(np.ascontiguousarray(rows[field]))
+            f"{name}.{field}": torch.from_numpy(rows[field].copy())
             for name, rows in self.paid.items()
             for field in PAID.names or ()
         }

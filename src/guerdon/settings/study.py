@@ -387,6 +387,24 @@ class RobotStudy(Study):
         return self
 
     @model_validator(mode="after")
+    def _replay_fits(self) -> Self:
+        if not isinstance(self.algorithm, ReplayAlgorithmSettings):
+            return self
+        kind, policy = f"algorithm.type {self.algorithm.type}", self.policy
+        if not _decides_on_one_action(self):
+            raise ValueError(
+                f"{kind} does not go with policy.type {policy.type}: take mlp, cnn or networks of your own"
+            )
+        if self.engine == "ray" and self.cluster.learners > 1:
+            raise ValueError(f"{kind} learns in one process: set cluster.learners to 1")
+        for name, source in self.reward.sources.items() if self.reward.use_reward_model else ():
+            if source.adaptive_weight is not None:
+                raise ValueError(
+                    f"{kind} has no advantages, from which reward.sources.{name}.adaptive_weight is learned"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _auxiliary_losses_have_targets(self) -> Self:
         for name in self.on_policy.auxiliary_losses if not self.algorithm.replayed else ():
             source = self.reward.sources.get(name) if self.reward.use_reward_model else None
