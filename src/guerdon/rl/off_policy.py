@@ -169,7 +169,7 @@ class ReplayLearner:
         self.policy, self.settings, self.terms, self.learning = policy, settings, dict(terms), dict(learning)
         self.memory, self.demonstrations = memory, demonstrations
         self.rng = generator(seed, LEARNING)
-        self.version, self.steps = 0, 0
+        self.version, self.steps, self._skipped = 0, 0, 0
         self.source_weights: dict[str, float] = {}
         gammas = [self.terms[name].gamma if name in self.terms else settings.gamma for name in self.outputs]
         self._gammas = torch.tensor(gammas, device=policy.device)
@@ -179,6 +179,7 @@ class ReplayLearner:
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self.optimizers = {"critic": FlatAdam(self.critic, settings.learning_rate, eps=1e-8)}
         self._target_flat = flatten(list(self.target.parameters()))
+        self._modules = {"critic": self.critic, "target": self.target}  # that are stored, besides the policy
 
     # What an algorithm brings.
 
@@ -341,7 +342,7 @@ class ReplayLearner:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and JSON-able values of everything that decides the next update; rows of replays are in files."""
         tensors = {f"policy.{name}": tensor for name, tensor in self.policy.tensors().items()}
-        for part, module in {"critic": self.critic, "target": self.target}.items():
+        for part, module in self._modules.items():
             tensors |= {f"{part}.{k}": v.detach().cpu().clone() for k, v in module.state_dict().items()}
         for part, one in self.optimizers.items():
             tensors |= {f"{part}_optimizer.{k}": v for k, v in one.tensors().items()}
@@ -371,7 +372,7 @@ class ReplayLearner:
 
     def _load(self, tensors: dict[str, Tensor]) -> None:
         """Critics and optimisers."""
-        for part, module in {"critic": self.critic, "target": self.target}.items():
+        for part, module in self._modules.items():
             stored = under(part, tensors)
             for name, value in module.state_dict().items():
                 if name not in stored or stored[name].shape != value.shape:
@@ -413,7 +414,7 @@ class SACLearner(ReplayLearner):
         super().__init__(policy, settings, terms, *rest, **given)
         self.temperature = nn.Module()  # learned together with the policy
         self.temperature.log = nn.Parameter(torch.tensor([float(np.log(settings.temperature_init))]))
-        self.temperature.to(policy.device)
+        self._modules["temperature"] = self.temperature.to(policy.device)
         self._actor = nn.ModuleList([policy, self.temperature])
         self.optimizers["policy"] = FlatAdam(self._actor, settings.learning_rate, eps=1e-8)
         own = settings.target_entropy
