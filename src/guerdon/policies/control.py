@@ -31,6 +31,7 @@ from guerdon.policies.heads import (
     Categorical,
     Draw,
     Gaussian,
+    Head,
     QValues,
     Squashed,
     action_units,
@@ -140,8 +141,7 @@ class ControlPolicy(RobotPolicy):
         self.sources, self.auxiliary = tuple(sources), tuple(auxiliary)
         self.device = resolve_device(settings.device)
         self.encoder = Encoder(columns, settings, self.device)
-        self.log_std: nn.Parameter | None = None
-        self.head = self._head(actions, units, algorithm)
+        self.head: Head = self._head(actions, units, algorithm)
         self.pi = self.encoder.network(self.head.outputs, last_gain=0.01)
         critic = bool(sources) and algorithm != "dqn"
         self.vf = self.encoder.network(len(sources), last_gain=1.0) if critic else None
@@ -156,7 +156,7 @@ class ControlPolicy(RobotPolicy):
             self.aux = orthogonal(nn.Linear(last.in_features, len(auxiliary)), 1.0)
         self.to(self.device)
 
-    def _head(self, actions: int | tuple[int, ...], units: ActionUnits | None, algorithm: str) -> Any:
+    def _head(self, actions: int | tuple[int, ...], units: ActionUnits | None, algorithm: str) -> Head:
         """What makes actions of the outputs of the network."""
         if self.settings.log_std_init and (algorithm != "control" or not isinstance(actions, int)):
             why = (
@@ -176,9 +176,10 @@ class ControlPolicy(RobotPolicy):
             self.log_std = nn.Parameter(torch.full((actions,), self.settings.log_std_init))
             return Gaussian(self.log_std, units)
         if algorithm == "dqn":
-            self.register_buffer("weights", torch.ones(len(self.sources), device=self.device))
-            self.register_buffer("epsilon", torch.ones((), device=self.device))
-            return QValues(actions, self.weights, self.epsilon)
+            weights, epsilon = torch.ones(len(self.sources), device=self.device), torch.ones((), device=self.device)
+            self.register_buffer("weights", weights)
+            self.register_buffer("epsilon", epsilon)
+            return QValues(actions, weights, epsilon)
         return Categorical(actions)
 
     @property

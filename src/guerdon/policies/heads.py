@@ -235,12 +235,12 @@ class QValues:
     def __init__(self, counts: tuple[int, ...], weights: Tensor, epsilon: Tensor) -> None:
         if len(counts) != 1:
             raise ConfigError(f"algorithm.type dqn is for one discrete action, and the environment has {len(counts)}")
-        self.counts, self._weights, self._epsilon = counts, weights, epsilon
+        self.counts, self.weights, self.epsilon = counts, weights, epsilon
         self.outputs = counts[0] * len(weights)
 
     def values(self, outputs_N_O: Tensor) -> Tensor:
         """(N, choices, H) outputs of the network."""
-        return outputs_N_O.unflatten(-1, (self.counts[0], -1))
+        return outputs_N_O.reshape(*outputs_N_O.shape[:-1], self.counts[0], -1)
 
     def act(
         self, outputs: np.ndarray, rng: np.random.Generator, greedy: bool = False, allowed: BoolArray | None = None
@@ -250,7 +250,7 @@ class QValues:
 
     def frozen(self) -> Draw:
         """`act` with weights and share as they are now."""
-        return partial(self._drawn, self._weights.cpu().numpy().copy(), float(self._epsilon))
+        return partial(self._drawn, self.weights.cpu().numpy().copy(), float(self.epsilon))
 
     def _drawn(
         self,
@@ -278,6 +278,9 @@ class QValues:
     def entropy(self, outputs_N_O: Tensor, allowed_N_O: Tensor | None = None) -> Tensor:
         """Zero, for the same reason."""
         return outputs_N_O.new_zeros(())
+
+
+Head = Gaussian | Categorical | Squashed | QValues
 
 
 def choices(space: gymnasium.Space) -> tuple[int, ...] | None:

@@ -11,7 +11,8 @@ is taken, it is the one whose weighted sum is smallest, with all of its outputs.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
@@ -309,8 +310,8 @@ class ReplayLearner:
             steps, n = observations.shape[:2]
             x = self.policy.prepare(observations.reshape(steps * n, *observations.shape[2:]))
             if isinstance(x, Tensor):
-                return list(x.split(n))
-            parts = {name: part.split(n) for name, part in x.items()}
+                return list(torch.split(x, n))
+            parts = {name: torch.split(part, n) for name, part in x.items()}
             return [{name: part[k] for name, part in parts.items()} for k in range(steps)]
 
         following = column("observations")
@@ -322,11 +323,11 @@ class ReplayLearner:
         rewards, known = np.zeros(shape, np.float32), np.ones(shape, np.float32)
         for h, name in enumerate(self.outputs):
             if name in self.terms:
-                paid = [(replay.paid[name][rows]) for replay, rows in drawn]
-                rewards[..., h] = whole([one["reward"] for one in paid])
+                own = [replay.paid[name][rows] for replay, rows in drawn]
+                rewards[..., h] = whole([one["reward"] for one in own])
                 if self.terms[name].on_failure != "neutral":
-                    known[..., h] = 1.0 - whole([one["failed"] for one in paid])
-        allowed = repeat(None) if usable is None else torch.from_numpy(np.ascontiguousarray(usable)).to(device)
+                    known[..., h] = 1.0 - whole([one["failed"] for one in own])
+        allowed: Iterable[Any] = repeat(None) if usable is None else torch.from_numpy(np.ascontiguousarray(usable)).to(device)
         columns = (
             x,
             next_x,
@@ -400,10 +401,33 @@ class ReplayLearner:
         return f"stage 2 starts from {path}: policy, critics and optimisers; the replay starts empty"
 
 
+class _Temperature(nn.Module):
+    """The weight of the entropy, by its logarithm."""
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.log = nn.Parameter(torch.tensor([math.log(start)]))
+
+
+class _Critic(nn.Module):
+    """An ensemble of critics behind one network that looks at pictures, or at what a user's own network takes."""
+
+    def __init__(self, trunk: nn.Module | None, heads: Critics) -> None:
+        super().__init__()
+        self.trunk, self.heads = trunk, heads
+
+    def features(self, x: Any) -> Tensor:
+        """(N, F) of prepared observations."""
+        found: Tensor = x if self.trunk is None else self.trunk(x)
+        return found
+
+
 class SACLearner(ReplayLearner):
     """Soft actor-critic (1812.05905) with a learned temperature, and an ensemble of critics (RLPD, 2302.02948)."""
 
     settings: SACSettings
+    critic: _Critic
+    target: _Critic
 
     def __init__(self, policy: ControlPolicy, settings: SACSettings, terms: Mapping[str, SourceTerms], *rest: Any,
                  **given: Any) -> None:  # fmt: skip
@@ -412,26 +436,24 @@ class SACLearner(ReplayLearner):
         self.outputs = (*terms, ENTROPY)
         self.head: Squashed = policy.head
         super().__init__(policy, settings, terms, *rest, **given)
-        self.temperature = nn.Module()  # learned together with the policy
-        self.temperature.log = nn.Parameter(torch.tensor([float(np.log(settings.temperature_init))]))
+        self.temperature = _Temperature(settings.temperature_init)  # learned together with the policy
         self._modules["temperature"] = self.temperature.to(policy.device)
         self._actor = nn.ModuleList([policy, self.temperature])
         self.optimizers["policy"] = FlatAdam(self._actor, settings.learning_rate, eps=1e-8)
         own = settings.target_entropy
         self.target_entropy = float(-self.head.size if own is None else own)
 
-    def _critic(self) -> nn.Module:
-        policy, own = self.policy, isinstance(self.policy.settings, OwnPolicySettings)
-        hidden = _OWN_WIDTHS if own else policy.settings.hidden
-        plain = not own and not policy.encoder.pictures
-        features = policy.encoder.size if plain else hidden[-1]
-        critic = nn.Module()
-        critic.trunk = None if plain else policy.encoder.network(features, last_gain=1.0)
-        critic.heads = Critics(
+    def _critic(self) -> _Critic:
+        encoder, given = self.policy.encoder, self.policy.settings
+        own = isinstance(given, OwnPolicySettings)
+        hidden = _OWN_WIDTHS if isinstance(given, OwnPolicySettings) else given.hidden
+        plain = not own and not encoder.pictures
+        features = encoder.size if plain else hidden[-1]
+        heads = Critics(
             features + self.head.size, hidden, outputs=len(self.outputs), members=self.settings.num_critics,
-            activation=policy.settings.activation, layer_norm=self.settings.layer_norm,
+            activation=given.activation, layer_norm=self.settings.layer_norm,
         )  # fmt: skip
-        return critic
+        return _Critic(None if plain else encoder.network(features, last_gain=1.0), heads)
 
     def _noise(self, count: int) -> FloatArray:
         return self.rng.standard_normal((count, 2, self.settings.batch_size, self.head.size), dtype=np.float32)
@@ -460,19 +482,18 @@ class SACLearner(ReplayLearner):
             members = torch.from_numpy(chosen).to(self.policy.device)
         with torch.no_grad():
             actions, log_probs = self.head.sample(self.policy.pi(batch.next_x), noise)
-            following = batch.next_x if trunk is None else self.target.trunk(batch.next_x)
-            later, _ = self.target.heads(torch.cat([following, actions], 1), members)
+            later, _ = self.target.heads(torch.cat([self.target.features(batch.next_x), actions], 1), members)
             targets = sac_targets(batch.rewards, batch.goes_on, smallest(later, weights), log_probs, self._gammas)
             scale = torch.ones_like(weights)
             scale[-1:] = weights[-1:] ** 2  # an error of the entropy counts as it does in the sum
-        features = batch.x if trunk is None else trunk(batch.x)
+        features = self.critic.features(batch.x)
         values, kept = self.critic.heads(torch.cat([features.detach(), batch.actions], 1))
         loss, gradient = squared_error(values, targets, batch.known, scale)
         if trunk is not None:
             self.optimizers["critic"].zero_grad()
         along = self.critic.heads.add_gradients(kept, gradient, inputs=trunk is not None)
         if along is not None:
-            features.backward(along[:, : features.shape[1]])
+            torch.autograd.backward(features, along[:, : features.shape[1]])
         number = float(loss)
         self._take("critic", number)
         return number, values.mean((0, 1)), features.detach()
@@ -500,7 +521,8 @@ class SACLearner(ReplayLearner):
             loss = temperature * log_probs.mean() - total
             entropy = -log_probs.mean()
         self.optimizers["policy"].zero_grad()
-        outputs.backward(torch.cat([of_before, of_log_std], 1))
+        torch.autograd.backward(outputs, torch.cat([of_before, of_log_std], 1))
+        assert self.temperature.log.grad is not None
         self.temperature.log.grad.copy_(entropy - self.target_entropy)
         self._take("policy", float(loss))
         return {"policy_loss": loss, "entropy": entropy, "temperature": temperature}
@@ -553,9 +575,9 @@ class DQNLearner(ReplayLearner):
         """See `ReplayLearner.update`; the share of random actions is that of the next rollout."""
         s, found = self.settings, super().update(rollout, rewards, terms, progress=progress)
         share = min(progress / s.exploration_fraction, 1.0)
-        self.policy.epsilon.fill_(1.0 + share * (s.exploration_final_eps - 1.0))
-        self.policy.weights.copy_(torch.tensor([self.source_weights.get(name, 0.0) for name in self.outputs]))
-        return {**found, "exploration": float(self.policy.epsilon)}
+        self.head.epsilon.fill_(1.0 + share * (s.exploration_final_eps - 1.0))
+        self.head.weights.copy_(torch.tensor([self.source_weights.get(name, 0.0) for name in self.outputs]))
+        return {**found, "exploration": float(self.head.epsilon)}
 
     def _step(
         self, batch: Transitions, noise: FloatArray, weights_H: Tensor, *, act: bool
@@ -569,7 +591,7 @@ class DQNLearner(ReplayLearner):
         rows = torch.arange(len(whole), device=whole.device)
         values = whole[rows, batch.actions[:, 0].long()]
         loss, gradient = squared_error(values.detach(), targets, batch.known, torch.ones_like(weights_H))
-        values.backward(gradient)
+        torch.autograd.backward(values, gradient)
         self._take("critic", float(loss))
         means = values.detach().mean(0)
         return {"critic_loss": loss, **{f"q/{name}": one for name, one in zip(self.outputs, means, strict=True)}}

@@ -337,7 +337,7 @@ class RobotStudy(Study):
 
     if TYPE_CHECKING:
         policy: ControlPolicySettings
-        algorithm: RobotAlgorithmSettings
+        algorithm: ControlAlgorithmSettings | SACSettings | DQNSettings
         evaluate: EvaluateSettings
 
     def _check_shards(self, shards: int, where: str) -> None:
