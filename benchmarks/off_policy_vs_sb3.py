@@ -17,7 +17,18 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from harness import Stopwatch, machine_line, measure, pin, rates, ratios, report_measurement, spread, table, time_guerdon
+from harness import (
+    Stopwatch,
+    machine_line,
+    measure,
+    pin,
+    rates,
+    ratios,
+    report_measurement,
+    spread,
+    table,
+    time_guerdon,
+)
 
 TASK, BATCH, STARTS = "Pendulum-v1", 256, 500
 OBSERVED, ACTIONS, CRITICS = 3, 1, 2
@@ -60,7 +71,9 @@ def run_products(width: int, steps: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     critic = [torch.randn(CRITICS, i, o) for i, o in ((OBSERVED + ACTIONS, width), (width, width), (width, 2))]
     policy = [torch.randn(1, i, o) for i, o in ((OBSERVED, width), (width, width), (width, 2 * ACTIONS))]
-    of = {id(w): (torch.randn(len(w), BATCH, w.shape[1]), torch.randn(len(w), BATCH, w.shape[2])) for w in critic + policy}
+    of = {
+        id(w): (torch.randn(len(w), BATCH, w.shape[1]), torch.randn(len(w), BATCH, w.shape[2])) for w in critic + policy
+    }
 
     def forward(network: list[Any]) -> None:
         for w in network:

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
-from guerdon.rl.critics import Critics
+from guerdon.rl.critics import Critics, layers_of
 
 
 def by_autograd(critics, x):
@@ -37,19 +38,43 @@ def test_values_and_gradients_are_those_of_autograd(layer_norm, activation, hidd
     wanted.backward(gradient)
     expected = {name: p.grad.clone() for name, p in critics.named_parameters()}
     critics.zero_grad(set_to_none=True)
-    found, kept = critics.forward(x)
+    layers = critics.layers()
+    found, kept = layers.forward(x)
     assert torch.allclose(found, wanted, atol=1e-12)
-    whole = critics.add_gradients(kept, gradient, inputs=True)
+    whole = layers.backward(kept, gradient, parameters=True, inputs=True)
+    assert layers.backward(kept, gradient, parameters=True, inputs=False) is None
     for name, p in critics.named_parameters():
         assert torch.allclose(p.grad, expected[name], atol=1e-6 if layer_norm else 1e-12), name
     assert torch.allclose(whole, wanted_x.grad, atol=1e-6 if layer_norm else 1e-12)
-    assert torch.allclose(critics.input_gradient(kept, gradient), whole)
+    assert torch.allclose(layers.backward(kept, gradient, parameters=False, inputs=True), whole)
 
 
 def test_a_subset_has_the_values_of_its_members():
     critics = Critics(3, (5,), outputs=2, members=4)
     x = torch.randn(6, 3)
-    every, _ = critics.forward(x)
-    some, _ = critics.forward(x, torch.tensor([3, 1]))
+    every, _ = critics.layers().forward(x)
+    some, _ = critics.layers().forward(x, torch.tensor([3, 1]))
     assert torch.allclose(some, every[[3, 1]])
     assert not torch.allclose(every[0], every[1]), "members begin with weights of their own"
+
+
+@pytest.mark.parametrize("act", [nn.Tanh, nn.ReLU])
+def test_a_plain_network_has_the_gradients_of_autograd(act):
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Linear(4, 6), act(), nn.Linear(6, 5), act(), nn.Linear(5, 2)).double()
+    x, gradient = torch.randn(9, 4, dtype=torch.float64), torch.randn(9, 2, dtype=torch.float64)
+    wanted = network(x)
+    expected = torch.autograd.grad(wanted, list(network.parameters()), gradient)
+    layers = layers_of(network)
+    found, kept = layers.forward(torch.cat([x, x]))
+    assert torch.allclose(found[0, :9], wanted)
+    layers.backward([one.rows(slice(9)) for one in kept], gradient[None], parameters=True, inputs=False)
+    for p, one in zip(network.parameters(), expected, strict=True):
+        assert torch.allclose(p.grad, one)
+
+
+def test_other_networks_have_no_plain_layers():
+    for network in (nn.Linear(2, 2), nn.Sequential(nn.Conv2d(3, 4, 2), nn.ReLU(), nn.Flatten()),
+                    nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2)),
+                    nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))):  # fmt: skip
+        assert layers_of(network) is None

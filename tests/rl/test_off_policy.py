@@ -13,7 +13,7 @@ from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError, DataError
 from guerdon.policies.control import build_policy, load_policy
 from guerdon.rewards.source import SourceTerms
-from guerdon.rl.off_policy import SACLearner, dqn_targets, sac_targets, smallest, squared_error
+from guerdon.rl.off_policy import SACLearner, Transitions, dqn_targets, sac_targets, shares, smallest, squared_error
 from guerdon.rl.replay import Replay
 from guerdon.rl.run import run_folder
 from guerdon.settings.off_policy import SACSettings
@@ -68,7 +68,7 @@ def test_the_online_network_chooses_and_the_target_network_values():
 def test_missing_targets_have_no_gradient_and_the_loss_is_a_mean_of_the_others():
     values = torch.tensor([[1.0, 5.0], [2.0, 6.0], [4.0, 7.0]], requires_grad=True)
     known, targets = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]), torch.zeros(3, 2)
-    loss, gradient = squared_error(values, targets, known, torch.tensor([1.0, 1.0]))
+    loss, gradient = squared_error(values, targets, torch.from_numpy(shares(known.numpy())))
     loss.backward()
     assert loss.item() == pytest.approx(0.5 * (1 + 4) / 2)
     assert torch.allclose(gradient, torch.tensor([[0.5, 0.0], [1.0, 0.0], [0.0, 0.0]]))
@@ -105,11 +105,22 @@ def test_the_gradient_of_the_policy_is_that_of_autograd(tmp_path, subset):
     value = torch.stack(totals).mean(0) if subset else torch.stack(totals).min(0).values
     loss = (alpha * log_probs - value).mean()
     expected = torch.autograd.grad(loss, list(one.policy.pi.parameters()))
-    facts = one._improve_policy(x, x, noise, weights, torch.tensor([alpha]))
+    outputs, back = one._outputs(x, torch.randn(16, 5))
+    back(one._policy_step(x, outputs[:16], noise, actions.detach(), weights, torch.tensor([alpha])))
     for p, wanted in zip(one.policy.pi.parameters(), expected, strict=True):
         assert torch.allclose(p.grad, wanted, atol=1e-6)
-    assert float(facts["policy_loss"]) == pytest.approx(loss.item(), abs=1e-5)
-    assert float(one.temperature.log.grad) == pytest.approx(-log_probs.mean().item() + 3.0, abs=1e-5)
+
+
+def test_the_temperature_follows_the_entropy(tmp_path):
+    one = learner(tmp_path, temperature_init=0.3, target_entropy=-1.5)
+    torch.manual_seed(0)
+    x, noise = torch.randn(2, 16, 5), np.random.default_rng(0).standard_normal((32, 3)).astype(np.float32)
+    batch = Transitions(*x, torch.zeros(16, 3), torch.zeros(16, 3), torch.full((16, 3), 1 / 16), torch.ones(16, 1))
+    facts = one._step(batch, noise, torch.tensor([1.0, 0.5, 0.0]), act=True)
+    _, log_probs = one.head.sample(one.policy.pi(x[0]), torch.from_numpy(noise[:16]))
+    assert float(facts["entropy"]) == pytest.approx(-log_probs.mean().item(), abs=1e-5)
+    assert float(one.temperature.log.grad) == pytest.approx(-log_probs.mean().item() + 1.5, abs=1e-5)
+    assert float(facts["temperature"]) == pytest.approx(0.3)
 
 
 # Runs.
@@ -166,7 +177,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path):
     rows = lines(whole)
     train = [row for row in rows if row["kind"] == "train"]
     assert [row["updates"] for row in train] == [20] * 8, "one for each environment step"
-    assert {"critic_loss", "policy_loss", "temperature", "entropy", "q/env", "q/entropy"} <= set(train[-1])
+    assert {"critic_loss", "temperature", "entropy", "q/env", "q/entropy"} <= set(train[-1])
     policy = load_policy(run_folder(whole) / "policy")
     assert policy.actor().act(np.zeros((1, 2), np.float32), np.random.default_rng(0)).values.shape == (1, 2)
 
@@ -255,8 +266,8 @@ def test_failed_measurements_are_masked(tmp_path):
     failed = loop.learner.memory.paid["constant"]["failed"][rows]
     assert np.array_equal(failed, loop.learner.memory.rows("observations")[rows, 0] % 2 == 1)
     (batch,) = loop.learner._batches([(loop.learner.memory, rows[None])])
-    assert np.array_equal(batch.known[:, 1].numpy() == 0, failed)
-    assert (batch.known[:, 0] == 1).all()
+    assert np.array_equal(batch.share[:, 1].numpy() == 0, failed)
+    assert torch.allclose(batch.share.sum(0)[:2], torch.ones(2))
     loop.close()
 
 
@@ -272,9 +283,7 @@ def test_a_second_stage_takes_over_policy_and_critics(tmp_path):
     for name, tensor in trained.items():
         assert torch.equal(state[f"policy.{name}"], tensor), name
     again.close()
-    other = start(
-        study(tmp_path, "other", resume_dir=str(run_folder(first)), reward=reader_reward(combine_mode="add"))
-    )
+    other = start(study(tmp_path, "other", resume_dir=str(run_folder(first)), reward=reader_reward(combine_mode="add")))
     assert torch.equal(other.learner.state()[0]["policy.pi.0.weight"], trained["pi.0.weight"])
     other.close()
 

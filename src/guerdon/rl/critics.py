@@ -2,17 +2,16 @@
 
 Gradients are in closed form: at these sizes autograd takes as long as the products.
 
-    critics = Critics(43, (128, 128), outputs=2, members=2)
-    q_M_N_H, kept = critics.forward(x_N_43)
-    critics.add_gradients(kept, gradient_M_N_H)                 # to the parameters
-    gradient_N_43 = critics.input_gradient(kept, gradient_M_N_H)
+    layers = Critics(43, (128, 128), outputs=2, members=2).layers()
+    q_M_N_H, kept = layers.forward(x_N_43)
+    gradient_N_43 = layers.backward(kept, gradient_M_N_H, parameters=True, inputs=True)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +19,131 @@ from torch import Tensor, nn
 _EPS = 1e-5  # of the layer norm
 
 
-class _Kept(NamedTuple):
+class Kept(NamedTuple):
     """What the gradient of a layer needs: its input, its output, and the normalised values and 1 / deviation."""
 
     input: Tensor
     output: Tensor
     normal: Tensor | None
     scale: Tensor | None
+
+    def rows(self, rows: slice) -> Kept:
+        """Of these rows alone; not with a layer norm."""
+        return Kept(self.input[:, rows], self.output[:, rows], None, None)
+
+
+class Layers:
+    """Linear layers of M networks, with gradients in closed form. It holds no parameters: it sees those of modules.
+
+    Args:
+        weights: (M, I, O) of each layer; `grads` is what their gradients are written to.
+        biases: (M, 1, O).
+        norms: gains and shifts (M, 1, O) of the layer norm before each activation; empty: there is none.
+        tanh: between the layers; False: ReLU.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[_Seen],
+        biases: Sequence[_Seen],
+        norms: Sequence[tuple[_Seen, _Seen]],
+        *,
+        tanh: bool,
+    ) -> None:
+        self._weights, self._biases, self._norms, self._tanh = weights, biases, norms, tanh
+
+    def forward(self, x_N_I: Tensor, members: Tensor | None = None) -> tuple[Tensor, list[Kept]]:
+        """(M, N, O) outputs, and what the gradients need.
+
+        Args:
+            x_N_I: the input of all networks.
+            members: (m,) places of the networks that are wanted; None: all.
+        """
+
+        def of(seen: _Seen) -> Tensor:
+            return seen.value if members is None else seen.value.index_select(0, members)
+
+        count = len(self._weights[0].value) if members is None else len(members)
+        x, kept, last = x_N_I.detach().expand(count, -1, -1), [], len(self._weights) - 1
+        for layer in range(last + 1):
+            out = torch.baddbmm(of(self._biases[layer]), x, of(self._weights[layer]))
+            normal = scale = None
+            if layer < last:
+                if self._norms:
+                    normal, _, scale = torch.native_layer_norm(out, out.shape[-1:], None, None, _EPS)
+                    gain, shift = self._norms[layer]
+                    out = torch.addcmul(of(shift), normal, of(gain))
+                out = out.tanh_() if self._tanh else out.relu_()
+            kept.append(Kept(x, out, normal, scale))
+            x = out
+        return x, kept
+
+    @torch.no_grad()
+    def backward(
+        self, kept: Sequence[Kept], gradient_M_N_O: Tensor, *, parameters: bool, inputs: bool
+    ) -> Tensor | None:
+        """The gradients of a loss with this gradient of the outputs.
+
+        Args:
+            kept: of `forward` with all networks.
+            gradient_M_N_O: of the outputs.
+            parameters: write those of the parameters.
+            inputs: return (N, I) that of the input, over all networks.
+        """
+        gradient = gradient_M_N_O
+        for layer in range(len(self._weights) - 1, -1, -1):
+            one = kept[layer]
+            if layer < len(self._weights) - 1:
+                gradient = _before_activation(one.output, gradient, tanh=self._tanh)
+                if one.normal is not None and one.scale is not None:
+                    gain, shift = self._norms[layer]
+                    if parameters:
+                        gain.grad.copy_((gradient * one.normal).sum(1, keepdim=True))
+                        torch.sum(gradient, 1, keepdim=True, out=shift.grad)
+                    inner = gradient * gain.value
+                    mean, along = inner.mean(-1, keepdim=True), (inner * one.normal).mean(-1, keepdim=True)
+                    gradient = (inner - mean - one.normal * along) * one.scale
+            if parameters:
+                torch.bmm(one.input.mT, gradient, out=self._weights[layer].grad)
+                torch.sum(gradient, 1, keepdim=True, out=self._biases[layer].grad)
+            if layer:
+                gradient = torch.bmm(gradient, self._weights[layer].value.mT)
+            elif inputs:
+                return torch.bmm(gradient, self._weights[0].value.mT).sum(0)
+        return None
+
+
+class _Seen(NamedTuple):
+    """A parameter and its gradient, as layers take them."""
+
+    value: Tensor
+    grad: Tensor
+
+
+def _see(parameter: Tensor, *, turned: bool = False) -> _Seen:
+    """A parameter; of a linear layer as one of one network, its weights turned."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    if parameter.ndim == 3:
+        return _Seen(parameter.detach(), parameter.grad)
+    value, grad = parameter.detach(), parameter.grad
+    return _Seen(value.t()[None], grad.t()[None]) if turned else _Seen(value[None, None], grad[None, None])
+
+
+def layers_of(network: nn.Module) -> Layers | None:
+    """The layers of a plain network; None where it has others than linear ones with one kind of activation between.
+
+    Parameters must stay where they are from then on.
+    """
+    parts = list(network) if isinstance(network, nn.Sequential) else []
+    between = {type(part) for part in parts[1::2]}
+    if not parts or not all(isinstance(part, nn.Linear) for part in parts[::2]) or len(between) > 1:
+        return None
+    if not between <= {nn.Tanh, nn.ReLU}:
+        return None
+    linear: list[Any] = parts[::2]
+    weights, biases = [_see(one.weight, turned=True) for one in linear], [_see(one.bias) for one in linear]
+    return Layers(weights, biases, [], tanh=between == {nn.Tanh})
 
 
 class Critics(nn.Module):
@@ -64,85 +181,16 @@ class Critics(nn.Module):
             self.gains.append(nn.Parameter(torch.ones(members, 1, width)))
             self.shifts.append(nn.Parameter(torch.zeros(members, 1, width)))
 
-    def forward(self, x_N_I: Tensor, members: Tensor | None = None) -> tuple[Tensor, list[_Kept]]:
-        """(M, N, H) values, and what the gradients need.
-
-        Args:
-            x_N_I: features and actions side by side.
-            members: (m,) places of the networks that are wanted; None: all.
-        """
-
-        def of(parameters: nn.ParameterList, layer: int) -> Tensor:
-            whole: Tensor = parameters[layer].detach()
-            return whole if members is None else whole.index_select(0, members)
-
-        count = self.members if members is None else len(members)
-        x, kept, last = x_N_I.detach().expand(count, -1, -1), [], len(self.weights) - 1
-        for layer in range(last + 1):
-            out = torch.baddbmm(of(self.biases, layer), x, of(self.weights, layer))
-            normal = scale = None
-            if layer < last:
-                if self.layer_norm:
-                    normal, _, scale = torch.native_layer_norm(out, out.shape[-1:], None, None, _EPS)
-                    out = torch.addcmul(of(self.shifts, layer), normal, of(self.gains, layer))
-                out = out.tanh_() if self.tanh else out.relu_()
-            kept.append(_Kept(x, out, normal, scale))
-            x = out
-        return x, kept
-
-    def add_gradients(self, kept: Sequence[_Kept], gradient_M_N_H: Tensor, *, inputs: bool = False) -> Tensor | None:
-        """Write the gradients of the parameters, of a loss with this gradient of the values.
-
-        Args:
-            kept: of `forward` with all members.
-            gradient_M_N_H: of the values.
-            inputs: the gradient of the input is wanted, too.
-
-        Returns:
-            (N, I) the gradient of the input, over all members; None where it is not wanted.
-        """
-        return self._backward(kept, gradient_M_N_H, parameters=True, inputs=inputs)
-
-    def input_gradient(self, kept: Sequence[_Kept], gradient_M_N_H: Tensor) -> Tensor:
-        """(N, I) gradient of the input alone, over all members."""
-        found = self._backward(kept, gradient_M_N_H, parameters=False, inputs=True)
-        assert found is not None
-        return found
-
-    @torch.no_grad()
-    def _backward(self, kept: Sequence[_Kept], gradient: Tensor, *, parameters: bool, inputs: bool) -> Tensor | None:
-        for layer in range(len(self.weights) - 1, -1, -1):
-            one = kept[layer]
-            if layer < len(self.weights) - 1:
-                gradient = gradient * (1 - one.output * one.output) if self.tanh else _where(one.output, gradient)
-                if one.normal is not None and one.scale is not None:
-                    if parameters:
-                        _write(self.gains[layer], (gradient * one.normal).sum(1, keepdim=True))
-                        _write(self.shifts[layer], gradient.sum(1, keepdim=True))
-                    inner = gradient * self.gains[layer]
-                    mean, along = inner.mean(-1, keepdim=True), (inner * one.normal).mean(-1, keepdim=True)
-                    gradient = (inner - mean - one.normal * along) * one.scale
-            if parameters:
-                grad = _room(self.weights[layer])
-                torch.bmm(one.input.mT, gradient, out=grad)
-                torch.sum(gradient, 1, keepdim=True, out=_room(self.biases[layer]))
-            if layer:
-                gradient = torch.bmm(gradient, self.weights[layer].mT)
-            elif inputs:
-                return torch.bmm(gradient, self.weights[0].mT).sum(0)
-        return None
+    def layers(self) -> Layers:
+        """Their layers; parameters must stay where they are from then on."""
+        norms = [(_see(gain), _see(shift)) for gain, shift in zip(self.gains, self.shifts, strict=True)]
+        weights, biases = [_see(one) for one in self.weights], [_see(one) for one in self.biases]
+        return Layers(weights, biases, norms, tanh=self.tanh)
 
 
-def _where(output: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient before a ReLU."""
-    return torch.ops.aten.threshold_backward(gradient, output, 0)  # type: ignore[no-any-return]
-
-
-def _room(parameter: Tensor) -> Tensor:
-    if parameter.grad is None:
-        parameter.grad = torch.empty_like(parameter)
-    return parameter.grad
-
-
-def _write(parameter: Tensor, gradient: Tensor) -> None:
-    _room(parameter).copy_(gradient)
+def _before_activation(output: Tensor, gradient: Tensor, *, tanh: bool) -> Tensor:
+    """The gradient before an activation."""
+    if tanh:
+        return gradient * (1 - output * output)
+    found: Tensor = torch.ops.aten.threshold_backward(gradient, output, 0)
+    return found

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
@@ -32,7 +32,7 @@ from guerdon.policies.robot import ControlInputs
 from guerdon.rewards.refit import RefittedReward
 from guerdon.rewards.source import SourceTerms
 from guerdon.rl import checkpoint as ckpt
-from guerdon.rl.critics import Critics
+from guerdon.rl.critics import Critics, layers_of
 from guerdon.rl.relabel import keep_looks, relabel, remember
 from guerdon.rl.replay import Replay
 from guerdon.settings.off_policy import DQNSettings, ReplayAlgorithmSettings, SACSettings
@@ -53,7 +53,7 @@ class Transitions:
         x, next_x: observations before and after the action, as networks take them.
         actions: (N, A) in the policy's units; of discrete ones (N, A) numbers of the choices.
         rewards: (N, H), 0 where there is none.
-        known: (N, H) 1, or 0 where a measurement is missing.
+        share: (N, H) `shares` of the rewards that are known.
         goes_on: (N, 1) 0 where the action ended the task, else 1.
         allowed: (N, O) values of discrete actions that are allowed at `next_x`; None: all.
     """
@@ -62,20 +62,15 @@ class Transitions:
     next_x: Any
     actions: Tensor
     rewards: Tensor
-    known: Tensor
+    share: Tensor
     goes_on: Tensor
     allowed: Tensor | None = None
 
 
 def smallest(values_M_N_H: Tensor, weights_H: Tensor) -> Tensor:
     """(N, H) all outputs of the critic with the smallest weighted sum, row by row."""
-    values, totals = values_M_N_H[0], values_M_N_H @ weights_H
-    least = totals[0]
-    for m in range(1, len(totals)):
-        lower = totals[m] < least
-        values = torch.where(lower[:, None], values_M_N_H[m], values)
-        least = torch.minimum(least, totals[m])
-    return values
+    chosen = (values_M_N_H @ weights_H).argmin(0)
+    return values_M_N_H.gather(0, chosen[None, :, None].expand(1, *values_M_N_H.shape[1:]))[0]
 
 
 def sac_targets(
@@ -120,19 +115,22 @@ def dqn_targets(
     return torch.addcmul(rewards_N_H, gammas_H * goes_on_N_1, later)
 
 
-def squared_error(values: Tensor, targets_N_H: Tensor, known_N_H: Tensor, scale_H: Tensor) -> tuple[Tensor, Tensor]:
+def shares(known: np.ndarray) -> FloatArray:
+    """(..., N, H) weight of each row in the mean over those that are known: one over their number, 0 for the others."""
+    return np.asarray(known / np.maximum(known.sum(axis=-2, keepdims=True), 1.0), np.float32)
+
+
+def squared_error(values: Tensor, targets_N_H: Tensor, share_N_H: Tensor) -> tuple[Tensor, Tensor]:
     """The sum over outputs (and critics) of half the mean squared error where it is known, and its gradient.
 
     Args:
         values: (N, H), or (M, N, H).
         targets_N_H: what they are fitted to.
-        known_N_H: 1, or 0 where the target is missing.
-        scale_H: weight of each output in the loss.
+        share_N_H: `shares` of the known targets, times the weight of the output.
     """
-    share = known_N_H * (scale_H / known_N_H.sum(0).clamp_min(1.0))
     errors = values - targets_N_H
-    gradient = errors * share
-    return 0.5 * (gradient * errors).sum(), gradient
+    gradient = errors * share_N_H
+    return 0.5 * torch.dot(gradient.reshape(-1), errors.reshape(-1)), gradient
 
 
 class ReplayLearner:
@@ -172,6 +170,7 @@ class ReplayLearner:
         self.rng = generator(seed, LEARNING)
         self.version, self.steps, self._skipped = 0, 0, 0
         self.source_weights: dict[str, float] = {}
+        self._values = torch.zeros(0)
         gammas = [self.terms[name].gamma if name in self.terms else settings.gamma for name in self.outputs]
         self._gammas = torch.tensor(gammas, device=policy.device)
         with seeded(seed):
@@ -261,6 +260,9 @@ class ReplayLearner:
         for name in dict.fromkeys(name for one in found for name in one):
             values = [float(one[name]) for one in found if name in one]
             metrics[name] = float(np.mean(values))
+        if count:
+            means = self._values.reshape(-1, len(self.outputs)).mean(0).tolist()  # of the last gradient step
+            metrics |= {f"q/{name}": mean for name, mean in zip(self.outputs, means, strict=True)}
         return metrics | {"updates": float(count), "skipped_updates": float(self._skipped)}
 
     def _take(self, part: str, loss: float) -> None:
@@ -327,13 +329,15 @@ class ReplayLearner:
                 rewards[..., h] = whole([one["reward"] for one in own])
                 if self.terms[name].on_failure != "neutral":
                     known[..., h] = 1.0 - whole([one["failed"] for one in own])
-        allowed: Iterable[Any] = repeat(None) if usable is None else torch.from_numpy(np.ascontiguousarray(usable)).to(device)
+        allowed: Iterable[Any] = (
+            repeat(None) if usable is None else torch.from_numpy(np.ascontiguousarray(usable)).to(device)
+        )
         columns = (
             x,
             next_x,
             actions,
             torch.from_numpy(rewards).to(device),
-            torch.from_numpy(known).to(device),
+            torch.from_numpy(shares(known)).to(device),
             goes_on,
         )
         return (Transitions(*row, may) for row, may in zip(zip(*columns, strict=True), allowed, strict=False))
@@ -440,6 +444,9 @@ class SACLearner(ReplayLearner):
         self._modules["temperature"] = self.temperature.to(policy.device)
         self._actor = nn.ModuleList([policy, self.temperature])
         self.optimizers["policy"] = FlatAdam(self._actor, settings.learning_rate, eps=1e-8)
+        self._pi = layers_of(policy.pi) if policy.encoder.acts_in_numpy else None
+        self._layers, self._target_layers = self.critic.heads.layers(), self.target.heads.layers()
+        self._ones = torch.ones(len(terms), device=policy.device)
         own = settings.target_entropy
         self.target_entropy = float(-self.head.size if own is None else own)
 
@@ -456,80 +463,101 @@ class SACLearner(ReplayLearner):
         return _Critic(None if plain else encoder.network(features, last_gain=1.0), heads)
 
     def _noise(self, count: int) -> FloatArray:
-        return self.rng.standard_normal((count, 2, self.settings.batch_size, self.head.size), dtype=np.float32)
+        return self.rng.standard_normal((count, 2 * self.settings.batch_size, self.head.size), dtype=np.float32)
 
     def _step(
         self, batch: Transitions, noise: FloatArray, weights_H: Tensor, *, act: bool
     ) -> dict[str, Tensor | float]:
-        temperature = self.temperature.log.detach().exp()
-        weights = weights_H.clone()
-        weights[-1:] = temperature
-        here, there = torch.from_numpy(noise).to(self.policy.device).unbind()
-        loss, values, features = self._fit_critics(batch, there, weights)
-        facts: dict[str, Tensor | float] = {"critic_loss": loss, **self._named(values)}
+        temperature, count = self.temperature.log.detach().exp(), len(batch.actions)
+        weights = torch.cat([weights_H[:-1], temperature])
+        outputs, back = self._outputs(batch.x, batch.next_x)
+        with torch.no_grad():  # the policy's actions at both observations of every transition
+            drawn = torch.from_numpy(noise).to(outputs.device)
+            actions, log_probs = self.head.sample(outputs, drawn)
+        loss, features = self._fit_critics(batch, actions[count:], log_probs[count:], weights)
+        facts: dict[str, Tensor | float] = {"critic_loss": loss}
         if act:
-            facts |= self._improve_policy(batch.x, features, here, weights, temperature)
+            here = outputs[:count], drawn[:count], actions[:count]
+            back(self._policy_step(features, *here, weights, temperature))
+            entropy = -log_probs[:count].mean()
+            assert self.temperature.log.grad is not None
+            self.temperature.log.grad.copy_(entropy - self.target_entropy)
+            self._take("policy", 0.0)
+            facts |= {"entropy": entropy, "temperature": temperature}
         return facts
 
-    def _named(self, values_H: Tensor) -> dict[str, Tensor | float]:
-        return {f"q/{name}": value for name, value in zip(self.outputs, values_H, strict=True)}
+    def _outputs(self, x: Any, next_x: Any) -> tuple[Tensor, Callable[[Tensor], object]]:
+        """(2 N, O) of the policy's network at both observations, and what takes the gradient of the first N of them."""
+        if self._pi is not None:
+            pi, (whole, kept) = self._pi, self._pi.forward(torch.cat([x, next_x]))
+            first = [one.rows(slice(len(x))) for one in kept]
+            return whole[0], lambda gradient: pi.backward(first, gradient[None], parameters=True, inputs=False)
+        with torch.no_grad():
+            later = self.policy.pi(next_x)
+        outputs = self.policy.pi(x)
 
-    def _fit_critics(self, batch: Transitions, noise: Tensor, weights: Tensor) -> tuple[float, Tensor, Tensor]:
-        """A step of the critics: the loss, (H,) mean values, and (N, F) features of the observations."""
+        def back(gradient: Tensor) -> None:
+            self.optimizers["policy"].zero_grad()
+            torch.autograd.backward(outputs, gradient)
+
+        return torch.cat([outputs.detach(), later]), back
+
+    def _fit_critics(
+        self, batch: Transitions, actions: Tensor, log_probs: Tensor, weights: Tensor
+    ) -> tuple[float, Tensor]:
+        """A step of the critics: the loss, and (N, F) features of the observations before it.
+
+        Args:
+            batch: the transitions.
+            actions, log_probs: of the policy at their next observations.
+            weights: (H,) of the outputs.
+        """
         trunk, members = self.critic.trunk, None
         if self.settings.num_subsample_critics is not None:
             chosen = self.rng.permutation(self.settings.num_critics)[: self.settings.num_subsample_critics]
             members = torch.from_numpy(chosen).to(self.policy.device)
         with torch.no_grad():
-            actions, log_probs = self.head.sample(self.policy.pi(batch.next_x), noise)
-            later, _ = self.target.heads(torch.cat([self.target.features(batch.next_x), actions], 1), members)
+            following = torch.cat([self.target.features(batch.next_x), actions], 1)
+            later, _ = self._target_layers.forward(following, members)
             targets = sac_targets(batch.rewards, batch.goes_on, smallest(later, weights), log_probs, self._gammas)
-            scale = torch.ones_like(weights)
-            scale[-1:] = weights[-1:] ** 2  # an error of the entropy counts as it does in the sum
+            scale = torch.cat([self._ones, weights[-1:] ** 2])  # an error of the entropy counts as it does in the sum
         features = self.critic.features(batch.x)
-        values, kept = self.critic.heads(torch.cat([features.detach(), batch.actions], 1))
-        loss, gradient = squared_error(values, targets, batch.known, scale)
+        values, kept = self._layers.forward(torch.cat([features.detach(), batch.actions], 1))
+        loss, gradient = squared_error(values, targets, batch.share * scale)
         if trunk is not None:
             self.optimizers["critic"].zero_grad()
-        along = self.critic.heads.add_gradients(kept, gradient, inputs=trunk is not None)
+        along = self._layers.backward(kept, gradient, parameters=True, inputs=trunk is not None)
         if along is not None:
             torch.autograd.backward(features, along[:, : features.shape[1]])
         number = float(loss)
         self._take("critic", number)
-        return number, values.mean((0, 1)), features.detach()
+        self._values = values
+        return number, features.detach()
 
-    def _improve_policy(
-        self, x: Any, features: Tensor, noise: Tensor, weights: Tensor, temperature: Tensor
-    ) -> dict[str, Tensor | float]:
-        """A step of the policy and of the temperature.
+    @torch.no_grad()
+    def _policy_step(
+        self, features: Tensor, outputs: Tensor, noise: Tensor, actions: Tensor, weights: Tensor, temperature: Tensor
+    ) -> Tensor:
+        """(N, 2 A) gradient of the outputs of the policy's network.
 
-        The gradient of a squashed normal action is in closed form: with b = mean + deviation * noise and a = tanh(b)
-        the log-probability changes by 2 a with b, and by -1 with the logarithm of the deviation.
+        That of a squashed normal action is in closed form: with b = mean + deviation * noise and a = tanh(b) the
+        log-probability changes by 2 a with b, and by -1 with the logarithm of the deviation.
         """
-        outputs = self.policy.pi(x)
-        with torch.no_grad():
-            found = outputs.detach()
-            actions, log_probs = self.head.sample(found, noise)
-            values, kept = self.critic.heads(torch.cat([features, actions], 1))
-            gradient, total = _policy_gradient(values, weights, mean=self.settings.num_subsample_critics is not None)
-            along = self.critic.heads.input_gradient(kept, gradient)[:, features.shape[1] :]
-            each = temperature / len(noise)
-            _, raw = found.chunk(2, 1)
-            log_std = raw.clamp(LOG_STD_MIN, LOG_STD_MAX)
-            of_before = torch.addcmul(2.0 * each * actions, along, 1.0 - actions * actions)
-            of_log_std = torch.where(log_std == raw, of_before * log_std.exp() * noise - each, 0.0)
-            loss = temperature * log_probs.mean() - total
-            entropy = -log_probs.mean()
-        self.optimizers["policy"].zero_grad()
-        torch.autograd.backward(outputs, torch.cat([of_before, of_log_std], 1))
-        assert self.temperature.log.grad is not None
-        self.temperature.log.grad.copy_(entropy - self.target_entropy)
-        self._take("policy", float(loss))
-        return {"policy_loss": loss, "entropy": entropy, "temperature": temperature}
+        values, kept = self._layers.forward(torch.cat([features, actions], 1))
+        gradient = policy_gradient(values, weights, mean=self.settings.num_subsample_critics is not None)
+        along = self._layers.backward(kept, gradient, parameters=False, inputs=True)
+        assert along is not None
+        each = temperature / len(noise)
+        _, raw = outputs.chunk(2, 1)
+        log_std = raw.clamp(LOG_STD_MIN, LOG_STD_MAX)
+        slope = along[:, features.shape[1] :]
+        of_before = torch.addcmul(2.0 * each * actions, slope, 1.0 - actions * actions)
+        of_log_std = torch.where(log_std == raw, of_before * log_std.exp() * noise - each, 0.0)
+        return torch.cat([of_before, of_log_std], 1)
 
 
-def _policy_gradient(values_M_N_H: Tensor, weights_H: Tensor, *, mean: bool) -> tuple[Tensor, Tensor]:
-    """(M, N, H) gradient of minus the value that the policy follows, and that value, both means over the rows.
+def policy_gradient(values_M_N_H: Tensor, weights_H: Tensor, *, mean: bool) -> Tensor:
+    """(M, N, H) gradient of minus the value that the policy follows, a mean over the rows.
 
     Args:
         values_M_N_H: of the policy's actions.
@@ -537,16 +565,11 @@ def _policy_gradient(values_M_N_H: Tensor, weights_H: Tensor, *, mean: bool) -> 
         mean: it follows the mean of all critics; False: the smallest of them.
     """
     members, rows, _ = values_M_N_H.shape
-    totals = values_M_N_H @ weights_H
     if mean:
-        share = torch.full_like(totals, 1.0 / (members * rows))
-        return -share[..., None] * weights_H, totals.mean()
-    least, chosen = totals[0], torch.zeros_like(totals[0], dtype=torch.long)
-    for m in range(1, members):
-        lower = totals[m] < least
-        least, chosen = torch.where(lower, totals[m], least), torch.where(lower, m, chosen)
+        return (weights_H / -(members * rows)).expand(values_M_N_H.shape).contiguous()
+    chosen = (values_M_N_H @ weights_H).argmin(0)
     picked = chosen == torch.arange(members, device=chosen.device)[:, None]
-    return (picked / -rows)[..., None] * weights_H, least.mean()
+    return picked[..., None] * (weights_H / -rows)
 
 
 class DQNLearner(ReplayLearner):
@@ -590,8 +613,8 @@ class DQNLearner(ReplayLearner):
         whole = self.head.values(self.policy.pi(batch.x))
         rows = torch.arange(len(whole), device=whole.device)
         values = whole[rows, batch.actions[:, 0].long()]
-        loss, gradient = squared_error(values.detach(), targets, batch.known, torch.ones_like(weights_H))
+        loss, gradient = squared_error(values.detach(), targets, batch.share)
         torch.autograd.backward(values, gradient)
         self._take("critic", float(loss))
-        means = values.detach().mean(0)
-        return {"critic_loss": loss, **{f"q/{name}": one for name, one in zip(self.outputs, means, strict=True)}}
+        self._values = values.detach()
+        return {"critic_loss": loss}
