@@ -384,8 +384,10 @@ class Rollout(Generic[Inputs]):
         fresh: every stream begins an episode here, and nothing of earlier rollouts goes on.
         version: of the weights that acted.
         seconds: time that collecting took, by its parts.
-        videos: a sample of its episodes, those of others without rows; None where no videos are made.
-        actions: (B, T, ...) what the environments were given, for videos.
+        videos: a sample of its episodes for videos, those of others without rows; None where none are made.
+        actions: (B, T, ...) what the environments were given, for videos and off-policy learning.
+        ends: stream, step and observation, for off-policy learning: what the last step of each episode led to; with
+            step T what a stream shows after the rollout, unless it is about to reset. Empty where nothing needs them.
         chunks: of policies whose decisions have several parts: what the steps executed.
     """
 
@@ -414,6 +416,7 @@ class Rollout(Generic[Inputs]):
     seconds: Mapping[str, float] = field(default_factory=dict)
     videos: tuple[Segment, ...] | None = None
     actions: FloatArray | None = None
+    ends: tuple[tuple[int, int, np.ndarray], ...] = ()
     chunks: Chunks | None = None
 
     def __post_init__(self) -> None:

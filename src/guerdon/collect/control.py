@@ -91,6 +91,7 @@ class ControlCollector:
         video_share: share of the episodes that videos show; 0: there are none.
         video_every: steps between the frames of a video.
         observes: what reward models look at. It may be set later, except for continuation labels.
+        algorithm: `type` of that section; for another one than `control`, rollouts have `ends` and `actions`.
         overlap_steps: steps after which what was observed is drawn and handed to `watchers`; None: after the rollout.
         success_readers: keys of the configuration, besides those of `env`, that need true success.
         shard, shards: which part of the copies acts here, of how many (`runner.rollout_shards`); the number decides
@@ -121,6 +122,7 @@ class ControlCollector:
         success_readers: Sequence[str] = (),
         video_share: float = 0.0,
         video_every: int = 1,
+        algorithm: str = "control",
         overlap_steps: int | None = None,
         shard: int = 0,
         shards: int = 1,
@@ -129,7 +131,8 @@ class ControlCollector:
         own = env.of_shard(shard, shards)
         self._eval_env = own if own.task_names == env.task_names else env  # evaluations play all tasks
         self.env, self.settings, self.seed, self.heads = own, settings, seed, tuple(heads)
-        self.auxiliary = tuple(auxiliary)
+        self.auxiliary, self._algorithm = tuple(auxiliary), algorithm
+        self._replayed = algorithm != "control"
         self.group_size, self.observes, self._micro = group_size, tuple(observes), micro_batch_size
         self._overlap, self.watchers = overlap_steps, list[Callable[[Sequence[SeenRows]], None]]()
         self._steps = rollout_steps if group_size is None else env.max_episode_steps or 1
@@ -167,8 +170,9 @@ class ControlCollector:
     def build_policy(self) -> RobotPolicy:
         """A policy of these settings that fits the environment, with weights drawn from the seed."""
         return policy_of_shape(
-            self.settings, self.policy_shape(), heads=self.heads, auxiliary=self.auxiliary, seed=self.seed
-        )
+            self.settings, self.policy_shape(), heads=self.heads, auxiliary=self.auxiliary, seed=self.seed,
+            algorithm=self._algorithm,
+        )  # fmt: skip
 
     def policy_shape(self) -> PolicyShape:
         """What a policy of this environment must fit."""
@@ -216,9 +220,10 @@ class ControlCollector:
             with timed(seconds, "render"):
                 segments = self._observed.segments(mask, flags["terminated"], done, cut)
         videos, actions = None, None
+        if acted.actions:
+            actions = _rows(acted.actions).astype(np.float32, copy=False)
         if self._videos is not None:
             with timed(seconds, "video frames"):
-                actions = _rows(acted.actions).astype(np.float32, copy=False)
                 videos = self._videos.segments(mask, flags["terminated"], done, cut)
         with timed(seconds, "log-probs"):
             inputs, log_probs, values, next_values, chunks = _evaluated(
@@ -250,6 +255,7 @@ class ControlCollector:
             chunks=chunks,
             videos=videos,
             actions=actions,
+            ends=_ends(acted, self.world.resetting) if self._replayed else (),
         )
 
     @torch.no_grad()
@@ -413,7 +419,7 @@ class ControlCollector:
                 one.add(t, step, None if self.group_size is None else over)
             if watched and self.observes and self._overlap and (t + 1) % self._overlap == 0:
                 self._show_watchers(seconds)
-            if self._videos is not None:
+            if self._videos is not None or self._replayed:
                 acted.actions.append(step.actions)
             if recorder is not None:
                 recorder.watch(step.rows, step.actions, step.transition)
@@ -456,7 +462,13 @@ class ControlCollector:
 
 
 def policy_of_shape(
-    settings: ControlPolicySettings, shape: PolicyShape, *, heads: Sequence[str], auxiliary: Sequence[str], seed: int
+    settings: ControlPolicySettings,
+    shape: PolicyShape,
+    *,
+    heads: Sequence[str],
+    auxiliary: Sequence[str],
+    seed: int,
+    algorithm: str = "control",
 ) -> RobotPolicy:
     """A policy that fits an environment, with weights drawn from the seed.
 
@@ -466,6 +478,7 @@ def policy_of_shape(
         heads: names of its value heads.
         auxiliary: names of its auxiliary heads.
         seed: of the run.
+        algorithm: see `build_policy`.
     """
     return build_policy(
         settings,
@@ -476,6 +489,7 @@ def policy_of_shape(
         seed=seed,
         proprioception_size=shape.proprioception_size,
         columns=shape.columns,
+        algorithm=algorithm,
     )
 
 
@@ -489,7 +503,7 @@ class _Acted:
         last: (B, ...) what the copies show after the last step.
         alive: T times (B,) where the one episode of a group's copy was not over.
         observations, records: of the decisions of every step that had some, in the order of their copies.
-        actions: T times (B, ...), where videos show them.
+        actions: T times (B, ...), where videos show them or a learner keeps them.
         due, slots: T times (B,), see `ActionQueue`.
         failures: copy, step and reason of the episodes that were lost.
         failed_resets: step and reason of the resets that failed, with the next seed.
@@ -531,6 +545,12 @@ class _Acted:
 def _rows(columns_T: Iterable[np.ndarray]) -> np.ndarray:
     """(B, T, ...) of (B, ...) for every step."""
     return np.stack(list(columns_T), axis=1)
+
+
+def _ends(acted: _Acted, resetting_B: BoolArray) -> tuple[tuple[int, int, np.ndarray], ...]:
+    """Where episodes and streams ended: see `Rollout.ends`."""
+    episodes = [(i, t, shown) for (t, i), shown in acted.ends.items()]
+    return (*episodes, *((i, len(acted.alive), acted.last[i]) for i in np.flatnonzero(~resetting_B).tolist()))
 
 
 def _lost_episodes(failures: Sequence[tuple[int, int, Failure]], done_B_T: BoolArray) -> tuple[BoolArray, BoolArray]:

@@ -314,6 +314,11 @@ def joined(parts: Sequence[Rollout[Any]], inputs: Callable[[Sequence[Rollout[Any
         seconds={name: sum(part.seconds.get(name, 0.0) for part in parts) for name in names},
         videos=None if first.videos is None else placed(part.videos or () for part in parts),
         actions=rows(part.actions for part in parts),
+        ends=tuple(
+            (start + row, step, shown)
+            for start, part in zip(starts, parts, strict=False)
+            for row, step, shown in part.ends
+        ),
         chunks=_chunks(parts, steps) if whole else None,
     )
 

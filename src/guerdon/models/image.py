@@ -258,6 +258,9 @@ class ImageRewardModel:
         debug_save_dir: write every scored frame there as a picture; the environment variable
             DEBUG_IMAGE_SAVE_DIR does the same.
 
+    Attributes:
+        even: every pass has equally many rows, so that a value does not depend on what is scored with it.
+
     Raises:
         ConfigError: debug_save_dir with a model that looks at states.
     """
@@ -275,7 +278,7 @@ class ImageRewardModel:
         self.config = config
         self.device = resolve_device(device)
         self.bf16 = uses_bf16(bf16, self.device) and config.state_size is None
-        self.batch_size = batch_size
+        self.batch_size, self.even = batch_size, False
         self.scorer = scorer.to(self.device)
         self._network: ImageScorer | None = None
         if config.state_size is not None and debug_save_dir:
@@ -332,10 +335,14 @@ class ImageRewardModel:
             (N,) float32 in [0, 1]; a value is NaN where the network's output is not finite.
         """
         values = np.empty(len(frames), np.float32)
-        for start in range(0, len(frames), self.batch_size):
-            chunk = frames[start : start + self.batch_size]
+        size = _EVEN if self.even else self.batch_size
+        for start in range(0, len(frames), size):
+            chunk = frames[start : start + size]
             pixels = self.config.prepared(chunk, channels_last=channels_last)
-            values[start : start + len(pixels)] = self._forward(pixels)
+            count = len(pixels)
+            if self.even:
+                pixels = np.concatenate([pixels, np.repeat(pixels[:1], size - count, axis=0)])
+            values[start : start + count] = self._forward(pixels)[:count]
         if self._debug is not None:
             self._debug.save(self.config.prepared(frames, channels_last=channels_last), values)
         return values
@@ -356,6 +363,9 @@ class ImageRewardModel:
             inputs = to_input(torch.from_numpy(pixels_N_H_W_C).to(self.device), self.config.normalize)
             values: FloatArray = torch.sigmoid(self._network(inputs)).cpu().numpy()
         return np.where(np.isfinite(values), values, np.float32(np.nan))
+
+
+_EVEN = 16  # rows of a batch, where a value must not depend on what is scored with it
 
 
 class DebugImages:

@@ -274,7 +274,7 @@ def estimate_run(study: Study) -> dict[str, Any]:
         seconds += (runner.total_steps + evaluations) / chunk / render
     if getattr(study.policy, "tiny", None) is not None:
         act, learn = TINY_VLA
-        seconds += (runner.total_steps * (act + learn * study.control_algorithm.num_epochs) + evaluations * act) / chunk
+        seconds += (runner.total_steps * (act + learn * study.on_policy.num_epochs) + evaluations * act) / chunk
     left, peak = _run_bytes(study)
     return {
         "environment steps": runner.total_steps,

@@ -276,9 +276,10 @@ STEPS_PER_SECOND = 13.0  # of one copy of LIBERO with pictures
 
 def estimate_vla(study: Study) -> dict[str, str]:
     """Memory and time of `guerdon run` with a vision-language-action policy; empty without `policy.gpus`."""
-    policy, env, algorithm, runner = study.policy, study.env, study.control_algorithm, study.runner
+    policy, env, runner = study.policy, study.env, study.runner
     if not isinstance(policy, VLAPolicySettings) or policy.gpus is None:
         return {}
+    algorithm = study.on_policy
     shape, p, trained = vla_size(policy)
     tokens = PATCHES * policy.num_images_in_input + INSTRUCTION + ACTION * policy.num_action_chunks
     state, one = 18 * trained, _decision_bytes(policy, shape, tokens)

@@ -26,7 +26,16 @@ from guerdon.devices import resolve_device, seeded
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.finite import load_weights, refuse_to_write
 from guerdon.policies.encoders import CLIP, Encoder, Prepared, RunningMeanStd, orthogonal, select
-from guerdon.policies.heads import ActionUnits, Categorical, Draw, Gaussian, action_units
+from guerdon.policies.heads import (
+    ActionUnits,
+    Categorical,
+    Draw,
+    Gaussian,
+    Head,
+    QValues,
+    Squashed,
+    action_units,
+)
 from guerdon.policies.robot import Action, ControlInputs, RobotPolicy
 from guerdon.settings.policy import POLICIES, ControlPolicySettings, GaussianPolicySettings, OwnPolicySettings
 from guerdon.settings.vla_policy import VLAPolicySettings
@@ -107,6 +116,7 @@ class ControlPolicy(RobotPolicy):
         sources: see below.
         auxiliary: see below.
         units: of a Box.
+        algorithm: `control`; `sac`: actions are squashed by a tanh; `dqn`: the network gives values of choices.
 
     Attributes:
         encoder: what the networks take of an observation.
@@ -123,25 +133,17 @@ class ControlPolicy(RobotPolicy):
         sources: Sequence[str],
         auxiliary: Sequence[str] = (),
         units: ActionUnits | None = None,
+        algorithm: str = "control",
     ) -> None:
         super().__init__()
         self.settings = settings
         self.sources, self.auxiliary = tuple(sources), tuple(auxiliary)
         self.device = resolve_device(settings.device)
         self.encoder = Encoder(columns, settings, self.device)
-        outputs = actions if isinstance(actions, int) else sum(actions)
-        self.pi = self.encoder.network(outputs, last_gain=0.01)
-        self.vf = self.encoder.network(len(sources), last_gain=1.0) if sources else None
-        self.head: Gaussian | Categorical
-        if isinstance(actions, int):
-            self.log_std = nn.Parameter(torch.full((actions,), settings.log_std_init))
-            self.head = Gaussian(self.log_std, units)
-        else:
-            if settings.log_std_init:
-                raise ConfigError(
-                    "policy.log_std_init would do nothing: the environment's actions are discrete; remove it"
-                )
-            self.head = Categorical(actions)
+        self.head: Head = self._head(actions, units, algorithm)
+        self.pi = self.encoder.network(self.head.outputs, last_gain=0.01)
+        critic = bool(sources) and algorithm != "dqn"
+        self.vf = self.encoder.network(len(sources), last_gain=1.0) if critic else None
         self.aux: nn.Module | None = None
         if auxiliary:
             last = self.pi[-1] if isinstance(self.pi, nn.Sequential) and len(self.pi) > 1 else None
@@ -153,6 +155,32 @@ class ControlPolicy(RobotPolicy):
             self.aux = orthogonal(nn.Linear(last.in_features, len(auxiliary)), 1.0)
         self.to(self.device)
 
+    def _head(self, actions: int | tuple[int, ...], units: ActionUnits | None, algorithm: str) -> Head:
+        """What makes actions of the outputs of the network."""
+        if self.settings.log_std_init and (algorithm != "control" or not isinstance(actions, int)):
+            why = (
+                "the environment's actions are discrete" if algorithm == "control" else f"algorithm.type is {algorithm}"
+            )
+            raise ConfigError(f"policy.log_std_init would do nothing: {why}; remove it")
+        if algorithm != "control" and isinstance(actions, int) != (algorithm == "sac"):
+            kind, other = ("continuous", "sac") if isinstance(actions, int) else ("discrete", "dqn")
+            raise ConfigError(
+                f"algorithm.type {algorithm} does not go with this environment, whose actions are {kind}: take {other} "
+                "or control"
+            )
+        if algorithm == "sac":
+            assert isinstance(actions, int)
+            return Squashed(actions, units)
+        if isinstance(actions, int):
+            self.log_std = nn.Parameter(torch.full((actions,), self.settings.log_std_init))
+            return Gaussian(self.log_std, units)
+        if algorithm == "dqn":
+            weights, epsilon = torch.ones(len(self.sources), device=self.device), torch.ones((), device=self.device)
+            self.register_buffer("weights", weights)
+            self.register_buffer("epsilon", epsilon)
+            return QValues(actions, weights, epsilon)
+        return Categorical(actions)
+
     @property
     def normalizer(self) -> RunningMeanStd | None:
         """Running statistics of numbers that are observed."""
@@ -161,7 +189,7 @@ class ControlPolicy(RobotPolicy):
     @property
     def units(self) -> ActionUnits | None:
         """Of the actions; None: those of the environment, or they are discrete."""
-        return self.head.units if isinstance(self.head, Gaussian) else None
+        return self.head.units if isinstance(self.head, Gaussian | Squashed) else None
 
     @property
     def pixels(self) -> bool:
@@ -279,7 +307,7 @@ class ControlPolicy(RobotPolicy):
         self._check_kind(state)
         super().load_tensors(state, critic=critic)
         units = {k.removeprefix(_UNITS): v.cpu().numpy() for k, v in state.items() if k.startswith(_UNITS)}
-        if isinstance(self.head, Gaussian):
+        if isinstance(self.head, Gaussian | Squashed):
             self.head.units = ActionUnits(**units) if units else None
         if self.normalizer is not None:
             prefix = "normalizer."
@@ -313,6 +341,7 @@ def build_policy(
     auxiliary: Sequence[str] = (),
     proprioception_size: int = 0,
     columns: Sequence[ObservedColumn] | None = None,
+    algorithm: str = "control",
 ) -> RobotPolicy:
     """A fresh policy with weights drawn from the seed; global random state is left alone.
 
@@ -325,6 +354,7 @@ def build_policy(
         auxiliary: names of the auxiliary heads.
         proprioception_size: measurements of the robot's own that the world gives; 0: it does not say which they are.
         columns: what the world shows; None: one array.
+        algorithm: `type` of the section of that name, which decides on what the outputs of the network mean.
 
     Raises:
         ConfigError: the policy type does not fit the observations, or a user's factory cannot make it.
@@ -355,13 +385,14 @@ def build_policy(
                     raise ConfigError(f"{settings.type}: {name} must be a whole number from 1 on, it is {count!r}")
         else:
             units = action_units(action_space) if counts is None else None
-            policy = ControlPolicy(settings, columns, counts or size, sources, auxiliary, units)
+            policy = ControlPolicy(settings, columns, counts or size, sources, auxiliary, units, algorithm)
     policy.card = {
         "settings": settings.model_dump(mode="json", exclude={"device"}),  # it may be read on another machine
         "observation_shape": list(observation_shape),
         "action_size": size,
         "sources": list(sources),
         **({"auxiliary": list(auxiliary)} if auxiliary else {}),
+        **({"algorithm": algorithm} if algorithm != "control" else {}),
         "proprioception_size": proprioception_size,
     }
     if columns != columns_of_shape(observation_shape):
@@ -432,6 +463,7 @@ def load_policy(folder: Path) -> RobotPolicy:
             columns=[ObservedColumn(name, kind, tuple(shape)) for name, kind, shape in spec["columns"]]
             if "columns" in spec
             else None,
+            algorithm=spec.get("algorithm", "control"),
         )
         policy.load_tensors(load_weights(weights))
     return policy

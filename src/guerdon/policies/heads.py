@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from guerdon.errors import ConfigError
 from guerdon.policies.robot import Action
 from guerdon.types import BoolArray, FloatArray
 
@@ -218,3 +219,65 @@ class Squashed:
         # log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2 x)), which is exact where tanh(x) rounds to 1
         slope = 2.0 * (math.log(2.0) - before - F.softplus(-2.0 * before))
         return (kernel - log_std - 0.5 * math.log(2 * math.pi) - slope).sum(-1)
+
+
+class QValues:
+    """Values of the choices of one discrete action, one for each of H sources of reward.
+
+    It acts by the largest weighted sum, but for a share of random actions. `record` is the choice.
+
+    Args:
+        counts: of the choices, in a tuple of one.
+        weights: (H,) of the sources; it changes in a run.
+        epsilon: share of random actions; it changes, too.
+    """
+
+    def __init__(self, counts: tuple[int, ...], weights: Tensor, epsilon: Tensor) -> None:
+        if len(counts) != 1:
+            raise ConfigError(f"algorithm.type dqn is for one discrete action, and the environment has {len(counts)}")
+        self.counts, self.weights, self.epsilon = counts, weights, epsilon
+        self.outputs = counts[0] * len(weights)
+
+    def values(self, outputs_N_O: Tensor) -> Tensor:
+        """(N, choices, H) outputs of the network."""
+        return outputs_N_O.reshape(*outputs_N_O.shape[:-1], self.counts[0], -1)
+
+    def act(
+        self, outputs: np.ndarray, rng: np.random.Generator, greedy: bool = False, allowed: BoolArray | None = None
+    ) -> Action:
+        """See `Draw`; (B, 1) int64."""
+        return self.frozen()(outputs, rng, greedy, allowed)
+
+    def frozen(self) -> Draw:
+        """`act` with weights and share as they are now."""
+        return partial(self._drawn, self.weights.cpu().numpy().copy(), float(self.epsilon))
+
+    def _drawn(
+        self,
+        weights_H: np.ndarray,
+        epsilon: float,
+        outputs: np.ndarray,
+        rng: np.random.Generator,
+        greedy: bool = False,
+        allowed: BoolArray | None = None,
+    ) -> Action:
+        scores = outputs.reshape(len(outputs), self.counts[0], -1) @ weights_H
+        if not greedy:
+            anywhere = rng.random(len(scores)) < epsilon
+            scores = np.where(anywhere[:, None], rng.random(scores.shape), scores)
+        if allowed is not None:
+            scores = np.where(allowed | ~allowed.any(axis=1, keepdims=True), scores, -np.inf)
+        chosen = scores.argmax(axis=1)[:, None]
+        lost = np.isnan(outputs).any(axis=1)  # the world refuses the action of a network that gives no numbers
+        return Action(np.where(lost[:, None], np.nan, chosen), chosen) if lost.any() else Action(chosen)
+
+    def log_prob(self, outputs_N_O: Tensor, records_N_A: Tensor, allowed_N_O: Tensor | None = None) -> Tensor:
+        """(N,) of zeros: who learns from values needs no probabilities."""
+        return outputs_N_O.new_zeros(len(outputs_N_O))
+
+    def entropy(self, outputs_N_O: Tensor, allowed_N_O: Tensor | None = None) -> Tensor:
+        """Zero, for the same reason."""
+        return outputs_N_O.new_zeros(())
+
+
+Head = Gaussian | Categorical | Squashed | QValues

@@ -11,10 +11,11 @@ counts as failed then too. A model that is refitted during the run is a `guerdon
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -226,7 +227,8 @@ class ControlReward(ModelReward[ControlInputs]):
             facts = zip(moments, values_R, segment.last_F[rows], reused, strict=True)
             found += [RawRow(*m, float(v), bool(last), bool(hit)) for m, v, last, hit in facts if np.isfinite(v)]
             begins += (segment.rows_F[rows][np.isfinite(values_R)] == 0).tolist()
-            self._shape(segment, rows, values_R, rewards[segment.stream], failed[segment.stream])
+            at = segment.stream
+            self.carries[at] = self.shape(self.carries[at], segment, rows, values_R, rewards[at], failed[at])
         rewards[failed] = 0.0
         paid = Rewards(
             rewards * np.float32(self.settings.reward_coef),
@@ -300,12 +302,13 @@ class ControlReward(ModelReward[ControlInputs]):
     def _asked(self, stream: int, number: int | None, task: str, rows_F: IntArray, seen: NDArray[Any]) -> list[Asked]:
         """What the model is asked about these frames or states: each by itself, or all as one episode."""
         rows, name = rows_F.tolist(), f"{stream}-{number}"
+
+        def shown(part: NDArray[Any]) -> Episode:
+            return Episode(id=name, task=task, **self._columns(part))
+
         if not self._framewise:
-            return [((stream, number, tuple(rows)), Episode(id=name, task=task, **self._columns(seen)))]
-        return [
-            ((stream, number, (row,)), Episode(id=name, task=task, frames=seen[i : i + 1]))
-            for i, row in enumerate(rows)
-        ]
+            return [((stream, number, tuple(rows)), shown(seen))]
+        return [((stream, number, (row,)), shown(seen[i : i + 1])) for i, row in enumerate(rows)]
 
     @property
     def _framewise(self) -> bool:
@@ -347,21 +350,31 @@ class ControlReward(ModelReward[ControlInputs]):
             reasons += [score.failure or missing] * len(group)
         return np.array(values, dtype=np.float64), reasons
 
-    def _shape(
+    def shape(
         self,
+        carry: Carry,
         segment: Segment,
         rows: list[int],
         values_R: NDArray[np.float64],
         rewards_T: FloatArray,
         failed_T: BoolArray,
-    ) -> None:
-        """Write the rewards of one segment and update the stream's carry."""
+    ) -> Carry:
+        """Write the rewards of one segment, without `reward_coef`.
+
+        Args:
+            carry: what the episode left before the segment; it is changed.
+            segment: a stretch of an episode.
+            rows: of its rows those that were scored.
+            values_R: their values, NaN where they are missing.
+            rewards_T, failed_T: of its stream.
+
+        Returns:
+            What the stream carries on.
+        """
         if segment.lost:
-            self.carries[segment.stream] = Carry()
-            return
+            return Carry()
         if len(segment) and segment.rows_F[0] == 0:
-            self.carries[segment.stream] = Carry()
-        carry = self.carries[segment.stream]
+            carry = Carry()
         steps_R, known_R, first_R = segment.steps_F[rows], np.isfinite(values_R), segment.rows_F[rows] == 0
         if (first_R & known_R).any():
             carry.previous = float(values_R[0])
@@ -374,8 +387,18 @@ class ControlReward(ModelReward[ControlInputs]):
                 failed_T[steps[0]] = True
                 carry.previous, steps, values = float(values[0]), steps[1:], values[1:]
             rewards_T[steps] = self._shaped(carry, values)
-        if segment.finished:
-            self.carries[segment.stream] = Carry()
+        return Carry() if segment.finished else carry
+
+    def values_of(self, segments: Sequence[Segment]) -> list[NDArray[np.float64]]:
+        """The model's values of the rows of these segments, NaN where one is missing: see `measure`."""
+        return [self._values(segment, rows, scores)[0] for segment, rows, scores, _ in self._scores(segments)]
+
+    def elsewhere(self, streams: int) -> Self:
+        """The same source for other streams: it shares the model, and no open episode."""
+        other = copy.copy(self)
+        other._num_envs = streams
+        other.reset_streams()
+        return other
 
     def _shaped(self, carry: Carry, values: NDArray[np.float64]) -> np.ndarray:
         """Rewards of scored rows alone."""

@@ -137,6 +137,16 @@ class RefittedReward(ControlReward):
         return replace(super().observes, label_every=self._label_every, label_limit=limit)
 
     @property
+    def _framewise(self) -> bool:
+        """Frames and states are scored one by one: the model looks at single moments."""
+        return not self._whole
+
+    @property
+    def version(self) -> int:
+        """Of the model's weights: values of another one are stale."""
+        return self.model.updates
+
+    @property
     def skipped_in_a_row(self) -> int:
         """Gradient steps of the refits."""
         return self.model.skipped.in_a_row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
@@ -22,16 +22,20 @@ from guerdon.models.image import ImageRewardModel, state_rows
 from guerdon.models.load import load_source_model
 from guerdon.models.online import OnlineImageModel
 from guerdon.models.vlm_prm import log_loading
-from guerdon.policies.control import save_policy, start_from_policy
+from guerdon.policies.control import ControlPolicy, save_policy, start_from_policy
 from guerdon.policies.robot import RobotPolicy
 from guerdon.rewards.control_sources import LOGGED_AS_PRM, ControlReward
 from guerdon.rewards.refit import RefittedReward, online_model
 from guerdon.rewards.source import GroundTruth, RewardSource, SourceTerms
+from guerdon.rl.demonstrations import add_demonstrations
 from guerdon.rl.episode_stats import EpisodeStats, RewardScaler
 from guerdon.rl.learner import OnPolicyLearner
+from guerdon.rl.off_policy import DQNLearner, ReplayLearner, SACLearner
 from guerdon.rl.parts import Parts, run_collector, run_reward_models
+from guerdon.rl.replay import Replay
 from guerdon.rl.videos import EpisodeVideos, write_video
-from guerdon.settings.algorithm import ControlAlgorithmSettings
+from guerdon.settings.algorithm import ControlAlgorithmSettings, RobotAlgorithmSettings
+from guerdon.settings.off_policy import DQNSettings, SACSettings
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import VLMModelSettings
 from guerdon.settings.study import Study
@@ -60,17 +64,19 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         **models,
     }
     terms = {name: sources[name].terms for name in study.reward.weights()}
-    heads, auxiliary = tuple(terms) if algorithm.needs.critic else (), list(algorithm.auxiliary_losses)
+    of_rollouts = None if algorithm.replayed else study.on_policy
+    heads = _heads(algorithm, terms)
     shared: dict[str, Any] = {
         "env": study.env,
         "shards": runner.rollout_shards,
         "settings": study.control_policy,
         "seed": runner.seed,
         "rollout_steps": algorithm.rollout_steps,
-        "group_size": algorithm.group_size if algorithm.needs.groups else None,
+        "group_size": of_rollouts.group_size if of_rollouts is not None and of_rollouts.needs.groups else None,
         "heads": heads,
-        "micro_batch_size": algorithm.micro_batch_size,
-        "auxiliary": auxiliary,
+        "micro_batch_size": None if of_rollouts is None else of_rollouts.micro_batch_size,
+        "auxiliary": () if of_rollouts is None else list(of_rollouts.auxiliary_losses),
+        "algorithm": algorithm.type,
         "observes": [source.observes for source in models.values()],
         "success_readers": study.success_readers(),
         "video_share": runner.video_share if runner.save_video else 0.0,
@@ -89,15 +95,19 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         for source in models.values():
             if source.settings.can_overlap:
                 collector.watchers.append(source.score_ahead)
-    gammas = {name: one.gamma for name, one in terms.items()}
     shape = collector.policy_shape()
     for name, source in models.items():
         check_seen(name, source.model, shape, study.env.camera_name)
-    learner, notes = distributed.everywhere(build_learner, study, shape, heads=heads, gammas=gammas, fresh=fresh)
-    learner.shares = {name: one.share for name, one in terms.items() if one.share is not None}
+    learner: Any
+    if of_rollouts is None:
+        learner, notes = build_replay_learner(study, shape, terms, sources, folder, fresh=fresh)
+    else:
+        gammas = {name: one.gamma for name, one in terms.items()}
+        learner, notes = distributed.everywhere(build_learner, study, shape, heads=heads, gammas=gammas, fresh=fresh)
+        learner.shares = {name: one.share for name, one in terms.items() if one.share is not None}
+        if of_rollouts.filter_rewards:
+            check_bounds(of_rollouts, return_range(study, models))
     policy: Any = learner.policy
-    if algorithm.filter_rewards:
-        check_bounds(algorithm, return_range(study, models))
     notes += _notes(study, models, only=next(iter(terms)) if len(terms) == 1 else None)
 
     def show(folder: Path, step: int) -> None:
@@ -125,9 +135,15 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     )
 
 
+def _heads(algorithm: RobotAlgorithmSettings, terms: Iterable[str]) -> tuple[str, ...]:
+    """Sources that the networks of the policy value."""
+    return tuple(terms) if algorithm.needs.critic or algorithm.type == "dqn" else ()
+
+
 def _notes(study: Study, models: Mapping[str, ControlReward], *, only: str | None) -> list[str]:
     """Lines for the start of the log; `only` is the name of the source that the policy learns from, if it is alone."""
-    normalized, group = study.control_algorithm.normalize_minibatches, f"[{study.reward.group_name}]"
+    normalized = not study.algorithm.replayed and study.on_policy.normalize_minibatches
+    group = f"[{study.reward.group_name}]"
     settings = {name: one.settings for name, one in models.items()}
     return [
         *study.env.notes,
@@ -155,12 +171,15 @@ def check_control(study: Study) -> None:
     with closing(first_world(study.env, study.success_readers())) as world:
         if not isinstance(study.control_policy, VLAPolicySettings):
             on_cpu = study.control_policy.model_copy(update={"device": "cpu"})  # the run may be on another machine
-            heads = tuple(study.reward.weights()) if algorithm.needs.critic else ()
-            auxiliary = list(algorithm.auxiliary_losses)
-            policy = policy_of_shape(on_cpu, PolicyShape.of(world), heads=heads, auxiliary=auxiliary, seed=0)
-            check_decisions(policy, algorithm)
-    if algorithm.filter_rewards and not study.reward.sources:
-        check_bounds(algorithm, return_range(study, {}))
+            auxiliary = [] if algorithm.replayed else list(study.on_policy.auxiliary_losses)
+            policy = policy_of_shape(
+                on_cpu, PolicyShape.of(world), heads=_heads(algorithm, study.reward.weights()), auxiliary=auxiliary,
+                seed=0, algorithm=algorithm.type,
+            )  # fmt: skip
+            if not algorithm.replayed:
+                check_decisions(policy, study.on_policy)
+    if not algorithm.replayed and study.on_policy.filter_rewards and not study.reward.sources:
+        check_bounds(study.on_policy, return_range(study, {}))
 
 
 def build_learner(
@@ -175,7 +194,7 @@ def build_learner(
         gammas: discount of each source that the policy learns from.
         fresh: as in `build_parts`.
     """
-    runner, algorithm = study.runner, study.control_algorithm
+    runner, algorithm = study.runner, study.on_policy
     torch.set_num_threads(runner.threads)
     auxiliary = list(algorithm.auxiliary_losses)
     policy = policy_of_shape(study.control_policy, shape, heads=heads, auxiliary=auxiliary, seed=runner.seed)
@@ -232,6 +251,51 @@ def check_seen(name: str, model: RewardModel, shape: PolicyShape, first_camera: 
             f"reward.sources.{name}: the model looks at {looks}, {config.state_size} numbers; this world shows {shows}"
             f"{'' if found is None else f', of which that is {found.shape[1]}'}"
         )
+
+
+def build_replay_learner(
+    study: Study,
+    shape: PolicyShape,
+    terms: Mapping[str, SourceTerms],
+    sources: Mapping[str, RewardSource[Any]],
+    folder: Path,
+    *,
+    fresh: bool,
+) -> tuple[ReplayLearner, list[str]]:
+    """The learner from a replay, with demonstrations in it, and lines for the start of the log.
+
+    Args:
+        study: the resolved configuration.
+        shape: of what the policy observes and does.
+        terms: of the sources that it learns from.
+        sources: of reward.
+        folder: of the run; the replay is part of its checkpoints.
+        fresh: as in `build_parts`.
+    """
+    runner, algorithm = study.runner, study.control_algorithm
+    assert isinstance(algorithm, SACSettings | DQNSettings)
+    policy = policy_of_shape(
+        study.control_policy, shape, heads=_heads(algorithm, terms), auxiliary=(), seed=runner.seed,
+        algorithm=algorithm.type,
+    )  # fmt: skip
+    assert isinstance(policy, ControlPolicy)
+    notes = []
+    if fresh and study.control_policy.checkpoint is not None:
+        notes.append(start_from_policy(policy, Path(study.control_policy.checkpoint)))
+    learning = {name: one for name in terms if isinstance(one := sources[name], RefittedReward)}
+    for one in learning.values():
+        one.model.model.even = True  # a value does not depend on which rows are measured with it
+    memory = Replay(folder / "checkpoints" / "replay", list(terms))
+    shown = None
+    if algorithm.demonstrations is not None:
+        shown = Replay(folder / "checkpoints" / "demonstrations", list(terms))
+    kind = SACLearner if algorithm.type == "sac" else DQNLearner
+    learner = kind(policy, algorithm, terms, learning, memory=memory, demonstrations=shown, seed=runner.seed)
+    if fresh and algorithm.demonstrations is not None:
+        notes.append(add_demonstrations(learner, study, shape, sources))
+    if fresh and runner.resume_dir:
+        notes.append(learner.start_from(Path(runner.resume_dir)))
+    return learner, notes
 
 
 def check_decisions(policy: RobotPolicy, algorithm: ControlAlgorithmSettings) -> None:

@@ -9,7 +9,7 @@ estimator is declared once, in `_INFO`, for both.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -107,7 +107,25 @@ class _SharedSettings(Settings):
         return self
 
 
-class ControlAlgorithmSettings(_SharedSettings):
+class RobotAlgorithmSettings(Settings):
+    """The keys of `algorithm` that all algorithms of robot policies have in common."""
+
+    gamma: float = Field(0.99, ge=0, le=1, description="discount; a source may have its own")
+    learning_rate: float = Field(1e-3, ge=0, description="of Adam")
+
+    if TYPE_CHECKING:
+        type: Any
+        rollout_steps: int
+
+    replayed: ClassVar[bool] = False  # whether it learns from what earlier policies did, too
+
+    @property
+    def needs(self) -> EstimatorInfo:
+        """What the estimator needs; one without an estimator needs nothing."""
+        return _OWN
+
+
+class ControlAlgorithmSettings(_SharedSettings, RobotAlgorithmSettings):
     """`algorithm` of a robot policy: estimator and update (PPO, Schulman et al. 2017, 1707.06347)."""
 
     type: Literal["control"] = Field("control", description="robots; follows from policy.type")
@@ -122,8 +140,6 @@ class ControlAlgorithmSettings(_SharedSettings):
     num_epochs: int = Field(10, ge=1, description="passes over a rollout per update")
     minibatch_size: int = Field(250, ge=1, description="decisions per gradient step: steps, or chunks of actions")
     micro_batch_size: int | None = Field(None, ge=1, description="decisions per forward pass; null: minibatch_size")
-    learning_rate: float = Field(1e-3, ge=0, description="of Adam")
-    gamma: float = Field(0.99, ge=0, le=1, description="discount; a source may have its own")
     gae_lambda: float = only_with(0.95, ge=0, le=1, adv_estimator="gae", description="lambda of GAE (1506.02438)")
     clip_range_value: float | None = only_with(
         None, gt=0, adv_estimator=_CRITIC, description="clip the change of the value; null: not"
@@ -372,3 +388,4 @@ class TextAlgorithmSettings(_SharedSettings):
 
 
 AlgorithmSettings = ControlAlgorithmSettings | TextAlgorithmSettings
+"""Of the learner on rollouts."""

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from guerdon.config_tree import Tree
 from guerdon.errors import ConfigError
-from guerdon.settings.algorithm import AlgorithmSettings, ControlAlgorithmSettings, TextAlgorithmSettings
+from guerdon.settings.algorithm import ControlAlgorithmSettings, RobotAlgorithmSettings, TextAlgorithmSettings
 from guerdon.settings.aliases import guide_names
 from guerdon.settings.base import Settings, refuse
 from guerdon.settings.cluster import ClusterSettings
@@ -23,6 +23,7 @@ from guerdon.settings.compare import CompareSettings
 from guerdon.settings.data import DataSettings, GeneratedDataSettings
 from guerdon.settings.evaluate import EvaluateSettings, EvaluateTextSettings, judges_text, on_own_family
 from guerdon.settings.label import LabelSettings
+from guerdon.settings.off_policy import DQNSettings, ReplayAlgorithmSettings, SACSettings
 from guerdon.settings.policy import (
     BCSettings,
     CNNPolicySettings,
@@ -67,9 +68,10 @@ class Study(Settings):
     runner: RunnerSettings = Field(RunnerSettings(), description="length, evaluations and folder of a run")
     env: WorldSettings = Field(MetaWorldSettings(), description="what the policy acts in")
     policy: Annotated[PolicySettings, Field(description="the policy")] = MLPPolicySettings()
-    algorithm: Annotated[AlgorithmSettings, Field(discriminator="type", description="how it learns")] = (
-        ControlAlgorithmSettings()
-    )
+    algorithm: Annotated[
+        ControlAlgorithmSettings | SACSettings | DQNSettings | TextAlgorithmSettings,
+        Field(discriminator="type", description="how it learns"),
+    ] = ControlAlgorithmSettings()
     reward: RewardSettings = Field(RewardSettings(), description="which measurements train the policy")
     data: DataSettings | None = Field(None, description="prompts with known answers, for a language model")
     generation: GenerationSettings = Field(LocalGenerationSettings(), description="how a language model writes")
@@ -153,8 +155,14 @@ class Study(Settings):
         return self.policy
 
     @property
-    def control_algorithm(self) -> ControlAlgorithmSettings:
+    def control_algorithm(self) -> RobotAlgorithmSettings:
         """The algorithm of a robot study."""
+        assert isinstance(self.algorithm, RobotAlgorithmSettings)
+        return self.algorithm
+
+    @property
+    def on_policy(self) -> ControlAlgorithmSettings:
+        """The algorithm of a robot study that learns from rollouts alone."""
         assert isinstance(self.algorithm, ControlAlgorithmSettings)
         return self.algorithm
 
@@ -246,7 +254,8 @@ class Study(Settings):
     def _one_side(self) -> Self:
         kind, side = f"policy.type {self.policy.type}", "text" if self.text else "control"
         evaluate = {} if self.evaluate is None else {f"evaluate.type {self.evaluate.type}": self.evaluate.type == side}
-        fits = {f"algorithm.type {self.algorithm.type}": self.algorithm.type == side, **evaluate}
+        own = isinstance(self.algorithm, TextAlgorithmSettings) == self.text
+        fits = {f"algorithm.type {self.algorithm.type}": own, **evaluate}
         fits |= {
             f"train.{k}: type {m.type}": isinstance(m, TextTrainSettings) == self.text for k, m in self.train.items()
         }
@@ -328,12 +337,12 @@ class RobotStudy(Study):
 
     if TYPE_CHECKING:
         policy: ControlPolicySettings
-        algorithm: ControlAlgorithmSettings
+        algorithm: ControlAlgorithmSettings | SACSettings | DQNSettings
         evaluate: EvaluateSettings
 
     def _check_shards(self, shards: int, where: str) -> None:
         """Copies are shared out in whole groups and tasks."""
-        env, unit = self.env, self.algorithm.group_size if self.algorithm.needs.groups else 1
+        env, unit = self.env, self.on_policy.group_size if self.algorithm.needs.groups else 1
         if env.num_envs % (shards * unit):
             raise ValueError(
                 f"env.num_envs {env.num_envs} must be a multiple of runner.rollout_shards {shards}"
@@ -367,7 +376,7 @@ class RobotStudy(Study):
             )
         if not self.algorithm.needs.groups:
             return self
-        name, size, copies = self.algorithm.adv_estimator, self.algorithm.group_size, self.env.num_envs
+        name, size, copies = self.on_policy.adv_estimator, self.on_policy.group_size, self.env.num_envs
         if copies % size:
             raise ValueError(
                 f"adv_estimator {name} plays whole groups at a time: env.num_envs ({copies}) must be a multiple of "
@@ -378,8 +387,26 @@ class RobotStudy(Study):
         return self
 
     @model_validator(mode="after")
+    def _replay_fits(self) -> Self:
+        if not isinstance(self.algorithm, ReplayAlgorithmSettings):
+            return self
+        kind, policy = f"algorithm.type {self.algorithm.type}", self.policy
+        if not _decides_on_one_action(self):
+            raise ValueError(
+                f"{kind} does not go with policy.type {policy.type}: take mlp, cnn or networks of your own"
+            )
+        if self.engine == "ray" and self.cluster.learners > 1:
+            raise ValueError(f"{kind} learns in one process: set cluster.learners to 1")
+        for name, source in self.reward.sources.items() if self.reward.use_reward_model else ():
+            if source.adaptive_weight is not None:
+                raise ValueError(
+                    f"{kind} has no advantages, from which reward.sources.{name}.adaptive_weight is learned"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _auxiliary_losses_have_targets(self) -> Self:
-        for name in self.algorithm.auxiliary_losses:
+        for name in self.on_policy.auxiliary_losses if not self.algorithm.replayed else ():
             source = self.reward.sources.get(name) if self.reward.use_reward_model else None
             if source is None or source.reward_mode != "per_step":
                 raise ValueError(

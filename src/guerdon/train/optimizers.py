@@ -8,15 +8,26 @@ norm = optimizer.step(float(loss.detach()), max_norm=0.5)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam
 
 from guerdon import distributed
 from guerdon.errors import CheckpointError
 from guerdon.finite import SkippedSteps
 from guerdon.models.checkpoint import adam_tensors, load_adam
+
+
+def flatten(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """One tensor with all of these parameters, which become windows into it."""
+    flat = torch.cat([p.detach().reshape(-1) for p in parameters])
+    offset = 0
+    for p in parameters:
+        p.data = flat[offset : offset + p.numel()].view_as(p)
+        offset += p.numel()
+    return flat
 
 
 class FlatAdam:
@@ -28,17 +39,15 @@ class FlatAdam:
 
     def __init__(self, module: nn.Module, learning_rate: float, *, eps: float = 1e-5) -> None:
         self._parameters = [p for p in module.parameters() if p.requires_grad]
-        size = sum(p.numel() for p in self._parameters)
-        self.flat = torch.empty(size)
-        self.flat.grad = torch.zeros(size)
+        self.flat = flatten(self._parameters)
+        self.flat.grad = torch.zeros_like(self.flat)
         offset = 0
         for p in self._parameters:
-            window = self.flat[offset : offset + p.numel()].view_as(p)
-            window.copy_(p.detach())
-            p.data = window
             p.grad = self.flat.grad[offset : offset + p.numel()].view_as(p)
             offset += p.numel()
-        self.optimizer = torch.optim.Adam([self.flat], lr=learning_rate, eps=eps, fused=True)
+        self.learning_rate, self._eps = learning_rate, eps
+        self._moments = {"step": torch.zeros(()), "exp_avg": torch.zeros_like(self.flat)}
+        self._moments["exp_avg_sq"] = torch.zeros_like(self.flat)
         self.skipped = SkippedSteps("the policy", "algorithm.learning_rate")
 
     @property
@@ -71,14 +80,18 @@ class FlatAdam:
         if norm > max_norm:
             grad.mul_(max_norm / (norm + 1e-6))
         if learning_rate is not None:
-            self.optimizer.param_groups[0]["lr"] = learning_rate
-        self.optimizer.step()
+            self.learning_rate = learning_rate
+        steps, mean, square = self._moments.values()
+        with torch.no_grad():  # the function, as `torch.optim.Adam.step` takes longer than the computation
+            adam(
+                [self.flat], [grad], [mean], [square], [], [steps], fused=True, amsgrad=False, beta1=0.9, beta2=0.999,
+                lr=self.learning_rate, weight_decay=0.0, eps=self._eps, maximize=False,
+            )  # fmt: skip
         return norm
 
     def tensors(self) -> dict[str, Tensor]:
         """Adam's moments and step count."""
-        state = self.optimizer.state_dict()["state"]
-        return {k: torch.as_tensor(v).clone() for k, v in state[0].items()} if state else {}
+        return {k: v.clone() for k, v in self._moments.items()} if self._moments["step"] else {}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Return to stored moments.
@@ -93,10 +106,8 @@ class FlatAdam:
                 f"the optimiser state is for {tensors['exp_avg'].numel()} parameters, "
                 f"this policy has {self.flat.numel()}"
             )
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict(
-            {"state": {0: {k: v.clone() for k, v in tensors.items()}}, "param_groups": groups}
-        )
+        for name, value in self._moments.items():
+            value.copy_(tensors[name])
 
 
 class AdamW:

@@ -1,0 +1,620 @@
+"""The learner from a replay: soft actor-critic (SAC) and deep Q-learning (DQN), with a critic per source of reward.
+
+Every source has an output of its own in each critic, with its discount and its missing measurements; SAC has one more
+for the entropy of the policy. What the policy follows is their weighted sum, and where the smallest of several critics
+is taken, it is the one whose weighted sum is smallest, with all of its outputs. So no two sources are added before.
+
+    learner = SACLearner(policy, settings, terms, {}, memory=Replay(folder, terms), seed=0)
+    metrics = learner.update(rollout, rewards, terms, progress=0.1)
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from guerdon.devices import seeded
+from guerdon.errors import CheckpointError, ConfigError
+from guerdon.generators import LEARNING, generator
+from guerdon.models.checkpoint import under
+from guerdon.policies.control import ControlPolicy
+from guerdon.policies.heads import LOG_STD_MAX, LOG_STD_MIN, QValues, Squashed
+from guerdon.policies.robot import ControlInputs
+from guerdon.rewards.refit import RefittedReward
+from guerdon.rewards.source import SourceTerms
+from guerdon.rl import checkpoint as ckpt
+from guerdon.rl.critics import Critics, layers_of
+from guerdon.rl.relabel import keep_looks, relabel, remember
+from guerdon.rl.replay import Replay
+from guerdon.settings.off_policy import DQNSettings, ReplayAlgorithmSettings, SACSettings
+from guerdon.settings.policy import OwnPolicySettings
+from guerdon.train.optimizers import FlatAdam, flatten
+from guerdon.types import FloatArray, IntArray, Metrics, Rewards, Rollout
+
+_OWN_WIDTHS = (256, 256)  # of critics behind networks of a user's own
+_GATHERED = 1 << 26  # bytes of observations that are gathered at a time
+ENTROPY = "entropy"  # what the last output of a critic of SAC is about
+
+
+@dataclass(frozen=True, eq=False)
+class Transitions:
+    """N transitions, as a gradient step takes them; H outputs of a critic.
+
+    Attributes:
+        x, next_x: observations before and after the action, as networks take them.
+        actions: (N, A) in the policy's units; of discrete ones (N, A) numbers of the choices.
+        rewards: (N, H), 0 where there is none.
+        share: (N, H) `shares` of the rewards that are known.
+        goes_on: (N, 1) 0 where the action ended the task, else 1.
+        allowed: (N, O) values of discrete actions that are allowed at `next_x`; None: all.
+    """
+
+    x: Any
+    next_x: Any
+    actions: Tensor
+    rewards: Tensor
+    share: Tensor
+    goes_on: Tensor
+    allowed: Tensor | None = None
+
+
+def smallest(values_M_N_H: Tensor, weights_H: Tensor) -> Tensor:
+    """(N, H) all outputs of the critic with the smallest weighted sum, row by row."""
+    chosen = (values_M_N_H @ weights_H).argmin(0)
+    return values_M_N_H.gather(0, chosen[None, :, None].expand(1, *values_M_N_H.shape[1:]))[0]
+
+
+def sac_targets(
+    rewards_N_H: Tensor, goes_on_N_1: Tensor, next_N_H: Tensor, next_log_probs_N: Tensor, gammas_H: Tensor
+) -> Tensor:
+    """(N, H) what the critics are fitted to; the last output is the entropy of the policy from the next step on.
+
+    Args:
+        rewards_N_H: of the sources; of the entropy 0.
+        goes_on_N_1: 0 where the action ended the task.
+        next_N_H: values of the next observation and an action of the policy there.
+        next_log_probs_N: of that action.
+        gammas_H: discounts.
+    """
+    later = next_N_H.clone()
+    later[:, -1] -= next_log_probs_N
+    return torch.addcmul(rewards_N_H, gammas_H * goes_on_N_1, later)
+
+
+def dqn_targets(
+    rewards_N_H: Tensor,
+    goes_on_N_1: Tensor,
+    target_N_A_H: Tensor,
+    online_N_A_H: Tensor,
+    weights_H: Tensor,
+    gammas_H: Tensor,
+    allowed_N_A: Tensor | None = None,
+) -> Tensor:
+    """(N, H) what the network is fitted to: it chooses the next action, the target network values it (1509.06461).
+
+    Args:
+        rewards_N_H: of the sources.
+        goes_on_N_1: 0 where the action ended the task.
+        target_N_A_H, online_N_A_H: values of all choices at the next observation, by both networks.
+        weights_H: of the sources.
+        gammas_H: discounts.
+        allowed_N_A: choices that there are at the next observation; None: all.
+    """
+    totals = online_N_A_H @ weights_H
+    best = (totals if allowed_N_A is None else totals.masked_fill(~allowed_N_A, -torch.inf)).argmax(1)
+    later = target_N_A_H[torch.arange(len(best), device=best.device), best]
+    return torch.addcmul(rewards_N_H, gammas_H * goes_on_N_1, later)
+
+
+def shares(known: np.ndarray) -> FloatArray:
+    """(..., N, H) weight of each row in the mean over those that are known: one over their number, 0 for the others."""
+    return np.asarray(known / np.maximum(known.sum(axis=-2, keepdims=True), 1.0), np.float32)
+
+
+def squared_error(values: Tensor, targets_N_H: Tensor, share_N_H: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum over outputs (and critics) of half the mean squared error where it is known, and its gradient.
+
+    Args:
+        values: (N, H), or (M, N, H).
+        targets_N_H: what they are fitted to.
+        share_N_H: `shares` of the known targets, times the weight of the output.
+    """
+    errors = values - targets_N_H
+    gradient = errors * share_N_H
+    return 0.5 * torch.dot(gradient.reshape(-1), errors.reshape(-1)), gradient
+
+
+class ReplayLearner:
+    """A policy that learns from all that was ever done. `Learner` of `guerdon.rl.parts`.
+
+    Args:
+        policy: what acts.
+        settings: the `algorithm` section.
+        terms: how each source counts.
+        learning: of the sources those whose model learns: their rewards are made current before they are used.
+        memory: what happens in the run.
+        demonstrations: what is learned from, too; None: nothing.
+        seed: of the run.
+
+    Attributes:
+        version: updates so far, one per rollout.
+        source_weights: of the last update.
+        steps: gradient steps so far.
+    """
+
+    settings: ReplayAlgorithmSettings
+    outputs: tuple[str, ...]  # of a critic
+
+    def __init__(
+        self,
+        policy: ControlPolicy,
+        settings: ReplayAlgorithmSettings,
+        terms: Mapping[str, SourceTerms],
+        learning: Mapping[str, RefittedReward],
+        *,
+        memory: Replay,
+        demonstrations: Replay | None = None,
+        seed: int,
+    ) -> None:
+        self.policy, self.settings, self.terms, self.learning = policy, settings, dict(terms), dict(learning)
+        self.memory, self.demonstrations = memory, demonstrations
+        self.rng = generator(seed, LEARNING)
+        self.version, self.steps, self._skipped = 0, 0, 0
+        self.source_weights: dict[str, float] = {}
+        self._values = torch.zeros(0)
+        gammas = [self.terms[name].gamma if name in self.terms else settings.gamma for name in self.outputs]
+        self._gammas = torch.tensor(gammas, device=policy.device)
+        with seeded(seed):
+            self.critic = self._critic()
+        self.critic.to(policy.device)
+        self.target = copy.deepcopy(self.critic).requires_grad_(False)
+        self.optimizers = {"critic": FlatAdam(self.critic, settings.learning_rate, eps=1e-8)}
+        self._target_flat = flatten(list(self.target.parameters()))
+        self._modules = {"critic": self.critic, "target": self.target}  # that are stored, besides the policy
+
+    # What an algorithm brings.
+
+    def _critic(self) -> nn.Module:
+        raise NotImplementedError
+
+    def _step(
+        self, batch: Transitions, noise: FloatArray, weights_H: Tensor, *, act: bool
+    ) -> dict[str, Tensor | float]:
+        """A gradient step; `act`: the policy takes one, too."""
+        raise NotImplementedError
+
+    def _noise(self, count: int) -> FloatArray:
+        """(count, ...) random numbers that gradient steps need."""
+        return np.zeros((count, 0), np.float32)
+
+    # An update.
+
+    @property
+    def skipped_in_a_row(self) -> int:
+        """Gradient steps skipped in a row up to now, because they were not finite."""
+        return max(one.skipped.in_a_row for one in self.optimizers.values())
+
+    def update(
+        self,
+        rollout: Rollout[ControlInputs],
+        rewards: Mapping[str, Rewards],
+        terms: Mapping[str, SourceTerms],
+        *,
+        progress: float,
+    ) -> Metrics:
+        """Remember a rollout, and take `utd_ratio` gradient steps for each of its environment steps.
+
+        Args:
+            rollout: with `ends`.
+            rewards: source to its rewards.
+            terms: source to how it counts.
+            progress: share of the run that is over.
+        """
+        self.source_weights = {name: one.weight(progress) for name, one in terms.items()}
+        before = len(self.memory.transitions)
+        self.remember(self.memory, rollout, rewards)
+        self.policy.observe(rollout.inputs, rollout.mask)
+        self.version += 1
+        count = (len(self.memory.transitions) - before) * self.settings.utd_ratio
+        if len(self.memory.transitions) < self.settings.online_step_before_learning:
+            count = 0
+        return self._learn(count) | {f"reward_weight/{name}": weight for name, weight in self.source_weights.items()}
+
+    def remember(self, replay: Replay, rollout: Rollout[ControlInputs], rewards: Mapping[str, Rewards]) -> None:
+        """Append a rollout to a replay, with what is needed to measure its rewards again."""
+        assert rollout.actions is not None
+        units = self.policy.units
+        actions = rollout.actions if units is None else np.clip(units.within(rollout.actions), -1.0, 1.0)
+        after, first = replay.add(rollout, actions.astype(np.float32), rewards)
+        learning = [source for name, source in self.learning.items() if name in rewards]
+        if learning:
+            keep_looks(replay, learning, rollout, after, first)
+        for source in learning:
+            remember(replay, source, rollout, rewards[source.name], after, first)
+
+    def _learn(self, count: int) -> Metrics:
+        """So many gradient steps."""
+        self._skipped = 0
+        found: list[dict[str, Tensor | float]] = []
+        metrics: Metrics = {}
+        if count:
+            drawn = self._draw(count)
+            metrics |= self._relabel(drawn)
+            weights = [self.source_weights.get(name, 0.0) for name in self.outputs]
+            weights_H = torch.tensor(weights, device=self.policy.device)
+            noise = self._noise(count)
+            every = self.settings.utd_ratio * getattr(self.settings, "policy_update_freq", 1)
+            for n, batch in enumerate(self._batches(drawn)):
+                self.steps += 1
+                found.append(self._step(batch, noise[n], weights_H, act=self.steps % every == 0))
+                self._target_flat.lerp_(self.optimizers["critic"].flat, self.settings.tau)
+        for name in dict.fromkeys(name for one in found for name in one):
+            values = [float(one[name]) for one in found if name in one]
+            metrics[name] = float(np.mean(values))
+        if count:
+            means = self._values.reshape(-1, len(self.outputs)).mean(0).tolist()  # of the last gradient step
+            metrics |= {f"q/{name}": mean for name, mean in zip(self.outputs, means, strict=True)}
+        return metrics | {"updates": float(count), "skipped_updates": float(self._skipped)}
+
+    def _take(self, part: str, loss: float) -> None:
+        """A step of an optimizer, from the gradients as they are."""
+        self._skipped += self.optimizers[part].step(loss, float("inf")) is None
+
+    def _draw(self, count: int) -> list[tuple[Replay, IntArray]]:
+        """Of each replay (count, n) rows, a batch per gradient step."""
+        size = self.settings.batch_size
+        if self.demonstrations is None:
+            parts = [(self.memory, size)]
+        else:
+            own = round(size * self.settings.online_ratio)
+            parts = [(self.memory, own), (self.demonstrations, size - own)]
+        return [
+            (replay, replay.transitions[self.rng.integers(len(replay.transitions), size=(count, n))])
+            for replay, n in parts
+        ]
+
+    def _relabel(self, drawn: Sequence[tuple[Replay, IntArray]]) -> Metrics:
+        """Make the rewards of all rows that are used current."""
+        metrics: Metrics = {}
+        for name, source in self.learning.items():
+            for replay, rows in drawn:
+                for key, value in relabel(replay, source, rows.reshape(-1)).items():
+                    whole = f"reward_model/{name}/{key}"
+                    metrics[whole] = (metrics.get(whole) or 0.0) + (value or 0.0)
+        return metrics
+
+    def _batches(self, drawn: Sequence[tuple[Replay, IntArray]]) -> Iterator[Transitions]:
+        """The transitions of each gradient step."""
+        one = max(sum(replay.rows("observations")[0].nbytes * rows.shape[1] for replay, rows in drawn), 1)
+        each = max(_GATHERED // one, 1)
+        for start in range(0, len(drawn[0][1]), each):
+            yield from self._gathered([(replay, rows[start : start + each]) for replay, rows in drawn])
+
+    def _gathered(self, drawn: Sequence[tuple[Replay, IntArray]]) -> Iterator[Transitions]:
+        device = self.policy.device
+
+        def whole(parts: Sequence[np.ndarray]) -> np.ndarray:
+            return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+        def column(name: str, *, before: bool = False) -> np.ndarray:
+            return whole([r.rows(name)[r.rows("before")[rows] if before else rows] for r, rows in drawn])
+
+        def prepared(observations: np.ndarray) -> list[Any]:
+            steps, n = observations.shape[:2]
+            x = self.policy.prepare(observations.reshape(steps * n, *observations.shape[2:]))
+            if isinstance(x, Tensor):
+                return list(torch.split(x, n))
+            parts = {name: torch.split(part, n) for name, part in x.items()}
+            return [{name: part[k] for name, part in parts.items()} for k in range(steps)]
+
+        following = column("observations")
+        x, next_x = prepared(column("observations", before=True)), prepared(following)
+        usable = self.policy.encoder.allowed(following)
+        actions = torch.from_numpy(column("actions")).to(device)
+        goes_on = torch.from_numpy(1.0 - column("terminated").astype(np.float32)).to(device)[..., None]
+        shape = (*goes_on.shape[:2], len(self.outputs))
+        rewards, known = np.zeros(shape, np.float32), np.ones(shape, np.float32)
+        for h, name in enumerate(self.outputs):
+            if name in self.terms:
+                own = [replay.paid[name][rows] for replay, rows in drawn]
+                rewards[..., h] = whole([one["reward"] for one in own])
+                if self.terms[name].on_failure != "neutral":
+                    known[..., h] = 1.0 - whole([one["failed"] for one in own])
+        allowed: Iterable[Any] = (
+            repeat(None) if usable is None else torch.from_numpy(np.ascontiguousarray(usable)).to(device)
+        )
+        columns = (
+            x,
+            next_x,
+            actions,
+            torch.from_numpy(rewards).to(device),
+            torch.from_numpy(shares(known)).to(device),
+            goes_on,
+        )
+        return (Transitions(*row, may) for row, may in zip(zip(*columns, strict=True), allowed, strict=False))
+
+    # State.
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and JSON-able values of everything that decides the next update; rows of replays are in files."""
+        tensors = {f"policy.{name}": tensor for name, tensor in self.policy.tensors().items()}
+        for part, module in self._modules.items():
+            tensors |= {f"{part}.{k}": v.detach().cpu().clone() for k, v in module.state_dict().items()}
+        for part, one in self.optimizers.items():
+            tensors |= {f"{part}_optimizer.{k}": v for k, v in one.tensors().items()}
+        values: dict[str, Any] = {
+            "sources": list(self.terms), "rng": self.rng.bit_generator.state, "version": self.version,
+            "steps": self.steps,
+        }  # fmt: skip
+        for part, replay in self._replays().items():
+            more, values[part] = replay.state()
+            tensors |= {f"{part}.{name}": tensor for name, tensor in more.items()}
+        return tensors, values
+
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Return to a stored state.
+
+        Raises:
+            CheckpointError: it does not fit, or rows of a replay are missing or altered.
+        """
+        self.policy.load_tensors(under("policy", tensors))
+        self._load(tensors)
+        self.rng.bit_generator.state = values["rng"]
+        self.version, self.steps = int(values["version"]), int(values["steps"])
+        for part, replay in self._replays().items():
+            if part not in values:
+                raise CheckpointError("the checkpoint is of a run without algorithm.demonstrations")
+            replay.restore(under(part, tensors), values[part])
+
+    def _load(self, tensors: dict[str, Tensor]) -> None:
+        """Critics and optimisers."""
+        for part, module in self._modules.items():
+            stored = under(part, tensors)
+            for name, value in module.state_dict().items():
+                if name not in stored or stored[name].shape != value.shape:
+                    raise CheckpointError(f"the checkpoint's critics do not fit this configuration: {part}.{name}")
+                value.copy_(stored[name])
+        for part, one in self.optimizers.items():
+            one.load_tensors(under(f"{part}_optimizer", tensors))
+
+    def _replays(self) -> dict[str, Replay]:
+        others = {} if self.demonstrations is None else {"demonstrations": self.demonstrations}
+        return {"memory": self.memory, **others}
+
+    def start_from(self, folder: Path) -> str:
+        """Second stage: take over the policy of another run, and its critics where the sources of reward are the same.
+
+        Raises:
+            CheckpointError: there is no whole checkpoint, or the policy does not fit.
+        """
+        path = ckpt.find_checkpoint(folder)
+        tensors, values = ckpt.load_checkpoint(path)
+        self.policy.load_tensors(under("policy", tensors), critic=False)
+        if not under("target", tensors) or values["sources"] != list(self.terms):
+            return f"stage 2 starts from {path}: policy; the critics start fresh, because they were of other rewards"
+        self._load(tensors)
+        return f"stage 2 starts from {path}: policy, critics and optimisers; the replay starts empty"
+
+
+class _Temperature(nn.Module):
+    """The weight of the entropy, by its logarithm."""
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.log = nn.Parameter(torch.tensor([math.log(start)]))
+
+
+class _Critic(nn.Module):
+    """An ensemble of critics behind one network that looks at pictures, or at what a user's own network takes."""
+
+    def __init__(self, trunk: nn.Module | None, heads: Critics) -> None:
+        super().__init__()
+        self.trunk, self.heads = trunk, heads
+
+    def features(self, x: Any) -> Tensor:
+        """(N, F) of prepared observations."""
+        found: Tensor = x if self.trunk is None else self.trunk(x)
+        return found
+
+
+class SACLearner(ReplayLearner):
+    """Soft actor-critic (1812.05905) with a learned temperature, and an ensemble of critics (RLPD, 2302.02948)."""
+
+    settings: SACSettings
+    critic: _Critic
+    target: _Critic
+
+    def __init__(self, policy: ControlPolicy, settings: SACSettings, terms: Mapping[str, SourceTerms], *rest: Any,
+                 **given: Any) -> None:  # fmt: skip
+        if not isinstance(policy.head, Squashed):
+            raise ConfigError("algorithm.type sac is for continuous actions: take dqn, or control")
+        self.outputs = (*terms, ENTROPY)
+        self.head: Squashed = policy.head
+        super().__init__(policy, settings, terms, *rest, **given)
+        self.temperature = _Temperature(settings.temperature_init)  # learned together with the policy
+        self._modules["temperature"] = self.temperature.to(policy.device)
+        self._actor = nn.ModuleList([policy, self.temperature])
+        self.optimizers["policy"] = FlatAdam(self._actor, settings.learning_rate, eps=1e-8)
+        self._pi = layers_of(policy.pi) if policy.encoder.acts_in_numpy else None
+        self._layers, self._target_layers = self.critic.heads.layers(), self.target.heads.layers()
+        self._ones = torch.ones(len(terms), device=policy.device)
+        own = settings.target_entropy
+        self.target_entropy = float(-self.head.size if own is None else own)
+
+    def _critic(self) -> _Critic:
+        encoder, given = self.policy.encoder, self.policy.settings
+        own = isinstance(given, OwnPolicySettings)
+        hidden = _OWN_WIDTHS if isinstance(given, OwnPolicySettings) else given.hidden
+        plain = not own and not encoder.pictures
+        features = encoder.size if plain else hidden[-1]
+        heads = Critics(
+            features + self.head.size, hidden, outputs=len(self.outputs), members=self.settings.num_critics,
+            activation=given.activation, layer_norm=self.settings.layer_norm,
+        )  # fmt: skip
+        return _Critic(None if plain else encoder.network(features, last_gain=1.0), heads)
+
+    def _noise(self, count: int) -> FloatArray:
+        return self.rng.standard_normal((count, 2 * self.settings.batch_size, self.head.size), dtype=np.float32)
+
+    def _step(
+        self, batch: Transitions, noise: FloatArray, weights_H: Tensor, *, act: bool
+    ) -> dict[str, Tensor | float]:
+        temperature, count = self.temperature.log.detach().exp(), len(batch.actions)
+        weights = torch.cat([weights_H[:-1], temperature])
+        outputs, back = self._outputs(batch.x, batch.next_x)
+        with torch.no_grad():  # the policy's actions at both observations of every transition
+            drawn = torch.from_numpy(noise).to(outputs.device)
+            actions, log_probs = self.head.sample(outputs, drawn)
+        loss, features = self._fit_critics(batch, actions[count:], log_probs[count:], weights)
+        facts: dict[str, Tensor | float] = {"critic_loss": loss}
+        if act:
+            here = outputs[:count], drawn[:count], actions[:count]
+            back(self._policy_step(features, *here, weights, temperature))
+            entropy = -log_probs[:count].mean()
+            assert self.temperature.log.grad is not None
+            self.temperature.log.grad.copy_(entropy - self.target_entropy)
+            self._take("policy", 0.0)
+            facts |= {"entropy": entropy, "temperature": temperature}
+        return facts
+
+    def _outputs(self, x: Any, next_x: Any) -> tuple[Tensor, Callable[[Tensor], object]]:
+        """(2 N, O) of the policy's network at both observations, and what takes the gradient of the first N of them."""
+        if self._pi is not None:
+            pi, (whole, kept) = self._pi, self._pi.forward(torch.cat([x, next_x]))
+            first = [one.rows(slice(len(x))) for one in kept]
+            return whole[0], lambda gradient: pi.backward(first, gradient[None], parameters=True, inputs=False)
+        with torch.no_grad():
+            later = self.policy.pi(next_x)
+        outputs = self.policy.pi(x)
+
+        def back(gradient: Tensor) -> None:
+            self.optimizers["policy"].zero_grad()
+            torch.autograd.backward(outputs, gradient)
+
+        return torch.cat([outputs.detach(), later]), back
+
+    def _fit_critics(
+        self, batch: Transitions, actions: Tensor, log_probs: Tensor, weights: Tensor
+    ) -> tuple[float, Tensor]:
+        """A step of the critics: the loss, and (N, F) features of the observations before it.
+
+        Args:
+            batch: the transitions.
+            actions, log_probs: of the policy at their next observations.
+            weights: (H,) of the outputs.
+        """
+        trunk, members = self.critic.trunk, None
+        if self.settings.num_subsample_critics is not None:
+            chosen = self.rng.permutation(self.settings.num_critics)[: self.settings.num_subsample_critics]
+            members = torch.from_numpy(chosen).to(self.policy.device)
+        with torch.no_grad():
+            following = torch.cat([self.target.features(batch.next_x), actions], 1)
+            later, _ = self._target_layers.forward(following, members)
+            targets = sac_targets(batch.rewards, batch.goes_on, smallest(later, weights), log_probs, self._gammas)
+            scale = torch.cat([self._ones, weights[-1:] ** 2])  # an error of the entropy counts as it does in the sum
+        features = self.critic.features(batch.x)
+        values, kept = self._layers.forward(torch.cat([features.detach(), batch.actions], 1))
+        loss, gradient = squared_error(values, targets, batch.share * scale)
+        if trunk is not None:
+            self.optimizers["critic"].zero_grad()
+        along = self._layers.backward(kept, gradient, parameters=True, inputs=trunk is not None)
+        if along is not None:
+            torch.autograd.backward(features, along[:, : features.shape[1]])
+        number = float(loss)
+        self._take("critic", number)
+        self._values = values
+        return number, features.detach()
+
+    @torch.no_grad()
+    def _policy_step(
+        self, features: Tensor, outputs: Tensor, noise: Tensor, actions: Tensor, weights: Tensor, temperature: Tensor
+    ) -> Tensor:
+        """(N, 2 A) gradient of the outputs of the policy's network.
+
+        That of a squashed normal action is in closed form: with b = mean + deviation * noise and a = tanh(b) the
+        log-probability changes by 2 a with b, and by -1 with the logarithm of the deviation.
+        """
+        values, kept = self._layers.forward(torch.cat([features, actions], 1))
+        gradient = policy_gradient(values, weights, mean=self.settings.num_subsample_critics is not None)
+        along = self._layers.backward(kept, gradient, parameters=False, inputs=True)
+        assert along is not None
+        each = temperature / len(noise)
+        _, raw = outputs.chunk(2, 1)
+        log_std = raw.clamp(LOG_STD_MIN, LOG_STD_MAX)
+        slope = along[:, features.shape[1] :]
+        of_before = torch.addcmul(2.0 * each * actions, slope, 1.0 - actions * actions)
+        of_log_std = torch.where(log_std == raw, of_before * log_std.exp() * noise - each, 0.0)
+        return torch.cat([of_before, of_log_std], 1)
+
+
+def policy_gradient(values_M_N_H: Tensor, weights_H: Tensor, *, mean: bool) -> Tensor:
+    """(M, N, H) gradient of minus the value that the policy follows, a mean over the rows.
+
+    Args:
+        values_M_N_H: of the policy's actions.
+        weights_H: of the outputs.
+        mean: it follows the mean of all critics; False: the smallest of them.
+    """
+    members, rows, _ = values_M_N_H.shape
+    if mean:
+        return (weights_H / -(members * rows)).expand(values_M_N_H.shape).contiguous()
+    chosen = (values_M_N_H @ weights_H).argmin(0)
+    picked = chosen == torch.arange(members, device=chosen.device)[:, None]
+    return picked[..., None] * (weights_H / -rows)
+
+
+class DQNLearner(ReplayLearner):
+    """Deep Q-learning with double targets (1509.06461); the policy's network gives the values of all choices."""
+
+    settings: DQNSettings
+
+    def __init__(self, policy: ControlPolicy, settings: DQNSettings, terms: Mapping[str, SourceTerms], *rest: Any,
+                 **given: Any) -> None:  # fmt: skip
+        if not isinstance(policy.head, QValues):
+            raise ConfigError("algorithm.type dqn needs a policy that was made for it")
+        self.outputs, self.head = tuple(terms), policy.head
+        super().__init__(policy, settings, terms, *rest, **given)
+
+    def _critic(self) -> nn.Module:
+        return self.policy.pi
+
+    def update(
+        self,
+        rollout: Rollout[ControlInputs],
+        rewards: Mapping[str, Rewards],
+        terms: Mapping[str, SourceTerms],
+        *,
+        progress: float,
+    ) -> Metrics:
+        """See `ReplayLearner.update`; the share of random actions is that of the next rollout."""
+        s, found = self.settings, super().update(rollout, rewards, terms, progress=progress)
+        share = min(progress / s.exploration_fraction, 1.0)
+        self.head.epsilon.fill_(1.0 + share * (s.exploration_final_eps - 1.0))
+        self.head.weights.copy_(torch.tensor([self.source_weights.get(name, 0.0) for name in self.outputs]))
+        return {**found, "exploration": float(self.head.epsilon)}
+
+    def _step(
+        self, batch: Transitions, noise: FloatArray, weights_H: Tensor, *, act: bool
+    ) -> dict[str, Tensor | float]:
+        with torch.no_grad():
+            later = self.head.values(self.target(batch.next_x))
+            online = self.head.values(self.policy.pi(batch.next_x))
+            targets = dqn_targets(batch.rewards, batch.goes_on, later, online, weights_H, self._gammas, batch.allowed)
+        self.optimizers["critic"].zero_grad()
+        whole = self.head.values(self.policy.pi(batch.x))
+        rows = torch.arange(len(whole), device=whole.device)
+        values = whole[rows, batch.actions[:, 0].long()]
+        loss, gradient = squared_error(values.detach(), targets, batch.share)
+        torch.autograd.backward(values, gradient)
+        self._take("critic", float(loss))
+        self._values = values.detach()
+        return {"critic_loss": loss}

@@ -1,0 +1,273 @@
+"""The memory of off-policy learning: what happened, row by row, in columns that only grow.
+
+A row is a moment of an episode: its first one, or the one after an action, which follows the row `before`. So a
+transition is a row and the one before it, and every observation is kept once. What never changes is appended to a file
+per column; what sources pay is kept apart, because a reward model that learned measures it again.
+
+    replay = Replay(folder, ["env"])
+    replay.add(rollout, actions_B_T_A, rewards)
+    batch = replay.rows("observations")[replay.transitions]
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from guerdon.errors import CheckpointError, naming
+from guerdon.types import FloatArray, IntArray, Rewards, Rollout
+
+PAID = np.dtype([("reward", "f4"), ("value", "f4"), ("version", "i4"), ("known", "?"), ("failed", "?")])
+"""Of a row and a source: what it pays for the step to the row, the value that its model measured there, by which
+version of the model (-1: it does not look at this row), whether that measurement succeeded, and whether the reward is
+missing."""
+_NOT_PAID = np.zeros((), PAID)
+_NOT_PAID["version"] = -1
+
+
+class Column:
+    """Rows of one kind, in memory; `write` appends what is new to a file.
+
+    Attributes:
+        count: rows.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._rows: NDArray[Any] = np.empty((1024, *shape), dtype)
+        self.count, self._written, self._hash = 0, 0, hashlib.sha256()
+
+    @property
+    def rows(self) -> NDArray[Any]:
+        """All rows; a view that `extend` may leave behind."""
+        return self._rows[: self.count]
+
+    def extend(self, values_N: NDArray[Any]) -> None:
+        """Append rows."""
+        count = self.count + len(values_N)
+        if count > len(self._rows):
+            room = np.empty((max(count, 2 * len(self._rows)), *self._rows.shape[1:]), self._rows.dtype)
+            room[: self.count] = self.rows
+            self._rows = room
+        self._rows[self.count : count] = values_N
+        self.count = count
+
+    def write(self, path: Path) -> dict[str, Any]:
+        """Append what is not in the file yet; what `read` needs to get it back."""
+        new = self._rows[self._written : self.count].tobytes()
+        if new or not self._written:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with naming(path), path.open("ab" if self._written else "wb", buffering=0) as file:
+                left = new
+                while left:
+                    left = left[file.write(left) :]
+                os.fsync(file.fileno())
+        self._hash.update(new)
+        self._written = self.count
+        dtype = repr(np.lib.format.dtype_to_descr(self._rows.dtype))
+        return {"rows": self.count, "shape": self._rows.shape[1:], "dtype": dtype, "sha256": self._hash.hexdigest()}
+
+    @classmethod
+    def read(cls, path: Path, stored: Mapping[str, Any]) -> Column:
+        """What `write` said; the file is cut back to it.
+
+        Raises:
+            CheckpointError: rows are missing or altered.
+        """
+        column = cls(tuple(stored["shape"]), np.lib.format.descr_to_dtype(ast.literal_eval(stored["dtype"])))
+        size = int(stored["rows"]) * int(np.prod(stored["shape"], dtype=np.int64)) * column._rows.itemsize
+        have = path.stat().st_size if path.exists() else -1
+        if have < size:
+            raise CheckpointError(f"{path} has {max(have, 0)} bytes, but the checkpoint knows {size}: rows were lost")
+        os.truncate(path, size)
+        content = path.read_bytes()
+        column._hash.update(content)
+        if column._hash.hexdigest() != stored["sha256"]:
+            raise CheckpointError(f"{path} was altered since the checkpoint: its hash does not hold")
+        column.extend(np.frombuffer(content, column._rows.dtype).reshape(-1, *stored["shape"]))
+        column._written = column.count
+        return column
+
+
+class Replay:
+    """Rows of all episodes.
+
+    Columns: `observations`; `actions` in the policy's units; `terminated`: the action ended the task; `ended`: the
+    episode ended, too, where a limit cut it; `before`: the row before, -1 for a first moment; `episode` and `moment`:
+    its number, and steps since it began. What reward models look at is in `frames` and
+    `states`, of the rows in `looks`.
+
+    Args:
+        folder: receives the files.
+        sources: names of the sources of reward.
+
+    Attributes:
+        paid: source to (N,) `PAID`.
+        transitions: (M,) rows that an action led to.
+    """
+
+    def __init__(self, folder: Path, sources: Sequence[str]) -> None:
+        self.folder = folder
+        self._columns: dict[str, Column] = {}
+        self._paid = {name: Column((), PAID) for name in sources}
+        self._transitions = Column((), np.dtype(np.int64))
+        self._open: dict[int, int] = {}  # streams to the last row of their open episodes
+        self._episodes = 0
+
+    def __len__(self) -> int:
+        return self._columns["before"].count if self._columns else 0
+
+    @property
+    def transitions(self) -> IntArray:
+        """(M,) rows that an action led to, in the order in which they were added."""
+        return self._transitions.rows
+
+    @property
+    def paid(self) -> dict[str, NDArray[Any]]:
+        """Source to (N,) `PAID`, which may be written."""
+        return {name: column.rows for name, column in self._paid.items()}
+
+    def rows(self, name: str) -> NDArray[Any]:
+        """A column."""
+        return self._columns[name].rows
+
+    def add(
+        self, rollout: Rollout[Any], actions_B_T_A: FloatArray, rewards: Mapping[str, Rewards]
+    ) -> tuple[IntArray, IntArray]:
+        """Append a rollout: streams go on where the one before it left them.
+
+        Args:
+            rollout: with `ends`.
+            actions_B_T_A: in the policy's units.
+            rewards: of every source that was measured; those of the others are missing.
+
+        Returns:
+            (B, T) rows after each step, and (B, T + 1) first moments of episodes, by the step that follows; -1: none.
+        """
+        if rollout.fresh:
+            self._open.clear()
+        after, first = self._append(rollout, actions_B_T_A)
+        inside = after >= 0
+        for name, paid in self._paid.items():
+            paid.extend(np.full(len(self) - paid.count, _NOT_PAID))
+            rows, found = paid.rows, rewards.get(name)
+            rows["failed"][after[inside]] = True if found is None else found.failed[inside]
+            if found is not None:
+                rows["reward"][after[inside]] = found.values[inside]
+        return after, first
+
+    def keep(self, rows_F: IntArray, frames_F: NDArray[Any], states_F: NDArray[Any]) -> None:
+        """Keep what reward models look at of these rows."""
+        self._put({"looks": rows_F, "frames": frames_F, "states": states_F})
+
+    def episodes(self) -> tuple[IntArray, IntArray]:
+        """(N,) rows in order of their episodes and of time, and (E + 1,) where each episode begins among them."""
+        of_rows = self.rows("episode")
+        order = np.argsort(of_rows, kind="stable")
+        return order, np.searchsorted(of_rows[order], np.arange(self._episodes + 1))
+
+    def _append(self, rollout: Rollout[Any], actions_B_T_A: FloatArray) -> tuple[IntArray, IntArray]:
+        """Append what happened: (B, T) rows after each step, and (B, T + 1) first rows before each step; -1: none."""
+        valid, finished = rollout.mask & ~rollout.failed, rollout.done | rollout.failed
+        (streams, length), ends = valid.shape, {(i, t): shown for i, t, shown in rollout.ends}
+        shown = rollout.inputs.observations.reshape(streams, length, *rollout.inputs.observations.shape[1:])
+        after, first = np.full((streams, length), -1), np.full((streams, length + 1), -1)
+        for i in range(streams):
+            stops = np.flatnonzero(finished[i]).tolist()
+            for start, stop in zip([0, *(n + 1 for n in stops)], [*stops, length - 1], strict=True):
+                steps = np.arange(start, stop + 1)[valid[i, start : stop + 1]]
+                if len(steps):
+                    begin = int(steps[0])
+                    last = ends[i, stop] if (i, stop) in ends else ends[i, length]
+                    if i not in self._open:
+                        first[i, begin] = self._begin(i, shown[i, begin], actions_B_T_A.shape[2:])
+                    done = np.zeros((2, len(steps)), np.bool_)
+                    done[:, -1] = rollout.terminated[i, stop], rollout.done[i, stop]
+                    after[i, steps] = self._extend(
+                        i, np.concatenate([shown[i, begin + 1 : stop + 1], last[None]]), actions_B_T_A[i, steps], *done
+                    )  # fmt: skip
+                if finished[i, start : stop + 1].any():
+                    self._open.pop(i, None)
+            if finished[i, -1] and (i, length) in ends and length:  # an episode began after the last step
+                first[i, length] = self._begin(i, ends[i, length], actions_B_T_A.shape[2:])
+        return after, first
+
+    def _begin(self, stream: int, observation: NDArray[Any], action_shape: tuple[int, ...]) -> int:
+        """Append the first moment of an episode."""
+        self._open.pop(stream, None)
+        self._episodes += 1
+        nothing = np.zeros((1, *action_shape), np.float32)
+        row: IntArray = self._extend(stream, observation[None], nothing, np.zeros(1, np.bool_), np.zeros(1, np.bool_))
+        return int(row[0])
+
+    def _extend(
+        self,
+        stream: int,
+        observations: NDArray[Any],
+        actions: NDArray[Any],
+        terminated: NDArray[Any],
+        ended: NDArray[Any],
+    ) -> IntArray:
+        """Append moments of a stream's episode; their rows."""
+        rows = np.arange(len(self), len(self) + len(actions))
+        previous = self._open.get(stream, -1)
+        moment, episode = 0, self._episodes - 1
+        if previous >= 0:
+            moment, episode = int(self.rows("moment")[previous]) + 1, int(self.rows("episode")[previous])
+        columns: dict[str, NDArray[Any]] = {
+            "observations": observations, "actions": actions, "terminated": terminated, "ended": ended,
+            "before": np.concatenate([[previous], rows[:-1]]), "episode": np.full(len(rows), episode),
+            "moment": moment + np.arange(len(rows)),
+        }  # fmt: skip
+        self._put(columns)
+        self._transitions.extend(rows[columns["before"] >= 0])
+        self._open[stream] = int(rows[-1])
+        return rows
+
+    def _put(self, columns: Mapping[str, NDArray[Any]]) -> None:
+        for name, values in columns.items():
+            if name not in self._columns:
+                self._columns[name] = Column(values.shape[1:], values.dtype)
+            self._columns[name].extend(values)
+
+    # State.
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What sources pay, and how many rows the files have, to which new ones are appended now."""
+        columns = {name: column.write(self.folder / f"{name}.bin") for name, column in self._columns.items()}
+        tensors = {
+            f"{name}.{field}": torch.from_numpy(rows[field].copy())
+            for name, rows in self.paid.items()
+            for field in PAID.names or ()
+        }
+        open_rows = [[stream, row] for stream, row in self._open.items()]
+        return tensors, {"columns": columns, "open": open_rows, "episodes": self._episodes}
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Return to a stored state; files are cut back to it.
+
+        Raises:
+            CheckpointError: rows are missing or altered.
+        """
+        self._columns = {
+            name: Column.read(self.folder / f"{name}.bin", stored) for name, stored in values["columns"].items()
+        }
+        self._open = {int(stream): int(row) for stream, row in values["open"]}
+        self._episodes = int(values["episodes"])
+        for name in self._paid:
+            paid = np.full(len(self), _NOT_PAID)
+            for field in PAID.names or ():
+                paid[field] = tensors[f"{name}.{field}"].numpy()
+            self._paid[name] = Column((), PAID)
+            self._paid[name].extend(paid)
+        self._transitions = Column((), np.dtype(np.int64))
+        if len(self):
+            self._transitions.extend(np.flatnonzero(self.rows("before") >= 0))

@@ -1,0 +1,78 @@
+"""The `algorithm` section of robots that learn from a replay: SAC for continuous actions, DQN for discrete ones.
+
+Keys that LeRobot's SAC has are called as there.
+
+    SACSettings(utd_ratio=20, num_critics=10, num_subsample_critics=2, layer_norm=True)     # RLPD
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from guerdon.settings.algorithm import RobotAlgorithmSettings
+from guerdon.settings.base import SET, only_with
+
+
+class ReplayAlgorithmSettings(RobotAlgorithmSettings):
+    """What SAC and DQN have in common."""
+
+    rollout_steps: int = Field(50, ge=1, le=10**7, description="steps per copy between updates")
+    learning_rate: float = Field(3e-4, ge=0, description="of Adam")
+    batch_size: int = Field(256, ge=2, description="transitions per gradient step")
+    online_step_before_learning: int = Field(
+        100, ge=1, description="environment steps in the replay before the first gradient step"
+    )
+    utd_ratio: int = Field(1, ge=1, description="gradient steps of the critics per environment step")
+    tau: float = Field(0.005, gt=0, le=1, description="how far the target networks follow at each gradient step")
+    layer_norm: bool = Field(False, description="normalise the hidden layers of the critics (RLPD, 2302.02948)")
+    demonstrations: str | None = Field(None, description="a LeRobot data set that is learned from, too; null: none")
+    online_ratio: float = only_with(
+        0.5, ge=0, lt=1, demonstrations=SET, description="share of every batch that comes from the run"
+    )
+
+    replayed: ClassVar[bool] = True
+
+    @model_validator(mode="after")
+    def _both_have_a_part(self) -> Self:
+        if self.demonstrations is not None and not 0 < round(self.batch_size * self.online_ratio) < self.batch_size:
+            raise ValueError(
+                f"online_ratio {self.online_ratio:g} leaves the run or the demonstrations no part of a batch of "
+                f"{self.batch_size}"
+            )
+        return self
+
+
+class SACSettings(ReplayAlgorithmSettings):
+    """`algorithm` with `type: sac` (Haarnoja et al. 2018, 1812.05905; RLPD, Ball et al. 2023, 2302.02948)."""
+
+    type: Literal["sac"] = Field("sac", description="robots with continuous actions, off-policy")
+    policy_update_freq: int = Field(1, ge=1, description="environment steps per gradient step of the policy")
+    num_critics: int = Field(2, ge=1, description="critics in the ensemble")
+    num_subsample_critics: int | None = Field(
+        None,
+        ge=1,
+        description="critics, drawn at each gradient step, among which the target takes the smallest, while the policy "
+        "follows the mean of all (2101.05982); null: both take the smallest of all",
+    )
+    temperature_init: float = Field(1.0, gt=0, description="weight of the entropy at the start; it is learned")
+    target_entropy: float | None = Field(None, description="of the policy; null: minus the numbers of an action")
+
+    @model_validator(mode="after")
+    def _subset_fits(self) -> Self:
+        if self.num_subsample_critics is not None and self.num_subsample_critics > self.num_critics:
+            raise ValueError(
+                f"num_subsample_critics {self.num_subsample_critics} is more than num_critics {self.num_critics}"
+            )
+        return self
+
+
+class DQNSettings(ReplayAlgorithmSettings):
+    """`algorithm` with `type: dqn` (Mnih et al. 2015; double DQN, van Hasselt et al. 2016, 1509.06461)."""
+
+    type: Literal["dqn"] = Field("dqn", description="robots and games with discrete actions, off-policy")
+    exploration_fraction: float = Field(
+        0.1, gt=0, le=1, description="share of the run over which the share of random actions falls from 1"
+    )
+    exploration_final_eps: float = Field(0.05, ge=0, le=1, description="share of random actions from then on")
