@@ -317,8 +317,8 @@ def write_gpu(arguments):
 def test_each_job_sees_the_gpu_that_the_fewest_use(gpus, seen, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     jobs = [Job(name, (name,)) for name in "abc"]
-    outcomes = run_jobs(jobs, tmp_path / "jobs", parallel=3, say=lambda *_: None, work=write_gpu, gpus=gpus)
-    assert [o.state for o in outcomes] == ["done"] * 3
+    results = run_jobs(jobs, tmp_path / "jobs", parallel=3, say=lambda *_: None, work=write_gpu, gpus=gpus)
+    assert [o.state for o in results] == ["done"] * 3
     assert sorted((tmp_path / name).read_text() for name in "abc") == seen
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from guerdon import atomic, provenance
 from guerdon.atomic import held
-from guerdon.compare.jobs import Job, Outcome, run_jobs
+from guerdon.compare.jobs import Job, JobResult, run_jobs
 from guerdon.config import Tree, apply_overrides, holds, merge, read_yaml, resolve_refs, to_yaml, validate
 from guerdon.cores import usable_cores
 from guerdon.durations import duration
@@ -217,12 +217,12 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
             for line in new:
                 progress.write_line(f"WARNING: {line}")
 
-        def report_end(outcome: Outcome, settled: int, total: int) -> None:
-            line = f"[{settled}/{total}] {outcome.job.name}: {outcome.state}"
-            line += f" in {outcome.seconds:.0f} s" if outcome.seconds else ""
-            progress.write_line(line + (f" ({outcome.message})" if outcome.message else ""))
+        def report_end(result: JobResult, settled: int, total: int) -> None:
+            line = f"[{settled}/{total}] {result.job.name}: {result.state}"
+            line += f" in {result.seconds:.0f} s" if result.seconds else ""
+            progress.write_line(line + (f" ({result.message})" if result.message else ""))
             progress.advance(settled, "jobs")
-            if outcome.job.arguments[0] == "evaluate":
+            if result.job.arguments[0] == "evaluate":
                 warn()
 
         warn()
@@ -232,7 +232,7 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
 
             place = RayJobs(plan.study.cluster)
         try:
-            outcomes = run_jobs(
+            results = run_jobs(
                 plan.jobs, folder / "jobs", parallel=plan.parallel, say=report_end, place=place, gpus=plan.gpus
             )
         finally:
@@ -240,11 +240,11 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
         _write_card(plan, time.perf_counter() - started)
         report = write_report(folder)
     table = markdown_table(folder) + "".join(f"\n{one.conclusion}\n" for one in gold_panels(read_study(folder)))
-    failed = [o for o in outcomes if o.state != "done"]
+    failed = [one for one in results if one.state != "done"]
     if failed:
-        lines = "\n  ".join(f"{o.job.name}: {o.state}: {o.message}" for o in failed)
+        lines = "\n  ".join(f"{one.job.name}: {one.state}: {one.message}" for one in failed)
         raise JobError(
-            f"{len(failed)} of {len(outcomes)} jobs did not finish; the same command goes on with them. "
+            f"{len(failed)} of {len(results)} jobs did not finish; the same command goes on with them. "
             f"The report of the others: {report}\n  {lines}"
         )
     return report, table

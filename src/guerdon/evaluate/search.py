@@ -94,7 +94,7 @@ class Beam:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The outcome of a search for one question.
+    """The result of a search for one question.
 
     Attributes:
         best: the complete beam with the largest value (the first of equal ones).
@@ -246,7 +246,7 @@ class _Search:
         return extended
 
     def _found(self, q: int) -> SearchResult:
-        """The outcome of a question."""
+        """The result of a question."""
         complete, lost = self.complete[q], dict(self._unmeasured[q].most_common())
         best, failure = next(iter(_best(complete, 1)), None), None
         if best is None and not complete and sum(lost.values()) < self._written[q]:
