@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guerdon.compare.results import number, outcome_curve, read_lines, read_run
+from guerdon.compare.results import measure_curve, number, read_lines, read_run
 
 
 def test_a_truncated_last_line_is_skipped_and_counted(tmp_path):
@@ -19,7 +19,7 @@ def test_a_line_nested_without_end_and_success_out_of_its_range_are_left_out(tmp
     lines = [f'{{"kind": "eval", "step": {step}, "success": {value}}}\n' for step, value in enumerate(values)]
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
     run = read_run(tmp_path, task="t", arm="A", seed=0)
-    assert outcome_curve(run) == ([0.0, 3.0], [0.5, 1.0])
+    assert measure_curve(run) == ([0.0, 3.0], [0.5, 1.0])
     assert read_lines(tmp_path / "metrics.jsonl")[1] == 1
 
 

@@ -298,7 +298,7 @@ def test_arms_are_compared_by_the_truth_and_refused_without_one(tmp_path, monkey
                                                       os.environ.get("PYTHONPATH", "")]))  # fmt: skip
     report, table = run_study(plan)
     study = read_study(tmp_path / "out")
-    assert study.outcome == "truth"
+    assert study.measure == "truth"
     rows = {row.arm: row for row in comparison_rows(study)}
     finals = [[run.evals[-1]["truth"] for run in study.select(arm=arm)] for arm in "AB"]
     assert rows["B"].difference.interval.estimate == pytest.approx(np.mean(finals[1]) - np.mean(finals[0]))
