@@ -147,8 +147,8 @@ def _replica(plain: Mapping[str, Any], modules: list[str]) -> FastAPI:
     """The application of one replica; its models load before it gets requests."""
     sys.path += [path for path in modules if path not in sys.path]
     settings = validate(ServeSettings, plain, source="a replica")
-    sources = {name: model_loader(name, model) for name, model in settings.models.items()}
-    models = ServedModels(sources, default=settings.default, batch=settings.batch, limits=settings.limits)
+    loaders = {name: model_loader(name, model) for name, model in settings.models.items()}
+    models = ServedModels(loaders, default=settings.default, batch=settings.batch, limits=settings.limits)
     built = build_app(models, settings)
     if settings.ray is not None and settings.ray.max_replicas > 1:
         built.router.routes[:] = [r for r in built.router.routes if getattr(r, "path", None) not in _OF_ONE_PROCESS]

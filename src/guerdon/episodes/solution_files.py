@@ -187,7 +187,7 @@ def published_solutions(paths: Sequence[str], left_out: Counter[str]) -> list[So
     solutions: list[Solution] = []
     for given in paths:
         before = len(solutions)
-        for subset, name, rows in source_rows(given):
+        for subset, name, rows in data_rows(given):
             for _, one in solutions_from_rows(rows, name):
                 if isinstance(one, formats.NoLabelsError):
                     left_out[one.reason] += 1
@@ -201,7 +201,7 @@ def published_solutions(paths: Sequence[str], left_out: Counter[str]) -> list[So
     return solutions
 
 
-def source_rows(given: str) -> Iterator[tuple[str | None, str, Iterable[tuple[str, Any]]]]:
+def data_rows(given: str) -> Iterator[tuple[str | None, str, Iterable[tuple[str, Any]]]]:
     """Subset, name and rows with their places of each part of a file, folder or data set."""
     path = Path(given)
     if path.is_file():

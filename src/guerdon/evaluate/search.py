@@ -269,7 +269,7 @@ class PolicyWriter:
         engine: for generation.
         tokenizer: its tokenizer.
         max_new_tokens: tokens of a whole solution; one that has them all gets an empty, unfinished piece.
-        rng: source of the samples.
+        rng: draws the samples.
         step_tokens: where a piece is cut that ends at a separator; None: where the solution's tokens are used up.
             With it, solutions of different lengths go on in one call; give it where steps are short.
         system_prompt: stands in front of each question.

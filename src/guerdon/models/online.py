@@ -354,7 +354,7 @@ class FrameReplay:
 
         Args:
             n: frames wanted; at least one frame must have been added.
-            rng: the source of randomness.
+            rng: draws the random numbers.
 
         Returns:
             (n, H, W, 3) uint8 or (n, S) float32, and (n,) float32.

@@ -443,7 +443,7 @@ async def update(request: Request) -> Response:
     openapi_extra=wire.json_body(ReloadRequest, required=False, default={}, named={"model": "prm"}),
 )  # fmt: skip
 async def reload(request: Request) -> Reloaded:
-    """Load a model again from its source, next to the old one, and exchange them; no request is lost.
+    """Load a model again from its files, next to the old one, and exchange them; no request is lost.
 
     Without a body it is the default model.
     """
