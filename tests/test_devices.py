@@ -105,7 +105,7 @@ def test_the_refusal_says_what_hides_the_gpus(monkeypatch):
 )
 def test_settings_refuse_what_is_no_device_or_has_no_effect(form, given, said):
     with pytest.raises(ConfigError, match=said):
-        validate(form, given, source="test")
+        validate(form, given, origin="test")
 
 
 def test_parts_say_whether_they_may_use_a_gpu():

@@ -48,7 +48,7 @@ class StudyPlan:
     """
 
     study: Study
-    source: Path
+    file: Path
     overrides: tuple[str, ...]
     configs: dict[str, Study]
     estimates: dict[str, dict[str, Any]]
@@ -141,7 +141,7 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> St
     """
     file = read_yaml(path)
     tree = _chosen(file, apply_overrides(file, overrides))
-    base = validate(Study, resolve_refs(tree, Study), source=str(path))
+    base = validate(Study, resolve_refs(tree, Study), origin=str(path))
     if base.compare is None:
         raise ConfigError(f"{path} has no compare section: it names the arms, seeds and tasks of a study")
     shared: dict[str, tuple[Study, Study]] = {}  # task to the configurations of its preparation and of its labelling
@@ -149,8 +149,8 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> St
     for task in base.compare.tasks or (base.task_name,):
         at_task = base.compare.at_task(task) if base.compare.tasks else {}
         placed = _moved(tree, f"compare.tasks.{task}.")
-        source = f"{path}, task {task}"
-        shared[task] = (_resolved(placed, at_task, source), _resolved(placed, at_task, source, verb="label"))
+        origin = f"{path}, task {task}"
+        shared[task] = (_resolved(placed, at_task, origin), _resolved(placed, at_task, origin, verb="label"))
         for arm, seed in product(base.compare.arms, base.compare.seeds):
             logger = {"log_path": f"{base.work_dir}/runs", "experiment_name": f"{task}/{arm}/seed{seed}"}
             # The arm's keys as written: their references are about this task, not the file's first one.
@@ -293,14 +293,14 @@ def _moved(tree: Tree, inside: str) -> Tree:
     return Tree(tree.data, {**tree.places, **moved})
 
 
-def _resolved(tree: Tree, change: dict[str, Any], source: str, *, verb: str = "run") -> Study:
+def _resolved(tree: Tree, change: dict[str, Any], origin: str, *, verb: str = "run") -> Study:
     """The configuration of jobs. One that needs nothing else of a cluster is that of one process, as without it."""
     changed = resolve_refs(Tree(merge(tree.data, change), tree.places), Study)
-    study = validate(Study, changed, source=source)
+    study = validate(Study, changed, origin=origin)
     written = study.model_dump_json()
     if hide(written) != written:
         raise ConfigError(
-            f"{source}: an address or a field contains a key or a password, and compare writes the configurations of "
+            f"{origin}: an address or a field contains a key or a password, and compare writes the configurations of "
             "its jobs to files: put the key into an environment variable and name it by api_key_env"
         )
     cluster = study.cluster
@@ -309,7 +309,7 @@ def _resolved(tree: Tree, change: dict[str, Any], source: str, *, verb: str = "r
     if study.engine == "local" or spreads:
         return study
     alone = {key: value for key, value in changed.data.items() if key not in ("engine", "cluster")}
-    return validate(Study, Tree(alone, changed.places), source=source)
+    return validate(Study, Tree(alone, changed.places), origin=origin)
 
 
 def _chosen(file: Tree, tree: Tree) -> Tree:
@@ -475,7 +475,7 @@ def _write_card(plan: StudyPlan, seconds: float) -> None:
         before, started = float(card["wall_seconds"]), card["started"]
     command = provenance.command()
     if not command.startswith("guerdon "):  # called from Python
-        command = " ".join(["guerdon compare", str(plan.source), *plan.overrides])
+        command = " ".join(["guerdon compare", str(plan.file), *plan.overrides])
     atomic.write_json(
         path,
         {

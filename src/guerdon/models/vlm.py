@@ -426,7 +426,7 @@ def load_vlm(
         given["path"] = str(checkpoint_path)
     fixed = {} if card is None else {"question": card.asked["question"]}
     given = {k: v for k, v in implied_by(name, {**fixed, **given}).items() if k in given or k not in fixed}
-    settings = validate(VLMSettings, given, source="reward.model.vlm")
+    settings = validate(VLMSettings, given, origin="reward.model.vlm")
     if card is not None:
         settings = _from_checkpoint(kind, folder, card, settings)
     elif settings.backend != "openai" and settings.path is None:
