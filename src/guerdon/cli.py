@@ -177,7 +177,7 @@ def train(
     reward: Annotated[str | None, typer.Option("--reward", help="Train on the labels of this label.reward.")] = None,
     sft_model: Annotated[str | None, typer.Option("--sft_model", "--sft-model", help="policy.path")] = None,
 ) -> None:
-    """Fit the reward models of the train section, or a first policy (policy=bc, policy=sft)."""
+    """Train the reward models of the train section, or a first policy (policy=bc, policy=sft)."""
     rest = [*(overrides or []), *_label_overrides(sft_model, method=method, reward=reward)]
     first = next((word for word in rest if word in ("policy=bc", "policy=sft")), None)
     if first is not None:

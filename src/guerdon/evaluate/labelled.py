@@ -131,7 +131,7 @@ def label_figures(
     are whole numbers, and Krippendorff's alpha of numbers.
 
     Args:
-        values: a score of each row, or why there is none.
+        values: one for each row, or why there is none.
         labels_N: NaN where no person looked.
         prompts: rows with the same one are resampled together.
         threshold: None: 0.5 for scores between 0 and 1, else there are no decisions.

@@ -278,13 +278,13 @@ class PreferenceTrainer(RewardTrainer):
 
     Args:
         model: what is trained, in place.
-        train: lessons to learn from.
+        train: lessons to train on.
         val: lessons held out; may be empty.
         settings: everything the user chose.
         folder: as of `RewardTrainer`.
 
     Raises:
-        DataError: there is nothing to learn from.
+        DataError: there is nothing to train on.
     """
 
     def __init__(
