@@ -502,13 +502,13 @@ def quickstart(
 
 @app.command("import")
 def import_(
-    source: Annotated[Path, typer.Argument(help="Folder with pickled weights.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(help="Folder with pickled weights.", show_default=False)],
     target: Annotated[Path, typer.Argument(help="New folder.", show_default=False)],
 ) -> None:
     """Write a model or an adapter whose weights are pickles as a new folder with safetensors."""
     from guerdon.policies.pickled import import_model
 
-    _say(f"wrote {target} with {', '.join(import_model(source, target))}")
+    _say(f"wrote {target} with {', '.join(import_model(folder, target))}")
 
 
 @app.command()
