@@ -421,8 +421,7 @@ def evaluate_text_study(
         with boundary(ConfigError, f"the evaluation of {one.name} cannot be written to {one.folder}"):
             one.folder.mkdir(parents=True, exist_ok=True)
     for one in models:
-        settings = one.model
-        model = load_any_text_model(**dict(settings))
+        model = load_any_text_model(**dict(one.model))
         if settings.compares_prompts:
             scores.refuse_relative(model, one.name)
         samples: list[Solution] = []
