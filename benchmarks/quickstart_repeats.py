@@ -64,11 +64,11 @@ def main() -> None:
             row = next(row for row in comparison_rows(study) if row.arm == "B")
             quiet = sum(not any(run) for run in alarms(study, "B"))
             raised = sum(bool(run) and run[-1] for run in alarms(study, "C"))
-        better, silent, caught = better + (row.outcome == "better"), silent + quiet, caught + raised
+        better, silent, caught = better + (row.conclusion == "better"), silent + quiet, caught + raised
         runs += len(study.seeds)
         gain = row.difference.interval
         shown = f"{gain.estimate:+.2f} [{gain.low:.2f}, {gain.high:.2f}]"
-        rows.append([str(seed), shown, row.outcome, str(quiet), str(raised), f"{seconds:.0f}"])
+        rows.append([str(seed), shown, row.conclusion, str(quiet), str(raised), f"{seconds:.0f}"])
         print(*rows[-1], sep="\t", flush=True)
     print(machine_line())
     print(table(["seed", "B - A", "conclusion", "silent", "caught", "seconds"], rows))

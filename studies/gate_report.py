@@ -32,7 +32,7 @@ from guerdon.evaluate.gate import (
     too_small,
     usable_features,
 )
-from guerdon.evaluate.gate_table import MARGIN, OUTCOMES, PACKAGED, GateTable, read_gate_table
+from guerdon.evaluate.gate_table import EFFECTS, MARGIN, PACKAGED, GateTable, read_gate_table
 from guerdon.evaluate.intervals import Float64, Interval, wilson_interval
 
 KINDS = {"robot": "Reward models for robots", "text": "Reward models for text"}
@@ -45,7 +45,7 @@ LOWER_IS_BETTER = {
 
 
 def reliability(gains_N_S: Float64) -> float | None:
-    """Split-half reliability of the outcomes over RL seeds, stepped up to all seeds (Spearman 1910, Brown 1910).
+    """Split-half reliability of the effects over RL seeds, stepped up to all seeds (Spearman 1910, Brown 1910).
 
     Spearman correlation r of the mean gains of two disjoint halves of h = S // 2 seeds, averaged over all pairs of
     halves; with k = S / h the reliability of all S seeds is k r / (1 + (k - 1) r). Models that lack a seed are left
@@ -73,16 +73,16 @@ def spearman_brown(r: float, k: float) -> float:
     return k * r / (1 + (k - 1) * r) if r > 0 else 0.0
 
 
-def brier_score(outcomes_N: NDArray[np.int64], probabilities_N_3: Float64) -> float:
-    """Mean over cases of the sum over outcomes of (p - y)^2 (Brier 1950): 0 perfect, 2/3 for one third each."""
-    truth = np.eye(len(OUTCOMES))[outcomes_N]
+def brier_score(effects_N: NDArray[np.int64], probabilities_N_3: Float64) -> float:
+    """Mean over cases of the sum over effects of (p - y)^2 (Brier 1950): 0 perfect, 2/3 for one third each."""
+    truth = np.eye(len(EFFECTS))[effects_N]
     return float(((probabilities_N_3 - truth) ** 2).sum(axis=1).mean())
 
 
-def classwise_ece(outcomes_N: NDArray[np.int64], probabilities_N_3: Float64) -> float:
-    """Expected calibration error of each outcome's probability, averaged (Kull et al. 2019, 1910.12656)."""
-    every = np.ones((1, len(outcomes_N)))
-    return float(np.mean([ece(outcomes_N == k, probabilities_N_3[:, k], every)[0] for k in range(len(OUTCOMES))]))
+def classwise_ece(effects_N: NDArray[np.int64], probabilities_N_3: Float64) -> float:
+    """Expected calibration error of each effect's probability, averaged (Kull et al. 2019, 1910.12656)."""
+    every = np.ones((1, len(effects_N)))
+    return float(np.mean([ece(effects_N == k, probabilities_N_3[:, k], every)[0] for k in range(len(EFFECTS))]))
 
 
 def withheld_family(table: GateTable, names: Sequence[str], kind: str, family: str) -> tuple[int, int]:
@@ -151,7 +151,7 @@ def validate(table: GateTable, kind: str, *, reps: int = 2000, seed: int = 0) ->
 
 def tables(table: GateTable, kind: str, found: Validation) -> list[str]:
     """The tables of one kind of reward models."""
-    singles, predicted, outcomes = found.singles, found.predicted, table.outcomes_N
+    singles, predicted, effects = found.singles, found.predicted, table.effects_N
     measured = sorted((n for n, one in singles.items() if one.n), key=lambda n: -(singles[n].estimate or -1.0))
     rows = [("**forecast**: mean rank of " + " and ".join(f"`{name}`" for name in FEATURES[kind]), found.score)]
     rows += [(f"`{n}`" + (" (best of all, picked here)" if n == found.best else ""), singles[n]) for n in measured]
@@ -159,14 +159,14 @@ def tables(table: GateTable, kind: str, found: Validation) -> list[str]:
     lines += [f"| {name} | {number(one)} | {bounds(one)} | {one.n} |" for name, one in rows]
     known = found.reliability
     ceiling = "-" if known is None else f"{known**0.5:.2f} (reliability {known:.2f})"
-    frequencies = np.tile(np.bincount(outcomes, minlength=len(OUTCOMES)) / len(table), (len(table), 1))
+    frequencies = np.tile(np.bincount(effects, minlength=len(EFFECTS)) / len(table), (len(table), 1))
     inside = (table.gains_N >= predicted.low_N) & (table.gains_N <= predicted.high_N)
     shares = {
-        "harmful models that pass at 80 % recall": false_passes(outcomes, predicted.scores_N),
+        "harmful models that pass at 80 % recall": false_passes(effects, predicted.scores_N),
         "gains inside their 90 % bounds": wilson_interval(int(inside.sum()), len(table)),
         "called unknown, family known": wilson_interval(int(predicted.unknown_N.sum()), len(table)),
     }
-    brier, constant = (brier_score(outcomes, one) for one in (predicted.probabilities_N_3, frequencies))
+    brier, constant = (brier_score(effects, one) for one in (predicted.probabilities_N_3, frequencies))
     lines += [
         "",
         "| on tasks left out | value | 95 % interval |",
@@ -176,7 +176,7 @@ def tables(table: GateTable, kind: str, found: Validation) -> list[str]:
         f"| ceiling: correlation of a perfect predictor | {ceiling} | |",
         *(f"| {name} | {number(one)} | {bounds(one)} |" for name, one in shares.items()),
         f"| Brier score of the probabilities (constant: {constant:.2f}) | {brier:.2f} | |",
-        f"| calibration error (ECE) | {classwise_ece(outcomes, predicted.probabilities_N_3):.2f} | |",
+        f"| calibration error (ECE) | {classwise_ece(effects, predicted.probabilities_N_3):.2f} | |",
         "",
         "| called unknown, family withheld | share | 95 % interval | models |",
         "|---|---|---|---|",
@@ -223,7 +223,7 @@ def main(given: Sequence[str] | None = None) -> None:
     kinds = [kind for kind in KINDS if len(table.of(kind))]
     for kind in kinds:
         part = table.of(kind)
-        harmed, nothing, helped = np.bincount(part.outcomes_N, minlength=len(OUTCOMES)).tolist()
+        harmed, nothing, helped = np.bincount(part.effects_N, minlength=len(EFFECTS)).tolist()
         watched = np.isfinite(part.exploited_N)
         lines = [
             f"## {KINDS[kind]}\n\n{len(part)} on {len(part.tasks)} tasks: {helped} helped, {nothing} had no effect, "

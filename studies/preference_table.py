@@ -31,7 +31,7 @@ def paired(study: StudyRecord, arm: str) -> dict[str, Interval]:
             if curve is not None:
                 top = curve.turn.place.estimate
                 rise = (curve.start.estimate or 0.0) + (curve.turn.rise.estimate or 0.0)
-                found.append([top, rise, final_success(runs[0], study.outcome)])
+                found.append([top, rise, final_success(runs[0], study.measure)])
         if len(found) == 2:
             rows.append(np.subtract(*np.array(found, dtype=np.float64)))
     names = ("turn", "highest truth", "final truth of greedy answers")

@@ -427,7 +427,7 @@ class TestValidate:
             path: str = Field(description="a folder of episodes")
 
         with pytest.raises(ConfigError, match=r"^cli: path is missing and has no default: a folder of episodes$"):
-            validate(Needy, {}, source="cli")
+            validate(Needy, {}, origin="cli")
 
     def test_a_word_like_a_number_stays_a_word_and_a_number_a_number(self):
         config = load(Root, None, ["name='1e-4'", "rate=1e-4", "free.x=1e-4", "free.y=on"])
@@ -457,7 +457,7 @@ class TestRoundTrip:
         path = tmp_path_factory.mktemp("round") / "config.yaml"
         path.write_text(to_yaml(config), encoding="utf-8")
         assert load(Root, path, []) == config
-        assert validate(Root, to_plain(config), source="plain") == config
+        assert validate(Root, to_plain(config), origin="plain") == config
 
     def test_defaults_are_written_out_unless_they_would_be_refused(self):
         found = to_plain(Root())

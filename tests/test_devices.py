@@ -105,7 +105,7 @@ def test_the_refusal_says_what_hides_the_gpus(monkeypatch):
 )
 def test_settings_refuse_what_is_no_device_or_has_no_effect(form, given, said):
     with pytest.raises(ConfigError, match=said):
-        validate(form, given, source="test")
+        validate(form, given, origin="test")
 
 
 def test_parts_say_whether_they_may_use_a_gpu():
@@ -317,8 +317,8 @@ def write_gpu(arguments):
 def test_each_job_sees_the_gpu_that_the_fewest_use(gpus, seen, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     jobs = [Job(name, (name,)) for name in "abc"]
-    outcomes = run_jobs(jobs, tmp_path / "jobs", parallel=3, say=lambda *_: None, work=write_gpu, gpus=gpus)
-    assert [o.state for o in outcomes] == ["done"] * 3
+    results = run_jobs(jobs, tmp_path / "jobs", parallel=3, say=lambda *_: None, work=write_gpu, gpus=gpus)
+    assert [o.state for o in results] == ["done"] * 3
     assert sorted((tmp_path / name).read_text() for name in "abc") == seen
 
 

@@ -346,6 +346,12 @@ OTHER_VERDICTS = {  # what stands in prompts with stored replies, in replies of 
     "models/judge.py": "Give the reason before the verdict",
     "replies.py": "|verdict|",
 }
+NO_EPISODES = (  # files in which "outcome" had another meaning than of an episode: result, conclusion, measure, effect
+    "compare/jobs.py", "compare/report.py", "compare/report_charts.py", "compare/report_format.py",
+    "compare/report_tables.py", "compare/results.py", "evaluate/charts.py", "evaluate/gate.py", "evaluate/gate_card.py",
+    "evaluate/gate_table.py", "evaluate/intervals.py", "evaluate/learning_curves.py", "evaluate/search.py",
+    "evaluate/step_benchmarks.py", "retry.py",
+)  # fmt: skip
 FILMS = re.compile(
     r"\bfilm_(?:every|frames)\b|\"films\"|\bfilms/|`film_`|\bFiLM\b"
 )  # keys and folder of older runs; a network
@@ -355,6 +361,7 @@ def unclear_words(name, text):
     """Words of a source file that have another meaning than in the glossary of docs/reference.md."""
     text = FILMS.sub("", text).replace(OTHER_VERDICTS.get(name, "\0"), "")
     words = ["film"] if any(Path(name).match(pattern) for pattern in VERIFIERS) else ["film", "verdict"]
+    words += ["outcome"] if name in NO_EPISODES else []
     return [word for word in words if word in text.casefold()]
 
 
@@ -372,4 +379,5 @@ def test_a_word_with_another_meaning_is_found():
     assert unclear_words("rl/loop.py", "self._film(step)  # and runner.film_every") == ["film"]
     assert unclear_words("evaluate/gate.py", "class GateVerdict:") == ["verdict"]
     assert unclear_words("models/judge.py", "Give the reason before the verdict. VERDICT = 1") == ["verdict"]
-    assert not unclear_words("tasks/verifier.py", "verdict = runner.film_frames")
+    assert unclear_words("compare/jobs.py", "class Outcome:") == ["outcome"]
+    assert not unclear_words("tasks/verifier.py", "verdict = runner.film_frames; outcome = 1")

@@ -29,7 +29,7 @@ def test_the_job_runs_a_study():
     assert words[:3] == ["guerdon", "compare", "study.yaml"]
     tree = apply_overrides(Tree(), words[3:])
     assert tree.data.pop("engine") == "ray"
-    cluster = validate(ClusterSettings, tree.data.pop("cluster"), source="the manifest")
+    cluster = validate(ClusterSettings, tree.data.pop("cluster"), origin="the manifest")
     assert not tree.data
     worker = spec["rayClusterSpec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]
     limits = worker["resources"]["limits"]
@@ -47,7 +47,7 @@ def test_the_service_is_a_server(monkeypatch):
     module, _, name = application["import_path"].partition(":")
     assert (module, name) == ("guerdon.engines.ray_serve", "build")
     args = {"host": "0.0.0.0", "token": "secret-secret", **application["args"]}
-    settings = validate(ServeSettings, args, source="the manifest")
+    settings = validate(ServeSettings, args, origin="the manifest")
     assert settings.ray.max_replicas > settings.ray.min_replicas
     secrets = [
         [one["name"] for one in group["template"]["spec"]["containers"][0].get("env", [])]

@@ -174,7 +174,7 @@ def test_no_pause_reaches_beyond_the_deadline_and_none_is_endless():
     asked = Attempt(Failure("rate_limited"), again=True, retry_after=30.0)
     assert Retry().next_pause(1, asked, 20.0, rng) == "; the server asks to wait 30 s; no time for try 2"
     assert Retry().next_pause(4, AGAIN, 2.0, rng) == "; no time for try 5"
-    assert "3600 s" in Retry().next_pause(1, Attempt(AGAIN.outcome, True, 3600.0), math.inf, rng)
+    assert "3600 s" in Retry().next_pause(1, Attempt(AGAIN.result, True, 3600.0), math.inf, rng)
     assert Retry().next_pause(1, Attempt("fine"), math.inf, rng) == ""
 
 
@@ -195,11 +195,11 @@ def test_a_deadline_runs_out():
     async def call():
         slots, rng = asyncio.Semaphore(1), random.Random(0)
         return [
-            await retry_async(one_try, Retry(), until, fake.clock, slots, rng, lambda outcome, note: (outcome, note))
+            await retry_async(one_try, Retry(), until, fake.clock, slots, rng, lambda result, note: (result, note))
             for _ in range(2)
         ]
 
-    assert asyncio.run(call()) == [(AGAIN.outcome, "; no time for try 2"), (None, "; no time left for try 1")]
+    assert asyncio.run(call()) == [(AGAIN.result, "; no time for try 2"), (None, "; no time left for try 1")]
     assert given == [5.0]
 
 
@@ -213,7 +213,7 @@ def script(*tried):
     return lambda seconds: left.pop(0)
 
 
-def test_a_crew_gives_every_outcome_once_and_counts_tries():
+def test_a_crew_gives_every_result_once_and_counts_tries():
     fake = FakeTime()
     todo = deque([("a", script(Attempt("A"))), ("b", script(AGAIN, Attempt("B"))), ("c", script(AGAIN, AGAIN, AGAIN))])
     assert dict(pool(fake, slots=2).run(todo)) == {"a": "A", "b": "B", "c": Failure("connection")}
@@ -266,9 +266,9 @@ def test_a_limit_ends_a_call_that_has_tries_left():
         left.append(seconds)
         return AGAIN
 
-    ((_, outcome),) = pool(fake, tries=50, limit=10.0).run(deque([("a", one_try)]))
-    assert outcome.reason == "connection"
-    assert outcome.detail.startswith("; no time for try ")
+    ((_, result),) = pool(fake, tries=50, limit=10.0).run(deque([("a", one_try)]))
+    assert result.reason == "connection"
+    assert result.detail.startswith("; no time for try ")
     assert left[0] == 10.0
     assert min(left) > 0
     assert fake.time < 110
@@ -277,8 +277,8 @@ def test_a_limit_ends_a_call_that_has_tries_left():
 def test_calls_may_be_added_while_a_crew_works():
     todo = deque([(1, script(Attempt(1)))])
     found = []
-    for key, outcome in pool(FakeTime()).run(todo):
-        found.append(outcome)
+    for key, result in pool(FakeTime()).run(todo):
+        found.append(result)
         if key < 4:
             todo.append((key + 1, script(Attempt(key + 1))))
     assert found == [1, 2, 3, 4]
@@ -309,7 +309,7 @@ def test_an_exception_of_a_try_comes_through():
     st.integers(1, 4),
     st.integers(1, 4),
 )
-def test_whatever_happens_every_call_has_one_outcome_and_no_more_tries_than_allowed(scripts, slots, tries):
+def test_whatever_happens_every_call_has_one_result_and_no_more_tries_than_allowed(scripts, slots, tries):
     fake, made, lock = FakeTime(), [0] * len(scripts), threading.Lock()
     kinds = {"again": AGAIN, "asked": Attempt(Failure("busy"), True, 0.5), "fine": Attempt("fine")}
     kinds["wrong"] = Attempt(Failure("no"))
@@ -324,10 +324,10 @@ def test_whatever_happens_every_call_has_one_outcome_and_no_more_tries_than_allo
 
     found = list(pool(fake, slots=slots, tries=tries).run(deque((n, call(n)) for n in range(len(scripts)))))
     assert sorted(n for n, _ in found) == list(range(len(scripts)))
-    for n, outcome in found:
+    for n, result in found:
         ends = next((k + 1 for k, kind in enumerate(scripts[n]) if kind in ("fine", "wrong")), None)
         assert made[n] == min(tries, ends or tries)
-        assert (outcome == "fine") == (ends is not None and ends <= tries and scripts[n][ends - 1] == "fine")
+        assert (result == "fine") == (ends is not None and ends <= tries and scripts[n][ends - 1] == "fine")
 
 
 def test_a_pause_in_an_event_loop_holds_no_slot_either():

@@ -177,7 +177,7 @@ def train(
     reward: Annotated[str | None, typer.Option("--reward", help="Train on the labels of this label.reward.")] = None,
     sft_model: Annotated[str | None, typer.Option("--sft_model", "--sft-model", help="policy.path")] = None,
 ) -> None:
-    """Fit the reward models of the train section, or a first policy (policy=bc, policy=sft)."""
+    """Train the reward models of the train section, or a first policy (policy=bc, policy=sft)."""
     rest = [*(overrides or []), *_label_overrides(sft_model, method=method, reward=reward)]
     first = next((word for word in rest if word in ("policy=bc", "policy=sft")), None)
     if first is not None:
@@ -502,13 +502,13 @@ def quickstart(
 
 @app.command("import")
 def import_(
-    source: Annotated[Path, typer.Argument(help="Folder with pickled weights.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(help="Folder with pickled weights.", show_default=False)],
     target: Annotated[Path, typer.Argument(help="New folder.", show_default=False)],
 ) -> None:
     """Write a model or an adapter whose weights are pickles as a new folder with safetensors."""
     from guerdon.policies.pickled import import_model
 
-    _say(f"wrote {target} with {', '.join(import_model(source, target))}")
+    _say(f"wrote {target} with {', '.join(import_model(folder, target))}")
 
 
 @app.command()

@@ -105,40 +105,40 @@ def _unquoted(value: str) -> str:
     return quoted[2] if quoted else re.split(r"\s+#", value)[0].strip("\"'")
 
 
-def validate(model: type[M], tree: Tree | Mapping[str, Any], *, source: str) -> M:
+def validate(model: type[M], tree: Tree | Mapping[str, Any], *, origin: str) -> M:
     """Check a tree against a pydantic model; `~/` at the beginning of a value is expanded (`usable_value`).
 
     Args:
         model: what the configuration must look like.
         tree: the values; a `Tree` lets errors name file and line.
-        source: name of a place that is not in the tree, such as the file's name.
+        origin: name of a place that is not in the tree, such as the file's name.
 
     Raises:
         ConfigError: one line per problem: place, dotted path, value, what is allowed.
     """
     given = tree if isinstance(tree, Tree) else Tree(dict(tree))
     remember(given.data)
-    known = Tree(_usable(given.data, "", given, source), given.places)
+    known = Tree(_usable(given.data, "", given, origin), given.places)
     try:
         return model.model_validate(known.data)
     except ValidationError as exc:
-        lines = problem_lines(model, known, exc, source)
-        head = f"{source}: {len(lines)} problems\n  " if len(lines) > 1 else ""
+        lines = problem_lines(model, known, exc, origin)
+        head = f"{origin}: {len(lines)} problems\n  " if len(lines) > 1 else ""
         raise ConfigError(head + "\n  ".join(lines)) from exc
 
 
-def _usable(value: Any, path: str, tree: Tree, source: str) -> Any:
+def _usable(value: Any, path: str, tree: Tree, origin: str) -> Any:
     """`usable_value` of every value below a path."""
     if isinstance(value, dict):
-        return {key: _usable(inner, f"{path}.{key}" if path else key, tree, source) for key, inner in value.items()}
+        return {key: _usable(inner, f"{path}.{key}" if path else key, tree, origin) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_usable(inner, f"{path}.{i}", tree, source) for i, inner in enumerate(value)]
+        return [_usable(inner, f"{path}.{i}", tree, origin) for i, inner in enumerate(value)]
     key = next((part for part in reversed(path.split(".")) if not part.isdecimal()), "")
     try:
         return usable_value(value, path=_PATHS.search(key) is not None)
     except ValueError as error:
         shown = "not shown here" if is_secret(key) else describe(value)
-        raise ConfigError(f"{tree.place(path) or source}: {path} is {shown}: {error}") from error
+        raise ConfigError(f"{tree.place(path) or origin}: {path} is {shown}: {error}") from error
 
 
 def usable_value(value: Any, *, path: bool) -> Any:
@@ -168,7 +168,7 @@ def usable_value(value: Any, *, path: bool) -> Any:
     return value
 
 
-def load(model: type[M], path: Path | str | None, overrides: Sequence[str] = (), *, source: str | None = None) -> M:
+def load(model: type[M], path: Path | str | None, overrides: Sequence[str] = (), *, origin: str | None = None) -> M:
     """Read a file (or start from nothing), apply overrides, resolve references, validate.
 
     A model may have `other_names`, which changes tree and overrides to the names of its keys.
@@ -181,7 +181,7 @@ def load(model: type[M], path: Path | str | None, overrides: Sequence[str] = (),
     if other_names is not None:
         tree, overrides = other_names(tree, overrides)
     tree = resolve_refs(apply_overrides(tree, overrides), model)
-    return validate(model, tree, source=source or (str(path) if path is not None else "command line"))
+    return validate(model, tree, origin=origin or (str(path) if path is not None else "command line"))
 
 
 def to_plain(config: BaseModel) -> dict[str, Any]:

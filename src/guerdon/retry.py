@@ -6,7 +6,7 @@ at least 50 s, longer than a server takes to restart. Clock and random generator
 
     pool = RequestPool(Retry(tries=8), slots=4)
     todo = deque([("a", lambda seconds_left: Attempt("done"))])
-    for name, outcome in pool.run(todo): ...                 # as they come
+    for name, result in pool.run(todo): ...                 # as they come
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ class Attempt(Generic[T]):
     """The result of one try.
 
     Attributes:
-        outcome: of the call, if this is its last try.
+        result: of the call, if this is its last try.
         again: whether another try may give a better one.
         retry_after: seconds that the server asks to wait; None where it does not say.
     """
 
-    outcome: T
+    result: T
     again: bool = False
     retry_after: float | None = None
 
@@ -149,7 +149,7 @@ async def retry_async(
     rng: random.Random,
     late: Callable[[T | None, str], T],
 ) -> T:
-    """Try until there is an outcome, no try is left, or no time.
+    """Try until there is a result, no try is left, or no time.
 
     Args:
         one_try: makes a try, in the seconds that it gets.
@@ -158,20 +158,20 @@ async def retry_async(
         clock: time.
         slots: one is held during a try, none during a pause.
         rng: random numbers.
-        late: the outcome of a call that has no time left, from that of its last try (None: there was none) and a note.
+        late: the result of a call that has no time left, from that of its last try (None: there was none) and a note.
     """
-    outcome: T | None = None
+    result: T | None = None
     made = 0
     while True:
         async with slots:
             left = until - clock.now()
             if left <= 0:
-                return late(outcome, f"; no time left for try {made + 1}")
+                return late(result, f"; no time left for try {made + 1}")
             attempt = await one_try(left)
-        outcome, made = attempt.outcome, made + 1
+        result, made = attempt.result, made + 1
         pause = retry.next_pause(made, attempt, until - clock.now(), rng)
         if isinstance(pause, str):
-            return late(outcome, pause) if pause else outcome
+            return late(result, pause) if pause else result
         await clock.sleep_async(pause)
 
 
@@ -214,7 +214,7 @@ class RequestPool:
     _begun: int = 0
 
     def run(self, todo: Calls[K, T | Failure]) -> Generator[tuple[K, T | Failure]]:
-        """Outcomes, as they come; closing the iterator begins nothing more and waits for what is under way.
+        """Results, as they come; closing the iterator begins nothing more and waits for what is under way.
 
         Args:
             todo: is emptied, and may be added to until the iterator ends.
@@ -249,7 +249,7 @@ class RequestPool:
                 call.made += 1
                 pause = self.retry.next_pause(call.made, attempt, call.until - now, self.rng)
                 if isinstance(pause, str):
-                    last = attempt.outcome
+                    last = attempt.result
                     yield call.key, Failure(last.reason, last.detail + pause) if isinstance(last, Failure) else last
                     continue
                 if attempt.retry_after:

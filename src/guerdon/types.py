@@ -172,8 +172,8 @@ class RewardInfo:
         causal: the value of row t depends on rows up to t only.
         frames_needed: number of trailing frames that a value needs (0: none; `ALL_FRAMES`: all of the episode so far).
         success_threshold: the value above which an episode counts as successful, for classifiers.
-        progress_horizon: for progress models that say nearness in time, the steps before success at which it
-            starts to rise; None where progress is the share of the way.
+        progress_horizon: for progress models that say nearness in time, the environment steps before success at
+            which it starts to rise; None where progress is the share of the way.
         compares: a value says how an episode compares with others of its group, and nothing outside of it.
         keys, actions: of the state or pictures that it looks at (none: all); with the action that led there.
         progress: a value says how far the task is, not how likely it is that it succeeded.
@@ -232,8 +232,9 @@ class Observes:
         first: the first moment of an episode too.
         last: the terminal moment too.
         frames: needs the pictures of these rows; without, their times and success are enough.
-        label_every: an expert's steps to success from every so many of these rows, shifted from copy to copy; 0: none.
-        label_limit: steps after which that expert gives up.
+        label_every: an expert's environment steps to success from every so many of these rows, shifted from copy to
+            copy; 0: none.
+        label_limit: environment steps after which that expert gives up.
         views: keys or cameras of pictures besides those of the first camera.
     """
 
@@ -249,7 +250,7 @@ class Observes:
         """(F,) bool, which of these rows are observed.
 
         Args:
-            rows_F: steps since the episode began.
+            rows_F: environment steps since the episode began.
             last_F: the terminal moments among them; by default none is.
         """
         found = rows_F % self.every == 0 if self.every else np.zeros(len(rows_F), dtype=np.bool_)
@@ -278,13 +279,13 @@ class Segment:
         finished: the episode ended at `end`, or was lost there.
         steps_F: step of the rollout after which the row was observed; of an episode's first moment the step before
             it (-1 at the very start).
-        rows_F: steps since the episode began; 0 is its first moment.
+        rows_F: environment steps since the episode began; 0 is its first moment.
         last_F: the terminal moment.
         success_F: ground truth, None where it is unknown.
         frames_F: (F, H, W, 3).
         states_F: (F, S) float32, all numbers that the environment shows; S is 0 where it shows none.
-        steps_left_F: continuation labels: steps an expert needs from there to success (inf: it did not reach it, nan:
-            not labelled); None where no row has one.
+        steps_left_F: continuation labels: environment steps an expert needs from there to success (inf: it did not
+            reach it, nan: not labelled); None where no row has one.
         lost: the simulator broke at `end`: what earlier rollouts showed of the episode is to be forgotten.
         state_keys: names and sizes of the parts of a state, in their order; empty where observations have no keys.
         actions_F: (F, A) float32, the action that led to each row; zeros at the first moment of an episode.

@@ -23,7 +23,7 @@ def plain(row):
     intervals = {
         "final_success": row.final, "area": row.area, "p_above": row.p_above, "difference": paired, "steps_ratio": ratio
     }  # fmt: skip
-    found = {"task": row.task, "arm": row.arm, "label": row.label, "conclusion": row.outcome}
+    found = {"task": row.task, "arm": row.arm, "label": row.label, "conclusion": row.conclusion}
     for key, interval in intervals.items():
         for end, name in (("estimate", key), ("low", f"{key}_low"), ("high", f"{key}_high")):
             found[name] = None if interval is None else getattr(interval, end)

@@ -45,11 +45,11 @@ def in_a_folder(tmp_path, monkeypatch):
 
 def go(jobs, parallel=2):
     told = []
-    outcomes = run_jobs(
+    results = run_jobs(
         jobs, Path("jobs"), parallel=parallel, say=lambda o, n, total: told.append((o.job.name, n)), work=work
     )
-    assert told == [(o.job.name, i + 1) for i, o in enumerate(outcomes)]
-    return {o.job.name: o for o in outcomes}
+    assert told == [(o.job.name, i + 1) for i, o in enumerate(results)]
+    return {o.job.name: o for o in results}
 
 
 def said():
@@ -57,8 +57,8 @@ def said():
 
 
 def test_a_job_waits_for_what_it_needs():
-    outcomes = go([Job("c", ("say", "c"), ("b",)), Job("b", ("say", "b"), ("a",)), Job("a", ("say", "a"))])
-    assert {o.state for o in outcomes.values()} == {"done"}
+    results = go([Job("c", ("say", "c"), ("b",)), Job("b", ("say", "b"), ("a",)), Job("a", ("say", "a"))])
+    assert {o.state for o in results.values()} == {"done"}
     assert said() == ["a", "b", "c"]
 
 
@@ -74,12 +74,12 @@ def test_a_failure_takes_only_those_that_need_it():
         Job("grandchild", ("say", "grandchild"), ("child",)),
         Job("good", ("say", "good")),
     ]
-    outcomes = go(jobs)
-    assert {name: o.state for name, o in outcomes.items()} == {
+    results = go(jobs)
+    assert {name: o.state for name, o in results.items()} == {
         "bad": "failed", "child": "skipped", "grandchild": "skipped", "good": "done",
     }  # fmt: skip
-    assert "exit status 1: guerdon: the reason" in outcomes["bad"].message
-    assert "bad did not finish" in outcomes["child"].message
+    assert "exit status 1: guerdon: the reason" in results["bad"].message
+    assert "bad did not finish" in results["child"].message
     assert "the reason" in json.loads(Path("run/FAILED.json").read_text())["error"]
     assert said() == ["good"]
 
@@ -103,14 +103,14 @@ def test_going_on_repeats_nothing_and_tries_the_failed_again():
 
 
 def test_needs_that_no_job_meets_are_named():
-    outcomes = go([Job("a", ("say", "a"), ("nobody",)), Job("x", ("say", "x"), ("y",)), Job("y", ("say", "y"), ("x",))])
-    assert {o.state for o in outcomes.values()} == {"skipped"}
-    assert outcomes["a"].message == "needs nobody"
+    results = go([Job("a", ("say", "a"), ("nobody",)), Job("x", ("say", "x"), ("y",)), Job("y", ("say", "y"), ("x",))])
+    assert {o.state for o in results.values()} == {"skipped"}
+    assert results["a"].message == "needs nobody"
     assert not Path("said").exists()
 
 
 def test_whatever_ends_the_study_ends_its_processes():
-    def stop(outcome, settled, total):
+    def stop(result, settled, total):
         raise KeyboardInterrupt
 
     jobs = [Job("stays", ("stay",), folder=Path("run")), Job("first", ("await", "pid")), Job("later", ("say", "l"))]

@@ -46,7 +46,7 @@ def test_a_short_one_runs_every_stage(quickstart, capfd):
 @pytest.mark.timeout(1800)
 def test_one_reward_helps_and_the_other_is_caught(quickstart):
     study = quickstart()
-    conclusions = {row.arm: row.outcome for row in comparison_rows(study)}
+    conclusions = {row.arm: row.conclusion for row in comparison_rows(study)}
     assert conclusions["B"] == "better"
     assert conclusions["C"] == "worse"
     assert sum(not any(run) for run in alarms(study, "B")) > len(study.seeds) / 2

@@ -58,11 +58,11 @@ def test_a_study_without_known_success_is_about_the_return_of_its_environment(tm
     folder = study_of_returns(tmp_path / "study")
     rows = {row.arm: row for row in comparison_rows(read_study(folder))}
     assert rows["B"].difference.interval.estimate == pytest.approx(400.0), "not clipped to success"
-    assert rows["B"].outcome == "better"
+    assert rows["B"].conclusion == "better"
     assert rows["B"].sentence.startswith("B beats A: final return of the environment (true success is unknown) +400.00")
     assert rows["B"].speed is None
     assert rows["A"].final.estimate == pytest.approx(200.0)
-    assert rows["C"].outcome == "no difference shown"
+    assert rows["C"].conclusion == "no difference shown"
     table = markdown_table(folder)
     assert "final return" in table
     assert "success" not in table.splitlines()[0]
@@ -84,10 +84,10 @@ def test_returns_of_several_tasks_are_not_averaged(tmp_path):
     assert len(tasks) > 1
     rows = comparison_rows(read_study(folder))
     pooled = next(row for row in rows if row.arm == "B" and row.task == "all tasks")
-    assert (pooled.outcome, pooled.difference, pooled.final.estimate) == ("no data", None, None)
+    assert (pooled.conclusion, pooled.difference, pooled.final.estimate) == ("no data", None, None)
     assert "no unit in common" in pooled.sentence
     single = [row for row in rows if row.arm == "B" and row.task in tasks]
-    assert [row.outcome for row in single] == ["better"] * len(tasks)
+    assert [row.conclusion for row in single] == ["better"] * len(tasks)
     page = write_report(folder).read_text()
     assert "mean and 95% band, against environment steps, all tasks" not in page
     assert f"mean and 95% band, against environment steps, {tasks[0]}" in page
@@ -99,7 +99,7 @@ def test_one_run_that_knows_success_keeps_a_study_about_success(tmp_path):
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(row | {"success": 0.5}) + "\n" for row in rows))
     found = {row.arm: row for row in comparison_rows(read_study(folder))}
-    assert found["B"].outcome == "no data"
+    assert found["B"].conclusion == "no data"
     assert "true success is unknown in runs of B" in found["B"].sentence or "A and B" in found["B"].sentence
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guerdon.compare.json_files import read_lines
-from guerdon.compare.results import number, outcome_curve, read_run
+from guerdon.compare.results import measure_curve, number, read_run
 
 
 def test_a_truncated_last_line_is_skipped_and_counted(tmp_path):
@@ -20,7 +20,7 @@ def test_a_line_nested_without_end_and_success_out_of_its_range_are_left_out(tmp
     lines = [f'{{"kind": "eval", "step": {step}, "success": {value}}}\n' for step, value in enumerate(values)]
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
     run = read_run(tmp_path, task="t", arm="A", seed=0)
-    assert outcome_curve(run) == ([0.0, 3.0], [0.5, 1.0])
+    assert measure_curve(run) == ([0.0, 3.0], [0.5, 1.0])
     assert read_lines(tmp_path / "metrics.jsonl")[1] == 1
 
 

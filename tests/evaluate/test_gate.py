@@ -29,7 +29,7 @@ from guerdon.evaluate.gate import (
     too_small,
     usable_features,
 )
-from guerdon.evaluate.gate_table import GateTable, gate_table, outcomes
+from guerdon.evaluate.gate_table import GateTable, effects, gate_table
 
 NAMES = ("bon16", "epic")
 
@@ -43,8 +43,8 @@ def features(value: float) -> dict[str, float | None]:
     return {"bon16": value, "epic": -value, "idle": 0.0}
 
 
-def test_outcomes_at_the_margin() -> None:
-    assert outcomes([-0.06, -0.05, -0.049, 0.0, 0.049, 0.35 - 0.3, 0.2]).tolist() == [0, 0, 1, 1, 1, 2, 2]
+def test_effects_at_the_margin() -> None:
+    assert effects([-0.06, -0.05, -0.049, 0.0, 0.049, 0.35 - 0.3, 0.2]).tolist() == [0, 0, 1, 1, 1, 2, 2]
 
 
 def test_a_gain_is_the_mean_over_seeds_with_both_runs() -> None:
@@ -103,8 +103,8 @@ def test_the_ordered_logistic_model_recovers_its_parameters() -> None:
 
 
 def test_scores_without_information_give_the_frequencies() -> None:
-    outcomes_N = np.repeat([0, 1, 2], [10, 20, 30])
-    chances = ordinal_probabilities(np.zeros(1), fit_ordinal(np.zeros(60), outcomes_N))[0]
+    effects_N = np.repeat([0, 1, 2], [10, 20, 30])
+    chances = ordinal_probabilities(np.zeros(1), fit_ordinal(np.zeros(60), effects_N))[0]
     assert chances == pytest.approx(np.array([10 + 1 / 3, 20 + 1 / 3, 30 + 1 / 3]) / 61, abs=1e-3)
 
 
@@ -117,8 +117,8 @@ def test_scores_without_information_give_the_frequencies() -> None:
 def test_probabilities_are_a_distribution_and_rise_with_the_score(
     scores: list[float], new: list[float], seed: int
 ) -> None:
-    outcomes_N = np.random.default_rng(seed).integers(0, 3, len(scores))
-    chances = ordinal_probabilities(np.sort(new), fit_ordinal(np.array(scores), outcomes_N))
+    effects_N = np.random.default_rng(seed).integers(0, 3, len(scores))
+    chances = ordinal_probabilities(np.sort(new), fit_ordinal(np.array(scores), effects_N))
     assert chances.min() >= 0
     assert chances.sum(axis=1) == pytest.approx(np.ones(len(new)))
     assert (np.diff(chances[:, 2]) >= -1e-12).all()
@@ -191,7 +191,7 @@ def test_a_table_that_is_too_small_gives_no_number(table: GateTable) -> None:
         assert (forecast.answer, forecast.probabilities, forecast.gain) == ("unknown", None, None)
         assert "needs 20 on 3" in forecast.reasons[0]
     assert too_small(table) is None
-    only_helped = table.take(table.outcomes_N == 2)
+    only_helped = table.take(table.effects_N == 2)
     assert "0 that harmed" in (too_small(only_helped) or "")
 
 
@@ -271,7 +271,7 @@ def test_a_feature_that_most_reward_models_lack_is_not_used(table: GateTable) ->
     assert usable_features(gate_table(enumerate_places(rows)), "robot") == ["bon16"]
 
 
-def test_the_outcomes_of_a_task_never_enter_its_own_predictions(table: GateTable) -> None:
+def test_the_effects_of_a_task_never_enter_its_own_predictions(table: GateTable) -> None:
     inside = table.tasks_N == "robot_task_2"
     changed = replace(table, success_N_S=np.where(inside[:, None], 1 - table.success_N_S, table.success_N_S))
     before, after = (out_of_task(one, NAMES, "robot") for one in (table, changed))
@@ -334,10 +334,10 @@ def test_a_difference_is_of_the_same_cases() -> None:
 
 def test_false_passes_by_hand() -> None:
     # five help: the highest threshold that passes four of them (0.8) is 0.3; of four that harm, 0.35 and 0.3 pass it
-    outcomes = np.array([2, 2, 2, 2, 2, 0, 0, 0, 0, 1])
+    effects = np.array([2, 2, 2, 2, 2, 0, 0, 0, 0, 1])
     scores = np.array([0.9, 0.8, 0.4, 0.3, 0.1, 0.35, 0.3, 0.2, 0.0, 0.95])
-    found = false_passes(outcomes, scores)
+    found = false_passes(effects, scores)
     assert (found.estimate, found.n) == (0.5, 4)
-    assert false_passes(outcomes, scores, recall=0.6).estimate == 0.0
-    assert false_passes(outcomes, scores, recall=1.0).estimate == 0.75
+    assert false_passes(effects, scores, recall=0.6).estimate == 0.0
+    assert false_passes(effects, scores, recall=1.0).estimate == 0.75
     assert false_passes(np.array([1, 2]), np.array([0.1, 0.2])).estimate is None

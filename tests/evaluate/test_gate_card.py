@@ -302,7 +302,7 @@ def test_lines_of_a_forecast():
     assert lines[4].startswith("a forecast for tasks and policies like those of the table")
     chances = {"harms": 0.44, "no effect": 0.42, "helps": 0.14}
     said = forecast_lines(FORECAST | {"probabilities": chances})[0]
-    assert said.startswith("forecast: undecided, no outcome has a probability above 0.5 (probabilities: helps 0.14")
+    assert said.startswith("forecast: undecided, none has a probability above 0.5 (probabilities: helps 0.14")
 
 
 def test_features_of_a_model_for_text():

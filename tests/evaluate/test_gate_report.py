@@ -70,18 +70,18 @@ def test_reliability_needs_two_seeds_and_spread() -> None:
 
 
 def test_brier_score_by_hand() -> None:
-    outcomes = np.array([0, 2])
+    effects = np.array([0, 2])
     sure = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
-    assert REPORT["brier_score"](outcomes, sure) == 0.0
-    assert REPORT["brier_score"](outcomes, sure[::-1]) == 2.0
-    assert REPORT["brier_score"](outcomes, np.full((2, 3), 1 / 3)) == pytest.approx(2 / 3)
+    assert REPORT["brier_score"](effects, sure) == 0.0
+    assert REPORT["brier_score"](effects, sure[::-1]) == 2.0
+    assert REPORT["brier_score"](effects, np.full((2, 3), 1 / 3)) == pytest.approx(2 / 3)
 
 
 def test_ece_by_hand() -> None:
-    # each outcome has probability 0.5, 0.5, 0 in both cases; it comes true in one, one and none of them
+    # each effect has probability 0.5, 0.5, 0 in both cases; it comes true in one, one and none of them
     probabilities = np.array([[0.5, 0.5, 0.0]] * 2)
     assert REPORT["classwise_ece"](np.array([0, 1]), probabilities) == pytest.approx(0.0)
-    # now the first outcome comes true twice: gaps 0.5, 0.5 and 0
+    # now the first effect comes true twice: gaps 0.5, 0.5 and 0
     assert REPORT["classwise_ece"](np.array([0, 0]), probabilities) == pytest.approx(1 / 3)
 
 
@@ -91,9 +91,9 @@ def test_a_table_with_an_answer_in_it_is_predicted(table) -> None:
     assert found.best == "bon16"
     assert found.difference.low <= found.difference.estimate <= 0 <= found.reliability**0.5 <= 1
     assert found.reliability**0.5 > 0.95
-    predicted, frequencies = found.predicted, np.bincount(table.outcomes_N) / len(table)
-    constant = REPORT["brier_score"](table.outcomes_N, np.tile(frequencies, (len(table), 1)))
-    assert REPORT["brier_score"](table.outcomes_N, predicted.probabilities_N_3) < 0.6 * constant
+    predicted, frequencies = found.predicted, np.bincount(table.effects_N) / len(table)
+    constant = REPORT["brier_score"](table.effects_N, np.tile(frequencies, (len(table), 1)))
+    assert REPORT["brier_score"](table.effects_N, predicted.probabilities_N_3) < 0.6 * constant
     inside = (table.gains_N >= predicted.low_N) & (table.gains_N <= predicted.high_N)
     assert inside.mean() > 0.8
     assert predicted.unknown_N.mean() < 0.25
@@ -104,9 +104,9 @@ def test_a_table_without_an_answer_is_not_predicted(table) -> None:
     table = replace(table, success_N_S=table.success_N_S[shuffled])
     found = REPORT["validate"](table, "robot", reps=300)
     assert found.score.estimate < 0.2
-    frequencies = np.bincount(table.outcomes_N) / len(table)
-    constant = REPORT["brier_score"](table.outcomes_N, np.tile(frequencies, (len(table), 1)))
-    assert REPORT["brier_score"](table.outcomes_N, found.predicted.probabilities_N_3) > 0.85 * constant
+    frequencies = np.bincount(table.effects_N) / len(table)
+    constant = REPORT["brier_score"](table.effects_N, np.tile(frequencies, (len(table), 1)))
+    assert REPORT["brier_score"](table.effects_N, found.predicted.probabilities_N_3) > 0.85 * constant
 
 
 def test_a_family_of_its_own_is_unknown_when_withheld(table) -> None:
@@ -156,5 +156,5 @@ def test_the_table_that_guerdon_is_delivered_with(capsys):
         seeds = np.isfinite(part.gains_N_S).sum(axis=1)
         assert part.gains_N_S.shape[1] == 3
         assert ((seeds == 3) | ((seeds == 2) & np.isin(part.families_N, ["pairs", "judge"]))).all()
-        assert min(np.bincount(part.outcomes_N)[[0, 2]]) >= FEWEST_OF_EACH
+        assert min(np.bincount(part.effects_N)[[0, 2]]) >= FEWEST_OF_EACH
         assert set(usable_features(part, kind)) == FEATURES[kind].keys()

@@ -43,7 +43,7 @@ def test_geometric_mean_and_t_interval_by_hand():
     assert result.interval.estimate == pytest.approx(2)
     assert result.interval.low == pytest.approx(2 * np.exp(-half))
     assert result.interval.high == pytest.approx(2 * np.exp(half))
-    assert (result.outcome, result.interval.n, result.censored) == ("no difference shown", 3, 0)
+    assert (result.conclusion, result.interval.n, result.censored) == ("no difference shown", 3, 0)
 
 
 def test_tasks_weigh_the_same_whatever_their_seeds():
@@ -55,9 +55,9 @@ def test_tasks_weigh_the_same_whatever_their_seeds():
 def test_fewer_and_more_need_an_interval_that_excludes_one():
     arm = [[100, 110, 90, 105, 95]]
     base = [[250, 240, 260, 255, 245]]
-    assert ratio(base, arm).outcome == "fewer"
-    assert ratio(arm, base).outcome == "more"
-    assert ratio(base, base).outcome == "no difference shown"
+    assert ratio(base, arm).conclusion == "fewer"
+    assert ratio(arm, base).conclusion == "more"
+    assert ratio(base, base).conclusion == "no difference shown"
 
 
 def test_a_censored_pair_forbids_fewer_and_leaves_only_an_upper_limit():
@@ -66,16 +66,16 @@ def test_a_censored_pair_forbids_fewer_and_leaves_only_an_upper_limit():
     assert open_end.interval == ratio(base, arm).interval.__class__(
         ratio(base, arm).interval.estimate, None, ratio(base, arm).interval.high, 4
     )
-    assert (open_end.outcome, open_end.censored) == ("no difference shown", 1)
+    assert (open_end.conclusion, open_end.censored) == ("no difference shown", 1)
     slow = ratio([[100, 100, 100]], [[400, 390, 400]], [[True, False, True]])
-    assert slow.outcome == "more"  # needing even longer would only make it slower
+    assert slow.conclusion == "more"  # needing even longer would only make it slower
 
 
 def test_no_pair_is_undefined_and_one_pair_has_no_interval():
     none = ratio([[np.nan]], [[100]])
     assert none.interval.estimate is None
     assert none.interval.n_undefined == 1
-    assert none.outcome == "no difference shown"
+    assert none.conclusion == "no difference shown"
     assert ratio([[200]], [[100]]).interval.low is None
     with pytest.raises(ValueError, match="same"):
         ratio([[200]], [[100, 200]], [[False]])
@@ -92,7 +92,7 @@ def test_swapping_arms_inverts_and_units_do_not_matter(base, unit, seed):
     assert scaled.interval.estimate == pytest.approx(one.interval.estimate)
     if one.interval.low is not None:
         assert one.interval.low * swapped.interval.high == pytest.approx(1)
-        assert {one.outcome, swapped.outcome} in ({"fewer", "more"}, {"no difference shown"})
+        assert {one.conclusion, swapped.conclusion} in ({"fewer", "more"}, {"no difference shown"})
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))

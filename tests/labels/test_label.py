@@ -306,7 +306,7 @@ def test_a_solution_beyond_the_positions_of_the_policy_fails_alone(policy, tmp_p
 )
 def test_settings_that_would_do_nothing_are_refused(given, words):
     with pytest.raises(ValueError, match=words):
-        validate(LabelSettings, {"labeler": "exact", **given}, source="study.yaml")
+        validate(LabelSettings, {"labeler": "exact", **given}, origin="study.yaml")
 
 
 def test_labels_belong_to_language_models():

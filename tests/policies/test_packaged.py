@@ -31,10 +31,10 @@ from guerdon.packaged import PackagedModel
 HERE = Path(__file__).parent
 broken = False
 
-def convert(source, folder):
+def convert(file, folder):
     with (HERE / "calls").open("a") as calls:
         calls.write("x")
-    shutil.copytree(source.parent / "model", folder, dirs_exist_ok=True)
+    shutil.copytree(file.parent / "model", folder, dirs_exist_ok=True)
     (folder / "COMPLETE").unlink(missing_ok=True)
     if broken:
         raise OSError("half of it")
@@ -42,7 +42,7 @@ def convert(source, folder):
 def model():
     return PackagedModel(HERE / "weights.bin", "1.0", convert, "Made in code; 4-bit quantised origin.", "MIT", config)
 
-def config(source):
+def config(file):
     import json
     return json.loads((HERE / "model" / "config.json").read_text())
 """
@@ -161,8 +161,8 @@ def test_the_converted_smollm2_is_the_packaged_one(tmp_path, monkeypatch):
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model, tokenizer = read_model("package:smollm2")
-    source = packaged.smollm2().source
-    direct = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    file = packaged.smollm2().file
+    direct = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     answers = {}
     for question in QUESTIONS:
         ids = tokenizer.apply_chat_template(

@@ -75,4 +75,4 @@ def test_what_would_do_nothing_is_refused(tmp_path, folder):
     source = {"model": of(folder, deviations=2.0), "shaping": "raw"}
     given = letter_study(tmp_path).model_dump(exclude_unset=True)
     with pytest.raises(ConfigError, match="deviations"):
-        validate(Study, given | {"reward": {"use_reward_model": True, "sources": {"rm": source}}}, source="study")
+        validate(Study, given | {"reward": {"use_reward_model": True, "sources": {"rm": source}}}, origin="study")

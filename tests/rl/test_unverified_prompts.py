@@ -200,13 +200,13 @@ def test_the_alarm_is_about_the_truth_where_success_is_unknown():
 def test_what_needs_success_is_refused_in_one_line(tmp_path, data, section, said):
     given = {"policy": letter_study(tmp_path).policy.model_dump(exclude_unset=True), "data": prompts(tmp_path, **data)}
     with pytest.raises(ConfigError, match=re.escape(said)):
-        validate(Study, given | section, source="study")
+        validate(Study, given | section, origin="study")
 
 
 def test_a_truth_that_learns_compares_or_is_trained_on_is_refused(tmp_path):
     def refused(said, **given):
         with pytest.raises(ConfigError, match=said):
-            validate(Study, letter_study(tmp_path).model_dump(exclude_unset=True) | given, source="study")
+            validate(Study, letter_study(tmp_path).model_dump(exclude_unset=True) | given, origin="study")
 
     judge = {"model": {"model_type": "judge", "mode": "listwise"}, "shaping": "raw"}
     section = rewards("j")
@@ -215,7 +215,7 @@ def test_a_truth_that_learns_compares_or_is_trained_on_is_refused(tmp_path):
     refused("set reward_model.verifier_coef to 0", reward_model={}, reward={"truth": "verifier"})
     refused("set reward.combine_mode to replace", reward=rewards("verifier", combine_mode="add"))
     with pytest.raises(ConfigError, match=r"reward.truth would do nothing with policy.type mlp, whose environment"):
-        validate(Study, {"reward": {"truth": "gold"}, "policy": {"type": "mlp"}}, source="study")
+        validate(Study, {"reward": {"truth": "gold"}, "policy": {"type": "mlp"}}, origin="study")
 
 
 def test_the_verifier_can_be_the_truth_of_an_implicit_reward(tmp_path):
@@ -298,7 +298,7 @@ def test_arms_are_compared_by_the_truth_and_refused_without_one(tmp_path, monkey
                                                       os.environ.get("PYTHONPATH", "")]))  # fmt: skip
     report, table = run_study(plan)
     study = read_study(tmp_path / "out")
-    assert study.outcome == "truth"
+    assert study.measure == "truth"
     rows = {row.arm: row for row in comparison_rows(study)}
     finals = [[run.evals[-1]["truth"] for run in study.select(arm=arm)] for arm in "AB"]
     assert rows["B"].difference.interval.estimate == pytest.approx(np.mean(finals[1]) - np.mean(finals[0]))

@@ -96,7 +96,7 @@ def test_python_callers_are_told_what_is_wrong_as_files_are():
     with pytest.raises(ConfigError, match=r"^h/score: endpoint is 'h/score'"):
         remote_at("h/score")
     with pytest.raises(ConfigError, match=r"f.yaml: remote.time_out = 3: unknown key; did you mean remote.timeout\?"):
-        validate(RemoteModelSettings, {"model_type": "remote", "remote": {"time_out": 3}}, source="f.yaml")
+        validate(RemoteModelSettings, {"model_type": "remote", "remote": {"time_out": 3}}, origin="f.yaml")
 
 
 @pytest.mark.parametrize("client", [RewardClient, AsyncRewardClient, load_remote])
@@ -147,7 +147,7 @@ def test_the_guides_keys_stand_under_model_or_under_remote():
 )
 def test_a_key_of_another_kind_of_model_is_unknown_and_says_whose_it_is(model, line):
     with pytest.raises(ConfigError) as caught:
-        validate(Study, {"reward": {"use_reward_model": True, "model": model}}, source="f.yaml")
+        validate(Study, {"reward": {"use_reward_model": True, "model": model}}, origin="f.yaml")
     assert f"f.yaml: reward.model.{line}" in str(caught.value) or line in str(caught.value)
 
 
@@ -217,8 +217,8 @@ def test_a_study_with_the_guides_words_survives_being_written_and_read(tmp_path)
         "use_reward_model": True, "model": {"model_type": "remote", **GUIDE}, "binary_reward": True,
         "success_threshold": 0.5, "reward_coef": 5.0, "use_rel_reward": True,
     }  # fmt: skip
-    study = validate(Study, {"policy": {"type": "mlp"}, "reward": reward}, source="here")
-    assert validate(Study, to_plain(study), source="again") == study
+    study = validate(Study, {"policy": {"type": "mlp"}, "reward": reward}, origin="here")
+    assert validate(Study, to_plain(study), origin="again") == study
     assert list(study.reward.sources) == ["remote"]
     (tmp_path / "study.yaml").write_text("policy: {type: mlp}\n")
     path = "reward.sources.vlm.model"

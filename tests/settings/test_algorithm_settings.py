@@ -22,7 +22,7 @@ TEXT = {"policy": {"type": "text", "tiny": {}}, "data": {}}
 
 def section_of(given, **more):
     """The `reward_model` section of a study."""
-    return validate(Study, {**TEXT, "reward_model": given, **more}, source="study.yaml").reward_model
+    return validate(Study, {**TEXT, "reward_model": given, **more}, origin="study.yaml").reward_model
 
 
 def test_the_defaults_are_primes():
@@ -49,7 +49,7 @@ def test_the_defaults_are_primes():
 def test_a_name_has_the_defaults_of_its_paper_and_what_is_given_counts(estimator, values):
     def of(**given):
         found = TextAlgorithmSettings(adv_estimator=estimator, kl_coef=0.1, **given)
-        assert validate(TextAlgorithmSettings, to_plain(found), source="again") == found
+        assert validate(TextAlgorithmSettings, to_plain(found), origin="again") == found
         return found.normalize_advantages, found.loss, found.loss_agg, found.kl_in
 
     assert of() == values
@@ -66,7 +66,7 @@ def test_a_name_has_the_defaults_of_its_paper_and_what_is_given_counts(estimator
 def test_padding_is_removed_in_one_way():
     settings = TextPolicySettings(path="x", use_remove_padding=True)
     assert not settings.share_prompts
-    assert validate(TextPolicySettings, to_plain(settings), source="again") == settings
+    assert validate(TextPolicySettings, to_plain(settings), origin="again") == settings
     assert TextPolicySettings(path="x").share_prompts
     with pytest.raises(ValidationError, match="would do nothing with share_prompts"):
         TextPolicySettings(path="x", use_remove_padding=True, share_prompts=True)
@@ -220,10 +220,10 @@ ALIASES = {
 def test_the_section_stands_for_a_source(form):
     section, sources = ALIASES[form]
     gamma = {"algorithm": {"adv_params": {"reward_model_gamma": 0.9}}}
-    short = validate(Study, {**TEXT, "reward_model": {**section, "verifier_coef": 3}, **gamma}, source="s")
+    short = validate(Study, {**TEXT, "reward_model": {**section, "verifier_coef": 3}, **gamma}, origin="s")
     (source,) = sources.values()
     reward = {"use_reward_model": True, "combine_mode": "weighted", "env_reward_weight": 3}
-    long = validate(Study, {**TEXT, "reward": {**reward, "sources": {form: {**source, "gamma": 0.9}}}}, source="s")
+    long = validate(Study, {**TEXT, "reward": {**reward, "sources": {form: {**source, "gamma": 0.9}}}}, origin="s")
     assert list(short.text_sources) == list(sources)
     assert list(short.text_sources.values()) == list(long.text_sources.values())
     assert short.text_reward.env_weight() == long.text_reward.env_weight() == 3
@@ -244,7 +244,7 @@ def test_the_section_stands_for_a_source(form):
 )
 def test_a_source_that_only_a_run_has_refuses_what_it_has_no_use_for(source, message):
     with pytest.raises(ConfigError, match=message):
-        validate(Study, {**TEXT, "reward": {"use_reward_model": True, "sources": {"a": source}}}, source="s")
+        validate(Study, {**TEXT, "reward": {"use_reward_model": True, "sources": {"a": source}}}, origin="s")
 
 
 OWN_GAMMAS = {"gamma": 0.9, "adv_params": {"verifier_gamma": 1, "reward_model_gamma": 1}}
@@ -363,7 +363,7 @@ def test_what_an_estimator_needs_is_the_same_for_robots_and_language_models():
     ids=str,
 )  # fmt: skip
 def test_a_study_is_of_the_kind_that_its_sections_say(given, kind):
-    made = (Study(**given), Study.model_validate(given), validate(Study, given, source="s"), kind(**given))
+    made = (Study(**given), Study.model_validate(given), validate(Study, given, origin="s"), kind(**given))
     assert [type(study) for study in made] == [kind] * 4
     assert all(study == made[0] for study in made)
     for again in (Study.model_validate(made[0]), pickle.loads(pickle.dumps(made[0])), made[0].model_copy()):

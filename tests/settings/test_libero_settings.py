@@ -46,7 +46,7 @@ def test_the_fixtures_of_a_protocol_are_no_keys_any_more(protocol, fixtures, see
     assert READ({**given, "fixtures": fixtures, "fixtures_seed": seed}) == READ(given)  # a file of an earlier version
     for key, value in (("fixtures", "each" if fixtures == "sequence" else "sequence"), ("fixtures_seed", 7)):
         with pytest.raises(ConfigError, match=rf"env\.{key} .*this key was removed; it follows from protocol"):
-            config.validate(Study, {"env": {**given, key: value}}, source="x")
+            config.validate(Study, {"env": {**given, key: value}}, origin="x")
 
 
 def test_the_guides_names():

@@ -55,7 +55,7 @@ def test_a_key_that_would_do_nothing_is_refused_where_it_is_given(given, message
     with pytest.raises(ValidationError, match=message):
         Paint(**given)
     with pytest.raises(ConfigError, match=re.escape("paint")):
-        validate(Wall, {"paint": given}, source="wall.yaml")
+        validate(Wall, {"paint": given}, origin="wall.yaml")
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_a_key_that_would_do_nothing_is_refused_where_it_is_given(given, message
     ids=str,
 )  # fmt: skip
 def test_a_key_that_does_something_is_accepted_and_read_back(given):
-    wall = validate(Wall, {"paint": given}, source="wall.yaml")
+    wall = validate(Wall, {"paint": given}, origin="wall.yaml")
     assert all(getattr(wall.paint, key) == value for key, value in given.items())
-    assert validate(Wall, to_plain(wall), source="again") == wall
+    assert validate(Wall, to_plain(wall), origin="again") == wall
 
 
 def test_a_value_that_follows_from_others_is_not_one_that_was_given():
@@ -106,18 +106,18 @@ def test_every_rule_names_neighbours_that_exist():
 def test_a_key_that_there_was_says_what_to_do(monkeypatch):
     monkeypatch.setitem(base.REMOVED, "Paint.lead", Removed((0.2, 0.4), "paint has no lead; choose a kind"))
     wall = validate(
-        Wall, {"paint": {"lead": [0.2, 0.4], "kind": "oil"}}, source="wall.yaml"
+        Wall, {"paint": {"lead": [0.2, 0.4], "kind": "oil"}}, origin="wall.yaml"
     )  # an old file, written out
     assert wall.paint.kind == "oil"
     tree = Tree({"paint": {"lead": [0.2, 0.5]}}, {"paint.lead": "wall.yaml:2"})
     with pytest.raises(ConfigError) as caught:
-        validate(Wall, tree, source="wall.yaml")
+        validate(Wall, tree, origin="wall.yaml")
     said = "wall.yaml:2: paint.lead = a list of 2: this key was removed; paint has no lead; choose a kind"
     assert str(caught.value) == said
     with pytest.raises(ConfigError, match=r"paint\.lead .* choose a kind"):
-        validate(Wall, {"paint": {"lead": 1}, "height": "x"}, source="wall.yaml")
+        validate(Wall, {"paint": {"lead": 1}, "height": "x"}, origin="wall.yaml")
     with pytest.raises(ConfigError, match="height") as caught:  # what is left out hides no other mistake
-        validate(Wall, {"paint": {"lead": [0.2, 0.4]}, "height": "x"}, source="wall.yaml")
+        validate(Wall, {"paint": {"lead": [0.2, 0.4]}, "height": "x"}, origin="wall.yaml")
     assert "lead" not in str(caught.value)
 
 
@@ -126,7 +126,7 @@ def test_the_order_of_checks_does_not_matter_to_what_is_written_out():
     plain = to_plain(settings)
     assert "rollout_steps" not in plain
     assert plain["group_size"] == 4
-    assert validate(ControlAlgorithmSettings, plain, source="again") == settings
+    assert validate(ControlAlgorithmSettings, plain, origin="again") == settings
 
 
 def forms_below(form):
@@ -150,11 +150,11 @@ OLD = {
 
 
 def test_a_study_that_an_earlier_version_wrote_out_is_read():
-    study = validate(Study, OLD, source="config.yaml")
+    study = validate(Study, OLD, origin="config.yaml")
     assert (study.algorithm.gamma, study.reward_model.prime_model.optim.lr) == (0.9, 1e-5)
     for path, value in (("runner", {"video_fps": 21}), ("algorithm", {"betas": [0.8, 0.9]})):
         with pytest.raises(ConfigError, match=rf"{path}\..* this key was removed; "):
-            validate(Study, {**OLD, path: value}, source="config.yaml")
+            validate(Study, {**OLD, path: value}, origin="config.yaml")
 
 
 def test_a_training_that_an_earlier_version_began_is_resumed():

@@ -11,7 +11,7 @@ def study(**judge):
     model = {"model_type": "judge", "judge": {"api": "local", "model": "m"}, **judge}
     search = {"model": model, "method": "best_of_n", "n": 2, "aggregation": "last", "save_dir": "out"}
     whole = {"policy": {"type": "text", "tiny": {}}, "data": {"type": "generated"}, "search": search}
-    return validate(Study, whole, source="s.yaml")
+    return validate(Study, whole, origin="s.yaml")
 
 
 def test_a_judge_of_single_solutions_is_a_model_of_a_search():

@@ -15,7 +15,7 @@ MODEL = {"model_type": "text", "checkpoint_path": "prm"}
 def study(*, reward=None, sources=None, **given):
     if sources is not None:
         given["reward"] = {"use_reward_model": True, "sources": sources, **(reward or {})}
-    return validate(Study, {**TEXT, **given}, source="study.yaml")
+    return validate(Study, {**TEXT, **given}, origin="study.yaml")
 
 
 def source(**given):
@@ -51,7 +51,7 @@ def test_a_source_that_would_not_do_what_it_says_is_refused(given, message):
 def test_knobs_of_text_mean_nothing_to_robots(given):
     (name,) = given
     with pytest.raises(ConfigError, match=rf"model\.{name} = .*: unknown key; it belongs to model_type: text"):
-        validate(Study, {"reward": {"use_reward_model": True, "model": {"checkpoint_path": "x", **given}}}, source="s")
+        validate(Study, {"reward": {"use_reward_model": True, "model": {"checkpoint_path": "x", **given}}}, origin="s")
     for more, message in (
         ({"reward_mode": "per_token"}, "per_token is not for model_type resnet: take per_step, terminal, episode"),
         ({"shaping": "signed"}, "signed is not for model_type resnet"),

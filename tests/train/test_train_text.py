@@ -170,7 +170,7 @@ def test_the_head_learns_first_and_alone(tmp_path):
     trainer.training_step = watched
     trainer.train()
     assert seen == [True] * (trainer.head_steps + 1) + [False] * (13 - trainer.head_steps)
-    with pytest.raises(ConfigError, match="nothing else would learn"):
+    with pytest.raises(ConfigError, match="nothing else would be trained"):
         planned_steps(settings_for("stepwise", tmp_path, head_epochs=5, max_steps=10), 40)
 
 

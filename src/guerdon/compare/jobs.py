@@ -65,7 +65,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobResult:
     """The end of a job: `done`, `failed` or `skipped` (something it needs failed), and its last line."""
 
     job: Job
@@ -97,46 +97,46 @@ def run_jobs(
     folder: Path,
     *,
     parallel: int,
-    say: Callable[[Outcome, int, int], None],
+    say: Callable[[JobResult, int, int], None],
     work: Callable[[Sequence[str]], None] = run_verb,
     place: JobPlace | None = None,
     gpus: Sequence[str] = (),
-) -> list[Outcome]:
+) -> list[JobResult]:
     """Run all jobs whose needs can be met.
 
     Args:
         jobs: in any order.
         folder: receives `<name>.log` and `<name>.done`.
         parallel: jobs at a time.
-        say: called with each outcome, the number settled and the number in all.
+        say: called with each result, the number settled and the number in all.
         work: what a job's process calls with the job's arguments; importable by name.
         place: where jobs run, ended with this call; None: in processes of this machine.
         gpus: names of GPUs; each process of this machine sees one of them, the one that the fewest use. None: what
             this process sees.
 
     Returns:
-        One outcome per job, in order of their end.
+        One result per job, in order of their end.
     """
     folder.mkdir(parents=True, exist_ok=True)
     waiting = {job.name: job for job in jobs}
-    outcomes: dict[str, Outcome] = {}
+    results: dict[str, JobResult] = {}
     place = place or _Processes(work, gpus)
 
-    def settle(outcome: Outcome) -> None:
-        waiting.pop(outcome.job.name, None)
-        outcomes[outcome.job.name] = outcome
-        say(outcome, len(outcomes), len(jobs))
+    def settle(result: JobResult) -> None:
+        waiting.pop(result.job.name, None)
+        results[result.job.name] = result
+        say(result, len(results), len(jobs))
 
     for job in jobs:
         if _mark(folder, job).exists():
-            settle(Outcome(job, "done", "finished earlier"))
-    running: dict[Future[Outcome], Job] = {}
+            settle(JobResult(job, "done", "finished earlier"))
+    running: dict[Future[JobResult], Job] = {}
     with ThreadPoolExecutor(max_workers=parallel) as pool, _ended_with(place) as ending:
         while waiting or running:
             for job in list(waiting.values()):
-                if broken := [n for n in job.needs if n in outcomes and outcomes[n].state != "done"]:
-                    settle(Outcome(job, "skipped", f"{broken[0]} did not finish"))
-            ready = [j for j in waiting.values() if all(n in outcomes for n in j.needs)]
+                if broken := [n for n in job.needs if n in results and results[n].state != "done"]:
+                    settle(JobResult(job, "skipped", f"{broken[0]} did not finish"))
+            ready = [j for j in waiting.values() if all(n in results for n in j.needs)]
             for job in sorted(ready, key=lambda j: (not j.urgent, -j.cost))[: parallel - len(running)]:
                 waiting.pop(job.name)
                 running[pool.submit(_run, job, folder, place, ending)] = job
@@ -147,8 +147,8 @@ def run_jobs(
                     settle(future.result())
             elif waiting and not ready:
                 for job in list(waiting.values()):
-                    settle(Outcome(job, "skipped", f"needs {', '.join(job.needs)}"))
-    return list(outcomes.values())
+                    settle(JobResult(job, "skipped", f"needs {', '.join(job.needs)}"))
+    return list(results.values())
 
 
 @contextlib.contextmanager
@@ -246,7 +246,7 @@ def _enter(
         atexit._run_exitfuncs()  # a forked process leaves without them
 
 
-def _run(job: Job, folder: Path, place: JobPlace, ending: threading.Event) -> Outcome:
+def _run(job: Job, folder: Path, place: JobPlace, ending: threading.Event) -> JobResult:
     started = time.perf_counter()
     log = folder / f"{job.name}.log"
     code = place.start(job.name, job.arguments, log)
@@ -261,11 +261,11 @@ def _run(job: Job, folder: Path, place: JobPlace, ending: threading.Event) -> Ou
         atomic.write_text(_mark(folder, job), f"{seconds:.1f}\n")
         if job.folder is not None:  # of an earlier attempt
             (job.folder / "FAILED.json").unlink(missing_ok=True)
-        return Outcome(job, "done", seconds=seconds)
+        return JobResult(job, "done", seconds=seconds)
     message = f"exit status {code}: {_last_line(log)} (log: {log})"
     if job.folder is not None and not ending.is_set() and not (job.folder / "FAILED.json").exists():
         atomic.write_json(job.folder / "FAILED.json", {"error": message, "kind": "process"})
-    return Outcome(job, "failed", message, seconds)
+    return JobResult(job, "failed", message, seconds)
 
 
 def _mark(folder: Path, job: Job) -> Path:

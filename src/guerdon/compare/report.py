@@ -33,7 +33,7 @@ from guerdon.compare.report_tables import columns
 from guerdon.compare.report_videos import ShownVideo, VideoFile, choose_videos, fit_videos
 from guerdon.compare.results import (
     FAILURE_GAP,
-    OUTCOMES,
+    MEASURES,
     RETURN,
     TRUTH,
     ArmRow,
@@ -43,9 +43,9 @@ from guerdon.compare.results import (
     comparison_rows,
     failure_rate,
     mapping,
+    measure_curve,
+    measure_of_runs,
     number,
-    outcome_curve,
-    outcome_of_runs,
     success_unknown,
 )
 from guerdon.errors import DataError
@@ -62,7 +62,7 @@ SMALL = (470.0, 270.0)
 
 @doing("writing the report")
 def write_report(study_dir: Path, *, out: Path | None = None) -> Path:
-    """Write the report of a study, and next to it `gate.jsonl` where its reward models have outcomes.
+    """Write the report of a study, and next to it `gate.jsonl` where its reward models have known effects.
 
     Args:
         study_dir: what `guerdon compare` wrote, finished or not.
@@ -124,7 +124,7 @@ def _study_context(study: StudyRecord) -> dict[str, Any]:
         "all_columns": [c for c in columns(study, study.baseline) if len(study.seeds) > 1 or not c.repeated],
         "gamed": {arm: gamed(study.select(arm=arm)) for arm in study.arms},
         "golds": gold_panels(study),
-        "forest": pictures.conclusion_picture(pooled, study.baseline, study.outcome),
+        "forest": pictures.conclusion_picture(pooled, study.baseline, study.measure),
         "panels": pictures.curve_panels(study, study.tasks) if study.tasks else [],
         "small_panels": pictures.curve_panels(study, study.tasks, SMALL) if study.tasks else [],
         "task_panels": list(small.items()) if len(small) > 1 else [],
@@ -146,14 +146,14 @@ def _shared_context(
     answered = dict.fromkeys(panel.run.task for panel in panels)
     return {
         "unit": unit,
-        "outcome": OUTCOMES[outcome_of_runs(runs)],
+        "measure": MEASURES[measure_of_runs(runs)],
         "steps_name": fmt.short_unit(unit),
         "text": unit == fmt.TEXT,
         "quality": pictures.quality_panels(arms),
         "scatters": pictures.scatter_panels(arms, tasks),
         "answers": {task: [panel for panel in panels if panel.run.task == task] for task in answered},
         "alarms": pictures.alarms(runs),
-        "unjudged": sum(success_unknown(run) and outcome_of_runs([run]) != TRUTH for run in runs),
+        "unjudged": sum(success_unknown(run) and measure_of_runs([run]) != TRUTH for run in runs),
         "notes": [Note(text) for text in notes],
     }
 
@@ -167,7 +167,7 @@ def _run_context(run: RunRecord) -> dict[str, Any]:
         "run": run,
         "final": _last_success(run),
         "gamed": gamed([run]),
-        "final_return": next(reversed(outcome_curve(run, outcome_of_runs([run]))[1]), None),
+        "final_return": next(reversed(measure_curve(run, measure_of_runs([run]))[1]), None),
         "panels": pictures.single_run_panels(run),
         "small_panels": pictures.single_run_panels(run, SMALL),
         "legend": {"evaluation": legend_mark(1), "training": legend_mark(0)},
@@ -253,13 +253,13 @@ class Note:
     severe: bool = False
 
 
-def run_notes(run: RunRecord, *, warned: bool = True, outcome: str | None = None) -> Iterator[Note]:
+def run_notes(run: RunRecord, *, warned: bool = True, measure: str | None = None) -> Iterator[Note]:
     """Warnings about one run; with `warned` also those that it wrote about its rewards.
 
-    Results are about `outcome`; None: about that of the run alone.
+    Results are about `measure`; None: about that of the run alone.
     """
-    outcome = outcome_of_runs([run]) if outcome is None else outcome
-    steps = outcome_curve(run, outcome)[0]
+    measure = measure_of_runs([run]) if measure is None else measure
+    steps = measure_curve(run, measure)[0]
     when = fmt.at((steps or [0.0])[-1], run.unit)
     trouble = {
         "failed": f" failed {when}: {run.error}",
@@ -267,8 +267,8 @@ def run_notes(run: RunRecord, *, warned: bool = True, outcome: str | None = None
         "unfinished": f" is unfinished: its last evaluation is {when}",
         "complete": "" if steps else " is complete but has no evaluation, so it is in no result",
     }[run.status]
-    if run.status == "complete" and success_unknown(run) and not (outcome == TRUTH and steps):
-        so = "results are about its return" if outcome == RETURN else "so the run is in no result"
+    if run.status == "complete" and success_unknown(run) and not (measure == TRUTH and steps):
+        so = "results are about its return" if measure == RETURN else "so the run is in no result"
         why = "its prompts have no answers" if run.unit == fmt.TEXT else "its environment does not report it"
         trouble = f": true success is unknown: {why}, {so}"
     if trouble:
@@ -300,8 +300,8 @@ def warnings_of(run: RunRecord) -> list[str]:
 
 def study_notes(study: StudyRecord, rows: Sequence[ArmRow]) -> list[Note]:
     """All warnings of a study, the severe ones first."""
-    severe = [f"{row.sentence}." for row in rows if row.outcome == "not comparable"]
-    reached = "the truth" if study.outcome == TRUTH else "true success"
+    severe = [f"{row.sentence}." for row in rows if row.conclusion == "not comparable"]
+    reached = "the truth" if study.measure == TRUTH else "true success"
     alarms = {
         arm: [bool(number(run.trains[-1], "hacking_alarm")) for run in study.select(arm=arm) if run.trains]
         for arm in study.arms
@@ -335,7 +335,7 @@ def study_notes(study: StudyRecord, rows: Sequence[ArmRow]) -> list[Note]:
             "Each task's reward models were trained once and serve all its seeds: the intervals cover the variation of "
         )
         notes.append(Note(once + "policy training, not that of reward model training."))
-    notes += [note for run in study.runs for note in run_notes(run, warned=False, outcome=study.outcome)]
+    notes += [note for run in study.runs for note in run_notes(run, warned=False, measure=study.measure)]
     notes += [Note(text) for text in study.notes]
     return sorted(notes, key=lambda note: not note.severe)
 
@@ -347,7 +347,7 @@ def gamed(runs: Sequence[RunRecord]) -> tuple[str, str, str]:
     raised = [flags for flags in judged if any(flags)]
     if raised:
         when = f"in {len(raised)} of {fmt.plural(len(judged), 'run')}, at the end of {sum(bool(f[-1]) for f in raised)}"
-        reached = "the truth" if outcome_of_runs(list(runs)) == TRUTH else "true success"
+        reached = "the truth" if measure_of_runs(list(runs)) == TRUTH else "true success"
         return "loss", "Likely.", f"Alarm {when}: the learned return rises, {reached} does not."
     if judged:
         return "", "No sign.", f"No alarm in {fmt.plural(len(judged), 'run')}."

@@ -22,7 +22,7 @@ from pydantic import BaseModel, BeforeValidator, FiniteFloat, ValidationError, m
 
 from guerdon.compare import report_format as fmt
 from guerdon.compare.json_files import read_json
-from guerdon.compare.results import RunRecord, finite, outcome_curve
+from guerdon.compare.results import RunRecord, finite, measure_curve
 from guerdon.errors import DataError
 from guerdon.evaluate.charts import spread
 
@@ -223,7 +223,7 @@ def median_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
     for task, arm in dict.fromkeys((run.task, run.arm) for run in runs):
         stored = [r for r in runs if (r.task, r.arm) == (task, arm) and any((r.path / "films").glob("step_*.json"))]
         complete = [run for run in stored if run.status == "complete"] or stored
-        ordered = sorted(complete, key=lambda run: (outcome_curve(run)[1] or [-1.0])[-1])
+        ordered = sorted(complete, key=lambda run: (measure_curve(run)[1] or [-1.0])[-1])
         if ordered:
             chosen.append(ordered[(len(ordered) - 1) // 2])
     return chosen

@@ -22,7 +22,7 @@ from guerdon.compare.report_tables import MODEL_METRICS
 from guerdon.compare.results import RewardModelCard, Row, finite, mapping, number
 from guerdon.errors import DataError, boundary
 from guerdon.evaluate.attacks import CONTROL
-from guerdon.evaluate.gate_card import forecast_lines, forecast_of, likely_outcome
+from guerdon.evaluate.gate_card import forecast_lines, forecast_of, likely_effect
 from guerdon.evaluate.intervals import Interval
 
 SHOWN = 5
@@ -98,7 +98,7 @@ def _forecast(forecast: Any) -> tuple[tuple[str, ...], str]:
     """The lines of a forecast, and whether they are good news."""
     if forecast is None:
         return (), ""
-    return tuple(forecast_lines(forecast)), {"harms": "no", "helps": "yes"}.get(likely_outcome(forecast) or "", "")
+    return tuple(forecast_lines(forecast)), {"harms": "no", "helps": "yes"}.get(likely_effect(forecast) or "", "")
 
 
 def _view(

@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from guerdon.compare.report_tables import ONLINE_METRICS
 from guerdon.compare.results import (
-    OUTCOMES,
+    MEASURES,
     SUCCESS,
     TRUTH,
     ArmRow,
@@ -29,9 +29,9 @@ from guerdon.compare.results import (
     StudyRecord,
     arm_styles,
     mapping,
+    measure_curve,
+    measure_of_runs,
     number,
-    outcome_curve,
-    outcome_of_runs,
     points,
 )
 from guerdon.evaluate.charts import Box, Line, Point, forest, line_chart, scatter, spread
@@ -82,13 +82,13 @@ def curve_panels(study: StudyRecord, tasks: Sequence[str], size: tuple[float, fl
     They show what the study's results are about; a return of one task only.
     """
     panels: list[Panel] = []
-    if study.outcome != SUCCESS and len(tasks) > 1:
+    if study.measure != SUCCESS and len(tasks) > 1:
         return panels
-    what = OUTCOMES[study.outcome]
+    what = MEASURES[study.measure]
     where = "all tasks" if len(tasks) > 1 else tasks[0]
     for axis in KEYS:
-        curves = [(run, _curve(run, axis, study.outcome)) for run in study.runs if run.task in tasks]
-        box, scale, unit, label = _time_box([xy for _, xy in curves], axis, size, study.unit, study.outcome)
+        curves = [(run, _curve(run, axis, study.measure)) for run in study.runs if run.task in tasks]
+        box, scale, unit, label = _time_box([xy for _, xy in curves], axis, size, study.unit, study.measure)
         scaled = [(run, [(x / scale, y) for x, y in curve]) for run, curve in curves]
         for stat, name in STATS.items():
             lines = []
@@ -103,7 +103,7 @@ def curve_panels(study: StudyRecord, tasks: Sequence[str], size: tuple[float, fl
 
 
 def _time_box(
-    curves: Sequence[Sequence[Point]], axis: Axis, size: tuple[float, float], steps: str, outcome: str
+    curves: Sequence[Sequence[Point]], axis: Axis, size: tuple[float, float], steps: str, measure: str
 ) -> tuple[Box, float, str, str]:
     """The drawing area of curves over time, seconds in a unit of time, its name, and the name of the axis."""
     longest = max([x for curve in curves for x, _ in curve], default=1.0) or 1.0
@@ -112,7 +112,7 @@ def _time_box(
         scale, unit = (1.0, "s") if longest < 180 else (60.0, "min") if longest < 3 * 3600 else (3600.0, "h")
         label = f"wall-clock ({unit})"
     low, high, room = 0.0, 1.0, Box.margin
-    if outcome != SUCCESS:
+    if measure != SUCCESS:
         room = (*room[:3], 66)  # its ticks are wider
         low, high = _padded([y for curve in curves for _, y in curve] or [0.0])
     return Box(*size, x=(0.0, longest / scale), y=(low, high), margin=room), scale, unit, label
@@ -124,7 +124,7 @@ def _padded(values: Sequence[float]) -> tuple[float, float]:
     return min(values) - pad, max(values) + pad
 
 
-def conclusion_picture(rows: Sequence[ArmRow], baseline: str, outcome: str = SUCCESS) -> Markup | None:
+def conclusion_picture(rows: Sequence[ArmRow], baseline: str, measure: str = SUCCESS) -> Markup | None:
     """The paired differences with their intervals against zero, or None where no arm has an interval."""
     drawn = [
         (row.arm, row.style, interval.estimate, interval.low, interval.high)
@@ -136,7 +136,7 @@ def conclusion_picture(rows: Sequence[ArmRow], baseline: str, outcome: str = SUC
     ]
     if not drawn:
         return None
-    label = f"difference in final {'success' if outcome == SUCCESS else 'return'} from {baseline}"
+    label = f"difference in final {'success' if measure == SUCCESS else 'return'} from {baseline}"
     return forest(drawn, title=f"{label}, 95% intervals", x_label=label)
 
 
@@ -149,7 +149,7 @@ def scatter_panels(arms: Mapping[str, Arm], tasks: Sequence[str]) -> list[Panel]
             svg = return_scatter(runs, source, style=style, shapes=shapes, arm=arm)
             if svg is None:
                 continue
-            key = f"reward_{TRUTH if outcome_of_runs(runs) == TRUTH else SUCCESS}_correlation"
+            key = f"reward_{TRUTH if measure_of_runs(runs) == TRUTH else SUCCESS}_correlation"
             logged = [number(row, key) for run in runs for row in run.trains]
             known = [value for value in logged if value is not None]
             mean = float(np.mean(known)) if known else None
@@ -169,20 +169,20 @@ def return_scatter(
     runs: Sequence[RunRecord], source: str, *, style: int, shapes: dict[str, int], arm: str
 ) -> Markup | None:
     """A source's return against true success or the truth, one mark per line of training (thinned, alarms kept)."""
-    outcome = TRUTH if outcome_of_runs(runs) == TRUTH else SUCCESS
+    measure = TRUTH if measure_of_runs(runs) == TRUTH else SUCCESS
     marks: list[tuple[float, float, float, int, bool]] = []
     for run in runs:
         last = max([number(row, "step") or 0.0 for row in run.trains], default=0.0) or 1.0
         for row in run.trains:
-            for x, y in points([row], f"return/{source}", outcome):
+            for x, y in points([row], f"return/{source}", measure):
                 marks.append((x, y, (number(row, "step") or 0.0) / last, shapes.get(run.task, 0), _alarmed(row)))
     if not marks:
         return None
     stride = -(-len(marks) // MAX_SCATTER)
     kept = [mark for i, mark in enumerate(marks) if i % stride == 0 or mark[4]]
     across, up = _padded([mark[0] for mark in marks]), _padded([mark[1] for mark in marks])
-    box = Box(310, 230, x=across, y=up if outcome == TRUTH else (-0.03, 1.03), margin=(12, 14, 42, 46))
-    what = OUTCOMES[outcome]
+    box = Box(310, 230, x=across, y=up if measure == TRUTH else (-0.03, 1.03), margin=(12, 14, 42, 46))
+    what = MEASURES[measure]
     title = f"{arm}: return of {source} against {what}, {len(kept)} points"
     return scatter(box, kept, style=style, title=title, x_label=f"mean return of {source}", y_label=what)
 
@@ -196,15 +196,15 @@ def alarms(runs: Sequence[RunRecord]) -> list[tuple[RunRecord, list[float]]]:
 def single_run_panels(run: RunRecord, size: tuple[float, float] = (LARGE[0], 340.0)) -> list[Panel]:
     """True success of one run, in evaluation and in training, against steps and wall-clock; else its return."""
     panels: list[Panel] = []
-    outcome = outcome_of_runs([run])
+    measure = measure_of_runs([run])
     for axis, key in KEYS.items():
-        reach = points([*run.evals, *run.trains], key, key if outcome == SUCCESS else outcome)
-        box, scale, unit, label = _time_box([reach], axis, size, run.unit, outcome)
+        reach = points([*run.evals, *run.trains], key, key if measure == SUCCESS else measure)
+        box, scale, unit, label = _time_box([reach], axis, size, run.unit, measure)
         lines = [
-            Line(name, style, _thinned([(x / scale, y) for x, y in points(rows, key, outcome)]))
+            Line(name, style, _thinned([(x / scale, y) for x, y in points(rows, key, measure)]))
             for style, (name, rows) in enumerate((("training", run.trains), ("evaluation", run.evals)))
         ]
-        what = OUTCOMES[outcome]
+        what = MEASURES[measure]
         svg = line_chart(box, lines, title=f"{what} against {label}", x_label=label, y_label=what)
         panels.append(Panel(svg, axis=axis, unit=unit))
     return panels
@@ -254,10 +254,10 @@ def _grid(xs_by_run: Sequence[Sequence[float]], axis: Axis) -> list[float]:
     return [union[i] for i in spread(len(union), MAX_POINTS)]
 
 
-def _curve(run: RunRecord, axis: Axis, outcome: str) -> list[Point]:
+def _curve(run: RunRecord, axis: Axis, measure: str) -> list[Point]:
     if axis == "steps":
-        return list(zip(*outcome_curve(run, outcome), strict=True))
-    return points(run.evals, KEYS[axis], outcome)
+        return list(zip(*measure_curve(run, measure), strict=True))
+    return points(run.evals, KEYS[axis], measure)
 
 
 def _alarmed(row: Row) -> bool:

@@ -126,7 +126,7 @@ def speed_text(speed: StepsRatio) -> tuple[str, str, str]:
 
     With `more`, the ratio is turned round: 3× more, not a third as many.
     """
-    interval, more = speed.interval, speed.outcome == "more"
+    interval, more = speed.interval, speed.conclusion == "more"
     if interval.estimate is None:
         return "", "", ""
     ends = (
@@ -134,7 +134,7 @@ def speed_text(speed: StepsRatio) -> tuple[str, str, str]:
     )
     ratio, *bounds = (1 / end if more and end is not None else end for end in ends)
     limit = ("at least " if more else "at most ") if speed.censored else ""
-    word = "" if speed.outcome == "no difference shown" else f" {speed.outcome}"
+    word = "" if speed.conclusion == "no difference shown" else f" {speed.conclusion}"
     words = [DASH if end is None else times(end).removesuffix("×") for end in bounds]
     never = f"not reached in {speed.censored} of {plural(interval.n, 'pair')}" if speed.censored else ""
     if speed.censored == interval.n:
@@ -144,12 +144,12 @@ def speed_text(speed: StepsRatio) -> tuple[str, str, str]:
 
 def speed_sentence(speed: StepsRatio | None, arm: str, baseline: str, unit: str) -> str:
     """`PRIME reaches the final success of RLOO in 2.4× fewer responses [1.1, 3.9].`; empty where nothing is shown."""
-    if speed is None or speed.outcome == "no difference shown":
+    if speed is None or speed.conclusion == "no difference shown":
         return ""
     ratio, bounds, never = speed_text(speed)
-    verb = "reaches" if speed.outcome == "fewer" else "needs"
+    verb = "reaches" if speed.conclusion == "fewer" else "needs"
     what = f"the final success of {baseline} in {ratio} {unit}"
-    if speed.outcome == "more":
+    if speed.conclusion == "more":
         what = f"{ratio} {unit} to reach the final success of {baseline}"
     pairs = plural(speed.interval.n, "pair")
     detail = f", {never}" if never else ""

@@ -38,7 +38,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A metric of an arm; `{steps}`, `{Steps}`, `{outcome}`, `{baseline}` and `{corrected}` in its words are filled in.
+    """A metric of an arm; `{steps}`, `{Steps}`, `{measure}`, `{baseline}` and `{corrected}` in its words are filled in.
 
     Attributes:
         title: its heading.
@@ -78,7 +78,7 @@ def _speed(speed: StepsRatio | None) -> Cell:
     ratio, *small = ("",) if speed is None else fmt.speed_text(speed)
     if speed is None or not ratio:
         return Cell(fmt.DASH, tone="none")
-    return Cell(ratio, tuple(filter(None, small)), {"fewer": "gain", "more": "loss"}.get(speed.outcome, ""))
+    return Cell(ratio, tuple(filter(None, small)), {"fewer": "gain", "more": "loss"}.get(speed.conclusion, ""))
 
 
 def _p_value(row: ArmRow) -> Cell:
@@ -89,7 +89,7 @@ def _p_value(row: ArmRow) -> Cell:
 
 def _conclusion(row: ArmRow) -> Cell:
     return Cell(
-        row.outcome, tone={"better": "gain", "worse": "loss", "not comparable": "loss"}.get(row.outcome, "none")
+        row.conclusion, tone={"better": "gain", "worse": "loss", "not comparable": "loss"}.get(row.conclusion, "none")
     )
 
 
@@ -101,8 +101,8 @@ def _runs(row: ArmRow) -> Cell:
 
 
 COLUMNS = (
-    Column("Final {outcome}", lambda row: _estimate(row.final), "Final {outcome}: at the last evaluation."),
-    Column("IQM of final {outcome}", lambda row: _estimate(row.final_iqm),
+    Column("Final {measure}", lambda row: _estimate(row.final), "Final {measure}: at the last evaluation."),
+    Column("IQM of final {measure}", lambda row: _estimate(row.final_iqm),
            "IQM: mean over the middle half of all runs, bootstrap interval.",
            folded=True, repeated=True, terminal=False),
     Column("Area under curve", lambda row: _estimate(row.area), "Area: mean height of the learning curve.",
@@ -132,8 +132,8 @@ def columns(study: StudyRecord, baseline: str) -> list[Column]:
     steps = fmt.short_unit(study.unit)
     given = {"steps": steps, "Steps": steps.capitalize(), "baseline": baseline}
     given["corrected"] = ", Holm-corrected" if study.correction == "holm" else ""
-    given["outcome"] = "success" if study.outcome == SUCCESS else "return"
-    shown = [c for c in COLUMNS if study.outcome == SUCCESS or not c.success]
+    given["measure"] = "success" if study.measure == SUCCESS else "return"
+    shown = [c for c in COLUMNS if study.measure == SUCCESS or not c.success]
     return [replace(c, title=c.title.format(**given), explanation=c.explanation.format(**given)) for c in shown]
 
 

@@ -11,7 +11,7 @@ An arm whose measurements fail more or less often than the baseline's is not com
 
     study = read_study(Path("runs/demo"))
     for run in study.runs: print(run.name, run.status, len(run.evals))
-    for row in comparison_rows(study): print(row.arm, row.final.estimate, row.outcome)
+    for row in comparison_rows(study): print(row.arm, row.final.estimate, row.conclusion)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from guerdon.compare import report_format as fmt
 from guerdon.compare.json_files import read_json, read_lines
 from guerdon.compare.report_format import CONTROL, TEXT
 from guerdon.errors import DataError
-from guerdon.evaluate.intervals import Float64, Interval, conclusion
+from guerdon.evaluate.intervals import Conclusion, Float64, Interval, conclusion
 from guerdon.evaluate.learning_curves import (
     UNDEFINED,
     StepsRatio,
@@ -54,8 +54,8 @@ Status = Literal["complete", "unfinished", "failed", "missing"]
 Row = Mapping[str, Any]
 
 SUCCESS, RETURN, TRUTH = "success", "return/env", "truth"  # what results can be about
-OUTCOMES = {SUCCESS: "true success", RETURN: "return of the environment", TRUTH: "value of reward.truth"}
-Outcome = Literal["baseline", "better", "worse", "no difference shown", "not comparable", "no data"]
+MEASURES = {SUCCESS: "true success", RETURN: "return of the environment", TRUTH: "value of reward.truth"}
+ArmConclusion = Conclusion | Literal["baseline", "not comparable", "no data"]
 
 FAILURE_GAP = 0.01
 """Arms whose shares of failed measurements differ by more than one percentage point are not compared."""
@@ -173,9 +173,9 @@ class StudyRecord:
         return next((run.unit for run in self.runs if run.status != "missing"), CONTROL)
 
     @property
-    def outcome(self) -> str:
-        """What its results are about: one of `OUTCOMES`."""
-        return outcome_of_runs(self.runs)
+    def measure(self) -> str:
+        """What its results are about: one of `MEASURES`."""
+        return measure_of_runs(self.runs)
 
     def select(self, *, arm: str, task: str | None = None, status: Status | None = None) -> list[RunRecord]:
         """The runs of an arm, of one task or of all, with one status or with any."""
@@ -213,7 +213,7 @@ def points(rows: Iterable[Row], x: str, y: str) -> list[tuple[float, float]]:
     return [(one, other) for one, other in pairs if one is not None and other is not None]
 
 
-def outcome_of_runs(runs: Iterable[RunRecord]) -> str:
+def measure_of_runs(runs: Iterable[RunRecord]) -> str:
     """`TRUTH` where a run measured it; else `SUCCESS`, or `RETURN` where no evaluated run knows success but that."""
     evaluated = [run for run in runs if run.evals]
     if any(points(run.evals, "step", TRUTH) for run in evaluated):
@@ -222,16 +222,16 @@ def outcome_of_runs(runs: Iterable[RunRecord]) -> str:
     return RETURN if silent and any(points(run.evals, "step", RETURN) for run in evaluated) else SUCCESS
 
 
-def outcome_curve(run: RunRecord, outcome: str = SUCCESS) -> tuple[list[float], list[float]]:
-    """Steps and one of `OUTCOMES` of a run's evaluations; success that is no number from 0 to 1 is left out."""
-    pairs = points(run.evals, "step", outcome)
-    pairs = [(step, value) for step, value in pairs if outcome != SUCCESS or 0 <= value <= 1]
+def measure_curve(run: RunRecord, measure: str = SUCCESS) -> tuple[list[float], list[float]]:
+    """Steps and one of `MEASURES` of a run's evaluations; success that is no number from 0 to 1 is left out."""
+    pairs = points(run.evals, "step", measure)
+    pairs = [(step, value) for step, value in pairs if measure != SUCCESS or 0 <= value <= 1]
     return [step for step, _ in pairs], [value for _, value in pairs]
 
 
 def success_unknown(run: RunRecord) -> bool:
     """Whether a run was evaluated, and not once with a known true success."""
-    return bool(run.evals) and not outcome_curve(run)[0]
+    return bool(run.evals) and not measure_curve(run)[0]
 
 
 def read_run(path: Path, *, task: str, arm: str, seed: int | None) -> RunRecord:
@@ -348,7 +348,7 @@ def _read_cards(root: Path) -> tuple[tuple[RewardModelCard, ...], list[str]]:
 class ArmRow:
     """The numbers of one arm over some tasks.
 
-    Where results are not about true success, `final`, `area` and `difference` are of another outcome of a task, not
+    Where results are not about true success, `final`, `area` and `difference` are of another measure, not
     clipped and not over several tasks, whose returns have no unit in common; steps are not compared.
 
     Attributes:
@@ -370,7 +370,7 @@ class ArmRow:
     arm: str
     label: str
     style: int
-    outcome: Outcome
+    conclusion: ArmConclusion
     sentence: str
     detail: str
     final: Interval
@@ -394,15 +394,15 @@ def arm_styles(study: StudyRecord) -> dict[str, int]:
     return {study.baseline: 0} | {arm: i + 1 for i, arm in enumerate(others)}
 
 
-def final_success(run: RunRecord, outcome: str = SUCCESS) -> float | None:
-    """True success (or another outcome) at the last evaluation of a complete run, else None."""
-    values = outcome_curve(run, outcome)[1]
+def final_success(run: RunRecord, measure: str = SUCCESS) -> float | None:
+    """True success (or another measure) at the last evaluation of a complete run, else None."""
+    values = measure_curve(run, measure)[1]
     return values[-1] if values and run.status == "complete" else None
 
 
-def mean_area(run: RunRecord, outcome: str = SUCCESS) -> float | None:
+def mean_area(run: RunRecord, measure: str = SUCCESS) -> float | None:
     """Mean height of the curve of a complete run; None with fewer than two evaluations."""
-    steps, values = outcome_curve(run, outcome)
+    steps, values = measure_curve(run, measure)
     if run.status != "complete" or len(steps) < 2:
         return None
     return float(area_under_curve(steps, values))
@@ -436,8 +436,8 @@ def _failure_rate(study: StudyRecord, arm: str, tasks: Sequence[str]) -> float |
 
 def scores(study: StudyRecord, arm: str, tasks: Sequence[str], of: Callable[[RunRecord, str], float | None]) -> Float64:
     """(tasks, seeds) of a number per run, NaN where the run has none; of several tasks' returns all are NaN."""
-    values = {(run.task, run.seed): of(run, study.outcome) for run in study.select(arm=arm)}
-    mixed = study.outcome != SUCCESS and len(tasks) > 1
+    values = {(run.task, run.seed): of(run, study.measure) for run in study.select(arm=arm)}
+    mixed = study.measure != SUCCESS and len(tasks) > 1
     table = [[None if mixed else values.get((task, seed)) for seed in study.seeds] for task in tasks]
     return np.array(table, dtype=np.float64).reshape(len(tasks), len(study.seeds))
 
@@ -453,13 +453,13 @@ def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str], pai
     complete = [run for run in runs if run.status == "complete"]
     final = scores(study, arm, tasks, final_success)
     p_above = difference = speed = None
-    outcome: Outcome = "baseline" if arm == study.baseline else "not comparable"
+    concluded: ArmConclusion = "baseline" if arm == study.baseline else "not comparable"
     sentence = detail = ""
-    success = study.outcome == SUCCESS
+    success = study.measure == SUCCESS
     if paired is not None and not paired.interval.n:
-        outcome = "no data"
+        concluded = "no data"
     elif paired is not None:
-        outcome = conclusion(paired.interval)
+        concluded = conclusion(paired.interval)
         baseline = scores(study, study.baseline, tasks, final_success)
         difference = replace(paired, interval=_clipped(paired.interval, -1.0)) if success else paired
         if (np.isfinite(final - baseline).sum(axis=1) > 1).any():  # some task has pairs of several seeds
@@ -470,13 +470,13 @@ def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str], pai
         detail = _detail(arm, study.baseline, final, baseline, difference, p_above)
     area = stratified_t_interval(scores(study, arm, tasks, mean_area))
     if arm != study.baseline:
-        sentence = _sentence(study, arm, tasks, outcome, difference)
+        sentence = _sentence(study, arm, tasks, concluded, difference)
     return ArmRow(
         task=ALL_TASKS if len(tasks) != 1 else tasks[0],
         arm=arm,
         label=study.arms[arm],
         style=style,
-        outcome=outcome,
+        conclusion=concluded,
         sentence=sentence,
         detail=detail,
         final=_clipped(stratified_t_interval(final)) if success else stratified_t_interval(final),
@@ -496,28 +496,28 @@ def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str], pai
 
 
 def _sentence(
-    study: StudyRecord, arm: str, tasks: Sequence[str], outcome: Outcome, difference: PairedDifference | None
+    study: StudyRecord, arm: str, tasks: Sequence[str], concluded: ArmConclusion, difference: PairedDifference | None
 ) -> str:
     """The conclusion in plain words."""
     baseline = study.baseline
-    if outcome == "not comparable":
+    if concluded == "not comparable":
         own, other = (fmt.percent(_failure_rate(study, name, tasks) or 0.0) for name in (arm, baseline))
         rates = f"{own} of measurements failed in {arm}, {other} in {baseline}"
         return f"{arm} and {baseline} are not comparable: failure rates differ ({rates})"
-    if study.outcome != SUCCESS and len(tasks) > 1:
+    if study.measure != SUCCESS and len(tasks) > 1:
         return f"{arm} against {baseline}: no conclusion over all tasks, whose returns have no unit in common"
-    silent = study.outcome == SUCCESS
+    silent = study.measure == SUCCESS
     runs = [run for run in study.runs if run.task in tasks and success_unknown(run) and silent]
     unknown = [name for name in (arm, baseline) if any(run.arm == name for run in runs)]
-    if outcome == "no data" and unknown:
+    if concluded == "no data" and unknown:
         return f"{arm} against {baseline}: no conclusion, true success is unknown in runs of {' and '.join(unknown)}"
     if difference is None:
         return f"{arm} against {baseline}: no conclusion, no task and seed has a complete run of both"
-    what = "final success" if silent else f"final {OUTCOMES[study.outcome]}"
-    what += " (true success is unknown)" if study.outcome == RETURN else ""
+    what = "final success" if silent else f"final {MEASURES[study.measure]}"
+    what += " (true success is unknown)" if study.measure == RETURN else ""
     amount = f"{what} {fmt.signed_interval(difference.interval)}"
-    if outcome in ("better", "worse"):
-        return f"{arm} {'beats' if outcome == 'better' else 'is worse than'} {baseline}: {amount}"
+    if concluded in ("better", "worse"):
+        return f"{arm} {'beats' if concluded == 'better' else 'is worse than'} {baseline}: {amount}"
     without = " without an interval" if difference.interval.low is None else ""
     return f"{arm} against {baseline}: no difference shown, {amount}{without}"
 
@@ -546,7 +546,7 @@ def _detail(
 
 
 def _reach(runs: Sequence[RunRecord], threshold: float) -> StepsToThreshold:
-    return StepsToThreshold(tuple(first_reach(*outcome_curve(run), threshold) for run in runs))
+    return StepsToThreshold(tuple(first_reach(*measure_curve(run), threshold) for run in runs))
 
 
 def _clipped(interval: Interval, floor: float = 0.0) -> Interval:
@@ -564,7 +564,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def speed_against(study: StudyRecord, arm: str, tasks: Sequence[str]) -> StepsRatio:
     """The baseline's steps to its own final success over the arm's, over pairs of complete runs."""
     arms, baselines = (
-        {(run.task, run.seed): outcome_curve(run) for run in study.select(arm=name, status="complete")}
+        {(run.task, run.seed): measure_curve(run) for run in study.select(arm=name, status="complete")}
         for name in (arm, study.baseline)
     )
     pairs = [

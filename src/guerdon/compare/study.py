@@ -18,7 +18,7 @@ from typing import Any
 
 from guerdon import atomic, provenance
 from guerdon.atomic import held
-from guerdon.compare.jobs import Job, Outcome, run_jobs
+from guerdon.compare.jobs import Job, JobResult, run_jobs
 from guerdon.compare.json_files import read_lines
 from guerdon.config import Tree, apply_overrides, holds, merge, read_yaml, resolve_refs, to_yaml, validate
 from guerdon.cores import usable_cores
@@ -49,7 +49,7 @@ class StudyPlan:
     """
 
     study: Study
-    source: Path
+    file: Path
     overrides: tuple[str, ...]
     configs: dict[str, Study]
     estimates: dict[str, dict[str, Any]]
@@ -142,7 +142,7 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> St
     """
     file = read_yaml(path)
     tree = _chosen(file, apply_overrides(file, overrides))
-    base = validate(Study, resolve_refs(tree, Study), source=str(path))
+    base = validate(Study, resolve_refs(tree, Study), origin=str(path))
     if base.compare is None:
         raise ConfigError(f"{path} has no compare section: it names the arms, seeds and tasks of a study")
     shared: dict[str, tuple[Study, Study]] = {}  # task to the configurations of its preparation and of its labelling
@@ -150,8 +150,8 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> St
     for task in base.compare.tasks or (base.task_name,):
         at_task = base.compare.at_task(task) if base.compare.tasks else {}
         placed = _moved(tree, f"compare.tasks.{task}.")
-        source = f"{path}, task {task}"
-        shared[task] = (_resolved(placed, at_task, source), _resolved(placed, at_task, source, verb="label"))
+        origin = f"{path}, task {task}"
+        shared[task] = (_resolved(placed, at_task, origin), _resolved(placed, at_task, origin, verb="label"))
         for arm, seed in product(base.compare.arms, base.compare.seeds):
             logger = {"log_path": f"{base.work_dir}/runs", "experiment_name": f"{task}/{arm}/seed{seed}"}
             # The arm's keys as written: their references are about this task, not the file's first one.
@@ -219,12 +219,12 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
             for line in new:
                 progress.write_line(f"WARNING: {line}")
 
-        def report_end(outcome: Outcome, settled: int, total: int) -> None:
-            line = f"[{settled}/{total}] {outcome.job.name}: {outcome.state}"
-            line += f" in {outcome.seconds:.0f} s" if outcome.seconds else ""
-            progress.write_line(line + (f" ({outcome.message})" if outcome.message else ""))
+        def report_end(result: JobResult, settled: int, total: int) -> None:
+            line = f"[{settled}/{total}] {result.job.name}: {result.state}"
+            line += f" in {result.seconds:.0f} s" if result.seconds else ""
+            progress.write_line(line + (f" ({result.message})" if result.message else ""))
             progress.advance(settled, "jobs")
-            if outcome.job.arguments[0] == "evaluate":
+            if result.job.arguments[0] == "evaluate":
                 warn()
 
         warn()
@@ -234,7 +234,7 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
 
             place = RayJobs(plan.study.cluster)
         try:
-            outcomes = run_jobs(
+            results = run_jobs(
                 plan.jobs, folder / "jobs", parallel=plan.parallel, say=report_end, place=place, gpus=plan.gpus
             )
         finally:
@@ -242,11 +242,11 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
         _write_card(plan, time.perf_counter() - started)
         report = write_report(folder)
     table = markdown_table(folder) + "".join(f"\n{one.conclusion}\n" for one in gold_panels(read_study(folder)))
-    failed = [o for o in outcomes if o.state != "done"]
+    failed = [one for one in results if one.state != "done"]
     if failed:
-        lines = "\n  ".join(f"{o.job.name}: {o.state}: {o.message}" for o in failed)
+        lines = "\n  ".join(f"{one.job.name}: {one.state}: {one.message}" for one in failed)
         raise JobError(
-            f"{len(failed)} of {len(outcomes)} jobs did not finish; the same command goes on with them. "
+            f"{len(failed)} of {len(results)} jobs did not finish; the same command goes on with them. "
             f"The report of the others: {report}\n  {lines}"
         )
     return report, table
@@ -295,14 +295,14 @@ def _moved(tree: Tree, inside: str) -> Tree:
     return Tree(tree.data, {**tree.places, **moved})
 
 
-def _resolved(tree: Tree, change: dict[str, Any], source: str, *, verb: str = "run") -> Study:
+def _resolved(tree: Tree, change: dict[str, Any], origin: str, *, verb: str = "run") -> Study:
     """The configuration of jobs. One that needs nothing else of a cluster is that of one process, as without it."""
     changed = resolve_refs(Tree(merge(tree.data, change), tree.places), Study)
-    study = validate(Study, changed, source=source)
+    study = validate(Study, changed, origin=origin)
     written = study.model_dump_json()
     if hide(written) != written:
         raise ConfigError(
-            f"{source}: an address or a field contains a key or a password, and compare writes the configurations of "
+            f"{origin}: an address or a field contains a key or a password, and compare writes the configurations of "
             "its jobs to files: put the key into an environment variable and name it by api_key_env"
         )
     cluster = study.cluster
@@ -311,7 +311,7 @@ def _resolved(tree: Tree, change: dict[str, Any], source: str, *, verb: str = "r
     if study.engine == "local" or spreads:
         return study
     alone = {key: value for key, value in changed.data.items() if key not in ("engine", "cluster")}
-    return validate(Study, Tree(alone, changed.places), source=source)
+    return validate(Study, Tree(alone, changed.places), origin=origin)
 
 
 def _chosen(file: Tree, tree: Tree) -> Tree:
@@ -497,7 +497,7 @@ def _write_card(plan: StudyPlan, seconds: float) -> None:
         before, started = float(card["wall_seconds"]), card["started"]
     command = provenance.command()
     if not command.startswith("guerdon "):  # called from Python
-        command = " ".join(["guerdon compare", str(plan.source), *plan.overrides])
+        command = " ".join(["guerdon compare", str(plan.file), *plan.overrides])
     atomic.write_json(
         path,
         {

@@ -1,6 +1,6 @@
 """Sampling of `guerdon label` on a Ray cluster: solutions, completions of prefixes, local judges.
 
-What is sampled for a group of requests depends on the group and the weights alone, so it does not matter which worker
+What is sampled for a batch of requests depends on the batch and the weights alone, so it does not matter which worker
 samples it, and that of a lost worker is sampled again: the labels are those of one process, bit for bit.
 
 with closing(LabelWorkers(study.cluster, study.generation, study.runner)) as workers:
@@ -34,13 +34,13 @@ class LabelWorker(ClusterWorker):
         self._generation, self._seed = generation, seed
         self._samplers: dict[str, BatchSampler] = {}
 
-    def sample(self, settings: TextPolicySettings, fingerprint: str, group: SampleBatch) -> Sampled:
-        """The completions of a group.
+    def sample(self, settings: TextPolicySettings, fingerprint: str, batch: SampleBatch) -> Sampled:
+        """The completions of a batch.
 
         Args:
             settings: of the policy.
             fingerprint: `weights_hash` that it must have.
-            group: the requests.
+            batch: the requests.
 
         Raises:
             ConfigError: this node has other weights.
@@ -54,7 +54,7 @@ class LabelWorker(ClusterWorker):
                     "put it on a file system that all nodes share"
                 )
             self._samplers[fingerprint] = BatchSampler(policy, self._generation)
-        return self._samplers[fingerprint].sample(group)
+        return self._samplers[fingerprint].sample(batch)
 
     def close(self) -> None:
         """Release the models."""
@@ -81,11 +81,11 @@ class LabelWorkers:
         return partial(self._sample, settings, fingerprint)
 
     def _sample(
-        self, settings: TextPolicySettings, fingerprint: str, groups: Sequence[SampleBatch]
+        self, settings: TextPolicySettings, fingerprint: str, batches: Sequence[SampleBatch]
     ) -> Iterator[tuple[int, Sampled]]:
-        if groups:
+        if batches:
             yield from self._actors.results(
-                groups, lambda worker, group: worker.sample.remote(settings, fingerprint, group)
+                batches, lambda worker, batch: worker.sample.remote(settings, fingerprint, batch)
             )
 
     def close(self) -> None:

@@ -79,7 +79,7 @@ def build(given: Mapping[str, Any]) -> Any:
     token = os.environ.get("GUERDON_TOKEN")
     listens = {"host": "0.0.0.0"}  # noqa: S104 (which needs a token)
     data = {**listens, **({"token": token} if token else {}), **given, "ray": given.get("ray") or {}}
-    return _application(_ray_serve(), validate(ServeSettings, data, source="args of the application"))
+    return _application(_ray_serve(), validate(ServeSettings, data, origin="args of the application"))
 
 
 def _ray_serve() -> Any:
@@ -146,9 +146,9 @@ def _application(serve: Any, settings: ServeSettings) -> Any:
 def _replica(plain: Mapping[str, Any], modules: list[str]) -> FastAPI:
     """The application of one replica; its models load before it gets requests."""
     sys.path += [path for path in modules if path not in sys.path]
-    settings = validate(ServeSettings, plain, source="a replica")
-    sources = {name: model_loader(name, model) for name, model in settings.models.items()}
-    models = ServedModels(sources, default=settings.default, batch=settings.batch, limits=settings.limits)
+    settings = validate(ServeSettings, plain, origin="a replica")
+    loaders = {name: model_loader(name, model) for name, model in settings.models.items()}
+    models = ServedModels(loaders, default=settings.default, batch=settings.batch, limits=settings.limits)
     built = build_app(models, settings)
     if settings.ray is not None and settings.ray.max_replicas > 1:
         built.router.routes[:] = [r for r in built.router.routes if getattr(r, "path", None) not in _OF_ONE_PROCESS]

@@ -1,6 +1,6 @@
 """Weights from the learner to the collectors by a broadcast, in a process group beside that of the learners.
 
-A group is one of torch (`ProcessGroupGloo`, `ProcessGroupNCCL`) on a store of the process of the run, under a prefix of
+Such a group is torch's (`ProcessGroupGloo`, `ProcessGroupNCCL`) on a store of the process of the run, under a prefix of
 its own, so that it can be formed anew whenever a collector is lost or added. What fails or takes too long costs the
 collectors concerned a way through the object store, and the run nothing else.
 
@@ -42,7 +42,7 @@ _ERRORS_OF_NCCL = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 @dataclass(frozen=True)
 class Broadcast:
-    """What the members of a group know of one broadcast.
+    """What the members of a process group know of one broadcast.
 
     Attributes:
         number: of the broadcast.

@@ -22,7 +22,7 @@ import numpy as np
 
 from guerdon.episodes.chats import ChatError, chat_messages, context_of, question_of, split_answer, tool_schemas
 from guerdon.episodes.row_files import ENDINGS, RowFields
-from guerdon.episodes.solution_files import source_rows
+from guerdon.episodes.solution_files import data_rows
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.types import Failure
@@ -68,7 +68,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Preferences:
-    """The comparisons of a source.
+    """The comparisons of a data set.
 
     Attributes:
         comparisons: that can be used, in order.
@@ -352,11 +352,11 @@ _BENCHMARKS = {  # names of files, folders and hub data sets
 _REWARD_BENCH = re.compile("alpacaeval-|mt-bench-|llmbar-|refusals-|xstest-|donotanswer|math-prm|hep-")
 
 
-def benchmark_of(source: str, row: Any) -> str | None:
-    """The benchmark that a source is a test set of, by the columns of a row or its own name; None: of none known.
+def benchmark_of(data: str, row: Any) -> str | None:
+    """The benchmark that a data set is a test set of, by the columns of a row or its own name; None: of none known.
 
     Args:
-        source: a path or a hub id.
+        data: a path or a hub id.
         row: any of its rows.
     """
 
@@ -375,7 +375,7 @@ def benchmark_of(source: str, row: Any) -> str | None:
         isinstance(row[key], list | tuple) and len(row[key]) == 3 for key in ("chosen", "rejected")
     ):
         return "RM-Bench"
-    own = Path(source).stem if Path(source).suffix in ENDINGS else Path(source).name.partition(":")[0]
+    own = Path(data).stem if Path(data).suffix in ENDINGS else Path(data).name.partition(":")[0]
     return next((name for name, known in _BENCHMARKS.items() if re.search(known, own, re.IGNORECASE)), None)
 
 
@@ -390,26 +390,26 @@ def _layout(row: Any) -> RowLayout | None:
     return next((one for one in LAYOUTS.values() if all(row.get(key) is not None for key in one.keys)), None)
 
 
-def read_preferences(source: str, *, columns: Mapping[str, str] | None = None, train: bool = False) -> Preferences:
+def read_preferences(data: str, *, columns: Mapping[str, str] | None = None, train: bool = False) -> Preferences:
     """The comparisons of a file, a folder or a hub data set.
 
     Args:
-        source: JSONL, JSON, Parquet, CSV, a folder of them or of the `datasets` library, or a hub id.
-        columns: names that the layouts use, and what these columns are called in the source.
+        data: JSONL, JSON, Parquet, CSV, a folder of them or of the `datasets` library, or a hub id.
+        columns: names that the layouts use, and what these columns are called in the data.
         train: of several splits, only `train`.
 
     Raises:
-        DataError: the source cannot be read, a row has no known layout, or no row can be used.
+        DataError: the data cannot be read, a row has no known layout, or no row can be used.
     """
     found: list[Comparison] = []
     left_out: Counter[str] = Counter()
     renamed = {own: name for name, own in (columns or {}).items()}
     benchmark = None
-    for subset, name, rows in source_rows(source, train=train):
+    for subset, name, rows in data_rows(data, train=train):
         for number, (where, row) in enumerate(rows):
             if isinstance(row, DataError):
                 raise row
-            benchmark = benchmark or benchmark_of(source, row)
+            benchmark = benchmark or benchmark_of(data, row)
             if renamed and isinstance(row, Mapping):
                 row = {renamed.get(key, key): value for key, value in row.items()}
             one = comparison(row, where, f"{name}-{number}", subset or "")
@@ -422,7 +422,7 @@ def read_preferences(source: str, *, columns: Mapping[str, str] | None = None, t
     left_out.update({"contradicted": len(gone)} if gone else {})
     if not kept:
         why = f": {', '.join(f'{n} {reason}' for reason, n in left_out.items())}" if left_out else ""
-        raise DataError(f"{source}: there is no comparison that can be used{why}")
+        raise DataError(f"{data}: there is no comparison that can be used{why}")
     return Preferences(tuple(kept), dict(left_out), repeated, contradicted, benchmark)
 
 

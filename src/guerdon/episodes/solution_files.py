@@ -188,7 +188,7 @@ def published_solutions(paths: Sequence[str], left_out: Counter[str], *, train: 
     solutions: list[Solution] = []
     for given in paths:
         before = len(solutions)
-        for subset, name, rows in source_rows(given, train=train):
+        for subset, name, rows in data_rows(given, train=train):
             for _, one in solutions_from_rows(rows, name):
                 if isinstance(one, formats.NoLabelsError):
                     left_out[one.reason] += 1
@@ -202,7 +202,7 @@ def published_solutions(paths: Sequence[str], left_out: Counter[str], *, train: 
     return solutions
 
 
-def source_rows(given: str, *, train: bool = False) -> Iterator[tuple[str | None, str, Iterable[tuple[str, Any]]]]:
+def data_rows(given: str, *, train: bool = False) -> Iterator[tuple[str | None, str, Iterable[tuple[str, Any]]]]:
     """Subset, name and rows with their places of each part of a file, folder or data set; with `train` of one split."""
     path = Path(given)
     if path.is_file():

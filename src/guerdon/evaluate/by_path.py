@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from guerdon.config import load
 from guerdon.episodes.preferences import LAYOUTS, benchmark_of, comparison, is_preference
-from guerdon.episodes.solution_files import format_of, source_rows
+from guerdon.episodes.solution_files import data_rows, format_of
 from guerdon.errors import ConfigError, DataError
 from guerdon.evaluate.labelled import LABEL, SCORE, label_figures, label_lines, read_labelled
 from guerdon.evaluate.score_file import is_factory
@@ -37,7 +37,7 @@ def kind_of(data: str) -> Kind:
     """
     if (Path(data) / "meta" / "info.json").is_file():
         return "episodes"
-    where, row = next((one for _, _, rows in source_rows(data) for one in rows), (data, None))
+    where, row = next((one for _, _, rows in data_rows(data) for one in rows), (data, None))
     if row is None or isinstance(row, DataError):
         raise row or DataError(f"{data}: there is no row in it")
     columns = row if isinstance(row, Mapping) else {}

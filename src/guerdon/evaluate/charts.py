@@ -351,7 +351,7 @@ SUCCESS, FAILURE = 1, 2  # styles of the two classes: blue and orange, distinct 
 MOST_CURVES = len(PALETTE)
 _MARGIN = (30.0, 14.0, 44.0, 52.0)
 _MOST_POINTS = 200
-_OUTCOMES = {"exact": 3, "clean": 3, "early": 5, "late": 6, "missed": 2, "false_alarm": 2, "failed": 0}  # styles
+_COUNTED = {"exact": 3, "clean": 3, "early": 5, "late": 6, "missed": 2, "false_alarm": 2, "failed": 0}  # styles
 
 
 def _box(x: tuple[float, float] = (0.0, 1.0), y: tuple[float, float] = (0.0, 1.0), width: float = 360.0) -> Box:
@@ -513,7 +513,7 @@ def first_error_bars(counts: Mapping[str, Mapping[str, int]], *, title: str = "F
     """A stacked bar per kind of solution: exact, early, late, missed; clean, false alarm; failed.
 
     Args:
-        counts: name of the bar (such as `erroneous`) to outcome to count.
+        counts: name of the bar (such as `erroneous`) to what was found, to its count.
         title: above the picture.
     """
     bars = {name: {k: n for k, n in part.items() if n} for name, part in counts.items() if any(part.values())}
@@ -524,7 +524,7 @@ def first_error_bars(counts: Mapping[str, Mapping[str, int]], *, title: str = "F
         for what, n in part.items():
             top = base + n / total
             label = f"{name}, {what}: {n} of {total}"
-            body.append(bar(box, (b + 0.15, b + 0.85), (base, top), _OUTCOMES.get(what, 0), label))
+            body.append(bar(box, (b + 0.15, b + 0.85), (base, top), _COUNTED.get(what, 0), label))
             if n / total > 0.06:
                 body.append(text(box.px(b + 0.5), box.py((base + top) / 2) + 4, f"{what} {n}"))
             base = top

@@ -1,6 +1,6 @@
 """Will a reward model help RL, have no effect, or harm it? A forecast from what is measured of it before any RL.
 
-The score of a reward model is the mean of its ranks, in two features, among the reward models of a table whose outcome
+The score of a reward model is the mean of its ranks, in two features, among the reward models of a table whose effect
 in RL is known (`evaluate/gate_table.py`). Nothing is fitted to make it; everything that says how sure the forecast is
 (expected gain, probabilities, interval, when to answer "unknown") is set on predictions for tasks that were left out.
 
@@ -20,10 +20,10 @@ from scipy.optimize import minimize
 from scipy.special import expit
 from scipy.stats import rankdata
 
-from guerdon.evaluate.gate_table import OUTCOMES, GateTable, Names, Outcome
+from guerdon.evaluate.gate_table import EFFECTS, Effect, GateTable, Names
 from guerdon.evaluate.intervals import Float64, Interval, percentile_interval, resampling_weights, wilson_interval
 
-Answer = Outcome | Literal["unknown"]
+Answer = Effect | Literal["unknown"]
 
 FEATURES: Mapping[str, Mapping[str, tuple[int, str]]] = {
     "robot": {
@@ -54,8 +54,8 @@ class GateForecast:
     """The forecast on a reward model.
 
     Attributes:
-        answer: the most probable outcome, or `unknown`.
-        probabilities: of each outcome; None where unknown.
+        answer: the most probable effect, or `unknown`.
+        probabilities: of each effect; None where unknown.
         gain: expected change of true success against the 0/1 reward, with the bounds that 90 % of reward models on
             tasks left out kept; None where unknown.
         reasons: in words, the strongest first; where unknown, why.
@@ -84,7 +84,7 @@ class GatePredictor:
         signs_F: 1 where more of a feature is better, else -1.
         slope: gain per unit of score.
         mean_gain: of the table.
-        ordinal: slope and two cut points of the ordered logistic model of the outcome given the score.
+        ordinal: slope and two cut points of the ordered logistic model of the effect given the score.
         errors: the lower and the upper bound of gain minus expected gain.
         farthest: distance beyond which a reward model is unlike those of the table.
     """
@@ -106,7 +106,7 @@ class GatePredictor:
         return np.asarray(self.mean_gain + self.slope * self.scores(x_M_F))
 
     def probabilities(self, x_M_F: Float64) -> Float64:
-        """(M, 3) probabilities of `OUTCOMES`."""
+        """(M, 3) probabilities of `EFFECTS`."""
         return ordinal_probabilities(self.scores(x_M_F), self.ordinal)
 
     def unknown(self, x_M_F: Float64) -> NDArray[np.bool_]:
@@ -178,7 +178,7 @@ def fit_gate(table: GateTable, names: Sequence[str], kind: str) -> GatePredictor
         signs_F=signs_F,
         slope=slope,
         mean_gain=float(gains_N.mean()),
-        ordinal=fit_ordinal(left_out_N, table.outcomes_N),
+        ordinal=fit_ordinal(left_out_N, table.effects_N),
         errors=error_bounds(gains_N - level_N - slope * left_out_N),
         farthest=float(np.quantile(distances(x_N_F, x_N_F, tasks_N[:, None] != tasks_N), KNOWN, method="higher")),
     )
@@ -190,20 +190,20 @@ def _within(values_N: Float64, tasks_N: Names) -> Float64:
     return np.asarray(values_N - (np.bincount(task_N, values_N) / np.bincount(task_N))[task_N])
 
 
-def fit_ordinal(scores_N: Float64, outcomes_N: NDArray[np.int64]) -> tuple[float, float, float]:
-    """Slope b >= 0 and cuts c_0 < c_1 of P(outcome <= k) = 1 / (1 + exp(b s - c_k)) (McCullagh 1980, eq. 2.1).
+def fit_ordinal(scores_N: Float64, effects_N: NDArray[np.int64]) -> tuple[float, float, float]:
+    """Slope b >= 0 and cuts c_0 < c_1 of P(effect <= k) = 1 / (1 + exp(b s - c_k)) (McCullagh 1980, eq. 2.1).
 
-    Maximum likelihood with one observation more, spread evenly over the outcomes at the mean score, and a normal
-    prior of width 3 on the slope per standard deviation: no probability becomes 0 because an outcome is rare.
+    Maximum likelihood with one observation more, spread evenly over the effects at the mean score, and a normal
+    prior of width 3 on the slope per standard deviation: no probability becomes 0 because an effect is rare.
 
     Args:
         scores_N: of reward models on tasks that were left out.
-        outcomes_N: indices into `OUTCOMES`.
+        effects_N: indices into `EFFECTS`.
     """
     centre, spread = float(scores_N.mean()), float(scores_N.std()) or 1.0
-    z = np.append((scores_N - centre) / spread, np.zeros(len(OUTCOMES)))
-    y = np.append(outcomes_N, np.arange(len(OUTCOMES)))
-    weight = np.append(np.ones(len(scores_N)), np.full(len(OUTCOMES), 1 / len(OUTCOMES)))
+    z = np.append((scores_N - centre) / spread, np.zeros(len(EFFECTS)))
+    y = np.append(effects_N, np.arange(len(EFFECTS)))
+    weight = np.append(np.ones(len(scores_N)), np.full(len(EFFECTS), 1 / len(EFFECTS)))
 
     def loss(parameters: Float64) -> float:
         slope, first, gap = parameters
@@ -217,7 +217,7 @@ def fit_ordinal(scores_N: Float64, outcomes_N: NDArray[np.int64]) -> tuple[float
 
 
 def ordinal_probabilities(scores_M: Float64, ordinal: tuple[float, float, float]) -> Float64:
-    """(M, 3) probabilities of `OUTCOMES`, from the slope and the two cut points."""
+    """(M, 3) probabilities of `EFFECTS`, from the slope and the two cut points."""
     slope, first, second = ordinal
     low, high = expit(first - slope * scores_M), expit(second - slope * scores_M)
     return np.stack([low, high - low, 1 - high], axis=-1)
@@ -247,7 +247,7 @@ def usable_features(table: GateTable, kind: str) -> list[str]:
 
 def too_small(table: GateTable) -> str | None:
     """Why a table is too small for any answer; None where it is not."""
-    harmed, _, helped = np.bincount(table.outcomes_N, minlength=len(OUTCOMES)).tolist()
+    harmed, _, helped = np.bincount(table.effects_N, minlength=len(EFFECTS)).tolist()
     if len(table) >= FEWEST_MODELS and len(table.tasks) >= FEWEST_TASKS and min(harmed, helped) >= FEWEST_OF_EACH:
         return None
     return (
@@ -267,7 +267,7 @@ def gate_forecast(features: Mapping[str, float | None], kind: str, table: GateTa
     Args:
         features: what was measured, by name; None where it was not measurable.
         kind: `robot` or `text`.
-        table: reward models whose outcome is known.
+        table: reward models whose effect is known.
     """
     known = table.of(kind)
     if (reason := too_small(known)) is not None:
@@ -287,8 +287,8 @@ def gate_forecast(features: Mapping[str, float | None], kind: str, table: GateTa
     chances = predictor.probabilities(x_1_F)[0]
     left_out = out_of_task(known, names, kind)
     return GateForecast(
-        answer=OUTCOMES[int(np.argmax(chances))],
-        probabilities={name: float(p) for name, p in zip(OUTCOMES, chances, strict=True)},
+        answer=EFFECTS[int(np.argmax(chances))],
+        probabilities={name: float(p) for name, p in zip(EFFECTS, chances, strict=True)},
         gain=Interval(gain, low, high, len(known)),
         reasons=_reasons(predictor, x_1_F, names, kind),
         features=dict(features),
@@ -296,7 +296,7 @@ def gate_forecast(features: Mapping[str, float | None], kind: str, table: GateTa
             "models": len(known),
             "tasks": len(known.tasks),
             "correlation": asdict(correlation(left_out.scores_N, known.gains_N, reps=1000, seed=0)),
-            "false_passes": asdict(false_passes(known.outcomes_N, left_out.scores_N)),
+            "false_passes": asdict(false_passes(known.effects_N, left_out.scores_N)),
         },
     )
 
@@ -322,7 +322,7 @@ class OutOfTask:
         scores_N: what ranks them. Not the expected gain: its constant, the mean of the other tasks, is the lower, the
             higher the gains of the task itself.
         gains_N: expected gains.
-        probabilities_N_3: of `OUTCOMES`.
+        probabilities_N_3: of `EFFECTS`.
         low_N: lower bound of the gain.
         high_N: upper bound.
         unknown_N: whether the answer would be "unknown".
@@ -344,7 +344,7 @@ def out_of_task(table: GateTable, names: Sequence[str], kind: str) -> OutOfTask:
     """
     n = len(table)
     scores, gains, low, high = np.empty((4, n))
-    found = OutOfTask(scores, gains, np.empty((n, len(OUTCOMES))), low, high, np.empty(n, dtype=np.bool_))
+    found = OutOfTask(scores, gains, np.empty((n, len(EFFECTS))), low, high, np.empty(n, dtype=np.bool_))
     for task in table.tasks:
         inside = table.tasks_N == task
         predictor = fit_gate(table.take(~inside), names, kind)
@@ -385,20 +385,20 @@ def spearman_by_row(x_R_N: Float64, y_R_N: Float64) -> Float64:
     return np.asarray(np.divide((x * y).sum(axis=1), scale, out=np.full(len(scale), np.nan), where=scale > 1e-9))
 
 
-def false_passes(outcomes_N: NDArray[np.int64], scores_N: Float64, *, recall: float = RECALL) -> Interval:
+def false_passes(effects_N: NDArray[np.int64], scores_N: Float64, *, recall: float = RECALL) -> Interval:
     """Share of the reward models that harm among those with a score above the threshold that passes enough helpers.
 
     The threshold is the highest one that passes at least `recall` of the reward models that help. Wilson interval.
 
     Args:
-        outcomes_N: indices into `OUTCOMES`.
+        effects_N: indices into `EFFECTS`.
         scores_N: the higher the better.
         recall: share of the helping ones that pass.
 
     Returns:
         The share of harming reward models that pass; undefined without any harming or any helping one.
     """
-    helping, harming = (np.sort(scores_N[outcomes_N == OUTCOMES.index(one)])[::-1] for one in ("helps", "harms"))
+    helping, harming = (np.sort(scores_N[effects_N == EFFECTS.index(one)])[::-1] for one in ("helps", "harms"))
     if not len(helping) or not len(harming):
         return Interval(None, None, None, len(harming))
     threshold = helping[int(np.ceil(recall * len(helping) - 1e-9)) - 1]

@@ -16,7 +16,7 @@ from typing import Any
 
 from guerdon.errors import DataError, HarmError, boundary
 from guerdon.evaluate.gate import GateForecast, gate_forecast
-from guerdon.evaluate.gate_table import OUTCOMES, PACKAGED, GateTable, read_gate_table
+from guerdon.evaluate.gate_table import EFFECTS, PACKAGED, GateTable, read_gate_table
 from guerdon.evaluate.scores import RECORD
 from guerdon.settings.evaluate import GateSettings
 from guerdon.settings.study import Study
@@ -53,8 +53,8 @@ def forecast_of(record: Mapping[str, Any]) -> Any:
     return record.get("forecast", record.get("verdict"))  # the name in cards of earlier versions
 
 
-def likely_outcome(forecast: Mapping[str, Any]) -> str | None:
-    """The outcome with a probability above 0.5; None where there is none."""
+def likely_effect(forecast: Mapping[str, Any]) -> str | None:
+    """The effect with a probability above 0.5; None where there is none."""
     chances = forecast["probabilities"] or {}
     return next((name for name, chance in chances.items() if chance > 0.5), None)
 
@@ -68,9 +68,9 @@ def forecast_lines(forecast: Mapping[str, Any]) -> list[str]:
     reasons = [f"  {reason}" for reason in forecast["reasons"]]
     if forecast["answer"] == "unknown":
         return ["forecast: unknown whether it helps RL", *reasons]
-    chances = ", ".join(f"{name} {forecast['probabilities'][name]:.2f}" for name in reversed(OUTCOMES))
-    likely = likely_outcome(forecast)
-    said = "undecided, no outcome has a probability above 0.5" if likely is None else _SAID[likely]
+    chances = ", ".join(f"{name} {forecast['probabilities'][name]:.2f}" for name in reversed(EFFECTS))
+    likely = likely_effect(forecast)
+    said = "undecided, none has a probability above 0.5" if likely is None else _SAID[likely]
     lines = [
         f"forecast: {said} (probabilities: {chances})",
         f"expected change of true success: {signed(forecast['gain'])}, 90 % of tasks left out lay in these bounds",
@@ -149,11 +149,11 @@ def read_forecast(*folders: Path) -> dict[str, Any] | None:
 def _checked(forecast: Any) -> dict[str, Any]:
     """A forecast as `GateForecast.to_dict` gives it; any exception where it is something else."""
     chances, gain = forecast["probabilities"], forecast["gain"]
-    if forecast["answer"] not in (*OUTCOMES, "unknown") or (chances is None) != (forecast["answer"] == "unknown"):
+    if forecast["answer"] not in (*EFFECTS, "unknown") or (chances is None) != (forecast["answer"] == "unknown"):
         raise ValueError(f"its forecast is {forecast['answer']!r}")
     return {
         "answer": forecast["answer"],
-        "probabilities": None if chances is None else {name: float(chances[name]) for name in OUTCOMES},
+        "probabilities": None if chances is None else {name: float(chances[name]) for name in EFFECTS},
         "gain": None if gain is None else {key: float(gain[key]) for key in ("estimate", "low", "high")},
         "reasons": [str(reason) for reason in forecast["reasons"]],
     }

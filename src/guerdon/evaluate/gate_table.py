@@ -6,7 +6,7 @@ and of the run with the reward model; null or NaN where a run is missing), `feat
 if it is known, `exploited` (a list, too: whether the hacking alarm was raised in the run with the reward model).
 
     table = read_gate_table("gate.parquet")
-    print(len(table), table.tasks, [OUTCOMES[i] for i in table.outcomes_N])
+    print(len(table), table.tasks, [EFFECTS[i] for i in table.effects_N])
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from guerdon.episodes.row_files import RowFields, good_rows
 from guerdon.errors import DataError
 from guerdon.evaluate.intervals import Float64
 
-Outcome = Literal["harms", "no effect", "helps"]
-OUTCOMES: tuple[Outcome, ...] = ("harms", "no effect", "helps")
+Effect = Literal["harms", "no effect", "helps"]
+EFFECTS: tuple[Effect, ...] = ("harms", "no effect", "helps")
 MARGIN = 0.05
 """A reward model helps or harms if it changes the mean true success over its seeds by at least this."""
 
@@ -38,7 +38,7 @@ Names = NDArray[np.str_]
 
 @dataclass(frozen=True, eq=False)
 class GateTable:
-    """Reward models with their features and outcomes.
+    """Reward models with their features and effects.
 
     Attributes:
         models_N: names, each once.
@@ -81,9 +81,9 @@ class GateTable:
         return np.asarray(np.nanmean(self.gains_N_S, axis=1))
 
     @cached_property
-    def outcomes_N(self) -> NDArray[np.int64]:
-        """(N,) index into `OUTCOMES`."""
-        return outcomes(self.gains_N)
+    def effects_N(self) -> NDArray[np.int64]:
+        """(N,) index into `EFFECTS`."""
+        return effects(self.gains_N)
 
     def take(self, rows: ArrayLike) -> GateTable:
         """The rows of a mask (N,) or of indices."""
@@ -100,8 +100,8 @@ class GateTable:
         return self.features_N_F[:, [self.names.index(name) for name in names]]
 
 
-def outcomes(gains_N: ArrayLike, margin: float = MARGIN) -> NDArray[np.int64]:
-    """(N,) index into `OUTCOMES`: 0 harms (gain at most -margin), 2 helps (at least margin), 1 no effect."""
+def effects(gains_N: ArrayLike, margin: float = MARGIN) -> NDArray[np.int64]:
+    """(N,) index into `EFFECTS`: 0 harms (gain at most -margin), 2 helps (at least margin), 1 no effect."""
     gains = np.asarray(gains_N, dtype=np.float64)
     rounding = 1e-9  # 0.35 - 0.3 is 0.05
     return np.asarray(1 + (gains >= margin - rounding) - (gains <= rounding - margin), dtype=np.int64)

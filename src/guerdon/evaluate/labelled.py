@@ -21,7 +21,7 @@ from scipy.stats import rankdata
 
 from guerdon.episodes.preferences import ATTRIBUTES, comparison, is_preference
 from guerdon.episodes.row_files import RowFields
-from guerdon.episodes.solution_files import source_rows
+from guerdon.episodes.solution_files import data_rows
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.evaluate.agreement import agreement, corrected_mean
@@ -69,7 +69,7 @@ class LabelledResponses:
         return [responses_to_score(row, where, str(k))[0] for k, (where, row) in enumerate(self.rows)]
 
 
-def read_labelled(source: str) -> LabelledResponses:
+def read_labelled(data: str) -> LabelledResponses:
     """The rows of a file, a folder or a hub data set.
 
     Raises:
@@ -78,7 +78,7 @@ def read_labelled(source: str) -> LabelledResponses:
     rows: list[tuple[str, Mapping[str, Any]]] = []
     labels: list[float] = []
     prompts: list[str] = []
-    for _, _, found in source_rows(source):
+    for _, _, found in data_rows(data):
         for where, row in found:
             if isinstance(row, DataError):
                 raise row
@@ -88,7 +88,7 @@ def read_labelled(source: str) -> LabelledResponses:
             prompt = next((row[key] for key in ("prompt_id", "prompt", "question") if row.get(key) is not None), where)
             prompts.append(str(prompt))
     if np.isnan(labels).all():
-        raise DataError(f"{source}: no row has a label of a person ({LABEL})")
+        raise DataError(f"{data}: no row has a label of a person ({LABEL})")
     return LabelledResponses(rows, np.array(labels), prompts)
 
 
@@ -131,7 +131,7 @@ def label_figures(
     are whole numbers, and Krippendorff's alpha of numbers.
 
     Args:
-        values: a score of each row, or why there is none.
+        values: one for each row, or why there is none.
         labels_N: NaN where no person looked.
         prompts: rows with the same one are resampled together.
         threshold: None: 0.5 for scores between 0 and 1, else there are no decisions.

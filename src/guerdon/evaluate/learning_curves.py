@@ -163,7 +163,7 @@ class StepsRatio:
     censored: int
 
     @property
-    def outcome(self) -> Speed:
+    def conclusion(self) -> Speed:
         """`fewer` or `more` only if the interval excludes 1."""
         if self.interval.low is not None and self.interval.low > 1:
             return "fewer"

@@ -53,7 +53,7 @@ class ResponsePairs:
     failed: int
 
 
-def read_choices(source: str) -> tuple[list[PreferenceChoice], Counter[str], float | None]:
+def read_choices(data: str) -> tuple[list[PreferenceChoice], Counter[str], float | None]:
     """The prompts of a file, a folder or a hub data set, what was left out of it by reason, and its label noise.
 
     Outside benchmarks, pairs that were judged in both directions are left out; their share estimates the noise.
@@ -62,10 +62,10 @@ def read_choices(source: str) -> tuple[list[PreferenceChoice], Counter[str], flo
         DataError: it cannot be read, or has no comparison that can be used.
     """
     choices, left_out = list[PreferenceChoice](), Counter[str]()
-    splits = rows_by_split(source)
+    splits = rows_by_split(data)
     splits = {"filtered": splits["filtered"]} if splits.get("filtered") else splits
     for split, rows in splits.items():
-        choices += choices_from_rows(rows, source, split, left_out)
+        choices += choices_from_rows(rows, data, split, left_out)
     judged = {
         k: Comparison(one.id, tuple(responses), (0, 1))
         for k, one in enumerate(choices)
@@ -78,9 +78,9 @@ def read_choices(source: str) -> tuple[list[PreferenceChoice], Counter[str], flo
     choices = [one for k, one in enumerate(choices) if k not in gone]
     counted = ", ".join(f"{n} {reason}" for reason, n in sorted(left_out.items()))
     if not choices:
-        raise DataError(f"{source}: there is no comparison that can be used: {counted}")
+        raise DataError(f"{data}: there is no comparison that can be used: {counted}")
     if left_out:
-        log_line(f"{source}: left out rows: {counted}")
+        log_line(f"{data}: left out rows: {counted}")
     return choices, left_out, label_noise(repeated, contradicted)
 
 

@@ -76,29 +76,25 @@ def write_recordings(
     """
     with needs("recordings need the package rerun-sdk: pip install 'guerdon[rerun]'"):
         import rerun  # noqa: F401
-    source = Path(root)
-    info = layout.load_info(source)
-    cameras = [*cameras_of(source, info)]
+    data = Path(root)
+    info = layout.load_info(data)
+    cameras = [*cameras_of(data, info)]
     if camera is not None:
         camera = layout.camera_name(camera)
     elif len(cameras) > 1 and models:
-        raise ConfigError(
-            f"{source} has several cameras: choose what the models see by --camera ({', '.join(cameras)})"
-        )
+        raise ConfigError(f"{data} has several cameras: choose what the models see by --camera ({', '.join(cameras)})")
     first = camera or next(iter(cameras), None)
     scorers = _scorers(models)
-    scored = _scored_before(source)
+    scored = _scored_before(data)
     if both := sorted(scorers.keys() & scored.keys()):
-        raise ConfigError(
-            f"{source / f'{both[0]}_progress.parquet'} has the values of {both[0]} already: omit the model"
-        )
-    numbers = {entry.id: entry.index for entry in load_index(source, info)[0]}
-    target = source / FOLDER if folder is None else Path(folder)
+        raise ConfigError(f"{data / f'{both[0]}_progress.parquet'} has the values of {both[0]} already: omit the model")
+    numbers = {entry.id: entry.index for entry in load_index(data, info)[0]}
+    target = data / FOLDER if folder is None else Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     progress = ProgressBar(min(len(numbers), limit or len(numbers)), what="recordings", lines=5)
     paths = list[Path]()
     try:
-        episodes = read_episodes(source, camera=first, views=[c for c in cameras if c != first], limit=limit)
+        episodes = read_episodes(data, camera=first, views=[c for c in cameras if c != first], limit=limit)
         for episode in episodes:
             rewards = {name: found[episode.id] for name, found in scored.items() if episode.id in found}
             rewards |= {name: reward_curve(model, episode) for name, model in scorers.items()}

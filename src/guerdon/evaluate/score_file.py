@@ -68,16 +68,16 @@ def is_factory(path: str) -> bool:
     return _FACTORY.fullmatch(path) is not None
 
 
-def check_files(source: Path, out: Path, *, only_failed: bool) -> None:
+def check_files(file: Path, out: Path, *, only_failed: bool) -> None:
     """Refuse files that `score_file` would refuse before it reads them.
 
     Raises:
         DataError: as `score_file`.
     """
-    if not source.is_file():
-        raise DataError(f"{source}: there is no such file")
-    if out.suffix.lower() != source.suffix.lower():
-        raise DataError(f"{out}: rows are written in the format they came in; end it in {source.suffix}")
+    if not file.is_file():
+        raise DataError(f"{file}: there is no such file")
+    if out.suffix.lower() != file.suffix.lower():
+        raise DataError(f"{out}: rows are written in the format they came in; end it in {file.suffix}")
     if only_failed != out.exists():
         raise DataError(
             f"{out} does not exist; leave out --only-failed" if only_failed
@@ -94,7 +94,7 @@ class _Item(NamedTuple):
 
 
 def score_file(
-    source: Path,
+    file: Path,
     model: RewardModel,
     out: Path,
     *,
@@ -111,9 +111,9 @@ def score_file(
     judge costs is logged before it is called. A model that compares responses gets all rows of a prompt together.
 
     Args:
-        source: JSONL, JSON, Parquet, CSV or TSV.
+        file: JSONL, JSON, Parquet, CSV or TSV.
         model: any reward model of text.
-        out: the new file, with the ending of `source`.
+        out: the new file, with the ending of `file`.
         name: of the model, by which a resumed start is recognised, with its options.
         options: of the model.
         only_failed: score again the rows of `out` with a null reward; the others stay as they are.
@@ -129,8 +129,8 @@ def score_file(
             or an unfinished start used another model or file.
     """
     part = out.with_name(f"{out.name}.part")
-    check_files(source, out, only_failed=only_failed)
-    given = out if only_failed else source
+    check_files(file, out, only_failed=only_failed)
+    given = out if only_failed else file
     rows = []
     for where, row in good_rows(given):
         if not isinstance(row, Mapping):

@@ -94,7 +94,7 @@ class Beam:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The outcome of a search for one question.
+    """The result of a search for one question.
 
     Attributes:
         best: the complete beam with the largest value (the first of equal ones).
@@ -246,7 +246,7 @@ class _Search:
         return extended
 
     def _found(self, q: int) -> SearchResult:
-        """The outcome of a question."""
+        """The result of a question."""
         complete, lost = self.complete[q], dict(self._unmeasured[q].most_common())
         best, failure = next(iter(_best(complete, 1)), None), None
         if best is None and not complete and sum(lost.values()) < self._written[q]:
@@ -269,7 +269,7 @@ class PolicyWriter:
         engine: for generation.
         tokenizer: its tokenizer.
         max_new_tokens: tokens of a whole solution; one that has them all gets an empty, unfinished piece.
-        rng: source of the samples.
+        rng: draws the samples.
         step_tokens: where a piece is cut that ends at a separator; None: where the solution's tokens are used up.
             With it, solutions of different lengths go on in one call; give it where steps are short.
         system_prompt: stands in front of each question.

@@ -2,8 +2,8 @@
 
 A line has the question, the chosen `response` with its `answer` and `value`, and how the search went. Where nothing
 could be chosen, `response` and `value` are null and `failure` has the reason. `correct` is null where no true answer
-is known. Questions are searched in groups with random numbers of their own: a run that was killed goes on with the
-first group that is not complete, and gives the same bytes.
+is known. Questions are searched in batches with random numbers of their own: a run that was killed goes on with the
+first batch that is not complete, and gives the same bytes.
 
     done = search(load(Study, "studies/search.yaml"))
     done.path, done.answered, done.right
@@ -91,7 +91,7 @@ def search(study: Study) -> SearchDone:
         ConfigError: the study lacks a section, a question has more than one turn, or the folder holds answers of
             another search.
         DataError: a question does not fit the model.
-        TooManyFailuresError: more than `max_failure_rate` of the measurements so far failed; the group at which it
+        TooManyFailuresError: more than `max_failure_rate` of the measurements so far failed; the batch at which it
             happens is not written.
     """
     settings, data = study.search, study.data
@@ -99,7 +99,7 @@ def search(study: Study) -> SearchDone:
         raise ConfigError(NEEDED)
     prompts, system_prompt = questions_of(settings, data)
     folder = Path(settings.save_dir)
-    groups = [prompts[k : k + AT_A_TIME] for k in range(0, len(prompts), AT_A_TIME)]
+    batches = [prompts[k : k + AT_A_TIME] for k in range(0, len(prompts), AT_A_TIME)]
     with ExitStack() as stack:
         torch.set_num_threads(study.runner.threads)
         log = stack.enter_context(closing(AppendLog(folder / "answers.jsonl")))
@@ -111,9 +111,9 @@ def search(study: Study) -> SearchDone:
             searcher = _Searcher(study, settings, data, policy, system_prompt)
             stack.callback(searcher.verifier.close)
             progress = stack.enter_context(closing(ProgressBar(len(prompts), what="questions", lines=10)))
-            for number, group in enumerate(groups):
-                missing = [prompt for prompt in group if prompt.id not in known]
-                rows = searcher.rows(group, number) if missing else []
+            for number, batch in enumerate(batches):
+                missing = [prompt for prompt in batch if prompt.id not in known]
+                rows = searcher.rows(batch, number) if missing else []
                 again = {row["id"] for row in rows}
                 everything = [*rows, *(row for row in log.rows if row["id"] not in again)]
                 searcher.refuse_failures(everything, at_end=len(everything) == len(prompts))
@@ -212,7 +212,7 @@ def check_identity(folder: Path, study: Study, prompts: Sequence[Prompt], policy
 
 
 class _Searcher:
-    """Searches groups of questions.
+    """Searches batches of questions.
 
     Args:
         study: the configuration.
@@ -236,15 +236,15 @@ class _Searcher:
         self.verifier: Verifier = verifier_from(data)
         self._same: Same = same_by(self.verifier)
 
-    def rows(self, group: Sequence[Prompt], number: int) -> list[dict[str, Any]]:
-        """The lines of a group of questions.
+    def rows(self, batch: Sequence[Prompt], number: int) -> list[dict[str, Any]]:
+        """The lines of a batch of questions.
 
         Args:
-            group: the questions.
-            number: of the group; its random numbers depend on it.
+            batch: the questions.
+            number: of the batch; its random numbers depend on it.
         """
         settings = self._settings
-        separator = settings.separator or (family_of(group[0]).separator if is_generated(group[0]) else BLANK_LINE)
+        separator = settings.separator or (family_of(batch[0]).separator if is_generated(batch[0]) else BLANK_LINE)
         whole = settings.method == "best_of_n"
         plan = SearchPlan(
             settings.n,
@@ -253,7 +253,7 @@ class _Searcher:
             beam_width=1 if whole else settings.beam_width,
             rounds=1 if whole else settings.rounds,
             batch_size=settings.batch_size,
-            system_prompt=str(group[0].context[0]["content"]) if group[0].context else None,
+            system_prompt=str(batch[0].context[0]["content"]) if batch[0].context else None,
         )
         writer = PolicyWriter(
             self._engine,
@@ -262,9 +262,9 @@ class _Searcher:
             rng=np.random.default_rng([self._seed, number]),
             system_prompt=self._system_prompt,
         )
-        questions = [prompt.question for prompt in group]
+        questions = [prompt.question for prompt in batch]
         found = (dvts if settings.method == "dvts" else beam_search)(writer, self._model, questions, plan)
-        return [self._row(prompt, result) for prompt, result in zip(group, found, strict=True)]
+        return [self._row(prompt, result) for prompt, result in zip(batch, found, strict=True)]
 
     def refuse_failures(self, rows: Sequence[Mapping[str, Any]], *, at_end: bool) -> None:
         """Stop where too many measurements failed, of all questions so far.

@@ -404,14 +404,14 @@ def first_errors(solutions: Sequence[Solution], scores: Sequence[Score], thresho
             continue
         predicted = None if score.steps is None else first_below(score.steps, threshold)
         if predicted is None:
-            outcome = "failed"
+            found = "failed"
         elif truth < 0:
-            outcome = "clean" if predicted < 0 else "false_alarm"
+            found = "clean" if predicted < 0 else "false_alarm"
         elif predicted < 0:
-            outcome = "missed"
+            found = "missed"
         else:
-            outcome = "exact" if predicted == truth else "early" if predicted < truth else "late"
-        counts["correct" if truth < 0 else "erroneous"][outcome] += 1
+            found = "exact" if predicted == truth else "early" if predicted < truth else "late"
+        counts["correct" if truth < 0 else "erroneous"][found] += 1
     return {"unknown": unknown} | {
         kind: {
             what: {"count": count, "share": asdict(wilson_interval(count, sum(part.values())))}

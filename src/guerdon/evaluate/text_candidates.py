@@ -1,6 +1,6 @@
 """The reward models that `guerdon evaluate` judges in a language study, and what each was trained on.
 
-for one in candidates(study): print(one.name, one.source.path, one.folder)
+for one in candidates(study): print(one.name, one.model.path, one.folder)
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Candidate:
 
     Attributes:
         name: as in the study.
-        source: its path (a folder or hub id), and how it is read.
+        model: its path (a folder or hub id), and how it is read.
         folder: receives its evaluation.
         exclude: questions that it was trained on; a generated set avoids them.
         training_hashes: hashes of the questions in the model's own list of those that it was trained on.
     """
 
     name: str
-    source: ThirdPartySettings
+    model: ThirdPartySettings
     folder: Path
     exclude: frozenset[str]
     training_hashes: frozenset[str]
@@ -65,8 +65,8 @@ def candidates(study: Study, *, only: Sequence[str] = ()) -> list[Candidate]:
             of_pairs = isinstance(settings, PreferenceTrainSettings)  # whose prompts are known by their hashes below
             labelled = () if of_pairs else published_solutions(settings.data_paths or labels, Counter(), train=True)
             exclude = trained_on | {solution.question for solution in labelled}
-            source, folder = ThirdPartySettings(path=str(checkpoint), device=settings.device), checkpoint.parent
-            found.append(Candidate(name, source, folder, exclude, training_question_hashes(folder)))
+            model, folder = ThirdPartySettings(path=str(checkpoint), device=settings.device), checkpoint.parent
+            found.append(Candidate(name, model, folder, exclude, training_question_hashes(folder)))
     return found
 
 

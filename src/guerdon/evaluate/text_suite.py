@@ -421,8 +421,7 @@ def evaluate_text_study(
         with boundary(ConfigError, f"the evaluation of {one.name} cannot be written to {one.folder}"):
             one.folder.mkdir(parents=True, exist_ok=True)
     for one in models:
-        source = one.source
-        model = load_any_text_model(**dict(source))
+        model = load_any_text_model(**dict(one.model))
         if settings.compares_prompts:
             scores.refuse_relative(model, one.name)
         samples: list[Solution] = []
@@ -526,8 +525,8 @@ def _first_error_lines(section: Mapping[str, Any]) -> list[str]:
         f"{kind}: " + ", ".join(f"{what} {one['count']}" for what, one in section["first_errors"][kind].items())
         for kind in ("erroneous", "correct")
     ]
-    source = f"threshold {number(bench['threshold'])} ({bench['threshold_source']})"
-    return [source, *figure_table(figures), *counts, _failures(section)]
+    threshold = f"threshold {number(bench['threshold'])} ({bench['threshold_source']})"
+    return [threshold, *figure_table(figures), *counts, _failures(section)]
 
 
 def _curves(section: Mapping[str, Any]) -> list[str]:

@@ -49,7 +49,7 @@ def write_progress_file(
     Raises:
         ConfigError: the model judges whole episodes, or another program wrote the file.
     """
-    settings = validate(RABCSettings, {"model": dict(model)}, source="the reward model")
+    settings = validate(RABCSettings, {"model": dict(model)}, origin="the reward model")
     if settings.model is None:
         raise ConfigError("name the reward model by model_type")
     return scored_progress(Path(root), settings.model, path=None if path is None else Path(path), camera=camera)

@@ -108,7 +108,7 @@ class StepRewards:
                 raise ConfigError(f"{where}: {key} would do nothing here, because {why}; remove it")
         by_settings = isinstance(model, Mapping)
         given = {**source, "model": dict(model) if isinstance(model, Mapping) else _IN_MEMORY}
-        settings = validate(SourceSettings, given, source=where)
+        settings = validate(SourceSettings, given, origin=where)
         if settings.refitted is not None:
             raise ConfigError(f"{where}: update would do nothing here, because nothing refits the model; remove it")
         if settings.native_fallback:

@@ -240,7 +240,7 @@ def step_source(name: str, model: RewardModel, *, min_form: float | None = None,
     """
     judge = {"model_type": "text", "checkpoint_path": model.info.name}  # it is there already; this says: it judges text
     own = {"model": judge, "reward_mode": "per_step", "shaping": "raw"}
-    section = validate(SourceSettings, {**own, **settings}, source=f"the source {name!r}")
+    section = validate(SourceSettings, {**own, **settings}, origin=f"the source {name!r}")
     return TextReward(SourceTerms.of(name, section, gamma=1.0), model, section, min_form=min_form)
 
 
@@ -332,7 +332,7 @@ def checked_algorithm(algorithm: Mapping[str, Any]) -> TextAlgorithmSettings:
             f"algorithm: {', '.join(idle)} would do nothing, the trainer has its own loss and optimiser; the keys are "
             f"{', '.join(sorted(ESTIMATOR_KEYS))}"
         )
-    settings = validate(TextAlgorithmSettings, dict(algorithm), source="algorithm")
+    settings = validate(TextAlgorithmSettings, dict(algorithm), origin="algorithm")
     if settings.needs.critic or settings.needs.greedy:
         what = "value heads" if settings.needs.critic else "greedy responses"
         raise ConfigError(f"adv_estimator {settings.adv_estimator} needs {what}, which the trainer does not have")

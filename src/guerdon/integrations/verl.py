@@ -266,7 +266,7 @@ def prime_source(name: str, policy: TextPolicy, *, length_limit: int, seed: int 
         ConfigError: a key that does not exist, or that would do nothing.
     """
     given = {**settings, "model": {"model_type": "prime", **settings.get("model", {})}}
-    section = validate(SourceSettings, given, source=f"the source {name!r}")
+    section = validate(SourceSettings, given, origin=f"the source {name!r}")
     assert isinstance(section.model, PrimeModelSettings)
     terms = SourceTerms.of(name, section, gamma=1.0)
     return PrimeReward(terms, section.model, policy, seed=seed, length_limit=length_limit)

@@ -97,8 +97,8 @@ def mine(
         for start in range(0, len(prompts), MINED_AT_A_TIME):
             if len(kept) >= wanted:
                 break
-            group = prompts[start : start + MINED_AT_A_TIME]
-            for prompt, outcomes in zip(group, sampler.outcomes([(p, "") for p in group], k, "mine"), strict=True):
+            batch = prompts[start : start + MINED_AT_A_TIME]
+            for prompt, outcomes in zip(batch, sampler.outcomes([(p, "") for p in batch], k, "mine"), strict=True):
                 row = fail_rate_row(prompt, outcomes, settings)
                 row["kept"] = row["kept"] and len(kept) < wanted
                 kept += [prompt] if row["kept"] else []

@@ -389,12 +389,12 @@ class ParsedAnswer:
         value: a share in [0, 1], or one of the words that were asked for.
         status: `ok` where the answer has the form that was asked for; `fallback` where it was read from a sentence, or
             has no mark and a reason next to it.
-        source: the words that it was read from.
+        words: those that it was read from.
     """
 
     value: Any
     status: ParseStatus
-    source: str
+    words: str
 
 
 def parse_answer(text: str, form: Form, material: Sequence[str] = ()) -> ParsedAnswer | Failure:
@@ -444,10 +444,10 @@ def _resolve(text: Text, form: Form, depth: int) -> ParsedAnswer | Failure:
             if isinstance(found, Failure) or found.value != chosen.value:
                 return Failure("several_answers", f"different answers: {_shown(text.words)}")
         elif not _agrees(form, segment, chosen.value):
-            return Failure(form.missing, f"{_shown(segment.words)} next to the answer {_shown(chosen.source)}")
+            return Failure(form.missing, f"{_shown(segment.words)} next to the answer {_shown(chosen.words)}")
         elif not marked:
             status = "fallback"
-    return ParsedAnswer(chosen.value, status, chosen.source)
+    return ParsedAnswer(chosen.value, status, chosen.words)
 
 
 def _value(segment: AnswerSegment, form: Form, depth: int) -> ParsedAnswer | Failure | None:

@@ -57,7 +57,7 @@ class ImplicitModel(TextRewardModel):
     has_head = False
     reads_conversations = True
     learns_outcomes = True
-    meaning = "the answer is right (learnt from outcomes, read at steps)"
+    meaning = "the answer is right (learned from outcomes, read at steps)"
 
     @classmethod
     def start(cls, policy: TextPolicy, card: TextModelCard, fresh: Callable[[], TextPolicy]) -> ImplicitModel:

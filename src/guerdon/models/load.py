@@ -70,7 +70,7 @@ def load_reward_model(
     idle = sorted(given.keys() & _OF_RUNS)
     if idle:
         raise ConfigError(f"the reward model {model_type!r}: {', '.join(idle)} would do nothing outside a run")
-    settings = validate(form, {"model_type": model_type, **given}, source=f"the reward model {model_type!r}")
+    settings = validate(form, {"model_type": model_type, **given}, origin=f"the reward model {model_type!r}")
     return _built(settings, modality=options.get("modality"))
 
 

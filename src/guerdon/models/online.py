@@ -107,7 +107,7 @@ class OnlineImageModel:
 
     @alone
     def learn(self, episodes: Sequence[Episode]) -> Metrics:
-        """Fit the model to the labelled frames of these episodes and to its replay.
+        """Learn from the labelled frames of these episodes and from the replay.
 
         Returns:
             What `update` returns, and `skipped`: episodes without frames, or whose outcome is unknown.
@@ -174,19 +174,19 @@ class OnlineImageModel:
 
     @alone
     def update(self, frames_N_H_W_C: NDArray[Any], targets_N: NDArray[Any], *, steps: int) -> Metrics:
-        """Fit the model to fresh frames and the replay, then remember the fresh frames.
+        """Learn from fresh frames and the replay, then remember the fresh frames.
 
         The loss is binary cross-entropy on the logit, with soft targets for `progress`, plus the gradient penalty.
 
         Args:
             frames_N_H_W_C: fresh frames of any size, channels last; or states (N, S).
             targets_N: (N,) in [0, 1].
-            steps: optimiser steps; without fresh frames nothing is fitted.
+            steps: optimiser steps; without fresh frames nothing is learned.
 
         Returns:
             `loss` (mean over the steps), `skipped_updates` (steps not taken, because loss or gradient was not finite),
             `seconds`, `fresh` (frames), `replay` (frames remembered), and the quality on the fresh frames *before*
-            fitting them: `fresh_accuracy` and `fresh_auroc`, or `fresh_mae`. None where undefined.
+            learning from them: `fresh_accuracy` and `fresh_auroc`, or `fresh_mae`. None where undefined.
 
         Raises:
             ValueError: targets outside [0, 1] or of another length.
@@ -355,7 +355,7 @@ class FrameReplay:
 
         Args:
             n: frames wanted; at least one frame must have been added.
-            rng: the source of randomness.
+            rng: draws the random numbers.
 
         Returns:
             (n, H, W, 3) uint8 or (n, S) float32, and (n,) float32.

@@ -101,10 +101,10 @@ def read_rubric(path: Path) -> Rubric:
     if path.suffix.lower() not in ENDINGS:
         raise ConfigError(f"{path}: a rubric is a file that ends in {', '.join(ENDINGS)}")
     if path.suffix.lower() != ".toml":
-        return validate(Rubric, read_yaml(path), source=str(path))  # JSON is YAML
+        return validate(Rubric, read_yaml(path), origin=str(path))  # JSON is YAML
     with boundary(ConfigError, f"{path}: the rubric cannot be read"):
         given = tomllib.loads(path.read_text(encoding="utf-8"))
-    return validate(Rubric, given, source=str(path))
+    return validate(Rubric, given, origin=str(path))
 
 
 def rubric_of(given: Any, where: str) -> Rubric:
@@ -129,4 +129,4 @@ def rubric_of(given: Any, where: str) -> Rubric:
         weight = next((one[key] for key in _WEIGHTS if one.get(key) is not None), 1.0)
         own = {key: one[key] for key in ("choices",) if one.get(key)}
         criteria.append({"name": str(one.get("name") or f"c{number}"), "text": text, "weight": weight, **own})
-    return validate(Rubric, {"criteria": criteria}, source=where)
+    return validate(Rubric, {"criteria": criteria}, origin=where)

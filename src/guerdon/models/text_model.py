@@ -77,7 +77,7 @@ class TextModelCard:
         labels: what a target of 1 means, in words.
         max_length: tokens that it reads at most; None: as many as its weights have positions for.
         beta: of `implicit`, the factor of the log-ratios; else None.
-        read: of `implicit`: the score of a step is of everything up to it, or of the step alone; else None.
+        read: of `implicit`: the value of a step is of everything up to it, or of the step alone; else None.
         system_prompt: of `implicit`: the system turn before each question; None: there is none.
         temperature: of `implicit`: divides the logits, as in training.
         closed: of `implicit`: a text is read as a finished one, its end-of-sequence token belongs to the last step.

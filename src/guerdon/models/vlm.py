@@ -472,7 +472,7 @@ def load_vlm(
         heads = read_robometer_config(given["path"])
         given = {"question": heads.question, "nframes": heads.max_frames, **given}
     given = {k: v for k, v in implied_by(name, {**fixed, **given}).items() if k in given or k not in fixed}
-    settings = validate(VLMSettings, given, source="reward.model.vlm")
+    settings = validate(VLMSettings, given, origin="reward.model.vlm")
     if card is not None:
         settings = _from_checkpoint(kind, folder, card, settings)
     elif settings.backend != "openai" and settings.path is None:

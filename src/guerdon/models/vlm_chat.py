@@ -63,7 +63,7 @@ class OpenAIBackend:
 
     Args:
         settings: address, retries and timeouts.
-        clock: source of time, for tests.
+        clock: the time, for tests.
         template: arguments of the chat template, for vLLM and SGLang.
 
     Raises:

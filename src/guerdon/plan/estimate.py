@@ -41,7 +41,7 @@ from guerdon.settings.vla_policy import VLAPolicySettings
 
 SPEED = {"libero": (70.0, 30.0), "maniskill": (500.0, 20.0)}  # environment steps, and pictures of a camera, per second
 OTHER_SPEED = 5000.0, 120.0
-SCORE, TRAIN, UPDATE = 600.0, 200.0, 12000.0  # per second: frames scored, examples learnt from, steps of PPO
+SCORE, TRAIN, UPDATE = 600.0, 200.0, 12000.0  # per second: frames scored, examples learned from, steps of PPO
 TRAIN_VLM = 60.0  # examples of a tiny vision-language model per second, evaluations included
 HEAD, HEAD_WEIGHTS = 20000.0, 0.5  # examples per second that a head learns from, its weights in millions
 TINY_VLA = (0.0015, 0.003)  # seconds of a decision of a tiny VLA: to take and to evaluate it, to learn from it once
@@ -143,12 +143,12 @@ def _estimate_train_text(study: Study, only: Sequence[str]) -> dict[str, Any]:
         start = model.start(study.text_default)
         if study.sft is not None and study.sft.policy is not None and start.path == study.text_default.path:
             start = study.sft.policy.model_copy(update={"lora": start.lora})
-        size, learnt = size_of_start(start), own * model.batch_size
+        size, learned = size_of_start(start), own * model.batch_size
         optimizer_steps += own
-        seconds += START + learnt * text_seconds(size, study.data)
+        seconds += START + learned * text_seconds(size, study.data)
         bytes_ += text_bytes(size, 1 + model.keep_checkpoints)
         if len(models) == 1:
-            gpu = estimate_text_train(model, start, solutions=learnt, written=solution_tokens(study.data))
+            gpu = estimate_text_train(model, start, solutions=learned, written=solution_tokens(study.data))
             notes |= {"parameters": str(size), **gpu}
     return {"models": len(models), "gradient steps": optimizer_steps, **notes, "seconds": seconds, "bytes": int(bytes_)}
 
@@ -171,7 +171,7 @@ def text_bytes(size: Size, checkpoints: int) -> float:
 
 
 def text_seconds(size: Size, data: DataSettings | None) -> float:
-    """Seconds of one response, written or learnt from; tiny models take the time of the calls around them."""
+    """Seconds of one response, written or learned from; tiny models take the time of the calls around them."""
     rate = WRITE * (LARGE if size.millions > 10 else 1.0)
     return (size.millions + OVERHEAD) * solution_tokens(data) / 40 / rate
 
@@ -213,7 +213,7 @@ def estimate_evaluate(study: Study, only: Sequence[str] = ()) -> dict[str, Any]:
         size = size_of_start(tiny if elsewhere else TextPolicySettings(path=third.path))
     else:
         size = size_of_start(study.text_models[names[0]].start(study.text_default))
-    seconds = START + solutions * text_seconds(size, study.data) / 3  # read once, nothing learnt
+    seconds = START + solutions * text_seconds(size, study.data) / 3  # read once, nothing learned
     return {
         "models": ", ".join(names),
         "generated solutions": solutions,

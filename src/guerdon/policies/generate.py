@@ -107,7 +107,7 @@ class LocalEngine:
             prompts: token ids of each prompt.
             n_per_prompt: responses to each.
             max_new_tokens: where a response is cut.
-            rng: source of the samples; its state moves on by the same amount whatever is written.
+            rng: draws the samples; its state moves on by the same amount whatever is written.
             greedy: always the most likely token; takes no `rng`.
 
         Raises:

@@ -21,13 +21,13 @@ from guerdon.hub import PICKLED, check_links
 _KEPT = (".json", ".jinja", ".txt", ".model", ".md", ".safetensors")  # the other files of a model that are read
 
 
-def import_model(source: Path, target: Path) -> list[str]:
+def import_model(origin: Path, target: Path) -> list[str]:
     """Write a folder whose weights are pickles as a folder of safetensors, sealed by hashes.
 
     Configuration, tokenizer and templates are copied; code and anything else is left out.
 
     Args:
-        source: with `pytorch_model*.bin` or `adapter_model.bin`.
+        origin: with `pytorch_model*.bin` or `adapter_model.bin`.
         target: must not exist yet.
 
     Returns:
@@ -37,29 +37,29 @@ def import_model(source: Path, target: Path) -> list[str]:
         ConfigError: there are no such weights, or the target exists.
         CheckpointError: a file does not hold pickled weights, some are not finite, or it is a link out of the folder.
     """
-    if not source.is_dir():
-        raise ConfigError(f"{source}: there is no such folder; name the folder of a model")
+    if not origin.is_dir():
+        raise ConfigError(f"{origin}: there is no such folder; name the folder of a model")
     if target.exists():
         raise ConfigError(f"{target} exists already; name a new folder")
-    names = {file: _renamed(file.name) for old in PICKLED for file in sorted(source.glob(f"{old}*.bin"))}
+    names = {file: _renamed(file.name) for old in PICKLED for file in sorted(origin.glob(f"{old}*.bin"))}
     if not names:
         wanted = " or ".join(f"{old}*.bin" for old in PICKLED)
-        raise ConfigError(f"{source} has no {wanted}; guerdon reads safetensors without an import")
-    check_links(CheckpointError, "the model", source)
+        raise ConfigError(f"{origin} has no {wanted}; guerdon reads safetensors without an import")
+    check_links(CheckpointError, "the model", origin)
     with sealed_folder(target) as folder:
-        for file in sorted(source.rglob("*")):
+        for file in sorted(origin.rglob("*")):
             if file.is_file() and file.suffix in _KEPT and not file.name.endswith(".index.json"):
-                place = folder / file.relative_to(source)
+                place = folder / file.relative_to(origin)
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, place)
         for file, name in names.items():
             _convert(file, folder / name)
-        for index in source.glob("pytorch_model*.bin.index.json"):
+        for index in origin.glob("pytorch_model*.bin.index.json"):
             with boundary(CheckpointError, f"{index} cannot be read"):
                 said = json.loads(index.read_text(encoding="utf-8"))
                 said["weight_map"] = {key: _renamed(str(name)) for key, name in said["weight_map"].items()}
             if not set(said["weight_map"].values()) <= set(names.values()):
-                raise CheckpointError(f"{index} names files that are not in {source}; download the model again")
+                raise CheckpointError(f"{index} names files that are not in {origin}; download the model again")
             write_json(folder / _renamed(index.name), said)
     return sorted(names.values())
 

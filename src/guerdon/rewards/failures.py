@@ -58,7 +58,7 @@ class FailureCounter:
         self.scored = 0
 
     def add(self, source: str, scored: int, failures: Sequence[tuple[int, int, Failure]]) -> None:
-        """Take in the outcome of `scored` measurements of a source."""
+        """Take in the result of `scored` measurements of a source."""
         reasons = [f.reason for _, _, f in failures]
         self.scored += scored
         self.reasons.update(reasons)

@@ -2,8 +2,9 @@
 
 Observed frames (or states) are kept until their episode ends; then the model learns from the episode (`Learnable`),
 labelled by ground truth: success of each frame, or progress along the episode; failed episodes are hard negatives. Or
-an expert continues from observed moments, and the steps that it needs label them. Or (adversarial) all that the policy
-shows is negative, and no truth is read. The image twin of PRIME's online update (Cui et al. 2025, 2502.01456).
+an expert continues from observed moments, and the environment steps that it needs label them. Or (adversarial) all
+that the policy shows is negative, and no truth is read. The image twin of PRIME's online update (Cui et al. 2025,
+2502.01456).
 
     model = online_model("resnet", load_source_model(settings.model), settings.model, seed=0)
     metrics = RefittedReward(SourceTerms("resnet"), model, settings, num_envs=8).learn(rollout)
@@ -40,11 +41,11 @@ _WEIGHT_DECAY = 1e-4
 
 @dataclass
 class _Observed:
-    """What was observed of an episode of a stream; `left` are the steps that an expert needs, if it continued."""
+    """What was observed of an episode of a stream; `left`: environment steps that an expert needs, if it continued."""
 
     rows: list[NDArray[Any]] = field(default_factory=list)  # frames, or states
     success: list[bool | None] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)  # environment step of each row, from 0
     left: list[int] | None = None
 
     def episode(self, config: ImageModelConfig) -> Episode:
@@ -57,7 +58,7 @@ class _Observed:
             states=None if config.state_size is None else rows,
             success=None if None in self.success else np.array(self.success, dtype=np.bool_),
             outcome=outcome_of(self.success) if config.type == "progress" else None,
-            meta={"steps": self.steps} | ({} if self.left is None else {"steps_left": self.left}),
+            meta={"steps": self.numbers} | ({} if self.left is None else {"steps_left": self.left}),
         )
 
 
@@ -78,8 +79,8 @@ def online_model(name: str, model: RewardModel, settings: RefittedModelSettings,
         raise ConfigError(f"reward.sources.{name}: a {settings.model_type} model cannot be refitted")
     if settings.labeler == "continuation" and model.config.horizon is None:
         raise ConfigError(
-            f"reward.sources.{name}: labeler continuation counts steps to success, so the progress model needs a "
-            "horizon: set train.<name>.horizon and train it again"
+            f"reward.sources.{name}: labeler continuation counts environment steps to success, so the progress "
+            "model needs a horizon: set train.<name>.horizon and train it again"
         )
     adversarial = settings.labeler == "adversarial"
     if adversarial and model.config.state_size is None:
@@ -171,7 +172,7 @@ class RefittedReward(ControlReward):
             episode = self._open[segment.stream]
             episode.rows.extend(self.seen(segment))
             episode.success.extend(segment.success_F)
-            episode.steps.extend(segment.rows_F.tolist())
+            episode.numbers.extend(segment.rows_F.tolist())
             if segment.finished:
                 self._ready += [episode] if episode.rows else []
                 self._open[segment.stream] = _Observed()
@@ -210,7 +211,7 @@ class RefittedReward(ControlReward):
         for i, one in enumerate([*self._open, *self._ready]):
             if one.rows:
                 tensors[f"episode.{i}"] = torch.from_numpy(np.stack(one.rows))
-        episodes = [[one.success, one.steps, one.left] for one in [*self._open, *self._ready]]
+        episodes = [[one.success, one.numbers, one.left] for one in [*self._open, *self._ready]]
         return tensors, {**values, "rollouts": self._rollouts, "episodes": episodes}
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
@@ -219,9 +220,9 @@ class RefittedReward(ControlReward):
         self.model.load_state(under("online", tensors), values["online"])
         self._rollouts = int(values["rollouts"])
         found = []
-        for i, (success, steps, left) in enumerate(values["episodes"]):
-            rows = list(tensors[f"episode.{i}"].numpy().copy()) if steps else []
-            found.append(_Observed(rows, list(success), list(steps), left))
+        for i, (success, numbers, left) in enumerate(values["episodes"]):
+            rows = list(tensors[f"episode.{i}"].numpy().copy()) if numbers else []
+            found.append(_Observed(rows, list(success), list(numbers), left))
         self._open, self._ready = found[: self._num_envs], found[self._num_envs :]
 
     def save(self, folder: Path) -> None:

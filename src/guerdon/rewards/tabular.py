@@ -1,9 +1,9 @@
-"""The tabular reference: an implicit process reward as a table, learnt from outcomes alone.
+"""The tabular reference: an implicit process reward as a table, learned from outcomes alone.
 
 It has one weight for each claim that a line can make (`7+5=2`), and the logit of a right answer is the sum of the
 weights of the lines written: the model of PRIME (2502.01456) with a table in place of a language model. Where facts
 decide whether an answer is right, such a table reads nearly all that outcomes say of steps. So it bounds what a process
-reward learnt from outcomes can bring on a task: where it brings nothing, the task cannot show a gain.
+reward learned from outcomes can bring on a task: where it brings nothing, the task cannot show a gain.
 
     table = OutcomeTable(l2=0.05)
     table.add([["3+5=8", "8*2=6"]], np.array([1.0]))

@@ -143,16 +143,16 @@ def _heads(algorithm: RobotAlgorithmSettings, terms: Iterable[str]) -> tuple[str
 def _notes(study: Study, models: Mapping[str, ControlReward], *, only: str | None) -> list[str]:
     """Lines for the start of the log; `only` is the name of the source that the policy learns from, if it is alone."""
     normalized = not study.algorithm.replayed and study.on_policy.normalize_minibatches
-    group = f"[{study.reward.group_name}]"
+    prefix = f"[{study.reward.group_name}]"
     settings = {name: one.settings for name, one in models.items()}
     return [
         *study.env.notes,
         *(
-            f"{group} {name}: {one.model.model_type} from {one.model.origin}, weight {one.reward_weight:g}"
+            f"{prefix} {name}: {one.model.model_type} from {one.model.origin}, weight {one.reward_weight:g}"
             for name, one in settings.items()
         ),
         *(
-            f"{group} {name}: reward_weight {one.reward_weight:g} changes nothing: the only source, whose advantages "
+            f"{prefix} {name}: reward_weight {one.reward_weight:g} changes nothing: the only source, whose advantages "
             "are normalised"
             for name, one in settings.items()
             if name == only and normalized and one.reward_weight not in (0.0, 1.0)

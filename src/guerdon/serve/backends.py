@@ -247,7 +247,7 @@ def loader_options(name: str, kind: str | None, settings: ServedModelSettings) -
     if kind is not None and kinds[0] not in learning:
         form = MODEL_FORMS.get(kind, OwnModelSettings)
         path = {} if settings.model_path is None else {form.path_key: settings.model_path}
-        checked = validate(form, {"model_type": kind, **path, **options}, source=f"models.{name}.options")
+        checked = validate(form, {"model_type": kind, **path, **options}, origin=f"models.{name}.options")
         if isinstance(checked, VLMModelSettings) and checked.vlm is not None and checked.vlm.path is not None:
             refuse_missing(checked.vlm.path)
     return options

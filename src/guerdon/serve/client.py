@@ -218,7 +218,7 @@ class AsyncRewardClient:
             when: score, then learn (after); learn, then score (before); only score (none).
             separator: as in `rewards`.
             number: number of this update among those of the client, the same for all tries; None: the next one. An
-                update that was sent before under this number gets the same result, and nothing is learnt twice.
+                update that was sent before under this number gets the same result, and nothing is learned twice.
 
         Raises:
             DataError: a prompt or completion cannot be read.
@@ -242,7 +242,7 @@ class AsyncRewardClient:
         if isinstance(found, Failure):
             raise RewardRequestError(
                 f"the reward server at {self.settings.base} did not learn, or did not say so ({found}); send the same "
-                f"update again with number={number}: nothing is learnt twice"
+                f"update again with number={number}: nothing is learned twice"
             )
         return found
 

@@ -89,7 +89,7 @@ class DeadlineExceeded(ServeError):
 
 
 class UpdateFailed(ServeError):
-    """An update was not learnt, or not kept; the model is as it was before."""
+    """An update was not learned, or not kept; the model is as it was before."""
 
     status, code = 500, "update_failed"
 

@@ -65,7 +65,7 @@ def serve_settings(file: Path | None, overrides: Sequence[str], flags: Mapping[s
     data = merge(tree.data, changed) if changed else tree.data
     if not data.get("models"):
         raise ConfigError("there is no model to serve: give --model-path, --backend, --model name=path, or a file")
-    return validate(ServeSettings, Tree(data, tree.places), source=str(file) if file is not None else "command line")
+    return validate(ServeSettings, Tree(data, tree.places), origin=str(file) if file is not None else "command line")
 
 
 def launch(settings: ServeSettings) -> None:

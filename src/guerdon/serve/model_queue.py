@@ -226,14 +226,14 @@ class ModelQueue:
         Args:
             episodes: with outcomes.
             when: learn before or after they are scored.
-            update: client and number: sent again it gets the same result, and nothing is learnt twice.
+            update: client and number: sent again it gets the same result, and nothing is learned twice.
 
         Raises:
             BadRequest: the model does not learn, or an episode has no outcome (422).
             Busy: too many updates wait (429).
             DeadlineExceeded: it was not begun in time, and never will be (504).
-            Conflict: the number belongs to another update, or may have been learnt (409).
-            UpdateFailed: it was not learnt or not kept; the model is as before (500).
+            Conflict: the number belongs to another update, or may have been learned (409).
+            UpdateFailed: it was not learned or not kept; the model is as before (500).
             NotReady: the model is being loaded or unusable (503).
         """
         model, store = self.loaded_model(), self.store
@@ -451,7 +451,7 @@ class ModelQueue:
             except GuerdonError as error:
                 log.error("the newest state of %s does not fit what was loaded", self.name, exc_info=error)
                 raise ReloadFailed(
-                    f"the learnt state of {self.name!r} does not fit what was loaded; the old one stays"
+                    f"the learned state of {self.name!r} does not fit what was loaded; the old one stays"
                 ) from error
         old, self.model = self.model, fresh
         if len(self._workers) == 1 and (close := getattr(old, "close", None)) is not None:
@@ -468,7 +468,7 @@ class ModelQueue:
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        late = DeadlineExceeded(f"not begun within {seconds or 0:g} s; nothing was learnt")
+        late = DeadlineExceeded(f"not begun within {seconds or 0:g} s; nothing was learned")
         timer = None if seconds is None else loop.call_later(seconds, resolve, future, late)
 
         async def job() -> None:

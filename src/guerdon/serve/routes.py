@@ -133,7 +133,7 @@ class UpdateRequest(ItemsRequest):
     number: Annotated[int, Field(ge=1, lt=2**53), WHOLE] | None = Field(
         None,
         description="number of the update among the client's, increasing: sent again it gets the same answer, and "
-        "nothing is learnt twice",
+        "nothing is learned twice",
     )
 
     @model_validator(mode="after")
@@ -183,9 +183,9 @@ class UpdateAnswer(RewardsAnswer):
     """Results by the weights before or after the update."""
 
     update: Literal["none", "before", "after"]
-    updates: int | None = Field(description="updates that the model has learnt in all; null with update: none")
+    updates: int | None = Field(description="updates that the model has learned in all; null with update: none")
     metrics: dict[str, float] = Field(description="reported by the model")
-    repeated: bool = Field(description="it had been learnt before, and this is the answer of then")
+    repeated: bool = Field(description="it had been learned before, and this is the answer of then")
 
 
 class Health(BaseModel):
@@ -450,7 +450,7 @@ async def update(request: Request) -> Response:
     openapi_extra=wire.json_body(ReloadRequest, required=False, default={}, named={"model": "prm"}),
 )  # fmt: skip
 async def reload(request: Request) -> Reloaded:
-    """Load a model again from its source, next to the old one, and exchange them; no request is lost.
+    """Load a model again from its files, next to the old one, and exchange them; no request is lost.
 
     Without a body it is the default model.
     """

@@ -3,9 +3,9 @@
 A state is written whole, with its hashes, before the update is answered, so that after a kill at any moment the newest
 state is that of the last answered update, or of one that was about to be answered.
 
-The updates that were learnt are part of the state. A client numbers its updates. The last answers are kept, and for
+The updates that were learned are part of the state. A client numbers its updates. The last answers are kept, and for
 every client the highest number whose answer is not kept any more. An update that is sent again gets its kept answer;
-a number at or below the highest forgotten one is refused. So nothing is learnt twice, also after a restart.
+a number at or below the highest forgotten one is refused. So nothing is learned twice, also after a restart.
 
     store = UpdateStore(Path("runs/prm/updates"), keep=2)
     store.resume(model)                      # the newest state that is whole, or the model's own as state 0
@@ -56,8 +56,8 @@ class UpdateResult:
     Attributes:
         judgements: explained scores, one per episode, by the weights before or after.
         metrics: reported by the model.
-        updates: how many the model has learnt in all; None where none was asked for.
-        repeated: it had been learnt before, and this is the result of then.
+        updates: how many the model has learned in all; None where none was asked for.
+        repeated: it had been learned before, and this is the result of then.
     """
 
     judgements: list[ExplainedScore]
@@ -74,7 +74,7 @@ class UpdateStore:
         keep: newest states to keep.
 
     Attributes:
-        updates: how many updates the model has learnt.
+        updates: how many updates the model has learned.
 
     Raises:
         ConfigError: another server uses the folder.
@@ -140,7 +140,7 @@ class UpdateStore:
         if highest is not None and update.number <= highest:
             raise Conflict(
                 f"update {update.number} of this client is not above {highest}, up to which its updates are not "
-                "remembered one by one: it is not learnt, because it may have been; number updates in increasing order",
+                "remembered one by one: it may have been learned already; number updates in increasing order",
                 param="number",
             )
         known = self._forgotten.keys() | {kept["client_id"] for kept in self._answers}

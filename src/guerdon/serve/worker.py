@@ -393,13 +393,13 @@ def learn(
         store: keeps its states.
         episodes: with outcomes.
         when: learn before or after the episodes are scored.
-        update: client and number; an update that was learnt before gets its old result, and nothing is learnt twice.
+        update: client and number; an update that was learned before gets its old result, and nothing is learned twice.
         name: of the model.
 
     Raises:
         BadRequest: there is no episode, or one has no outcome.
-        Conflict: the number belongs to another update, or may have been learnt.
-        UpdateFailed: it was not learnt or not kept; the model is in its last kept state again.
+        Conflict: the number belongs to another update, or may have been learned.
+        UpdateFailed: it was not learned or not kept; the model is in its last kept state again.
         BrokenModel: and that state could not be restored either.
     """
     learner = cast(Learnable, model)

@@ -83,7 +83,7 @@ def prm_words(given: dict[str, Any], source_keys: set[str]) -> dict[str, Any]:
     words = {key: given[key] for key in PRMOptions.model_fields if key in given}
     if not words:
         return given
-    asked, rest = validate(PRMOptions, words, source="reward"), {k: v for k, v in given.items() if k not in words}
+    asked, rest = validate(PRMOptions, words, origin="reward"), {k: v for k, v in given.items() if k not in words}
     if not asked.process_reward_model:
         refuse(set(words) - {"process_reward_model"}, "without process_reward_model: true")
         return rest

@@ -14,7 +14,7 @@ from guerdon.settings.base import SET, Settings, Unless, only_with
 
 
 class ClusterSettings(Settings):
-    """`cluster`: the actors of `engine: ray` and where they are placed."""
+    """`cluster`: the workers of `engine: ray` and where they are placed."""
 
     address: str = Field(
         "local",
@@ -22,7 +22,7 @@ class ClusterSettings(Settings):
         "machine for this run; auto finds the one that `ray start` began here; else host:port of its head",
     )
     collectors: int = Field(
-        1, ge=1, description="actors that collect the shards of rollouts; at most runner.rollout_shards"
+        1, ge=1, description="workers that collect the shards of rollouts; at most runner.rollout_shards"
     )
     collector_cpus: float = Field(1.0, ge=0, description="CPUs that each collector reserves; parts of one are allowed")
     collector_gpus: float = Field(
@@ -36,7 +36,7 @@ class ClusterSettings(Settings):
     reward_workers: int = Field(
         0,
         ge=0,
-        description="actors that score with the frozen reward models of a run, each with all of them; at most "
+        description="workers that score with the frozen reward models of a run, each with all of them; at most "
         "reward.scoring_shards. 0: the process of the learner scores",
     )
     reward_worker_cpus: float = only_with(
@@ -46,7 +46,7 @@ class ClusterSettings(Settings):
         0.0,
         ge=0,
         reward_workers=SET,
-        description="GPUs that each reward worker reserves; parts of one let several actors share it",
+        description="GPUs that each reward worker reserves; parts of one let several workers share it",
     )
     reward_worker_resources: dict[str, float] = only_with(
         default_factory=dict, reward_workers=SET, description="custom resources that each reward worker reserves"
@@ -55,7 +55,7 @@ class ClusterSettings(Settings):
         1,
         ge=1,
         description="processes that train the policy and PRIME's reward model together (docs/distributed.md); the "
-        "process of the run is the first, the others are actors",
+        "process of the run is the first, the others are workers",
     )
     learner_cpus: float = only_with(
         1.0, ge=0, learners=Unless(1), description="CPUs that each further learner reserves"
@@ -71,7 +71,7 @@ class ClusterSettings(Settings):
     )
     job_cpus: float = Field(1.0, ge=0, description="CPUs that each job of `guerdon compare` reserves")
     job_gpus: float = Field(0.0, ge=0, description="GPUs that each job of `guerdon compare` reserves")
-    label_workers: int = Field(1, ge=1, description="actors that sample for `guerdon label`")
+    label_workers: int = Field(1, ge=1, description="workers that sample for `guerdon label`")
     label_worker_cpus: float = Field(1.0, ge=0, description="CPUs that each of them reserves")
     label_worker_gpus: float = Field(0.0, ge=0, description="GPUs that each of them reserves")
     weight_transfer: Literal["auto", "object_store", "collective"] = Field(
@@ -89,23 +89,23 @@ class ClusterSettings(Settings):
     )
     strategy: Literal["default", "spread", "pack"] = Field(
         "default",
-        description="default: Ray fills nodes up before it takes the next; spread: actors of a kind go to different "
+        description="default: Ray fills nodes up before it takes the next; spread: workers of a kind go to different "
         "nodes; pack: a placement group in which the n-th collector and the n-th reward worker share a node, and all "
         "of them as few nodes as there is room on",
     )
     start_timeout: float = Field(
-        120.0, gt=0, description="seconds to wait for room for actors, at the start and for a replacement"
+        120.0, gt=0, description="seconds to wait for room for workers, at the start and for a replacement"
     )
     task_timeout: float = Field(
         1800.0,
         gt=0,
-        description="seconds without a result after which an actor that is at work counts as lost, because it hangs: "
+        description="seconds without a result after which a worker that is at work counts as lost, because it hangs: "
         "more than a part of a rollout, or of its scores, can take",
     )
     max_replacements: int = Field(
         5,
         ge=0,
-        description="actors of a kind replaced during one rollout, or one scoring, before the run stops with a "
+        description="workers of a kind replaced during one rollout, or one scoring, before the run stops with a "
         "checkpoint to resume; also how often learners start again from one checkpoint, and a job of `guerdon compare`",
     )
 
@@ -116,7 +116,7 @@ class ClusterSettings(Settings):
             kinds += [("reward_worker", self.reward_worker_cpus, self.reward_worker_gpus, self.reward_worker_resources)]
         for kind, cpus, gpus, resources in kinds:
             if self.strategy == "pack" and not (cpus or gpus or any(resources.values())):
-                raise ValueError(f"strategy pack places what actors reserve: {kind}_cpus must be above 0")
+                raise ValueError(f"strategy pack places what workers reserve: {kind}_cpus must be above 0")
         return self
 
     @field_validator("address")

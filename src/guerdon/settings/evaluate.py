@@ -26,7 +26,7 @@ class GateSettings(Settings):
 
     table: str | None = Field(
         None,
-        description="reward models with known outcomes in RL, a Parquet or JSON-lines file that the predictor is "
+        description="reward models with known effects in RL, a Parquet or JSON-lines file that the predictor is "
         "fitted to; null: guerdon's own",
     )
     max_harm: float = Field(

@@ -30,7 +30,7 @@ def remote_at(address: str) -> RemoteSettings:
         ConfigError: it is not an address.
     """
     endpoint, _, backend = address.partition("?model=")
-    return validate(RemoteSettings, {"endpoint": endpoint, "backend": backend or None}, source=address)
+    return validate(RemoteSettings, {"endpoint": endpoint, "backend": backend or None}, origin=address)
 
 
 class RemoteSettings(PythonSettings):

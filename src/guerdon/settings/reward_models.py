@@ -297,7 +297,7 @@ class TabularModelSettings(_ModelSettings):
         "tabular",
         description="generated tasks: a logistic table of what lines claim (`7+5=2`), fitted to the outcomes of the "
         "run; pays every token of a line the probability that its claim gets. A reference: what a process reward "
-        "learnt from outcomes can bring on a task at best",
+        "learned from outcomes can bring on a task at best",
     )
     l2: float = Field(0.05, gt=0, description="tabular: penalty of the logistic regression")
 

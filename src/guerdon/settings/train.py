@@ -211,7 +211,7 @@ class _ImageTrainSettings(_FrameFitSettings):
 
 
 class ResNetTrainSettings(_ImageTrainSettings):
-    """Fit a success classifier: the probability that a frame shows the task done."""
+    """Train a success classifier: the probability that a frame shows the task done."""
 
     type: Literal["resnet"] = "resnet"
     reward_threshold: float = Field(
@@ -246,7 +246,7 @@ class ResNetTrainSettings(_ImageTrainSettings):
 
 
 class ProgressTrainSettings(_ImageTrainSettings):
-    """Fit a progress regressor: how much of the task a frame shows done, from 0 to 1."""
+    """Train a progress regressor: how much of the task a frame shows done, from 0 to 1."""
 
     type: Literal["progress"] = "progress"
     horizon: float | None = Field(
@@ -446,21 +446,21 @@ class _StepSettings(_TextTrainSettings):
 
 
 class StepwiseTrainSettings(_StepSettings, _HeadSettings):
-    """Fit a token classifier: a probability per step, read at the step's last token."""
+    """Train a token classifier: a probability per step, read at the step's last token."""
 
     type: Literal["stepwise"] = "stepwise"
     model: ClassVar = "guerdon.models.text_heads:StepwiseModel"
 
 
 class VerdictTrainSettings(_StepSettings):
-    """Fit a language model that says CORRECT (+1) or INCORRECT (-1) of each step."""
+    """Train a language model that says CORRECT (+1) or INCORRECT (-1) of each step."""
 
     type: Literal["verdict"] = "verdict"
     model: ClassVar = "guerdon.models.verdict:VerdictModel"
 
 
 class OutcomeTrainSettings(_HeadSettings):
-    """Fit a sequence classifier: one number per solution."""
+    """Train a sequence classifier: one number per solution."""
 
     type: Literal["outcome"] = "outcome"
     model: ClassVar = "guerdon.models.text_heads:OutcomeModel"
@@ -472,7 +472,7 @@ class OutcomeTrainSettings(_HeadSettings):
 
 
 class PreferenceTrainSettings(_HeadSettings):
-    """Fit a sequence classifier to preferences (Bradley and Terry 1952), or to ratings."""
+    """Train a sequence classifier to preferences (Bradley and Terry 1952), or to ratings."""
 
     type: Literal["preference"] = "preference"
     model: ClassVar = "guerdon.models.preference:PreferenceModel"
@@ -524,14 +524,14 @@ class PreferenceTrainSettings(_HeadSettings):
 
 
 class ImplicitTrainSettings(_TextTrainSettings):
-    """Fit an implicit process reward model on outcomes alone (2412.01981)."""
+    """Train an implicit process reward model on outcomes alone (2412.01981)."""
 
     type: Literal["implicit"] = "implicit"
     model: ClassVar = "guerdon.models.implicit_text:ImplicitModel"
     loss: Literal["ce", "dpo"] = Field("ce", description="cross-entropy on outcomes, or pairs of right and wrong")
     beta: float = Field(0.05, gt=0, description="factor of the log-ratios")
     read: Literal["cumulative", "single"] = Field(
-        "cumulative", description="score of a step: of everything up to its end, or of the step alone"
+        "cumulative", description="value of a step: of everything up to its end, or of the step alone"
     )
 
 

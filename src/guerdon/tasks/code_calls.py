@@ -91,7 +91,7 @@ def run_program(asked: Mapping[str, Any]) -> None:
         names.update(vars(_loaded("_context", asked["context"])))
         for name in asked["hidden"]:
             names.pop(name, None)
-    program = _loaded("solution", asked["source"], names)
+    program = _loaded("solution", asked["program"], names)
     printed()
     link.printed = printed
     link.pack(_Names(program))  # object 0
@@ -256,7 +256,7 @@ def main() -> None:
 
     with open("/tmp/calls.json", encoding="utf-8") as file:  # noqa: S108
         asked = json.load(file)
-    if "source" in asked:
+    if "program" in asked:
         results.close()
         run_program(asked)
     elif "pairs" in asked:

@@ -8,7 +8,7 @@ without privileges, with limits on time, memory, files and processes; after it e
 A sandbox that runs programs never learns what the right outputs are: they are judged in another one. It imports nothing
 but the standard library. Its arguments are folders of packages to show, at `/packages/0` and so on.
 
-    $ echo '{"source": "print(2)", "stdin": "1", "most": 99, "cpu": 9}' | python -I -S code_sandbox.py
+    $ echo '{"program": "print(2)", "stdin": "1", "most": 99, "cpu": 9}' | python -I -S code_sandbox.py
     {"ready": true}
     {"state": "done", "output": "2\n"}
 """
@@ -189,7 +189,7 @@ def run(asked: dict[str, Any], user: int, link: int | None) -> dict[str, str]:
     """How a process ended: `state` (done, failed, time) and its `output`.
 
     Args:
-        asked: `source`, the text of a Python program, with `stdin`; or `calls`, for `code_calls.py`. `cpu`
+        asked: `program`, the text of a Python program, with `stdin`; or `calls`, for `code_calls.py`. `cpu`
             seconds, `most` bytes of output.
         user: that it runs as.
         link: the socket to the other process of a test.
@@ -209,7 +209,7 @@ def _run(asked: dict[str, Any], user: int, link: int | None) -> dict[str, str]:
     os.write(given, asked.get("stdin", "").encode("utf-8", "replace"))
     os.lseek(given, 0, os.SEEK_SET)
     calls = asked.get("calls")
-    Path("/tmp/main.py").write_text(_START if calls else asked["source"], encoding="utf-8", errors="replace")
+    Path("/tmp/main.py").write_text(_START if calls else asked["program"], encoding="utf-8", errors="replace")
     if calls:
         Path("/tmp/calls.json").write_text(json.dumps(calls))
     pid = os.fork()

@@ -102,11 +102,11 @@ class Sandbox:
         self._judge: SubprocessWorker | None = None
         self._packages: list[str] = []
 
-    def run(self, source: str, requests: Sequence[Mapping[str, Any]], cpu_seconds: int) -> list[dict[str, Any]] | None:
+    def run(self, program: str, requests: Sequence[Mapping[str, Any]], cpu_seconds: int) -> list[dict[str, Any]] | None:
         """How a program ended on each request (`state`, `output`), in order; None where a sandbox ended or hung.
 
         Args:
-            source: the program.
+            program: its text.
             requests: `stdin` and `most`, bytes of output; or `calls`, the test of a function (`CodeTest.request`).
             cpu_seconds: per request.
         """
@@ -116,10 +116,10 @@ class Sandbox:
                 if sum(result["state"] == "time" for result in results) >= LATE:
                     results.append({"state": "skipped", "output": ""})
                 elif "stdin" in request:
-                    asked = {"source": source, "cpu": cpu_seconds, **request}
+                    asked = {"program": program, "cpu": cpu_seconds, **request}
                     results.append(self._process.request(asked, _wall(cpu_seconds)))
                 else:
-                    results.append(self._test(source, request, cpu_seconds))
+                    results.append(self._test(program, request, cpu_seconds))
         except WorkerError:
             return None
         return results
@@ -138,9 +138,9 @@ class Sandbox:
         each = [self.compare([pair], cpu_seconds) for pair in pairs]
         return None if None in each else [bool(found and found[0]) for found in each]
 
-    def _test(self, source: str, request: Mapping[str, Any], cpu_seconds: int) -> dict[str, Any]:
+    def _test(self, program: str, request: Mapping[str, Any], cpu_seconds: int) -> dict[str, Any]:
         """Run a test in one process and the program that it calls in another; they share a socket."""
-        mine = {"source": source, "context": request["context"], "hidden": request["hidden"]}
+        mine = {"program": program, "context": request["context"], "hidden": request["hidden"]}
         ours, theirs = socket.socketpair()
         try:
             common = {"cpu": cpu_seconds, "most": _VERDICT, "link": True}
@@ -227,12 +227,12 @@ def check_isolation() -> None:
         )
 
 
-def run_tests(tests: Sequence[CodeTest], source: str, sandbox: Sandbox, *, cpu_seconds: float) -> float | None:
+def run_tests(tests: Sequence[CodeTest], program: str, sandbox: Sandbox, *, cpu_seconds: float) -> float | None:
     """The share of tests that a program passes; None where a sandbox failed.
 
     Args:
         tests: at least one.
-        source: the program.
+        program: its text.
         sandbox: runs and judges it.
         cpu_seconds: per test, rounded up; twice as much and a second by the clock. A program that is late three times
             is not run again, and passes none of the other tests.
@@ -241,7 +241,7 @@ def run_tests(tests: Sequence[CodeTest], source: str, sandbox: Sandbox, *, cpu_s
         DataError: a test fails without the program, or only the program could say how it ends.
     """
     cpu = math.ceil(cpu_seconds)
-    results = sandbox.run(source, [test.request for test in tests], cpu)
+    results = sandbox.run(program, [test.request for test in tests], cpu)
     if results is None:
         return None
     for result in results:

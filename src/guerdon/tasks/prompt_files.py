@@ -63,7 +63,7 @@ def load_prompts(settings: DataSettings) -> tuple[tuple[Prompt, ...], tuple[Prom
     The system prompt and the worked examples are in place, ids are unique, and no question is in both.
 
     Raises:
-        DataError: a source is missing, a row cannot be understood, or too few prompts have a solution to show.
+        DataError: a file is missing, a row cannot be understood, or too few prompts have a solution to show.
         MissingDependencyError: the `datasets` library is needed and not installed.
     """
     if settings.type == "generated":

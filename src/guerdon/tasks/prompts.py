@@ -31,10 +31,10 @@ class Prompt:
     """A question, its true answer, and where it comes from.
 
     Attributes:
-        id: stable name, unique within its data set; a hash of the question where the source has none.
+        id: stable name, unique within its data set; a hash of the question where the data set has none.
         messages: chat messages (`role`, `content`) that end with the user's turn.
         ground_truth: the true answer, as the verifier wants it.
-        data_source: which data set, for metrics by source.
+        data_source: which data set, for metrics of each.
         ability: what kind of task.
         extra_info: plain JSON values; of a generated problem, how to recompute the truth.
         solution: a worked solution where one is known.
@@ -195,7 +195,7 @@ class PromptStream:
 
     def __init__(self, prompts: Sequence[Prompt], *, seed: int = 0) -> None:
         if not prompts:
-            raise DataError("there is no prompt to draw from; check the data section's source")
+            raise DataError("there is no prompt to draw from; check the section data")
         self.prompts = tuple(prompts)
         self.seed = seed
         self.epoch = 0

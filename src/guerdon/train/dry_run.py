@@ -21,7 +21,7 @@ from guerdon.worlds.build import first_world
 
 
 def check_data(study: Study, only: Sequence[str] = ()) -> None:
-    """Refuse data of the `train` section that cannot be read, learned from or split; missing paths are skipped.
+    """Refuse data of the `train` section that cannot be read, trained on or split; missing paths are skipped.
 
     Raises:
         ConfigError: solutions of text are named by no key.

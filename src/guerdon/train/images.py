@@ -1,4 +1,4 @@
-"""Fit an image reward model offline: label the frames of episodes, train, write a checkpoint.
+"""Train an image reward model offline: label the frames of episodes, train, write a checkpoint.
 
 The checkpoint holds everything that scoring needs. Frames are resized as they are read, so that large data sets stay
 small in memory; whole episodes are held out. Frames pass once through a backbone that is not trained, and the head
@@ -137,7 +137,7 @@ class LabelledRows:
             raise DataError(f"every one of {len(self)} frames is a success: a classifier needs failures too")
 
     def check_split(self, val_split: float) -> None:
-        """Refuse a split that leaves nothing to learn from or to validate on.
+        """Refuse a split that leaves nothing to train on or to validate on.
 
         Raises:
             DataError: it does.
@@ -149,7 +149,7 @@ class LabelledRows:
 
 
 def is_classifier(settings: Settings | VLMTrainSettings) -> bool:
-    """Whether the model learns success, instead of progress."""
+    """Whether the model is trained on success, instead of progress."""
     return settings.question == "completed" if isinstance(settings, VLMTrainSettings) else settings.type == "resnet"
 
 
@@ -198,7 +198,7 @@ def label_rows(
 
     Args:
         episodes: read one by one; those without frames or without the labels needed are counted and skipped.
-        settings: what is learned, how many rows of each episode, the held-out share and the seed. An episode's draw
+        settings: what it is trained on, how many rows of each episode, the held-out share, the seed. An episode's draw
             depends on the seed and its id only; its last row is always drawn.
         keep: called with each usable episode and its drawn rows.
         needs_task: skip episodes without a task too.

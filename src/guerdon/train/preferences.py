@@ -87,20 +87,20 @@ class PreferenceData:
 
 @doing("reading the data")
 def read_preference_data(settings: PreferenceTrainSettings) -> PreferenceData:
-    """The comparisons of all sources, split by prompt.
+    """The comparisons of all data sets, split by prompt.
 
     Raises:
-        DataError: a source cannot be read, or holds another kind of judgement than the settings need.
+        DataError: a data set cannot be read, or holds another kind of judgement than the settings need.
     """
     found: list[Comparison] = []
     left_out: Counter[str] = Counter()
     repeated = contradicted = 0
     noise = None
-    for source in settings.data_paths:
-        one = read_preferences(source, columns=settings.columns, train=True)
+    for path in settings.data_paths:
+        one = read_preferences(path, columns=settings.columns, train=True)
         if one.benchmark is not None:
             raise DataError(
-                f"{source} is the test set of {one.benchmark}, which means nothing for a model trained on it: train on "
+                f"{path} is the test set of {one.benchmark}, which means nothing for a model trained on it: train on "
                 "other preferences and name it in evaluate.pairs; if it is something else, rename it"
             )
         found += one.comparisons
@@ -280,13 +280,13 @@ class PreferenceTrainer(RewardTrainer):
 
     Args:
         model: what is trained, in place.
-        train: lessons to learn from.
+        train: lessons to train on.
         val: lessons held out; may be empty.
         settings: everything the user chose.
         folder: as of `RewardTrainer`.
 
     Raises:
-        DataError: there is nothing to learn from.
+        DataError: there is nothing to train on.
     """
 
     def __init__(

@@ -339,7 +339,7 @@ def _checked(model: RewardModel, episodes: Sequence[Episode]) -> list[Score]:
 
 
 def _values(episode: Episode, scores: Sequence[Score]) -> tuple[FloatArray, list[Failure | None]]:
-    """(T,) values of an episode's rows and T failures, from a score for each row or one for all."""
+    """(T,) values of an episode's rows and T failures, from one for each row or one for all."""
     values = np.full(len(episode), np.nan, dtype=np.float32)
     rows = [[t] for t in range(len(episode))] if len(scores) == len(episode) else [list(range(len(episode)))]
     failures: list[Failure | None] = [None] * len(episode)

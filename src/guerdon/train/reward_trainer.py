@@ -54,13 +54,13 @@ class RewardTrainer(BaseTrainer):
 
     Args:
         model: what is trained, in place.
-        train: lessons to learn from.
+        train: lessons to train on.
         val: lessons held out; may be empty.
         settings: everything the user chose.
         folder: receives Trainer's checkpoints; TensorBoard's events go to `tensorboard/` in it.
 
     Raises:
-        DataError: there is nothing to learn from: no lesson, or no pair.
+        DataError: there is nothing to train on: no lesson, or no pair.
     """
 
     keeps_checkpoints = True
@@ -206,7 +206,7 @@ def planned_steps(settings: TextTrainSettings, items: int) -> tuple[int, int]:
     total = settings.max_steps or head + math.ceil(settings.epochs * per_epoch)
     if head and total <= head:
         raise ConfigError(
-            f"head_epochs takes {head} gradient steps, max_steps allows {total}: nothing else would learn"
+            f"head_epochs takes {head} gradient steps, max_steps allows {total}: nothing else would be trained"
         )
     return total, head
 
@@ -228,7 +228,7 @@ def _optimizer(model: TextRewardModel, settings: TextTrainSettings) -> torch.opt
 def _schedule(
     optimizer: torch.optim.Optimizer, settings: TextTrainSettings, total: int, head_steps: int
 ) -> torch.optim.lr_scheduler.LambdaLR:
-    """Warm-up and decay over the steps in which everything learns; before them the head's rate is constant."""
+    """Warm-up and decay over the steps in which everything is trained; before them the head's rate is constant."""
     rest = total - head_steps
     rising = round(settings.warmup * rest)
 

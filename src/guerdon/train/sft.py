@@ -90,7 +90,7 @@ def _pairs_of(study: Study) -> list[Pair]:
     solved = [p for p in train if p.solution is not None]
     if not solved:
         raise DataError(
-            f"none of the {len(train)} training prompts has a worked solution to learn from: give the rows a "
+            f"none of the {len(train)} training prompts has a worked solution to train on: give the rows a "
             "`solution` or `answer` with its steps"
         )
     texts = [p.solution or "" for p in solved]
@@ -107,7 +107,7 @@ def train_sft(
     """Fine-tune the model of the `policy` section.
 
     Args:
-        pairs: chat messages that end with the user's turn, the response to learn, and the tools of the chat, if any.
+        pairs: chat messages that end with the user's turn, the response to train on, and the tools of the chat, if any.
         settings: the `sft` section.
         policy_settings: the `policy` section; adapters are trained and then merged.
 
@@ -198,7 +198,7 @@ def tokenize_pairs(tokenizer: Any, pairs: Sequence[Pair], max_length: int | None
             responses.append(response)
     if not prompts:
         raise DataError(
-            f"none of {len(pairs)} pairs of prompt and response is left to learn from"
+            f"none of {len(pairs)} pairs of prompt and response is left to train on"
             + (f": all are longer than {max_length} tokens" if pairs else "; does the data have solutions?")
         )
     return TokenPairs(prompts, responses, len(pairs) - len(prompts))
@@ -243,7 +243,7 @@ class ResponseTrainer(BaseTrainer):
     Args:
         policy: what is trained, in place.
         tokens: all pairs.
-        train: indices to learn from.
+        train: indices to train on.
         val: indices held out; may be empty.
         settings: the `sft` section.
         folder: receives Trainer's checkpoints; TensorBoard's events go to `tensorboard/` in its parent.

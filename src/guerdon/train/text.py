@@ -1,4 +1,4 @@
-"""Fit a reward model of text offline: read solutions, train, write a folder with everything that scoring needs.
+"""Train a reward model of text offline: read solutions, train, write a folder with everything that scoring needs.
 
     runs/prm/method1_HE/       (or runs/prm itself, for data that `guerdon label` did not write)
       checkpoint-500/          a state to resume from
@@ -161,7 +161,7 @@ def _trainer(
 
 
 def _counts(train: Lessons, val: Lessons, left_out: Mapping[str, int]) -> dict[str, Any]:
-    """How many solutions, questions and labels were learned from, held out and left out."""
+    """How many solutions, questions and labels were trained on, held out and left out."""
     if isinstance(train, PairLessons):
         assert isinstance(val, PairLessons)
         kind, ties = "lists" if train.ranks else "pairs", int(train.tied.sum())

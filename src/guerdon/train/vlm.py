@@ -1,4 +1,4 @@
-"""Fine-tune a vision-language model into a reward: read episodes, learn the true answers, write a checkpoint.
+"""Fine-tune a vision-language model into a reward: read episodes, train on the true answers, write a checkpoint.
 
 The question is the one that the model gets when it scores, the answer is the simulator's truth in words (`Yes`, `No`,
 or a whole percentage). The checkpoint stores how the model is prompted, and `load_vlm` (or
@@ -170,7 +170,7 @@ class VLMExamples(LabelledRows):
     Attributes:
         frames: of each episode, (T, H, W, 3) uint8.
         prompts: the prompt of each episode.
-        settings: what is learned.
+        settings: what it is trained on.
     """
 
     frames: tuple[ByteArray, ...]
@@ -198,7 +198,7 @@ def vlm_examples(episodes: Iterable[Episode], settings: VLMTrainSettings) -> VLM
 
     Args:
         episodes: read one by one; those without frames, task or the labels needed are counted and skipped.
-        settings: what is learned, from which rows.
+        settings: what it is trained on, from which rows.
 
     Raises:
         DataError: no usable episode, or nothing but success or failure.

@@ -70,7 +70,7 @@ class Rotation:
         return Start(task, number if self._ordered else None)
 
     def report(self, start: Start, success: bool) -> None:
-        """Nothing is learnt from it."""
+        """Nothing is learned from it."""
 
 
 def task_probabilities(success_K: FloatArray, tau: float) -> FloatArray:
