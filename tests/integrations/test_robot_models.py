@@ -2,6 +2,7 @@
 
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -14,8 +15,9 @@ from guerdon.episodes.progress_files import read_progress
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError, DataError, RewardFailure
 from guerdon.integrations.frame_batches import FrameRewards, uint8_frames
-from guerdon.integrations.lerobot import SuccessClassifier, write_progress_file
+from guerdon.integrations.lerobot import LeRobotReward, SuccessClassifier, write_progress_file
 from guerdon.train.rabc import progress_changes, rabc_weights, spread
+from guerdon.types import Episode
 
 INJECTED = {"model_type": "robot_episodes:Injected"}
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -221,3 +223,82 @@ def test_the_example_of_rlinf_runs(capsys, monkeypatch):
     recorded_robots.install(monkeypatch, recorded_robots.rlinf_modules("0.3.0"), "guerdon.integrations.rlinf")
     runpy.run_path(str(EXAMPLES / "rlinf_reward.py"), run_name="__main__")
     assert capsys.readouterr().out == "rewards [0.25, 0.25, 0.25, 0.25]\n"
+
+
+class Predicts:
+    """LeRobot's proposal (huggingface/lerobot#4553): progress of each frame, and which of them are valid."""
+
+    name = "predicts"
+
+    def __init__(self, invalid=(), rows=None):
+        self.invalid, self.rows, self.seen = invalid, rows, []
+
+    def compute_reward(self, batch):
+        raise AssertionError("predict_progress comes first")
+
+    def predict_progress(self, batch):
+        self.seen.append(batch)
+        brightness = batch[KEY].mean((2, 3, 4))[:, : self.rows]
+        valid = torch.ones_like(brightness, dtype=torch.bool)
+        valid[:, list(self.invalid)] = False
+        return SimpleNamespace(progress=brightness, success_probability=None, valid=valid)
+
+
+class Computes:
+    """LeRobot 0.6: one value of a batch."""
+
+    def __init__(self, value=0.25):
+        self.value = value
+
+    def compute_reward(self, batch):
+        if self.value is None:
+            raise RuntimeError("no such picture")
+        return torch.tensor([self.value])
+
+
+def bright(rows=4, **given):
+    frames = np.zeros((rows, 6, 8, 3), np.uint8) + (51 * np.arange(rows, dtype=np.uint8))[:, None, None, None]
+    return Episode(
+        **{"id": "0", "task": "shine", "frames": frames, "states": np.eye(rows, 3, dtype=np.float32), **given}
+    )
+
+
+def test_predict_progress_of_lerobot_gives_a_value_for_each_row():
+    told = Predicts()
+    model = LeRobotReward(told, image_key=KEY, states=True)
+    assert (model.info.name, model.info.granularity, model.info.progress) == ("predicts", "step", True)
+    score = model.score([bright()])[0]
+    np.testing.assert_allclose(score.steps, [0, 0.2, 0.4, 0.6], atol=1e-6)
+    assert score.total == pytest.approx(0.6)
+    (batch,) = told.seen
+    assert (batch[KEY].shape, batch["observation.state"].shape) == ((1, 4, 3, 6, 8), (1, 4, 3))
+    assert (batch["task"], batch["episode_index"]) == (["shine"], 0)
+
+
+def test_the_preprocessor_of_lerobot_comes_before():
+    model = LeRobotReward(Predicts(), lambda batch: {KEY: batch[KEY] / 2}, image_key=KEY)
+    np.testing.assert_allclose(model.score([bright()])[0].steps, [0, 0.1, 0.2, 0.3], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("told", "given", "reason"),
+    [
+        (Predicts(invalid=[2]), {}, "invalid"),
+        (Predicts(rows=3), {}, "wrong_length"),
+        (Predicts(), {"frames": None}, "no_frames"),
+        (Predicts(), {"states": None}, "no_states"),
+        (Computes(float("nan")), {}, "non_finite"),
+        (Computes(None), {}, "raised"),
+    ],
+)
+def test_what_lerobot_does_not_measure_is_a_failure(told, given, reason):
+    bad = LeRobotReward(told, image_key=KEY, states=True).score([bright(**given)])[0]
+    assert (bad.steps, bad.total, bad.failure.reason) == (None, None, reason)
+
+
+def test_compute_reward_of_lerobot_gives_one_value():
+    model = LeRobotReward(Computes(), image_key=KEY)
+    assert (model.info.granularity, model.info.progress) == ("total", False)
+    assert model.score([bright(), bright(2)])[1].total == 0.25
+    with pytest.raises(ConfigError, match="neither predict_progress nor compute_reward"):
+        LeRobotReward(object(), image_key=KEY)

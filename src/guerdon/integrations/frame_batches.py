@@ -16,7 +16,7 @@ from guerdon.episodes.images import rgb_frames
 from guerdon.errors import ConfigError, DataError, RewardFailure
 from guerdon.integrations.retries import RetriedModel
 from guerdon.models.load import load_reward_model
-from guerdon.types import ByteArray, Episode, RewardModel
+from guerdon.types import ALL_FRAMES, ByteArray, Episode, RewardInfo, RewardModel
 
 
 class FrameRewards:
@@ -34,10 +34,8 @@ class FrameRewards:
         built = load_reward_model(**model) if isinstance(model, Mapping) else model
         info = built.info
         if info.modality == "text" or info.frames_needed > 1:
-            raise ConfigError(
-                f"the reward model {info.name!r} takes {'text' if info.modality == 'text' else info.frames_needed}"
-                f"{'' if info.modality == 'text' else ' frames at a time'}, and here it gets one picture at a time"
-            )
+            taken = "text" if info.modality == "text" else f"{frames_taken(info)} at a time"
+            raise ConfigError(f"the reward model {info.name!r} takes {taken}, and here it gets one picture at a time")
         self.model = RetriedModel(built, tries)
 
     def __call__(self, pictures: torch.Tensor | np.ndarray, tasks: str | Sequence[str] = "") -> torch.Tensor:
@@ -67,6 +65,11 @@ class FrameRewards:
         if reasons:
             raise RewardFailure("rewards of this batch, by row,", reasons, result=values)
         return values
+
+
+def frames_taken(info: RewardInfo) -> str:
+    """How many frames a value needs, in words."""
+    return "all frames of an episode" if info.frames_needed >= ALL_FRAMES else f"{info.frames_needed} frames"
 
 
 def uint8_frames(pictures: torch.Tensor | np.ndarray) -> ByteArray:

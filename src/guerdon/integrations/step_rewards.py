@@ -21,6 +21,7 @@ import numpy as np
 from guerdon.config import validate
 from guerdon.episodes.images import rgb_picture
 from guerdon.errors import ConfigError, DataError, RewardFailure
+from guerdon.integrations.frame_batches import frames_taken
 from guerdon.integrations.retries import RetriedModel
 from guerdon.models.image import ImageRewardModel
 from guerdon.models.load import load_source_model
@@ -118,10 +119,10 @@ class StepRewards:
         several = settings.reward_mode == "per_step" and built.info.frames_needed > 1
         if several:
             raise ConfigError(
-                f"{where}: {built.info.name!r} takes {built.info.frames_needed} frames at a time, and a step has "
+                f"{where}: {built.info.name!r} takes {frames_taken(built.info)} at a time, and a step has "
                 "one: use reward_mode terminal or episode"
             )
-        if isinstance(built, ImageRewardModel) and built.config.state_size is not None:
+        if built.info.states or (isinstance(built, ImageRewardModel) and built.config.state_size is not None):
             raise ConfigError(
                 f"{where}: {built.info.name!r} looks at states, and here it gets frames: train one on frames"
             )

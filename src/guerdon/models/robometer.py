@@ -16,7 +16,6 @@ out are those of the model that it names, or lie in the folder.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -51,42 +50,25 @@ class Heads(NamedTuple):
     tokens: int
 
 
-class _Training(BaseModel):
-    """How a checkpoint was trained, as LeRobot's `config.json` says it; the defaults are LeRobot's."""
+class RobometerConfig(BaseModel):
+    """A checkpoint without its weights, as LeRobot's `config.json` says it; the defaults are LeRobot's."""
 
+    folder: Path
     base_model_id: str = "Qwen/Qwen3-VL-4B-Instruct"
-    max_frames: PositiveInt | None = 8
+    max_frames: PositiveInt = 8
     use_multi_image: bool = True
     use_per_frame_progress_token: bool = True
     progress_loss_type: Literal["l1", "l2", "discrete"] = "discrete"
-    progress_discrete_bins: PositiveInt | None = 10
+    progress_discrete_bins: PositiveInt = 10
     reward_output: Literal["progress", "success"] = "progress"
     success_threshold: float = 0.5
     image_key: str | None = None
     vlm_config: dict[str, Any]
 
-
-@dataclass(frozen=True)
-class RobometerConfig:
-    """A checkpoint without its weights.
-
-    Attributes:
-        folder: of the checkpoint.
-        training: what its files say.
-    """
-
-    folder: Path
-    training: _Training
-
     @property
     def question(self) -> Literal["completed", "progress"]:
         """Which head counts where the settings do not say."""
-        return "progress" if self.training.reward_output == "progress" else "completed"
-
-    @property
-    def max_frames(self) -> int:
-        """Frames of a trajectory."""
-        return self.training.max_frames or 8
+        return "progress" if self.reward_output == "progress" else "completed"
 
     def open(self, settings: VLMSettings, device: str | torch.device | None = None) -> RobometerBackend:
         """Read the weights.
@@ -100,13 +82,13 @@ class RobometerConfig:
         """
         from transformers import AutoConfig
 
-        given = dict(self.training.vlm_config)
+        given = dict(self.vlm_config)
         with boundary(CheckpointError, f"{self.folder} has no configuration of a vision-language model"):
             config = AutoConfig.for_model(given.pop("model_type"), **given)
         where = resolve_device(device)
         bf16 = uses_bf16(settings.bf16, where)
         own = any((self.folder / name).is_file() for name in ("preprocessor_config.json", "processor_config.json"))
-        inputs = read_inputs(str(self.folder) if own else self.training.base_model_id, config.model_type)
+        inputs = read_inputs(str(self.folder) if own else self.base_model_id, config.model_type)
         inputs.tokenizer.add_tokens([t for t in TOKENS if t not in inputs.tokenizer.get_vocab()], special_tokens=True)
         rows, size = config.get_text_config().vocab_size, len(inputs.tokenizer)
         if size > rows:
@@ -114,7 +96,7 @@ class RobometerConfig:
         unit = (inputs.image_processor.patch_size * inputs.image_processor.merge_size) ** 2
         inputs.image_processor.size = {"shortest_edge": 4 * unit, "longest_edge": 16384 * unit}  # of qwen-vl-utils
         with without_weights():
-            network = _Network(config, self.training)
+            network = _Network(config, self)
         dtype = torch.bfloat16 if bf16 else torch.float32
         fill_exactly(network, _renamed(read_tensors(self.folder)), _unused(network), self.folder, dtype)
         return RobometerBackend(network.eval().requires_grad_(False), inputs, self, settings, where, bf16=bf16)
@@ -123,21 +105,21 @@ class RobometerConfig:
 class _Network(nn.Module):
     """The backbone and the two heads that are read; names of its weights are the authors'."""
 
-    def __init__(self, config: Any, training: _Training) -> None:
+    def __init__(self, config: Any, training: RobometerConfig) -> None:
         super().__init__()
         from transformers import AutoModel
 
         self.model = AutoModel.from_config(config, trust_remote_code=False)
         self.wide = config.get_text_config().hidden_size
         self.discrete = training.progress_loss_type == "discrete"
-        self.progress_head = _head(self.wide, (training.progress_discrete_bins or 10) if self.discrete else 1)
+        self.progress_head = _head(self.wide, training.progress_discrete_bins if self.discrete else 1)
         self.success_head = _head(self.wide, 1)
 
     def forward(self, at: int, **tensors: Tensor) -> Tensor:
         """(B, 2) progress and probability of success at the last token `at` of each row."""
         hidden_B_L_D = self.model(**tensors, use_cache=False).last_hidden_state
         places_B_L = (tensors["input_ids"] == at) * torch.arange(hidden_B_L_D.shape[1], device=hidden_B_L_D.device)
-        read_B_D = hidden_B_L_D[torch.arange(len(hidden_B_L_D)), places_B_L.argmax(1)]
+        read_B_D = hidden_B_L_D[torch.arange(len(places_B_L), device=places_B_L.device), places_B_L.argmax(1)]
         progress, success = self.progress_head(read_B_D).double(), self.success_head(read_B_D).double()
         if self.discrete:
             centres = torch.linspace(0, 1, progress.shape[1], device=progress.device, dtype=progress.dtype)
@@ -171,7 +153,7 @@ class RobometerBackend(TransformersBackend):
         bf16: bool,
     ) -> None:  # fmt: skip
         super().__init__(network, inputs, batch_size=settings.batch_size, bf16=bf16, device=device)
-        self.threshold, self.camera = config.training.success_threshold, config.training.image_key
+        self.threshold, self.camera = config.success_threshold, config.image_key
         self._at = int(inputs.tokenizer.convert_tokens_to_ids(PROMPTS["robometer"].mark))
 
     @batched
@@ -199,13 +181,14 @@ def read_robometer_config(path: str | Path) -> RobometerConfig:
     given = json_object(file)
     if given.get("type") != "robometer":
         file, given = folder / "config.yaml", _authors(folder, given)
-    training = checked(_Training, given, file)
+    given = {name: value for name, value in given.items() if value is not None}
+    config = checked(RobometerConfig, {**given, "folder": folder}, file)
     for key in ("use_multi_image", "use_per_frame_progress_token"):
-        if not getattr(training, key):
+        if not getattr(config, key):
             raise CheckpointError(
                 f"{file}: {key} false is not supported; take a checkpoint that was trained with a token per frame"
             )
-    return RobometerConfig(folder, training)
+    return config
 
 
 def _authors(folder: Path, config: dict[str, Any]) -> dict[str, Any]:

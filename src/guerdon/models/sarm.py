@@ -173,17 +173,9 @@ class SarmModel:
     """
 
     def __init__(
-        self,
-        config: SarmConfig,
-        network: nn.Module,
-        clip: Any,
-        processor: Any,
-        tokenizer: Any,
-        statistics: tuple[NDArray[Any], NDArray[Any]] | None,
-        *,
-        head: Head,
-        device: str | torch.device | None = None,
-    ) -> None:
+        self, config: SarmConfig, network: nn.Module, clip: Any, processor: Any, tokenizer: Any,
+        statistics: tuple[NDArray[Any], NDArray[Any]] | None, *, head: Head, device: str | torch.device | None = None,
+    ) -> None:  # fmt: skip
         self.config, self.head, self.device = config, head, resolve_device(device)
         self.network, self.clip = network.eval().to(self.device), clip.eval().to(self.device)
         self._processor, self._tokenizer, self._statistics = processor, tokenizer, statistics
@@ -269,12 +261,9 @@ def windows(rows: int, half: int, gap: int) -> IntArray:
 
 
 def load_sarm(
-    checkpoint_path: str,
-    *,
-    head: Head = "sparse",
-    clip_path: str | None = None,
+    checkpoint_path: str, *, head: Head = "sparse", clip_path: str | None = None,
     device: str | torch.device | None = None,
-) -> SarmModel:
+) -> SarmModel:  # fmt: skip
     """Read a checkpoint of LeRobot, every weight of it.
 
     Args:

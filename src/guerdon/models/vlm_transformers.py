@@ -284,7 +284,8 @@ def read_inputs(path: str, family: str) -> VisionInputs:
         processor = AutoImageProcessor.from_pretrained(path, trust_remote_code=False)
         videos = None
         if family in FAMILIES:
-            videos = video_processor(family).from_pretrained(path, trust_remote_code=False)
+            video_processor_class = video_processor(family)
+            videos = video_processor_class.from_pretrained(path, trust_remote_code=False)
     return VisionInputs(tokenizer, processor, videos, family)
 
 

@@ -33,6 +33,7 @@ from guerdon.rewards.frame_cache import FrameCache
 from guerdon.rewards.source import ModelReward, RawRow, SourceTerms, raw_scores
 from guerdon.settings.reward import SourceSettings
 from guerdon.types import (
+    ALL_FRAMES,
     BoolArray,
     ByteArray,
     Episode,
@@ -157,7 +158,7 @@ class ControlReward(ModelReward[ControlInputs]):
         """The rows it looks at; the first moment is the baseline of a change, or the start of a video."""
         return Observes(
             every=self.settings.score_every if self.settings.reward_mode in ("per_step", "episode") else 0,
-            first=self._whole or self.settings.shaping in ("relative", "potential"),
+            first=self._whole or self._looks_back or self.settings.shaping in ("relative", "potential"),
             frames=bool(self.model.info.frames_needed),
             views=() if self.model.info.modality == "state" else self.model.info.keys,
         )
@@ -194,7 +195,7 @@ class ControlReward(ModelReward[ControlInputs]):
                 if not part.last_F.any():
                     continue
                 rows, seen = (np.concatenate(column) for column in zip(*parts, strict=True))
-                if self._whole and rows[0] != 0:
+                if (self._whole or self._looks_back) and rows[0] != 0:
                     seen = np.stack([*self._frames[part.stream], *seen])
             asked += self._asked(part.stream, part.number, part.task, rows, seen)
         self.ahead.ask(asked)
@@ -257,6 +258,8 @@ class ControlReward(ModelReward[ControlInputs]):
         frames = [self.seen(segment)[rows] for segment, rows in zip(segments, chosen, strict=True)]
         if self._whole:
             frames = [self._whole_episode(*one) for one in zip(segments, chosen, frames, strict=True)]
+        elif self._looks_back:
+            frames = [self._so_far(*one) for one in zip(segments, frames, strict=True)]
         parts = [
             self._asked(one.stream, one.number, one.task, one.rows_F[rows], stack) if len(stack) else []
             for one, rows, stack in zip(segments, chosen, frames, strict=True)
@@ -316,15 +319,26 @@ class ControlReward(ModelReward[ControlInputs]):
         info = self.model.info
         return not self._whole and info.modality == "image" and info.frames_needed == 1 and not info.states
 
-    def _whole_episode(self, segment: Segment, rows: list[int], frames: NDArray[Any]) -> NDArray[Any]:
-        """All frames or states of an episode that ended with a scored row; of another none, they are kept for later."""
+    @property
+    def _looks_back(self) -> bool:
+        """Whether rows are scored with what earlier rollouts showed of their episode."""
+        info = self.model.info
+        return not self._whole and (info.frames_needed >= ALL_FRAMES or not info.causal)
+
+    def _so_far(self, segment: Segment, frames: NDArray[Any]) -> NDArray[Any]:
+        """All frames or states of an episode until now, where there are new ones; kept until it ends."""
         if len(segment) and segment.rows_F[0] == 0:
             self._frames[segment.stream] = []
         kept = self._frames[segment.stream]
         kept += list(frames)
         if segment.finished:
             self._frames[segment.stream] = []
-        return np.stack(kept) if segment.finished and rows and segment.last_F[rows[-1]] else frames[:0]
+        return np.stack(kept) if len(frames) else frames
+
+    def _whole_episode(self, segment: Segment, rows: list[int], frames: NDArray[Any]) -> NDArray[Any]:
+        """All frames or states of an episode that ended with a scored row; of another none."""
+        seen = self._so_far(segment, frames)
+        return seen if segment.finished and rows and segment.last_F[rows[-1]] else frames[:0]
 
     def _values(
         self, segment: Segment, rows: list[int], scores: list[Score]
@@ -342,7 +356,7 @@ class ControlReward(ModelReward[ControlInputs]):
         for score, group in zip(scores, groups, strict=True):
             given = score.total if self._whole else score.steps
             if given is not None:
-                values += np.atleast_1d(np.asarray(given, dtype=np.float64)).tolist()
+                values += np.atleast_1d(np.asarray(given, dtype=np.float64))[-len(group) :].tolist()
                 reasons += [None] * len(group)
                 continue
             success = [segment.success_F[n] if self.settings.native_fallback else None for n in group]

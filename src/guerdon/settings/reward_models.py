@@ -355,7 +355,8 @@ class VLMModelSettings(_ModelSettings):
     model_type: VLMName = Field(
         "qwen_vl",
         description="vision-language models: qwen_vl (QwenProcessRM: yes or no as it writes it; qwen2_5_vl_vllm: "
-        "progress, by vLLM), primo_r1 (PRIMO-R1, primo_r1_vllm: by vLLM), true_logprob, trend, preference",
+        "progress, by vLLM), primo_r1 (PRIMO-R1, primo_r1_vllm: by vLLM), true_logprob, trend, preference; published: "
+        "robometer, roboreward",
     )
     checkpoint_path: str | None = Field(None, description="folder that `guerdon train` wrote, or its model.safetensors")
     vlm: VLMSettings | None = Field(
@@ -403,7 +404,7 @@ class SarmModelSettings(_ModelSettings):
 
     factory = "guerdon.models.sarm:load_sarm"
 
-    model_type: Literal["sarm"] = Field("sarm", description="SARM, progress by stages (docs/models/robot.md)")
+    model_type: Literal["sarm"] = Field("sarm", description="SARM of LeRobot, progress by stages")
     checkpoint_path: str = Field(description="folder that LeRobot wrote (`pretrained_model`)")
     head: Literal["sparse", "dense"] = Field("sparse", description="whose stages: the coarse or the fine ones")
     clip_path: str | None = Field(
