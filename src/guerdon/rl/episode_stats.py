@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from guerdon.evaluate.classification import correlation
-from guerdon.policies.control import RunningMeanStd
+from guerdon.policies.encoders import RunningMeanStd
 from guerdon.types import BoolArray, Inputs, Rewards, Rollout
 
 OLDEST, NEWEST = 40, 200  # episodes that the alarm and the correlations look at

@@ -113,7 +113,7 @@ def action_bounds(space: gymnasium.Space) -> tuple[np.ndarray, np.ndarray]:
     counts = choices(space)
     if counts is not None:
         return np.zeros(len(counts)), np.array(counts, dtype=np.float64) - 1
-    return getattr(space, "low", np.float64(-np.inf)), getattr(space, "high", np.float64(np.inf))
+    return np.asarray(getattr(space, "low", -np.inf)), np.asarray(getattr(space, "high", np.inf))
 
 
 def executable(actions_B: np.ndarray, space: gymnasium.Space) -> np.ndarray:
@@ -443,6 +443,7 @@ class Plain(VectorWrapper):  # type: ignore[misc]
         if not self._masked or self._starts is None:
             return
         mask = allowed_in(found, self.columns)
+        assert mask is not None
         stuck = going_on_B & ~np.logical_or.reduceat(mask, self._starts, axis=1).all(axis=1)
         if stuck.any():
             why = Failure("no_action_allowed", f"{MASK} forbids every value of an action")
