@@ -258,8 +258,8 @@ def gather_rows(
         starts, states = np.cumsum([0, *(size for _, size in keys)]), np.asarray(episode.states)
         shown = {name: states[:, start : start + size] for (name, size), start in zip(keys, starts, strict=False)}
         shown |= {name: np.asarray(episode.views.get(name, episode.frames)) for name in names}
-        masks = [column for column in columns if column.kind == "mask"]
-        rows = columns_as_rows(shown | {c.name: np.ones((len(episode), c.size), np.bool_) for c in masks})
+        masks = {c.name: np.ones((len(episode), c.size), np.bool_) for c in columns if c.kind == "mask"}
+        rows = columns_as_rows(shown | masks)
         number = np.full(len(episode) - 1, len(found), dtype=np.int64)
         counts = None if weights is None else weights[episode.id][:-1]
         if len(episode) > 1:
@@ -579,10 +579,7 @@ def _imitation_losses(policy: RobotPolicy, pairs: Pairs) -> Tensor:
 
 @torch.no_grad()
 def _errors(policy: RobotPolicy, pairs: Pairs, size: int) -> tuple[np.ndarray, FloatArray | None]:
-    """(N, A) most likely action minus the one taken, and (N,) weights; of chunks, of every action that there is.
-
-    Of discrete actions 1 where it is another one.
-    """
+    """(N, A) most likely action minus the one taken (discrete: 1 where another), of chunks of all; (N,) weights."""
     rng = np.random.default_rng(0)
     parts = []
     for start in range(0, len(pairs.actions), size):

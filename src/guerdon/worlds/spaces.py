@@ -262,7 +262,7 @@ def _picture_shape(space: spaces.Box) -> tuple[int, ...] | None:
     return shape if min(shape[:2]) >= enough else None
 
 
-def _is_text(space: gymnasium.Space) -> bool:
+def is_text(space: gymnasium.Space) -> bool:
     """Whether a space of somebody's own is of text, as MiniGrid's missions are."""
     with suppress(NotImplementedError):
         return isinstance(space.sample(), str)
@@ -294,7 +294,7 @@ def _leaves(space: gymnasium.Space, what: str, path: tuple[Any, ...] = ()) -> It
             else ObservedColumn(name, "image", shape)
         )
         yield _Leaf(path, space, column)
-    elif isinstance(space, spaces.Text) or _is_text(space):
+    elif isinstance(space, spaces.Text) or is_text(space):
         yield _Leaf(path, space, ObservedColumn(name, "text", ()))
     else:
         where = f"the key {name!r} of its observations" if name else "its observations"
