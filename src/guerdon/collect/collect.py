@@ -62,7 +62,7 @@ class CollectResult:
 
 
 Expert = ScriptedExpert | MountainCarExpert | LiberoExpert | ManiSkillExpert
-Actor = Expert | NoisyActor | RandomActor
+Actor = Expert | NoisyActor | RandomActor | RandomChoices
 """`act`: (B, ...) observations to (B, A) actions; of a policy of chunks, (n, ...) to (n, C, A) where one is due."""
 
 

@@ -231,10 +231,10 @@ class Recorder:
         name = f"{self.prefix}-{tape.number:06d}-{_digest(*columns)}"
         if name in self.writer:
             return True  # it was written before this run was killed, and has now been replayed
-        own, columns = np.stack(tape.own), self.world.own_columns
+        own, shown = np.stack(tape.own), self.world.own_columns
         pictured = seen.ndim == 4 and seen.shape[-1] == 3
-        states = states_of(own, columns) if self.keep_states and seen.ndim < 4 else np.zeros((0, 0), np.float32)
-        views = {c.name: rgb_of(own[c.name]) for c in columns if c.kind == "image" and c.name}
+        states = states_of(own, shown) if self.keep_states and seen.ndim < 4 else np.zeros((0, 0), np.float32)
+        views = {c.name: rgb_of(own[c.name]) for c in shown if c.kind == "image" and c.name}
         episode = Episode(
             id=name,
             task=tape.task,
@@ -249,7 +249,7 @@ class Recorder:
                 **self.meta,
                 "copy": self.first + index,
                 "frame_every": self.frame_every,
-                **parts_of_rows(state_keys(columns), choices(self.world.action_space) or ()),
+                **parts_of_rows(state_keys(shown), choices(self.world.action_space) or ()),
                 **({} if self.label is None else {"steps_left": tape.left}),
                 **({"dense_rewards": [0.0, *tape.dense]} if self.keep_dense and np.isfinite(tape.dense).all() else {}),
             },

@@ -108,7 +108,7 @@ class ObservedFrames:
     ) -> None:
         self.world, self.observes, self._continuations = world, tuple(observes), continuations
         self._share, self._seed = share, seed
-        self._parts = {"keys": state_keys(world.own_columns), "values": choices(world.action_space) or ()}
+        self._parts = state_keys(world.own_columns), choices(world.action_space) or ()
         self._own_pictures = {c.name for c in world.own_columns if c.kind == "image" and c.name}
         self._named = self._own_pictures | set(world.cameras)
         self._rows: list[ObservedRow] = []
@@ -174,7 +174,7 @@ class ObservedFrames:
             frames = np.concatenate([earlier, frames])
         rows, self._rows, self._shown = [*self._shown, *self._with_views(self._rows)], [], []
         tasks, self._tasks_T = [*self._tasks_T, self.world.tasks], []
-        return cut_into_segments(rows, frames, tasks, mask_B_T, terminated_B_T, done_B_T, lost_B_T, **self._parts)
+        return cut_into_segments(rows, frames, tasks, mask_B_T, terminated_B_T, done_B_T, lost_B_T, self._parts)
 
     def draw(self) -> list[SeenRows]:
         """Draw what was observed since the last call; it is part of `segments` all the same.
@@ -197,7 +197,7 @@ class ObservedFrames:
                 np.array([row.row for row in own], dtype=np.int64),
                 np.array([row.last for row in own], dtype=np.bool_),
                 np.stack([row.picture for row in own if row.picture is not None]),
-                **_columns_of(own, **self._parts),
+                **_columns_of(own, *self._parts),
             )
             for (stream, number), own in sorted(episodes.items())
         ]
@@ -276,9 +276,7 @@ def cut_into_segments(
     terminated_B_T: BoolArray,
     done_B_T: BoolArray,
     lost_B_T: BoolArray | None = None,
-    *,
-    keys: tuple[tuple[str, int], ...] = (),
-    values: tuple[int, ...] = (),
+    parts: tuple[tuple[tuple[str, int], ...], tuple[int, ...]] = ((), ()),
 ) -> tuple[Segment, ...]:
     """Cut a rollout at the ends of episodes and give every stretch its rows.
 
@@ -290,7 +288,7 @@ def cut_into_segments(
         terminated_B_T: the task ended.
         done_B_T: the episode ended.
         lost_B_T: the episode was lost; None: none was.
-        keys, values: `Segment.state_keys` and `Segment.action_values`.
+        parts: `Segment.state_keys` and `Segment.action_values`.
 
     Returns:
         One segment for every episode that took a step, was looked at or was lost, by copy and time. An episode that
@@ -327,7 +325,7 @@ def cut_into_segments(
                     last_F=np.array([row.last for row in own], dtype=np.bool_),
                     success_F=tuple(row.success for row in own),
                     frames_F=frames_N[picked],
-                    **_columns_of(own, keys, values),
+                    **_columns_of(own, *parts),
                     steps_left_F=None if np.isnan(left).all() else left,
                     lost=lost,
                 )

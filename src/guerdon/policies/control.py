@@ -415,9 +415,10 @@ def start_from_policy(policy: RobotPolicy, folder: Path) -> str:
         CheckpointError: the policy does not fit.
     """
     policy.load_tensors(load_policy(folder).tensors(), critic=False)
-    given = isinstance(policy, ControlPolicy) and "log_std_init" in policy.settings.model_fields_set
-    if given and isinstance(policy.head, Gaussian):
-        policy.head.log_std.data.fill_(policy.settings.log_std_init)
+    if isinstance(policy, ControlPolicy) and isinstance(policy.head, Gaussian):
+        settings = policy.settings
+        if "log_std_init" in settings.model_fields_set:
+            policy.head.log_std.data.fill_(settings.log_std_init)
     return f"policy starts from {folder}"
 
 

@@ -156,7 +156,8 @@ class Categorical:
             outputs_N_O = outputs_N_O.masked_fill(~usable, -torch.inf)
         if len(self.counts) == 1:
             return F.log_softmax(outputs_N_O, 1)
-        return torch.cat([F.log_softmax(part, 1) for part in outputs_N_O.split(list(self.counts), 1)], 1)
+        places = zip(self._starts.tolist(), self.counts, strict=True)
+        return torch.cat([F.log_softmax(outputs_N_O[:, start : start + n], 1) for start, n in places], 1)
 
     def _usable(self, allowed: BoolArray) -> BoolArray:
         """Values that are allowed; all of a choice where none is, as after the last action of an episode."""

@@ -59,7 +59,7 @@ from guerdon.types import BoolArray, Episode, FloatArray, IntArray
 from guerdon.worlds.build import build_world
 from guerdon.worlds.eye import resized
 from guerdon.worlds.observation import ObservationSpec, columns_as_rows
-from guerdon.worlds.spaces import ColumnSpace, ObservedColumn, chosen_columns, state_keys
+from guerdon.worlds.spaces import ObservedColumn, chosen_columns, state_keys
 
 PATIENCE = 20  # epochs without a smaller held-out loss before stopping
 MAX_GRAD_NORM = 1.0  # of a policy with an imitation loss of its own
@@ -236,7 +236,10 @@ def gather_rows(
         ConfigError: the policy sees a picture without colours, and recorded ones have them.
         DataError: as `gather_pairs`, or the episodes are of an environment with other keys.
     """
-    keys, chosen = state_keys(columns), chosen_columns(columns, study.control_policy.keys, "policy.keys")
+    keys, chosen = (
+        state_keys(columns),
+        chosen_columns(columns, getattr(study.control_policy, "keys", None), "policy.keys"),
+    )
     names = [column.name for column in chosen if column.kind == "image"]
     if other := [column.name for column in chosen if column.kind == "image" and column.shape[2] != 3]:
         raise ConfigError(f"policy.keys: recorded pictures have three channels, those of {', '.join(other)} have not")
@@ -252,11 +255,11 @@ def gather_rows(
         recorded = [(name, size) for name, size in episode.meta.get("state_keys", ())]
         if recorded != list(keys):
             raise DataError(f"episode {episode.id!r} has states of {recorded}, and the environment shows {list(keys)}")
-        rows = np.ones(len(episode), dtype=ColumnSpace(columns).dtype)
-        parts = np.split(episode.states, np.cumsum([size for _, size in keys])[:-1], axis=1) if keys else []
-        shown = {key: part for (key, _), part in zip(keys, parts, strict=True)}
-        for name, part in (shown | {name: episode.views.get(name, episode.frames) for name in names}).items():
-            rows[name] = part
+        starts, states = np.cumsum([0, *(size for _, size in keys)]), np.asarray(episode.states)
+        shown = {name: states[:, start : start + size] for (name, size), start in zip(keys, starts, strict=False)}
+        shown |= {name: np.asarray(episode.views.get(name, episode.frames)) for name in names}
+        masks = {c.name: np.ones((len(episode), c.size), np.bool_) for c in columns if c.kind == "mask"}
+        rows = columns_as_rows(shown | masks)
         number = np.full(len(episode) - 1, len(found), dtype=np.int64)
         counts = None if weights is None else weights[episode.id][:-1]
         if len(episode) > 1:
@@ -576,10 +579,7 @@ def _imitation_losses(policy: RobotPolicy, pairs: Pairs) -> Tensor:
 
 @torch.no_grad()
 def _errors(policy: RobotPolicy, pairs: Pairs, size: int) -> tuple[np.ndarray, FloatArray | None]:
-    """(N, A) most likely action minus the one taken, and (N,) weights; of chunks, of every action that there is.
-
-    Of discrete actions 1 where it is another one.
-    """
+    """(N, A) most likely action minus the one taken (discrete: 1 where another), of chunks of all; (N,) weights."""
     rng = np.random.default_rng(0)
     parts = []
     for start in range(0, len(pairs.actions), size):

@@ -16,12 +16,13 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from guerdon.episodes.images import rgb_picture
 from guerdon.errors import ConfigError, DataError, GuerdonError, MissingDependencyError, boundary
+from guerdon.progress import log_once
 from guerdon.settings.world import UNLIMITED
 from guerdon.types import BoolArray, ByteArray
 from guerdon.worlds.camera import choose_headless_backend, close_at_exit
 from guerdon.worlds.eye import stacked
 from guerdon.worlds.resets import CopyEnv
-from guerdon.worlds.spaces import plain
+from guerdon.worlds.spaces import is_text, plain
 
 
 class PlainVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
@@ -153,8 +154,15 @@ def make_gymnasium_env(
 
 
 def stacked_moments(env: gymnasium.Env, count: int) -> gymnasium.Env:
-    """The environment with so many moments in each observation."""
-    return env if count == 1 else gymnasium.wrappers.FrameStackObservation(env, count)
+    """The environment with so many moments in each observation; keys of text that cannot be stacked are left out."""
+    if count == 1:
+        return env
+    if isinstance(space := env.observation_space, gymnasium.spaces.Dict):
+        text = {k for k, one in space.items() if not isinstance(one, gymnasium.spaces.Text) and is_text(one)}
+        if text:
+            log_once(f"[env] moments are stacked without the text of {', '.join(sorted(text))}")
+            env = gymnasium.wrappers.FilterObservation(env, [key for key in space if key not in text])
+    return gymnasium.wrappers.FrameStackObservation(env, count)
 
 
 def named_copy(env: gymnasium.Env, index: int, copies: int, name: str) -> CopyEnv:

@@ -165,7 +165,7 @@ def _step(taken: int, task: str, action_A: np.ndarray) -> str:
 def finite_rows(values_B: np.ndarray) -> BoolArray:
     """(B,) bool, rows of numbers that are finite also as float32; of what is not a float, all."""
     if values_B.dtype.names:
-        return np.logical_and.reduce([finite_rows(values_B[name]) for name in values_B.dtype.names])
+        return np.asarray(np.logical_and.reduce([finite_rows(values_B[name]) for name in values_B.dtype.names]))
     if values_B.dtype.kind != "f":
         return np.ones(len(values_B), dtype=np.bool_)
     finite = np.abs(values_B) <= _LARGEST

@@ -113,7 +113,7 @@ def action_bounds(space: gymnasium.Space) -> tuple[np.ndarray, np.ndarray]:
     counts = choices(space)
     if counts is not None:
         return np.zeros(len(counts)), np.array(counts, dtype=np.float64) - 1
-    return getattr(space, "low", np.float64(-np.inf)), getattr(space, "high", np.float64(np.inf))
+    return np.asarray(getattr(space, "low", -np.inf)), np.asarray(getattr(space, "high", np.inf))
 
 
 def executable(actions_B: np.ndarray, space: gymnasium.Space) -> np.ndarray:
@@ -262,7 +262,7 @@ def _picture_shape(space: spaces.Box) -> tuple[int, ...] | None:
     return shape if min(shape[:2]) >= enough else None
 
 
-def _is_text(space: gymnasium.Space) -> bool:
+def is_text(space: gymnasium.Space) -> bool:
     """Whether a space of somebody's own is of text, as MiniGrid's missions are."""
     with suppress(NotImplementedError):
         return isinstance(space.sample(), str)
@@ -294,7 +294,7 @@ def _leaves(space: gymnasium.Space, what: str, path: tuple[Any, ...] = ()) -> It
             else ObservedColumn(name, "image", shape)
         )
         yield _Leaf(path, space, column)
-    elif isinstance(space, spaces.Text) or _is_text(space):
+    elif isinstance(space, spaces.Text) or is_text(space):
         yield _Leaf(path, space, ObservedColumn(name, "text", ()))
     else:
         where = f"the key {name!r} of its observations" if name else "its observations"
@@ -443,6 +443,7 @@ class Plain(VectorWrapper):  # type: ignore[misc]
         if not self._masked or self._starts is None:
             return
         mask = allowed_in(found, self.columns)
+        assert mask is not None
         stuck = going_on_B & ~np.logical_or.reduceat(mask, self._starts, axis=1).all(axis=1)
         if stuck.any():
             why = Failure("no_action_allowed", f"{MASK} forbids every value of an action")

@@ -1,0 +1,107 @@
+"""Environments of other packages as they are: their spaces, and a short run each."""
+
+import json
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+from guerdon.rl.run import run
+from guerdon.settings.policy import CNNPolicySettings
+from guerdon.settings.study import Study
+from guerdon.settings.world import GymnasiumSettings
+from guerdon.worlds.build import build_world
+
+torch.set_num_threads(1)
+MLP, CNN = {"type": "mlp", "hidden": [8]}, {"type": "cnn", "channels": [4, 4], "hidden": [8]}
+RUNS = {  # package, keys of env, policy, what is shown of it
+    "cartpole": ("gymnasium", {"task": "CartPole-v1"}, MLP, {"": ("vector", (4,))}),
+    "lunar lander": ("Box2D", {"task": "LunarLander-v3"}, MLP, {"": ("vector", (8,))}),
+    "lunar lander, continuous": (
+        "Box2D", {"task": "LunarLander-v3", "kwargs": {"continuous": True}}, MLP, {"": ("vector", (8,))},
+    ),
+    "frozen lake": ("gymnasium", {"task": "FrozenLake-v1"}, MLP, {"": ("one_hot", (16,))}),
+    "blackjack": (
+        "gymnasium", {"task": "Blackjack-v1"}, MLP,
+        {"0": ("one_hot", (32,)), "1": ("one_hot", (11,)), "2": ("one_hot", (2,))},
+    ),
+    "minigrid": (
+        "minigrid", {"task": "minigrid:MiniGrid-Empty-5x5-v0"}, MLP,
+        {"direction": ("one_hot", (4,)), "image": ("vector", (147,)), "mission": ("text", ())},
+    ),
+    "minigrid, four moments": (
+        "minigrid", {"task": "minigrid:MiniGrid-Empty-5x5-v0", "frame_stack": 4}, {**MLP, "keys": ["image"]},
+        {"direction": ("one_hot", (16,)), "image": ("vector", (588,))},
+    ),
+    "atari, its memory": (
+        "ale_py", {"task": "ale_py:ALE/Pong-v5", "kwargs": {"obs_type": "ram"}}, MLP, {"": ("vector", (128,))},
+    ),
+    "atari, four moments": (
+        "ale_py", {"task": "ale_py:ALE/Pong-v5", "kwargs": {"obs_type": "grayscale"}, "frame_stack": 4}, CNN,
+        {"": ("image", (210, 160, 4))},
+    ),
+    "fetch": (
+        "gymnasium_robotics", {"task": "gymnasium_robotics:FetchReach-v4", "native_reward": "sparse"}, MLP,
+        {"achieved_goal": ("vector", (3,)), "desired_goal": ("vector", (3,)), "observation": ("vector", (10,))},
+    ),
+    "adroit": (
+        "gymnasium_robotics", {"task": "gymnasium_robotics:AdroitHandDoor-v1", "native_reward": "sparse"}, MLP,
+        {"": ("vector", (39,))},
+    ),
+    "gym-hil": ("gym_hil", {"task": "gym_hil:gym_hil/PandaPickCubeBase-v0"}, MLP, None),
+}  # fmt: skip
+
+
+SLOW = {"gym-hil"}  # draws two cameras at every moment, about a second each without a GPU
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in RUNS])
+def test_a_short_run(name, tmp_path):
+    package, env, policy, shown = RUNS[name]
+    if find_spec(package) is None:
+        pytest.skip(f"needs {package}: pip install 'guerdon[games]'")
+    study = Study.model_validate(
+        {
+            "env": {
+                "type": "gymnasium", "num_envs": 2, "native_reward": "dense", "frame_size": 16, "max_episode_steps": 8,
+                **env,
+            },
+            "policy": policy,
+            "algorithm": {"rollout_steps": 10, "minibatch_size": 10, "num_epochs": 1},
+            "runner": {
+                "total_steps": 40, "eval_every": 40, "eval_episodes": 2, "film_frames": 2,
+                "logger": {"log_path": str(tmp_path), "experiment_name": "run", "tensorboard": False},
+            },
+        }
+    )  # fmt: skip
+    if shown is not None:
+        world = build_world(study.env, seed=0)
+        found = {column.name: (column.kind, column.shape) for column in world.own_columns}
+        assert shown.items() <= found.items()
+        world.close()
+    folder, _ = run(study)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    updates = [row for row in rows if "policy_loss" in row]
+    assert updates
+    assert all(np.isfinite(row["policy_loss"]) for row in updates)
+    assert any(row.get("kind") == "eval" for row in rows)
+
+
+def test_pictures_of_gym_hil():
+    pytest.importorskip("gym_hil", reason="needs guerdon[games]")
+    from guerdon.policies.control import build_policy
+
+    env = GymnasiumSettings(
+        task="gym_hil:gym_hil/PandaPickCubeBase-v0", num_envs=1, native_reward="dense", kwargs={"image_obs": True}
+    )
+    world = build_world(env, seed=0)
+    kinds = {column.name: column.kind for column in world.columns}
+    assert kinds["pixels.front"] == kinds["pixels.wrist"] == "image"
+    settings = CNNPolicySettings(channels=(4, 4), hidden=(8,), keys=["pixels.wrist", "agent_pos"])
+    policy = build_policy(settings, (), world.action_space, sources=("env",), seed=0, columns=world.columns)
+    shown = world.reset().observations
+    found = world.step(policy.actor().act(shown, np.random.default_rng(0)).values)
+    assert found.observations["pixels.wrist"].any()
+    assert found.mask.all()
+    world.close()
