@@ -173,6 +173,7 @@ class RewardInfo:
         progress_horizon: for progress models that say nearness in time, the steps before success at which it
             starts to rise; None where progress is the share of the way.
         compares: a value says how an episode compares with others of its group, and nothing outside of it.
+        keys, actions: of the state or pictures that it looks at (none: all); with the action that led there.
     """
 
     name: str
@@ -184,6 +185,8 @@ class RewardInfo:
     success_threshold: float | None = None
     progress_horizon: float | None = None
     compares: bool = False
+    keys: tuple[str, ...] = ()
+    actions: bool = False
 
 
 @runtime_checkable
@@ -223,6 +226,7 @@ class Observes:
         frames: needs the pictures of these rows; without, their times and success are enough.
         label_every: an expert's steps to success from every so many of these rows, shifted from copy to copy; 0: none.
         label_limit: steps after which that expert gives up.
+        views: keys or cameras of pictures besides those of the first camera.
     """
 
     every: int = 0
@@ -231,6 +235,7 @@ class Observes:
     frames: bool = True
     label_every: int = 0
     label_limit: int = 0
+    views: tuple[str, ...] = ()
 
     def selects(self, rows_F: IntArray, last_F: BoolArray | None = None) -> BoolArray:
         """(F,) bool, which of these rows are observed.
@@ -269,10 +274,14 @@ class Segment:
         last_F: the terminal moment.
         success_F: ground truth, None where it is unknown.
         frames_F: (F, H, W, 3).
-        states_F: (F, S) float32, what the policy observed; S is 0 where that is not a vector.
+        states_F: (F, S) float32, all numbers that the environment shows; S is 0 where it shows none.
         steps_left_F: continuation labels: steps an expert needs from there to success (inf: it did not reach it, nan:
             not labelled); None where no row has one.
         lost: the simulator broke at `end`: what earlier rollouts showed of the episode is to be forgotten.
+        state_keys: names and sizes of the parts of a state, in their order; empty where observations have no keys.
+        actions_F: (F, A) float32, the action that led to each row; zeros at the first moment of an episode.
+        action_values: of discrete actions, the number of values of each choice.
+        views_F: (F, H, W, 3) of the pictures that are chosen by key or camera (`Observes.views`).
     """
 
     stream: int
@@ -290,6 +299,10 @@ class Segment:
     states_F: FloatArray
     steps_left_F: FloatArray | None = None
     lost: bool = False
+    state_keys: tuple[tuple[str, int], ...] = ()
+    actions_F: FloatArray | None = None
+    action_values: tuple[int, ...] = ()
+    views_F: Mapping[str, ByteArray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.rows_F)

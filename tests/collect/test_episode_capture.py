@@ -26,7 +26,7 @@ class Run:
     def begin(self):
         transition = self.world.reset()
         for i, look in transition.first_looks.items():
-            self.recorder.begin(i, transition.observations[i], look)
+            self.recorder.begin(i, transition, look)
 
     def go(self, actions_T_B_A):
         kept = 0
@@ -36,7 +36,7 @@ class Run:
             transition = self.world.step(actions, capture=capture, capture_ends=True)
             kept += len(self.recorder.watch(rows, actions, transition))
             for i, look in transition.first_looks.items():
-                self.recorder.begin(i, transition.observations[i], look)
+                self.recorder.begin(i, transition, look)
         return kept
 
     def close(self):

@@ -16,9 +16,13 @@ from guerdon.worlds.spaces import ColumnSpace, ObservedColumn
 torch.set_num_threads(1)
 BOX, CHOICES = gymnasium.spaces.Box(-1, 1, (2,), np.float32), gymnasium.spaces.MultiDiscrete([3, 2])
 COLUMNS = (
-    ObservedColumn("arm.joints", "vector", (4,)), ObservedColumn("arm.gripper", "one_hot", (2,)), ObservedColumn("front", "image", (20, 20, 3)),
-    ObservedColumn("mission", "text", ()), ObservedColumn("wrist", "image", (24, 20, 1)), ObservedColumn("action_mask", "mask", (5,)),
-)  # fmt: skip
+    ObservedColumn("arm.joints", "vector", (4,)),
+    ObservedColumn("arm.gripper", "one_hot", (2,)),
+    ObservedColumn("front", "image", (20, 20, 3)),
+    ObservedColumn("mission", "text", ()),
+    ObservedColumn("wrist", "image", (24, 20, 1)),
+    ObservedColumn("action_mask", "mask", (5,)),
+)
 
 
 def rows(count, seed=0, columns=COLUMNS):

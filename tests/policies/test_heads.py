@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from guerdon.policies.heads import ActionUnits, Categorical, Gaussian, Squashed, action_bounds, choices
+from guerdon.policies.heads import ActionUnits, Categorical, Gaussian, Squashed
+from guerdon.worlds.spaces import action_bounds, choices
 
 RNG = np.random.default_rng
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from guerdon.collect.stepping import ActionQueue, steps
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
 from guerdon.policies.control import ControlPolicy, load_policy
-from guerdon.policies.experts import MountainCarExpert, NoisyActor, RandomActor, ScriptedExpert
+from guerdon.policies.experts import MountainCarExpert, NoisyActor, RandomActor, RandomChoices, ScriptedExpert
 from guerdon.policies.libero_expert import LiberoExpert
 from guerdon.policies.maniskill_expert import ManiSkillExpert
 from guerdon.policies.robot import Action, RobotPolicy
@@ -37,6 +38,7 @@ from guerdon.types import BoolArray, IntArray
 from guerdon.worlds.build import build_world, first_world
 from guerdon.worlds.libero import LiberoVectorEnv
 from guerdon.worlds.maniskill import ManiSkillVectorEnv
+from guerdon.worlds.spaces import action_bounds, allowed_in, choices
 from guerdon.worlds.transition import Transition
 from guerdon.worlds.world import World
 
@@ -163,11 +165,11 @@ def _collect_part(
     share, wanted = part.share, part.wanted - part.have
     policy = load_policy(Path(share.checkpoint or "")) if share.type == "checkpoint" else None
     pixels = isinstance(policy, ControlPolicy) and policy.pixels
-    if pixels and env.observation == "state":
-        raise ConfigError(f"collect: {share.checkpoint} acts on pixels; set env.observation=pixels")
-    shown = env.model_copy(update={"observation": "pixels" if pixels else "state"})
+    shown = env.model_copy(update={"observation": env.observation if pixels else "state"})
     world = build_world(shown, seed=settings.seed * 1000 + part.place, success_readers=settings.success_readers())
     try:
+        if pixels and not any(column.kind == "image" for column in world.columns):
+            raise ConfigError(f"collect: {share.checkpoint} acts on pixels; set env.observation=pixels")
         make_actor = actor_maker(share, world, env, policy)
         label = _labeler(world, env, settings.continuation_limit)
         recorder = Recorder(
@@ -220,12 +222,12 @@ def _play_round(
     skip: int,
 ) -> int:
     """One episode in every copy from `skip` on; the ones before are on the disk. Returns how many were played."""
-    space, copies = world.action_space, world.num_envs
+    copies = world.num_envs
     world.rewind(turn)
     start = world.reset()
     first = rng.integers(share.random_steps + 1, size=copies)  # actions drawn at random, before the recording begins
     error = _calibration_errors(share, start.observations.shape, rng)
-    wander = RandomActor(space.low, space.high) if share.random_steps else None
+    wander = _random_actor(world) if share.random_steps else None
     since = np.full(copies, -1, dtype=np.int64)  # steps since the first success, -1 before it
     stop = -9 if stop_after_success is None else stop_after_success  # -9: never
     playing = np.arange(copies) >= skip
@@ -254,7 +256,7 @@ def _play_round(
     def begin(transition: Transition) -> None:
         for i in np.flatnonzero(playing & (world.steps_in_episode == first)).tolist():
             looks = transition.first_looks if i in transition.first_looks else transition.looks
-            recorder.begin(i, transition.observations[i], looks[i], turn=turn)
+            recorder.begin(i, transition, looks[i], turn=turn)
 
     begin(start)
     _tell(start)
@@ -306,9 +308,8 @@ def actor_maker(share: ActorShare, world: World, env: WorldSettings, policy: Rob
         ConfigError: an expert for a world that has none, or random actions without bounds.
         CheckpointError: the policy was made for other observations or actions.
     """
-    space = world.action_space
     if policy is not None:
-        policy.check_fits(world.observation_shape, space)
+        policy.check_fits(world.observation_shape, world.action_space, world.columns)
         world.show(policy.observation_spec and policy.observation_spec.with_states())
         return lambda: NoisyActor(policy, share.noise)
     if share.type in ("expert", "noisy"):
@@ -329,9 +330,21 @@ def actor_maker(share: ActorShare, world: World, env: WorldSettings, policy: Rob
         if env.type != "metaworld":
             raise ConfigError(f"collect.mixture: {env.task} has no scripted expert; use type random or checkpoint")
         return lambda: ScriptedExpert(env.task, noise=noise)
-    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-        raise ConfigError(f"collect.mixture: the actions of {env.task} have no bounds to draw random ones from")
-    return lambda: RandomActor(space.low, space.high)
+    return lambda: _random_actor(world)
+
+
+def _random_actor(world: World) -> Actor:
+    """Draws random actions.
+
+    Raises:
+        ConfigError: they have no bounds.
+    """
+    if (counts := choices(world.action_space)) is not None:
+        return RandomChoices(counts, partial(allowed_in, columns=world.own_columns))
+    low, high = action_bounds(world.action_space)
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise ConfigError(f"collect.mixture: the actions of {world.tasks[0]!r} have no bounds to draw random ones from")
+    return RandomActor(low, high)
 
 
 def _planner(share: ActorShare, expert: ManiSkillExpert) -> Callable[[], Actor]:

@@ -34,6 +34,7 @@ from guerdon.settings.world import WorldSettings
 from guerdon.types import BoolArray, Chunks, Episode, Failure, FloatArray, IntArray, Observes, Rollout, Segment
 from guerdon.worlds.build import build_world
 from guerdon.worlds.observation import ObservationSpec
+from guerdon.worlds.spaces import ObservedColumn
 from guerdon.worlds.starts import Result
 from guerdon.worlds.transition import Transition
 from guerdon.worlds.world import World
@@ -54,16 +55,23 @@ class PolicyShape(NamedTuple):
         observation_shape: of what one copy shows.
         action_space: of one copy.
         proprioception_size: numbers that the robot measures of itself.
+        columns: what a copy shows a policy, by key.
+        own_columns, cameras: what reward models can look at: of the world (`World.own_columns`, `World.cameras`).
     """
 
     observation_shape: tuple[int, ...]
     action_space: gymnasium.Space
     proprioception_size: int
+    columns: tuple[ObservedColumn, ...]
+    own_columns: tuple[ObservedColumn, ...] = ()
+    cameras: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, world: World) -> PolicyShape:
         """What a policy of a world must fit."""
-        return cls(world.observation_shape, world.action_space, len(world.proprioception))
+        measured = len(world.proprioception)
+        shown = world.columns, world.own_columns, world.cameras
+        return cls(world.observation_shape, world.action_space, measured, *shown)
 
 
 class ControlCollector:
@@ -365,7 +373,7 @@ class ControlCollector:
     @property
     def _pictured(self) -> bool:
         """Whether pictures of the copies are used; if not, environments that draw at every capture are faster."""
-        return any(o.frames for o in self.observes) or self._recorder is not None or self._filmed is not None
+        return self._observed.draws or self._recorder is not None or self._filmed is not None
 
     def _begin(self) -> None:
         """Start new episodes in every copy; nothing of those under way may reach them."""
@@ -480,6 +488,7 @@ def policy_of_shape(
         auxiliary=auxiliary,
         seed=seed,
         proprioception_size=shape.proprioception_size,
+        columns=shape.columns,
         algorithm=algorithm,
     )
 

@@ -25,6 +25,7 @@ from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import DataError
 from guerdon.settings.world import DataCollectionSettings, WorldSettings
 from guerdon.types import BoolArray, Episode, IntArray
+from guerdon.worlds.spaces import choices, parts_of_rows, rgb_of, state_keys, states_of
 from guerdon.worlds.transition import Transition
 from guerdon.worlds.world import World
 
@@ -36,6 +37,7 @@ class _Tape:
     number: int
     task: str
     observations: list[np.ndarray] = field(default_factory=list)
+    own: list[np.ndarray] = field(default_factory=list)  # as the environment itself shows them
     actions: list[np.ndarray] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     success: list[bool | None] = field(default_factory=list)
@@ -129,14 +131,14 @@ class Recorder:
         """An episode starts in every copy with a first look, except in those to skip."""
         for i, look in transition.first_looks.items():
             if skip_B is None or not skip_B[i]:
-                self.begin(i, transition.observations[i], look)
+                self.begin(i, transition, look)
 
-    def begin(self, index: int, observation: np.ndarray, look: Any, *, turn: int | None = None) -> None:
+    def begin(self, index: int, transition: Transition, look: Any, *, turn: int | None = None) -> None:
         """A new episode starts in copy `index`.
 
         Args:
             index: the copy.
-            observation: what it shows.
+            transition: what led to its first moment.
             look: taken at the same moment.
             turn: how many episodes the copy began before; by default the recorder counts.
         """
@@ -145,7 +147,8 @@ class Recorder:
         zero = np.zeros(self.world.action_space.shape or (), dtype=np.float32)
         left: list[int | None] = [] if self.label is None else [self.label(index)]
         number, task = before * (self.among or self.world.num_envs) + self.first + index, self.world.tasks[index]
-        self._tapes[index] = _Tape(number, task, [observation.copy()], [zero], [0.0], [False], [look], left)
+        shown, own = transition.observations[index].copy(), transition.own_observations[index].copy()
+        self._tapes[index] = _Tape(number, task, [shown], [own], [zero], [0.0], [False], [look], left)
 
     def watch(
         self, rows_B: np.ndarray, actions: np.ndarray, transition: Transition, ends_B: BoolArray | None = None
@@ -174,6 +177,7 @@ class Recorder:
                 tape.outcome = True if tape.outcome else success
                 if wanted[i]:
                     tape.observations.append(transition.final_observations[i].copy())
+                    tape.own.append(transition.own_final[i].copy())
                     tape.actions.append(np.array(actions[i], dtype=np.float32))
                     tape.rewards.append(tape.pending_reward)
                     tape.success.append(success)
@@ -227,14 +231,16 @@ class Recorder:
         name = f"{self.prefix}-{tape.number:06d}-{_digest(*columns)}"
         if name in self.writer:
             return True  # it was written before this run was killed, and has now been replayed
-        if "states" in (seen.dtype.names or ()):
-            seen = seen["states"]
+        own, columns = np.stack(tape.own), self.world.own_columns
+        pictured = seen.ndim == 4 and seen.shape[-1] == 3
+        states = states_of(own, columns) if self.keep_states and seen.ndim < 4 else np.zeros((0, 0), np.float32)
+        views = {c.name: rgb_of(own[c.name]) for c in columns if c.kind == "image" and c.name}
         episode = Episode(
             id=name,
             task=tape.task,
-            frames=seen if seen.ndim == 4 else self.world.render(tape.looks),
-            views={name: self.world.render(tape.looks, name) for name in self.world.cameras[1:]},
-            states=seen.astype(np.float32) if seen.ndim == 2 and self.keep_states else None,
+            frames=seen if pictured else self.world.render(tape.looks),
+            views={name: self.world.render(tape.looks, name) for name in self.world.cameras[1:]} | views,
+            states=states if states.size else None,
             actions=actions,
             rewards=rewards,
             success=success,
@@ -243,6 +249,7 @@ class Recorder:
                 **self.meta,
                 "copy": self.first + index,
                 "frame_every": self.frame_every,
+                **parts_of_rows(state_keys(columns), choices(self.world.action_space) or ()),
                 **({} if self.label is None else {"steps_left": tape.left}),
                 **({"dense_rewards": [0.0, *tape.dense]} if self.keep_dense and np.isfinite(tape.dense).all() else {}),
             },

@@ -12,8 +12,9 @@ that step (step -1 before the rollout's first step). Pictures are drawn when the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,8 @@ from guerdon.collect.continuations import UNREACHED, Continuations
 from guerdon.collect.stepping import Step
 from guerdon.generators import FILMING
 from guerdon.types import BoolArray, ByteArray, FloatArray, IntArray, Observes, Segment
-from guerdon.worlds.transition import NO_STATE, Transition, state_of
+from guerdon.worlds.spaces import choices, rgb_of, state_keys, states_of
+from guerdon.worlds.transition import Transition
 from guerdon.worlds.world import World
 
 
@@ -37,8 +39,10 @@ class ObservedRow(NamedTuple):
         last: the terminal moment of the episode.
         success: ground truth at this moment; None where it is unknown.
         look: what the world's eye kept.
-        state: (S,) float32, the observation of that moment; empty where the policy observes no vector.
+        state: (S,) float32, the numbers that the environment shows at that moment.
+        action: (A,) float32 that led there; zeros at a first moment.
         steps_left: continuation label, as in `Segment`; nan where there is none.
+        views: (H, W, 3) pictures by key, of those that models choose; what is rendered is added when it is drawn.
         picture: (H, W, 3) where it is drawn already.
     """
 
@@ -49,7 +53,9 @@ class ObservedRow(NamedTuple):
     last: bool
     success: bool | None
     look: Any = None
-    state: FloatArray = NO_STATE
+    state: FloatArray = np.zeros(0, np.float32)
+    action: FloatArray = np.zeros(0, np.float32)
+    views: Mapping[str, ByteArray] = MappingProxyType({})
     steps_left: float = np.nan
     picture: ByteArray | None = None
 
@@ -63,7 +69,8 @@ class SeenRows(NamedTuple):
     """F rows of one episode, drawn before the rollout is over.
 
     Attributes:
-        stream, number, task, rows_F, last_F, frames_F, states_F: as in `Segment`.
+        stream, number, task, rows_F, last_F, frames_F, states_F, state_keys, actions_F, action_values, views_F: as in
+            `Segment`.
     """
 
     stream: int
@@ -73,6 +80,10 @@ class SeenRows(NamedTuple):
     last_F: BoolArray
     frames_F: ByteArray
     states_F: FloatArray
+    state_keys: tuple[tuple[str, int], ...]
+    actions_F: FloatArray
+    action_values: tuple[int, ...]
+    views_F: Mapping[str, ByteArray]
 
 
 class ObservedFrames:
@@ -97,6 +108,9 @@ class ObservedFrames:
     ) -> None:
         self.world, self.observes, self._continuations = world, tuple(observes), continuations
         self._share, self._seed = share, seed
+        self._parts = {"keys": state_keys(world.own_columns), "values": choices(world.action_space) or ()}
+        self._own_pictures = {c.name for c in world.own_columns if c.kind == "image" and c.name}
+        self._named = self._own_pictures | set(world.cameras)
         self._rows: list[ObservedRow] = []
         self._tasks_T: list[tuple[str, ...]] = []  # of the copies, at every step
         self._shown: list[ObservedRow] = []  # those before them
@@ -142,18 +156,10 @@ class ObservedFrames:
             if wanted[i]:
                 row, last, success = int(step.rows[i]), bool(done[i]), transition.success_of(i)
                 left = np.nan if last else self._steps_left(i, row, success)
+                state, views = self._own(transition.own_final, i)
+                action = np.array(step.actions[i], dtype=np.float32)
                 self._rows.append(
-                    ObservedRow(
-                        i,
-                        t,
-                        int(step.numbers[i]),
-                        row,
-                        last,
-                        success,
-                        look,
-                        state_of(transition.final_observations, i),
-                        left,
-                    )
+                    ObservedRow(i, t, int(step.numbers[i]), row, last, success, look, state, action, views, left)
                 )
         if over_B is None:  # a copy that resets in a step of its own (NEXT_STEP) already carries the new number
             self._add_first(t, step.numbers + (done | transition.failed), transition)
@@ -166,9 +172,9 @@ class ObservedFrames:
         if self._shown:
             earlier = np.stack([row.picture for row in self._shown if row.picture is not None])
             frames = np.concatenate([earlier, frames])
-        rows, self._rows, self._shown = [*self._shown, *self._rows], [], []
+        rows, self._rows, self._shown = [*self._shown, *self._with_views(self._rows)], [], []
         tasks, self._tasks_T = [*self._tasks_T, self.world.tasks], []
-        return cut_into_segments(rows, frames, tasks, mask_B_T, terminated_B_T, done_B_T, lost_B_T)
+        return cut_into_segments(rows, frames, tasks, mask_B_T, terminated_B_T, done_B_T, lost_B_T, **self._parts)
 
     def draw(self) -> list[SeenRows]:
         """Draw what was observed since the last call; it is part of `segments` all the same.
@@ -176,7 +182,7 @@ class ObservedFrames:
         Returns:
             The rows of each episode, by copy and number.
         """
-        rows, self._rows = self._rows, []
+        rows, self._rows = self._with_views(self._rows), []
         rows = [row._replace(look=None, picture=frame) for row, frame in zip(rows, self._pictures(rows), strict=True)]
         self._shown += rows
         tasks = [*self._tasks_T, self.world.tasks]
@@ -191,16 +197,40 @@ class ObservedFrames:
                 np.array([row.row for row in own], dtype=np.int64),
                 np.array([row.last for row in own], dtype=np.bool_),
                 np.stack([row.picture for row in own if row.picture is not None]),
-                np.stack([row.state for row in own]),
+                **_columns_of(own, **self._parts),
             )
             for (stream, number), own in sorted(episodes.items())
         ]
 
     def _pictures(self, rows: Sequence[ObservedRow]) -> ByteArray:
         """(N, H, W, 3) of rows that are not drawn yet; of one pixel where nothing needs pictures."""
-        if any(o.frames for o in self.observes):
+        if any(o.frames and not self._named.intersection(o.views) for o in self.observes):
             return self.world.render([row.look for row in rows])
         return np.zeros((len(rows), 1, 1, 3), dtype=np.uint8)
+
+    def _with_views(self, rows: Sequence[ObservedRow]) -> list[ObservedRow]:
+        """Rows that are not drawn yet, with what cameras show that models choose by name."""
+        found = list(rows)
+        for name in sorted(self._keys & set(self.world.cameras)):
+            views = self.world.render([row.look for row in rows], name)
+            found = [row._replace(views={**row.views, name: v}) for row, v in zip(found, views, strict=True)]
+        return found
+
+    @property
+    def draws(self) -> bool:
+        """Whether the world has to draw: models look at more than what the environment itself shows."""
+        return any(o.frames and not self._own_pictures.intersection(o.views) for o in self.observes)
+
+    @property
+    def _keys(self) -> set[str]:
+        """Pictures that models choose by name."""
+        return {key for o in self.observes for key in o.views}
+
+    def _own(self, observations_B: np.ndarray, index: int) -> tuple[FloatArray, dict[str, ByteArray]]:
+        """The state of a copy, and the pictures that models choose among what its environment shows."""
+        row = observations_B[index : index + 1]
+        views = {k: rgb_of(row[k])[0].copy() for k in sorted(self._keys & self._own_pictures)}
+        return states_of(row, self.world.own_columns)[0], views
 
     def _add_first(self, t: int, numbers_B: IntArray, transition: Transition) -> None:
         """Take in the first moments of episodes with these numbers, which begin after step t."""
@@ -209,9 +239,9 @@ class ObservedFrames:
             for i, look in transition.first_looks.items():
                 if not drawn[i]:
                     continue
-                self._rows.append(
-                    ObservedRow(i, t, int(numbers_B[i]), 0, False, False, look, state_of(transition.observations, i))
-                )
+                state, views = self._own(transition.own_observations, i)
+                none = np.zeros(self.world.action_space.shape or (), dtype=np.float32)
+                self._rows.append(ObservedRow(i, t, int(numbers_B[i]), 0, False, False, look, state, none, views))
 
     def _drawn(self, numbers_B: IntArray) -> BoolArray:
         """(B,) whether the episodes of these numbers are among those that are looked at."""
@@ -246,6 +276,9 @@ def cut_into_segments(
     terminated_B_T: BoolArray,
     done_B_T: BoolArray,
     lost_B_T: BoolArray | None = None,
+    *,
+    keys: tuple[tuple[str, int], ...] = (),
+    values: tuple[int, ...] = (),
 ) -> tuple[Segment, ...]:
     """Cut a rollout at the ends of episodes and give every stretch its rows.
 
@@ -257,6 +290,7 @@ def cut_into_segments(
         terminated_B_T: the task ended.
         done_B_T: the episode ended.
         lost_B_T: the episode was lost; None: none was.
+        keys, values: `Segment.state_keys` and `Segment.action_values`.
 
     Returns:
         One segment for every episode that took a step, was looked at or was lost, by copy and time. An episode that
@@ -293,9 +327,23 @@ def cut_into_segments(
                     last_F=np.array([row.last for row in own], dtype=np.bool_),
                     success_F=tuple(row.success for row in own),
                     frames_F=frames_N[picked],
-                    states_F=np.stack([row.state for row in own]) if own else np.zeros((0, 0), np.float32),
+                    **_columns_of(own, keys, values),
                     steps_left_F=None if np.isnan(left).all() else left,
                     lost=lost,
                 )
             )
     return tuple(segments)
+
+
+def _columns_of(
+    own: Sequence[ObservedRow], keys: tuple[tuple[str, int], ...], values: tuple[int, ...]
+) -> dict[str, Any]:
+    """What rows of one episode show besides the pictures of the first camera, as fields of a `Segment`."""
+    none = np.zeros((0, 0), np.float32)
+    return {
+        "states_F": np.stack([row.state for row in own]) if own else none,
+        "state_keys": keys,
+        "actions_F": np.stack([row.action for row in own]) if own else none,
+        "action_values": values,
+        "views_F": {name: np.stack([row.views[name] for row in own]) for name in (own[0].views if own else ())},
+    }

@@ -19,7 +19,8 @@ from guerdon.errors import ConfigError, SimulatorError
 from guerdon.policies.robot import Action
 from guerdon.progress import log_line, timed
 from guerdon.types import BoolArray, FloatArray, IntArray, Segment
-from guerdon.worlds.transition import FramesDue, Transition, state_of
+from guerdon.worlds.spaces import choices, rgb_of, state_keys, states_of
+from guerdon.worlds.transition import FramesDue, Transition
 from guerdon.worlds.world import World
 
 FILM_LIMIT = 10_000  # steps after which a film of an episode that does not end is cut
@@ -254,14 +255,15 @@ def film(world: World, act: Callable[[np.ndarray], np.ndarray], *, frames: int) 
     start = world.reset(capture=only)
     task = world.tasks[0]
     looks, success, rewards = {0: start.first_looks[0]}, [False], [0.0]
-    states = [state_of(start.observations, 0)]
+    own, taken = [start.own_observations[:1]], [np.zeros(world.action_space.shape or (), dtype=np.float32)]
     known: list[bool | None] = [False]
     every, seconds, first = 1, {"look": 0.0}, 0
     for row, step in enumerate(steps(world, act, start.observations, capture=lambda rows: only & False), start=1):
         transition = step.transition
         if 0 in transition.failures:
             raise SimulatorError(f"the simulator broke during the episode of a film ({transition.failures[0]})")
-        states.append(state_of(transition.final_observations, 0))
+        own.append(transition.own_final[:1])
+        taken.append(np.array(step.actions[0], dtype=np.float32))
         success.append(bool(transition.success[0]))
         known.append(transition.success_of(0))
         rewards.append(float(transition.rewards[0]))
@@ -283,6 +285,9 @@ def film(world: World, act: Callable[[np.ndarray], np.ndarray], *, frames: int) 
         last = max(r for r in looks if r < row)
         log_line(f"film: drawing took {FILM_SECONDS:g} s up to step {last} of {row}; the rest is left out, but its end")
     pick = _spread(sorted(looks), frames, first)
+    shown = np.concatenate(own)[pick]
+    views = {c.name: rgb_of(shown[c.name]) for c in world.own_columns if c.kind == "image" and c.name}
+    views |= {name: world.render([looks[i] for i in pick], name) for name in world.cameras[1:]}
     moments = Segment(
         stream=0,
         number=0,
@@ -296,7 +301,11 @@ def film(world: World, act: Callable[[np.ndarray], np.ndarray], *, frames: int) 
         last_F=(pick == row) & transition.done[0],
         success_F=tuple(known[i] for i in pick),
         frames_F=world.render([looks[i] for i in pick]),
-        states_F=np.stack(states)[pick],
+        states_F=states_of(shown, world.own_columns),
+        state_keys=state_keys(world.own_columns),
+        actions_F=np.stack(taken)[pick],
+        action_values=choices(world.action_space) or (),
+        views_F=views,
     )
     return moments, np.array(rewards, dtype=np.float32)[pick]
 

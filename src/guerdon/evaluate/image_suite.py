@@ -311,8 +311,10 @@ def evaluate_on_data(model: RewardModel, study: Study) -> Evaluation:
     progress = model.info.name == "progress" or model.info.progress_horizon is not None
     assert how.data_path is not None
     named = "camera" in study.env.model_fields_set or hasattr(study.env, "cameras")
-    camera = study.env.camera_name if named else None
-    episodes = list(read_episodes(how.data_path, camera=camera, with_frames=model.info.modality != "state"))
+    pictures = model.info.modality != "state"
+    chosen = model.info.keys[0] if pictures and model.info.keys else None
+    camera = chosen or (study.env.camera_name if named else None)
+    episodes = list(read_episodes(how.data_path, camera=camera, with_frames=pictures))
     return _evaluated(model.info.name, model, episodes, dataset_hash(how.data_path), how, progress)
 
 

@@ -28,7 +28,6 @@ from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import SourceTerms
 from guerdon.settings.reward import SourceSettings
 from guerdon.types import BoolArray, ByteArray, FloatArray, RewardModel, Segment
-from guerdon.worlds.transition import NO_STATE
 
 Frames = str | Callable[[Any], Any] | None
 """Where frames come from: a key of the observations, a function of the observation of one copy, or `render()`."""
@@ -208,7 +207,7 @@ class StepRewards:
             stream=copy, number=int(self._numbers[copy]), task=self._tasks[copy], start=0, end=0 if row else -1,
             terminated=bool(terminated), finished=bool(last), steps_F=np.array([0 if row else -1])[:n],
             rows_F=np.array([row])[:n], last_F=np.array([bool(last)])[:n], success_F=(None,) * n,
-            frames_F=picture[None][:n], states_F=NO_STATE[None][:n],
+            frames_F=picture[None][:n], states_F=np.zeros((n, 0), dtype=np.float32),
         )  # fmt: skip
 
 

@@ -38,6 +38,7 @@ from guerdon.policies.precision import uses_bf16
 from guerdon.types import ByteArray, Episode, Failure, FloatArray, RewardInfo, Score
 
 Kind = Literal["resnet", "progress"]
+_ADDED = ("freeze_backbone", "pretrained", "state_size", "keys", "actions", "camera")  # older cards lack them
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
@@ -62,6 +63,9 @@ class ImageModelConfig:
         pretrained: the weights that the backbone started from, with their hash where they are a packaged model's;
             empty: random ones. The checkpoint has all weights, so scoring does not need them.
         state_size: S, where the model looks at states of so many numbers (`mlp`) and not at frames; else None.
+        keys: of the parts of states that it looks at, in their order; empty: whole states.
+        actions: it looks at the action that led to a state, too.
+        camera: whose frames it looks at, or the key of pictures that are observed; empty: the only one, or the first.
     """
 
     type: Kind
@@ -78,6 +82,9 @@ class ImageModelConfig:
     freeze_backbone: bool = False
     pretrained: str = ""
     state_size: int | None = None
+    keys: tuple[str, ...] = ()
+    actions: bool = False
+    camera: str = ""
 
     @property
     def column(self) -> Literal["frames", "states"]:
@@ -86,8 +93,9 @@ class ImageModelConfig:
 
     def rows(self, episode: Episode) -> NDArray[Any] | None:
         """That column, (T, H, W, 3) or (T, S); None where the episode has none."""
-        rows: NDArray[Any] | None = getattr(episode, self.column)
-        return rows
+        if self.state_size is None:
+            return episode.views.get(self.camera, episode.frames)
+        return state_rows(episode, self.keys, actions=self.actions)
 
     def prepared(self, rows: Sequence[NDArray[Any]] | NDArray[Any], *, channels_last: bool = True) -> NDArray[Any]:
         """Rows as they are kept: (N, H, W, 3) uint8 of the model's size, or (N, S) float32.
@@ -106,6 +114,37 @@ class ImageModelConfig:
         if len({row.shape for row in rows}) == 1:
             return to_pixels(np.stack(rows), size, channels_last=channels_last)
         return np.concatenate([to_pixels(row[None], size, channels_last=channels_last) for row in rows])
+
+
+def state_rows(episode: Episode, keys: Sequence[str], *, actions: bool) -> FloatArray | None:
+    """(T, S) float32 what a model on states looks at; None where the episode lacks it.
+
+    Args:
+        episode: with `meta["state_keys"]` (names and sizes of parts) where its states have parts; without, its states
+            are taken to be what the model looks at.
+        keys: of the parts, in their order, or of several nested ones; empty: all.
+        actions: with the action that led to each state; of discrete actions (`meta["action_values"]`) one-hot.
+    """
+    states, parts = episode.states, episode.meta.get("state_keys")
+    if states is None:
+        return None
+    if keys and parts is not None:
+        starts = np.cumsum([0, *(size for _, size in parts)])
+        own = [
+            np.arange(starts[k], starts[k + 1])
+            for key in keys
+            for k, (name, _) in enumerate(parts)
+            if name == key or name.startswith(f"{key}.")
+        ]
+        if {key for key in keys if not any(n == key or n.startswith(f"{key}.") for n, _ in parts)}:
+            return None
+        states = states[:, np.concatenate(own)]
+    if actions and episode.actions is not None:
+        taken: NDArray[Any] = episode.actions
+        if values := episode.meta.get("action_values"):
+            taken = np.concatenate([np.eye(n)[taken[:, k].astype(np.int64)] for k, n in enumerate(values)], axis=1)
+        states = np.concatenate([states, taken.reshape(len(states), -1)], axis=1)
+    return states.astype(np.float32, copy=False)
 
 
 def save_checkpoint(path: str | Path, scorer: ImageScorer, config: ImageModelConfig) -> Path:
@@ -156,8 +195,8 @@ def load_config(path: str | Path, **requested: Any) -> ImageModelConfig:
     """
     folder = find_checkpoint(path)
     with boundary(CheckpointError, f"{folder / CONFIG} cannot be read"):
-        config = read_card(folder / CONFIG, ImageModelConfig, added=("freeze_backbone", "pretrained", "state_size"))
-        config = replace(config, image_size=tuple(config.image_size))  # type: ignore[arg-type]
+        config = read_card(folder / CONFIG, ImageModelConfig, added=_ADDED)
+        config = replace(config, image_size=tuple(config.image_size), keys=tuple(config.keys))  # type: ignore[arg-type]
     for name, wanted in requested.items():
         found = getattr(config, name)
         if wanted is not None and wanted != found:
@@ -257,6 +296,8 @@ class ImageRewardModel:
             frames_needed=1 if self.config.state_size is None else 0,
             success_threshold=self.config.threshold,
             progress_horizon=self.config.horizon,
+            keys=self.config.keys or ((self.config.camera,) if self.config.camera else ()),
+            actions=self.config.actions,
         )
 
     @batched

@@ -124,7 +124,8 @@ class OnlineImageModel:
         """
         from guerdon.episodes.read import read_episodes
 
-        kept = read_episodes(data_path, with_frames=self.model.config.state_size is None)
+        config = self.model.config
+        kept = read_episodes(data_path, camera=config.camera or None, with_frames=config.state_size is None)
         labelled = [found for episode in kept if (found := self._labelled(episode)) is not None]
         if not labelled:
             raise DataError(

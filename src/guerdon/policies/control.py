@@ -35,13 +35,12 @@ from guerdon.policies.heads import (
     QValues,
     Squashed,
     action_units,
-    choices,
 )
 from guerdon.policies.robot import Action, ControlInputs, RobotPolicy
 from guerdon.settings.policy import POLICIES, ControlPolicySettings, GaussianPolicySettings, OwnPolicySettings
 from guerdon.settings.vla_policy import VLAPolicySettings
 from guerdon.types import BoolArray, Evaluated, IntArray
-from guerdon.worlds.spaces import ObservedColumn, columns_of_shape
+from guerdon.worlds.spaces import ObservedColumn, choices, columns_of_shape
 
 _ACTIVATION, _ACTIVATIONS = "activation", ("tanh", "relu")
 _UNITS = "units."  # names of tensors that hold those of the actions

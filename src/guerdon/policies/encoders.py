@@ -28,7 +28,7 @@ from guerdon.packaged import local_model
 from guerdon.policies.efficientnet import FIELD, read_efficientnet
 from guerdon.settings.policy import POLICIES, CNNPolicySettings, GaussianPolicySettings, OwnPolicySettings
 from guerdon.types import BoolArray, FloatArray
-from guerdon.worlds.spaces import ObservedColumn, chosen_columns, is_numeric
+from guerdon.worlds.spaces import ObservedColumn, allowed_in, chosen_columns, is_numeric
 
 CLIP = 10.0  # normalised observations beyond ten standard deviations are cut off
 NUMBERS = ""  # of prepared observations: the numbers, side by side
@@ -114,7 +114,7 @@ class Encoder:
     ) -> None:
         self.settings, self.device = settings, device
         self.columns = chosen_columns(columns, settings.keys, "policy.keys")
-        self._mask = next((c.name for c in columns if c.kind == "mask"), None)
+        self._shown = tuple(columns)
         images = [c for c in self.columns if c.kind == "image"]
         self._check(images)
         path = getattr(settings, "backbone", None)
@@ -175,7 +175,7 @@ class Encoder:
 
     def allowed(self, rows: np.ndarray) -> BoolArray | None:
         """(N, O) values of discrete actions that are allowed; None: the world does not say so."""
-        return None if self._mask is None else rows[self._mask]
+        return allowed_in(rows, self._shown)
 
     def prepare(self, rows: np.ndarray) -> Prepared:
         """Observations as the networks take them: normalised numbers, pictures (N, C, H, W) in [0, 1]."""

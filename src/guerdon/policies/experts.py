@@ -9,11 +9,13 @@ Every actor has `act(observations_B, rng)`.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from guerdon.errors import ConfigError
+from guerdon.policies.heads import Categorical
 from guerdon.policies.robot import RobotPolicy
 from guerdon.worlds.camera import import_mujoco
 
@@ -94,6 +96,23 @@ class RandomActor:
             self._age = 0
         self._age += 1
         return self._held.astype(np.float32)
+
+
+class RandomChoices:
+    """Uniform choices among the values of discrete actions that are allowed.
+
+    Args:
+        counts: values of each choice.
+        allowed: (B, O) values that are allowed in observations; None: all.
+    """
+
+    def __init__(self, counts: tuple[int, ...], allowed: Callable[[np.ndarray], np.ndarray | None]) -> None:
+        self._head, self._allowed = Categorical(counts), allowed
+
+    def act(self, observations_B: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """(B, A) actions."""
+        logits = np.zeros((len(observations_B), self._head.outputs))
+        return self._head.act(logits, rng, False, self._allowed(observations_B)).values
 
 
 class NoisyActor:

@@ -281,16 +281,3 @@ class QValues:
 
 
 Head = Gaussian | Categorical | Squashed | QValues
-
-
-def choices(space: gymnasium.Space) -> tuple[int, ...] | None:
-    """Values of each choice of discrete actions, as worlds give them (`spaces.plain`); None: they are a Box."""
-    return tuple(int(n) for n in space.nvec) if isinstance(space, gymnasium.spaces.MultiDiscrete) else None
-
-
-def action_bounds(space: gymnasium.Space) -> tuple[np.ndarray, np.ndarray]:
-    """(A,) lowest and (A,) highest actions of a Box or of choices."""
-    counts = choices(space)
-    if counts is None:
-        return space.low, space.high
-    return np.zeros(len(counts)), np.array(counts, dtype=np.float64) - 1

@@ -197,7 +197,8 @@ class RobotPolicy(nn.Module):
         if wanted != own:
             raise CheckpointError(
                 f"the policy was made for observations {own[0]} and {own[1]}, this environment has "
-                f"{wanted[0]} and {wanted[1]}; env.task, env.observation and env.frame_size must be those it was made with"
+                f"{wanted[0]} and {wanted[1]}; env.task, env.observation and env.frame_size must be those it was "
+                "made with"
             )
 
 

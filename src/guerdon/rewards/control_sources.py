@@ -25,6 +25,7 @@ from torch import Tensor
 from guerdon.collect.observed_frames import SeenRows
 from guerdon.errors import ConfigError
 from guerdon.models.checkpoint import under
+from guerdon.models.image import state_rows
 from guerdon.models.vlm_prm import log_computed, log_weighted
 from guerdon.policies.robot import ControlInputs
 from guerdon.rewards import shaping
@@ -44,6 +45,7 @@ from guerdon.types import (
     Score,
     Segment,
 )
+from guerdon.worlds.spaces import parts_of_rows
 
 LOGGED_AS_PRM = ("QwenProcessRM", "DummyRM")  # the VLA guide's names of models, which come with its log lines
 
@@ -156,6 +158,7 @@ class ControlReward(ModelReward[ControlInputs]):
             every=self.settings.score_every if self.settings.reward_mode in ("per_step", "episode") else 0,
             first=self._whole or self.settings.shaping in ("relative", "potential"),
             frames=bool(self.model.info.frames_needed),
+            views=() if self.model.info.modality == "state" else self.model.info.keys,
         )
 
     def return_range(self, steps: int) -> tuple[float, float] | None:
@@ -280,7 +283,13 @@ class ControlReward(ModelReward[ControlInputs]):
 
     def seen(self, part: Segment | SeenRows) -> NDArray[Any]:
         """What the model looks at in these rows: (F, H, W, 3) frames, or (F, S) states where it looks at states."""
-        return part.states_F if self.model.info.modality == "state" else part.frames_F
+        info = self.model.info
+        if info.modality != "state":
+            return next((part.views_F[key] for key in info.keys if key in part.views_F), part.frames_F)
+        meta = parts_of_rows(part.state_keys, part.action_values)
+        shown = Episode(id="", task="", states=part.states_F, actions=part.actions_F, meta=meta)
+        found = state_rows(shown, info.keys, actions=info.actions)
+        return part.states_F[:, :0] if found is None else found
 
     def _asked(self, stream: int, number: int | None, task: str, rows_F: IntArray, seen: NDArray[Any]) -> list[Asked]:
         """What the model is asked about these frames or states: each by itself, or all as one episode."""
@@ -372,10 +381,6 @@ class ControlReward(ModelReward[ControlInputs]):
                 carry.previous, steps, values = float(values[0]), steps[1:], values[1:]
             rewards_T[steps] = self._shaped(carry, values)
         return Carry() if segment.finished else carry
-
-    def values_of(self, segments: Sequence[Segment]) -> list[NDArray[np.float64]]:
-        """The model's values of the rows of these segments, NaN where one is missing: see `measure`."""
-        return [self._values(segment, rows, scores)[0] for segment, rows, scores, _ in self._scores(segments)]
 
     def elsewhere(self, streams: int) -> Self:
         """The same source for other streams: it shares the model, and no open episode."""

@@ -31,7 +31,7 @@ from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import SourceTerms
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import RefittedModelSettings
-from guerdon.types import Episode, Metrics, Observes, RewardModel, Rollout, Segment
+from guerdon.types import Episode, IntArray, Metrics, Observes, RewardModel, Rollout, Segment
 
 CONTINUATION_EVERY = 3  # scored moments from one that an expert continues from to the next (labeler continuation)
 GRADIENT_PENALTY = 1.0  # weight of (norm of the logit's gradient - 1)^2 (1704.00028) (labeler adversarial)
@@ -141,6 +141,16 @@ class RefittedReward(ControlReward):
         """Frames and states are scored one by one: the model looks at single moments."""
         return not self._whole
 
+    def values_of(self, rows_N: IntArray, seen_N: NDArray[Any]) -> NDArray[np.float64]:
+        """(N,) values of moments, NaN where one is missing.
+
+        Args:
+            rows_N: steps since their episodes began.
+            seen_N: what the model looks at, as of `seen`.
+        """
+        scores = self._score([episode for _, episode in self._asked(0, None, "", rows_N, seen_N)])
+        return np.array([np.nan if one.steps is None else float(one.steps[0]) for one in scores])
+
     @property
     def version(self) -> int:
         """Of the model's weights: values of another one are stale."""
@@ -236,7 +246,8 @@ def _replay(settings: RefittedModelSettings, config: ImageModelConfig, size: int
     """
     frames, targets, count, skipped = [], [], 0, 0
     adversarial = settings.labeler == "adversarial"
-    for episode in read_episodes(Path(settings.replay_path or ""), with_frames=config.state_size is None):
+    camera, pictures = config.camera or None, config.state_size is None
+    for episode in read_episodes(Path(settings.replay_path or ""), camera=camera, with_frames=pictures):
         labels = frame_targets(episode, config.type, config.horizon, config.within_steps)
         seen = config.rows(episode)
         if labels is None or seen is None:

@@ -18,8 +18,9 @@ from guerdon.collect.shards import join_control, share_results
 from guerdon.engines.reward_models import RewardModels
 from guerdon.errors import ConfigError
 from guerdon.generators import CACHING, generator
-from guerdon.models.image import ImageRewardModel
+from guerdon.models.image import ImageRewardModel, state_rows
 from guerdon.models.load import load_source_model
+from guerdon.models.online import OnlineImageModel
 from guerdon.models.vlm_prm import log_loading
 from guerdon.policies.control import ControlPolicy, save_policy, start_from_policy
 from guerdon.policies.robot import RobotPolicy
@@ -40,8 +41,9 @@ from guerdon.settings.reward_models import VLMModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.vla_policy import VLAPolicySettings
 from guerdon.train.optimizers import AdamW, FlatAdam, Optimizer
-from guerdon.types import RewardModel
+from guerdon.types import Episode, RewardModel
 from guerdon.worlds.build import first_world
+from guerdon.worlds.spaces import choices, is_numeric, parts_of_rows, state_keys
 
 
 def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
@@ -94,13 +96,14 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
             if source.settings.can_overlap:
                 collector.watchers.append(source.score_ahead)
     learner: Any
+    shape = collector.policy_shape()
+    for name, source in models.items():
+        check_seen(name, source.model, shape, study.env.camera_name)
     if of_rollouts is None:
-        learner, notes = build_replay_learner(study, collector.policy_shape(), terms, sources, folder, fresh=fresh)
+        learner, notes = build_replay_learner(study, shape, terms, sources, folder, fresh=fresh)
     else:
         gammas = {name: one.gamma for name, one in terms.items()}
-        learner, notes = distributed.everywhere(
-            build_learner, study, collector.policy_shape(), heads=heads, gammas=gammas, fresh=fresh
-        )
+        learner, notes = distributed.everywhere(build_learner, study, shape, heads=heads, gammas=gammas, fresh=fresh)
         learner.shares = {name: one.share for name, one in terms.items() if one.share is not None}
         if of_rollouts.filter_rewards:
             check_bounds(of_rollouts, return_range(study, models))
@@ -259,6 +262,42 @@ def build_replay_learner(
     return learner, notes
 
 
+def check_seen(name: str, model: RewardModel, shape: PolicyShape, first_camera: str) -> None:
+    """Refuse an image reward model that looks at what the world does not show.
+
+    Args:
+        name: of its source.
+        model: any.
+        shape: of the world.
+        first_camera: its name.
+
+    Raises:
+        ConfigError: with what there is.
+    """
+    model = model.model if isinstance(model, OnlineImageModel) else model
+    if not isinstance(model, ImageRewardModel):
+        return
+    config, keys = model.config, state_keys(shape.own_columns)
+    if config.state_size is None:
+        names = [*shape.cameras, *(c.name for c in shape.own_columns if c.kind == "image" and c.name)]
+        if names and config.camera and config.camera not in (*names, first_camera):
+            raise ConfigError(
+                f"reward.sources.{name}: the model looks through {config.camera!r}; this world has {', '.join(names)}"
+            )
+        return
+    size, counts = sum(c.size for c in shape.own_columns if is_numeric(c)), choices(shape.action_space) or ()
+    none = np.zeros((1, size), np.float32), np.zeros((1, *(shape.action_space.shape or ())), np.float32)
+    one = Episode(id="", task="", states=none[0], actions=none[1], meta=parts_of_rows(keys, counts))
+    found = state_rows(one, config.keys, actions=config.actions)
+    if found is None or found.shape[1] != config.state_size:
+        looks = f"{', '.join(config.keys) or 'states'}{' and actions' if config.actions else ''}"
+        shows = ", ".join(f"{key} ({count})" for key, count in keys) or f"{size} numbers"
+        raise ConfigError(
+            f"reward.sources.{name}: the model looks at {looks}, {config.state_size} numbers; this world shows {shows}"
+            f"{'' if found is None else f', of which that is {found.shape[1]}'}"
+        )
+
+
 def check_decisions(policy: RobotPolicy, algorithm: ControlAlgorithmSettings) -> None:
     """Refuse keys of the `algorithm` section that do nothing, or cannot, with this policy.
 
@@ -358,12 +397,6 @@ def build_control_sources(study: Study, models: RewardModels) -> dict[str, Contr
     num_envs = study.env.num_envs
     for index, (name, settings) in enumerate(study.reward.sources.items()):
         model = models.model(name, settings)
-        of_states = isinstance(model, ImageRewardModel) and model.config.state_size is not None
-        if of_states and (study.env.observation != "state" or study.control_policy.type == "vla"):
-            raise ConfigError(
-                f"reward.sources.{name}: the model looks at states, which this run's policy does not observe: take "
-                "env.observation state with another policy, or a model of frames"
-            )
         terms = SourceTerms.of(name, settings, gamma=study.algorithm.gamma)
         if settings.refitted is None:
             rng = generator(study.runner.seed * 1000 + index, CACHING)

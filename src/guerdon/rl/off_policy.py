@@ -33,7 +33,7 @@ from guerdon.rewards.refit import RefittedReward
 from guerdon.rewards.source import SourceTerms
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.critics import Critics, layers_of
-from guerdon.rl.relabel import keep_looks, relabel, remember
+from guerdon.rl.relabel import relabel, remember
 from guerdon.rl.replay import Replay
 from guerdon.settings.off_policy import DQNSettings, ReplayAlgorithmSettings, SACSettings
 from guerdon.settings.policy import OwnPolicySettings
@@ -235,11 +235,9 @@ class ReplayLearner:
         units = self.policy.units
         actions = rollout.actions if units is None else np.clip(units.within(rollout.actions), -1.0, 1.0)
         after, first = replay.add(rollout, actions.astype(np.float32), rewards)
-        learning = [source for name, source in self.learning.items() if name in rewards]
-        if learning:
-            keep_looks(replay, learning, rollout, after, first)
-        for source in learning:
-            remember(replay, source, rollout, rewards[source.name], after, first)
+        for name, source in self.learning.items():
+            if name in rewards:
+                remember(replay, source, rollout, rewards[name], after, first)
 
     def _learn(self, count: int) -> Metrics:
         """So many gradient steps."""

@@ -43,6 +43,7 @@ from guerdon.progress import log_line
 from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.text_steps import true_steps
 from guerdon.types import ByteArray, Episode, FloatArray, Rewards, Rollout, Segment
+from guerdon.worlds.spaces import parts_of_rows
 
 PANEL = 280  # pixels
 FPS = 20
@@ -78,7 +79,15 @@ def write_film(
     arrays: dict[str, Any] = {"frames": moments.frames_F, "rows": moments.rows_F, "success": success}
     if env_rewards is not None:
         arrays |= {"reward/env": env_rewards, "missing/env": np.zeros(count, bool)}
-    episode = Episode(id="film", task=moments.task, frames=moments.frames_F, states=moments.states_F)
+    episode = Episode(
+        id="film",
+        task=moments.task,
+        frames=moments.frames_F,
+        states=moments.states_F,
+        actions=moments.actions_F,
+        views=moments.views_F,
+        meta=parts_of_rows(moments.state_keys, moments.action_values),
+    )
     for name, source in sources.items():
         score = source.model.score([episode])[0]
         known = score.steps is not None

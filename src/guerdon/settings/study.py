@@ -398,6 +398,11 @@ class RobotStudy(Study):
         if self.engine == "ray" and self.cluster.learners > 1:
             raise ValueError(f"{kind} learns in one process: set cluster.learners to 1")
         for name, source in self.reward.sources.items() if self.reward.use_reward_model else ():
+            if source.refitted is not None and source.reward_mode == "episode":
+                raise ValueError(
+                    f"{kind} measures single moments again: reward.sources.{name}, which learns, needs another "
+                    "reward_mode than episode"
+                )
             if source.adaptive_weight is not None:
                 raise ValueError(
                     f"{kind} has no advantages, from which reward.sources.{name}.adaptive_weight is learned"

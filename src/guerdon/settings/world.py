@@ -462,6 +462,22 @@ class _ReportsSuccess(EnvSettings):
         description="key of Gymnasium's `info` that reports true success (a bool, or a number above 0); null: "
         "`success`, else `is_success`. Where an episode has no such key, its success is unknown",
     )
+    frame_stack: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="observe so many moments at once, the newest last: pictures as further channels, numbers side by "
+        "side; at the start of an episode the first is repeated. Of the environment's own observations",
+    )
+
+    @model_validator(mode="after")
+    def _stacks(self) -> Self:
+        if self.frame_stack > 1 and self.observation == "pixels":
+            raise ValueError(
+                "frame_stack is of the environment's own observations, and observation: pixels shows rendered ones; "
+                "register the environment with gymnasium.wrappers.AddRenderObservation instead"
+            )
+        return self
 
 
 def time_limit(env_id: str) -> int | None:

@@ -32,7 +32,7 @@ from guerdon.devices import resolve_device, seeded
 from guerdon.episodes.targets import frame_targets, no_labels
 from guerdon.errors import ConfigError, DataError
 from guerdon.models.backbone import MLP, ImageScorer, batch_normalizations, calibrating, to_pixels
-from guerdon.models.image import ImageModelConfig, save_checkpoint
+from guerdon.models.image import ImageModelConfig, save_checkpoint, state_rows
 from guerdon.models.quality import frame_quality
 from guerdon.packaged import local_model
 from guerdon.policies.precision import uses_bf16
@@ -158,6 +158,14 @@ def sees_states(settings: Settings | VLMTrainSettings) -> bool:
     return not isinstance(settings, VLMTrainSettings) and settings.arch == MLP
 
 
+def state_rows_of(episode: Episode, settings: Settings | VLMTrainSettings) -> FloatArray | None:
+    """(T, S) what a model on states looks at; None where the episode lacks it."""
+    assert not isinstance(settings, VLMTrainSettings)
+    if settings.actions and episode.actions is None:
+        return None
+    return state_rows(episode, settings.keys, actions=settings.actions)
+
+
 def label_meaning(settings: Settings | VLMTrainSettings) -> str:
     """What a target of 1 means, in words."""
     if is_classifier(settings):
@@ -169,7 +177,7 @@ def label_meaning(settings: Settings | VLMTrainSettings) -> str:
 
 def row_targets(episode: Episode, settings: Settings | VLMTrainSettings) -> FloatArray | None:
     """(T,) targets of an episode's rows, NaN where unknown; None where it lacks what the model sees, or any target."""
-    seen = episode.states if sees_states(settings) else episode.frames
+    seen = state_rows_of(episode, settings) if sees_states(settings) else episode.frames
     if seen is None or not len(episode):
         return None
     kind = "resnet" if is_classifier(settings) else "progress"
@@ -342,8 +350,9 @@ def labelled_frames(
 
     def keep(episode: Episode, rows: IntArray) -> None:
         if sees_states(settings):
-            assert episode.states is not None
-            pixels.append(episode.states[rows].astype(np.float32))
+            states = state_rows_of(episode, settings)
+            assert states is not None
+            pixels.append(states[rows])
             return
         assert episode.frames is not None
         pixels.append(to_pixels(episode.frames[rows], settings.image_size, channels_last=True))
@@ -460,6 +469,9 @@ def _config(settings: Settings, data_hash: str, rows: NDArray[Any]) -> ImageMode
         freeze_backbone=settings.backbone_frozen,
         pretrained=_named(settings.backbone_path),
         state_size=rows.shape[1] if sees_states(settings) else None,
+        keys=settings.keys,
+        actions=settings.actions,
+        camera=settings.camera or "",
     )
 
 

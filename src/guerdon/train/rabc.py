@@ -277,6 +277,7 @@ def _scored(
             "vision-language model set rows: all; or write its progress to a file and name it as progress_path"
         )
     pictures = info.modality == "image"
+    camera = info.keys[0] if pictures and info.keys else camera
     values: dict[str, FloatArray] = {}
     reasons: dict[str, list[str | None]] = {}
     number = sum(1 for _ in read_episodes(root, with_frames=False))

@@ -28,16 +28,17 @@ from guerdon.worlds.eye import Eye
 from guerdon.worlds.gymnasium_env import (
     RenderEye,
     SceneEye,
-    check_spaces,
     make_gymnasium_env,
     named_copy,
     never_reports_success,
+    stacked_moments,
 )
 from guerdon.worlds.libero import LiberoEye, LiberoVectorEnv, Settling
 from guerdon.worlds.libero_files import libero_task, mujoco_changes
 from guerdon.worlds.maniskill import ManiSkillEye, ManiSkillVectorEnv, check_maniskill_task, task_text
 from guerdon.worlds.metaworld import MetaWorldVectorEnv, metaworld_task
 from guerdon.worlds.processes import ProcessVectorEnv
+from guerdon.worlds.spaces import plain
 from guerdon.worlds.starts import Curriculum, Playing, Rotation, Starts
 from guerdon.worlds.success import SUCCESS_KEYS, own_readers, unreported
 from guerdon.worlds.task_pool import TaskPool
@@ -279,8 +280,9 @@ def gymnasium_id(settings: GymnasiumSettings, copies: int, seed: int) -> EnvPart
         autoreset=settings.autoreset_mode,
         max_episode_steps=settings.max_episode_steps,
         kwargs=dict(settings.kwargs),
+        frame_stack=settings.frame_stack,
     )
-    env.proprioception = getattr(env.envs[0].unwrapped, "proprioception", None)
+    env.proprioception = getattr(env.unwrapped.envs[0].unwrapped, "proprioception", None)
     return env, RenderEye(env, settings.frame_size), settings.task
 
 
@@ -299,10 +301,13 @@ def own_world(settings: OwnWorldSettings, copies: int, seed: int) -> EnvParts:
     if isinstance(env, gymnasium.Env):
         made = [env, *(make() for _ in range(copies - 1))]
         proprioception = getattr(env.unwrapped, "proprioception", None)
+        made = [stacked_moments(one, settings.frame_stack) for one in made]
         named = [named_copy(one, i, copies, settings.task or settings.type) for i, one in enumerate(made)]
         env = SyncVectorEnv([partial(named.pop, 0)] * copies, autoreset_mode=AutoresetMode.DISABLED)
         env.proprioception = proprioception
-    check_spaces(env, f"env.type {settings.type}")
+    elif settings.frame_stack > 1:
+        raise ConfigError(f"env.frame_stack: env.type {settings.type} makes a vector of copies; stack moments in it")
+    env = plain(env, f"env.type {settings.type}")
     if env.num_envs != copies:
         raise ConfigError(f"env.type {settings.type} made {env.num_envs} copies, not the {copies} of num_envs")
     return env, getattr(env, "eye", None) or RenderEye(env, settings.frame_size), settings.task

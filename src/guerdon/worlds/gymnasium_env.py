@@ -21,6 +21,7 @@ from guerdon.types import BoolArray, ByteArray
 from guerdon.worlds.camera import choose_headless_backend, close_at_exit
 from guerdon.worlds.eye import stacked
 from guerdon.worlds.resets import CopyEnv
+from guerdon.worlds.spaces import plain
 
 
 class PlainVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
@@ -118,6 +119,7 @@ def make_gymnasium_env(
     autoreset: str = "disabled",
     max_episode_steps: int | None = None,
     kwargs: dict[str, Any] | None = None,
+    frame_stack: int = 1,
 ) -> gymnasium.vector.VectorEnv:
     """N copies of a registered environment that can draw itself.
 
@@ -127,9 +129,10 @@ def make_gymnasium_env(
         autoreset: `disabled`, `next_step` or `same_step`, Gymnasium's three conventions.
         max_episode_steps: replaces the registered time limit; None: that one, `UNLIMITED` steps where it has none.
         kwargs: passed to the environment.
+        frame_stack: moments that are observed at once.
 
     Raises:
-        ConfigError: the id is not registered, or its observations or actions are not plain boxes.
+        ConfigError: the id is not registered, or its observations or actions are of another kind than `plain` takes.
     """
     choose_headless_backend()
 
@@ -140,13 +143,18 @@ def make_gymnasium_env(
             env = gymnasium.wrappers.TimeLimit(env, UNLIMITED)
         if _gymnasium_own(env_id) in _GOALS:
             env = GoalReached(env)
+        env = stacked_moments(env, frame_stack)
         return named_copy(KeepTerminalFrame(env) if autoreset == "same_step" else env, index, num_envs, env_id)
 
     mode = AutoresetMode[autoreset.upper()]
     with _gymnasium(ConfigError, f"env.task {env_id!r} could not be made"):
         env = SyncVectorEnv([partial(one, i) for i in range(num_envs)], autoreset_mode=mode)
-    check_spaces(env, f"env.task {env_id!r}")
-    return env
+        return plain(env, f"env.task {env_id!r}")
+
+
+def stacked_moments(env: gymnasium.Env, count: int) -> gymnasium.Env:
+    """The environment with so many moments in each observation."""
+    return env if count == 1 else gymnasium.wrappers.FrameStackObservation(env, count)
 
 
 def named_copy(env: gymnasium.Env, index: int, copies: int, name: str) -> CopyEnv:
@@ -163,26 +171,6 @@ def named_copy(env: gymnasium.Env, index: int, copies: int, name: str) -> CopyEn
         middle = np.median(rest.geom_xpos, axis=0)
         renderer.default_cam_config = {"lookat": middle, **(renderer.default_cam_config or {})}
     return CopyEnv(env, index, name if copies == 1 else f"copy {index} of {name}")
-
-
-def check_spaces(env: gymnasium.vector.VectorEnv, what: str) -> None:
-    """Refuse observations and actions that are not plain boxes.
-
-    Raises:
-        ConfigError: they are not; the message begins with `what`.
-    """
-    for name, space in (("observation", env.single_observation_space), ("action", env.single_action_space)):
-        if not isinstance(space, gymnasium.spaces.Box):
-            raise ConfigError(
-                f"{what} has {name} space {space}; control policies need a Box. "
-                "Flatten it with a gymnasium wrapper and register the result under an id of your own."
-            )
-    shape = env.single_action_space.shape
-    if shape is None or len(shape) != 1:
-        raise ConfigError(
-            f"{what} takes actions of shape {shape}; control policies give "
-            "rows of numbers. Flatten them with a gymnasium wrapper and register the result under an id of your own."
-        )
 
 
 def merged_infos(infos: Sequence[Mapping[str, np.ndarray]], shares: Sequence[int]) -> dict[str, Any]:
@@ -247,10 +235,10 @@ class RenderEye:
             MissingDependencyError: it raises.
         """
         with _gymnasium(MissingDependencyError, "the environment cannot draw itself"):
-            if isinstance(self._env, SyncVectorEnv):
-                drawn = {index: self._env.envs[index].render() for index in indices}
-            elif isinstance(self._env, AsyncVectorEnv):
-                drawn = _drawn_in_processes(self._env, indices)
+            if isinstance(self._env.unwrapped, SyncVectorEnv):
+                drawn = {index: self._env.unwrapped.envs[index].render() for index in indices}
+            elif isinstance(self._env.unwrapped, AsyncVectorEnv):
+                drawn = _drawn_in_processes(self._env.unwrapped, indices)
             else:
                 pictures = self._env.render()
                 count = None if pictures is None else len(pictures)

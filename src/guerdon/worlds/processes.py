@@ -175,7 +175,7 @@ class ProcessVectorEnv(PlainVectorEnv):
     Attributes:
         task_texts: of each copy.
         all_texts: the tasks, in words, where copies change theirs.
-        proprioception: as the world has it.
+        proprioception, columns: as the world has them.
         eye: draws the copies.
         restarts: processes started in place of others.
 
@@ -214,7 +214,7 @@ class ProcessVectorEnv(PlainVectorEnv):
         all_facts = [process.facts or {} for process in self._processes]
         facts = max(all_facts, key=lambda one: one["spaces"][0].shape)  # others' observations end in zeros
         self.declare(num_envs, *facts["spaces"])
-        self.proprioception = facts["proprioception"]
+        self.proprioception, self.columns = facts["proprioception"], facts["columns"]
         self.task_texts = tuple(text for one in all_facts for text in one["tasks"])
         self.all_texts: tuple[str, ...] = facts["all_texts"]
         self.eye = ProcessEye(self, facts["size"], facts["cameras"], at_once=facts["at_once"])
@@ -268,7 +268,7 @@ class ProcessVectorEnv(PlainVectorEnv):
                 copies, mask = self._processes[k].copies, requests[k][2]
                 finite = finite_rows(observations)
                 if finite.all():
-                    shown = self._observations[copies.start : copies.stop, ..., : observations.shape[-1]]
+                    shown = _first(self._observations[copies.start : copies.stop], observations)
                     begun = mask & wanted[copies.start : copies.stop]  # the others' episodes are lost, see `step`
                     shown[begun] = observations[begun]
                     self._stepped[copies.start : copies.stop][mask] = False
@@ -306,7 +306,7 @@ class ProcessVectorEnv(PlainVectorEnv):
         terminated, truncated = np.zeros(self.num_envs, dtype=np.bool_), np.zeros(self.num_envs, dtype=np.bool_)
         for k in answers:
             share, memory = processes[k].share, processes[k].memory
-            seen[share, ..., : memory.observations.shape[-1]], rewards[share] = memory.observations, memory.rewards
+            _first(seen[share], memory.observations)[...], rewards[share] = memory.observations, memory.rewards
             terminated[share], truncated[share] = memory.terminated, memory.truncated
         finite = finite_rows(seen) & finite_rows(rewards)
         if not finite.all():
@@ -501,3 +501,8 @@ class ProcessEye:
 
     def close(self) -> None:
         """Nothing to free: the processes own their renderers."""
+
+
+def _first(rows: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """Of rows, the first numbers: as many as those of a task with the shorter observations `own`."""
+    return rows if rows.dtype.names else rows[..., : own.shape[-1]]

@@ -164,6 +164,8 @@ def _step(taken: int, task: str, action_A: np.ndarray) -> str:
 
 def finite_rows(values_B: np.ndarray) -> BoolArray:
     """(B,) bool, rows of numbers that are finite also as float32; of what is not a float, all."""
+    if values_B.dtype.names:
+        return np.logical_and.reduce([finite_rows(values_B[name]) for name in values_B.dtype.names])
     if values_B.dtype.kind != "f":
         return np.ones(len(values_B), dtype=np.bool_)
     finite = np.abs(values_B) <= _LARGEST
@@ -201,7 +203,7 @@ class Resets:
         self.skipped = np.zeros(env.num_envs, dtype=np.int64)
         self._failures: list[tuple[int, Failure]] = []
         mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
-        self.of_some = mode is AutoresetMode.DISABLED or isinstance(env, SyncVectorEnv | AsyncVectorEnv)
+        self.of_some = mode is AutoresetMode.DISABLED or isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
 
     def episode_seed(self, index: int, episode: int) -> int:
         """The seed of an episode of a copy. Copies of one group share it."""

@@ -55,6 +55,7 @@ class _Simulator:
         """What the other end needs to know."""
         return {
             "spaces": (self.env.single_observation_space, self.env.single_action_space),
+            "columns": getattr(self.env, "columns", None),
             "proprioception": getattr(self.env, "proprioception", None),
             "tasks": self.tasks,
             "all_texts": tuple(getattr(self.env, "all_texts", ())),

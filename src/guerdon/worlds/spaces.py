@@ -5,7 +5,7 @@ joined by dots. Actions are rows (B, A) of a Box or of a MultiDiscrete. An envir
 as it is.
 
     env = plain(SyncVectorEnv(...), "env.task FetchReach-v4")
-    env.columns             # (ObservedColumn("achieved_goal", "vector", (3,)), ObservedColumn("desired_goal", ...), ...)
+    env.columns             # (ObservedColumn("achieved_goal", "vector", (3,)), ...)
     observations["desired_goal"]
 """
 
@@ -20,9 +20,9 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv, VectorWrapper
 
-from guerdon.errors import ConfigError, SimulatorError, boundary
+from guerdon.errors import ConfigError, NonFiniteError, SimulatorError, boundary
 from guerdon.progress import log_once
-from guerdon.types import BoolArray, Failure, FloatArray
+from guerdon.types import BoolArray, ByteArray, Failure, FloatArray
 from guerdon.worlds.resets import BrokenCopyError
 
 MASK = "action_mask"
@@ -52,6 +52,12 @@ class ObservedColumn(NamedTuple):
 def columns_of_shape(shape: tuple[int, ...]) -> tuple[ObservedColumn, ...]:
     """The column of observations that are one array: a picture (H, W, C), else numbers."""
     return (ObservedColumn("", "image" if len(shape) == 3 else "vector", tuple(shape)),)
+
+
+def own_columns(env: VectorEnv) -> tuple[ObservedColumn, ...]:
+    """What an environment shows of one copy."""
+    shape = tuple(env.single_observation_space.shape or ())
+    return getattr(env, "columns", None) or columns_of_shape(shape)
 
 
 def is_numeric(column: ObservedColumn) -> bool:
@@ -97,6 +103,67 @@ def chosen_columns(
     return tuple(found.values())
 
 
+def choices(space: gymnasium.Space) -> tuple[int, ...] | None:
+    """Values of each choice of discrete actions; None: they are a Box."""
+    return tuple(int(n) for n in space.nvec) if isinstance(space, spaces.MultiDiscrete) else None
+
+
+def action_bounds(space: gymnasium.Space) -> tuple[np.ndarray, np.ndarray]:
+    """(A,) lowest and (A,) highest actions of a Box or of choices."""
+    counts = choices(space)
+    if counts is not None:
+        return np.zeros(len(counts)), np.array(counts, dtype=np.float64) - 1
+    return getattr(space, "low", np.float64(-np.inf)), getattr(space, "high", np.float64(np.inf))
+
+
+def executable(actions_B: np.ndarray, space: gymnasium.Space) -> np.ndarray:
+    """(B, A) the nearest actions of the action space, in an array of their own; all have to be finite.
+
+    Raises:
+        NonFiniteError: one is not.
+    """
+    if not np.isfinite(actions_B).all():
+        copy = int(np.argwhere(~np.isfinite(actions_B))[0, 0])
+        why = "its weights have diverged (lower algorithm.learning_rate) or an observation is not finite"
+        raise NonFiniteError(f"the policy gave an action that is not finite in copy {copy}: {why}")
+    (low, high), dtype = action_bounds(space), np.dtype(space.dtype)
+    whole = dtype.kind in "iu"
+    found = np.array(actions_B, dtype=np.float64 if whole else dtype)
+    np.minimum(np.maximum(found, low, out=found), high, out=found)
+    return np.rint(found).astype(dtype) if whole else found
+
+
+def allowed_in(rows: np.ndarray, columns: Sequence[ObservedColumn]) -> BoolArray | None:
+    """(B, O) values of discrete actions that are allowed; None: observations have no mask."""
+    name = next((c.name for c in columns if c.kind == "mask"), None)
+    return None if name is None else rows[name]
+
+
+def some_allowed(rows: np.ndarray, columns: Sequence[ObservedColumn], space: gymnasium.Space) -> np.ndarray:
+    """(B, A) for each copy an action that its mask allows; zeros where there is none.
+
+    Args:
+        rows: what the copies show.
+        columns: of these.
+        space: of actions.
+    """
+    mask, counts = allowed_in(rows, columns), choices(space)
+    if mask is None or counts is None:
+        return np.zeros((len(rows), *(space.shape or ())))
+    starts = np.cumsum([0, *counts[:-1]])
+    return np.stack([mask[:, s : s + n].argmax(axis=1) for s, n in zip(starts, counts, strict=True)], axis=1)
+
+
+def same_rows(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether observations are equal, those of a checkpoint (`as_bytes`) among them."""
+    return np.array_equal(as_bytes(one), as_bytes(other))
+
+
+def as_bytes(rows: np.ndarray) -> np.ndarray:
+    """Structured rows (B,) as (B, N) bytes, which a checkpoint can hold; other arrays as they are."""
+    return np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), -1) if rows.dtype.names else rows
+
+
 class ColumnSpace(spaces.Space):  # type: ignore[misc]
     """The space of structured rows.
 
@@ -118,6 +185,28 @@ class ColumnSpace(spaces.Space):  # type: ignore[misc]
     def is_np_flattenable(self) -> bool:
         """It is not."""
         return False
+
+
+def state_keys(columns: Sequence[ObservedColumn]) -> tuple[tuple[str, int], ...]:
+    """Names and sizes of the parts of a state (`states_of`), in their order; empty where observations have no keys."""
+    return tuple((c.name, c.size) for c in columns if is_numeric(c) and c.name)
+
+
+def parts_of_rows(state_keys: Sequence[tuple[str, int]], action_values: Sequence[int]) -> dict[str, Any]:
+    """What the states and actions of an episode are made of, for its `meta`: plain JSON values.
+
+    Args:
+        state_keys: names and sizes of the parts of a state; none where observations have no keys.
+        action_values: values of each choice of discrete actions; none of a Box.
+    """
+    found: dict[str, Any] = {"state_keys": [list(one) for one in state_keys]} if state_keys else {}
+    return found | ({"action_values": list(action_values)} if action_values else {})
+
+
+def rgb_of(pictures_N: np.ndarray) -> ByteArray:
+    """(N, H, W, 3) of pictures with any number of channels: of several moments the last."""
+    channels = pictures_N.shape[-1]
+    return pictures_N[..., -3:] if channels % 3 == 0 else np.repeat(pictures_N[..., -1:], 3, axis=-1)
 
 
 class _Leaf(NamedTuple):
@@ -173,6 +262,13 @@ def _picture_shape(space: spaces.Box) -> tuple[int, ...] | None:
     return shape if min(shape[:2]) >= enough else None
 
 
+def _is_text(space: gymnasium.Space) -> bool:
+    """Whether a space of somebody's own is of text, as MiniGrid's missions are."""
+    with suppress(NotImplementedError):
+        return isinstance(space.sample(), str)
+    return False
+
+
 def _leaves(space: gymnasium.Space, what: str, path: tuple[Any, ...] = ()) -> Iterator[_Leaf]:
     """The parts of observations.
 
@@ -184,8 +280,6 @@ def _leaves(space: gymnasium.Space, what: str, path: tuple[Any, ...] = ()) -> It
         inner = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         for key, part in inner:
             yield from _leaves(part, what, (*path, key))
-    elif isinstance(space, spaces.Text):
-        yield _Leaf(path, space, ObservedColumn(name, "text", ()))
     elif isinstance(space, spaces.Discrete):
         yield _Leaf(path, space, ObservedColumn(name, "one_hot", (int(space.n),)))
     elif isinstance(space, spaces.MultiDiscrete):
@@ -200,6 +294,8 @@ def _leaves(space: gymnasium.Space, what: str, path: tuple[Any, ...] = ()) -> It
             else ObservedColumn(name, "image", shape)
         )
         yield _Leaf(path, space, column)
+    elif isinstance(space, spaces.Text) or _is_text(space):
+        yield _Leaf(path, space, ObservedColumn(name, "text", ()))
     else:
         where = f"the key {name!r} of its observations" if name else "its observations"
         raise ConfigError(
@@ -275,6 +371,12 @@ class Plain(VectorWrapper):  # type: ignore[misc]
             self.columns = (*root, ObservedColumn(MASK, "mask", (self._size,)))
         self._declare()
 
+    def __getattr__(self, name: str) -> Any:
+        """What else the environment has, such as its `eye`."""
+        if name.startswith("_") or name == "env":
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
     def _declare(self) -> None:
         if self._as_it_is:
             return
@@ -340,7 +442,7 @@ class Plain(VectorWrapper):  # type: ignore[misc]
         """Refuse a moment at which a copy has to act and no value of an action is allowed."""
         if not self._masked or self._starts is None:
             return
-        mask = found[next(c.name for c in self.columns if c.kind == "mask")]
+        mask = allowed_in(found, self.columns)
         stuck = going_on_B & ~np.logical_or.reduceat(mask, self._starts, axis=1).all(axis=1)
         if stuck.any():
             why = Failure("no_action_allowed", f"{MASK} forbids every value of an action")

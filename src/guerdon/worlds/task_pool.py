@@ -70,6 +70,8 @@ class TaskPool(PlainVectorEnv):
         first = [slots[0] for slots in self._free]
         self.all_texts = tuple(texts)
         self.task_texts = (texts[0],) * num_envs
+        if any(one.env.single_observation_space.shape in (None, ()) for one in first):
+            raise ConfigError("env.task_ids needs tasks whose observations are one array of numbers, without keys")
         self._own = [one.env.single_observation_space.shape[0] for one in first]
         self._size = max(self._own)
         actions = first[0].env.single_action_space

@@ -14,8 +14,6 @@ import numpy as np
 
 from guerdon.types import BoolArray, Failure, FloatArray
 
-NO_STATE: FloatArray = np.zeros(0, np.float32)
-
 
 @dataclass(frozen=True)
 class Transition:
@@ -24,6 +22,7 @@ class Transition:
     Attributes:
         observations: (B, ...) what to act on next; after a reset where an episode ended.
         final_observations: (B, ...) what the action led to; terminal where an episode ended.
+        own_observations, own_final: the same two as the environment itself shows them, whatever the policy observes.
         rewards: (B,) float32: success or the environment's own, as `native_reward` says.
         own_rewards: (B,) float32, the environment's own.
         terminated: (B,) bool, the task ended.
@@ -41,6 +40,8 @@ class Transition:
 
     observations: np.ndarray
     final_observations: np.ndarray
+    own_observations: np.ndarray
+    own_final: np.ndarray
     rewards: FloatArray
     own_rewards: FloatArray
     terminated: BoolArray
@@ -81,12 +82,6 @@ class FramesDue(NamedTuple):
     going_on: BoolArray
     new: BoolArray
     ends: bool = False
-
-
-def state_of(observations: Any, index: int) -> FloatArray:
-    """(S,) float32, what copy `index` observes where that is one vector; else empty."""
-    vector = isinstance(observations, np.ndarray) and observations.ndim == 2 and observations.dtype.kind == "f"
-    return observations[index].astype(np.float32) if vector else NO_STATE
 
 
 def among(copies: Mapping[int, Any], count: int) -> BoolArray:

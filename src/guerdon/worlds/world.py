@@ -19,14 +19,15 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from guerdon.errors import CheckpointError, ConfigError, NonFiniteError
+from guerdon.errors import CheckpointError, ConfigError
 from guerdon.types import BoolArray, ByteArray, Failure, IntArray
+from guerdon.worlds import spaces
 from guerdon.worlds.eye import Drawn, Eye, looks_at, pictures_of, resized
 from guerdon.worlds.observation import ObservationSpec, columns_as_rows
 from guerdon.worlds.resets import NON_FINITE, ActionHistory, Resets, closed, finite_rows, in_step, step_all
 from guerdon.worlds.starts import Curriculum, Playing
 from guerdon.worlds.success import SUCCESS_KEYS, own_readers, success_from_info, unreported
-from guerdon.worlds.transition import NO_STATE, FramesDue, Transition, among
+from guerdon.worlds.transition import FramesDue, Transition, among
 
 REPLAYS = 3  # attempts to replay the episodes of a checkpoint, where simulators break
 
@@ -37,6 +38,7 @@ class World:
     Attributes:
         tasks: the task of each copy, in words; with `playing` that of its current episode.
         num_envs: B.
+        own_columns: what the environment itself shows of one copy.
         reports_every_step: False once the environment left success open at a step.
         takes_pictures: set it to False to draw nothing: captured looks are then None.
         exact_resume: whether `state_dict` restores the simulators themselves (autoreset disabled); elsewhere the
@@ -113,6 +115,7 @@ class World:
         self._tries, self._tried = tries, np.zeros(self.num_envs, dtype=np.int64)
         self._resetting = np.zeros(self.num_envs, dtype=np.bool_)
         self._past = ActionHistory(self.num_envs)
+        self.own_columns: tuple[spaces.ObservedColumn, ...] = spaces.own_columns(env)
         self._observations: np.ndarray = np.empty(0)
         self._shown: np.ndarray = self._observations
         if any(task != tasks[i - i % group_size] for i, task in enumerate(tasks)):
@@ -131,8 +134,6 @@ class World:
         self.takes_pictures = True
         if pixels and eye is None:
             raise ConfigError("env.observation pixels needs a camera")
-        space = env.single_action_space
-        self._bounds = getattr(space, "low", -np.inf), getattr(space, "high", np.inf), np.dtype(space.dtype)
 
     @property
     def curriculum(self) -> Curriculum | None:
@@ -146,6 +147,11 @@ class World:
         if self._pixels and self.eye is not None:
             return (*self.eye.size, 3)
         return tuple(self.env.single_observation_space.shape or ())
+
+    @property
+    def columns(self) -> tuple[spaces.ObservedColumn, ...]:
+        """What one copy shows a policy: the environment's own, or the picture of its camera."""
+        return spaces.columns_of_shape(self.observation_shape) if self._pixels else self.own_columns
 
     @property
     def observations(self) -> np.ndarray:
@@ -192,6 +198,8 @@ class World:
         return Transition(
             observations=self._shown.copy(),
             final_observations=self._shown.copy(),
+            own_observations=self._observations,
+            own_final=self._observations,
             rewards=np.zeros(self.num_envs, dtype=np.float32),
             own_rewards=np.zeros(self.num_envs, dtype=np.float32),
             terminated=nothing,
@@ -199,7 +207,7 @@ class World:
             success=nothing,
             success_known=nothing,
             mask=nothing,
-            actions=NO_STATE,
+            actions=np.zeros(0, np.float32),
             first_looks=self._captured(np.ones(self.num_envs, np.bool_) if capture is None else capture),
             failed_resets=self._resets.take_failures(),
         )
@@ -258,7 +266,7 @@ class World:
             SimulatorError: the environment raised, or cannot begin an episode.
             ConfigError: an episode ended without a report of success that something needs.
         """
-        actions = self._executable(actions)
+        actions = spaces.executable(actions, self.action_space)
         observations, rewards, terminated, truncated, info = step_all(self.env, actions, self._steps, self.tasks)
         self._drawn.clear()
         observations, rewards = np.asarray(observations), np.asarray(rewards)
@@ -298,6 +306,8 @@ class World:
         return Transition(
             observations=self._shown.copy(),
             final_observations=final,
+            own_observations=self._observations,
+            own_final=arrived,
             rewards=np.where(mask, success if self._sparse else rewards, 0).astype(np.float32),
             own_rewards=np.where(mask, rewards, 0).astype(np.float32),
             terminated=terminated,
@@ -349,7 +359,7 @@ class World:
             "skipped": self._resets.skipped.copy(),
             "episode": self._episode.copy(),
             "steps": self._steps.copy(),
-            "observations": self._observations.copy(),
+            "observations": spaces.as_bytes(self._observations).copy(),
             "actions": self._past.of_copies(),
         }
 
@@ -382,7 +392,7 @@ class World:
         self._steps = np.asarray(state["steps"], dtype=np.int64).copy()
         self._episode_reported = self._steps > 0  # not replayed: it may have had a report
         self._shown = self._view(self._observations)
-        if not np.array_equal(self._observations, state["observations"]):
+        if not spaces.same_rows(self._observations, state["observations"]):
             raise CheckpointError(
                 "the environment did not come back to the saved state when its episode was replayed: "
                 "is it the same version, and does reset(seed=...) decide everything?"
@@ -398,18 +408,6 @@ class World:
         shown[fresh] = self._view(self._observations, fresh & (frames.new | failed))[fresh]
         return shown
 
-    def _executable(self, actions: np.ndarray) -> np.ndarray:
-        """(B, A) the nearest actions of the action space, in an array of their own; all have to be finite."""
-        if not np.isfinite(actions).all():
-            copy = int(np.argwhere(~np.isfinite(actions))[0, 0])
-            why = "its weights have diverged (lower algorithm.learning_rate) or an observation is not finite"
-            raise NonFiniteError(f"the policy gave an action that is not finite in copy {copy}: {why}")
-        low, high, dtype = self._bounds
-        whole = dtype.kind in "iu"
-        found = np.array(actions, dtype=np.float64 if whole else dtype)
-        np.minimum(np.maximum(found, low, out=found), high, out=found)
-        return np.rint(found).astype(dtype) if whole else found
-
     def _replay(self, pasts: list[np.ndarray]) -> dict[int, Failure]:
         """Replay each copy's actions so that all arrive together: a copy with a short past starts late.
 
@@ -418,16 +416,16 @@ class World:
         """
         self._reset_all()
         longest = max(len(p) for p in pasts)
-        width = next((p.shape[1] for p in pasts if len(p)), 0)
         for t in range(longest):
             begun = [t - (longest - len(p)) for p in pasts]
             starting = np.array([b == 0 for b in begun]) & (t > 0)
             if starting.any():
                 self._reset_again(starting)
-            actions = np.stack([p[b] if b >= 0 else np.zeros(width) for p, b in zip(pasts, begun, strict=True)])
             idle = np.array([b < 0 for b in begun])
-            actions = np.where(idle[:, None], self._executable(actions), actions).astype(self.action_space.dtype)
-            observations, _, terminated, truncated, _ = self.env.step(actions)
+            waiting = spaces.some_allowed(self._observations, self.own_columns, self.action_space)
+            waiting = spaces.executable(waiting, self.action_space)
+            actions = np.stack([w if i else p[b] for p, b, w, i in zip(pasts, begun, waiting, idle, strict=True)])
+            observations, _, terminated, truncated, _ = self.env.step(actions.astype(self.action_space.dtype))
             self._drawn.clear()
             self._observations = np.asarray(observations)
             if broken := self._lost():
@@ -499,9 +497,9 @@ class World:
             return self._see(range(self.num_envs))[0] if self._pixels else states_B
         columns: dict[str, np.ndarray] = {}
         if spec.states:
-            columns["states"] = states_B.astype(np.float32)
+            columns["states"] = spaces.states_of(states_B, self.own_columns)
         if spec.proprioception:
-            columns["proprioception"] = states_B[:, list(self.proprioception)].astype(np.float32)
+            columns["proprioception"] = spaces.states_of(states_B, self.own_columns)[:, list(self.proprioception)]
         if spec.task:
             columns["task"] = np.array(self.tasks, dtype=self._words)
         if spec.frames is not None:

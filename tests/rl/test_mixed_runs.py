@@ -1,0 +1,206 @@
+"""Runs in an environment of every kind of space: reward models see what they were trained on, and resumes repeat."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from guerdon.collect.collect import collect
+from guerdon.collect.control import ControlCollector
+from guerdon.episodes.read import read_episodes
+from guerdon.errors import ConfigError
+from guerdon.models.backbone import ImageScorer
+from guerdon.models.image import ImageModelConfig, load_image_model, save_checkpoint, state_rows
+from guerdon.rewards.control_sources import ControlReward
+from guerdon.rewards.source import SourceTerms
+from guerdon.rl.run import run
+from guerdon.settings.policy import MLPPolicySettings
+from guerdon.settings.reward import SourceSettings
+from guerdon.settings.study import Study
+from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
+from guerdon.settings.world import GymnasiumSettings
+from guerdon.train.images import train_image_model
+from rl_clock import interrupted, result, start
+
+torch.set_num_threads(1)
+ENV = {
+    "type": "gymnasium", "task": "mixed_env:Mixed-v0", "num_envs": 2, "native_reward": "dense", "frame_size": 16,
+    "kwargs": {"actions": "multi"},
+}  # fmt: skip
+CONSTANT = {"model_type": "constant", "value": 0.0}
+
+
+def study(folder, name="run", *, env=None, reward=None, policy=None, **more):
+    return Study.model_validate(
+        {
+            "runner": {
+                "total_steps": 96,
+                "eval_every": 48,
+                "eval_episodes": 2,
+                "checkpoint_every": 24,
+                "film_frames": 2,
+                "logger": {"log_path": str(folder), "experiment_name": name, "tensorboard": False},
+            },
+            "env": {**ENV, **(env or {})},
+            "policy": policy or {"type": "mlp", "hidden": [8], "keys": ["arm"]},
+            "reward": reward or {},
+            "algorithm": {"rollout_steps": 12, "minibatch_size": 8, "num_epochs": 2},
+            **more,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Random episodes of the environment, every row of them."""
+    folder = tmp_path_factory.mktemp("data")
+    given = {"save_dir": str(folder / "data"), "episodes": 24, "mixture": [{"type": "random"}], "frame_every": 1}
+    collect(study(folder, collect=given))
+    return folder / "data"
+
+
+def test_episodes_on_disk_say_what_their_states_are_made_of(data):
+    episodes = list(read_episodes(data, camera="front", views=("corner",)))
+    assert len(episodes) == 24
+    for one in episodes:
+        assert one.meta["state_keys"] == [["arm.hand.0", 2], ["arm.hand.1", 5], ["arm.joints", 4], ["arm.mode", 3]]
+        assert one.meta["action_values"] == [3, 2]
+        assert one.states.shape == (6, 14)
+        assert one.frames.shape == (6, 12, 10, 3), "of the key front"
+        assert one.views["corner"].shape == (6, 16, 16, 3), "what render() draws"
+        assert (one.states[:, 11:].sum(1) == 1).all()
+    named = state_rows(episodes[0], ["arm.hand", "arm.mode"], actions=True)
+    hand, mode, taken = episodes[0].states[:, :7], episodes[0].states[:, 11:], episodes[0].actions.astype(int)
+    expected = np.concatenate([hand, mode, np.eye(3)[taken[:, 0]], np.eye(2)[taken[:, 1]]], 1)
+    assert np.array_equal(named, expected.astype(np.float32))
+    assert state_rows(episodes[0], ["leg"], actions=False) is None
+
+
+def write(folder, *, states=None, keys=(), actions=False, camera=""):
+    """A model with random weights that looks at these."""
+    torch.manual_seed(1)
+    arch = "resnet18" if states is None else "mlp"
+    shared = {"hidden_dim": 8, "dropout": 0.0, "state_size": states}
+    config = ImageModelConfig(
+        "progress", arch, image_size=(3, 16, 16), horizon=4.0, keys=keys, actions=actions, camera=camera, **shared
+    )
+    scorer = ImageScorer(arch, **shared)
+    save_checkpoint(folder, scorer, config)
+    return folder
+
+
+MODELS = {
+    "states": {"states": 7, "keys": ("arm.mode", "arm.joints")},
+    "pairs": {"states": 10, "keys": ("arm.hand.1",), "actions": True},
+    "picture": {"camera": "front"},
+    "rendered": {},
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_source_scores_in_a_run_what_its_model_sees_on_disk(kind, tmp_path):
+    """Recorded and scored again, the episodes of a rollout have the values that its source measured."""
+    model = load_image_model(write(tmp_path / "model", **MODELS[kind]), kind="progress", device="cpu", bf16=False)
+    settings = SourceSettings(model=CONSTANT, reward_mode="per_step", score_every=1, shaping="raw")
+    source = ControlReward(SourceTerms("rm", 0.9), model, settings, num_envs=2)
+    recording = {"enabled": True, "save_dir": str(tmp_path / "data"), "frame_every": 1, "sample_rate_fail": 1.0}
+    env = GymnasiumSettings(**ENV, data_collection=recording)
+    policy = MLPPolicySettings(hidden=(8,), keys=["arm"])
+    collector = ControlCollector(env, policy, seed=0, rollout_steps=15, observes=[source.observes])
+    rewards = source.measure(collector.collect(collector.build_policy()))
+    collector.close()
+    assert not rewards.failures
+    views = {"picture": {"camera": "front"}, "rendered": {"camera": "corner"}}.get(kind, {"camera": "corner"})
+    episodes = {(e.meta["copy"], int(e.id.split("-")[2]) // 2): e for e in read_episodes(tmp_path / "data", **views)}
+    assert len(episodes) == 6
+    values = []
+    for (copy, number), episode in episodes.items():
+        found = model.score([episode])[0].steps[1:]
+        stretch = rewards.values[copy, 5 * number : 5 * number + 5]
+        assert np.allclose(found, stretch, atol=1e-6)
+        values += stretch.tolist()
+    assert len(set(np.round(values, 6))) > (1 if kind != "rendered" else 0)
+
+
+def test_a_model_of_what_the_world_does_not_show_is_refused(tmp_path):
+    def refused(text, **model):
+        folder = write(tmp_path / text[:4], **model)
+        source = {"model_type": "progress", "checkpoint_path": str(folder)}
+        reward = {"use_reward_model": True, "reward_mode": "per_step", "shaping": "raw", "model": source}
+        with pytest.raises(ConfigError, match=text):
+            run(study(tmp_path, text[:4], reward=reward))
+
+    refused("leg, 3 numbers; this world shows arm.hand.0 .2., arm.hand.1", states=3, keys=("leg",))
+    refused("arm.joints, 5 numbers.*of which that is 4", states=5, keys=("arm.joints",))
+    refused("states and actions, 14 numbers", states=14, actions=True)
+    refused("through 'wrist'; this world has front", camera="wrist")
+
+
+def trained(data, folder, name):
+    shared = {
+        "data_path": str(data),
+        "save_dir": str(folder / name),
+        "max_epochs": 3,
+        "val_split": 0.2,
+        "device": "cpu",
+    }
+    if name == "picture":
+        given = ProgressTrainSettings(**shared, camera="front", image_size=16)
+    else:
+        given = ResNetTrainSettings(**shared, arch="mlp", keys=["arm.mode"], actions=True, max_steps=300)
+    return train_image_model(given)
+
+
+def test_the_card_of_a_model_says_what_it_looks_at(data, tmp_path):
+    found = trained(data, tmp_path, "pairs")
+    model = load_image_model(found.save_dir, kind="resnet")
+    assert model.config.keys == ("arm.mode",)
+    assert model.config.actions
+    assert model.config.state_size == 3 + 5
+    assert model.info.keys == ("arm.mode",)
+
+
+def test_a_picture_of_a_key_is_learned_from_and_refitted_in_a_run(data, tmp_path):
+    found = trained(data, tmp_path, "picture")
+    assert load_image_model(found.save_dir, kind="progress").config.camera == "front"
+    model = {
+        "model_type": "progress", "checkpoint_path": str(found.save_dir), "update": "after", "replay_path": str(data),
+        "device": "cpu", "update_params": {"steps": 1, "batch_size": 4, "replay_size": 20},
+    }  # fmt: skip
+    reward = {
+        "use_reward_model": True,
+        "reward_mode": "per_step",
+        "score_every": 2,
+        "shaping": "relative",
+        "model": model,
+    }
+    folder, _ = run(study(tmp_path, reward=reward))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert any("loss" in key and "progress" in key for row in rows for key in row), "it was refitted"
+
+
+@pytest.mark.parametrize("actions", ["multi", "binary", "matrix"])
+@pytest.mark.parametrize("policy", ["mlp", "cnn"])
+def test_a_killed_run_ends_in_the_same_bytes(actions, policy, tmp_path):
+    masks = "none" if actions == "matrix" else "array"
+    env = {"kwargs": {"actions": actions, "masks": masks}}
+    form = {"type": "mlp", "hidden": [8], "keys": ["arm"]}
+    if policy == "cnn":
+        form = {"type": "cnn", "channels": [2], "hidden": [4]}
+    whole, cut = (study(tmp_path, name, env=env, policy=form) for name in ("whole", "cut"))
+    start(whole).run()
+    interrupted(cut, "update", 3)
+    start(cut, resume=True).run()
+    assert result(cut) == result(whole)
+
+
+def test_a_policy_learns_what_the_environment_pays(tmp_path):
+    """From 1/3 by chance to nearly always, in an environment that names the right choice."""
+    env = {"kwargs": {"actions": "multi", "masks": "none"}, "num_envs": 8}
+    more = {"algorithm": {"rollout_steps": 40, "minibatch_size": 80, "learning_rate": 3e-3}}
+    learned = study(tmp_path, env=env, policy={"type": "mlp", "hidden": [32], "keys": ["arm.mode"]}, **more)
+    few = {"total_steps": 6400, "eval_every": 6400, "eval_episodes": 8}
+    folder, _ = run(learned.model_copy(update={"runner": learned.runner.model_copy(update=few)}))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["return/env"] for row in rows if "return/env" in row][-1] > 4.5, "of 5"

@@ -1,0 +1,307 @@
+"""Every space comes in as numbers, pictures and choices; what the environment forbids is not done."""
+
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mixed_env
+from guerdon.collect.control import ControlCollector
+from guerdon.errors import ConfigError, SimulatorError
+from guerdon.policies.experts import RandomChoices
+from guerdon.settings.policy import CNNPolicySettings, MLPPolicySettings
+from guerdon.settings.world import GymnasiumSettings
+from guerdon.worlds.build import build_world
+from guerdon.worlds.spaces import allowed_in, chosen_columns, own_columns, plain, state_keys, states_of
+
+torch.set_num_threads(1)
+POLICY = MLPPolicySettings(keys=["arm"], hidden=(8,))
+
+
+class Shows(gymnasium.Env):
+    """Shows samples of a space."""
+
+    def __init__(self, space, actions=None):
+        self.observation_space, self.action_space = space, actions or spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.shown = self.observation_space.sample()
+        return self.shown, {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.action = action
+        self.shown = self.observation_space.sample()
+        return self.shown, 0.0, False, False, {}
+
+
+def shown(space, copies=3, actions=None):
+    """What copies show after a reset, and what their environments showed."""
+    vector = SyncVectorEnv([partial(Shows, space, actions)] * copies, autoreset_mode=AutoresetMode.DISABLED)
+    env = plain(vector, "env.task Shows")
+    rows, _ = env.reset(seed=4)
+    return env, rows, [one.shown for one in vector.envs]
+
+
+def mixed(copies=3, **more):
+    given = {"task": "mixed_env:Mixed-v0", "num_envs": copies, "native_reward": "dense", **more}
+    return GymnasiumSettings(**given)
+
+
+NUMERIC = st.recursive(
+    st.one_of(
+        st.builds(lambda n, s: spaces.Discrete(n, start=s), st.integers(1, 4), st.integers(-2, 2)),
+        st.builds(spaces.MultiDiscrete, st.lists(st.integers(1, 4), min_size=1, max_size=3)),
+        st.builds(spaces.MultiBinary, st.integers(1, 4)),
+        st.builds(lambda shape: spaces.Box(-3, 3, tuple(shape), np.float32), st.lists(st.integers(1, 3), max_size=3)),
+    ),
+    lambda inner: st.one_of(
+        st.dictionaries(st.sampled_from("abcd"), inner, min_size=1, max_size=3).map(spaces.Dict),
+        st.lists(inner, min_size=1, max_size=3).map(spaces.Tuple),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(NUMERIC)
+def test_the_numbers_of_a_state_are_gymnasiums_own(space):
+    env, rows, seen = shown(space)
+    columns = own_columns(env)
+    states = states_of(rows, columns)
+    assert states.dtype == np.float32
+    assert np.allclose(states, [spaces.flatten(space, one) for one in seen])
+    if keys := state_keys(columns):
+        assert sum(size for _, size in keys) == states.shape[1]
+    after, *_ = env.step(np.zeros((3, 1), np.float32))
+    assert np.allclose(states_of(after, columns), [spaces.flatten(space, one.shown) for one in env.unwrapped.envs])
+
+
+def test_a_box_of_numbers_and_one_of_actions_is_left_as_it_is():
+    vector = SyncVectorEnv([partial(Shows, spaces.Box(-1, 1, (4,), np.float64))])
+    assert plain(vector, "env") is vector
+    env, rows, _ = shown(spaces.Box(-1, 1, (4,), np.float64), actions=spaces.Discrete(2))
+    assert rows.dtype == np.float64, "only actions are others"
+    assert env.single_observation_space == spaces.Box(-1, 1, (4,), np.float64)
+
+
+@pytest.mark.parametrize(
+    ("space", "shape", "picture"),
+    [
+        (spaces.Box(0, 255, (20, 24, 3), np.uint8), (20, 24, 3), lambda x: x),
+        (spaces.Box(0, 255, (3, 20, 24), np.uint8), (20, 24, 3), lambda x: np.moveaxis(x, 0, -1)),
+        (spaces.Box(0, 255, (4, 20, 24), np.uint8), (20, 24, 4), lambda x: np.moveaxis(x, 0, -1)),
+        (spaces.Box(0, 255, (20, 24), np.uint8), (20, 24, 1), lambda x: x[..., None]),
+        (spaces.Box(0, 255, (2, 20, 24, 3), np.uint8), (20, 24, 6), lambda x: np.concatenate([x[0], x[1]], -1)),
+        (spaces.Box(0, 255, (2, 3, 20, 24), np.uint8), (20, 24, 6), lambda x: x.reshape(6, 20, 24).transpose(1, 2, 0)),
+        (spaces.Box(0, 1, (20, 24, 3), np.float32), (20, 24, 3), lambda x: np.rint(x * 255).astype(np.uint8)),
+    ],
+)
+@pytest.mark.parametrize("key", [None, "eye"])
+def test_pictures_of_every_layout(space, shape, picture, key):
+    env, rows, seen = shown(spaces.Dict({key: space}) if key else space)
+    (column,) = own_columns(env)
+    assert column == (key or "", "image", shape)
+    assert np.array_equal(rows[key] if key else rows, [picture(one[key] if key else one) for one in seen])
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(0, 255, (7, 7, 3), np.uint8),  # MiniGrid's fields
+        spaces.Box(0, 255, (128,), np.uint8),  # ALE's memory
+        spaces.Box(-1, 1, (20, 24, 3), np.float32),
+        spaces.Box(0, 9, (20, 24, 3), np.int64),
+        spaces.Box(0, 255, (9, 9), np.uint8),
+    ],
+)
+def test_arrays_of_other_numbers_are_no_pictures(space):
+    env, rows, seen = shown(space)
+    assert own_columns(env)[0].kind == "vector"
+    assert np.array_equal(states_of(rows, own_columns(env)), np.reshape(seen, (3, -1)).astype(np.float32))
+
+
+@pytest.mark.parametrize("actions", mixed_env.ACTIONS)
+def test_actions_reach_the_environment_as_it_wants_them(actions):
+    """The environment refuses what is not in its space or not allowed."""
+    world = build_world(mixed(kwargs={"actions": actions, "masks": "none" if actions == "matrix" else "array"}), seed=0)
+    space, rng = world.action_space, np.random.default_rng(0)
+    rows, seen = world.reset().observations, set()
+    for _ in range(23):
+        if actions == "matrix":
+            taken = rng.uniform(-3, 3, (3, 4))
+        else:
+            taken = RandomChoices(tuple(space.nvec), partial(allowed_in, columns=world.columns)).act(rows, rng)
+            seen |= {tuple(one) for one in taken.tolist()}
+        rows = world.step(taken).observations
+    assert actions == "matrix" or len(seen) > 3
+    world.close()
+
+
+@pytest.mark.parametrize("masks", ["array", "tuple"])
+@pytest.mark.parametrize("mode", ["disabled", "next_step", "same_step"])
+@pytest.mark.parametrize("actions", ["discrete", "multi"])
+def test_the_mask_of_a_moment_belongs_to_it(masks, mode, actions):
+    """Also in the last observation of an episode, and in the first of the one that follows within the step."""
+    world = build_world(mixed(autoreset_mode=mode, kwargs={"actions": actions, "masks": masks}), seed=0)
+    envs = [one.unwrapped for one in world.env.unwrapped.envs]
+    rng, rows = np.random.default_rng(0), world.reset().observations
+    actor, ends = RandomChoices(tuple(world.action_space.nvec), partial(allowed_in, columns=world.columns)), 0
+    for _ in range(14):
+        found = world.step(actor.act(rows, rng))
+        rows = found.observations
+        assert np.array_equal(rows["action_mask"], [np.concatenate(one.allowed) != 0 for one in envs])
+        assert np.array_equal(rows["front"], [one.seen["front"] for one in envs])
+        if mode == "same_step" and found.done.any():
+            assert not found.final_observations["action_mask"][found.done].any(), "nothing is allowed after the end"
+            assert not np.array_equal(found.final_observations["front"][found.done], rows["front"][found.done])
+        ends += int(found.done.sum())
+    assert ends >= 6
+    world.close()
+
+
+@pytest.mark.parametrize("policy", [POLICY, CNNPolicySettings(channels=(2,), hidden=(4,))])
+def test_acting_and_evaluating_agree(policy):
+    """The log-probabilities of a rollout are those of its first update, to the bit."""
+    collector = ControlCollector(mixed(kwargs={"actions": "multi"}), policy, seed=0, rollout_steps=12, heads=("env",))
+    mine = collector.build_policy()
+    with torch.no_grad():
+        mine.pi[-1].weight.normal_(0, 1)
+    rollout = collector.collect(mine)
+    found = mine.evaluate(mine.prepared(rollout.inputs))
+    assert np.array_equal(found.log_probs.detach().numpy().reshape(rollout.mask.shape), rollout.log_probs)
+    allowed = rollout.inputs.observations["action_mask"]
+    taken = np.take_along_axis(allowed, rollout.inputs.actions + np.array([0, 3]), 1)
+    assert taken.all()
+    assert not allowed.all()
+    assert rollout.values["env"].shape == rollout.mask.shape
+    assert collector.evaluate(mine, episodes=3)["episodes"] == 3
+    collector.close()
+
+
+@pytest.mark.parametrize("actions", ["discrete", "matrix"])
+def test_copies_in_processes_and_replays_show_the_same(actions):
+    def played(world, steps, rows=None):
+        rng = np.random.default_rng(1)
+        rows = world.reset().observations if rows is None else rows
+        for _ in range(steps):
+            taken = rng.integers(0, 4, (3, 1)) if actions == "discrete" else rng.uniform(-2, 2, (3, 4))
+            rows = world.step(taken).observations
+        return rows
+
+    kwargs = {"actions": actions, "masks": "none", "length": 5}
+    here, there = (build_world(mixed(kwargs=kwargs, vectorization=v), seed=0) for v in ("sync", "async"))
+    assert here.columns == there.columns
+    assert np.array_equal(played(here, 7).tobytes(), played(there, 7).tobytes())
+    again = build_world(mixed(kwargs=kwargs), seed=0)
+    state = here.state_dict()
+    assert state["observations"].dtype == np.uint8
+    again.load_state_dict(state)
+    assert again.observations.tobytes() == here.observations.tobytes()
+    assert played(again, 4, again.observations).tobytes() == played(here, 4, here.observations).tobytes()
+    for world in (here, there, again):
+        world.close()
+
+
+def test_a_replay_takes_only_actions_that_are_allowed():
+    """Copies whose episode began later wait with actions of their own, which the environment must accept."""
+    world = build_world(mixed(kwargs={"length": 7}), seed=0)
+    actor, rng = RandomChoices((4,), partial(allowed_in, columns=world.columns)), np.random.default_rng(0)
+    rows = world.reset().observations
+    for _ in range(9):
+        rows = world.step(actor.act(rows, rng)).observations
+    state = world.state_dict()
+    state["actions"][1] = state["actions"][1][:0]  # as if this episode had just begun
+    state["steps"][1] = 0
+    with pytest.raises(Exception, match="did not come back"):  # not "is not allowed"
+        build_world(mixed(kwargs={"length": 7}), seed=0).load_state_dict(state)
+    world.close()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "text"),
+    [
+        ({"masks": "late"}, "after a step and not after a reset"),
+        ({"stuck": 3}, "step 3 of .*no_action_allowed|forbids every value"),
+    ],
+)
+def test_masks_that_do_not_hold_are_named(kwargs, text):
+    world = build_world(mixed(copies=1, kwargs=kwargs), seed=0)
+    rows, rng = world.reset().observations, np.random.default_rng(0)
+    actor = RandomChoices((4,), partial(allowed_in, columns=world.columns))
+
+    def play(rows):
+        for _ in range(5):
+            rows = world.step(actor.act(rows, rng)).observations
+
+    with pytest.raises((ConfigError, SimulatorError), match=text):
+        play(rows)
+    world.close()
+
+
+def test_text_is_left_out_with_one_line_and_refused_where_it_is_chosen(capsys):
+    world = build_world(mixed(kwargs={"masks": "none", "length": 11}), seed=0)
+    assert "mission" not in world.reset().observations.dtype.names
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("without the text of mission") <= 1
+    with pytest.raises(ConfigError, match=r"policy.keys: mission is text"):
+        chosen_columns(world.columns, ["arm", "mission"], "policy.keys")
+    world.close()
+    with pytest.raises(ConfigError, match="shows text alone"):
+        shown(spaces.Dict({"a": spaces.Text(4), "b": spaces.Tuple([spaces.Text(3)])}))
+
+
+@pytest.mark.parametrize(
+    ("space", "actions", "text"),
+    [
+        (spaces.Sequence(spaces.Discrete(2)), None, "no fixed size"),
+        (spaces.Dict({"g": spaces.Graph(spaces.Box(-1, 1, (2,)), None)}), None, "key 'g' .*no fixed size"),
+        (spaces.Box(-1, 1, (2,)), spaces.Dict({"a": spaces.Discrete(2)}), "takes actions of Dict"),
+        (spaces.Dict({"a.b": spaces.Discrete(2), "a": spaces.Dict({"b": spaces.Discrete(2)})}), None, "same name"),
+    ],
+)
+def test_spaces_without_a_form_are_refused(space, actions, text):
+    with pytest.raises(ConfigError, match=text):
+        shown(space, actions=actions)
+
+
+@pytest.mark.parametrize("mode", ["disabled", "same_step"])
+def test_moments_are_stacked_within_an_episode(mode):
+    """The newest last; the first of an episode is repeated, and nothing of the one before is left."""
+    kwargs = {"actions": "matrix", "masks": "none", "length": 3}
+    one, three = (build_world(mixed(autoreset_mode=mode, kwargs=kwargs, frame_stack=k), seed=0) for k in (1, 3))
+    shapes = {c.name: (c.kind, c.shape) for c in three.columns if c.kind != "text"}
+    assert shapes["front"] == ("image", (12, 10, 9))
+    assert shapes["arm.joints"] == ("vector", (12,))
+    assert shapes["arm.mode"] == ("one_hot", (9,))
+    assert any(c.kind == "text" for c in three.columns)
+    shown = [one.reset().observations]
+    past = [[row] * 3 for row in shown[0]]
+    found = three.reset().observations
+    for _ in range(8):
+        for k, row in enumerate(found):
+            for name, axis in (("front", -1), ("arm.joints", 0), ("arm.mode", 0)):
+                assert np.array_equal(row[name], np.concatenate([p[name] for p in past[k]], axis)), name
+        taken = np.zeros((3, 4))
+        step, stacked = one.step(taken), three.step(taken)
+        for k, row in enumerate(step.final_observations):
+            past[k] = [*past[k][1:], row]
+            joined = np.concatenate([p["front"] for p in past[k]], -1)
+            assert np.array_equal(stacked.final_observations[k]["front"], joined)
+            if step.done[k]:
+                past[k] = [step.observations[k]] * 3
+        found = stacked.observations
+    one.close(), three.close()
+
+
+def test_stacking_pictures_that_are_rendered_is_refused():
+    with pytest.raises(ValueError, match="AddRenderObservation"):
+        mixed(frame_stack=2, observation="pixels")
