@@ -33,6 +33,7 @@ from guerdon.rl.learner import OnPolicyLearner
 from guerdon.rl.off_policy import DQNLearner, ReplayLearner, SACLearner
 from guerdon.rl.parts import Parts, run_collector, run_reward_models
 from guerdon.rl.replay import Replay
+from guerdon.rl.sampling import ACHIEVED, DESIRED, Pays
 from guerdon.rl.videos import EpisodeVideos, write_film
 from guerdon.settings.algorithm import ControlAlgorithmSettings, RobotAlgorithmSettings
 from guerdon.settings.off_policy import DQNSettings, SACSettings
@@ -41,7 +42,7 @@ from guerdon.settings.reward_models import VLMModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.vla_policy import VLAPolicySettings
 from guerdon.train.optimizers import AdamW, FlatAdam, Optimizer
-from guerdon.types import Episode, RewardModel
+from guerdon.types import Episode, FloatArray, RewardModel
 from guerdon.worlds.build import first_world
 from guerdon.worlds.spaces import choices, is_numeric, parts_of_rows, state_keys
 
@@ -242,7 +243,11 @@ def build_replay_learner(
         study.control_policy, shape, heads=_heads(algorithm, terms), auxiliary=(), seed=runner.seed,
         algorithm=algorithm.type,
     )  # fmt: skip
-    assert isinstance(policy, ControlPolicy)
+    if not isinstance(policy, ControlPolicy):
+        raise ConfigError(
+            f"algorithm.type {algorithm.type} does not go with policy.type {study.policy.type}: take mlp, cnn or "
+            "networks of your own"
+        )
     notes = []
     if fresh and study.control_policy.checkpoint is not None:
         notes.append(start_from_policy(policy, Path(study.control_policy.checkpoint)))
@@ -254,12 +259,36 @@ def build_replay_learner(
     if algorithm.demonstrations is not None:
         shown = Replay(folder / "checkpoints" / "demonstrations", list(terms))
     kind = SACLearner if algorithm.type == "sac" else DQNLearner
-    learner = kind(policy, algorithm, terms, learning, memory=memory, demonstrations=shown, seed=runner.seed)
+    pays = None if algorithm.goal_relabelling is None else reward_for_goals(study, shape)
+    learner = kind(policy, algorithm, terms, learning, memory=memory, demonstrations=shown, pays=pays, seed=runner.seed)
     if fresh and algorithm.demonstrations is not None:
         notes.append(add_demonstrations(learner, study, shape, sources))
     if fresh and runner.resume_dir:
         notes.append(learner.start_from(Path(runner.resume_dir)))
     return learner, notes
+
+
+def reward_for_goals(study: Study, shape: PolicyShape) -> Pays:
+    """What the environment pays for goals: its `compute_reward`.
+
+    Raises:
+        ConfigError: it is no environment with goals.
+    """
+    names = {column.name for column in shape.columns}
+    found: Any = None
+    if {ACHIEVED, DESIRED} <= names:
+        with closing(first_world(study.env.model_copy(update={"vectorization": "sync"}))) as world:
+            found = getattr(world.env.unwrapped.envs[0].unwrapped, "compute_reward", None)
+    if found is None:
+        raise ConfigError(
+            f"algorithm.goal_relabelling is for environments that show {ACHIEVED} and {DESIRED} and have "
+            f"compute_reward; this one shows {', '.join(sorted(names)) or 'one array'}"
+        )
+
+    def pays(achieved_N: np.ndarray, desired_N: np.ndarray) -> FloatArray:
+        return np.asarray(found(achieved_N, desired_N, {}), np.float32).reshape(len(achieved_N))
+
+    return pays
 
 
 def check_seen(name: str, model: RewardModel, shape: PolicyShape, first_camera: str) -> None:
