@@ -584,28 +584,6 @@ class Policy(Evaluates[Inputs], Protocol[_Collected, Inputs]):
         """Return to stored tensors; without `critic` the value heads stay as they are."""
 
 
-_Policy = TypeVar("_Policy", contravariant=True)
-
-
-class Collector(Protocol[_Policy, Collected]):
-    """Lets a policy act, and measures ground truth."""
-
-    def collect(self, policy: _Policy, *, version: int = 0, warm_up: bool = False) -> Rollout[Collected]:
-        """The next rollout, with the `version` of the weights; after `warm_up` ones only reward models learn."""
-
-    def evaluate(self, policy: _Policy, *, episodes: int, step: int = 0) -> dict[str, float]:
-        """True success of the policy as it is; nothing of the run changes by it."""
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and JSON-able values of everything that decides later rollouts."""
-
-    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Return to a stored state."""
-
-    def close(self) -> None:
-        """Close worlds, files and processes."""
-
-
 def last_valid(mask_B_T: BoolArray) -> BoolArray:
     """(B, T) bool, True at the last valid step of each row that has one."""
     later = np.cumsum(mask_B_T[:, ::-1], axis=1)[:, ::-1]

@@ -74,7 +74,10 @@ def test_a_plain_network_has_the_gradients_of_autograd(act):
 
 
 def test_other_networks_have_no_plain_layers():
-    for network in (nn.Linear(2, 2), nn.Sequential(nn.Conv2d(3, 4, 2), nn.ReLU(), nn.Flatten()),
-                    nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2)),
-                    nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))):  # fmt: skip
+    for network in (
+        nn.Linear(2, 2),
+        nn.Sequential(nn.Conv2d(3, 4, 2), nn.ReLU(), nn.Flatten()),
+        nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Linear(2, 2)),
+        nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)),
+    ):
         assert layers_of(network) is None

@@ -13,9 +13,10 @@ from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError, DataError
 from guerdon.policies.control import build_policy, load_policy
 from guerdon.rewards.source import SourceTerms
-from guerdon.rl.off_policy import SACLearner, Transitions, dqn_targets, sac_targets, shares, smallest, squared_error
+from guerdon.rl.off_policy import SACLearner, dqn_targets, sac_targets, smallest, squared_error
 from guerdon.rl.replay import Replay
 from guerdon.rl.run import run_folder
+from guerdon.rl.sampling import Drawn, Transitions, gathered, shares
 from guerdon.settings.off_policy import SACSettings
 from guerdon.settings.policy import MLPPolicySettings
 from guerdon.types import Episode
@@ -224,7 +225,7 @@ def test_demonstrations_are_half_of_a_batch_and_measured_by_every_source(tmp_pat
     assert not shown.rows("terminated").any(), "env.end_on_success is off"
     loop.iterate()
     drawn = loop.learner._draw(4)
-    assert [(part is shown, found.shape) for part, found in drawn] == [(False, (4, 4)), (True, (4, 4))]
+    assert [(one.replay is shown, one.rows.shape) for one in drawn] == [(False, (4, 4)), (True, (4, 4))]
     loop.close()
 
 
@@ -265,7 +266,8 @@ def test_failed_measurements_are_masked(tmp_path):
     rows = loop.learner.memory.transitions
     failed = loop.learner.memory.paid["constant"]["failed"][rows]
     assert np.array_equal(failed, loop.learner.memory.rows("observations")[rows, 0] % 2 == 1)
-    (batch,) = loop.learner._batches([(loop.learner.memory, rows[None])])
+    learner = loop.learner
+    (batch,) = gathered(learner.policy, [Drawn(learner.memory, rows[None])], learner.outputs, learner.terms)
     assert np.array_equal(batch.share[:, 1].numpy() == 0, failed)
     assert torch.allclose(batch.share.sum(0)[:2], torch.ones(2))
     loop.close()

@@ -8,7 +8,7 @@ import pytest
 from guerdon.collect.control import ControlCollector
 from guerdon.engines.reward_models import RewardModels
 from guerdon.rl.build_control import build_control_sources, load_model
-from guerdon.rl.relabel import keep_looks, relabel, remember
+from guerdon.rl.relabel import relabel, remember
 from guerdon.rl.replay import Replay
 from guerdon.types import Failure, Score
 from rl_clock import clock_study, register_clock
@@ -63,7 +63,7 @@ class History:
         for segments, rows in [*self.episodes, *self.open.values()]:
             joined = {
                 name: np.concatenate([getattr(s, name) for s in segments if len(s)])
-                for name in ("rows_F", "last_F", "frames_F", "states_F")
+                for name in ("rows_F", "last_F", "frames_F", "states_F", "actions_F")
                 if any(len(s) for s in segments)
             }
             if not joined:
@@ -101,7 +101,6 @@ def test_equal_to_the_bit_with_measuring_everything_at_each_update(tmp_path, nam
             source.learn(rollout)
         found = source.measure(rollout)
         after, first = replay.add(rollout, rollout.actions, {source.name: found})
-        keep_looks(replay, [source], rollout, after, first)
         remember(replay, source, rollout, found, after, first)
         history.add(rollout, after)
         rows = rng.choice(replay.transitions, 10)
@@ -119,7 +118,6 @@ def test_no_reward_of_an_older_version_is_used(tmp_path, arch):
     rollout = collector.collect(collector.build_policy())
     found = source.measure(rollout)
     after, first = replay.add(rollout, rollout.actions, {source.name: found})
-    keep_looks(replay, [source], rollout, after, first)
     remember(replay, source, rollout, found, after, first)
     paid, rows = replay.paid[source.name], replay.transitions
     before = paid["reward"][rows].copy()
@@ -141,7 +139,6 @@ def test_a_failed_measurement_is_masked_until_the_next_version(tmp_path):
     rollout = collector.collect(collector.build_policy())
     found = source.measure(rollout)
     after, first = replay.add(rollout, rollout.actions, {source.name: found})
-    keep_looks(replay, [source], rollout, after, first)
     remember(replay, source, rollout, found, after, first)
     paid, rows = replay.paid[source.name], replay.transitions
     assert paid["failed"][rows].all()

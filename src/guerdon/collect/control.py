@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from torch import Tensor
@@ -23,10 +22,10 @@ from torch import Tensor
 from guerdon.collect.continuations import Continuations
 from guerdon.collect.episode_capture import EpisodeBuffer, recorder_of_run, run_writer
 from guerdon.collect.observed_frames import ObservedFrames, SeenRows
+from guerdon.collect.policy_shape import PolicyShape, policy_of_shape
 from guerdon.collect.stepping import ActionQueue, evaluate, steps, video
 from guerdon.errors import ConfigError
 from guerdon.generators import ACTING, generator, shard_seed
-from guerdon.policies.control import build_policy
 from guerdon.policies.robot import Action, ControlInputs, RobotPolicy
 from guerdon.progress import timed
 from guerdon.settings.policy import ControlPolicySettings
@@ -34,7 +33,6 @@ from guerdon.settings.world import WorldSettings
 from guerdon.types import BoolArray, Chunks, Episode, Failure, FloatArray, IntArray, Observes, Rollout, Segment
 from guerdon.worlds.build import build_world
 from guerdon.worlds.observation import ObservationSpec
-from guerdon.worlds.spaces import ObservedColumn
 from guerdon.worlds.starts import Result
 from guerdon.worlds.transition import Transition
 from guerdon.worlds.world import World
@@ -46,32 +44,6 @@ FLAGS = ("mask", "terminated", "truncated", "success", "success_known")
 _MICRO = 256  # decisions that a large policy evaluates together where nothing says how many
 
 Weights = Mapping[str, Tensor | np.ndarray]
-
-
-class PolicyShape(NamedTuple):
-    """What a policy must fit.
-
-    Attributes:
-        observation_shape: of what one copy shows.
-        action_space: of one copy.
-        proprioception_size: numbers that the robot measures of itself.
-        columns: what a copy shows a policy, by key.
-        own_columns, cameras: what reward models can look at: of the world (`World.own_columns`, `World.cameras`).
-    """
-
-    observation_shape: tuple[int, ...]
-    action_space: gymnasium.Space
-    proprioception_size: int
-    columns: tuple[ObservedColumn, ...]
-    own_columns: tuple[ObservedColumn, ...] = ()
-    cameras: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, world: World) -> PolicyShape:
-        """What a policy of a world must fit."""
-        measured = len(world.proprioception)
-        shown = world.columns, world.own_columns, world.cameras
-        return cls(world.observation_shape, world.action_space, measured, *shown)
 
 
 class ControlCollector:
@@ -459,38 +431,6 @@ class ControlCollector:
         )
         queue.once[:] = self.group_size is not None
         return queue
-
-
-def policy_of_shape(
-    settings: ControlPolicySettings,
-    shape: PolicyShape,
-    *,
-    heads: Sequence[str],
-    auxiliary: Sequence[str],
-    seed: int,
-    algorithm: str = "control",
-) -> RobotPolicy:
-    """A policy that fits an environment, with weights drawn from the seed.
-
-    Args:
-        settings: the `policy` section.
-        shape: what it must fit.
-        heads: names of its value heads.
-        auxiliary: names of its auxiliary heads.
-        seed: of the run.
-        algorithm: see `build_policy`.
-    """
-    return build_policy(
-        settings,
-        shape.observation_shape,
-        shape.action_space,
-        sources=heads,
-        auxiliary=auxiliary,
-        seed=seed,
-        proprioception_size=shape.proprioception_size,
-        columns=shape.columns,
-        algorithm=algorithm,
-    )
 
 
 @dataclass(eq=False)

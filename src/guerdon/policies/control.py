@@ -259,6 +259,7 @@ class ControlPolicy(RobotPolicy):
             assert isinstance(self.pi, nn.Sequential)
             features = self.pi[:-1](x)
             mean, auxiliary = self.pi[-1](features), self.aux(features)[:, None]
+        assert not isinstance(self.head, Squashed)  # its learner asks the head itself
         spread = self.head.entropy(mean, inputs.allowed) if entropy else None
         return Evaluated(
             self.head.log_prob(mean, inputs.actions, inputs.allowed)[:, None],

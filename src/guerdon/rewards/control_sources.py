@@ -403,10 +403,6 @@ class ControlReward(ModelReward[ControlInputs]):
             rewards_T[steps] = self._shaped(carry, values)
         return Carry() if segment.finished else carry
 
-    def values_of(self, segments: Sequence[Segment]) -> list[NDArray[np.float64]]:
-        """The model's values of the rows of these segments, NaN where one is missing: see `measure`."""
-        return [self._values(segment, rows, scores)[0] for segment, rows, scores, _ in self._scores(segments)]
-
     def elsewhere(self, streams: int) -> Self:
         """The same source for other streams: it shares the model, and no open episode."""
         other = copy.copy(self)

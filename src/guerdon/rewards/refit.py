@@ -32,7 +32,7 @@ from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import SourceTerms
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import RefittedModelSettings
-from guerdon.types import Episode, Metrics, Observes, RewardModel, Rollout, Segment
+from guerdon.types import Episode, IntArray, Metrics, Observes, RewardModel, Rollout, Segment
 
 CONTINUATION_EVERY = 3  # scored moments from one that an expert continues from to the next (labeler continuation)
 GRADIENT_PENALTY = 1.0  # weight of (norm of the logit's gradient - 1)^2 (1704.00028) (labeler adversarial)
@@ -141,6 +141,16 @@ class RefittedReward(ControlReward):
     def _framewise(self) -> bool:
         """Frames and states are scored one by one: the model looks at single moments."""
         return not self._whole
+
+    def values_of(self, rows_N: IntArray, seen_N: NDArray[Any]) -> NDArray[np.float64]:
+        """(N,) values of moments, NaN where one is missing.
+
+        Args:
+            rows_N: steps since their episodes began.
+            seen_N: what the model looks at, as of `seen`.
+        """
+        scores = self._score([episode for _, episode in self._asked(0, None, "", rows_N, seen_N)])
+        return np.array([np.nan if one.steps is None else float(one.steps[0]) for one in scores])
 
     @property
     def version(self) -> int:

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from guerdon import distributed
-from guerdon.collect.control import ControlCollector, PolicyShape, policy_of_shape
+from guerdon.collect.control import ControlCollector
 from guerdon.collect.episode_capture import EpisodeBuffer, run_writer
+from guerdon.collect.policy_shape import PolicyShape, policy_of_shape
 from guerdon.collect.shards import join_control, share_results
 from guerdon.engines.reward_models import RewardModels
 from guerdon.errors import ConfigError
@@ -33,6 +34,7 @@ from guerdon.rl.learner import OnPolicyLearner
 from guerdon.rl.off_policy import DQNLearner, ReplayLearner, SACLearner
 from guerdon.rl.parts import Parts, run_collector, run_reward_models
 from guerdon.rl.replay import Replay
+from guerdon.rl.sampling import ACHIEVED, DESIRED, Pays
 from guerdon.rl.videos import EpisodeVideos, write_video
 from guerdon.settings.algorithm import ControlAlgorithmSettings, RobotAlgorithmSettings
 from guerdon.settings.off_policy import DQNSettings, SACSettings
@@ -41,7 +43,7 @@ from guerdon.settings.reward_models import VLMModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.vla_policy import VLAPolicySettings
 from guerdon.train.optimizers import AdamW, FlatAdam, Optimizer
-from guerdon.types import Episode, RewardModel
+from guerdon.types import Episode, FloatArray, RewardModel
 from guerdon.worlds.build import first_world
 from guerdon.worlds.spaces import choices, is_numeric, parts_of_rows, state_keys
 
@@ -95,10 +97,10 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         for source in models.values():
             if source.settings.can_overlap:
                 collector.watchers.append(source.score_ahead)
+    learner: Any
     shape = collector.policy_shape()
     for name, source in models.items():
         check_seen(name, source.model, shape, study.env.camera_name)
-    learner: Any
     if of_rollouts is None:
         learner, notes = build_replay_learner(study, shape, terms, sources, folder, fresh=fresh)
     else:
@@ -142,7 +144,7 @@ def _heads(algorithm: RobotAlgorithmSettings, terms: Iterable[str]) -> tuple[str
 
 def _notes(study: Study, models: Mapping[str, ControlReward], *, only: str | None) -> list[str]:
     """Lines for the start of the log; `only` is the name of the source that the policy learns from, if it is alone."""
-    normalized = not study.algorithm.replayed and study.on_policy.normalize_minibatches
+    normalized = not study.control_algorithm.replayed and study.on_policy.normalize_minibatches
     prefix = f"[{study.reward.group_name}]"
     settings = {name: one.settings for name, one in models.items()}
     return [
@@ -217,6 +219,79 @@ def build_learner(
     return learner, notes
 
 
+def build_replay_learner(
+    study: Study,
+    shape: PolicyShape,
+    terms: Mapping[str, SourceTerms],
+    sources: Mapping[str, RewardSource[Any]],
+    folder: Path,
+    *,
+    fresh: bool,
+) -> tuple[ReplayLearner, list[str]]:
+    """The learner from a replay, with demonstrations in it, and lines for the start of the log.
+
+    Args:
+        study: the resolved configuration.
+        shape: of what the policy observes and does.
+        terms: of the sources that it learns from.
+        sources: of reward.
+        folder: of the run; the replay is part of its checkpoints.
+        fresh: as in `build_parts`.
+    """
+    runner, algorithm = study.runner, study.control_algorithm
+    assert isinstance(algorithm, SACSettings | DQNSettings)
+    policy = policy_of_shape(
+        study.control_policy, shape, heads=_heads(algorithm, terms), auxiliary=(), seed=runner.seed,
+        algorithm=algorithm.type,
+    )  # fmt: skip
+    if not isinstance(policy, ControlPolicy):
+        raise ConfigError(
+            f"algorithm.type {algorithm.type} does not go with policy.type {study.policy.type}: take mlp, cnn or "
+            "networks of your own"
+        )
+    notes = []
+    if fresh and study.control_policy.checkpoint is not None:
+        notes.append(start_from_policy(policy, Path(study.control_policy.checkpoint)))
+    learning = {name: one for name in terms if isinstance(one := sources[name], RefittedReward)}
+    for one in learning.values():
+        one.model.model.even = True  # a value does not depend on which rows are measured with it
+    memory = Replay(folder / "checkpoints" / "replay", list(terms))
+    shown = None
+    if algorithm.demonstrations is not None:
+        shown = Replay(folder / "checkpoints" / "demonstrations", list(terms))
+    kind: Any = SACLearner if algorithm.type == "sac" else DQNLearner
+    pays = None if algorithm.goal_relabelling is None else reward_for_goals(study, shape)
+    learner = kind(policy, algorithm, terms, learning, memory=memory, demonstrations=shown, pays=pays, seed=runner.seed)
+    if fresh and algorithm.demonstrations is not None:
+        notes.append(add_demonstrations(learner, study, shape, sources))
+    if fresh and runner.resume_dir:
+        notes.append(learner.start_from(Path(runner.resume_dir)))
+    return learner, notes
+
+
+def reward_for_goals(study: Study, shape: PolicyShape) -> Pays:
+    """What the environment pays for goals: its `compute_reward`.
+
+    Raises:
+        ConfigError: it is no environment with goals.
+    """
+    names = {column.name for column in shape.columns}
+    found: Any = None
+    if {ACHIEVED, DESIRED} <= names:
+        with closing(first_world(study.env.model_copy(update={"vectorization": "sync"}))) as world:
+            found = getattr(world.env.unwrapped.envs[0].unwrapped, "compute_reward", None)
+    if found is None:
+        raise ConfigError(
+            f"algorithm.goal_relabelling is for environments that show {ACHIEVED} and {DESIRED} and have "
+            f"compute_reward; this one shows {', '.join(sorted(names)) or 'one array'}"
+        )
+
+    def pays(achieved_N: np.ndarray, desired_N: np.ndarray) -> FloatArray:
+        return np.asarray(found(achieved_N, desired_N, {}), np.float32).reshape(len(achieved_N))
+
+    return pays
+
+
 def check_seen(name: str, model: RewardModel, shape: PolicyShape, first_camera: str) -> None:
     """Refuse an image reward model that looks at what the world does not show.
 
@@ -251,51 +326,6 @@ def check_seen(name: str, model: RewardModel, shape: PolicyShape, first_camera: 
             f"reward.sources.{name}: the model looks at {looks}, {config.state_size} numbers; this world shows {shows}"
             f"{'' if found is None else f', of which that is {found.shape[1]}'}"
         )
-
-
-def build_replay_learner(
-    study: Study,
-    shape: PolicyShape,
-    terms: Mapping[str, SourceTerms],
-    sources: Mapping[str, RewardSource[Any]],
-    folder: Path,
-    *,
-    fresh: bool,
-) -> tuple[ReplayLearner, list[str]]:
-    """The learner from a replay, with demonstrations in it, and lines for the start of the log.
-
-    Args:
-        study: the resolved configuration.
-        shape: of what the policy observes and does.
-        terms: of the sources that it learns from.
-        sources: of reward.
-        folder: of the run; the replay is part of its checkpoints.
-        fresh: as in `build_parts`.
-    """
-    runner, algorithm = study.runner, study.control_algorithm
-    assert isinstance(algorithm, SACSettings | DQNSettings)
-    policy = policy_of_shape(
-        study.control_policy, shape, heads=_heads(algorithm, terms), auxiliary=(), seed=runner.seed,
-        algorithm=algorithm.type,
-    )  # fmt: skip
-    assert isinstance(policy, ControlPolicy)
-    notes = []
-    if fresh and study.control_policy.checkpoint is not None:
-        notes.append(start_from_policy(policy, Path(study.control_policy.checkpoint)))
-    learning = {name: one for name in terms if isinstance(one := sources[name], RefittedReward)}
-    for one in learning.values():
-        one.model.model.even = True  # a value does not depend on which rows are measured with it
-    memory = Replay(folder / "checkpoints" / "replay", list(terms))
-    shown = None
-    if algorithm.demonstrations is not None:
-        shown = Replay(folder / "checkpoints" / "demonstrations", list(terms))
-    kind = SACLearner if algorithm.type == "sac" else DQNLearner
-    learner = kind(policy, algorithm, terms, learning, memory=memory, demonstrations=shown, seed=runner.seed)
-    if fresh and algorithm.demonstrations is not None:
-        notes.append(add_demonstrations(learner, study, shape, sources))
-    if fresh and runner.resume_dir:
-        notes.append(learner.start_from(Path(runner.resume_dir)))
-    return learner, notes
 
 
 def check_decisions(policy: RobotPolicy, algorithm: ControlAlgorithmSettings) -> None:

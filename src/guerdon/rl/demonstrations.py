@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from guerdon.collect.control import PolicyShape
+from guerdon.collect.policy_shape import PolicyShape
 from guerdon.episodes.read import read_episodes
 from guerdon.errors import DataError
 from guerdon.policies.robot import ControlInputs
@@ -20,6 +20,8 @@ from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import RewardSource
 from guerdon.settings.study import Study
 from guerdon.types import Episode, Rollout, Segment
+from guerdon.worlds.observation import columns_as_rows
+from guerdon.worlds.spaces import choices, state_keys
 
 if TYPE_CHECKING:
     from guerdon.rl.off_policy import ReplayLearner
@@ -47,7 +49,7 @@ def add_demonstrations(
     path = learner.settings.demonstrations
     assert path is not None
     assert learner.demonstrations is not None
-    pixels = len(shape.observation_shape) == 3
+    pixels = any(column.kind == "image" for column in shape.columns)
     frames = pixels or any(isinstance(one, ControlReward) and one.observes.frames for one in sources.values())
     episodes, steps, successes = 0, 0, 0
     found = iter(read_episodes(Path(path), with_frames=frames))
@@ -72,10 +74,9 @@ def as_rollout(episodes: Sequence[Episode], study: Study, shape: PolicyShape) ->
     Raises:
         DataError: with the episode and what does not fit or is missing.
     """
-    pixels = len(shape.observation_shape) == 3
     size, length = int(np.prod(shape.action_space.shape or ())), max(len(one) for one in episodes) - 1
-    streams, kind = (len(episodes), length), np.uint8 if pixels else np.float32
-    shown = np.zeros((*streams, *shape.observation_shape), kind)
+    streams, seen = (len(episodes), length), [_observations(one, shape) for one in episodes]
+    shown = np.zeros((*streams, *seen[0].shape[1:]), seen[0].dtype)
     actions = np.zeros((*streams, size), np.float32)
     rewards = np.zeros(streams, np.float32)
     flags = {
@@ -83,7 +84,7 @@ def as_rollout(episodes: Sequence[Episode], study: Study, shape: PolicyShape) ->
     }
     ends, segments = [], []
     for i, one in enumerate(episodes):
-        rows, t = _observations(one, shape, pixels), len(one) - 1
+        rows, t = seen[i], len(one) - 1
         success = _success(one)
         if one.actions is None or one.actions.shape[1] != size:
             raise DataError(f"demonstration {one.id}: the environment takes actions of {size} numbers, it has others")
@@ -93,12 +94,12 @@ def as_rollout(episodes: Sequence[Episode], study: Study, shape: PolicyShape) ->
         flags["terminated"][i, t - 1], flags["truncated"][i, t - 1] = over, not over
         rewards[i, :t] = success[1:] if study.env.native_reward == "sparse" else _rewards(one)[1:]
         ends.append((i, t - 1, rows[-1]))
-        segments.append(_segment(i, one, success, over))
+        segments.append(_segment(i, one, success, over, shape))
     nothing = np.zeros(streams, np.float32)
     return Rollout(
-        inputs=ControlInputs(shown.reshape(-1, *shape.observation_shape), actions.reshape(-1, size)),
+        inputs=ControlInputs(shown.reshape(-1, *shown.shape[2:]), actions.reshape(-1, size)),
         log_probs=nothing,
-        **flags,
+        **flags,  # type: ignore[arg-type]  # of names that mypy cannot know
         rewards=rewards,
         failed=np.zeros(streams, np.bool_),
         segments=tuple(segments),
@@ -109,17 +110,24 @@ def as_rollout(episodes: Sequence[Episode], study: Study, shape: PolicyShape) ->
     )
 
 
-def _observations(episode: Episode, shape: PolicyShape, pixels: bool) -> np.ndarray:
-    rows = episode.frames if pixels else episode.states
-    if rows is None or rows.shape[1:] != shape.observation_shape:
-        found = "none" if rows is None else f"those of shape {rows.shape[1:]}"
-        raise DataError(
-            f"demonstration {episode.id}: the policy observes {'frames' if pixels else 'states'} of shape "
-            f"{shape.observation_shape}, it has {found}"
-        )
-    if len(rows) < 2:
+def _observations(episode: Episode, shape: PolicyShape) -> np.ndarray:
+    """(T, ...) what the policy observes of each row: one array, or the columns of a dict, of one picture at most."""
+    if len(episode) < 2:
         raise DataError(f"demonstration {episode.id} has no step")
-    return rows
+    parts, start = dict[str, np.ndarray](), 0
+    for name, kind, wanted in shape.columns:
+        column = "frames" if kind == "image" else "states"
+        rows, size = getattr(episode, column), int(np.prod(wanted))
+        if rows is not None and column == "states" and name:  # numbers of all keys stand side by side
+            rows = rows[:, start : start + size].reshape(-1, *wanted) if rows.shape[1] >= start + size else rows
+            start += size
+        if rows is None or rows.shape[1:] != wanted:
+            found = "none" if rows is None else f"those of shape {rows.shape[1:]}"
+            raise DataError(
+                f"demonstration {episode.id}: the policy observes {name or column} of shape {wanted}, it has {found}"
+            )
+        parts[name] = rows
+    return columns_as_rows(parts) if len(parts) > 1 or "" not in parts else parts[""]
 
 
 def _success(episode: Episode) -> np.ndarray:
@@ -143,7 +151,7 @@ def _rewards(episode: Episode) -> np.ndarray:
     return episode.rewards
 
 
-def _segment(stream: int, episode: Episode, success: np.ndarray, terminated: bool) -> Segment:
+def _segment(stream: int, episode: Episode, success: np.ndarray, terminated: bool, shape: PolicyShape) -> Segment:
     rows = np.arange(len(episode))
     return Segment(
         stream=stream,
@@ -159,4 +167,8 @@ def _segment(stream: int, episode: Episode, success: np.ndarray, terminated: boo
         success_F=tuple(bool(one) for one in success),
         frames_F=np.zeros((len(rows), 1, 1, 3), np.uint8) if episode.frames is None else episode.frames,
         states_F=np.zeros((len(rows), 0), np.float32) if episode.states is None else episode.states,
+        state_keys=state_keys(shape.own_columns),
+        actions_F=episode.actions,
+        action_values=choices(shape.action_space) or (),
+        views_F=episode.views,
     )

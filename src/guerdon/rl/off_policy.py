@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import repeat
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,38 +31,16 @@ from guerdon.rewards.refit import RefittedReward
 from guerdon.rewards.source import SourceTerms
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.critics import Critics, layers_of
-from guerdon.rl.relabel import keep_looks, relabel, remember
+from guerdon.rl.relabel import relabel, remember
 from guerdon.rl.replay import Replay
+from guerdon.rl.sampling import Drawn, Pays, Transitions, gathered, in_hindsight
 from guerdon.settings.off_policy import DQNSettings, ReplayAlgorithmSettings, SACSettings
 from guerdon.settings.policy import OwnPolicySettings
 from guerdon.train.optimizers import FlatAdam, flatten
-from guerdon.types import FloatArray, IntArray, Metrics, Rewards, Rollout
+from guerdon.types import FloatArray, Metrics, Rewards, Rollout
 
 _OWN_WIDTHS = (256, 256)  # of critics behind networks of a user's own
-_GATHERED = 1 << 26  # bytes of observations that are gathered at a time
 ENTROPY = "entropy"  # what the last output of a critic of SAC is about
-
-
-@dataclass(frozen=True, eq=False)
-class Transitions:
-    """N transitions, as a gradient step takes them; H outputs of a critic.
-
-    Attributes:
-        x, next_x: observations before and after the action, as networks take them.
-        actions: (N, A) in the policy's units; of discrete ones (N, A) numbers of the choices.
-        rewards: (N, H), 0 where there is none.
-        share: (N, H) `shares` of the rewards that are known.
-        goes_on: (N, 1) 0 where the action ended the task, else 1.
-        allowed: (N, O) values of discrete actions that are allowed at `next_x`; None: all.
-    """
-
-    x: Any
-    next_x: Any
-    actions: Tensor
-    rewards: Tensor
-    share: Tensor
-    goes_on: Tensor
-    allowed: Tensor | None = None
 
 
 def smallest(values_M_N_H: Tensor, weights_H: Tensor) -> Tensor:
@@ -115,11 +91,6 @@ def dqn_targets(
     return torch.addcmul(rewards_N_H, gammas_H * goes_on_N_1, later)
 
 
-def shares(known: np.ndarray) -> FloatArray:
-    """(..., N, H) weight of each row in the mean over those that are known: one over their number, 0 for the others."""
-    return np.asarray(known / np.maximum(known.sum(axis=-2, keepdims=True), 1.0), np.float32)
-
-
 def squared_error(values: Tensor, targets_N_H: Tensor, share_N_H: Tensor) -> tuple[Tensor, Tensor]:
     """The sum over outputs (and critics) of half the mean squared error where it is known, and its gradient.
 
@@ -143,6 +114,7 @@ class ReplayLearner:
         learning: of the sources those whose model learns: their rewards are made current before they are used.
         memory: what happens in the run.
         demonstrations: what is learned from, too; None: nothing.
+        pays: the environment's reward for a goal, with `goal_relabelling`; the source `env` is the first one.
         seed: of the run.
 
     Attributes:
@@ -163,10 +135,11 @@ class ReplayLearner:
         *,
         memory: Replay,
         demonstrations: Replay | None = None,
+        pays: Pays | None = None,
         seed: int,
     ) -> None:
         self.policy, self.settings, self.terms, self.learning = policy, settings, dict(terms), dict(learning)
-        self.memory, self.demonstrations = memory, demonstrations
+        self.memory, self.demonstrations, self.pays = memory, demonstrations, pays
         self.rng = generator(seed, LEARNING)
         self.version, self.steps, self._skipped = 0, 0, 0
         self.source_weights: dict[str, float] = {}
@@ -235,11 +208,9 @@ class ReplayLearner:
         units = self.policy.units
         actions = rollout.actions if units is None else np.clip(units.within(rollout.actions), -1.0, 1.0)
         after, first = replay.add(rollout, actions.astype(np.float32), rewards)
-        learning = [source for name, source in self.learning.items() if name in rewards]
-        if learning:
-            keep_looks(replay, learning, rollout, after, first)
-        for source in learning:
-            remember(replay, source, rollout, rewards[source.name], after, first)
+        for name, source in self.learning.items():
+            if name in rewards:
+                remember(replay, source, rollout, rewards[name], after, first)
 
     def _learn(self, count: int) -> Metrics:
         """So many gradient steps."""
@@ -253,7 +224,7 @@ class ReplayLearner:
             weights_H = torch.tensor(weights, device=self.policy.device)
             noise = self._noise(count)
             every = self.settings.utd_ratio * getattr(self.settings, "policy_update_freq", 1)
-            for n, batch in enumerate(self._batches(drawn)):
+            for n, batch in enumerate(gathered(self.policy, drawn, self.outputs, self.terms, self.pays)):
                 self.steps += 1
                 found.append(self._step(batch, noise[n], weights_H, act=self.steps % every == 0))
                 self._target_flat.lerp_(self.optimizers["critic"].flat, self.settings.tau)
@@ -269,78 +240,30 @@ class ReplayLearner:
         """A step of an optimizer, from the gradients as they are."""
         self._skipped += self.optimizers[part].step(loss, float("inf")) is None
 
-    def _draw(self, count: int) -> list[tuple[Replay, IntArray]]:
-        """Of each replay (count, n) rows, a batch per gradient step."""
-        size = self.settings.batch_size
-        if self.demonstrations is None:
-            parts = [(self.memory, size)]
-        else:
-            own = round(size * self.settings.online_ratio)
-            parts = [(self.memory, own), (self.demonstrations, size - own)]
-        return [
-            (replay, replay.transitions[self.rng.integers(len(replay.transitions), size=(count, n))])
-            for replay, n in parts
-        ]
+    def _draw(self, count: int) -> list[Drawn]:
+        """Of each replay rows for so many gradient steps."""
+        size, strategy = self.settings.batch_size, self.settings.goal_relabelling
+        own = size if self.demonstrations is None else round(size * self.settings.online_ratio)
+        parts = [(self.memory, own)]
+        parts += [] if self.demonstrations is None else [(self.demonstrations, size - own)]
+        drawn = []
+        for replay, n in parts:
+            places = self.rng.integers(len(replay.transitions), size=(count, n))
+            one = Drawn(replay, replay.transitions[places])
+            if strategy is not None:
+                one = in_hindsight(one, self.rng, share=self.settings.goal_ratio, strategy=strategy)
+            drawn.append(one)
+        return drawn
 
-    def _relabel(self, drawn: Sequence[tuple[Replay, IntArray]]) -> Metrics:
+    def _relabel(self, drawn: Sequence[Drawn]) -> Metrics:
         """Make the rewards of all rows that are used current."""
         metrics: Metrics = {}
         for name, source in self.learning.items():
-            for replay, rows in drawn:
-                for key, value in relabel(replay, source, rows.reshape(-1)).items():
+            for one in drawn:
+                for key, value in relabel(one.replay, source, one.rows.reshape(-1)).items():
                     whole = f"reward_model/{name}/{key}"
                     metrics[whole] = (metrics.get(whole) or 0.0) + (value or 0.0)
         return metrics
-
-    def _batches(self, drawn: Sequence[tuple[Replay, IntArray]]) -> Iterator[Transitions]:
-        """The transitions of each gradient step."""
-        one = max(sum(replay.rows("observations")[0].nbytes * rows.shape[1] for replay, rows in drawn), 1)
-        each = max(_GATHERED // one, 1)
-        for start in range(0, len(drawn[0][1]), each):
-            yield from self._gathered([(replay, rows[start : start + each]) for replay, rows in drawn])
-
-    def _gathered(self, drawn: Sequence[tuple[Replay, IntArray]]) -> Iterator[Transitions]:
-        device = self.policy.device
-
-        def whole(parts: Sequence[np.ndarray]) -> np.ndarray:
-            return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-
-        def column(name: str, *, before: bool = False) -> np.ndarray:
-            return whole([r.rows(name)[r.rows("before")[rows] if before else rows] for r, rows in drawn])
-
-        def prepared(observations: np.ndarray) -> list[Any]:
-            steps, n = observations.shape[:2]
-            x = self.policy.prepare(observations.reshape(steps * n, *observations.shape[2:]))
-            if isinstance(x, Tensor):
-                return list(torch.split(x, n))
-            parts = {name: torch.split(part, n) for name, part in x.items()}
-            return [{name: part[k] for name, part in parts.items()} for k in range(steps)]
-
-        following = column("observations")
-        x, next_x = prepared(column("observations", before=True)), prepared(following)
-        usable = self.policy.encoder.allowed(following)
-        actions = torch.from_numpy(column("actions")).to(device)
-        goes_on = torch.from_numpy(1.0 - column("terminated").astype(np.float32)).to(device)[..., None]
-        shape = (*goes_on.shape[:2], len(self.outputs))
-        rewards, known = np.zeros(shape, np.float32), np.ones(shape, np.float32)
-        for h, name in enumerate(self.outputs):
-            if name in self.terms:
-                own = [replay.paid[name][rows] for replay, rows in drawn]
-                rewards[..., h] = whole([one["reward"] for one in own])
-                if self.terms[name].on_failure != "neutral":
-                    known[..., h] = 1.0 - whole([one["failed"] for one in own])
-        allowed: Iterable[Any] = (
-            repeat(None) if usable is None else torch.from_numpy(np.ascontiguousarray(usable)).to(device)
-        )
-        columns = (
-            x,
-            next_x,
-            actions,
-            torch.from_numpy(rewards).to(device),
-            torch.from_numpy(shares(known)).to(device),
-            goes_on,
-        )
-        return (Transitions(*row, may) for row, may in zip(zip(*columns, strict=True), allowed, strict=False))
 
     # State.
 

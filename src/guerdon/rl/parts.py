@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -18,7 +18,28 @@ from guerdon.rl.videos import EpisodeVideos
 from guerdon.settings.cluster import ClusterSettings
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.runner import RunnerSettings
-from guerdon.types import Collector, Metrics, Rewards, Rollout
+from guerdon.types import Collected, Metrics, Rewards, Rollout
+
+_Policy = TypeVar("_Policy", contravariant=True)
+
+
+class Collector(Protocol[_Policy, Collected]):
+    """Lets a policy act, and measures ground truth."""
+
+    def collect(self, policy: _Policy, *, version: int = 0, warm_up: bool = False) -> Rollout[Collected]:
+        """The next rollout, with the `version` of the weights; after `warm_up` ones only reward models learn."""
+
+    def evaluate(self, policy: _Policy, *, episodes: int, step: int = 0) -> dict[str, float]:
+        """True success of the policy as it is; nothing of the run changes by it."""
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and JSON-able values of everything that decides later rollouts."""
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Return to a stored state."""
+
+    def close(self) -> None:
+        """Close worlds, files and processes."""
 
 
 class Learner(Protocol):

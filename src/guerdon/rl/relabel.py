@@ -26,7 +26,7 @@ from guerdon.types import IntArray, Metrics, Rewards, Rollout, Segment
 def remember(
     replay: Replay, source: RefittedReward, rollout: Rollout[Any], found: Rewards, after: IntArray, first: IntArray
 ) -> None:
-    """Keep the values that a source measured in a rollout.
+    """Keep the values that a source measured in a rollout, and what it needs to measure them again.
 
     Args:
         replay: that has the rollout.
@@ -43,22 +43,13 @@ def remember(
     paid = replay.paid[source.name]
     for segment, rows in zip(rollout.segments, rows_of_segments(rollout.segments, after, first), strict=True):
         chosen = np.flatnonzero(source.observes.selects(segment.rows_F, segment.last_F) & (rows >= 0))
+        if len(chosen):
+            replay.put({f"{source.name}.rows": rows[chosen], f"{source.name}.seen": source.seen(segment)[chosen]})
         paid["version"][rows[chosen]] = source.version
         for n in chosen:
             value = values.get((segment.stream, int(segment.steps_F[n]), bool(segment.last_F[n])))
             if value is not None:
                 paid["value"][rows[n]], paid["known"][rows[n]] = value, True
-
-
-def keep_looks(
-    replay: Replay, sources: Sequence[RefittedReward], rollout: Rollout[Any], after: IntArray, first: IntArray
-) -> None:
-    """Keep what these sources need to measure a rollout again."""
-    for segment, rows in zip(rollout.segments, rows_of_segments(rollout.segments, after, first), strict=True):
-        chosen = rows >= 0
-        chosen &= np.any([one.observes.selects(segment.rows_F, segment.last_F) for one in sources], axis=0)
-        if chosen.any():
-            replay.keep(rows[chosen], segment.frames_F[chosen], segment.states_F[chosen])
 
 
 def rows_of_segments(segments: Sequence[Segment], after: IntArray, first: IntArray) -> list[IntArray]:
@@ -123,15 +114,8 @@ def _needed(replay: Replay, source: RefittedReward, rows: IntArray) -> IntArray:
 
 def _measured(replay: Replay, source: RefittedReward, rows: IntArray) -> NDArray[np.float64]:
     """The values that the model gives these rows now, NaN where it fails; the model is called once."""
-    places, looks = np.searchsorted(replay.rows("looks"), rows), (replay.rows("frames"), replay.rows("states"))
-    episodes = replay.rows("episode")[rows]
-    order = np.argsort(episodes, kind="stable")
-    parts = np.split(order, np.flatnonzero(np.diff(episodes[order])) + 1)
-    segments = [_segment(replay, rows[part], *(look[places[part]] for look in looks)) for part in parts]
-    values = np.full(len(rows), np.nan)
-    for part, measured in zip(parts, source.elsewhere(1).values_of(segments), strict=True):
-        values[part] = measured
-    return values
+    places = np.searchsorted(replay.rows(f"{source.name}.rows"), rows)
+    return source.values_of(replay.rows("moment")[rows], replay.rows(f"{source.name}.seen")[places])
 
 
 def _pay(replay: Replay, source: RefittedReward, rows: IntArray) -> None:
@@ -146,10 +130,8 @@ def _pay(replay: Replay, source: RefittedReward, rows: IntArray) -> None:
     paid["failed"][rows[1:]] = failed
 
 
-def _segment(
-    replay: Replay, rows: IntArray, frames: NDArray[Any] | None = None, states: NDArray[Any] | None = None
-) -> Segment:
-    """Rows of one episode as a stretch of it."""
+def _segment(replay: Replay, rows: IntArray) -> Segment:
+    """An episode as a stretch of a rollout, without what is seen of it."""
     moments, ended = replay.rows("moment")[rows], replay.rows("ended")[rows]
     return Segment(
         stream=0,
@@ -163,6 +145,6 @@ def _segment(
         rows_F=moments,
         last_F=ended,
         success_F=(None,) * len(rows),
-        frames_F=np.zeros((len(rows), 1, 1, 3), np.uint8) if frames is None else frames,
-        states_F=np.zeros((len(rows), 0), np.float32) if states is None else states,
+        frames_F=np.zeros((len(rows), 1, 1, 3), np.uint8),
+        states_F=np.zeros((len(rows), 0), np.float32),
     )

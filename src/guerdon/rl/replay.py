@@ -102,8 +102,8 @@ class Replay:
 
     Columns: `observations`; `actions` in the policy's units; `terminated`: the action ended the task; `ended`: the
     episode ended, too, where a limit cut it; `before`: the row before, -1 for a first moment; `episode` and `moment`:
-    its number, and steps since it began. What reward models look at is in `frames` and
-    `states`, of the rows in `looks`.
+    its number, and steps since it began. What a reward model that learns looked at is in `NAME.seen`, of the rows in
+    `NAME.rows`.
 
     Args:
         folder: receives the files.
@@ -164,9 +164,12 @@ class Replay:
                 rows["reward"][after[inside]] = found.values[inside]
         return after, first
 
-    def keep(self, rows_F: IntArray, frames_F: NDArray[Any], states_F: NDArray[Any]) -> None:
-        """Keep what reward models look at of these rows."""
-        self._put({"looks": rows_F, "frames": frames_F, "states": states_F})
+    def put(self, columns: Mapping[str, NDArray[Any]]) -> None:
+        """Append rows to columns, which are made where they are not there."""
+        for name, values in columns.items():
+            if name not in self._columns:
+                self._columns[name] = Column(values.shape[1:], values.dtype)
+            self._columns[name].extend(values)
 
     def episodes(self) -> tuple[IntArray, IntArray]:
         """(N,) rows in order of their episodes and of time, and (E + 1,) where each episode begins among them."""
@@ -227,16 +230,10 @@ class Replay:
             "before": np.concatenate([[previous], rows[:-1]]), "episode": np.full(len(rows), episode),
             "moment": moment + np.arange(len(rows)),
         }  # fmt: skip
-        self._put(columns)
+        self.put(columns)
         self._transitions.extend(rows[columns["before"] >= 0])
         self._open[stream] = int(rows[-1])
         return rows
-
-    def _put(self, columns: Mapping[str, NDArray[Any]]) -> None:
-        for name, values in columns.items():
-            if name not in self._columns:
-                self._columns[name] = Column(values.shape[1:], values.dtype)
-            self._columns[name].extend(values)
 
     # State.
 

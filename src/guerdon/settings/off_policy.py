@@ -11,8 +11,10 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from guerdon.settings.algorithm import RobotAlgorithmSettings
+from guerdon.settings.algorithm import ControlAlgorithmSettings, RobotAlgorithmSettings
 from guerdon.settings.base import SET, only_with
+from guerdon.settings.reward import RewardSettings
+from guerdon.settings.world import WorldSettings
 
 
 class ReplayAlgorithmSettings(RobotAlgorithmSettings):
@@ -31,8 +33,44 @@ class ReplayAlgorithmSettings(RobotAlgorithmSettings):
     online_ratio: float = only_with(
         0.5, ge=0, lt=1, demonstrations=SET, description="share of every batch that comes from the run"
     )
+    goal_relabelling: Literal["future", "final"] | None = Field(
+        None,
+        description="environments with goals: take one that was achieved later in the episode, at any moment or at its "
+        "end, for the desired one (HER, 1707.01495); null: not",
+    )
+    goal_ratio: float = only_with(
+        0.8, gt=0, le=1, goal_relabelling=SET, description="share of the transitions with such a goal"
+    )
 
     replayed: ClassVar[bool] = True
+
+    def check_study(self, env: WorldSettings, reward: RewardSettings, *, learners: int) -> None:
+        """Refuse what learning from a replay does not go with.
+
+        Raises:
+            ValueError: with the key and the reason.
+        """
+        kind = f"algorithm.type {self.type}"
+        if learners > 1:
+            raise ValueError(f"{kind} learns in one process: set cluster.learners to 1")
+        sources = reward.sources if reward.use_reward_model else {}
+        for name, source in sources.items():
+            if source.refitted is not None and source.reward_mode == "episode":
+                raise ValueError(
+                    f"{kind} measures single moments again: reward.sources.{name}, which learns, needs another "
+                    "reward_mode than episode"
+                )
+            if source.adaptive_weight is not None:
+                raise ValueError(f"{kind} has no advantages, from which reward.sources.{name}.adaptive_weight learns")
+        if self.goal_relabelling is None:
+            return
+        if sources:
+            raise ValueError("goal_relabelling changes the goal, and reward models judged the other one: remove it")
+        if env.native_reward != "dense" or env.end_on_success:
+            raise ValueError(
+                "goal_relabelling takes the environment's own reward for another goal, and episodes that go on after "
+                "success: set env.native_reward to dense and env.end_on_success to false"
+            )
 
     @model_validator(mode="after")
     def _both_have_a_part(self) -> Self:
@@ -76,3 +114,6 @@ class DQNSettings(ReplayAlgorithmSettings):
         0.1, gt=0, le=1, description="share of the run over which the share of random actions falls from 1"
     )
     exploration_final_eps: float = Field(0.05, ge=0, le=1, description="share of random actions from then on")
+
+
+RobotAlgorithm = ControlAlgorithmSettings | SACSettings | DQNSettings

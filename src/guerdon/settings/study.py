@@ -23,7 +23,7 @@ from guerdon.settings.compare import CompareSettings
 from guerdon.settings.data import DataSettings, GeneratedDataSettings
 from guerdon.settings.evaluate import EvaluateSettings, EvaluateTextSettings, judges_text, on_own_family
 from guerdon.settings.label import LabelSettings
-from guerdon.settings.off_policy import DQNSettings, ReplayAlgorithmSettings, SACSettings
+from guerdon.settings.off_policy import ReplayAlgorithmSettings, RobotAlgorithm
 from guerdon.settings.policy import (
     BCSettings,
     CNNPolicySettings,
@@ -69,8 +69,7 @@ class Study(Settings):
     env: WorldSettings = Field(MetaWorldSettings(), description="what the policy acts in")
     policy: Annotated[PolicySettings, Field(description="the policy")] = MLPPolicySettings()
     algorithm: Annotated[
-        ControlAlgorithmSettings | SACSettings | DQNSettings | TextAlgorithmSettings,
-        Field(discriminator="type", description="how it learns"),
+        RobotAlgorithm | TextAlgorithmSettings, Field(discriminator="type", description="how it learns")
     ] = ControlAlgorithmSettings()
     reward: RewardSettings = Field(RewardSettings(), description="which measurements train the policy")
     data: DataSettings | None = Field(None, description="prompts with known answers, for a language model")
@@ -157,14 +156,12 @@ class Study(Settings):
     @property
     def control_algorithm(self) -> RobotAlgorithmSettings:
         """The algorithm of a robot study."""
-        assert isinstance(self.algorithm, RobotAlgorithmSettings)
-        return self.algorithm
+        return self.algorithm  # type: ignore[return-value]
 
     @property
     def on_policy(self) -> ControlAlgorithmSettings:
         """The algorithm of a robot study that learns from rollouts alone."""
-        assert isinstance(self.algorithm, ControlAlgorithmSettings)
-        return self.algorithm
+        return self.algorithm  # type: ignore[return-value]
 
     @property
     def text_policy(self) -> TextPolicySettings:
@@ -254,8 +251,8 @@ class Study(Settings):
     def _one_side(self) -> Self:
         kind, side = f"policy.type {self.policy.type}", "text" if self.text else "control"
         evaluate = {} if self.evaluate is None else {f"evaluate.type {self.evaluate.type}": self.evaluate.type == side}
-        own = isinstance(self.algorithm, TextAlgorithmSettings) == self.text
-        fits = {f"algorithm.type {self.algorithm.type}": own, **evaluate}
+        same = isinstance(self.algorithm, TextAlgorithmSettings) == self.text
+        fits = {f"algorithm.type {self.algorithm.type}": same, **evaluate}
         fits |= {
             f"train.{k}: type {m.type}": isinstance(m, TextTrainSettings) == self.text for k, m in self.train.items()
         }
@@ -337,7 +334,7 @@ class RobotStudy(Study):
 
     if TYPE_CHECKING:
         policy: ControlPolicySettings
-        algorithm: ControlAlgorithmSettings | SACSettings | DQNSettings
+        algorithm: RobotAlgorithm
         evaluate: EvaluateSettings
 
     def _check_shards(self, shards: int, where: str) -> None:
@@ -388,20 +385,8 @@ class RobotStudy(Study):
 
     @model_validator(mode="after")
     def _replay_fits(self) -> Self:
-        if not isinstance(self.algorithm, ReplayAlgorithmSettings):
-            return self
-        kind, policy = f"algorithm.type {self.algorithm.type}", self.policy
-        if not _decides_on_one_action(self):
-            raise ValueError(
-                f"{kind} does not go with policy.type {policy.type}: take mlp, cnn or networks of your own"
-            )
-        if self.engine == "ray" and self.cluster.learners > 1:
-            raise ValueError(f"{kind} learns in one process: set cluster.learners to 1")
-        for name, source in self.reward.sources.items() if self.reward.use_reward_model else ():
-            if source.adaptive_weight is not None:
-                raise ValueError(
-                    f"{kind} has no advantages, from which reward.sources.{name}.adaptive_weight is learned"
-                )
+        if isinstance(self.algorithm, ReplayAlgorithmSettings):
+            self.algorithm.check_study(self.env, self.reward, learners=self.cluster.learners)
         return self
 
     @model_validator(mode="after")

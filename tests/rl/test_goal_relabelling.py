@@ -1,0 +1,93 @@
+"""Goals in hindsight: which are taken, and what the environment pays for them."""
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from guerdon.errors import ConfigError
+from guerdon.rl.run import run
+from guerdon.rl.sampling import gathered
+from guerdon.settings.study import Study
+from rl_clock import start
+
+SAC = {"type": "sac", "rollout_steps": 10, "batch_size": 32, "online_step_before_learning": 20}
+
+
+def study(tmp_path, name="run", *, steps=80, env=None, **algorithm):
+    return Study.model_validate(
+        {
+            "runner": {
+                "total_steps": steps, "eval_every": 10**6, "eval_episodes": 16, "checkpoint_every": 10**6,
+                "logger": {"log_path": str(tmp_path), "experiment_name": name, "tensorboard": False},
+            },
+            "env": {
+                "type": "gymnasium", "task": "goal_world:Goal-v1", "num_envs": 2, "native_reward": "dense",
+                **(env or {}),
+            },
+            "policy": {"type": "mlp", "hidden": [16], "normalize_observations": False},
+            "algorithm": {**SAC, **algorithm},
+        }
+    )  # fmt: skip
+
+
+def collected(tmp_path, **algorithm):
+    loop = start(study(tmp_path, **algorithm))
+    for _ in range(3):
+        loop.iterate()
+    return loop
+
+
+@pytest.mark.parametrize("strategy", ["future", "final"])
+def test_goals_are_achieved_later_in_the_same_episode(tmp_path, strategy):
+    loop = collected(tmp_path, goal_relabelling=strategy, goal_ratio=0.7)
+    memory = loop.learner.memory
+    (drawn,) = loop.learner._draw(50)
+    taken = drawn.goals >= 0
+    assert abs(taken.mean() - 0.7) < 0.05
+    rows, goals = drawn.rows[taken], drawn.goals[taken]
+    moment, episode = memory.rows("moment"), memory.rows("episode")
+    assert np.array_equal(episode[goals], episode[rows])
+    assert (moment[goals] >= moment[rows]).all()
+    if strategy == "final":
+        assert (moment[goals] == [moment[episode == one].max() for one in episode[rows]]).all()
+    else:
+        assert (moment[goals] > moment[rows]).any()
+        assert (moment[goals] == moment[rows]).any(), "the goal may be what this action achieved"
+    loop.close()
+
+
+def test_rewards_are_those_of_the_environment_for_the_goal(tmp_path):
+    loop = collected(tmp_path, goal_relabelling="future")
+    learner, memory = loop.learner, loop.learner.memory
+    (drawn,) = learner._draw(6)
+    shown, place = memory.rows("observations"), [c.name for c in learner.policy.encoder.columns].index("desired_goal")
+    for u, batch in enumerate(gathered(learner.policy, [drawn], learner.outputs, learner.terms, learner.pays)):
+        for n in range(32):
+            row, goal = drawn.rows[u, n], drawn.goals[u, n]
+            desired = shown["achieved_goal"][goal] if goal >= 0 else shown["desired_goal"][row]
+            wanted = -float(abs(shown["achieved_goal"][row] - desired)[0] > 0.1)
+            assert batch.rewards[n, 0] == wanted
+            assert batch.rewards[n, 1] == 0, "the entropy earns nothing"
+            assert batch.x[n, place] == desired[0]
+            assert batch.next_x[n, place] == desired[0]
+    assert set(np.unique(memory.paid["env"]["reward"])) <= {0.0, -1.0}
+    loop.close()
+
+
+def test_a_run_with_goals_learns_to_reach_them(tmp_path):
+    given = {"learning_rate": 3e-3, "gamma": 0.9, "rollout_steps": 20, "temperature_init": 0.1}
+    _, summary = run(study(tmp_path, steps=2400, goal_relabelling="future", **given))
+    assert summary["final"]["success"] >= 0.75
+
+
+@pytest.mark.parametrize(
+    ("env", "given", "reason"),
+    [
+        ({}, {"goal_ratio": 0.5}, "goal_ratio would do nothing without goal_relabelling"),
+        ({"native_reward": "sparse"}, {"goal_relabelling": "final"}, "set env.native_reward to dense"),
+        ({"task": "tiny_world:Dot-v1"}, {"goal_relabelling": "final"}, "for environments that show achieved_goal"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path, env, given, reason):
+    with pytest.raises((ValidationError, ConfigError), match=reason):
+        start(study(tmp_path, env=env, **given))
