@@ -319,7 +319,7 @@ def test_it_works_for_a_user_without_rights_too(tmp_path):
     shutil.copy(code_sandbox.__file__, script)
     script.chmod(0o644)
     asked = {
-        "source": "import os\nprint(os.getuid(), os.path.exists('/proc'))",
+        "program": "import os\nprint(os.getuid(), os.path.exists('/proc'))",
         "stdin": "",
         "most": 9999,
         "cpu": 5,
