@@ -26,7 +26,7 @@ def test_the_gold_reward_by_hand():
 
 def test_the_gold_reward_of_words_by_hand():
     assert pairs.gold_reward("river lamp stone gold", "gold river") == 2
-    assert pairs.gold_reward("river lamp stone gold", "gold gold, sugar") == pytest.approx(1 - 3 * 0.15)  # and the comma
+    assert pairs.gold_reward("river lamp stone gold", "gold gold, sugar") == pytest.approx(1 - 3 * 0.15)
     assert pairs.gold_reward("river lamp stone gold", "rivers 3") == pytest.approx(-2 * 0.15)
     assert pairs.gold_reward("river lamp stone gold", "") == 0
     (score,) = pairs.Gold().score([Solution("x", "river lamp stone gold", ("lamp ", "lamp")).as_episode()])
