@@ -55,6 +55,7 @@ RUN_BY = {  # what tests run as it is
     "python studies/gate_preferences.py prepare": "tests/examples/test_gate_preferences.py",
     "python studies/gate_preferences.py rows": "tests/examples/test_gate_preferences.py",
     "python studies/preference_pairs.py runs/preference": "tests/compare/test_preference_study.py",
+    "python studies/preference_pairs.py runs/preference_smollm2 --words": "tests/compare/test_preference_study.py",
     "python studies/preference_table.py runs/preference": "tests/compare/test_report_gold.py",
     "python studies/gate.py prepare": "tests/examples/test_gate_study.py",
     "python studies/gate.py table runs/gate/gate.jsonl ... --out gate.parquet": "tests/examples/test_gate_study.py",
@@ -70,6 +71,9 @@ FILLED_IN = {
 }  # by a reader
 MADE = {  # instead of files that a script makes before
     "configs/preference.yaml": ("data.path=tests/questions.jsonl", "data.val_size=1", "data.train_batch_size=1"),
+    "studies/preference_smollm2.yaml": (
+        "data.path=tests/questions.jsonl", "data.val_size=1", "data.train_batch_size=1"
+    ),
 }  # fmt: skip
 README = {  # the page is kept short: why these are not run
     "python3 -m venv .venv": "make env, with which the checks begin, does the same",

@@ -24,6 +24,15 @@ def test_the_gold_reward_by_hand():
     assert score.total == pytest.approx(1 - 0.15)
 
 
+def test_the_gold_reward_of_words_by_hand():
+    assert pairs.gold_reward("river lamp stone gold", "gold river") == 2
+    assert pairs.gold_reward("river lamp stone gold", "gold gold, sugar") == pytest.approx(1 - 3 * 0.15)
+    assert pairs.gold_reward("river lamp stone gold", "rivers 3") == pytest.approx(-2 * 0.15)
+    assert pairs.gold_reward("river lamp stone gold", "") == 0
+    (score,) = pairs.Gold().score([Solution("x", "river lamp stone gold", ("lamp ", "lamp")).as_episode()])
+    assert score.total == pytest.approx(1 - 0.15)
+
+
 def test_raters_follow_bradley_terry_with_a_preference_for_length(tmp_path):
     """Of pairs that differ by d in the raters' own reward, a share of 1 / (1 + e^-d) is ordered by it."""
     rng = np.random.default_rng(0)
@@ -40,8 +49,9 @@ def test_raters_follow_bradley_terry_with_a_preference_for_length(tmp_path):
     assert np.mean(longer) > 0.6, "where the gold reward prefers the shorter one"
 
 
-def test_the_files(tmp_path):
-    pairs.write(tmp_path, 3)
+@pytest.mark.parametrize("words", [False, True])
+def test_the_files(tmp_path, words):
+    pairs.write(tmp_path, 3, words=words)
     found = read_preferences(str(tmp_path / "pairs.jsonl"))
     assert len(found.comparisons) == pairs.PAIRS
     rows = {
@@ -52,7 +62,13 @@ def test_the_files(tmp_path):
     assert len(set(prompts)) == len(prompts) == pairs.PROMPTS + pairs.PAIRS + pairs.TEST
     for row in rows["test"]:
         assert pairs.gold_reward(row["prompt"], row["chosen"]) > pairs.gold_reward(row["prompt"], row["rejected"])
-    assert max(len(row["solution"]) for row in rows["prompts/train"]) <= pairs.LONGEST
+    solutions = [pairs.pieces(row["prompt"], row["solution"]) for row in rows["prompts/train"]]
+    assert 1 <= min(map(len, solutions)) < max(map(len, solutions)) <= pairs.LONGEST
+    known = set(pairs.WORDS) if words else set("".join(pairs.HALVES))
+    assert {one for solution in solutions for one in solution} == known
+    right = [one in pairs.wanted(row["prompt"]) for row, found in zip(rows["prompts/train"], solutions, strict=True)
+             for one in found]  # fmt: skip
+    assert np.mean(right) == pytest.approx(0.5 + 0.5 * 4 / len(known), abs=0.02)
 
 
 SHORT = [

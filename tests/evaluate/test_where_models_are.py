@@ -18,7 +18,7 @@ from typer.testing import CliRunner  # noqa: E402
 
 from child import environment  # noqa: E402
 from guerdon.cli import app  # noqa: E402
-from guerdon.errors import GuerdonError  # noqa: E402
+from guerdon.errors import CheckpointError, GuerdonError  # noqa: E402
 from guerdon.models.preference import PreferenceModel  # noqa: E402
 from guerdon.models.text_load import load_text_model  # noqa: E402
 from guerdon.models.text_model import TextModelCard  # noqa: E402
@@ -163,3 +163,24 @@ def test_a_hub_id_is_found_in_the_cache(home, values, tmp_path):
     assert err.startswith("guerdon: ")
     assert "someone/else" in err
     assert not (tmp_path / "other.jsonl").exists()
+
+
+def test_a_hub_id_that_is_not_in_the_cache_is_downloaded_once_its_card_is_known(home, values, monkeypatch):
+    asked = []
+
+    def exists(name, file):
+        asked.append((name, file))
+        return name == "someone/rm"
+
+    monkeypatch.setattr("huggingface_hub.file_exists", exists)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name: str(home / name.partition("/")[2]))
+    model = load_text_model("someone/rm", device="cpu")
+    score = model.score([Episode(id="x", task=PAIRS[0]["prompt"], texts=(PAIRS[0]["chosen"],))])[0]
+    assert score.total == pytest.approx(values[0][0], abs=1e-6)
+    assert score.spread is not None
+    assert asked == [("someone/rm", "reward_model.json")]
+    with pytest.raises(CheckpointError, match="the hub has no model of that name"):
+        load_text_model("someone/else")
+    with pytest.raises(CheckpointError):
+        load_text_model("./rm")
+    assert {name for name, _ in asked} == {"someone/rm", "someone/else"}  # a path is not looked for on the hub
