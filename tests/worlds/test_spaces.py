@@ -187,6 +187,15 @@ def test_acting_and_evaluating_agree(policy):
     collector.close()
 
 
+def test_masks_hold_for_rendered_pictures():
+    env = mixed(observation="pixels", frame_size=16)
+    collector = ControlCollector(env, CNNPolicySettings(channels=(2,), hidden=(4,)), seed=0, rollout_steps=12)
+    rollout = collector.collect(collector.build_policy())  # the environment raises at an action that is not allowed
+    assert rollout.inputs.observations["pixels"].shape == (36, 16, 16, 3)
+    assert not rollout.inputs.observations["action_mask"].all()
+    collector.close()
+
+
 @pytest.mark.parametrize("actions", ["discrete", "matrix"])
 def test_copies_in_processes_and_replays_show_the_same(actions):
     def played(world, steps, rows=None):
