@@ -53,7 +53,8 @@ def call(tmp_path, monkeypatch, capsys):
 
 
 REFUSED = [
-    ("run", [*GYM, "env.task=CartPole-v1"], "success"),
+    ("run", [*GYM, "env.task=CartPole-v1", "policy.keys=[position]"], "one array, without keys"),
+    ("run", [*GYM, "env.task=CartPole-v1", "policy.log_std_init=-1.0"], "actions are discrete"),
     ("run", [*GYM, "env.task=Nothing-v3"], "Nothing"),
     ("run", [*GYM, "env.task=guerdon-tests/Pictures-v0"], "policy.type mlp takes vectors"),
     ("run", ["env.type=metaworld", "env.task=no-such-task"], "Meta-World has no task"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,15 +35,18 @@ def policy_and_batch(
     masked: bool = False,
     known_old: bool = True,
     auxiliary: tuple[str, ...] = (),
+    choices: tuple[int, ...] = (),
     **more: Any,
 ) -> tuple[Any, Any]:
     """A policy that has moved since it acted, and what it learns from; `known_old`: also what it acted with."""
     rng = np.random.default_rng(seed)
     form = MLPPolicySettings(type="mlp", hidden=hidden, activation=activation, device="cpu", **more)
     names = [f"source {k}" for k in range(heads)]
-    policy = build_policy(form, (S,), ACTIONS, sources=names, auxiliary=auxiliary, seed=seed)
+    space = gymnasium.spaces.MultiDiscrete(choices) if choices else ACTIONS
+    policy = build_policy(form, (S,), space, sources=names, auxiliary=auxiliary, seed=seed)
+    taken = rng.integers(0, choices, (B * T, len(choices))) if choices else rng.standard_normal((B * T, 2))
     inputs = ControlInputs(
-        rng.standard_normal((B * T, S)).astype(np.float32), rng.standard_normal((B * T, 2)).astype(np.float32)
+        rng.standard_normal((B * T, S)).astype(np.float32), taken if choices else taken.astype(np.float32)
     )
 
     def numbers() -> np.ndarray:
@@ -50,6 +54,10 @@ def policy_and_batch(
 
     mask = rng.random((B, T)) < 0.7 if masked else np.ones((B, T), dtype=np.bool_)
     prepared = policy.prepared(inputs)
+    if choices and masked:  # what was taken was allowed
+        allowed = rng.random((B * T, sum(choices))) < 0.5
+        np.put_along_axis(allowed, taken + np.cumsum([0, *choices[:-1]]), True, axis=1)
+        prepared = replace(prepared, allowed=torch.from_numpy(allowed))
     old = policy.evaluate_all(prepared, micro=8).log_probs.numpy().reshape(B, T)
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -73,7 +81,7 @@ def updated(policy: Any, batch: Any, keys: dict[str, Any]) -> tuple[dict[str, An
     return found, optimizer.flat.grad.clone()
 
 
-@settings(max_examples=40)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10_000),
     activation=st.sampled_from(["tanh", "relu"]),
@@ -81,6 +89,7 @@ def updated(policy: Any, batch: Any, keys: dict[str, Any]) -> tuple[dict[str, An
     hidden=st.sampled_from([(), (5,), (6, 5), (4, 4, 4)]),
     masked=st.booleans(),
     known_old=st.booleans(),
+    choices=st.sampled_from([(), (), (2,), (3, 1, 4)]),
     keys=st.fixed_dictionaries(
         {"max_grad_norm": st.sampled_from([0.1, 100.0]), "clip_range": st.sampled_from([0.05, 0.2])},
         optional={
@@ -91,10 +100,9 @@ def updated(policy: Any, batch: Any, keys: dict[str, Any]) -> tuple[dict[str, An
         },
     ),
 )
-def test_closed_form_is_autograd(seed, activation, heads, hidden, masked, known_old, keys):
-    policy, batch = policy_and_batch(
-        seed, activation=activation, heads=heads, hidden=hidden, masked=masked, known_old=known_old
-    )
+def test_closed_form_is_autograd(seed, activation, heads, hidden, masked, known_old, choices, keys):
+    form = {"activation": activation, "hidden": hidden}
+    policy, batch = policy_and_batch(seed, heads=heads, masked=masked, known_old=known_old, choices=choices, **form)
     if not heads:
         keys = {"adv_estimator": "reinforce_pp", **keys}
         keys.pop("normalize_advantages", None)  # a critic's

@@ -1,13 +1,14 @@
 """Runs in an environment of every kind of space: reward models see what they were trained on, and resumes repeat."""
 
 import json
+import pickle
 
 import numpy as np
 import pytest
 import torch
 
 from guerdon.collect.collect import collect
-from guerdon.collect.control import ControlCollector
+from guerdon.collect.control import ControlCollector, policy_of_shape
 from guerdon.collect.episode_capture import Recorder
 from guerdon.episodes.read import read_episodes
 from guerdon.episodes.write import EpisodeWriter
@@ -198,6 +199,29 @@ def test_a_killed_run_ends_in_the_same_bytes(actions, policy, tmp_path):
     interrupted(cut, "update", 3)
     start(cut, resume=True).run()
     assert result(cut) == result(whole)
+
+
+def test_shards_and_rollouts_ahead_repeat(tmp_path):
+    """What crosses to other processes on a cluster: structured rows, choices, masks, weights and shapes."""
+
+    def ran(name, *, cut=None):
+        asked = study(tmp_path, name)
+        runner = asked.runner.model_copy(update={"rollout_shards": 2, "max_staleness": 1})
+        asked = asked.model_copy(update={"runner": runner})
+        if cut:
+            interrupted(asked, "update", cut)
+        start(asked, resume=bool(cut)).run()
+        return result(asked)
+
+    assert ran("whole") == ran("again") == ran("cut", cut=3)
+    collector = ControlCollector(GymnasiumSettings(**ENV), MLPPolicySettings(keys=["arm"]), seed=0, rollout_steps=6)
+    mine, shape = collector.build_policy(), pickle.loads(pickle.dumps(collector.policy_shape()))
+    there = policy_of_shape(collector.settings, shape, heads=(), auxiliary=(), seed=5)
+    there.load_tensors(mine.tensors())
+    rollout = pickle.loads(pickle.dumps(collector.collect(mine)))
+    assert np.array_equal(there.evaluate_all(there.prepared(rollout.inputs), micro=9).log_probs.numpy().ravel(),
+                          rollout.log_probs.ravel())  # fmt: skip
+    collector.close()
 
 
 def test_a_policy_learns_what_the_environment_pays(tmp_path):

@@ -330,6 +330,7 @@ def actor_maker(share: ActorShare, world: World, env: WorldSettings, policy: Rob
         if env.type != "metaworld":
             raise ConfigError(f"collect.mixture: {env.task} has no scripted expert; use type random or checkpoint")
         return lambda: ScriptedExpert(env.task, noise=noise)
+    _random_actor(world)  # what is wrong with the actions is said before the first round
     return lambda: _random_actor(world)
 
 

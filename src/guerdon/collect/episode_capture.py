@@ -25,7 +25,7 @@ from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import DataError
 from guerdon.settings.world import DataCollectionSettings, WorldSettings
 from guerdon.types import BoolArray, Episode, IntArray
-from guerdon.worlds.spaces import choices, parts_of_rows, rgb_of, state_keys, states_of
+from guerdon.worlds.spaces import PIXELS, choices, parts_of_rows, rgb_of, state_keys, states_of
 from guerdon.worlds.transition import Transition
 from guerdon.worlds.world import World
 
@@ -232,8 +232,9 @@ class Recorder:
         if name in self.writer:
             return True  # it was written before this run was killed, and has now been replayed
         own, shown = np.stack(tape.own), self.world.own_columns
+        seen = seen[PIXELS] if PIXELS in (seen.dtype.names or ()) else seen
         pictured = seen.ndim == 4 and seen.shape[-1] == 3
-        states = states_of(own, shown) if self.keep_states and seen.ndim < 4 else np.zeros((0, 0), np.float32)
+        states = states_of(own, shown) if self.keep_states and not pictured else np.zeros((0, 0), np.float32)
         views = {c.name: rgb_of(own[c.name]) for c in shown if c.kind == "image" and c.name}
         episode = Episode(
             id=name,

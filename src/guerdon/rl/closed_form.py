@@ -1,4 +1,4 @@
-"""Gradient of the PPO loss of a Gaussian policy of small networks on states, in closed form, without autograd.
+"""Gradient of the PPO loss of a policy of small networks on states, in closed form, without autograd.
 
 With networks this small autograd spends more time on its records than on products. What is computed here is what
 `update` computes with autograd, to rounding; other policies and losses go through autograd.
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from guerdon.policies.control import ControlPolicy, StateInputs
-from guerdon.policies.heads import Gaussian
+from guerdon.policies.heads import Categorical, Gaussian
 from guerdon.settings.algorithm import AlgorithmSettings, ControlAlgorithmSettings
 from guerdon.settings.base import Settings
 from guerdon.settings.policy import MLPPolicySettings
@@ -45,8 +45,7 @@ def applies(policy: Any, columns: Mapping[str, Tensor], settings: AlgorithmSetti
     if type(policy) is not ControlPolicy or type(policy.settings) is not MLPPolicySettings:
         return False
     return (
-        isinstance(policy.head, Gaussian)
-        and type(settings) is ControlAlgorithmSettings
+        type(settings) is ControlAlgorithmSettings
         and _changed(settings) <= _COMPUTED | _OUTSIDE
         and _changed(policy.settings) <= _OF_POLICY
         and columns.keys() <= _COLUMNS
@@ -102,12 +101,9 @@ def add_gradients(
     lowest, highest = np.float32(1.0 - settings.clip_range), np.float32(1.0 + high)
     assert isinstance(inputs.observations, Tensor)
     into, mean = _forward(policy.pi, inputs.observations)
-    log_std = policy.log_std.numpy()
-    scale = np.exp(-log_std)
-    z = (inputs.actions.numpy() - mean.numpy()) * scale
-    squares = z * z
-    constant = np.float32(0.5 * policy.head.outputs * math.log(2 * math.pi))
-    new = np.float32(-0.5) * squares.sum(1, keepdims=True) - (log_std.sum() + constant)
+    head = policy.head
+    at = _Normal(head, mean.numpy(), inputs) if isinstance(head, Gaussian) else _Choices(head, mean, inputs)
+    new = at.log_prob
     log_ratio = new - given.get("old_log_probs", new)
     ratio = np.exp(log_ratio)
     gain = ratio * advantages  # the surrogate, and its derivative by the log-probability
@@ -118,14 +114,11 @@ def add_gradients(
         "policy_loss": -_dot(np.minimum(gain, limit), weights),
         "clip_fraction": _dot(clipped != ratio, mask) / float(count),
         "approx_kl": _dot(ratio - np.float32(1.0) - log_ratio, mask) / float(count),
-        "entropy": float(log_std.sum() + constant + np.float32(0.5 * policy.head.outputs)) * share,
+        "entropy": at.entropy * share if isinstance(at.entropy, float) else _dot(at.entropy, mask) / float(count),
     }
     by_log_prob = -(gain * (gain <= limit) * weights)
-    by_log_std = ((squares - np.float32(1.0)) * by_log_prob).sum(0)
-    if settings.entropy_coef:
-        by_log_std -= np.float32(settings.entropy_coef) * weights.sum()
-    cast("Tensor", policy.log_std.grad).add_(torch.from_numpy(by_log_std))
-    _backward(policy.pi, into, torch.from_numpy(z * scale * by_log_prob))
+    by_output = at.backward(by_log_prob, np.float32(settings.entropy_coef), weights)
+    _backward(policy.pi, into, torch.from_numpy(by_output))
     if policy.vf is not None:
         into, values = _forward(policy.vf, inputs.observations)
         error = values.numpy() - given["returns"][:, 0]
@@ -133,6 +126,51 @@ def add_gradients(
         numbers["value_loss"] = 0.5 * _dot(error, by_value)
         _backward(policy.vf, into, torch.from_numpy(by_value * np.float32(settings.value_coef)))
     return numbers
+
+
+class _Normal:
+    """Log-probabilities (N, 1) of a Gaussian at its means, the entropy, and their gradients."""
+
+    def __init__(self, head: Gaussian, mean: np.ndarray, inputs: StateInputs) -> None:
+        self._log_std = head.log_std
+        log_std = head.log_std.detach().numpy()
+        self._scale = np.exp(-log_std)
+        self._z = (inputs.actions.numpy() - mean) * self._scale
+        self._squares = self._z * self._z
+        constant = np.float32(0.5 * head.outputs * math.log(2 * math.pi))
+        self.log_prob = np.float32(-0.5) * self._squares.sum(1, keepdims=True) - (log_std.sum() + constant)
+        self.entropy = float(log_std.sum() + constant + np.float32(0.5 * head.outputs))
+
+    def backward(self, by_log_prob: np.ndarray, coef: np.float32, weights: np.ndarray) -> np.ndarray:
+        """(N, A) gradient of the means; that of the deviations is added to the parameter's own."""
+        by_log_std = ((self._squares - np.float32(1.0)) * by_log_prob).sum(0)
+        if coef:
+            by_log_std -= coef * weights.sum()
+        cast("Tensor", self._log_std.grad).add_(torch.from_numpy(by_log_std))
+        return np.asarray(self._z * self._scale * by_log_prob)
+
+
+class _Choices:
+    """The same of choices, whose entropy (N, 1) differs from state to state; gradients are of the logits."""
+
+    def __init__(self, head: Categorical, logits: Tensor, inputs: StateInputs) -> None:
+        logs = head.log_probs(logits, inputs.allowed).numpy()
+        self._shares = np.exp(logs)
+        self._logs = np.maximum(logs, np.finfo(np.float32).min)  # where a value is not allowed, its share is 0
+        starts = np.cumsum([0, *head.counts[:-1]])
+        self._counts = head.counts
+        self._taken = np.zeros_like(logs)
+        np.put_along_axis(self._taken, inputs.actions.numpy().astype(np.int64) + starts, np.float32(1), axis=1)
+        self.log_prob = (self._logs * self._taken).sum(1, keepdims=True)
+        self._own = np.add.reduceat(-self._shares * self._logs, starts, axis=1)  # entropy of each choice
+        self.entropy = self._own.sum(1, keepdims=True)
+
+    def backward(self, by_log_prob: np.ndarray, coef: np.float32, weights: np.ndarray) -> np.ndarray:
+        """(N, O) gradient of the logits."""
+        found = (self._taken - self._shares) * by_log_prob
+        if coef:
+            found += self._shares * (self._logs + np.repeat(self._own, self._counts, axis=1)) * (coef * weights)
+        return np.asarray(found)
 
 
 def _dot(a: np.ndarray, b: np.ndarray) -> float:

@@ -25,7 +25,7 @@ from guerdon.progress import log_once
 from guerdon.types import BoolArray, ByteArray, Failure, FloatArray
 from guerdon.worlds.resets import BrokenCopyError
 
-MASK = "action_mask"
+MASK, PIXELS = "action_mask", "pixels"
 _SMALLEST = 8  # pixels: an array with fewer rows or columns is numbers, such as MiniGrid's view of 7 x 7 fields
 
 
@@ -58,6 +58,12 @@ def own_columns(env: VectorEnv) -> tuple[ObservedColumn, ...]:
     """What an environment shows of one copy."""
     shape = tuple(env.single_observation_space.shape or ())
     return getattr(env, "columns", None) or columns_of_shape(shape)
+
+
+def rendered_columns(columns: Sequence[ObservedColumn], size: tuple[int, int]) -> tuple[ObservedColumn, ...]:
+    """What a copy shows where a policy sees its camera: the picture, and the mask of an environment that has one."""
+    masks = [column for column in columns if column.kind == "mask"]
+    return (ObservedColumn(PIXELS if masks else "", "image", (*size, 3)), *masks)
 
 
 def is_numeric(column: ObservedColumn) -> bool:

@@ -38,7 +38,7 @@ class World:
     Attributes:
         tasks: the task of each copy, in words; with `playing` that of its current episode.
         num_envs: B.
-        own_columns: what the environment itself shows of one copy.
+        columns, own_columns: what one copy shows a policy; what the environment itself shows of it.
         reports_every_step: False once the environment left success open at a step.
         takes_pictures: set it to False to draw nothing: captured looks are then None.
         exact_resume: whether `state_dict` restores the simulators themselves (autoreset disabled); elsewhere the
@@ -134,6 +134,8 @@ class World:
         self.takes_pictures = True
         if pixels and eye is None:
             raise ConfigError("env.observation pixels needs a camera")
+        own = self.own_columns
+        self.columns = spaces.rendered_columns(own, eye.size) if pixels and eye is not None else own
 
     @property
     def curriculum(self) -> Curriculum | None:
@@ -144,14 +146,8 @@ class World:
     @property
     def observation_shape(self) -> tuple[int, ...]:
         """Shape of what one copy shows a policy: the environment's own, or (H, W, 3) for pixels."""
-        if self._pixels and self.eye is not None:
-            return (*self.eye.size, 3)
-        return tuple(self.env.single_observation_space.shape or ())
-
-    @property
-    def columns(self) -> tuple[spaces.ObservedColumn, ...]:
-        """What one copy shows a policy: the environment's own, or the picture of its camera."""
-        return spaces.columns_of_shape(self.observation_shape) if self._pixels else self.own_columns
+        columns = self.columns
+        return () if columns[0].name else columns[0].shape
 
     @property
     def observations(self) -> np.ndarray:
@@ -493,9 +489,13 @@ class World:
         Frames of `ObservationSpec` are of the copies `drawn_B`; None: of all.
         """
         spec = self._spec
+        masks = {c.name: states_B[c.name] for c in self.own_columns if c.kind == "mask"}
+        if spec is None and not self._pixels:
+            return states_B
         if spec is None:
-            return self._see(range(self.num_envs))[0] if self._pixels else states_B
-        columns: dict[str, np.ndarray] = {}
+            pictures = self._see(range(self.num_envs))[0]
+            return columns_as_rows({spaces.PIXELS: pictures, **masks}) if masks else pictures
+        columns: dict[str, np.ndarray] = {**masks}
         if spec.states:
             columns["states"] = spaces.states_of(states_B, self.own_columns)
         if spec.proprioception:
