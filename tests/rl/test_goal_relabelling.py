@@ -21,7 +21,8 @@ def study(tmp_path, name="run", *, steps=80, env=None, **algorithm):
                 "logger": {"log_path": str(tmp_path), "experiment_name": name, "tensorboard": False},
             },
             "env": {
-                "type": "gymnasium", "task": "goal_world:Goal-v1", "num_envs": 2, "native_reward": "dense", **(env or {})
+                "type": "gymnasium", "task": "goal_world:Goal-v1", "num_envs": 2, "native_reward": "dense",
+                **(env or {}),
             },
             "policy": {"type": "mlp", "hidden": [16], "normalize_observations": False},
             "algorithm": {**SAC, **algorithm},

@@ -294,10 +294,10 @@ class ControlReward(ModelReward[ControlInputs]):
     def _asked(self, stream: int, number: int | None, task: str, rows_F: IntArray, seen: NDArray[Any]) -> list[Asked]:
         """What the model is asked about these frames or states: each by itself, or all as one episode."""
         rows, name = rows_F.tolist(), f"{stream}-{number}"
-        column = "states" if self.model.info.modality == "state" else "frames"
+        states = self.model.info.modality == "state"
 
         def shown(part: NDArray[Any]) -> Episode:
-            return Episode(id=name, task=task, **{column: part})
+            return Episode(id=name, task=task, frames=None if states else part, states=part if states else None)
 
         if not self._framewise:
             return [((stream, number, tuple(rows)), shown(seen))]
