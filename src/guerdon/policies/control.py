@@ -415,9 +415,9 @@ def start_from_policy(policy: RobotPolicy, folder: Path) -> str:
         CheckpointError: the policy does not fit.
     """
     policy.load_tensors(load_policy(folder).tensors(), critic=False)
-    given = isinstance(policy, ControlPolicy) and "log_std_init" in policy.settings.model_fields_set
-    if given and isinstance(policy.head, Gaussian):
-        policy.head.log_std.data.fill_(policy.settings.log_std_init)
+    head, settings = getattr(policy, "head", None), getattr(policy, "settings", None)
+    if isinstance(head, Gaussian) and settings is not None and "log_std_init" in settings.model_fields_set:
+        head.log_std.data.fill_(settings.log_std_init)
     return f"policy starts from {folder}"
 
 

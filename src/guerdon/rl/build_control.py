@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from guerdon import distributed
-from guerdon.collect.control import ControlCollector, PolicyShape, policy_of_shape
+from guerdon.collect.control import ControlCollector
 from guerdon.collect.episode_capture import EpisodeBuffer, run_writer
+from guerdon.collect.policy_shape import PolicyShape, policy_of_shape
 from guerdon.collect.shards import join_control, share_results
 from guerdon.engines.reward_models import RewardModels
 from guerdon.errors import ConfigError
@@ -143,7 +144,7 @@ def _heads(algorithm: RobotAlgorithmSettings, terms: Iterable[str]) -> tuple[str
 
 def _notes(study: Study, models: Mapping[str, ControlReward], *, only: str | None) -> list[str]:
     """Lines for the start of the log; `only` is the name of the source that the policy learns from, if it is alone."""
-    normalized = not study.algorithm.replayed and study.on_policy.normalize_minibatches
+    normalized = not study.control_algorithm.replayed and study.on_policy.normalize_minibatches
     group = f"[{study.reward.group_name}]"
     settings = {name: one.settings for name, one in models.items()}
     return [
@@ -258,9 +259,11 @@ def build_replay_learner(
     shown = None
     if algorithm.demonstrations is not None:
         shown = Replay(folder / "checkpoints" / "demonstrations", list(terms))
-    kind = SACLearner if algorithm.type == "sac" else DQNLearner
     pays = None if algorithm.goal_relabelling is None else reward_for_goals(study, shape)
-    learner = kind(policy, algorithm, terms, learning, memory=memory, demonstrations=shown, pays=pays, seed=runner.seed)
+    kind: Any = SACLearner if isinstance(algorithm, SACSettings) else DQNLearner
+    learner: ReplayLearner = kind(
+        policy, algorithm, terms, learning, memory=memory, demonstrations=shown, pays=pays, seed=runner.seed
+    )
     if fresh and algorithm.demonstrations is not None:
         notes.append(add_demonstrations(learner, study.env, shape, sources))
     if fresh and runner.resume_dir:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from guerdon.collect.control import PolicyShape
+from guerdon.collect.policy_shape import PolicyShape
 from guerdon.episodes.read import read_episodes
 from guerdon.errors import DataError
 from guerdon.policies.robot import ControlInputs
@@ -79,7 +79,7 @@ def as_rollout(episodes: Sequence[Episode], env: WorldSettings, shape: PolicySha
     shown = np.zeros((*streams, *seen[0].shape[1:]), seen[0].dtype)
     actions = np.zeros((*streams, size), np.float32)
     rewards = np.zeros(streams, np.float32)
-    flags = {
+    flags: dict[str, Any] = {
         name: np.zeros(streams, np.bool_) for name in ("mask", "terminated", "truncated", "success", "success_known")
     }
     ends, segments = [], []
