@@ -364,8 +364,7 @@ class Rollout(Generic[Inputs]):
         log_probs: (B, T) of the policy that acted, as training computes them where the collector was asked to; with
             `chunks` (R, C * D), of actions that were not executed too.
         mask: (B, T) False where there is no decision (padding, a reset step), or its episode was lost.
-        terminated: (B, T) the task's own end: no value beyond it.
-        truncated: (B, T) cut off by a limit: the value goes on beyond it.
+        terminated, truncated: (B, T) the task's own end, with no value beyond it; cut off by a limit.
         success: (B, T) ground truth after the decision; False where it is unknown. Nothing ever overwrites it.
         success_known: (B, T) where ground truth was reported.
         rewards: (B, T) ground truth's own reward: the environment's, or the verifier's outcome at the last token.
@@ -386,9 +385,8 @@ class Rollout(Generic[Inputs]):
         version: of the weights that acted.
         seconds: time that collecting took, by its parts.
         videos: a sample of its episodes for videos, those of others without rows; None where none are made.
-        actions: (B, T, ...) what the environments were given, for videos and off-policy learning.
-        ends: stream, step and observation, for off-policy learning: what the last step of each episode led to; with
-            step T what a stream shows after the rollout, unless it is about to reset. Empty where nothing needs them.
+        actions: (B, T, ...) what the environments were given, for videos and replays.
+        ends: (stream, step, observation) after each episode; of step T, after the rollout. Empty: no replay needs them.
         chunks: of policies whose decisions have several parts: what the steps executed.
     """
 
@@ -586,5 +584,4 @@ class Policy(Evaluates[Inputs], Protocol[_Collected, Inputs]):
 
 def last_valid(mask_B_T: BoolArray) -> BoolArray:
     """(B, T) bool, True at the last valid step of each row that has one."""
-    later = np.cumsum(mask_B_T[:, ::-1], axis=1)[:, ::-1]
-    return np.asarray(mask_B_T & (later == 1))
+    return np.asarray(mask_B_T & (np.cumsum(mask_B_T[:, ::-1], axis=1)[:, ::-1] == 1))

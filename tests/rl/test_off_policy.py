@@ -16,7 +16,7 @@ from guerdon.rewards.source import SourceTerms
 from guerdon.rl.off_policy import SACLearner, dqn_targets, sac_targets, smallest, squared_error
 from guerdon.rl.replay import Replay
 from guerdon.rl.run import run_folder
-from guerdon.rl.sampling import Drawn, Transitions, gathered, shares
+from guerdon.rl.sampling import DrawnRows, Transitions, gathered, shares
 from guerdon.settings.off_policy import SACSettings
 from guerdon.settings.policy import MLPPolicySettings
 from guerdon.types import Episode
@@ -267,7 +267,7 @@ def test_failed_measurements_are_masked(tmp_path):
     failed = loop.learner.memory.paid["constant"]["failed"][rows]
     assert np.array_equal(failed, loop.learner.memory.rows("observations")[rows, 0] % 2 == 1)
     learner = loop.learner
-    (batch,) = gathered(learner.policy, [Drawn(learner.memory, rows[None])], learner.outputs, learner.terms)
+    (batch,) = gathered(learner.policy, [DrawnRows(learner.memory, rows[None])], learner.outputs, learner.terms)
     assert np.array_equal(batch.share[:, 1].numpy() == 0, failed)
     assert torch.allclose(batch.share.sum(0)[:2], torch.ones(2))
     loop.close()

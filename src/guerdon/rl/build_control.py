@@ -259,11 +259,13 @@ def build_replay_learner(
     shown = None
     if algorithm.demonstrations is not None:
         shown = Replay(folder / "checkpoints" / "demonstrations", list(terms))
-    kind: Any = SACLearner if algorithm.type == "sac" else DQNLearner
     pays = None if algorithm.goal_relabelling is None else reward_for_goals(study, shape)
-    learner = kind(policy, algorithm, terms, learning, memory=memory, demonstrations=shown, pays=pays, seed=runner.seed)
+    kind: Any = SACLearner if isinstance(algorithm, SACSettings) else DQNLearner
+    learner: ReplayLearner = kind(
+        policy, algorithm, terms, learning, memory=memory, demonstrations=shown, pays=pays, seed=runner.seed
+    )
     if fresh and algorithm.demonstrations is not None:
-        notes.append(add_demonstrations(learner, study, shape, sources))
+        notes.append(add_demonstrations(learner, study.env, shape, sources))
     if fresh and runner.resume_dir:
         notes.append(learner.start_from(Path(runner.resume_dir)))
     return learner, notes

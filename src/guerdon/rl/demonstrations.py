@@ -1,6 +1,6 @@
 """Demonstrations of a data set in the replay of a run: episodes as a rollout, which every source measures.
 
-note = add_demonstrations(learner, study, shape, sources)
+note = add_demonstrations(learner, env, shape, sources)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from guerdon.errors import DataError
 from guerdon.policies.robot import ControlInputs
 from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import RewardSource
-from guerdon.settings.study import Study
+from guerdon.settings.world import WorldSettings
 from guerdon.types import Episode, Rollout, Segment
 from guerdon.worlds.observation import columns_as_rows
 from guerdon.worlds.spaces import choices, state_keys
@@ -30,13 +30,13 @@ _TOGETHER = 16  # episodes in memory at a time
 
 
 def add_demonstrations(
-    learner: ReplayLearner, study: Study, shape: PolicyShape, sources: Mapping[str, RewardSource[Any]]
+    learner: ReplayLearner, env: WorldSettings, shape: PolicyShape, sources: Mapping[str, RewardSource[Any]]
 ) -> str:
     """Fill the demonstrations of a learner, measured by the sources as they are.
 
     Args:
-        learner: with an empty replay of demonstrations.
-        study: says where they are, and what the environment pays.
+        learner: with an empty replay of demonstrations; its settings say where they are.
+        env: says what the environment pays.
         shape: of what the policy observes and does.
         sources: of reward.
 
@@ -54,7 +54,7 @@ def add_demonstrations(
     episodes, steps, successes = 0, 0, 0
     found = iter(read_episodes(Path(path), with_frames=frames))
     while part := list(islice(found, _TOGETHER)):
-        rollout = as_rollout(part, study, shape)
+        rollout = as_rollout(part, env, shape)
         rewards = {
             name: (source.elsewhere(len(part)) if isinstance(source, ControlReward) else source).measure(rollout)
             for name, source in sources.items()
@@ -66,7 +66,7 @@ def add_demonstrations(
     return f"demonstrations: {episodes} episodes, {successes} with success, {steps} steps from {path}"
 
 
-def as_rollout(episodes: Sequence[Episode], study: Study, shape: PolicyShape) -> Rollout[ControlInputs]:
+def as_rollout(episodes: Sequence[Episode], env: WorldSettings, shape: PolicyShape) -> Rollout[ControlInputs]:
     """Whole episodes as the rollout that they were: a stream each.
 
     An episode that ends with a success ended the task where `env.end_on_success` says so; others were cut off.
@@ -79,7 +79,7 @@ def as_rollout(episodes: Sequence[Episode], study: Study, shape: PolicyShape) ->
     shown = np.zeros((*streams, *seen[0].shape[1:]), seen[0].dtype)
     actions = np.zeros((*streams, size), np.float32)
     rewards = np.zeros(streams, np.float32)
-    flags = {
+    flags: dict[str, Any] = {
         name: np.zeros(streams, np.bool_) for name in ("mask", "terminated", "truncated", "success", "success_known")
     }
     ends, segments = [], []
@@ -90,9 +90,9 @@ def as_rollout(episodes: Sequence[Episode], study: Study, shape: PolicyShape) ->
             raise DataError(f"demonstration {one.id}: the environment takes actions of {size} numbers, it has others")
         shown[i, :t], actions[i, :t], flags["mask"][i, :t] = rows[:-1], one.actions[1:], True
         flags["success"][i, :t], flags["success_known"][i, :t] = success[1:], True
-        over = bool(success[-1]) and study.env.end_on_success
+        over = bool(success[-1]) and env.end_on_success
         flags["terminated"][i, t - 1], flags["truncated"][i, t - 1] = over, not over
-        rewards[i, :t] = success[1:] if study.env.native_reward == "sparse" else _rewards(one)[1:]
+        rewards[i, :t] = success[1:] if env.native_reward == "sparse" else _rewards(one)[1:]
         ends.append((i, t - 1, rows[-1]))
         segments.append(_segment(i, one, success, over, shape))
     nothing = np.zeros(streams, np.float32)

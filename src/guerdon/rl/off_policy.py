@@ -33,7 +33,7 @@ from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.critics import Critics, layers_of
 from guerdon.rl.relabel import relabel, remember
 from guerdon.rl.replay import Replay
-from guerdon.rl.sampling import Drawn, Pays, Transitions, gathered, in_hindsight
+from guerdon.rl.sampling import DrawnRows, Pays, Transitions, gathered, in_hindsight
 from guerdon.settings.off_policy import DQNSettings, ReplayAlgorithmSettings, SACSettings
 from guerdon.settings.policy import OwnPolicySettings
 from guerdon.train.optimizers import FlatAdam, flatten
@@ -240,7 +240,7 @@ class ReplayLearner:
         """A step of an optimizer, from the gradients as they are."""
         self._skipped += self.optimizers[part].step(loss, float("inf")) is None
 
-    def _draw(self, count: int) -> list[Drawn]:
+    def _draw(self, count: int) -> list[DrawnRows]:
         """Of each replay rows for so many gradient steps."""
         size, strategy = self.settings.batch_size, self.settings.goal_relabelling
         own = size if self.demonstrations is None else round(size * self.settings.online_ratio)
@@ -249,13 +249,13 @@ class ReplayLearner:
         drawn = []
         for replay, n in parts:
             places = self.rng.integers(len(replay.transitions), size=(count, n))
-            one = Drawn(replay, replay.transitions[places])
+            one = DrawnRows(replay, replay.transitions[places])
             if strategy is not None:
                 one = in_hindsight(one, self.rng, share=self.settings.goal_ratio, strategy=strategy)
             drawn.append(one)
         return drawn
 
-    def _relabel(self, drawn: Sequence[Drawn]) -> Metrics:
+    def _relabel(self, drawn: Sequence[DrawnRows]) -> Metrics:
         """Make the rewards of all rows that are used current."""
         metrics: Metrics = {}
         for name, source in self.learning.items():

@@ -34,7 +34,7 @@ _NOT_PAID = np.zeros((), PAID)
 _NOT_PAID["version"] = -1
 
 
-class Column:
+class ReplayColumn:
     """Rows of one kind, in memory; `write` appends what is new to a file.
 
     Attributes:
@@ -76,7 +76,7 @@ class Column:
         return {"rows": self.count, "shape": self._rows.shape[1:], "dtype": dtype, "sha256": self._hash.hexdigest()}
 
     @classmethod
-    def read(cls, path: Path, stored: Mapping[str, Any]) -> Column:
+    def read(cls, path: Path, stored: Mapping[str, Any]) -> ReplayColumn:
         """What `write` said; the file is cut back to it.
 
         Raises:
@@ -116,9 +116,9 @@ class Replay:
 
     def __init__(self, folder: Path, sources: Sequence[str]) -> None:
         self.folder = folder
-        self._columns: dict[str, Column] = {}
-        self._paid = {name: Column((), PAID) for name in sources}
-        self._transitions = Column((), np.dtype(np.int64))
+        self._columns: dict[str, ReplayColumn] = {}
+        self._paid = {name: ReplayColumn((), PAID) for name in sources}
+        self._transitions = ReplayColumn((), np.dtype(np.int64))
         self._open: dict[int, int] = {}  # streams to the last row of their open episodes
         self._episodes = 0
 
@@ -168,7 +168,7 @@ class Replay:
         """Append rows to columns, which are made where they are not there."""
         for name, values in columns.items():
             if name not in self._columns:
-                self._columns[name] = Column(values.shape[1:], values.dtype)
+                self._columns[name] = ReplayColumn(values.shape[1:], values.dtype)
             self._columns[name].extend(values)
 
     def episodes(self) -> tuple[IntArray, IntArray]:
@@ -255,7 +255,7 @@ class Replay:
             CheckpointError: rows are missing or altered.
         """
         self._columns = {
-            name: Column.read(self.folder / f"{name}.bin", stored) for name, stored in values["columns"].items()
+            name: ReplayColumn.read(self.folder / f"{name}.bin", stored) for name, stored in values["columns"].items()
         }
         self._open = {int(stream): int(row) for stream, row in values["open"]}
         self._episodes = int(values["episodes"])
@@ -263,8 +263,8 @@ class Replay:
             paid = np.full(len(self), _NOT_PAID)
             for field in PAID.names or ():
                 paid[field] = tensors[f"{name}.{field}"].numpy()
-            self._paid[name] = Column((), PAID)
+            self._paid[name] = ReplayColumn((), PAID)
             self._paid[name].extend(paid)
-        self._transitions = Column((), np.dtype(np.int64))
+        self._transitions = ReplayColumn((), np.dtype(np.int64))
         if len(self):
             self._transitions.extend(np.flatnonzero(self.rows("before") >= 0))

@@ -1,6 +1,6 @@
 """Transitions of a replay as gradient steps take them, and goals in hindsight.
 
-drawn = [Drawn(replay, rows_U_n)]
+drawn = [DrawnRows(replay, rows_U_n)]
 drawn = [in_hindsight(one, rng, share=0.8, strategy="future") for one in drawn]
 for batch in gathered(policy, drawn, ("env", "entropy"), terms): ...
 """
@@ -49,7 +49,7 @@ class Transitions:
     allowed: Tensor | None = None
 
 
-class Drawn(NamedTuple):
+class DrawnRows(NamedTuple):
     """Rows of a replay for U gradient steps.
 
     Attributes:
@@ -62,9 +62,9 @@ class Drawn(NamedTuple):
     rows: IntArray
     goals: IntArray | None = None
 
-    def steps(self, part: slice) -> Drawn:
+    def steps(self, part: slice) -> DrawnRows:
         """Those of some gradient steps."""
-        return Drawn(self.replay, self.rows[part], None if self.goals is None else self.goals[part])
+        return DrawnRows(self.replay, self.rows[part], None if self.goals is None else self.goals[part])
 
     def observations(self, *, before: bool) -> np.ndarray:
         """(U, n, ...) before or after the actions, with the goals that are taken."""
@@ -76,7 +76,7 @@ class Drawn(NamedTuple):
         return found
 
 
-def in_hindsight(drawn: Drawn, rng: np.random.Generator, *, share: float, strategy: str) -> Drawn:
+def in_hindsight(drawn: DrawnRows, rng: np.random.Generator, *, share: float, strategy: str) -> DrawnRows:
     """With goals that were achieved later in the same episode (HER, Andrychowicz et al. 2017, 1707.01495).
 
     Args:
@@ -100,7 +100,7 @@ def shares(known: np.ndarray) -> FloatArray:
 
 def gathered(
     policy: ControlPolicy,
-    drawn: Sequence[Drawn],
+    drawn: Sequence[DrawnRows],
     outputs: Sequence[str],
     terms: Mapping[str, SourceTerms],
     pays: Pays | None = None,
@@ -123,7 +123,7 @@ def gathered(
 
 def _gathered(
     policy: ControlPolicy,
-    drawn: Sequence[Drawn],
+    drawn: Sequence[DrawnRows],
     outputs: Sequence[str],
     terms: Mapping[str, SourceTerms],
     pays: Pays | None,
@@ -160,6 +160,6 @@ def _gathered(
     usable = policy.encoder.allowed(following.reshape(-1, *following.shape[2:]))
     allowed: Iterable[Any] = repeat(None)
     if usable is not None:
-        allowed = torch.from_numpy(np.ascontiguousarray(usable)).to(device).view(*following.shape[:2], -1)
+        allowed = torch.from_numpy(np.ascontiguousarray(usable.reshape(*following.shape[:2], -1))).to(device)
     columns = [torch.from_numpy(one).to(device) for one in (column("actions"), rewards, shares(known), goes_on)]
     return (Transitions(*row) for row in zip(x, next_x, *columns, allowed, strict=False))

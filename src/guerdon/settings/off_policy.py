@@ -28,7 +28,6 @@ class ReplayAlgorithmSettings(RobotAlgorithmSettings):
     )
     utd_ratio: int = Field(1, ge=1, description="gradient steps of the critics per environment step")
     tau: float = Field(0.005, gt=0, le=1, description="how far the target networks follow at each gradient step")
-    layer_norm: bool = Field(False, description="normalise the hidden layers of the critics (RLPD, 2302.02948)")
     demonstrations: str | None = Field(None, description="a LeRobot data set that is learned from, too; null: none")
     online_ratio: float = only_with(
         0.5, ge=0, lt=1, demonstrations=SET, description="share of every batch that comes from the run"
@@ -94,6 +93,7 @@ class SACSettings(ReplayAlgorithmSettings):
         description="critics, drawn at each gradient step, among which the target takes the smallest, while the policy "
         "follows the mean of all (2101.05982); null: both take the smallest of all",
     )
+    layer_norm: bool = Field(False, description="normalise the hidden layers of the critics (RLPD, 2302.02948)")
     temperature_init: float = Field(1.0, gt=0, description="weight of the entropy at the start; it is learned")
     target_entropy: float | None = Field(None, description="of the policy; null: minus the numbers of an action")
 
