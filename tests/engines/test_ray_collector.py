@@ -33,7 +33,10 @@ KINDS = {
     "choices": (
         robots, {"env": {"task": "mixed_env:Mixed-v0"}, "policy": {"type": "mlp", "hidden": [8], "keys": ["arm"]}},
     ),
-    "sac": (robots, {"algorithm": {"type": "sac", "rollout_steps": 10, "batch_size": 8, "online_step_before_learning": 20}}),
+    "sac": (
+        robots,
+        {"algorithm": {"type": "sac", "rollout_steps": 10, "batch_size": 8, "online_step_before_learning": 20}},
+    ),
     "text": (words, {}),
     "curriculum": (
         robots,

@@ -102,6 +102,7 @@ def add_gradients(
     assert isinstance(inputs.observations, Tensor)
     into, mean = _forward(policy.pi, inputs.observations)
     head = policy.head
+    assert isinstance(head, Gaussian | Categorical)
     at = _Normal(head, mean.numpy(), inputs) if isinstance(head, Gaussian) else _Choices(head, mean, inputs)
     new = at.log_prob
     log_ratio = new - given.get("old_log_probs", new)

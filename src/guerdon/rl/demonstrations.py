@@ -99,7 +99,7 @@ def as_rollout(episodes: Sequence[Episode], env: WorldSettings, shape: PolicySha
     return Rollout(
         inputs=ControlInputs(shown.reshape(-1, *shown.shape[2:]), actions.reshape(-1, size)),
         log_probs=nothing,
-        **flags,  # type: ignore[arg-type]  # of names that mypy cannot know
+        **flags,
         rewards=rewards,
         failed=np.zeros(streams, np.bool_),
         segments=tuple(segments),
