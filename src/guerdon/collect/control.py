@@ -55,23 +55,21 @@ class PolicyShape(NamedTuple):
         observation_shape: of what one copy shows.
         action_space: of one copy.
         proprioception_size: numbers that the robot measures of itself.
-        columns: what a copy shows a policy, by key.
-        own_columns, cameras: what reward models can look at: of the world (`World.own_columns`, `World.cameras`).
+        columns: what a copy shows a policy, by key; `own_columns` and `cameras`: what reward models can look at.
     """
 
     observation_shape: tuple[int, ...]
     action_space: gymnasium.Space
     proprioception_size: int
-    columns: tuple[ObservedColumn, ...]
-    own_columns: tuple[ObservedColumn, ...] = ()
-    cameras: tuple[str, ...] = ()
+    columns: Sequence[ObservedColumn]
+    own_columns: Sequence[ObservedColumn] = ()
+    cameras: Sequence[str] = ()
 
     @classmethod
     def of(cls, world: World) -> PolicyShape:
         """What a policy of a world must fit."""
-        measured = len(world.proprioception)
-        shown = world.columns, world.own_columns, world.cameras
-        return cls(world.observation_shape, world.action_space, measured, *shown)
+        shown = len(world.proprioception), world.columns, world.own_columns, world.cameras
+        return cls(world.observation_shape, world.action_space, *shown)
 
 
 class ControlCollector:
