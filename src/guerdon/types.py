@@ -388,6 +388,8 @@ class Rollout(Generic[Inputs]):
         actions: (B, T, ...) what the environments were given, for videos and off-policy learning.
         ends: stream, step and observation, for off-policy learning: what the last step of each episode led to; with
             step T what a stream shows after the rollout, unless it is about to reset. Empty where nothing needs them.
+        intervened: (B, T) bool, steps that executed somebody else's action (a person's, an expert's); None where the
+            environment does not report it.
         chunks: of policies whose decisions have several parts: what the steps executed.
     """
 
@@ -417,6 +419,7 @@ class Rollout(Generic[Inputs]):
     videos: tuple[Segment, ...] | None = None
     actions: FloatArray | None = None
     ends: tuple[tuple[int, int, np.ndarray], ...] = ()
+    intervened: BoolArray | None = None
     chunks: Chunks | None = None
 
     def __post_init__(self) -> None:
@@ -514,6 +517,7 @@ class Rewards:
         values: (B, T) float32, 0 where nothing is paid.
         failed: (B, T) bool, True where the measurement is missing.
         paid: (B, T) bool, where a baseline is subtracted; None: every valid step.
+        ends: (B, T) bool, steps after which the model ends an episode (`ends` of a source); None: it ends none.
         failures: stream, step and reason of every measurement that failed, those of `greedy` included, whose streams
             are counted on from B.
         measured: measurements tried, those of `greedy` included.
@@ -525,6 +529,7 @@ class Rewards:
     values: FloatArray
     failed: BoolArray
     paid: BoolArray | None = None
+    ends: BoolArray | None = None
     failures: tuple[tuple[int, int, Failure], ...] = ()
     measured: int = 0
     metrics: Metrics = field(default_factory=dict)

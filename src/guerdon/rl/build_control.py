@@ -40,6 +40,7 @@ from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import VLMModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.vla_policy import VLAPolicySettings
+from guerdon.settings.world import interventions_refused
 from guerdon.train.optimizers import AdamW, FlatAdam, Optimizer
 from guerdon.types import Episode, RewardModel
 from guerdon.worlds.build import first_world
@@ -54,6 +55,7 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         folder: of the run.
         fresh: as in `build_parts`.
     """
+    check_interventions(study)
     runner, algorithm = study.runner, study.control_algorithm
     torch.manual_seed(runner.seed)  # of dropout, where a policy has any: only gradient steps draw from it
     cluster = study.cluster if study.engine == "ray" else None
@@ -167,6 +169,7 @@ def check_control(study: Study) -> None:
         ConfigError: with the reason.
         MissingDependencyError: the simulator is not installed.
     """
+    check_interventions(study)
     algorithm = study.control_algorithm
     with closing(first_world(study.env, study.success_readers())) as world:
         if not isinstance(study.control_policy, VLAPolicySettings):
@@ -180,6 +183,17 @@ def check_control(study: Study) -> None:
                 check_decisions(policy, study.on_policy)
     if not algorithm.replayed and study.on_policy.filter_rewards and not study.reward.sources:
         check_bounds(study.on_policy, return_range(study, {}))
+
+
+def check_interventions(study: Study) -> None:
+    """Refuse an on-policy run whose environment is known to report interventions.
+
+    Raises:
+        ConfigError: with the key that says so.
+    """
+    for key in ("info_keys", "intervene_after"):
+        if getattr(study.env, key, None) and not study.algorithm.replayed:
+            raise ConfigError(interventions_refused(f"the environment, by env.{key},"))
 
 
 def build_learner(

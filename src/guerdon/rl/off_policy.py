@@ -221,16 +221,23 @@ class ReplayLearner:
         """
         self.source_weights = {name: one.weight(progress) for name, one in terms.items()}
         before = len(self.memory.transitions)
-        self.remember(self.memory, rollout, rewards)
+        found = self.remember(self.memory, rollout, rewards)
         self.policy.observe(rollout.inputs, rollout.mask)
         self.version += 1
         count = (len(self.memory.transitions) - before) * self.settings.utd_ratio
         if len(self.memory.transitions) < self.settings.online_step_before_learning:
             count = 0
-        return self._learn(count) | {f"reward_weight/{name}": weight for name, weight in self.source_weights.items()}
+        weighted = {f"reward_weight/{name}": weight for name, weight in self.source_weights.items()}
+        return self._learn(count) | weighted | found
 
-    def remember(self, replay: Replay, rollout: Rollout[ControlInputs], rewards: Mapping[str, Rewards]) -> None:
-        """Append a rollout to a replay, with what is needed to measure its rewards again."""
+    def remember(self, replay: Replay, rollout: Rollout[ControlInputs], rewards: Mapping[str, Rewards]) -> Metrics:
+        """Append a rollout to a replay, with what is needed to measure its rewards again.
+
+        Returns:
+            `intervention_rate`, the share of its steps that somebody else decided, and `interventions`, all of them in
+            the replay, where the environment reports them. Of each model that ends episodes `stops` in the rollout and
+            `false_stops`, those before any true success; None where it is not known of any.
+        """
         assert rollout.actions is not None
         units = self.policy.units
         actions = rollout.actions if units is None else np.clip(units.within(rollout.actions), -1.0, 1.0)
@@ -240,6 +247,20 @@ class ReplayLearner:
             keep_looks(replay, learning, rollout, after, first)
         for source in learning:
             remember(replay, source, rollout, rewards[source.name], after, first)
+        metrics: Metrics = {}
+        if rollout.intervened is not None:
+            here = rollout.intervened[rollout.mask]
+            metrics["intervention_rate"] = float(here.mean()) if len(here) else None
+            metrics["interventions"] = float(len(replay.interventions))
+        for name, found in rewards.items():
+            if found.ends is not None:
+                success = replay.rows("success")[after[found.ends & (after >= 0)]]
+                false, silent = float((success == 0).sum()), len(success) and (success < 0).all()
+                metrics |= {
+                    f"reward_model/{name}/stops": float(len(success)),
+                    f"reward_model/{name}/false_stops": None if silent else false,
+                }
+        return metrics
 
     def _learn(self, count: int) -> Metrics:
         """So many gradient steps."""
@@ -270,17 +291,21 @@ class ReplayLearner:
         self._skipped += self.optimizers[part].step(loss, float("inf")) is None
 
     def _draw(self, count: int) -> list[tuple[Replay, IntArray]]:
-        """Of each replay (count, n) rows, a batch per gradient step."""
-        size = self.settings.batch_size
-        if self.demonstrations is None:
-            parts = [(self.memory, size)]
-        else:
-            own = round(size * self.settings.online_ratio)
-            parts = [(self.memory, own), (self.demonstrations, size - own)]
-        return [
-            (replay, replay.transitions[self.rng.integers(len(replay.transitions), size=(count, n))])
-            for replay, n in parts
-        ]
+        """Of each replay (count, n) rows, a batch per gradient step.
+
+        Demonstrations are those of the data set and the interventions in the run, which share their part of a batch by
+        their numbers.
+        """
+        size, helped = self.settings.batch_size, self.memory.interventions
+        shown = np.zeros(0, np.int64) if self.demonstrations is None else self.demonstrations.transitions
+        own = round(size * self.settings.online_ratio) if len(shown) or len(helped) else size
+        among = size - own  # of the data set
+        if len(helped):
+            among = int(self.rng.binomial(among, len(shown) / (len(shown) + len(helped)))) if len(shown) else 0
+        parts = [(self.memory, self.memory.transitions, own)]
+        parts += [] if self.demonstrations is None or not among else [(self.demonstrations, shown, among)]
+        parts += [(self.memory, helped, size - own - among)] if size > own + among else []
+        return [(replay, rows[self.rng.integers(len(rows), size=(count, n))]) for replay, rows, n in parts]
 
     def _relabel(self, drawn: Sequence[tuple[Replay, IntArray]]) -> Metrics:
         """Make the rewards of all rows that are used current."""
@@ -320,7 +345,8 @@ class ReplayLearner:
         x, next_x = prepared(column("observations", before=True)), prepared(following)
         usable = self.policy.encoder.allowed(following)
         actions = torch.from_numpy(column("actions")).to(device)
-        goes_on = torch.from_numpy(1.0 - column("terminated").astype(np.float32)).to(device)[..., None]
+        over = whole([replay.terminated(rows) for replay, rows in drawn])
+        goes_on = torch.from_numpy(1.0 - over.astype(np.float32)).to(device)[..., None]
         shape = (*goes_on.shape[:2], len(self.outputs))
         rewards, known = np.zeros(shape, np.float32), np.ones(shape, np.float32)
         for h, name in enumerate(self.outputs):

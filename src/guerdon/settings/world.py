@@ -11,7 +11,7 @@ from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from guerdon.errors import ConfigError, boundary
 from guerdon.registry import Registry
-from guerdon.settings.base import PARAMS, Because, ByName, Named, Settings, only_with, refuse
+from guerdon.settings.base import PARAMS, SET, Because, ByName, Named, Settings, only_with, refuse
 
 WORLDS = Registry(
     "world", "guerdon.worlds",
@@ -95,6 +95,13 @@ class EnvSettings(Settings):
         "step_timeout",
     )
     frame_size: tuple[int, int] = Field((64, 64), description="height and width of rendered frames")
+    intervene_after: int | None = Field(
+        None,
+        ge=1,
+        description="SAC, DQN: a scripted expert takes over after so many steps in a row without a new best reward of "
+        "the episode, in training alone (docs/people.md); null: nobody does",
+    )
+    intervene_steps: int = only_with(25, ge=1, intervene_after=SET, description="steps that it takes then")
     data_collection: DataCollectionSettings = Field(
         DataCollectionSettings(), description="keep episodes while a policy trains"
     )
@@ -460,7 +467,12 @@ class _ReportsSuccess(EnvSettings):
     success_key: str | None = Field(
         None,
         description="key of Gymnasium's `info` that reports true success (a bool, or a number above 0); null: "
-        "`success`, else `is_success`. Where an episode has no such key, its success is unknown",
+        "`success`, `is_success` or `next.success`. Where an episode has no such key, its success is unknown",
+    )
+    info_keys: dict[Literal["is_intervention", "teleop_action"], str] = Field(
+        default_factory=dict,
+        description="keys of `info` by which the environment reports that somebody else acted, and the action that was "
+        "executed, where they have other names (docs/people.md)",
     )
     frame_stack: int = Field(
         1,
@@ -471,6 +483,12 @@ class _ReportsSuccess(EnvSettings):
     )
 
     @model_validator(mode="after")
+    def _one_intervenes(self) -> Self:
+        if self.info_keys and self.intervene_after is not None:
+            raise ValueError("info_keys and intervene_after name two who intervene; remove one of them")
+        return self
+
+    @model_validator(mode="after")
     def _stacks(self) -> Self:
         if self.frame_stack > 1 and self.observation == "pixels":
             raise ValueError(
@@ -478,6 +496,14 @@ class _ReportsSuccess(EnvSettings):
                 "register the environment with gymnasium.wrappers.AddRenderObservation instead"
             )
         return self
+
+
+def interventions_refused(what: str) -> str:
+    """The message for an on-policy run in which somebody else acts."""
+    return (
+        f"{what} reports that somebody else acts in place of the policy (is_intervention), and algorithm.type control "
+        "learns from the policy's own actions alone: take algorithm.type sac or dqn"
+    )
 
 
 def time_limit(env_id: str) -> int | None:
@@ -561,6 +587,8 @@ class GymnasiumSettings(_ReportsSuccess):
     def _ends(self) -> Self:
         if self.autoreset_mode != "disabled" and self.end_on_success:
             raise ValueError("end_on_success needs autoreset_mode: disabled")
+        if self.autoreset_mode != "disabled" and self.intervene_after is not None:
+            raise ValueError("intervene_after needs autoreset_mode: disabled")
         changes = {"use_curriculum": self.use_curriculum, "task_ids": self.task_ids is not None}
         if self.autoreset_mode != "disabled" and any(changes.values()):
             names = " and ".join(key for key, used in changes.items() if used)
