@@ -266,7 +266,7 @@ def test_on_policy_algorithms_refuse_interventions_and_nothing_else(tmp_path, he
     if not helps:
         loop.run()
         return
-    with pytest.raises(ConfigError, match="somebody else acts in place of the policy.*sac or dqn"):
+    with pytest.raises(ConfigError, match=r"somebody else acts in place of the policy.*sac or dqn"):
         loop.run()
 
 

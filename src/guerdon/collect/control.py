@@ -31,9 +31,10 @@ from guerdon.policies.control import build_policy
 from guerdon.policies.robot import Action, ControlInputs, RobotPolicy
 from guerdon.progress import timed
 from guerdon.settings.policy import ControlPolicySettings
-from guerdon.settings.world import WorldSettings, interventions_refused
+from guerdon.settings.world import WorldSettings
 from guerdon.types import BoolArray, Chunks, Episode, Failure, FloatArray, IntArray, Observes, Rollout, Segment
 from guerdon.worlds.build import build_world
+from guerdon.worlds.interventions import on_policy_refuses
 from guerdon.worlds.observation import ObservationSpec
 from guerdon.worlds.spaces import ObservedColumn
 from guerdon.worlds.starts import Result
@@ -257,7 +258,7 @@ class ControlCollector:
             videos=videos,
             actions=actions,
             ends=_ends(acted, self.world.resetting) if self._replayed else (),
-            intervened=mask & ~lost & _rows(acted.columns["intervened"]) if self.world.reports_interventions else None,
+            intervened=mask & ~lost & _rows(acted.columns["intervened"]) if self.world.interventions.reported else None,
         )
 
     @torch.no_grad()
@@ -428,7 +429,7 @@ class ControlCollector:
                 if self.group_size is None:  # what follows the one episode of a group's copy is not part of the run
                     recorder.begin_all(step.transition)
             if step.transition.intervened.any() and not self._replayed:
-                raise ConfigError(interventions_refused(f"env.task {self.env.task}"))
+                raise ConfigError(on_policy_refuses(f"env.task {self.env.task}"))
             acted.add(step.transition, ~over)
             acted.failures += [(i, t, why) for i, why in step.transition.failures.items() if not over[i]]
             if self.group_size is None:  # what follows the one episode of a group's copy is not part of the run

@@ -1,6 +1,8 @@
 """A scripted expert that takes over where the policy makes no progress, in place of the person next to a robot.
 
-env = ScriptedInterventions(env, MountainCarExpert(), after=50, steps=20)
+Its reports are those of a person's interventions (`guerdon.worlds.interventions`).
+
+    env = ScriptedInterventions(env, MountainCarExpert(), after=50, steps=20)
 """
 
 from __future__ import annotations

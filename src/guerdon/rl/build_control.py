@@ -40,10 +40,10 @@ from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import VLMModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.vla_policy import VLAPolicySettings
-from guerdon.settings.world import interventions_refused
 from guerdon.train.optimizers import AdamW, FlatAdam, Optimizer
 from guerdon.types import Episode, RewardModel
 from guerdon.worlds.build import first_world
+from guerdon.worlds.interventions import on_policy_refuses
 from guerdon.worlds.spaces import choices, is_numeric, parts_of_rows, state_keys
 
 
@@ -55,7 +55,7 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         folder: of the run.
         fresh: as in `build_parts`.
     """
-    check_interventions(study)
+    check_of_replay(study)
     runner, algorithm = study.runner, study.control_algorithm
     torch.manual_seed(runner.seed)  # of dropout, where a policy has any: only gradient steps draw from it
     cluster = study.cluster if study.engine == "ray" else None
@@ -169,7 +169,7 @@ def check_control(study: Study) -> None:
         ConfigError: with the reason.
         MissingDependencyError: the simulator is not installed.
     """
-    check_interventions(study)
+    check_of_replay(study)
     algorithm = study.control_algorithm
     with closing(first_world(study.env, study.success_readers())) as world:
         if not isinstance(study.control_policy, VLAPolicySettings):
@@ -185,15 +185,21 @@ def check_control(study: Study) -> None:
         check_bounds(study.on_policy, return_range(study, {}))
 
 
-def check_interventions(study: Study) -> None:
-    """Refuse an on-policy run whose environment is known to report interventions.
+def check_of_replay(study: Study) -> None:
+    """Refuse an on-policy run with what needs a replay, where that is known: interventions, models that end episodes.
 
     Raises:
         ConfigError: with the key that says so.
     """
-    for key in ("info_keys", "intervene_after"):
-        if getattr(study.env, key, None) and not study.algorithm.replayed:
-            raise ConfigError(interventions_refused(f"the environment, by env.{key},"))
+    algorithm = study.control_algorithm
+    for key in [key for key in ("info_keys", "intervene_after") if getattr(study.env, key, None)]:
+        if not algorithm.replayed:
+            raise ConfigError(on_policy_refuses(f"the environment, by env.{key},"))
+    for name in [name for name, source in study.reward.sources.items() if source.ends]:
+        if not algorithm.replayed:
+            raise ConfigError(
+                f"reward.sources.{name}.ends is about what a replay holds: take algorithm.type sac or dqn, or remove it"
+            )
 
 
 def build_learner(

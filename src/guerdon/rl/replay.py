@@ -206,11 +206,11 @@ class Replay:
                     last = ends[i, stop] if (i, stop) in ends else ends[i, length]
                     if i not in self._open:
                         first[i, begin] = self._begin(i, shown[i, begin], actions_B_T_A.shape[2:])
-                    done = np.zeros((2, len(steps)), np.bool_)
-                    done[:, -1] = rollout.terminated[i, stop], rollout.done[i, stop]
+                    over, done = np.zeros((2, len(steps)), np.bool_)
+                    over[-1], done[-1] = rollout.terminated[i, stop], rollout.done[i, stop]
                     after[i, steps] = self._extend(
-                        i, np.concatenate([shown[i, begin + 1 : stop + 1], last[None]]), actions_B_T_A[i, steps], *done,
-                        reported[i, steps], intervened[i, steps],
+                        i, np.concatenate([shown[i, begin + 1 : stop + 1], last[None]]), actions_B_T_A[i, steps], over,
+                        done, reported[i, steps], intervened[i, steps],
                     )  # fmt: skip
                 if finished[i, start : stop + 1].any():
                     self._open.pop(i, None)

@@ -388,12 +388,7 @@ class RobotStudy(Study):
 
     @model_validator(mode="after")
     def _replay_fits(self) -> Self:
-        sources = self.reward.sources if self.reward.use_reward_model else {}
         if not isinstance(self.algorithm, ReplayAlgorithmSettings):
-            for name in [name for name, source in sources.items() if source.ends]:
-                raise ValueError(
-                    f"reward.sources.{name}.ends is of what a replay holds: take algorithm.type sac or dqn, or remove it"
-                )
             return self
         kind, policy = f"algorithm.type {self.algorithm.type}", self.policy
         if not _decides_on_one_action(self):
@@ -402,7 +397,7 @@ class RobotStudy(Study):
             )
         if self.engine == "ray" and self.cluster.learners > 1:
             raise ValueError(f"{kind} learns in one process: set cluster.learners to 1")
-        for name, source in sources.items():
+        for name, source in self.reward.sources.items() if self.reward.use_reward_model else ():
             if source.adaptive_weight is not None:
                 raise ValueError(
                     f"{kind} has no advantages, from which reward.sources.{name}.adaptive_weight is learned"

@@ -98,8 +98,7 @@ class EnvSettings(Settings):
     intervene_after: int | None = Field(
         None,
         ge=1,
-        description="SAC, DQN: a scripted expert takes over after so many steps in a row without a new best reward of "
-        "the episode, in training alone (docs/people.md); null: nobody does",
+        description="sac, dqn: a scripted expert takes over in training after so many steps without a new best reward",
     )
     intervene_steps: int = only_with(25, ge=1, intervene_after=SET, description="steps that it takes then")
     data_collection: DataCollectionSettings = Field(
@@ -470,9 +469,7 @@ class _ReportsSuccess(EnvSettings):
         "`success`, `is_success` or `next.success`. Where an episode has no such key, its success is unknown",
     )
     info_keys: dict[Literal["is_intervention", "teleop_action"], str] = Field(
-        default_factory=dict,
-        description="keys of `info` by which the environment reports that somebody else acted, and the action that was "
-        "executed, where they have other names (docs/people.md)",
+        default_factory=dict, description="other names of these keys of `info`: that somebody else acted, and how"
     )
     frame_stack: int = Field(
         1,
@@ -483,27 +480,15 @@ class _ReportsSuccess(EnvSettings):
     )
 
     @model_validator(mode="after")
-    def _one_intervenes(self) -> Self:
+    def _fits(self) -> Self:
         if self.info_keys and self.intervene_after is not None:
             raise ValueError("info_keys and intervene_after name two who intervene; remove one of them")
-        return self
-
-    @model_validator(mode="after")
-    def _stacks(self) -> Self:
         if self.frame_stack > 1 and self.observation == "pixels":
             raise ValueError(
                 "frame_stack is of the environment's own observations, and observation: pixels shows rendered ones; "
                 "register the environment with gymnasium.wrappers.AddRenderObservation instead"
             )
         return self
-
-
-def interventions_refused(what: str) -> str:
-    """The message for an on-policy run in which somebody else acts."""
-    return (
-        f"{what} reports that somebody else acts in place of the policy (is_intervention), and algorithm.type control "
-        "learns from the policy's own actions alone: take algorithm.type sac or dqn"
-    )
 
 
 def time_limit(env_id: str) -> int | None:
@@ -587,9 +572,9 @@ class GymnasiumSettings(_ReportsSuccess):
     def _ends(self) -> Self:
         if self.autoreset_mode != "disabled" and self.end_on_success:
             raise ValueError("end_on_success needs autoreset_mode: disabled")
-        if self.autoreset_mode != "disabled" and self.intervene_after is not None:
-            raise ValueError("intervene_after needs autoreset_mode: disabled")
-        changes = {"use_curriculum": self.use_curriculum, "task_ids": self.task_ids is not None}
+        changes = {"use_curriculum": self.use_curriculum} | {
+            key: getattr(self, key) is not None for key in ("task_ids", "intervene_after")
+        }
         if self.autoreset_mode != "disabled" and any(changes.values()):
             names = " and ".join(key for key, used in changes.items() if used)
             raise ValueError(f"{names} decides how episodes begin, which needs autoreset_mode: disabled")

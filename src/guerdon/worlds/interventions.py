@@ -11,12 +11,61 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from guerdon.errors import ConfigError
 from guerdon.types import BoolArray
+from guerdon.worlds.spaces import executable
 
 NAMES = {"is_intervention": "is_intervention", "teleop_action": "teleop_action"}
 """What is read, and by which keys of `info`."""
+
+
+def on_policy_refuses(what: str) -> str:
+    """The message for an on-policy run in which somebody else acts."""
+    return (
+        f"{what} reports that somebody else acts in place of the policy (is_intervention), and algorithm.type control "
+        "learns from the policy's own actions alone: take algorithm.type sac or dqn"
+    )
+
+
+class Interventions:
+    """What a vector environment reports of interventions, step by step.
+
+    Attributes:
+        reported: it has said of a step whether somebody else acted.
+        by_people: these episodes cannot be replayed: people do not act the same again.
+
+    Args:
+        env: the copies; those with `repeats_interventions` are of a script, which acts the same again.
+        names: keys of `info`, where they have other names than `NAMES`.
+    """
+
+    def __init__(self, env: VectorEnv, names: Mapping[str, str]) -> None:
+        self._env, self._names = env, NAMES | dict(names)
+        self.reported, self.by_people = False, False
+
+    def executed(
+        self, info: Mapping[str, Any], actions_B_A: np.ndarray, mask_B: BoolArray, ended_B: BoolArray
+    ) -> tuple[np.ndarray, BoolArray]:
+        """(B, A) what was executed, and (B,) where that was somebody else's action.
+
+        Args:
+            info: of the step.
+            actions_B_A: of the policy.
+            mask_B: copies that took an action.
+            ended_B: copies whose episode ended.
+        """
+        inside = ended_B & (self._env.metadata.get("autoreset_mode") == AutoresetMode.SAME_STEP)
+        start = getattr(self._env, "action_start", 0)
+        found = interventions(info, actions_B_A, names=self._names, ended=inside, start=start)
+        if found is None:
+            return actions_B_A, np.zeros(len(actions_B_A), dtype=np.bool_)
+        self.reported = True
+        self.by_people = not getattr(self._env, "repeats_interventions", False)
+        intervened = found[0] & mask_B
+        wanted = np.where(intervened[:, None], found[1], actions_B_A)
+        return executable(wanted, self._env.single_action_space), intervened
 
 
 def interventions(
