@@ -572,9 +572,7 @@ class GymnasiumSettings(_ReportsSuccess):
     def _ends(self) -> Self:
         if self.autoreset_mode != "disabled" and self.end_on_success:
             raise ValueError("end_on_success needs autoreset_mode: disabled")
-        changes = {"use_curriculum": self.use_curriculum} | {
-            key: getattr(self, key) is not None for key in ("task_ids", "intervene_after")
-        }
+        changes = {key: getattr(self, key) for key in ("use_curriculum", "task_ids", "intervene_after")}
         if self.autoreset_mode != "disabled" and any(changes.values()):
             names = " and ".join(key for key, used in changes.items() if used)
             raise ValueError(f"{names} decides how episodes begin, which needs autoreset_mode: disabled")
