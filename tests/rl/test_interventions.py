@@ -209,8 +209,8 @@ def test_without_interventions_and_demonstrations_the_run_is_drawn_from_alone(tm
 def test_interventions_and_demonstrations_share_their_part_by_their_numbers(tmp_path):
     learner, drawn = batches(tmp_path, demonstrations=1)
     shown = len(learner.demonstrations.transitions)
-    of_set = [sum(rows.shape[1] for replay, rows in parts[1:] if replay is learner.demonstrations) for parts in drawn]
-    assert all(sum(rows.shape[1] for _, rows in parts) == 8 for parts in drawn)
+    of_set = [sum(one[1].shape[1] for one in parts[1:] if one[0] is learner.demonstrations) for parts in drawn]
+    assert all(sum(one[1].shape[1] for one in parts) == 8 for parts in drawn)
     assert np.mean(of_set) == pytest.approx(4 * shown / (shown + 1), abs=4 * 3 * np.sqrt(0.04 / 800))
     assert min(of_set) < 4, "so rare an intervention is drawn now and then"
 
