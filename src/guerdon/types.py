@@ -387,6 +387,7 @@ class Rollout(Generic[Inputs]):
         videos: a sample of its episodes for videos, those of others without rows; None where none are made.
         actions: (B, T, ...) what the environments were given, for videos and replays.
         ends: (stream, step, observation) after each episode; of step T, after the rollout. Empty: no replay needs them.
+        intervened: (B, T) bool, the action was somebody else's (a person's, an expert's); None: it is not reported.
         chunks: of policies whose decisions have several parts: what the steps executed.
     """
 
@@ -416,6 +417,7 @@ class Rollout(Generic[Inputs]):
     videos: tuple[Segment, ...] | None = None
     actions: FloatArray | None = None
     ends: tuple[tuple[int, int, np.ndarray], ...] = ()
+    intervened: BoolArray | None = None
     chunks: Chunks | None = None
 
     def __post_init__(self) -> None:
@@ -513,6 +515,7 @@ class Rewards:
         values: (B, T) float32, 0 where nothing is paid.
         failed: (B, T) bool, True where the measurement is missing.
         paid: (B, T) bool, where a baseline is subtracted; None: every valid step.
+        ends: (B, T) bool, steps after which the model ends an episode (`ends` of a source); None: it ends none.
         failures: stream, step and reason of every measurement that failed, those of `greedy` included, whose streams
             are counted on from B.
         measured: measurements tried, those of `greedy` included.
@@ -524,6 +527,7 @@ class Rewards:
     values: FloatArray
     failed: BoolArray
     paid: BoolArray | None = None
+    ends: BoolArray | None = None
     failures: tuple[tuple[int, int, Failure], ...] = ()
     measured: int = 0
     metrics: Metrics = field(default_factory=dict)

@@ -294,7 +294,7 @@ def test_a_second_stage_takes_over_policy_and_critics(tmp_path):
     ("given", "reason"),
     [
         ({"algorithm": {"num_critics": 2, "num_subsample_critics": 3}}, "num_subsample_critics 3 is more than"),
-        ({"algorithm": {"online_ratio": 0.5}}, "online_ratio would do nothing without demonstrations"),
+        ({"algorithm": {"online_ratio": 0.01}}, "online_ratio 0.01 leaves"),
         ({"algorithm": {"demonstrations": "x", "online_ratio": 0.01}}, "online_ratio 0.01 leaves"),
         ({"algorithm": {"gae_lambda": 0.9}}, "gae_lambda"),
     ],

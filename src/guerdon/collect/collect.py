@@ -26,7 +26,14 @@ from guerdon.collect.stepping import ActionQueue, steps
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
 from guerdon.policies.control import ControlPolicy, load_policy
-from guerdon.policies.experts import MountainCarExpert, NoisyActor, RandomActor, RandomChoices, ScriptedExpert
+from guerdon.policies.experts import (
+    MountainCarExpert,
+    NoisyActor,
+    RandomActor,
+    RandomChoices,
+    ScriptedExpert,
+    expert_of,
+)
 from guerdon.policies.libero_expert import LiberoExpert
 from guerdon.policies.maniskill_expert import ManiSkillExpert
 from guerdon.policies.robot import Action, RobotPolicy
@@ -325,11 +332,10 @@ def actor_maker(share: ActorShare, world: World, env: WorldSettings, policy: Rob
             return _planner(share, ManiSkillExpert(world.env, noise))
         if env.type in ("libero", "maniskill"):
             raise ConfigError("collect.mixture: this expert looks into the simulator; set env.vectorization=sync")
-        if env.type == "gymnasium" and env.task.startswith("MountainCarContinuous-"):
-            return lambda: MountainCarExpert(noise)
-        if env.type != "metaworld":
+        expert = expert_of(env, noise)
+        if expert is None:
             raise ConfigError(f"collect.mixture: {env.task} has no scripted expert; use type random or checkpoint")
-        return lambda: ScriptedExpert(env.task, noise=noise)
+        return lambda: expert
     _random_actor(world)  # what is wrong with the actions is said before the first round
     return lambda: _random_actor(world)
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from guerdon.collect.continuations import Continuations
 from guerdon.collect.episode_capture import EpisodeBuffer, recorder_of_run, run_writer
+from guerdon.collect.interventions import scripted_interventions
 from guerdon.collect.observed_frames import ObservedFrames, SeenRows
 from guerdon.collect.policy_shape import PolicyShape, policy_of_shape
 from guerdon.collect.stepping import ActionQueue, evaluate, steps, video
@@ -32,6 +33,7 @@ from guerdon.settings.policy import ControlPolicySettings
 from guerdon.settings.world import WorldSettings
 from guerdon.types import BoolArray, Chunks, Episode, Failure, FloatArray, IntArray, Observes, Rollout, Segment
 from guerdon.worlds.build import build_world
+from guerdon.worlds.interventions import on_policy_refuses
 from guerdon.worlds.observation import ObservationSpec
 from guerdon.worlds.starts import Result
 from guerdon.worlds.transition import Transition
@@ -112,7 +114,7 @@ class ControlCollector:
         own_seed = shard_seed(seed, shard)
         self.world = build_world(
             env, seed=own_seed, group_size=group_size or 1, success_readers=self._readers, adaptive=True,
-            shard=shard, shards=shards,
+            shard=shard, shards=shards, wrap=scripted_interventions(own),
         )  # fmt: skip
         self.rng = generator(own_seed, ACTING)
         self._buffer = None if buffer is None else buffer()
@@ -228,6 +230,7 @@ class ControlCollector:
             videos=videos,
             actions=actions,
             ends=_ends(acted, self.world.resetting) if self._replayed else (),
+            intervened=mask & ~lost & _rows(acted.columns["intervened"]) if self.world.interventions.reported else None,
         )
 
     @torch.no_grad()
@@ -397,6 +400,8 @@ class ControlCollector:
                 recorder.watch(step.rows, step.actions, step.transition)
                 if self.group_size is None:  # what follows the one episode of a group's copy is not part of the run
                     recorder.begin_all(step.transition)
+            if step.transition.intervened.any() and not self._replayed:
+                raise ConfigError(on_policy_refuses(f"env.task {self.env.task}"))
             acted.add(step.transition, ~over)
             acted.failures += [(i, t, why) for i, why in step.transition.failures.items() if not over[i]]
             if self.group_size is None:  # what follows the one episode of a group's copy is not part of the run
@@ -438,7 +443,7 @@ class _Acted:
     """A rollout of B copies while it is collected, over T steps.
 
     Attributes:
-        columns: T times (B,) of `FLAGS` and `rewards`.
+        columns: T times (B,) of `FLAGS`, `rewards` and `intervened`.
         ends: (step, copy) to the terminal observation of an episode.
         last: (B, ...) what the copies show after the last step.
         alive: T times (B,) where the one episode of a group's copy was not over.
@@ -449,7 +454,9 @@ class _Acted:
         failed_resets: step and reason of the resets that failed, with the next seed.
     """
 
-    columns: dict[str, list[np.ndarray]] = field(default_factory=lambda: {name: [] for name in (*FLAGS, "rewards")})
+    columns: dict[str, list[np.ndarray]] = field(
+        default_factory=lambda: {name: [] for name in (*FLAGS, "rewards", "intervened")}
+    )
     ends: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
     last: np.ndarray = field(default_factory=lambda: np.empty(0))
     alive: list[BoolArray] = field(default_factory=list)

@@ -187,11 +187,13 @@ def evaluate(
         (mean), `episodes` and `success_known`: of how many of them the environment reported success, and over which
         the shares are taken. A share of none is absent. `episodes_failed`, where there were any: episodes that a broken
         simulator cut off; they begin again as often as the world tries, and are left out after that. Resets that failed
-        count as such, and the episode begins with the next seed.
+        count as such, and the episode begins with the next seed. `episodes_intervened`, where there were any: somebody
+        else acted in them, so their success and return are not the policy's and are left out.
     """
     per_copy = -(-episodes // world.num_envs)
     finished = np.zeros(world.num_envs, dtype=np.int64)
-    once = np.zeros(world.num_envs, dtype=np.bool_)
+    once, helped = np.zeros((2, world.num_envs), dtype=np.bool_)
+    intervened = 0
     total = np.zeros(world.num_envs)
     length = np.zeros(world.num_envs, dtype=np.int64)
     results: list[tuple[bool | None, bool | None, float, int]] = []
@@ -208,27 +210,31 @@ def evaluate(
         if recorder is not None:
             recorder.watch(step.rows, step.actions, transition)
         once |= transition.success
+        helped |= transition.intervened
         total += transition.rewards
         length += transition.mask
         lost += sum(bool(finished[copy] + transition.done[copy] < per_copy) for copy, _ in transition.failed_resets)
         for copy in transition.failures:
-            once[copy], total[copy], length[copy] = False, 0.0, 0
+            once[copy], helped[copy], total[copy], length[copy] = False, False, 0.0, 0
             lost += bool(finished[copy] < per_copy)
             if world.episode_ids[copy] > step.numbers[copy]:  # it is left out and does not begin again
                 finished[copy] += 1
         for i in np.flatnonzero(transition.done):
-            if finished[i] < per_copy:
+            if finished[i] < per_copy and helped[i]:
+                intervened += 1
+            elif finished[i] < per_copy:
                 at_end = transition.success_of(int(i))
                 results.append((True if once[i] else at_end, at_end, float(total[i]), int(length[i])))
             finished[i] += 1
-            once[i], total[i], length[i] = False, 0.0, 0
+            once[i], helped[i], total[i], length[i] = False, False, 0.0, 0
         if isinstance(act, ActionQueue):
             act.resting, act.once = finished >= per_copy, finished >= per_copy - 1
         if recorder is not None:
             recorder.begin_all(transition, skip_B=finished >= per_copy)
         if (finished >= per_copy).all():
             break
-    found: dict[str, float] = {"episodes_failed": float(lost)} if lost else {}
+    left_out = {"episodes_failed": lost, "episodes_intervened": intervened}
+    found: dict[str, float] = {name: float(count) for name, count in left_out.items() if count}
     if not results:
         return {**found, "episodes": 0.0}
     for k, name in enumerate(("success", "success_at_end", "return/env", "length")):

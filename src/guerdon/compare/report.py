@@ -29,7 +29,7 @@ from guerdon.compare.json_files import read_json
 from guerdon.compare.report_answers import answer_panels
 from guerdon.compare.report_cards import card_views
 from guerdon.compare.report_gold import gold_panels
-from guerdon.compare.report_tables import columns
+from guerdon.compare.report_tables import INTERVENTIONS, columns
 from guerdon.compare.report_videos import ShownVideo, VideoFile, choose_videos, fit_videos
 from guerdon.compare.results import (
     FAILURE_GAP,
@@ -150,6 +150,7 @@ def _shared_context(
         "steps_name": fmt.short_unit(unit),
         "text": unit == fmt.TEXT,
         "quality": pictures.quality_panels(arms),
+        "interventions": pictures.quality_panels(arms, INTERVENTIONS, prefix=""),
         "scatters": pictures.scatter_panels(arms, tasks),
         "answers": {task: [panel for panel in panels if panel.run.task == task] for task in answered},
         "alarms": pictures.alarms(runs),

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 from markupsafe import Markup
 
-from guerdon.compare.report_tables import ONLINE_METRICS
+from guerdon.compare.report_tables import ONLINE_METRICS, OnlineMetric
 from guerdon.compare.results import (
     MEASURES,
     SUCCESS,
@@ -272,15 +272,23 @@ WINDOWS = 24
 PREFIX = "reward_model/"
 
 
-def quality_panels(arms: Mapping[str, Arm]) -> list[Panel]:
-    """One panel per metric that any run logged; nothing without reward models that were measured."""
+def quality_panels(
+    arms: Mapping[str, Arm], metrics: Mapping[str, OnlineMetric] = ONLINE_METRICS, prefix: str = PREFIX
+) -> list[Panel]:
+    """One panel per metric that any run logged; nothing without reward models that were measured.
+
+    Args:
+        arms: to their runs.
+        metrics: what is shown.
+        prefix: of the names under which runs log them.
+    """
     panels = []
     every = [run for _, runs in arms.values() for run in runs]
     end = max([number(row, "step") or 0.0 for run in every for row in run.trains], default=0.0) or 1.0
     unit = next((run.unit for run in every if run.status != "missing"), "")
-    logged = {key for run in every for row in run.trains for key in row if key.startswith(PREFIX)}
-    for metric, about in ONLINE_METRICS.items():
-        keys = sorted(key for key in logged if key.endswith(f"/{metric}"))
+    logged = {key for run in every for row in run.trains for key in row if key.startswith(prefix)}
+    for metric, about in metrics.items():
+        keys = sorted(key for key in logged if f"/{key}".endswith(f"/{metric}"))
         if not keys:
             continue
         lines = [_quality_line(arm, style, runs, key, end) for arm, (style, runs) in arms.items() for key in keys]

@@ -211,3 +211,8 @@ ONLINE_METRICS = {
         "Sign accuracy", "How often a positive total means a right answer, a negative one a wrong one."
     ),
 }
+INTERVENTIONS = {
+    "intervention_rate": OnlineMetric(
+        "Interventions", "Share of the steps of training in which somebody else acted in place of the policy."
+    )
+}

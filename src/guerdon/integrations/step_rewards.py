@@ -39,6 +39,7 @@ _OF_RUNS = {
     "reward_weight": "there is one stream of rewards: take reward_coef",
     "reward_weight_schedule": "there is one stream of rewards",
     "adaptive_weight": "there is one stream of rewards",
+    "ends": "it is of what guerdon's own SAC and DQN learn from",
 }
 
 

@@ -17,6 +17,7 @@ import torch
 from guerdon.errors import ConfigError
 from guerdon.policies.heads import Categorical
 from guerdon.policies.robot import RobotPolicy
+from guerdon.settings.world import WorldSettings
 from guerdon.worlds.camera import import_mujoco
 
 
@@ -74,6 +75,13 @@ class MountainCarExpert:
         self.intended_B_A = np.where(observations_B[:, 1:2] < 0, -1.0, 1.0).astype(np.float32)
         noise = self._noise * rng.standard_normal(self.intended_B_A.shape)
         return np.asarray(np.clip(self.intended_B_A + noise, -1.0, 1.0), dtype=np.float32)
+
+
+def expert_of(env: WorldSettings, noise: float = 0.0) -> ScriptedExpert | MountainCarExpert | None:
+    """The expert of an `env` section's task that acts on its observations alone; None: there is none."""
+    if env.type == "gymnasium" and env.task.startswith("MountainCarContinuous-"):
+        return MountainCarExpert(noise)
+    return ScriptedExpert(env.task, noise=noise) if env.type == "metaworld" else None
 
 
 class RandomActor:

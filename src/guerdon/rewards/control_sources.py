@@ -215,7 +215,7 @@ class ControlReward(ModelReward[ControlInputs]):
             shape: (B, T) of the rollout that they are part of; T is 1 where an environment asks step by step.
         """
         rewards = np.zeros(shape, dtype=np.float32)
-        failed = np.zeros(shape, dtype=np.bool_)
+        failed, ends = np.zeros(shape, dtype=np.bool_), np.zeros(shape, dtype=np.bool_)
         failures: list[tuple[int, int, Failure]] = []
         found: list[RawRow] = []
         begins: list[bool] = []  # first moments of episodes, to which no action led
@@ -229,11 +229,12 @@ class ControlReward(ModelReward[ControlInputs]):
             found += [RawRow(*m, float(v), bool(last), bool(hit)) for m, v, last, hit in facts if np.isfinite(v)]
             begins += (segment.rows_F[rows][np.isfinite(values_R)] == 0).tolist()
             at = segment.stream
-            self.carries[at] = self.shape(self.carries[at], segment, rows, values_R, rewards[at], failed[at])
+            self.carries[at] = self.shape(self.carries[at], segment, rows, values_R, rewards[at], failed[at], ends[at])
         rewards[failed] = 0.0
         paid = Rewards(
             rewards * np.float32(self.settings.reward_coef),
             failed,
+            ends=ends if self.settings.ends else None,
             failures=tuple(failures),
             measured=measured,
             scores=raw_scores(found, self.threshold),
@@ -372,15 +373,16 @@ class ControlReward(ModelReward[ControlInputs]):
         values_R: NDArray[np.float64],
         rewards_T: FloatArray,
         failed_T: BoolArray,
+        ends_T: BoolArray,
     ) -> Carry:
-        """Write the rewards of one segment, without `reward_coef`.
+        """Write the rewards of one segment, without `reward_coef`, and where a bonus is confirmed.
 
         Args:
             carry: what the episode left before the segment; it is changed.
             segment: a stretch of an episode.
             rows: of its rows those that were scored.
             values_R: their values, NaN where they are missing.
-            rewards_T, failed_T: of its stream.
+            rewards_T, failed_T, ends_T: of its stream.
 
         Returns:
             What the stream carries on.
@@ -396,6 +398,16 @@ class ControlReward(ModelReward[ControlInputs]):
         steps, values = steps_R[known_R & ~first_R], values_R[known_R & ~first_R]
         if self.settings.shaping == "potential":
             self._shape_potential(segment, carry, steps, values, rewards_T, failed_T)
+        elif self.settings.shaping == "bonus":
+            confirmed, carry.streak, carry.paid = shaping.confirmed_bonus(
+                values,
+                threshold=self.threshold,
+                frames=self.settings.confirm_frames,
+                bonus=1.0,
+                streak=carry.streak,
+                paid=carry.paid,
+            )
+            rewards_T[steps], ends_T[steps] = self.settings.success_reward * confirmed, confirmed > 0
         elif len(values):
             if self.settings.shaping == "relative" and carry.previous is None:  # the baseline failed: the next is one
                 failed_T[steps[0]] = True
@@ -416,16 +428,6 @@ class ControlReward(ModelReward[ControlInputs]):
         match s.shaping:
             case "threshold":
                 return self.thresholded(values)
-            case "bonus":
-                rewards, carry.streak, carry.paid = shaping.confirmed_bonus(
-                    values,
-                    threshold=self.threshold,
-                    frames=s.confirm_frames,
-                    bonus=s.success_reward,
-                    streak=carry.streak,
-                    paid=carry.paid,
-                )
-                return rewards
             case "log_odds":
                 return shaping.log_odds_reward(values)
             case "relative" if len(values) and carry.previous is not None:

@@ -45,6 +45,7 @@ from guerdon.settings.vla_policy import VLAPolicySettings
 from guerdon.train.optimizers import AdamW, FlatAdam, Optimizer
 from guerdon.types import Episode, FloatArray, RewardModel
 from guerdon.worlds.build import first_world
+from guerdon.worlds.interventions import on_policy_refuses
 from guerdon.worlds.spaces import choices, is_numeric, parts_of_rows, state_keys
 
 
@@ -56,6 +57,7 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         folder: of the run.
         fresh: as in `build_parts`.
     """
+    check_of_replay(study)
     runner, algorithm = study.runner, study.control_algorithm
     torch.manual_seed(runner.seed)  # of dropout, where a policy has any: only gradient steps draw from it
     cluster = study.cluster if study.engine == "ray" else None
@@ -169,6 +171,7 @@ def check_control(study: Study) -> None:
         ConfigError: with the reason.
         MissingDependencyError: the simulator is not installed.
     """
+    check_of_replay(study)
     algorithm = study.control_algorithm
     with closing(first_world(study.env, study.success_readers())) as world:
         if not isinstance(study.control_policy, VLAPolicySettings):
@@ -182,6 +185,23 @@ def check_control(study: Study) -> None:
                 check_decisions(policy, study.on_policy)
     if not algorithm.replayed and study.on_policy.filter_rewards and not study.reward.sources:
         check_bounds(study.on_policy, return_range(study, {}))
+
+
+def check_of_replay(study: Study) -> None:
+    """Refuse an on-policy run with what needs a replay, where that is known: interventions, models that end episodes.
+
+    Raises:
+        ConfigError: with the key that says so.
+    """
+    algorithm = study.control_algorithm
+    for key in [key for key in ("info_keys", "intervene_after") if getattr(study.env, key, None)]:
+        if not algorithm.replayed:
+            raise ConfigError(on_policy_refuses(f"the environment, by env.{key},"))
+    for name in [name for name, source in study.reward.sources.items() if source.ends]:
+        if not algorithm.replayed:
+            raise ConfigError(
+                f"reward.sources.{name}.ends is about what a replay holds: take algorithm.type sac or dqn, or remove it"
+            )
 
 
 def build_learner(

@@ -194,16 +194,23 @@ class ReplayLearner:
         """
         self.source_weights = {name: one.weight(progress) for name, one in terms.items()}
         before = len(self.memory.transitions)
-        self.remember(self.memory, rollout, rewards)
+        found = self.remember(self.memory, rollout, rewards)
         self.policy.observe(rollout.inputs, rollout.mask)
         self.version += 1
         count = (len(self.memory.transitions) - before) * self.settings.utd_ratio
         if len(self.memory.transitions) < self.settings.online_step_before_learning:
             count = 0
-        return self._learn(count) | {f"reward_weight/{name}": weight for name, weight in self.source_weights.items()}
+        weighted = {f"reward_weight/{name}": weight for name, weight in self.source_weights.items()}
+        return self._learn(count) | weighted | found
 
-    def remember(self, replay: Replay, rollout: Rollout[ControlInputs], rewards: Mapping[str, Rewards]) -> None:
-        """Append a rollout to a replay, with what is needed to measure its rewards again."""
+    def remember(self, replay: Replay, rollout: Rollout[ControlInputs], rewards: Mapping[str, Rewards]) -> Metrics:
+        """Append a rollout to a replay, with what is needed to measure its rewards again.
+
+        Returns:
+            `intervention_rate`, the share of its steps that somebody else decided, and `interventions`, all of them in
+            the replay, where the environment reports them. Of each model that ends episodes `stops` in the rollout and
+            `false_stops`, those before any true success; None where it is not known of any.
+        """
         assert rollout.actions is not None
         units = self.policy.units
         actions = rollout.actions if units is None else np.clip(units.within(rollout.actions), -1.0, 1.0)
@@ -211,6 +218,20 @@ class ReplayLearner:
         for name, source in self.learning.items():
             if name in rewards:
                 remember(replay, source, rollout, rewards[name], after, first)
+        metrics: Metrics = {}
+        if rollout.intervened is not None:
+            here = rollout.intervened[rollout.mask]
+            metrics["intervention_rate"] = float(here.mean()) if len(here) else None
+            metrics["interventions"] = float(len(replay.interventions))
+        for name, found in rewards.items():
+            if found.ends is not None:
+                success = replay.rows("success")[after[found.ends & (after >= 0)]]
+                false, silent = float((success == 0).sum()), len(success) and (success < 0).all()
+                metrics |= {
+                    f"reward_model/{name}/stops": float(len(success)),
+                    f"reward_model/{name}/false_stops": None if silent else false,
+                }
+        return metrics
 
     def _learn(self, count: int) -> Metrics:
         """So many gradient steps."""
@@ -241,15 +262,23 @@ class ReplayLearner:
         self._skipped += self.optimizers[part].step(loss, float("inf")) is None
 
     def _draw(self, count: int) -> list[DrawnRows]:
-        """Of each replay rows for so many gradient steps."""
-        size, strategy = self.settings.batch_size, self.settings.goal_relabelling
-        own = size if self.demonstrations is None else round(size * self.settings.online_ratio)
-        parts = [(self.memory, own)]
-        parts += [] if self.demonstrations is None else [(self.demonstrations, size - own)]
+        """Of each replay (count, n) rows, a batch per gradient step.
+
+        Demonstrations are those of the data set and the interventions in the run, which share their part of a batch by
+        their numbers.
+        """
+        size, strategy, helped = self.settings.batch_size, self.settings.goal_relabelling, self.memory.interventions
+        shown = np.zeros(0, np.int64) if self.demonstrations is None else self.demonstrations.transitions
+        own = round(size * self.settings.online_ratio) if len(shown) or len(helped) else size
+        among = size - own  # of the data set
+        if len(helped):
+            among = int(self.rng.binomial(among, len(shown) / (len(shown) + len(helped)))) if len(shown) else 0
+        parts = [(self.memory, self.memory.transitions, own)]
+        parts += [] if self.demonstrations is None or not among else [(self.demonstrations, shown, among)]
+        parts += [(self.memory, helped, size - own - among)] if size > own + among else []
         drawn = []
-        for replay, n in parts:
-            places = self.rng.integers(len(replay.transitions), size=(count, n))
-            one = DrawnRows(replay, replay.transitions[places])
+        for replay, rows, n in parts:
+            one = DrawnRows(replay, rows[self.rng.integers(len(rows), size=(count, n))])
             if strategy is not None:
                 one = in_hindsight(one, self.rng, share=self.settings.goal_ratio, strategy=strategy)
             drawn.append(one)

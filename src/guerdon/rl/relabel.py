@@ -123,11 +123,12 @@ def _pay(replay: Replay, source: RefittedReward, rows: IntArray) -> None:
     paid = replay.paid[source.name]
     values = np.where(paid["known"][rows], paid["value"][rows], np.nan).astype(np.float64)
     scored = np.flatnonzero(paid["version"][rows] >= 0)
-    rewards, failed = np.zeros(len(rows) - 1, np.float32), np.zeros(len(rows) - 1, np.bool_)
-    source.shape(Carry(), _segment(replay, rows), scored.tolist(), values[scored], rewards, failed)
+    rewards, (failed, ends) = np.zeros(len(rows) - 1, np.float32), np.zeros((2, len(rows) - 1), np.bool_)
+    source.shape(Carry(), _segment(replay, rows), scored.tolist(), values[scored], rewards, failed, ends)
     rewards[failed] = 0.0
     paid["reward"][rows[1:]] = rewards * np.float32(source.settings.reward_coef)
     paid["failed"][rows[1:]] = failed
+    paid["ends"][rows[1:]] = ends & source.settings.ends
 
 
 def _segment(replay: Replay, rows: IntArray) -> Segment:

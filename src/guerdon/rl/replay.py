@@ -26,10 +26,10 @@ from torch import Tensor
 from guerdon.errors import CheckpointError, naming
 from guerdon.types import FloatArray, IntArray, Rewards, Rollout
 
-PAID = np.dtype([("reward", "f4"), ("value", "f4"), ("version", "i4"), ("known", "?"), ("failed", "?")])
+PAID = np.dtype([("reward", "f4"), ("value", "f4"), ("version", "i4"), ("known", "?"), ("failed", "?"), ("ends", "?")])
 """Of a row and a source: what it pays for the step to the row, the value that its model measured there, by which
-version of the model (-1: it does not look at this row), whether that measurement succeeded, and whether the reward is
-missing."""
+version of the model (-1: it does not look at this row), whether that measurement succeeded, whether the reward is
+missing, and whether the model ends the episode at the row (`ends` of its bonus)."""
 _NOT_PAID = np.zeros((), PAID)
 _NOT_PAID["version"] = -1
 
@@ -102,8 +102,9 @@ class Replay:
 
     Columns: `observations`; `actions` in the policy's units; `terminated`: the action ended the task; `ended`: the
     episode ended, too, where a limit cut it; `before`: the row before, -1 for a first moment; `episode` and `moment`:
-    its number, and steps since it began. What a reward model that learns looked at is in `NAME.seen`, of the rows in
-    `NAME.rows`.
+    its number, and steps since it began; `success`: 1 from the first true success on, else 0, or -1 where it was not
+    reported; `intervened`: the action was somebody else's. What a reward model that learns looked at is in
+    `NAME.seen`, of the rows in `NAME.rows`.
 
     Args:
         folder: receives the files.
@@ -112,6 +113,7 @@ class Replay:
     Attributes:
         paid: source to (N,) `PAID`.
         transitions: (M,) rows that an action led to.
+        interventions: (I,) those of them whose action was somebody else's.
     """
 
     def __init__(self, folder: Path, sources: Sequence[str]) -> None:
@@ -119,6 +121,7 @@ class Replay:
         self._columns: dict[str, ReplayColumn] = {}
         self._paid = {name: ReplayColumn((), PAID) for name in sources}
         self._transitions = ReplayColumn((), np.dtype(np.int64))
+        self._interventions = ReplayColumn((), np.dtype(np.int64))
         self._open: dict[int, int] = {}  # streams to the last row of their open episodes
         self._episodes = 0
 
@@ -129,6 +132,16 @@ class Replay:
     def transitions(self) -> IntArray:
         """(M,) rows that an action led to, in the order in which they were added."""
         return self._transitions.rows
+
+    @property
+    def interventions(self) -> IntArray:
+        """(I,) those of `transitions` whose action was somebody else's."""
+        return self._interventions.rows
+
+    def terminated(self, rows: IntArray) -> NDArray[np.bool_]:
+        """Where the task is over for who learns from these rows: it ended, or a reward model ends it."""
+        over = self.rows("terminated")[rows]
+        return np.asarray(np.logical_or.reduce([over, *(paid["ends"][rows] for paid in self.paid.values())]))
 
     @property
     def paid(self) -> dict[str, NDArray[Any]]:
@@ -162,6 +175,8 @@ class Replay:
             rows["failed"][after[inside]] = True if found is None else found.failed[inside]
             if found is not None:
                 rows["reward"][after[inside]] = found.values[inside]
+                if found.ends is not None:
+                    rows["ends"][after[inside]] = found.ends[inside]
         return after, first
 
     def put(self, columns: Mapping[str, NDArray[Any]]) -> None:
@@ -181,6 +196,8 @@ class Replay:
         """Append what happened: (B, T) rows after each step, and (B, T + 1) first rows before each step; -1: none."""
         valid, finished = rollout.mask & ~rollout.failed, rollout.done | rollout.failed
         (streams, length), ends = valid.shape, {(i, t): shown for i, t, shown in rollout.ends}
+        reported = np.where(rollout.success_known, rollout.success, -1).astype(np.int8)
+        intervened = np.zeros_like(valid) if rollout.intervened is None else rollout.intervened
         shown = rollout.inputs.observations.reshape(streams, length, *rollout.inputs.observations.shape[1:])
         after, first = np.full((streams, length), -1), np.full((streams, length + 1), -1)
         for i in range(streams):
@@ -192,10 +209,11 @@ class Replay:
                     last = ends[i, stop] if (i, stop) in ends else ends[i, length]
                     if i not in self._open:
                         first[i, begin] = self._begin(i, shown[i, begin], actions_B_T_A.shape[2:])
-                    done = np.zeros((2, len(steps)), np.bool_)
-                    done[:, -1] = rollout.terminated[i, stop], rollout.done[i, stop]
+                    over, done = np.zeros((2, len(steps)), np.bool_)
+                    over[-1], done[-1] = rollout.terminated[i, stop], rollout.done[i, stop]
                     after[i, steps] = self._extend(
-                        i, np.concatenate([shown[i, begin + 1 : stop + 1], last[None]]), actions_B_T_A[i, steps], *done
+                        i, np.concatenate([shown[i, begin + 1 : stop + 1], last[None]]), actions_B_T_A[i, steps], over,
+                        done, reported[i, steps], intervened[i, steps],
                     )  # fmt: skip
                 if finished[i, start : stop + 1].any():
                     self._open.pop(i, None)
@@ -208,7 +226,8 @@ class Replay:
         self._open.pop(stream, None)
         self._episodes += 1
         nothing = np.zeros((1, *action_shape), np.float32)
-        row: IntArray = self._extend(stream, observation[None], nothing, np.zeros(1, np.bool_), np.zeros(1, np.bool_))
+        never = np.zeros(1, np.bool_)
+        row = self._extend(stream, observation[None], nothing, never, never, np.zeros(1, np.int8), never)
         return int(row[0])
 
     def _extend(
@@ -218,20 +237,24 @@ class Replay:
         actions: NDArray[Any],
         terminated: NDArray[Any],
         ended: NDArray[Any],
+        success: NDArray[Any],
+        intervened: NDArray[Any],
     ) -> IntArray:
         """Append moments of a stream's episode; their rows."""
         rows = np.arange(len(self), len(self) + len(actions))
         previous = self._open.get(stream, -1)
-        moment, episode = 0, self._episodes - 1
+        moment, episode, before = 0, self._episodes - 1, 0
         if previous >= 0:
             moment, episode = int(self.rows("moment")[previous]) + 1, int(self.rows("episode")[previous])
+            before = int(self.rows("success")[previous])
         columns: dict[str, NDArray[Any]] = {
             "observations": observations, "actions": actions, "terminated": terminated, "ended": ended,
             "before": np.concatenate([[previous], rows[:-1]]), "episode": np.full(len(rows), episode),
-            "moment": moment + np.arange(len(rows)),
+            "moment": moment + np.arange(len(rows)), "success": _once(success, before), "intervened": intervened,
         }  # fmt: skip
         self.put(columns)
         self._transitions.extend(rows[columns["before"] >= 0])
+        self._interventions.extend(rows[intervened])
         self._open[stream] = int(rows[-1])
         return rows
 
@@ -265,6 +288,18 @@ class Replay:
                 paid[field] = tensors[f"{name}.{field}"].numpy()
             self._paid[name] = ReplayColumn((), PAID)
             self._paid[name].extend(paid)
-        self._transitions = ReplayColumn((), np.dtype(np.int64))
+        self._transitions, self._interventions = (ReplayColumn((), np.dtype(np.int64)) for _ in range(2))
         if len(self):
             self._transitions.extend(np.flatnonzero(self.rows("before") >= 0))
+            self._interventions.extend(np.flatnonzero(self.rows("intervened")))
+
+
+def _once(reported: NDArray[np.int8], before: int) -> NDArray[np.int8]:
+    """1 from the first success on; until then what was reported of the moment itself: 0, or -1 where it is not known.
+
+    Args:
+        reported: of each moment.
+        before: what this gave for the moment before them.
+    """
+    once = np.logical_or.accumulate(np.concatenate([[before], reported]) > 0)[1:]
+    return np.where(once, 1, reported).astype(np.int8)

@@ -146,7 +146,7 @@ def _gathered(
 
     following = whole([d.observations(before=False) for d in drawn])
     x, next_x = prepared(whole([d.observations(before=True) for d in drawn])), prepared(following)
-    goes_on = 1.0 - column("terminated").astype(np.float32)[..., None]
+    goes_on = 1.0 - whole([d.replay.terminated(d.rows) for d in drawn]).astype(np.float32)[..., None]
     rewards, known = (np.full((*goes_on.shape[:2], len(outputs)), value, np.float32) for value in (0, 1))
     for h, name in enumerate(outputs):
         if name in terms:

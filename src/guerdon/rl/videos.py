@@ -286,7 +286,8 @@ def _shots(
         lines = [segment.task, f"step {row}" + (" - success" if success else "")]
         if row:
             numbers = ", ".join(f"{x:.2f}" for x in actions_B_T_A[b, step].reshape(-1))
-            lines += [f"action [{numbers}]"]
+            helped = rollout.intervened is not None and bool(rollout.intervened[b, step])
+            lines += [f"action [{numbers}]{' - INTERVENTION' if helped else ''}"]
             lines += [f"value {name} {_at(rollout, v, b, step):.3f}" for name, v in rollout.values.items()]
             chance = _at(rollout, rollout.log_probs, b, step)
             lines += [f"log-prob {chance:.3f}", f"native reward {rollout.rewards[b, step]:.3f}"]

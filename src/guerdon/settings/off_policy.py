@@ -29,8 +29,12 @@ class ReplayAlgorithmSettings(RobotAlgorithmSettings):
     utd_ratio: int = Field(1, ge=1, description="gradient steps of the critics per environment step")
     tau: float = Field(0.005, gt=0, le=1, description="how far the target networks follow at each gradient step")
     demonstrations: str | None = Field(None, description="a LeRobot data set that is learned from, too; null: none")
-    online_ratio: float = only_with(
-        0.5, ge=0, lt=1, demonstrations=SET, description="share of every batch that comes from the run"
+    online_ratio: float = Field(
+        0.5,
+        ge=0,
+        lt=1,
+        description="share of every batch that comes from the whole run, where there are demonstrations: those of the "
+        "data set, and the steps of the run that somebody else decided (docs/people.md)",
     )
     goal_relabelling: Literal["future", "final"] | None = Field(
         None,
@@ -73,7 +77,7 @@ class ReplayAlgorithmSettings(RobotAlgorithmSettings):
 
     @model_validator(mode="after")
     def _both_have_a_part(self) -> Self:
-        if self.demonstrations is not None and not 0 < round(self.batch_size * self.online_ratio) < self.batch_size:
+        if not 0 < round(self.batch_size * self.online_ratio) < self.batch_size:
             raise ValueError(
                 f"online_ratio {self.online_ratio:g} leaves the run or the demonstrations no part of a batch of "
                 f"{self.batch_size}"

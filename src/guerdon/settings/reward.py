@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from guerdon.settings.aliases import PRMOptions, libero_words, prm_words
-from guerdon.settings.base import ByName, Settings, refuse
+from guerdon.settings.base import ByName, Settings, only_with, refuse
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.label import Splitter
 from guerdon.settings.prime import PrimeSettings
@@ -108,6 +108,12 @@ class SourceSettings(Settings):
         "change already, from 0",
     )
     confirm_frames: int = Field(2, ge=1, description="bonus: scored frames in a row above the threshold")
+    ends: bool = only_with(
+        False,
+        shaping="bonus",
+        description="the confirmed bonus ends the task in what SAC and DQN learn from; the episode itself goes on, and "
+        "stops without true success are counted (docs/people.md)",
+    )
     reward_coef: float = Field(1.0, description="multiplies the shaped reward")
     reward_weight: float = Field(
         1.0,

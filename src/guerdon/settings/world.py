@@ -11,7 +11,7 @@ from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from guerdon.errors import ConfigError, boundary
 from guerdon.registry import Registry
-from guerdon.settings.base import PARAMS, Because, ByName, Named, Settings, only_with, refuse
+from guerdon.settings.base import PARAMS, SET, Because, ByName, Named, Settings, only_with, refuse
 
 WORLDS = Registry(
     "world", "guerdon.worlds",
@@ -95,6 +95,12 @@ class EnvSettings(Settings):
         "step_timeout",
     )
     frame_size: tuple[int, int] = Field((64, 64), description="height and width of rendered frames")
+    intervene_after: int | None = Field(
+        None,
+        ge=1,
+        description="sac, dqn: a scripted expert takes over in training after so many steps without a new best reward",
+    )
+    intervene_steps: int = only_with(25, ge=1, intervene_after=SET, description="steps that it takes then")
     data_collection: DataCollectionSettings = Field(
         DataCollectionSettings(), description="keep episodes while a policy trains"
     )
@@ -460,7 +466,10 @@ class _ReportsSuccess(EnvSettings):
     success_key: str | None = Field(
         None,
         description="key of Gymnasium's `info` that reports true success (a bool, or a number above 0); null: "
-        "`success`, else `is_success`. Where an episode has no such key, its success is unknown",
+        "`success`, `is_success` or `next.success`. Where an episode has no such key, its success is unknown",
+    )
+    info_keys: dict[Literal["is_intervention", "teleop_action"], str] = Field(
+        default_factory=dict, description="other names of these keys of `info`: that somebody else acted, and how"
     )
     frame_stack: int = Field(
         1,
@@ -471,7 +480,9 @@ class _ReportsSuccess(EnvSettings):
     )
 
     @model_validator(mode="after")
-    def _stacks(self) -> Self:
+    def _fits(self) -> Self:
+        if self.info_keys and self.intervene_after is not None:
+            raise ValueError("info_keys and intervene_after name two who intervene; remove one of them")
         if self.frame_stack > 1 and self.observation == "pixels":
             raise ValueError(
                 "frame_stack is of the environment's own observations, and observation: pixels shows rendered ones; "
@@ -561,7 +572,7 @@ class GymnasiumSettings(_ReportsSuccess):
     def _ends(self) -> Self:
         if self.autoreset_mode != "disabled" and self.end_on_success:
             raise ValueError("end_on_success needs autoreset_mode: disabled")
-        changes = {"use_curriculum": self.use_curriculum, "task_ids": self.task_ids is not None}
+        changes = {key: getattr(self, key) for key in ("use_curriculum", "task_ids", "intervene_after")}
         if self.autoreset_mode != "disabled" and any(changes.values()):
             names = " and ".join(key for key, used in changes.items() if used)
             raise ValueError(f"{names} decides how episodes begin, which needs autoreset_mode: disabled")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -75,6 +75,7 @@ def build_world(
     adaptive: bool = False,
     shard: int = 0,
     shards: int = 1,
+    wrap: Callable[[VectorEnv], VectorEnv] | None = None,
 ) -> World:
     """Make the world that a configuration describes.
 
@@ -87,6 +88,7 @@ def build_world(
         tries: how often an episode that a broken simulator cut off is begun again.
         adaptive: the section's curriculum decides tasks and starts; False: tasks come in turn, as in evaluations.
         shard, shards: make this one of so many equal parts of the copies.
+        wrap: changes the vector of copies.
 
     Raises:
         ConfigError: an unknown task, camera or environment id; or something needs true success, and the environment
@@ -115,7 +117,7 @@ def build_world(
         success_readers = [*success_readers, "env.use_curriculum"]
     own_limit = (GymnasiumSettings, ManiSkillSettings)  # environments that end episodes at the limit themselves
     return World(
-        env,
+        env if wrap is None else wrap(env),
         [text] * env.num_envs if isinstance(text, str) else text,
         seed=seed,
         eye=eye,
@@ -123,6 +125,7 @@ def build_world(
         end_on_success=settings.end_on_success,
         native_reward=settings.native_reward,
         success_keys=SUCCESS_KEYS if settings.success_key is None else (settings.success_key,),
+        info_keys=getattr(settings, "info_keys", {}),
         success_readers=success_readers,
         group_size=group_size,
         pixels=settings.observation == "pixels",

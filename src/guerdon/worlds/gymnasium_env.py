@@ -193,7 +193,7 @@ def merged_infos(infos: Sequence[Mapping[str, np.ndarray]], shares: Sequence[int
         first = next(np.asarray(info[name]) for info in infos if name in info)
         values, known = [], []
         for info, count in zip(infos, shares, strict=True):
-            values.append(info.get(name, np.zeros(count, dtype=first.dtype)))
+            values.append(info.get(name, np.zeros((count, *first.shape[1:]), dtype=first.dtype)))
             known.append(np.broadcast_to(info.get(f"_{name}", True) if name in info else False, count))
         merged |= {name: np.concatenate(values), f"_{name}": np.concatenate(known)}
     return merged

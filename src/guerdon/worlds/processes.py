@@ -215,6 +215,7 @@ class ProcessVectorEnv(PlainVectorEnv):
         facts = max(all_facts, key=lambda one: one["spaces"][0].shape)  # others' observations end in zeros
         self.declare(num_envs, *facts["spaces"])
         self.proprioception, self.columns = facts["proprioception"], facts["columns"]
+        self.action_start = facts["action_start"]
         self.task_texts = tuple(text for one in all_facts for text in one["tasks"])
         self.all_texts: tuple[str, ...] = facts["all_texts"]
         self.eye = ProcessEye(self, facts["size"], facts["cameras"], at_once=facts["at_once"])

@@ -31,6 +31,7 @@ from guerdon.subprocess_worker import end_with_parent
 from guerdon.types import BoolArray, ByteArray
 from guerdon.worlds.build import make_parts
 from guerdon.worlds.gymnasium_env import RenderEye
+from guerdon.worlds.interventions import NAMES
 from guerdon.worlds.resets import BrokenCopyError, raised_by
 from guerdon.worlds.step_memory import StepMemory
 
@@ -46,6 +47,7 @@ class _Simulator:
                 "must be disabled"
             )
         env = self.env
+        self._teleop = (NAMES | getattr(settings, "info_keys", {}))["teleop_action"]
         self._memory = StepMemory(memory, copies, env.single_observation_space, env.single_action_space)
         os.close(memory)
         self.tasks = [words] * copies if isinstance(words, str) else list(words)
@@ -56,6 +58,7 @@ class _Simulator:
         return {
             "spaces": (self.env.single_observation_space, self.env.single_action_space),
             "columns": getattr(self.env, "columns", None),
+            "action_start": getattr(self.env, "action_start", 0),
             "proprioception": getattr(self.env, "proprioception", None),
             "tasks": self.tasks,
             "all_texts": tuple(getattr(self.env, "all_texts", ())),
@@ -70,10 +73,10 @@ class _Simulator:
         return np.asarray(self.env.reset(seed=seeds, options=options)[0])
 
     def step(self) -> dict[str, np.ndarray]:
-        """One step of all copies; those parts of its info that are a number for each copy."""
+        """One step of all copies; those parts of its info that are a number for each copy, or actions."""
         m = self._memory
         m.observations[...], m.rewards[...], m.terminated[...], m.truncated[...], info = self.env.step(m.actions.copy())
-        return {name: value for name, value in info.items() if _plain(value)}
+        return {name: value for name, value in info.items() if _plain(value) or name == self._teleop}
 
     def looks(self, indices: Sequence[int]) -> list[Any]:
         """What is needed to draw these copies as they are now."""

@@ -383,6 +383,13 @@ class Plain(VectorWrapper):  # type: ignore[misc]
             raise AttributeError(name)
         return getattr(self.env, name)
 
+    @property
+    def action_start(self) -> Any:
+        """(A,) what discrete actions count from in the environment's own numbers; 0 of others."""
+        if isinstance(self._inner, spaces.Tuple):
+            return np.array([one.start for one in self._inner.spaces])
+        return np.asarray(getattr(self._inner, "start", 0)).reshape(-1)
+
     def _declare(self) -> None:
         if self._as_it_is:
             return

@@ -12,7 +12,7 @@ import numpy as np
 
 from guerdon.errors import DataError
 
-SUCCESS_KEYS = ("success", "is_success")
+SUCCESS_KEYS = ("success", "is_success", "next.success")
 
 
 def success_from_info(info: dict[str, Any], index: int, keys: Sequence[str] = SUCCESS_KEYS) -> bool | None:

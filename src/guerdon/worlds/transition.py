@@ -31,6 +31,7 @@ class Transition:
         success_known: (B,) bool, where the environment reported whether this is a success.
         mask: (B,) bool, False where no action was taken because the copy was resetting.
         actions: (B, A) that were executed, within the bounds of the action space; empty after a reset.
+        intervened: (B,) bool, where somebody else's action was executed in place of the policy's.
         looks: copy index to look, taken after the action (of the terminal moment where an episode ended).
         first_looks: copy index to look at the start of a new episode.
         failures: copy index to why its simulator broke. Its episode is over without an end: the copy has mask False
@@ -50,6 +51,7 @@ class Transition:
     success_known: BoolArray
     mask: BoolArray
     actions: np.ndarray
+    intervened: BoolArray
     looks: dict[int, Any] = field(default_factory=dict)
     first_looks: dict[int, Any] = field(default_factory=dict)
     failures: Mapping[int, Failure] = field(default_factory=dict)

@@ -12,7 +12,7 @@ be replayed from its seed and its actions; that is how a killed run finds its si
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -23,6 +23,7 @@ from guerdon.errors import CheckpointError, ConfigError
 from guerdon.types import BoolArray, ByteArray, Failure, IntArray
 from guerdon.worlds import spaces
 from guerdon.worlds.eye import Drawn, Eye, looks_at, pictures_of, resized
+from guerdon.worlds.interventions import Interventions
 from guerdon.worlds.observation import ObservationSpec, columns_as_rows
 from guerdon.worlds.resets import NON_FINITE, ActionHistory, Resets, closed, finite_rows, in_step, step_all
 from guerdon.worlds.starts import Curriculum, Playing
@@ -41,8 +42,9 @@ class World:
         columns, own_columns: what one copy shows a policy; what the environment itself shows of it.
         reports_every_step: False once the environment left success open at a step.
         takes_pictures: set it to False to draw nothing: captured looks are then None.
-        exact_resume: whether `state_dict` restores the simulators themselves (autoreset disabled); elsewhere the
-            episodes under way start again after a resume.
+        exact_resume: whether `state_dict` restores the simulators themselves (autoreset disabled, no people who act);
+            elsewhere the episodes under way start again after a resume.
+        interventions: what the environment reports of them.
 
     Args:
         env: the copies.
@@ -54,6 +56,7 @@ class World:
         native_reward: `dense` is the environment's own reward; `sparse` is 1 at every step that the environment
             reports as a success, else 0.
         success_keys: keys of `info` that report success, the first one found is read.
+        info_keys: keys of `info` that report interventions, where they have other names than `NAMES`.
         success_readers: keys of the configuration that need true success. An episode that ends without a report
             stops a world with sparse rewards, and any world with readers that has not had a report before.
         group_size: neighbouring copies that start every episode alike.
@@ -79,6 +82,7 @@ class World:
         end_on_success: bool = False,
         native_reward: str = "dense",
         success_keys: Sequence[str] = SUCCESS_KEYS,
+        info_keys: Mapping[str, str] | None = None,
         success_readers: Sequence[str] = (),
         group_size: int = 1,
         pixels: bool = False,
@@ -105,6 +109,7 @@ class World:
         self._end_on_success = end_on_success
         self._sparse = native_reward == "sparse"
         self._success_keys = tuple(success_keys)
+        self.interventions = Interventions(env, info_keys or {})
         self._success_readers = [*own_readers(native_reward, end_on_success), *success_readers]
         self.reports_every_step = True
         self._reported = False  # whether the environment ever reported success or failure
@@ -198,15 +203,11 @@ class World:
             own_final=self._observations,
             rewards=np.zeros(self.num_envs, dtype=np.float32),
             own_rewards=np.zeros(self.num_envs, dtype=np.float32),
-            terminated=nothing,
-            truncated=nothing,
-            success=nothing,
-            success_known=nothing,
-            mask=nothing,
-            actions=np.zeros(0, np.float32),
+            terminated=nothing, truncated=nothing, success=nothing, success_known=nothing, mask=nothing,
+            actions=np.zeros(0, np.float32), intervened=nothing,
             first_looks=self._captured(np.ones(self.num_envs, np.bool_) if capture is None else capture),
             failed_resets=self._resets.take_failures(),
-        )
+        )  # fmt: skip
 
     def show(self, spec: ObservationSpec | None) -> None:
         """Let observations have these columns from now on; None: plain arrays, as the world was made.
@@ -260,7 +261,7 @@ class World:
         Raises:
             NonFiniteError: an action is not finite; no simulator answers that with anything but nonsense.
             SimulatorError: the environment raised, or cannot begin an episode.
-            ConfigError: an episode ended without a report of success that something needs.
+            ConfigError: no report of success that something needs, or of the action that somebody else took.
         """
         actions = spaces.executable(actions, self.action_space)
         observations, rewards, terminated, truncated, info = step_all(self.env, actions, self._steps, self.tasks)
@@ -270,6 +271,8 @@ class World:
         arrived = self._final_observations(observations, info, (terminated | truncated) & ~self._resetting)
         failures = self._failures(arrived, rewards, actions)
         mask = ~(self._resetting | among(failures, self.num_envs)) if failures else ~self._resetting
+        actions, intervened = self.interventions.executed(info, actions, mask, terminated | truncated)
+        self.exact_resume = self.exact_resume and not self.interventions.by_people
         terminated, truncated = terminated & mask, truncated & mask
         ended_inside = terminated | truncated
         success, known = self._successes(info, mask, ended_inside)
@@ -293,7 +296,7 @@ class World:
         late = self._lost()  # of copies that broke while they were looked at
         failed = among(failures := failures | late, self.num_envs)
         if late:
-            mask, success, known = mask & ~failed, success & ~failed, known & ~failed
+            mask, success, known, intervened = (one & ~failed for one in (mask, success, known, intervened))
             terminated, truncated, done = terminated & ~failed, truncated & ~failed, done & ~failed
         if self._playing is not None:
             self._playing.step(success, known, done, failed)
@@ -306,17 +309,13 @@ class World:
             own_final=arrived,
             rewards=np.where(mask, success if self._sparse else rewards, 0).astype(np.float32),
             own_rewards=np.where(mask, rewards, 0).astype(np.float32),
-            terminated=terminated,
-            truncated=truncated,
-            success=success,
-            success_known=known,
-            mask=mask,
-            actions=actions,
+            terminated=terminated, truncated=truncated, success=success, success_known=known, mask=mask,
+            actions=actions, intervened=intervened,
             looks={i: look for i, look in looks.items() if i not in failures} if failures else looks,
             first_looks=self._captured(fresh) if capture_ends else {},
             failures=failures,
             failed_resets=self._resets.take_failures(),
-        )
+        )  # fmt: skip
 
     def save_state(self, index: int) -> Any:
         """The simulator of copy `index` as it is now, for `load_state`; only Meta-World and LIBERO have this."""
@@ -355,6 +354,7 @@ class World:
             "skipped": self._resets.skipped.copy(),
             "episode": self._episode.copy(),
             "steps": self._steps.copy(),
+            "interventions": [self.interventions.reported, self.interventions.by_people],
             "observations": spaces.as_bytes(self._observations).copy(),
             "actions": self._past.of_copies(),
         }
@@ -366,6 +366,8 @@ class World:
             CheckpointError: the replay does not arrive at the saved observations, or simulators break again and again.
         """
         self._resets.seed = int(state["seed"])
+        self.interventions.reported, self.interventions.by_people = state.get("interventions", (False, False))
+        self.exact_resume = self.exact_resume and not self.interventions.by_people
         self._episode = np.asarray(state["episode"], dtype=np.int64).copy()
         if not self.exact_resume:
             self._episode += 1

@@ -1,0 +1,134 @@
+"""Actions of somebody else in place of the policy's, as an environment reports them in `info`: HIL-SERL, 2410.21845.
+
+`info["is_intervention"]` says that a person (or a script) acted, and `info["teleop_action"]` what was executed then.
+
+    found = interventions(info, actions, names=NAMES, ended=ended)   # None: the environment does not report them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from guerdon.errors import ConfigError
+from guerdon.types import BoolArray
+from guerdon.worlds.spaces import executable
+
+NAMES = {"is_intervention": "is_intervention", "teleop_action": "teleop_action"}
+"""What is read, and by which keys of `info`."""
+
+
+def on_policy_refuses(what: str) -> str:
+    """The message for an on-policy run in which somebody else acts."""
+    return (
+        f"{what} reports that somebody else acts in place of the policy (is_intervention), and algorithm.type control "
+        "learns from the policy's own actions alone: take algorithm.type sac or dqn"
+    )
+
+
+class Interventions:
+    """What a vector environment reports of interventions, step by step.
+
+    Attributes:
+        reported: it has said of a step whether somebody else acted.
+        by_people: these episodes cannot be replayed: people do not act the same again.
+
+    Args:
+        env: the copies; those with `repeats_interventions` are of a script, which acts the same again.
+        names: keys of `info`, where they have other names than `NAMES`.
+    """
+
+    def __init__(self, env: VectorEnv, names: Mapping[str, str]) -> None:
+        self._env, self._names = env, NAMES | dict(names)
+        self.reported, self.by_people = False, False
+
+    def executed(
+        self, info: Mapping[str, Any], actions_B_A: np.ndarray, mask_B: BoolArray, ended_B: BoolArray
+    ) -> tuple[np.ndarray, BoolArray]:
+        """(B, A) what was executed, and (B,) where that was somebody else's action.
+
+        Args:
+            info: of the step.
+            actions_B_A: of the policy.
+            mask_B: copies that took an action.
+            ended_B: copies whose episode ended.
+        """
+        inside = ended_B & (self._env.metadata.get("autoreset_mode") == AutoresetMode.SAME_STEP)
+        start = getattr(self._env, "action_start", 0)
+        found = interventions(info, actions_B_A, names=self._names, ended=inside, start=start)
+        if found is None:
+            return actions_B_A, np.zeros(len(actions_B_A), dtype=np.bool_)
+        self.reported = True
+        self.by_people = not getattr(self._env, "repeats_interventions", False)
+        intervened = found[0] & mask_B
+        wanted = np.where(intervened[:, None], found[1], actions_B_A)
+        return executable(wanted, self._env.single_action_space), intervened
+
+
+def interventions(
+    info: Mapping[str, Any], actions_B_A: np.ndarray, *, names: Mapping[str, str], ended: BoolArray, start: Any = 0
+) -> tuple[BoolArray, np.ndarray] | None:
+    """Where somebody else acted, and the actions that were executed.
+
+    Args:
+        info: of a vector environment's step.
+        actions_B_A: of the policy.
+        names: `NAMES`, or others.
+        ended: (B,) bool, copies whose report is in `final_info`, where there is one (autoreset SAME_STEP).
+        start: the lowest values of discrete actions in the environment's own numbers.
+
+    Returns:
+        (B,) bool and (B, A); None where no copy reports anything.
+
+    Raises:
+        ConfigError: somebody acted, and the report does not say how.
+    """
+    flag, given = names["is_intervention"], names["teleop_action"]
+    finals = info.get("final_info", {})
+    if flag not in info and flag not in finals:
+        return None
+    found, executed = np.zeros(len(actions_B_A), np.bool_), actions_B_A.copy()
+    for i in range(len(found)):
+        own = finals if ended[i] and finals else info
+        found[i] = _is_true(_of_copy(own, flag, i), flag)
+        if not found[i]:
+            continue
+        action = _of_copy(own, given, i)
+        try:
+            executed[i] = np.asarray(action, np.float64).reshape(executed[i].shape) - start
+            whole = bool(np.isfinite(np.asarray(action, np.float64)).all())
+        except (TypeError, ValueError):
+            whole = False
+        if not whole:
+            said = "nothing" if action is None else repr(action)[:80]
+            raise ConfigError(
+                f"the environment reports an intervention (info[{flag!r}]) in copy {i}, and info[{given!r}] says "
+                f"{said}, not the {executed[i].size} numbers of the action that was executed: name its key with "
+                "env.info_keys"
+            )
+    return found, executed
+
+
+def _of_copy(info: Mapping[str, Any], key: str, index: int) -> Any:
+    """The value that a copy reports; None where it reports none."""
+    if key not in info or (f"_{key}" in info and not info[f"_{key}"][index]):
+        return None
+    return info[key][index]
+
+
+def _is_true(value: Any, key: str) -> bool:
+    """Whether a report says yes.
+
+    Raises:
+        ConfigError: it is neither a bool nor a number.
+    """
+    number = np.asarray(0 if value is None else value)
+    if number.size != 1 or number.dtype.kind not in "biuf":
+        raise ConfigError(
+            f"the environment's info[{key!r}] is {str(value)[:80]!r}: whether somebody intervened is a bool, or a "
+            "number above 0; name another key with env.info_keys"
+        )
+    return bool(number.item() > 0)
