@@ -30,7 +30,10 @@ KINDS = {
     "gae": (robots, {}),
     "grpo": (robots, {"algorithm": {"adv_estimator": "grpo", "group_size": 2}}),
     "chunks": (robots, {"policy": {"type": f"{chunk_policy.__name__}:ChunkPolicy", "params": {"chunk": 3}}}),
-    "sac": (robots, {"algorithm": {"type": "sac", "rollout_steps": 10, "batch_size": 8, "online_step_before_learning": 20}}),
+    "sac": (
+        robots,
+        {"algorithm": {"type": "sac", "rollout_steps": 10, "batch_size": 8, "online_step_before_learning": 20}},
+    ),
     "text": (words, {}),
     "curriculum": (
         robots,
