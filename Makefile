@@ -150,7 +150,7 @@ format: env  ## apply automatic fixes of style and formatting
 
 check: lint test  ## the checks that a change must pass
 
-BENCHMARKS = $(addprefix benchmarks/,ppo_vs_sb3.py reward_cost.py server.py text_rl.py prm.py verdict_prefixes.py vla.py)
+BENCHMARKS = $(addprefix benchmarks/,ppo_vs_sb3.py off_policy_vs_sb3.py reward_cost.py server.py text_rl.py prm.py verdict_prefixes.py vla.py)
 bench: env  ## the speed comparisons in benchmarks/
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[metaworld,video,text,serve,dev,bench]"
 	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python "$$file"; done

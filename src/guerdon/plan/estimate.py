@@ -42,6 +42,7 @@ from guerdon.settings.vla_policy import VLAPolicySettings
 SPEED = {"libero": (70.0, 30.0), "maniskill": (500.0, 20.0)}  # environment steps, and pictures of a camera, per second
 OTHER_SPEED = 5000.0, 120.0
 SCORE, TRAIN, UPDATE = 600.0, 200.0, 12000.0  # per second: frames scored, examples learned from, steps of PPO
+REPLAY = 200.0  # gradient steps of SAC per second, of networks of 128 x 128
 TRAIN_VLM = 60.0  # examples of a tiny vision-language model per second, evaluations included
 HEAD, HEAD_WEIGHTS = 20000.0, 0.5  # examples per second that a head learns from, its weights in millions
 TINY_VLA = (0.0015, 0.003)  # seconds of a decision of a tiny VLA: to take and to evaluate it, to learn from it once
@@ -275,6 +276,7 @@ def estimate_run(study: Study) -> dict[str, Any]:
     if getattr(study.policy, "tiny", None) is not None:
         act, learn = TINY_VLA
         seconds += (runner.total_steps * (act + learn * study.on_policy.num_epochs) + evaluations * act) / chunk
+    seconds += runner.total_steps * getattr(study.algorithm, "utd_ratio", 0) / REPLAY
     left, peak = _run_bytes(study)
     return {
         "environment steps": runner.total_steps,

@@ -259,8 +259,8 @@ class ControlPolicy(RobotPolicy):
             assert isinstance(self.pi, nn.Sequential)
             features = self.pi[:-1](x)
             mean, auxiliary = self.pi[-1](features), self.aux(features)[:, None]
-        assert not isinstance(self.head, Squashed)  # its learner asks the head itself
-        spread = self.head.entropy(mean, inputs.allowed) if entropy else None
+        given = not isinstance(self.head, Squashed)  # that of a squashed Gaussian has no closed form
+        spread = self.head.entropy(mean, inputs.allowed) if entropy and given else None
         return Evaluated(
             self.head.log_prob(mean, inputs.actions, inputs.allowed)[:, None],
             spread if spread is None or not spread.ndim else spread[:, None],

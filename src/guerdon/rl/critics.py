@@ -189,8 +189,8 @@ class Critics(nn.Module):
 
 
 def _before_activation(output: Tensor, gradient: Tensor, *, tanh: bool) -> Tensor:
-    """The gradient before an activation."""
+    """The gradient before an activation, in place of the one after it."""
     if tanh:
-        return gradient * (1 - output * output)
-    found: Tensor = torch.ops.aten.threshold_backward(gradient, output, 0)
+        return gradient.mul_(1 - output * output)
+    found: Tensor = torch.ops.aten.threshold_backward.grad_input(gradient, output, 0, grad_input=gradient)
     return found
