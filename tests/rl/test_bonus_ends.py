@@ -14,7 +14,7 @@ from guerdon.integrations.step_rewards import StepRewards
 from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import GroundTruth, SourceTerms
 from guerdon.rl.off_policy import SACLearner
-from guerdon.rl.relabel import keep_looks, relabel, remember
+from guerdon.rl.relabel import relabel, remember
 from guerdon.rl.replay import Replay
 from guerdon.settings.reward import SourceSettings
 from guerdon.types import Failure, RewardInfo, Score
@@ -146,7 +146,6 @@ def test_a_refit_moves_the_ends_of_what_is_sampled(tmp_path):
     rollout = collector.collect(collector.build_policy())
     found = source.measure(rollout)
     after, first = replay.add(rollout, rollout.actions, {source.name: found})
-    keep_looks(replay, [source], rollout, after, first)
     remember(replay, source, rollout, found, after, first)
     rows, paid, moments = replay.transitions, replay.paid[source.name], replay.rows("moment")
     for at in (2, 1):
