@@ -291,7 +291,7 @@ def full(seed, *, chunked=False, greedy=True):
         greedy=full(seed, chunked=chunked, greedy=False) if greedy else None,
         sampled_log_probs=None if chunked else rng.random(shape).astype(np.float32), fresh=seed == 0, version=3,
         seconds={"simulate": 1.0 + seed}, videos=seen, ends=((1, seed, np.array([seed])),),
-        actions=rng.random((*shape, 2)).astype(np.float32),
+        actions=rng.random((*shape, 2)).astype(np.float32), intervened=rng.random(shape) < 0.5,
         chunks=Chunks(decision, np.where(mask, 0, -1), 1) if chunked else None,
     )  # fmt: skip
 

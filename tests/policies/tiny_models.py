@@ -48,7 +48,7 @@ def oracle(model, batch, temperature=1.0):
     log_probs, entropies = np.zeros(batch.mask_B_T.shape), np.zeros(batch.mask_B_T.shape)
     for i, (prompt, response) in enumerate(zip(batch.prompts, batch.responses(), strict=True)):
         with torch.no_grad():
-            ids = torch.from_numpy(np.concatenate([prompt, response]))[None].to(model.device)
+            ids = torch.from_numpy(np.concatenate([prompt, response]))[None].to(getattr(model, "device", "cpu"))
             logits = model(ids).logits[0].double().cpu().numpy()
         logits = logits[len(prompt) - 1 : -1] / temperature
         table = logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))

@@ -121,6 +121,8 @@ _RESNETS = Because(Unless("mlp", "efficientnet_lite0"), "arch {}, which looks at
 class _ImageTrainSettings(_FrameFitSettings):
     """What both image reward models share."""
 
+    stored = True
+
     camera: str | None = only_with(
         None,
         arch=_PICTURES,
