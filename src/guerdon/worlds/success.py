@@ -62,8 +62,9 @@ def unreported(what: str, readers: Sequence[str], keys: Sequence[str], info_keys
         info_keys: keys that `info` had, where it is known.
     """
     had = "" if info_keys is None else f"; info had {', '.join(info_keys) or 'no keys'}"
+    need = "need" if len(readers) > 1 else "needs"
     return (
-        f"{what} does not report success, which {' and '.join(readers)} need: info has no value at {' or '.join(keys)}"
-        f"{had}. Set env.success_key to the key that says so; without one, true success is unknown: set "
-        "env.native_reward=dense and leave out what reads true success"
+        f"{what} does not report success, which {' and '.join(readers)} {need}: info has no value at "
+        f"{' or '.join(keys)}{had}. Set env.success_key to the key that says so; without one, true success is unknown: "
+        "set env.native_reward=dense and leave out what reads true success"
     )
