@@ -111,6 +111,7 @@ def study(tmp_path_factory):
     return study
 
 
+@pytest.mark.slow
 def test_two_repairs_in_one_process_give_equal_weights_attacks_and_reports(study):
     folder = Path(study.image_models["success"].save_dir) / "repair"
     runs = []

@@ -134,6 +134,7 @@ def cell(tmp_path):
     return file
 
 
+@pytest.mark.slow
 def test_a_cell_from_the_start_to_rows_of_a_model_and_a_judge(cell, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(study_of["prepare"].__globals__, "SAMPLES", (4, 4))
     monkeypatch.syspath_prepend(str(ROOT))

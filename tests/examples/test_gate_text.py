@@ -129,6 +129,7 @@ def cell(tmp_path):
     return file
 
 
+@pytest.mark.slow
 def test_a_cell_from_the_start_to_a_row_of_features_and_outcomes(cell, tmp_path, capsys):
     gate_text["main"](["--study", str(cell)])
     assert re.search(r"^swap: the accuracy of the start is [01]\.\d\d", capsys.readouterr().out, re.M)

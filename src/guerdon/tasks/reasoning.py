@@ -565,6 +565,7 @@ def step_truth(prompt: Prompt, text: str) -> StepTruth:
     return judge(family.solve(prompt.question), text, family.separator)
 
 
+@lru_cache(maxsize=2)  # `compare --dry-run` checks every arm of a task
 def generate(settings: TaskSettings, train_size: int, val_size: int) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
     """Different problems to train on and to validate on; no question is in both.
 
