@@ -121,17 +121,15 @@ _RESNETS = Because(Unless("mlp", "efficientnet_lite0"), "arch {}, which looks at
 class _ImageTrainSettings(_FrameFitSettings):
     """What both image reward models share."""
 
-    stored = True
-
     camera: str | None = only_with(
         None,
         arch=_PICTURES,
         description="which camera to look through, or the key of pictures that are observed; null: the only one",
     )
-    keys: tuple[str, ...] = only_with(
-        (), arch="mlp", description="keys of dict observations that the model looks at (a.b: b in a); none: all numbers"
+    keys: tuple[str, ...] | None = only_with(
+        None, arch="mlp", description="keys of dict observations to look at (a.b: b in a); null: all numbers"
     )
-    actions: bool = only_with(False, arch="mlp", description="look at the action that led to a state, too")
+    actions: bool | None = only_with(None, arch="mlp", description="look at the action that led to a state, too")
     bf16: Bf16 = only_with("auto", arch=_PICTURES, description="compute in bfloat16; auto: where the hardware has it")
     arch: Arch = Field(
         "resnet18",

@@ -163,7 +163,7 @@ def state_rows_of(episode: Episode, settings: Settings | VLMTrainSettings) -> Fl
     assert not isinstance(settings, VLMTrainSettings)
     if settings.actions and episode.actions is None:
         return None
-    return state_rows(episode, settings.keys, actions=settings.actions)
+    return state_rows(episode, settings.keys or (), actions=bool(settings.actions))
 
 
 def label_meaning(settings: Settings | VLMTrainSettings) -> str:
@@ -469,8 +469,8 @@ def _config(settings: Settings, data_hash: str, rows: NDArray[Any]) -> ImageMode
         freeze_backbone=settings.backbone_frozen,
         pretrained=_named(settings.backbone_path),
         state_size=rows.shape[1] if sees_states(settings) else None,
-        keys=settings.keys,
-        actions=settings.actions,
+        keys=settings.keys or (),
+        actions=bool(settings.actions),
         camera=settings.camera or "",
     )
 
