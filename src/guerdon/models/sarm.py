@@ -222,7 +222,7 @@ class SarmModel:
         if episode.frames is None or not episode.frames.size:
             return Failure("no_frames", "the episode has no frames")
         if states is None or states.ndim != 2:
-            return Failure("no_states", f"the episode has no states, which SARM reads beside frames ({STATE})")
+            return Failure("no_states", f"the episode has no states, which SARM reads in addition to frames ({STATE})")
         if self._statistics is not None and states.shape[1] != (size := len(self._statistics[0])):
             return Failure("bad_states", f"states have {states.shape[1]} numbers, the checkpoint's statistics {size}")
         if not np.isfinite(states).all():

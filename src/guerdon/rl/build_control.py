@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,7 @@ from guerdon.settings.reward_models import VLMModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.vla_policy import VLAPolicySettings
 from guerdon.train.optimizers import AdamW, FlatAdam, Optimizer
-from guerdon.types import Episode, FloatArray, RewardModel
+from guerdon.types import Episode, FloatArray, Observes, RewardModel
 from guerdon.worlds.build import first_world
 from guerdon.worlds.interventions import on_policy_refuses
 from guerdon.worlds.spaces import choices, is_numeric, parts_of_rows, state_keys
@@ -70,23 +70,7 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     terms = {name: sources[name].terms for name in study.reward.weights()}
     of_rollouts = None if algorithm.replayed else study.on_policy
     heads = _heads(algorithm, terms)
-    shared: dict[str, Any] = {
-        "env": study.env,
-        "shards": runner.rollout_shards,
-        "settings": study.control_policy,
-        "seed": runner.seed,
-        "rollout_steps": algorithm.rollout_steps,
-        "group_size": of_rollouts.group_size if of_rollouts is not None and of_rollouts.needs.groups else None,
-        "heads": heads,
-        "micro_batch_size": None if of_rollouts is None else of_rollouts.micro_batch_size,
-        "auxiliary": () if of_rollouts is None else list(of_rollouts.auxiliary_losses),
-        "algorithm": algorithm.type,
-        "observes": [source.observes for source in models.values()],
-        "success_readers": study.success_readers(),
-        "video_share": runner.video_share if runner.save_video else 0.0,
-        "video_every": runner.video_every,
-        "overlap_steps": study.reward.overlap_steps,
-    }
+    shared = _of_collectors(study, heads, [source.observes for source in models.values()])
     writer = None
     if study.env.data_collection.enabled and (cluster is not None or runner.rollout_shards > 1):
         writer = run_writer(study.env)
@@ -137,6 +121,35 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         EpisodeVideos(folder / "videos", copies=study.env.num_envs) if runner.save_video else None,
         loaded,
     )
+
+
+def _of_collectors(study: Study, heads: Sequence[str], observes: Sequence[Observes]) -> dict[str, Any]:
+    """Arguments of `ControlCollector` that every part of the copies has.
+
+    Args:
+        study: the resolved configuration.
+        heads: sources that the policy values.
+        observes: what reward models look at.
+    """
+    runner, algorithm = study.runner, study.control_algorithm
+    of_rollouts = None if algorithm.replayed else study.on_policy
+    return {
+        "env": study.env,
+        "shards": runner.rollout_shards,
+        "settings": study.control_policy,
+        "seed": runner.seed,
+        "rollout_steps": algorithm.rollout_steps,
+        "group_size": of_rollouts.group_size if of_rollouts is not None and of_rollouts.needs.groups else None,
+        "heads": heads,
+        "micro_batch_size": None if of_rollouts is None else of_rollouts.micro_batch_size,
+        "auxiliary": () if of_rollouts is None else list(of_rollouts.auxiliary_losses),
+        "algorithm": algorithm.type,
+        "observes": observes,
+        "success_readers": study.success_readers(),
+        "video_share": runner.video_share if runner.save_video else 0.0,
+        "video_every": runner.video_every,
+        "overlap_steps": study.reward.overlap_steps,
+    }
 
 
 def _heads(algorithm: RobotAlgorithmSettings, terms: Iterable[str]) -> tuple[str, ...]:

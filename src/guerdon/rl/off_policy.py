@@ -169,6 +169,10 @@ class ReplayLearner:
         """(count, ...) random numbers that gradient steps need."""
         return np.zeros((count, 0), np.float32)
 
+    def _explore(self, progress: float) -> Metrics:
+        """Set how much the policy explores in the next rollout, `progress` being the share of the run that is over."""
+        return {}
+
     # An update.
 
     @property
@@ -201,7 +205,7 @@ class ReplayLearner:
         if len(self.memory.transitions) < self.settings.online_step_before_learning:
             count = 0
         weighted = {f"reward_weight/{name}": weight for name, weight in self.source_weights.items()}
-        return self._learn(count) | weighted | found
+        return self._learn(count) | weighted | found | self._explore(progress)
 
     def remember(self, replay: Replay, rollout: Rollout[ControlInputs], rewards: Mapping[str, Rewards]) -> Metrics:
         """Append a rollout to a replay, with what is needed to measure its rewards again.
@@ -539,20 +543,12 @@ class DQNLearner(ReplayLearner):
     def _critic(self) -> nn.Module:
         return self.policy.pi
 
-    def update(
-        self,
-        rollout: Rollout[ControlInputs],
-        rewards: Mapping[str, Rewards],
-        terms: Mapping[str, SourceTerms],
-        *,
-        progress: float,
-    ) -> Metrics:
-        """See `ReplayLearner.update`; the share of random actions is that of the next rollout."""
-        s, found = self.settings, super().update(rollout, rewards, terms, progress=progress)
+    def _explore(self, progress: float) -> Metrics:
+        s = self.settings
         share = min(progress / s.exploration_fraction, 1.0)
         self.head.epsilon.fill_(1.0 + share * (s.exploration_final_eps - 1.0))
         self.head.weights.copy_(torch.tensor([self.source_weights.get(name, 0.0) for name in self.outputs]))
-        return {**found, "exploration": float(self.head.epsilon)}
+        return {"exploration": float(self.head.epsilon)}
 
     def _step(
         self, batch: Transitions, noise: FloatArray, weights_H: Tensor, *, act: bool

@@ -44,7 +44,7 @@ class CNNPolicySettings(Settings):
     """A policy on pictures, and on numbers that are observed with them."""
 
     stored = True
-    type: Literal["cnn"] = Field("cnn", description="a network on pictures, with the numbers observed beside them")
+    type: Literal["cnn"] = Field("cnn", description="a network on pictures and on the numbers that are observed")
     channels: tuple[int, ...] = only_with((32, 64, 64), backbone=None, description="of the convolutions")
     backbone: str | None = Field(
         None,

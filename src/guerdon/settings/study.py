@@ -1,8 +1,7 @@
-"""The root of a configuration: one file describes one study, and every verb reads its own sections.
+"""The root of a configuration: one file describes a study, and each command reads its own sections.
 
-runner, env, policy, algorithm, reward   what `guerdon run` does
-collect, label, train, evaluate, bc      what comes before it
-compare                                  the arms, seeds and tasks of a study
+runner, env, policy, algorithm, reward: what `guerdon run` does; collect, label, train, evaluate, bc: what precedes it;
+compare: the arms, seeds and tasks of a study.
 """
 
 from __future__ import annotations

@@ -472,12 +472,10 @@ class _ReportsSuccess(EnvSettings):
         default_factory=dict, description="other names of these keys of `info`: that somebody else acted, and how"
     )
     frame_stack: int = Field(
-        1,
-        ge=1,
-        le=64,
-        description="observe so many moments at once, the newest last: pictures as further channels, numbers side by "
+        1, ge=1, le=64,
+        description="moments that are observed at once, the newest last: pictures as further channels, numbers side by "
         "side; at the start of an episode the first is repeated. Of the environment's own observations",
-    )
+    )  # fmt: skip
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
