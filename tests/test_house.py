@@ -16,7 +16,7 @@ import guerdon
 SOURCE = Path(guerdon.__file__).parent
 FOLDERS = (
     "settings", "plan", "episodes", "tasks", "worlds", "policies", "collect", "labels", "models", "train", "evaluate",
-    "serve", "engines", "rewards", "rl", "compare", "integrations",
+    "serve", "engines", "rewards", "rl", "compare", "audit", "integrations",
 )  # fmt: skip
 FRONT_DOORS = {"cli", "doctor", "__main__"}  # top files that may use every folder; no folder may use them
 FORBIDDEN = re.compile(
