@@ -246,6 +246,7 @@ def test_success_ends_the_task_in_demonstrations_as_in_the_environment(tmp_path)
         ({"states": np.zeros((5, 3), np.float32)}, r"observes states of shape \(2,\), it has those of shape \(3,\)"),
         ({"actions": np.zeros((5, 4), np.float32)}, "takes actions of 2 numbers"),
         ({"rewards": None}, "has no rewards"),
+        ({"meta": {"frame_every": 5}}, "keeps every 5th row.*frame_every=1"),
     ],
 )
 def test_demonstrations_that_do_not_fit_are_refused(tmp_path, changed, reason):

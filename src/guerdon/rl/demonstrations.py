@@ -14,6 +14,7 @@ import numpy as np
 
 from guerdon.collect.policy_shape import PolicyShape
 from guerdon.episodes.read import read_episodes
+from guerdon.episodes.targets import check_every_row
 from guerdon.errors import DataError
 from guerdon.policies.robot import ControlInputs
 from guerdon.rewards.control_sources import ControlReward
@@ -114,6 +115,7 @@ def _observations(episode: Episode, shape: PolicyShape) -> np.ndarray:
     """(T, ...) what the policy observes of each row: one array, or the columns of a dict, of one picture at most."""
     if len(episode) < 2:
         raise DataError(f"demonstration {episode.id} has no step")
+    check_every_row(episode)
     parts, start = dict[str, np.ndarray](), 0
     for name, kind, wanted in shape.columns:
         column = "frames" if kind == "image" else "states"
