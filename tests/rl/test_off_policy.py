@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from safetensors.torch import save_file
 
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError, DataError
 from guerdon.policies.control import build_policy, load_policy
+from guerdon.policies.efficientnet import EfficientNetLite0
+from guerdon.policies.encoders import FrozenFeatures
 from guerdon.rewards.source import SourceTerms
 from guerdon.rl.off_policy import SACLearner, dqn_targets, sac_targets, smallest, squared_error
 from guerdon.rl.replay import Replay
@@ -127,9 +130,9 @@ def test_the_temperature_follows_the_entropy(tmp_path):
 # Runs.
 
 
-def study(tmp_path, name="run", *, algorithm=None, env=None, reward=None, **runner):
+def study(tmp_path, name="run", *, algorithm=None, env=None, reward=None, policy=None, **runner):
     return clock_study(
-        tmp_path, name=name, algorithm={**SAC, **(algorithm or {})}, reward=reward, runner=runner,
+        tmp_path, name=name, algorithm={**SAC, **(algorithm or {})}, reward=reward, runner=runner, policy=policy,
         env={"native_reward": "dense", **(env or {})},
     )  # fmt: skip
 
@@ -201,6 +204,29 @@ def test_a_killed_run_with_demonstrations_goes_on_to_the_same_bytes(tmp_path):
 @pytest.mark.parametrize("more", [{"runner": {"max_staleness": 1}}, {"runner": {"rollout_shards": 2}}])
 def test_collected_ahead_and_in_shards(tmp_path, more):
     both(tmp_path, **more["runner"])
+
+
+def test_a_killed_run_on_pictures_goes_on_to_the_same_bytes(tmp_path):
+    policy = {"type": "cnn", "channels": [4, 4], "hidden": [8]}
+    both(
+        tmp_path,
+        policy=policy,
+        env={"observation": "pixels"},
+        algorithm={"demonstrations": demonstrations(tmp_path / "shown")},
+    )
+
+
+def test_a_frozen_backbone_sees_each_picture_of_a_replay_once(tmp_path, monkeypatch):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        (tmp_path / "backbone").mkdir()
+        save_file(EfficientNetLite0().state_dict(), tmp_path / "backbone" / "model.safetensors")
+    seen, computed = [], FrozenFeatures._computed
+    monkeypatch.setattr(FrozenFeatures, "_computed", lambda self, f: seen.append(f.tobytes()) or computed(self, f))
+    policy = {"type": "cnn", "backbone": str(tmp_path / "backbone"), "hidden": [8]}
+    start(study(tmp_path, policy=policy, env={"observation": "pixels"}, total_steps=60), reader="own").run()
+    assert len(seen) == len(set(seen)) > 30
+    both(tmp_path, policy=policy, env={"observation": "pixels"}, total_steps=80)
 
 
 def test_rlpd(tmp_path):
