@@ -14,7 +14,7 @@ def folder(tmp_path, monkeypatch):
     """L is better than 0/1 on the first task, and equal on the second, which 0/1 solves; P never learns the first."""
     finals = {"first": {"A": 0.2, "L": 0.9, "P": 0.0}, "second": {"A": 0.9, "L": 0.9, "P": 0.95}}
     monkeypatch.setattr(synthetic_study, "ARMS", {name: name for name in "ALP"})
-    monkeypatch.setattr(synthetic_study, "SOURCES", {name: ("env",) for name in "ALP"})
+    monkeypatch.setattr(synthetic_study, "SOURCES", dict.fromkeys("ALP", ("env",)))
     made = lambda task, arm, seed: finals[task][arm] + 0.01 * seed  # noqa: E731
     return write_study(tmp_path / "study", made, tasks=tuple(finals), videos=False, cards=False)
 
@@ -41,4 +41,4 @@ def test_the_counts_of_tasks(folder):
     assert lines[3].startswith("| first | 0.21 ")
     assert "| +0.70" in lines[3]
     assert "Where 0/1 ends below 0.8: L above on 1 of 1 tasks; elsewhere L lower by 0.1 or more on 0 of 1." in lines
-    assert [line for line in lines if line.startswith("| P |")][0].endswith("of 6 |")
+    assert next(line for line in lines if line.startswith("| P |")).endswith("of 6 |")
