@@ -4,8 +4,9 @@
 
 By task: true success at the end and the mean height of the curve, with t intervals over seeds cut to 0 and 1, and the
 difference of the learned reward (L) from 0/1 (A), paired by seed. Then how many steps an arm needs, as a share of
-PPO's, to the level that PPO with the same reward (P) has at its end in the mean over seeds: the median over tasks and seeds, a
-run that never gets there counting as infinite, with a percentile interval of runs resampled within each task.
+PPO's, to the level that PPO with the same reward (P) has at its end in the mean over seeds: the median over tasks and
+seeds, a run that never gets there counting as infinite, with a percentile interval of runs resampled within each
+task.
 """
 
 from __future__ import annotations
