@@ -255,6 +255,17 @@ def test_demonstrations_are_half_of_a_batch_and_measured_by_every_source(tmp_pat
     loop.close()
 
 
+def test_demonstrations_whose_rewards_are_their_success_are_named(tmp_path, capsys):
+    steps = np.arange(5)
+    path = demonstrations(tmp_path / "success", count=1, rewards=(steps == 4).astype(np.float32))
+    question = "were they collected with env.native_reward dense?"
+    for name, native, asked in (("dense", "dense", True), ("sparse", "sparse", False)):
+        start(study(tmp_path, name, algorithm={"demonstrations": path}, env={"native_reward": native})).close()
+        assert (question in "".join(capsys.readouterr())) == asked
+    start(study(tmp_path, "own", algorithm={"demonstrations": demonstrations(tmp_path / "own")})).close()
+    assert question not in "".join(capsys.readouterr())
+
+
 def test_success_ends_the_task_in_demonstrations_as_in_the_environment(tmp_path):
     path = demonstrations(tmp_path / "shown")
     env = {"end_on_success": True, "native_reward": "sparse"}
