@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from guerdon.episodes.read import read_episodes
+from guerdon.errors import ConfigError
 from guerdon.rl.run import run
+from guerdon.settings.collect import ActorShare
 from guerdon.settings.policy import CNNPolicySettings
 from guerdon.settings.study import Study
 from guerdon.settings.world import GymnasiumSettings
@@ -129,6 +131,9 @@ def test_demonstrations_of_pick_and_place_go_into_a_replay_with_goals(tmp_path):
             "runner": {"total_steps": 100, "eval_every": 100, "eval_episodes": 1},
         }
     )  # fmt: skip
+    shifted = study.collect.model_copy(update={"mixture": (ActorShare(type="expert", calibration_error=0.1),)})
+    with pytest.raises(ConfigError, match="calibration_error is of what Meta-World's experts see"):
+        collect(study.model_copy(update={"collect": shifted}))
     collect(study)
     episodes = list(read_episodes(data))
     assert [one.outcome for one in episodes] == [True, True]

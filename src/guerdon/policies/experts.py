@@ -112,7 +112,10 @@ class FetchExpert:
         return np.asarray(np.clip(self.intended_B_A + noise, -1.0, 1.0), dtype=np.float32)
 
 
-def expert_of(env: WorldSettings, noise: float = 0.0) -> ScriptedExpert | MountainCarExpert | FetchExpert | None:
+StateExpert = ScriptedExpert | MountainCarExpert | FetchExpert
+
+
+def expert_of(env: WorldSettings, noise: float = 0.0) -> StateExpert | None:
     """The expert of an `env` section's task that acts on its observations alone; None: there is none."""
     if env.type == "gymnasium" and env.task.startswith("MountainCarContinuous-"):
         return MountainCarExpert(noise)
