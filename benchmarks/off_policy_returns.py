@@ -117,9 +117,8 @@ def main() -> None:
         f"{difference:+.1f} [{low:+.1f}, {high:+.1f}]", f"{difference / of:+.1%} [{low / of:+.1%}, {high / of:+.1%}]",
     ]  # fmt: skip
     header = ["task", "steps", "guerdon", "Stable-Baselines3", "difference", "of theirs"]
-    print(
-        f"\n{machine_line(['stable_baselines3'])}\n\n{options.seeds} seeds, Welch intervals.\n\n{table(header, [cells])}"
-    )
+    print(f"\n{machine_line(['stable_baselines3'])}\n\n{options.seeds} seeds, Welch intervals.\n")
+    print(table(header, [cells]))
 
 
 if __name__ == "__main__":
