@@ -262,7 +262,11 @@ def test_demonstrations_whose_rewards_are_their_success_are_named(tmp_path, caps
     for name, native, asked in (("dense", "dense", True), ("sparse", "sparse", False)):
         start(study(tmp_path, name, algorithm={"demonstrations": path}, env={"native_reward": native})).close()
         assert (question in "".join(capsys.readouterr())) == asked
-    start(study(tmp_path, "own", algorithm={"demonstrations": demonstrations(tmp_path / "own")})).close()
+    dense = demonstrations(tmp_path / "kept", count=1, rewards=None, meta={"dense_rewards": [0.0, 3.0, 2.0, 1.0, 7.0]})
+    loop = start(study(tmp_path, "own", algorithm={"demonstrations": dense}))
+    shown = loop.learner.demonstrations
+    assert shown.paid["env"]["reward"][shown.transitions].tolist() == [3, 2, 1, 7]
+    loop.close()
     assert question not in "".join(capsys.readouterr())
 
 

@@ -152,6 +152,8 @@ def _success(episode: Episode) -> np.ndarray:
 
 
 def _rewards(episode: Episode) -> np.ndarray:
+    if "dense_rewards" in episode.meta:  # of an episode that was collected with 0/1
+        return np.asarray(episode.meta["dense_rewards"], np.float32)
     if episode.rewards is None:
         raise DataError(f"demonstration {episode.id} has no rewards (next.reward), which env.native_reward dense pays")
     return episode.rewards
