@@ -1,7 +1,7 @@
 """Logs of rewards as `Rows`: which files there are, and what wrote them.
 
-    rows = read_log(Path("rollouts/"), columns={"reward": "final_score"})
-    print(rows.layout, len(rows), rows.bad)
+rows = read_log(Path("rollouts/"), columns={"reward": "final_score"})
+print(rows.layout, len(rows), rows.bad)
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from guerdon.audit.robot_logs import EVENTS, METRICS, MONITOR, monitor_records, read_events, read_lerobot, read_metrics
 from guerdon.audit.rows import Rows
-from guerdon.audit.text_rows import RowReader, columns_of
-from guerdon.episodes.rollout_logs import LOG_ENDINGS, NAMES, layout_of, log_records
+from guerdon.audit.text_rows import RowReader
+from guerdon.episodes.rollout_logs import LOG_ENDINGS, NAMES, PLAIN, columns_of, layout_of, log_records
 from guerdon.errors import DataError, did_you_mean
 
 _LOOKED_FOR = (
@@ -63,7 +63,7 @@ def read_log(path: Path, *, columns: Mapping[str, str] = {}, sample: int = 50_00
     curves, shown = read_events(events, path)
     for file in metrics:
         curves |= read_metrics(file)
-    layout, those = next(iter(kinds.items()), ("curves", []))
+    layout, those = next(iter(kinds.items()), ("responses and scalars in TensorBoard" if shown else "scalars", []))
     if not kinds and not curves:
         lacks = "".join(f"; {name} has no column of rewards among {found[:300]}: pass --columns reward=NAME"
                         for name, found in [*skipped.items()][:1])  # fmt: skip
@@ -82,12 +82,11 @@ def _files(path: Path) -> list[Path]:
     """The files that may be a log, numbers in names in their order."""
     if path.is_file():
         return [path]
-    found = []
-    for file in path.rglob("*"):
-        inside = file.relative_to(path).parts
-        if not any(p.startswith(".") or p in ("wandb", "checkpoints") for p in inside[:-1]) and file.is_file():
-            if file.suffix.lower() in LOG_ENDINGS or EVENTS in file.name:
-                found.append(file)
+    found = [
+        file for file in path.rglob("*")
+        if (file.suffix.lower() in LOG_ENDINGS or EVENTS in file.name) and file.is_file()
+        and not any(p.startswith(".") or p in ("wandb", "checkpoints") for p in file.relative_to(path).parts[:-1])
+    ]  # fmt: skip
     return sorted(found, key=lambda f: [int(p) if k % 2 else p for k, p in enumerate(re.split(r"(\d+)", str(f)))])
 
 
@@ -110,8 +109,8 @@ def _kinds(
             continue
         layout = layout_of(first)
         row = next(iter(layout.rows(first)), {})
-        plan = columns_of((*row, *row.get("parts", ())), layout, columns)
-        if plan.summed or {"reward", "token_rewards"} & plan.keys.keys() or layout.name != "plain columns":
+        plan = columns_of(row, layout, columns)
+        if plan.summed or {"reward", "token_rewards"} & plan.keys.keys() or layout.name != PLAIN:
             kinds.setdefault(layout.name, []).append(file)
         else:
             skipped[file.name] = ", ".join(map(str, first))

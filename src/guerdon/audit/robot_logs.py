@@ -1,7 +1,7 @@
 """Logs without texts: LeRobot data sets, monitor files of Stable-Baselines3, scalars of TensorBoard and of runs.
 
-    rows = read_lerobot(Path("data/episodes"), {})
-    curves, shown = read_curves([Path("runs/a/events.out.tfevents.1.host")], Path("runs/a"))
+rows = read_lerobot(Path("data/episodes"), {})
+curves, shown = read_curves([Path("runs/a/events.out.tfevents.1.host")], Path("runs/a"))
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rows of responses from the records of logs: numbers of all rows, texts of a sample whose groups stay whole.
 
-    reader = RowReader({}, sample=50_000, seed=0)
-    reader.read(Path("10.jsonl"), log_records(Path("10.jsonl")))
-    rows = reader.finish("a dump of verl", Path("."), [], {})
+reader = RowReader({}, sample=50_000, seed=0)
+reader.read(Path("10.jsonl"), log_records(Path("10.jsonl")))
+rows = reader.finish("a dump of verl", Path("."), [], {})
 """
 
 from __future__ import annotations
@@ -19,55 +19,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from guerdon.audit.rows import Codes, Flags, Numbers, Rows, Texts
-from guerdon.episodes.rollout_logs import NAMES, LogLayout, layout_of, messages_of, text_of
+from guerdon.episodes.rollout_logs import RESCORED, Columns, columns_of, layout_of, messages_of, text_of, turns_of
 from guerdon.errors import DataError, did_you_mean
 
 LONGEST = 200_000  # characters of a text that are kept
 _BYTES = 200_000_000  # of all texts that are kept
 _RUN = 4096  # rows of one prompt that are sampled together, at most
 _NUMBERS = ("reward", "truth", "step", "length", "truncated", "failed", "advantage")
-_REWARD = re.compile(r"reward|score|judge|rating|grade|return", re.IGNORECASE)
-_COUNT = re.compile(r"^(num_|n_|__)|turns|index|time|seed|_id$", re.IGNORECASE)  # numbers that are no rewards
 _STEP = re.compile(r"(?:^|[/_-])(?:global_?)?step[_-]?(\d+)|(?:^|/)(\d+)\.\w+$")
 _WORDS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0, "correct": 1.0, "incorrect": 0.0, "pass": 1.0, "fail": 0.0}
 _CUT = {"length", "max_tokens", "max_output_tokens", "max_length", "model_length", "limit", "true", "1"}
+_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.IGNORECASE)
 _NAN = float("nan")
-
-
-class Columns(NamedTuple):
-    """Which columns of rows with these names are read.
-
-    Attributes:
-        keys: column by what it holds.
-        parts: further columns that are rewards.
-        summed: whether the reward is the sum of these.
-    """
-
-    keys: Mapping[str, str]
-    parts: tuple[str, ...]
-    summed: bool
-
-
-def columns_of(names: Sequence[str], layout: LogLayout, given: Mapping[str, str]) -> Columns:
-    """The columns of rows that have these names.
-
-    Args:
-        names: of the columns of a row.
-        layout: of the log.
-        given: columns by what they hold, as passed by the user.
-    """
-    keys = {what: name for what, name in {**layout.names, **given}.items() if name in names}
-    summed = layout.parts == "sum" and "reward" not in given
-    for what, usual in NAMES.items():
-        if what in keys or (what == "reward" and summed) or (what == "length" and layout.parts == "sum"):
-            continue
-        found = next((n for n in usual if n in names and n not in keys.values()), None)
-        if found is not None:
-            keys[what] = found
-    taken = {name for what, name in keys.items() if not (summed and what == "truth")}
-    wide = layout.parts != "named"
-    rest = [n for n in names if n not in taken and (_REWARD.search(n) or (wide and not _COUNT.search(n)))]
-    return Columns(keys, tuple(rest), summed)
 
 
 class _BadRow(ValueError):
@@ -213,8 +176,8 @@ class RowReader:
                     for row in layout.rows(record):
                         names = (*row, *row["parts"]) if "parts" in row else tuple(row)
                         if (plan := plans.get(names)) is None:
-                            plan = plans[names] = columns_of(names, layout, self.given)
-                            self.seen.update(plan.keys)
+                            plan = plans[names] = columns_of(row, layout, self.given)
+                            self.seen.update(plan.keys, ["response"] if turns_of(row, plan)[1] else [])
                             self.names.update(dict.fromkeys(names))
                         self._add(line + first, row, plan)
                 except _BadRow as error:
@@ -227,14 +190,14 @@ class RowReader:
     def _add(self, line: int, row: Mapping[str, Any], plan: Columns) -> None:
         found: dict[tuple[str, str], float] = {}
         parts = row.get("parts", row)
-        for name in parts if "parts" in row else plan.parts:
-            value = parts[name]
-            if isinstance(value, float | int) or (isinstance(value, str) and value[:1] in "+-.0123456789"):
+        for name in plan.parts:
+            value = parts.get(name)
+            if isinstance(value, float | int) or (plan.texts and isinstance(value, str) and _NUMBER.fullmatch(value)):
                 found["part", name] = _number(value, name)
         if plan.summed:
-            known = [v for v in found.values() if v == v]
-            self.summed.update(name for _, name in found)
-            found["what", "reward"] = sum(known) if known else _NAN
+            known = {name: v for (_, name), v in found.items() if v == v and name != RESCORED}
+            self.summed.update(known)
+            found["what", "reward"] = sum(known.values()) if known else _NAN
         keys = plan.keys
         for what in _NUMBERS:
             if (name := keys.get(what)) is not None:
@@ -242,10 +205,7 @@ class RowReader:
                 read = _flag if what in ("truncated", "failed") else _number
                 found["what", what] = float(value) if type(value) is float else read(value, what)
         reward, step = found.get(("what", "reward"), _NAN), found.get(("what", "step"), _NAN)
-        asked, said = row.get(keys.get("prompt", "")), row.get(keys.get("response", ""))
-        if "response" not in keys and (turns := messages_of(asked)) and turns[-1]["role"] == "assistant":
-            asked, said = turns[:-1], turns[-1:]
-            self.seen.add("response")
+        asked, said = turns_of(row, plan)
         prompt, response = _text(asked, "prompt"), _text(said, "response")
         token_rewards = row.get(keys.get("token_rewards", "")) or []
         if token_rewards and ("what", "reward") not in found:
@@ -287,7 +247,9 @@ class RowReader:
                 kept, _Kept(n, prompt, response[:LONGEST], messages, tokens, list(token_rewards), truth[:LONGEST])
             )
 
-    def finish(self, layout: str, root: Path, notes: Sequence[str], curves: Mapping[str, tuple[Codes, Numbers]]) -> Rows:
+    def finish(
+        self, layout: str, root: Path, notes: Sequence[str], curves: Mapping[str, tuple[Codes, Numbers]]
+    ) -> Rows:
         """All that was read.
 
         Args:
@@ -304,15 +266,19 @@ class RowReader:
         columns = {key: np.asarray([*c, *[_NAN] * (n - len(c))]) for key, c in self.columns.items()}
         given = {name: values for (kind, name), values in columns.items() if kind == "what"}
         reward_N = given.get("reward", np.full(n, _NAN))
+        same = (reward_N, given.get("truth", reward_N))
         rewards = {
             name: values for (kind, name), values in columns.items()
-            if kind == "part" and np.isfinite(values).any() and not np.array_equal(values, reward_N, equal_nan=True)
+            if kind == "part" and np.isfinite(values).any()
+            and not any(np.array_equal(values, one, equal_nan=True) for one in same)
         }  # fmt: skip
         names = tuple(str(f.relative_to(root)) if f != root else f.name for f in self.files)
         file_N, prompt_N = np.asarray(self.codes["file"], np.int64), _codes(self.codes["prompt"])
         step_N, more = self._steps(given.get("step"), names, file_N), list(notes)
         group_N, grouped_by = self._groups(prompt_N, step_N, more)
         texts = self._texts(n, more)
+        if step_N is not None and len(folders := sorted({name.rpartition("/")[0] for name in names})) > 1:
+            more.append(f"files of {len(folders)} folders are read as one log: {', '.join(folders)[:200]}")
         if self.summed:
             more.append(f"the reward is the sum of {', '.join(sorted(self.summed))}, each with weight 1; "
                         "--columns reward=NAME takes one of them")  # fmt: skip
@@ -360,7 +326,8 @@ class RowReader:
             if other is not None:
                 new[1:] |= np.diff(other) != 0
         group_N = np.cumsum(new) - 1
-        moments = prompt_N if step_N is None else prompt_N * (step_N.max() + 2) + step_N
+        moments = prompt_N * len(self.files) + np.asarray(self.codes["file"], np.int64)
+        moments = moments if step_N is None else moments * (step_N.max() + 2) + step_N
         if group_N[-1] + 1 > 1.5 * len(np.unique(moments)):
             notes.append("rows of one prompt are not adjacent: pass --columns group=NAME where the log has groups")
         if group_N[-1] + 1 == len(group_N):

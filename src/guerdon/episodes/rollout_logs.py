@@ -19,7 +19,9 @@ Any other file has its columns, under the names of `NAMES` or under those that a
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -48,6 +50,10 @@ NAMES: Mapping[str, tuple[str, ...]] = {  # what a column holds, and how it is u
 }  # fmt: skip
 
 
+PLAIN = "plain columns"  # the name of the layout that any other record has
+RESCORED, FAILURE = "guerdon_reward", "guerdon_failure"  # columns that `guerdon score` adds to a log
+
+
 class LogLayout(NamedTuple):
     """How the records of a log are read.
 
@@ -58,6 +64,7 @@ class LogLayout(NamedTuple):
         names: columns by what they hold, where `NAMES` would find others.
         parts: further columns of numbers that are rewards: those named like one, or all; `sum`: all, and the reward is
             their sum. Of rows with a map `parts` it is these.
+        rescored: a record with new rewards of its responses; None: they are a column of the record.
     """
 
     name: str
@@ -65,6 +72,7 @@ class LogLayout(NamedTuple):
     rows: Callable[[Mapping[str, Any]], list[Mapping[str, Any]]]
     names: Mapping[str, str] = {}
     parts: Literal["named", "all", "sum"] = "named"
+    rescored: Callable[[Mapping[str, Any], Sequence[float | None]], Mapping[str, Any]] | None = None
 
 
 def log_records(path: Path) -> Iterator[tuple[int, Any]]:
@@ -91,12 +99,35 @@ def layout_of(record: Mapping[str, Any]) -> LogLayout:
 def _inside_json(found: Mapping[str, Any], path: Path) -> Sequence[Any]:
     """The records of a JSON object: an inspect_ai log, a table of Weights & Biases, responses that guerdon shows."""
     if isinstance(found.get("samples"), list) and isinstance(found.get("eval"), dict):
-        return [{"eval": found["eval"].get("task"), **s} if isinstance(s, dict) else s for s in found["samples"]]
+        return list(found["samples"])
     if isinstance(found.get("columns"), list) and isinstance(found.get("data"), list):
         return [dict(zip(map(str, found["columns"]), row, strict=False)) for row in found["data"]]
     if isinstance(found.get("responses"), list) and "step" in found:
         return [{**r, "step": found["step"]} if isinstance(r, dict) else r for r in found["responses"]]
     raise DataError(f"{path}: a JSON object without samples of inspect_ai, found {', '.join(found)[:200]}")
+
+
+def with_records(path: Path, records: Sequence[Mapping[str, Any]]) -> bytes | None:
+    """An archive or a JSON object with other records in the place of its own; None for other files.
+
+    Args:
+        path: of the file.
+        records: as many as `log_records` yields.
+    """
+    if path.suffix == ".eval":
+        changed, archive = iter(records), io.BytesIO()
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
+            for name, data in eval_members(path):
+                out.writestr(name, json.dumps(next(changed), ensure_ascii=False) if is_sample(name) else data)
+        return archive.getvalue()
+    if path.suffix != ".json" or not isinstance(found := json_value(path), dict):
+        return None
+    if "columns" in found:
+        names = list(dict.fromkeys(name for record in records for name in record))
+        found |= {"columns": names, "data": [[record.get(name) for name in names] for record in records]}
+    else:
+        found["samples" if "samples" in found else "responses"] = list(records)
+    return json.dumps(found, ensure_ascii=False, indent=1).encode()
 
 
 # inspect_ai's archives. They are compressed by Zstandard, which `zipfile` knows from Python 3.14 on.
@@ -142,6 +173,12 @@ def _eval_samples(path: Path) -> Iterator[tuple[int, Any]]:
             number += 1
 
 
+def _rescored_sample(record: Mapping[str, Any], values: Sequence[float | None]) -> Mapping[str, Any]:
+    """A sample with the reward among its scores, where it has a value."""
+    new = {} if values[0] is None else {RESCORED: {"value": values[0]}}
+    return {**record, "scores": {**_map(record.get("scores")), **new}}
+
+
 _GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # inspect_ai's values of scores
 
 
@@ -156,7 +193,7 @@ def _inspect_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         scores |= {part: _GRADES.get(v, v) if isinstance(v, str) else v for part, v in parts.items()}
     first = next(iter(scores), None)
     truth = next((scores[name] for name in graded if name != first), None)
-    messages = [m for m in record.get("messages") or () if isinstance(m, Mapping)]
+    messages = [_calling(m) for m in record.get("messages") or () if isinstance(m, Mapping)]
     answered = next((k for k, m in enumerate(messages) if m.get("role") == "assistant"), len(messages))
     output = _map(record.get("output"))
     choice = _map(next(iter(output.get("choices") or ()), None))
@@ -170,6 +207,13 @@ def _inspect_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         "length": usage[0] if len(usage) == 1 else None, "parts": scores,
     }  # fmt: skip
     return [_attach(row, attached) if attached else row]
+
+
+def _calling(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message whose calls of tools are in the layout of OpenAI."""
+    calls = [{"id": c.get("id"), "function": {"name": c.get("function"), "arguments": c.get("arguments")}}
+             for c in map(_map, message.get("tool_calls") or ())]  # fmt: skip
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def _attach(value: Any, attached: Mapping[str, Any]) -> Any:
@@ -223,6 +267,15 @@ def _trace_row(trace: Mapping[str, Any]) -> dict[str, Any]:
         "length": trace.get("num_output_tokens"), "advantage": sum(credit) / len(credit) if credit else None,
         "parts": {name: r.get("score") for name, r in given.items()} | dict(_map(trace.get("metrics"))),
     }  # fmt: skip
+
+
+def _rescored_trace(record: Mapping[str, Any], values: Sequence[float | None]) -> Mapping[str, Any]:
+    """An episode whose traces have the reward among their metrics."""
+    new = {id(t): {**t, "metrics": {**_map(t.get("metrics")), RESCORED: v}}
+           for t, v in zip(_traces(record), values, strict=True)}  # fmt: skip
+    if "traces" not in record:
+        return new[id(record)]
+    return {**record, "traces": [new.get(id(t), t) for t in record["traces"]]}
 
 
 def _results_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -303,15 +356,72 @@ LAYOUTS: tuple[LogLayout, ...] = (
               {"prompt": "prompt", "response": "completion", "advantage": "advantage"}, "sum"),
     LogLayout("a dump of verl", _has("input", "output", "score", "step"), _same,
               {"prompt": "input", "response": "output", "reward": "score"}, "all"),
-    LogLayout("traces of verifiers or prime-rl", lambda r: "traces" in r or _has("nodes", "rewards")(r), _trace_rows),
+    LogLayout("traces of verifiers or prime-rl", lambda r: "traces" in r or _has("nodes", "rewards")(r), _trace_rows,
+              rescored=_rescored_trace),
     LogLayout("results of verifiers", _has("example_id", "completion", "reward"), _results_rows),
-    LogLayout("a log of inspect_ai", _has("epoch", "input", "target", "scores"), _inspect_rows),
+    LogLayout("a log of inspect_ai", _has("epoch", "input", "target", "scores"), _inspect_rows,
+              rescored=_rescored_sample),
     LogLayout("rollouts of NeMo-Gym", _has("responses_create_params", "response"), _gym_rows),
     LogLayout("inputs of a reward function of OpenRLHF", _has("query", "prompt", "reward"), _query_rows),
     LogLayout("responses of a run of guerdon", _has("tokens", "rewards", "outcome"), _shown_rows),
     LogLayout("a run of guerdon", _has("return/combined", "success"), _episode_rows),
-    LogLayout("plain columns", lambda r: True, _same),
+    LogLayout(PLAIN, lambda r: True, _same),
 )  # fmt: skip
+
+
+# Columns of rows.
+
+_REWARD = re.compile(r"reward|score|judge|rating|grade|return", re.IGNORECASE)
+_COUNT = re.compile(r"^(num_|n_|__)|turns|index|time|seed|_id$", re.IGNORECASE)  # numbers that are no rewards
+
+
+class Columns(NamedTuple):
+    """Which columns of rows with these names are read.
+
+    Attributes:
+        keys: column by what it holds.
+        parts: further columns that are rewards.
+        summed: whether the reward is the sum of these.
+        texts: whether a text may be a number, as in CSV.
+    """
+
+    keys: Mapping[str, str]
+    parts: tuple[str, ...]
+    summed: bool
+    texts: bool
+
+
+def columns_of(row: Mapping[str, Any], layout: LogLayout, given: Mapping[str, str]) -> Columns:
+    """The columns of rows that are like this one.
+
+    Args:
+        row: any of them, from `layout.rows`.
+        layout: of the log.
+        given: columns by what they hold, as passed by the user.
+    """
+    parts = row.get("parts")
+    names = {**row, **(parts or {})}
+    keys = {what: name for what, name in {**layout.names, **given}.items() if name in names}
+    summed = layout.parts == "sum" and "reward" not in given
+    for what, usual in NAMES.items():
+        if what in keys or (what == "reward" and summed) or (what == "length" and layout.parts == "sum"):
+            continue
+        found = next((n for n in usual if n in names and n not in keys.values()), None)
+        if found is not None:
+            keys[what] = found
+    taken = {name for what, name in keys.items() if not (summed and what == "truth")}
+    wide = layout.parts != "named"
+    kept = [n for n in names if n not in taken] if parts is None else list(parts)
+    rest = [n for n in kept if _REWARD.search(n) or ((wide or parts is not None) and not _COUNT.search(n))]
+    return Columns(keys, tuple(rest), summed, not wide)
+
+
+def turns_of(row: Mapping[str, Any], columns: Columns) -> tuple[Any, Any]:
+    """Prompt and response of a row, each text or messages; a conversation ends with the response."""
+    asked, said = row.get(columns.keys.get("prompt", "")), row.get(columns.keys.get("response", ""))
+    if "response" not in columns.keys and (turns := messages_of(asked)) and turns[-1]["role"] == "assistant":
+        return asked[:-1], asked[-1:]
+    return asked, said
 
 
 # Texts of conversations.
@@ -344,8 +454,6 @@ def _content(message: Mapping[str, Any]) -> str:
 
 
 def _call(call: Any) -> str:
-    """A call of a tool, whose name stands in a map `function` (OpenAI), in `function` (inspect_ai) or in `name`."""
-    given = _map(call)
-    inner = given.get("function")
-    known = inner if isinstance(inner, Mapping) else given
-    return f"[{known.get('name') or inner}({known.get('arguments')})]"
+    """A call of a tool, whose name stands in a map `function` (OpenAI) or in `name`."""
+    known = _map(call).get("function") or call
+    return f"[{_map(known).get('name')}({_map(known).get('arguments')})]"
