@@ -311,7 +311,7 @@ class RowReader:
 
     def _steps(self, step_N: Numbers | None, names: Sequence[str], file_N: Codes) -> Codes | None:
         if step_N is not None and np.isfinite(step_N).any():
-            return np.where(np.isfinite(step_N), step_N, -1).astype(np.int64)
+            return np.where(np.abs(step_N) < 2**53, step_N, -1).astype(np.int64)
         in_names = [_STEP.findall(name) for name in names]
         if len(names) < 2 or not all(in_names):
             return None

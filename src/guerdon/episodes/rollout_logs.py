@@ -226,7 +226,7 @@ def _inspect_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     usage = [_map(u).get("output_tokens") for u in _map(record.get("model_usage")).values()]
     row = {
         "prompt": messages[:answered] or record.get("input"),
-        "response": messages[answered:] or output.get("completion"),
+        "response": messages[answered:] or output.get("completion") or None,
         "reward": scores.get(first), "truth": truth, "reference": record.get("target"), "group": record.get("id"),
         "truncated": "limit" if record.get("limit") else choice.get("stop_reason"), "failed": record.get("error"),
         "length": usage[0] if len(usage) == 1 else None, "parts": scores,

@@ -44,14 +44,11 @@ def trl(folder):
         "{% for m in messages %}{{ m['role'] }} : {{ m['content'] }} {% endfor %}"
         "{% if add_generation_prompt %}assistant : {% endif %}"
     )
-    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}  # fmt: skip
     for name, chat in (("plain", False), ("chat", True)):
         torch.manual_seed(0)
-        model = Qwen2ForCausalLM(
-            Qwen2Config(
-                vocab_size=len(words), num_key_value_heads=2, bos_token_id=1, eos_token_id=1, pad_token_id=0, **size
-            )
-        )
+        model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(words), num_key_value_heads=2, **size))
         asked = [
             f"what is {a} plus {b} ?" for a, b in (("one", "one"), ("one", "two"), ("two", "two"), ("one", "three"))
         ]
@@ -224,7 +221,7 @@ def verl(folder, source):
         more = {"acc": acc, "format": [0.1 * (k % 2) for k in range(8)], "pred": [t[-1] for t in said],
                 "num_turns": [2] * 8, "request_id": [f"r{k}" for k in range(8)]}  # fmt: skip
         truths = [str(step + k // 4) for k in range(8)]
-        score = [float(a) + f for a, f in zip(acc, more["format"])]
+        score = [float(a) + f for a, f in zip(acc, more["format"], strict=True)]
         write(asked, said, truths, score, more, f"{folder}/rollout", step)
         write(asked[::4], said[::4], truths[::4], score[::4], {"reward": score[::4], "acc": acc[::4]},
               f"{folder}/validation", step)  # fmt: skip
