@@ -179,7 +179,7 @@ class RowReader:
                         names = (*row, *row["parts"]) if "parts" in row else tuple(row)
                         if (plan := plans.get(names)) is None:
                             plan = plans[names] = columns_of(row, layout, self.given)
-                            self.group = plan.keys.get("group", self.group)
+                            self.group = plan.keys.get("group") or self.group
                             self.seen.update(plan.keys, ["response"] if turns_of(row, plan)[1] else [])
                             self.names.update(dict.fromkeys(names))
                         self._add(line + first, row, plan)

@@ -423,7 +423,8 @@ def columns_of(row: Mapping[str, Any], layout: LogLayout, given: Mapping[str, st
 
 def turns_of(row: Mapping[str, Any], columns: Columns) -> tuple[Any, Any]:
     """Prompt and response of a row, each text or messages; a conversation ends with the response."""
-    asked, said = row.get(columns.keys.get("prompt", "")), row.get(columns.keys.get("response", ""))
+    asked: Any = row.get(columns.keys.get("prompt", ""))
+    said = row.get(columns.keys.get("response", ""))
     if "response" not in columns.keys and (turns := messages_of(asked)) and turns[-1]["role"] == "assistant":
         return asked[:-1], asked[-1:]
     return asked, said
