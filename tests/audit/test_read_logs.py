@@ -50,9 +50,27 @@ def test_completions_that_trl_logged(kind):
     assert rows.grouped_by == "adjacent rows of one prompt"
     assert rows.texts.prompts[4] == "what is two plus two ?" or rows.texts.prompts[4].startswith("what is ")
     assert (rows.texts.messages is not None) == (kind == "chat")
+    assert not any("advantages" in note for note in rows.notes)
     one = read_log(DATA / "trl" / kind, columns={"reward": "short"})
     assert one.reward_N[:8].tolist() == [r["short"] for r in first]
     assert "says_two" in one.rewards
+
+
+def test_the_sum_of_trl_is_compared_with_its_advantages(tmp_path):
+    def logged(weight, **more):
+        rng = np.random.default_rng(0)
+        r = rng.random((2, 6, 4))
+        total = r[0] + weight * r[1]
+        advantage = (total - total.mean(1, keepdims=True)) / total.std(1, keepdims=True)
+        rows = [{"step": 1, "prompt": f"p{g}", "completion": "c", "a": r[0, g, k], "b": r[1, g, k],
+                 "advantage": advantage[g, k], **more} for g in range(6) for k in range(4)]  # fmt: skip
+        return read_log(jsonl(tmp_path / "log.jsonl", rows)), total.ravel()
+
+    rows, total = logged(1.0, is_correct=1.0)  # a column of `log_extra`
+    np.testing.assert_allclose(rows.reward_N, total)
+    assert rows.truth_N.tolist() == [1.0] * 24
+    assert not any("advantages" in note for note in rows.notes)
+    assert any("advantages are not those of this sum" in note for note in logged(3.0)[0].notes)
 
 
 def test_dumps_of_verl(tmp_path):
@@ -380,6 +398,9 @@ def test_groups_are_of_adjacent_rows_of_one_prompt_and_step(tmp_path):
         return read_log(jsonl(tmp_path / "log.jsonl", log))
 
     assert groups(grouped(("a", 0), ("a", 0), ("a", 1), ("b", 1), ("b", 1))) == [2, 1, 2]
+    four = [(p, 0) for p in "aaaabbbbbbbbccccdddd"]
+    assert groups(grouped(*four)) == [4] * 5  # two groups of b, one after the other
+    assert groups(grouped(*four[:-1])) == [4, 8, 4, 3]
     apart = grouped(("a", 0), ("b", 0), ("a", 0), ("b", 0))
     assert (apart.group_N, apart.grouped_by) == (None, "")
     assert any("not adjacent" in note for note in apart.notes)

@@ -193,10 +193,10 @@ class RowReader:
     def _add(self, line: int, row: Mapping[str, Any], plan: Columns) -> None:
         found: dict[tuple[str, str], float] = {}
         parts = row.get("parts", row)
-        for name in plan.parts:
-            value = parts.get(name)
+        for part in plan.parts:
+            value = parts.get(part)
             if isinstance(value, float | int) or (plan.texts and isinstance(value, str) and _NUMBER.fullmatch(value)):
-                found["part", name] = _number(value, name)
+                found["part", part] = _number(value, part)
         if plan.summed:
             known = {name: v for (_, name), v in found.items() if v == v and name != RESCORED}
             self.summed.update(known)
@@ -293,6 +293,8 @@ class RowReader:
         if self.summed:
             more.append(f"the reward is the sum of {', '.join(sorted(self.summed))}, each with weight 1; "
                         "--columns reward=NAME takes one of them")  # fmt: skip
+            if not _proportional(reward_N, given["advantage"], group_N):
+                more.append("the logged advantages are not those of this sum: pass the reward as a column of its own")
         more += [f"{count} values of {what} are not numbers and count as missing" for what, count in self.odd.items()]
         if self.infinite:
             more.append(f"{self.infinite} infinite rewards count as missing")
@@ -337,6 +339,10 @@ class RowReader:
         for other in (step_N, np.asarray(self.codes["file"], np.int64)):
             if other is not None:
                 new[1:] |= np.diff(other) != 0
+        sizes = np.diff([*np.flatnonzero(new), len(new)])
+        usual = int(np.bincount(sizes).argmax())
+        if not (sizes % usual).any():  # groups of one prompt may follow each other
+            new[(np.arange(len(new)) - np.repeat(np.flatnonzero(new), sizes)) % usual == 0] = True
         group_N = np.cumsum(new) - 1
         moments = prompt_N * len(self.files) + np.asarray(self.codes["file"], np.int64)
         moments = moments if step_N is None else moments * (step_N.max() + 2) + step_N
@@ -375,6 +381,23 @@ def _why(record: Any) -> str:
 
 def _codes(values: Sequence[int]) -> Codes:
     return np.unique(np.asarray(values, np.int64), return_inverse=True)[1].astype(np.int64)
+
+
+def _proportional(rewards_N: Numbers, advantages_N: Numbers, group_N: Codes | None) -> bool:
+    """Whether advantages are rewards less their mean, times a number, in each group; True where that cannot be seen."""
+    known = np.isfinite(rewards_N + advantages_N)
+    if group_N is None or not known.any():
+        return True
+    group = _codes(group_N[known].tolist())
+    counts = np.bincount(group)
+
+    def unit(values: Numbers) -> Numbers:
+        centred = values - (np.bincount(group, values) / counts)[group]
+        spread = np.sqrt(np.bincount(group, centred**2) / counts)[group]
+        return np.where(spread > 1e-6, centred / np.maximum(spread, 1e-6), np.nan)
+
+    products = unit(rewards_N[known]) * unit(advantages_N[known])
+    return not np.isfinite(products).any() or float(np.nanmean(products)) > 0.99
 
 
 def _known(values: Numbers | None) -> Numbers | None:

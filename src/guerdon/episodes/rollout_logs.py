@@ -414,9 +414,8 @@ def columns_of(row: Mapping[str, Any], layout: LogLayout, given: Mapping[str, st
         found = next((n for n in usual if n in names and n not in keys.values()), None)
         if found is not None and what not in keys and not (summed and what in ("reward", "length")):
             keys[what] = found
-    taken = {name for what, name in keys.items() if not (summed and what == "truth")}
     wide = layout.parts != "named"
-    kept = [n for n in names if n not in taken] if parts is None else list(parts)
+    kept = [n for n in names if n not in keys.values()] if parts is None else list(parts)
     rest = [n for n in kept if _REWARD.search(n) or ((wide or parts is not None) and not _COUNT.search(n))]
     return Columns(keys, tuple(rest), summed, not wide)
 
