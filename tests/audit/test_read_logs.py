@@ -401,6 +401,7 @@ def test_groups_are_of_adjacent_rows_of_one_prompt_and_step(tmp_path):
     four = [(p, 0) for p in "aaaabbbbbbbbccccdddd"]
     assert groups(grouped(*four)) == [4] * 5  # two groups of b, one after the other
     assert groups(grouped(*four[:-1])) == [4, 8, 4, 3]
+    assert groups(grouped(*[(p, 0) for p in "abcdeeee"])) == [1, 1, 1, 1, 4]
     apart = grouped(("a", 0), ("b", 0), ("a", 0), ("b", 0))
     assert (apart.group_N, apart.grouped_by) == (None, "")
     assert any("not adjacent" in note for note in apart.notes)

@@ -290,11 +290,11 @@ class RowReader:
         folders = sorted({re.sub(r"\d+", "N", name.rpartition("/")[0]) for name in names})
         if len(folders) > 1:
             more.append(f"files of {len(folders)} folders are read as one log: {', '.join(folders)[:200]}")
-        if self.summed:
+        if len(self.summed) > 1:
             more.append(f"the reward is the sum of {', '.join(sorted(self.summed))}, each with weight 1; "
                         "--columns reward=NAME takes one of them")  # fmt: skip
-            if not _proportional(reward_N, given["advantage"], group_N):
-                more.append("the logged advantages are not those of this sum: pass the reward as a column of its own")
+        if self.summed and not _proportional(reward_N, given["advantage"], group_N):
+            more.append("the logged advantages are not those of this sum: pass the reward as a column of its own")
         more += [f"{count} values of {what} are not numbers and count as missing" for what, count in self.odd.items()]
         if self.infinite:
             more.append(f"{self.infinite} infinite rewards count as missing")
@@ -341,7 +341,7 @@ class RowReader:
                 new[1:] |= np.diff(other) != 0
         sizes = np.diff([*np.flatnonzero(new), len(new)])
         usual = int(np.bincount(sizes).argmax())
-        if not (sizes % usual).any():  # groups of one prompt may follow each other
+        if usual > 1 and not (sizes % usual).any():  # groups of one prompt may follow each other
             new[(np.arange(len(new)) - np.repeat(np.flatnonzero(new), sizes)) % usual == 0] = True
         group_N = np.cumsum(new) - 1
         moments = prompt_N * len(self.files) + np.asarray(self.codes["file"], np.int64)
