@@ -20,7 +20,7 @@ def test_verl_writes_the_parts_of_the_reward(tmp_path):
     spec = importlib.util.spec_from_file_location("audit_verl", ROOT / "examples" / "audit_verl.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    answers = ["2 + 2 = 4\n#### 4", "#### 5", "4", "I do not know"]
+    answers = ["2 + 2 = 4\n#### 4", "#### 5", "It is \\boxed{4}", "I do not know"]
     found = [module.compute_score("sums", text, "4", None) for text in answers]
     assert [(one["acc"], one["form_reward"]) for one in found] == [(1.0, 0.1), (0.0, 0.1), (1.0, 0.0), (0.0, 0.0)]
     rows = [
