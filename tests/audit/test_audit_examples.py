@@ -38,17 +38,20 @@ def test_verl_writes_the_parts_of_the_reward(tmp_path):
 REWARDS = """
 from guerdon.types import RewardInfo, Score
 
+LENGTH = {length}
+
 class Right:
     info = RewardInfo(name="right", range=(-9.0, 9.0), granularity="total", modality="text", frames_needed=0)
 
     def score(self, episodes):
-        return [Score(total=float("good" in e.texts[0]) + {length} * len(e.texts[0].split())) for e in episodes]
+        return [Score(total=float("good" in e.texts[0]) + len(e.texts[0].split()) * LENGTH) for e in episodes]
 
 def model():
     return Right()
 """
 
 
+@pytest.mark.slow
 def test_the_ci_file_fails_a_change_that_pays_for_length(tmp_path):
     pytest.importorskip("guerdon.audit.command")
     job = yaml.safe_load((ROOT / "examples" / "audit_ci.yml").read_text())["jobs"]["audit"]
@@ -56,11 +59,11 @@ def test_the_ci_file_fails_a_change_that_pays_for_length(tmp_path):
     rng = random.Random(0)
     words = ["red", "blue", "tall", "old", "new", "cold", "warm", "small"]
     rows = []
-    for k in range(800):
+    for k in range(400):
         right = rng.random() < 0.5
         said = [rng.choice(words) for _ in range(rng.randint(5, 60))]
         said.insert(rng.randrange(len(said)), "good" if right else "bad")
-        rows.append({"prompt": f"question {k // 8}", "response": " ".join(said), "is_correct": right, "step": k // 80})
+        rows.append({"prompt": f"question {k // 8}", "response": " ".join(said), "is_correct": right, "step": k // 40})
     (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     guerdon = tmp_path / "bin" / "guerdon"
     guerdon.parent.mkdir()
@@ -92,12 +95,9 @@ def test_the_ci_file_fails_a_change_that_pays_for_length(tmp_path):
 
     git("init", "-q")
     first = commit(0.0)
-    second = commit(0.001)
-    same = run(first)
-    assert same.returncode == 0, same.stderr
-    third = commit(0.1)
+    second = commit("0.0  # as before")
+    assert (same := run(first)).returncode == 0, same.stderr
+    commit(0.1)
     worse = run(second)
     assert worse.returncode == 5, worse.stderr
     assert "length" in worse.stderr
-    better = commit(0.0)
-    assert (better != third, run(third).returncode) == (True, 0)
