@@ -138,6 +138,15 @@ def test_a_branch_of_a_trace_is_the_way_to_its_last_message(tmp_path):
     assert len(read_log(jsonl(tmp_path / "ring.jsonl", [{"traces": [trace]}]))) == 1
 
 
+def test_records_that_are_not_like_the_others_are_counted(tmp_path):
+    good = json.loads((DATA / "prime/rollouts/step_9/train/all/traces.jsonl").read_text().splitlines()[0])
+    torn = [{"traces": "none"}, {"traces": [{"nodes": [{}, {"parent": 7}], "rewards": {}}]}, {"traces": [None]}]
+    rows = read_log(jsonl(tmp_path / "traces.jsonl", [*torn, good]))
+    assert (len(rows), rows.bad) == (1, {"a row that is not like traces of verifiers or prime-rl": 3})
+    with pytest.raises(DataError, match=r"no row could be read: 3 a row that is not like traces"):
+        read_log(jsonl(tmp_path / "torn.jsonl", torn))
+
+
 def test_results_of_older_verifiers(tmp_path):
     rows = read_log(jsonl(tmp_path / "results.jsonl", [
         {"example_id": k // 2, "prompt": [{"role": "user", "content": f"q{k // 2}"}], "answer": "7", "task": "t",
@@ -383,6 +392,29 @@ def test_a_conversation_ends_with_the_response(tmp_path):
     )
     assert (rows.texts.prompts, rows.texts.responses) == (["q", "q"], ["a", ""])
     assert rows.texts.messages == [turns, turns[:1]]
+
+
+def test_several_responses_of_one_record_are_a_group(tmp_path):
+    log = [{"prompt": f"p{k}", "responses": ["a", "bb", "ccc"], "rewards": [k, 0.5, None]} for k in range(2)]
+    rows = read_log(jsonl(tmp_path / "log.jsonl", log))
+    np.testing.assert_array_equal(rows.reward_N, [0, 0.5, np.nan, 1, 0.5, np.nan])
+    assert (rows.texts.responses, groups(rows)) == (["a", "bb", "ccc"] * 2, [3, 3])
+    assert rows.line_N.tolist() == [1, 1, 1, 2, 2, 2]
+
+
+def test_numbers_that_verl_wrote_as_text(tmp_path):
+    row = {
+        "input": "q",
+        "output": "a",
+        "gts": "7",
+        "score": 0.5,
+        "step": 1,
+        "acc": "True",
+        "form_reward": "0.25",
+        "pred": "7",
+    }
+    rows = read_log(jsonl(tmp_path / "1.jsonl", [row]))  # `default=str`, of numpy's bool and float32
+    assert (rows.truth_N.tolist(), list(rows.rewards)) == ([1.0], ["form_reward"])
 
 
 def test_rewards_of_tokens_are_added_where_there_is_no_other(tmp_path):

@@ -92,11 +92,13 @@ def _kinds(
                 raise
             continue
         layout = layout_of(first[0] if first else {})
-        names = {name: None for row in first for name in row}
-        if layout.name != PLAIN or {"reward", "token_rewards"} & columns_of(names, layout, columns).keys.keys():
+        named = dict[str, None]()
+        if layout.name == PLAIN:
+            named = {name: None for record in first for row in layout.rows(record)[:1] for name in row}
+        if layout.name != PLAIN or {"reward", "token_rewards"} & columns_of(named, layout, columns).keys.keys():
             kinds.setdefault(layout.name, []).append(file)
         elif first:
-            skipped[file.name] = ", ".join(names)
+            skipped[file.name] = ", ".join(named)
         elif path == file:
             kinds[PLAIN] = [file]  # what is wrong with its rows is counted
     return kinds, skipped

@@ -185,7 +185,7 @@ class RowReader:
                         self._add(line + first, row, plan)
                 except _BadRow as error:
                     self.bad[str(error)] += 1
-                except (TypeError, AttributeError, KeyError, ValueError):
+                except (TypeError, AttributeError, LookupError, ValueError):
                     self.bad[f"a row that is not like {layout.name}"] += 1
         except DataError as error:  # of the file as a whole
             self.bad[f"{file.name} cannot be read further ({str(error).rpartition(': ')[2]})"] += 1
@@ -195,7 +195,9 @@ class RowReader:
         parts = row.get("parts", row)
         for part in plan.parts:
             value = parts.get(part)
-            if isinstance(value, float | int) or (plan.texts and isinstance(value, str) and _NUMBER.fullmatch(value)):
+            if isinstance(value, float | int) or (
+                part in plan.texts and isinstance(value, str) and _NUMBER.fullmatch(value)
+            ):
                 found["part", part] = _number(value, part)
         if plan.summed:
             known = {name: v for (_, name), v in found.items() if v == v and name != RESCORED}
