@@ -117,16 +117,16 @@ def _trained_on(path: Path, files: Sequence[Path], notes: list[str]) -> list[Pat
 
 def _once(files: Sequence[Path], notes: list[str]) -> Iterator[tuple[Path, Iterable[tuple[int, Any]]]]:
     """Files with their records, without those in which TRL logged the batch of the file before again."""
-    before, again = None, 0
+    before, again = "", 0
     for file in files:
-        if file.suffix == ".parquet" and file.name.startswith("completions_"):
-            records = list(log_records(file))
-            batch = repr([{**row, "step": None} for _, row in records if isinstance(row, Mapping)])
-            again += batch == before
-            if batch != before:
-                yield file, records
-            before = batch
+        records, batch = log_records(file), ""
+        if file.name.startswith("completions_"):
+            records = iter(held := list(records))
+            batch = repr([{**row, "step": None} for _, row in held if isinstance(row, Mapping)])
+        if batch and batch == before:
+            again += 1
         else:
-            yield file, log_records(file)
+            yield file, records
+        before = batch
     if again:
         notes.append(f"TRL logged batches again: {again} of {len(files)} files are left out")

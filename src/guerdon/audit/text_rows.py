@@ -94,12 +94,12 @@ class _Kept(NamedTuple):
 
 
 class _Sample:
-    """The groups with the smallest hashes, as many as there is room for."""
+    """The rows of the groups with the smallest hashes, as many as there is room for."""
 
     def __init__(self, most: int, seed: int) -> None:
         self.most, self.seed = most, seed
-        self.kept: dict[int, list[_Kept]] = {}
-        self.rows = self.bytes = 0
+        self.kept: list[tuple[int, _Kept]] = []  # each with the hash of its group
+        self.bytes = 0
         self.below = 1 << 64
 
     def place(self, group: int) -> int:
@@ -108,33 +108,27 @@ class _Sample:
 
     def add(self, place: int, one: _Kept) -> None:
         """Keep a row of a group in the sample."""
-        self.kept.setdefault(place, []).append(one)
-        self.rows += 1
+        self.kept.append((place, one))
         self.bytes += one.size()
-        if self.rows > self.most * 5 // 4 or self.bytes > _BYTES * 5 // 4:
+        if len(self.kept) > self.most * 5 // 4 or self.bytes > _BYTES * 5 // 4:
             self.trim()
 
     def trim(self) -> None:
-        """Leave out the groups that there is no room for; of one group alone the last rows."""
-        rows = size = 0
-        order = sorted(self.kept)
-        for k, place in enumerate(order):
-            rows, size = rows + len(self.kept[place]), size + sum(one.size() for one in self.kept[place])
-            if rows > self.most or size > _BYTES:
-                self.below = order[max(k, 1)] if len(order) > 1 else place + 1
-                if not k:
-                    room = self.most if rows > self.most else max(rows * _BYTES // size, 1)
-                    self.kept[place] = self.kept[place][:room]
-                break
-        self.kept = {place: those for place, those in self.kept.items() if place < self.below}
-        self.rows = sum(map(len, self.kept.values()))
-        self.bytes = sum(one.size() for those in self.kept.values() for one in those)
+        """Leave out the groups that there is no room for; where there is room for none, rows of the first."""
+        self.kept.sort()
+        self.bytes = 0
+        for k, (place, one) in enumerate(self.kept):
+            if k == self.most or self.bytes + one.size() > _BYTES:
+                self.below = place
+                self.kept = [pair for pair in self.kept[:k] if pair[0] < place] or self.kept[: max(k, 1)]
+                self.bytes = sum(one.size() for _, one in self.kept)
+                return
+            self.bytes += one.size()
 
     def texts(self) -> tuple[list[_Kept], bool]:
         """What is kept, in the order of rows, and whether something is not."""
-        if self.rows > self.most or self.bytes > _BYTES:
-            self.trim()
-        return sorted(one for those in self.kept.values() for one in those), self.below < 1 << 64
+        self.trim()
+        return sorted(one for _, one in self.kept), self.below < 1 << 64
 
 
 class RowReader:
@@ -313,14 +307,13 @@ class RowReader:
         )  # fmt: skip
 
     def _check(self, root: Path) -> None:
-        bad = ", ".join(f"{count} {why}" for why, count in self.bad.most_common(5))
         if self.files and not len(self):
+            bad = ", ".join(f"{count} {why}" for why, count in self.bad.most_common(5))
             raise DataError(f"{root}: no row could be read: {bad or 'there is none'}")
-        for what, name in self.given.items():
-            if self.files and name not in self.names:
-                near = did_you_mean(name, self.names)
-                found = ", ".join(self.names)[:300]
-                raise DataError(f"{root}: --columns {what}={name}: there is no such column; found {found}{near}")
+        for what, name in self.given.items() if self.files else ():
+            if name not in self.names:
+                found = f"{', '.join(self.names)[:300]}{did_you_mean(name, self.names)}"
+                raise DataError(f"{root}: --columns {what}={name}: there is no such column; found {found}")
 
     def _steps(self, step_N: Numbers | None, names: Sequence[str], file_N: Codes) -> Codes | None:
         if step_N is not None and np.isfinite(step_N).any():
