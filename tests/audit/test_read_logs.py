@@ -51,6 +51,9 @@ def test_completions_that_trl_logged(kind):
     assert rows.texts.prompts[4] == "what is two plus two ?" or rows.texts.prompts[4].startswith("what is ")
     assert (rows.texts.messages is not None) == (kind == "chat")
     assert not any("advantages" in note for note in rows.notes)
+    true = read_log(DATA / "trl" / kind, columns={"truth": "short"})
+    np.testing.assert_array_equal(true.reward_N, rows.reward_N)  # still a part of the sum
+    assert true.truth_N[:8].tolist() == [r["short"] for r in first]
     one = read_log(DATA / "trl" / kind, columns={"reward": "short"})
     assert one.reward_N[:8].tolist() == [r["short"] for r in first]
     assert "says_two" in one.rewards
@@ -574,6 +577,13 @@ def test_texts_that_are_too_long_are_cut_and_lines_that_are_too_long_are_counted
     assert [len(r) for r in rows.texts.responses] == [10, 50, 20]
     assert rows.length_N.tolist() == [10, 60, 20]
     assert any("longer than 50 characters" in note for note in rows.notes)
+
+
+def test_columns_without_end_do_not_fill_the_memory(tmp_path):
+    log = [{"prompt": "p", "response": "r", "reward": k, f"reward_{k}": 1, f"other_{k}": 2} for k in range(2000)]
+    rows = read_log(jsonl(tmp_path / "log.jsonl", log))
+    assert rows.reward_N.tolist() == [*range(2000)]
+    assert 90 < len(rows.rewards) < 110
 
 
 # The sample of texts.

@@ -24,6 +24,7 @@ from guerdon.errors import DataError, did_you_mean
 
 LONGEST = 200_000  # characters of a text that are kept
 _BYTES = 200_000_000  # of all texts that are kept
+_MOST = 99  # columns of further rewards
 _RUN = 4096  # rows of one prompt that are sampled together, at most
 _NUMBERS = ("reward", "truth", "step", "length", "truncated", "failed", "advantage")
 _OF_TOKENS: tuple[tuple[str, type], ...] = (("token_rewards", float), ("tokens", str))
@@ -172,10 +173,11 @@ class RowReader:
                     for row in layout.rows(record):
                         names = (*row, *row["parts"]) if "parts" in row else tuple(row)
                         if (plan := plans.get(names)) is None:
+                            plans = plans if len(plans) < _MOST else {}
                             plan = plans[names] = columns_of(row, layout, self.given)
                             self.group = plan.keys.get("group") or self.group
                             self.seen.update(plan.keys, ["response"] if turns_of(row, plan)[1] else [])
-                            self.names.update(dict.fromkeys(names))
+                            self.names.update(dict.fromkeys(names if len(self.names) < 9 * _MOST else ()))
                         self._add(line + first, row, plan)
                 except _BadRow as error:
                     self.bad[str(error)] += 1
@@ -215,6 +217,8 @@ class RowReader:
         n, file = len(self.codes["file"]), len(self.files) - 1
         for key, value in found.items():
             if (column := self.columns.get(key)) is None:
+                if len(self.columns) > _MOST and key[0] == "part":
+                    continue
                 column = self.columns[key] = array("d")
             if len(column) < n:
                 column.extend([_NAN] * (n - len(column)))

@@ -429,7 +429,8 @@ def columns_of(row: Mapping[str, Any], layout: LogLayout, given: Mapping[str, st
         if found is not None and what not in keys and not (summed and what in ("reward", "length")):
             keys[what] = found
     wide = layout.parts != "named"
-    kept = [n for n in names if n not in keys.values()] if parts is None else list(parts)
+    taken = {name for name in keys.values() if not (summed and name == given.get("truth"))}
+    kept = [n for n in names if n not in taken] if parts is None else list(parts)
     rest = [n for n in kept if _REWARD.search(n) or ((wide or parts is not None) and not _COUNT.search(n))]
     return Columns(keys, tuple(rest), summed, frozenset(filter(_REWARD.search, rest)))
 
