@@ -397,6 +397,12 @@ def test_a_conversation_ends_with_the_response(tmp_path):
     assert rows.texts.messages == [turns, turns[:1]]
 
 
+def test_a_prompt_in_two_columns(tmp_path):
+    log = [{"instruction": "add", "input": f"{k}+1", "output": "r", "reward": k} for k in (1, 1, 2, 2)]
+    rows = read_log(jsonl(tmp_path / "log.jsonl", log))
+    assert (rows.texts.prompts, groups(rows)) == (["add\n1+1"] * 2 + ["add\n2+1"] * 2, [2, 2])
+
+
 def test_several_responses_of_one_record_are_a_group(tmp_path):
     log = [{"prompt": f"p{k}", "responses": ["a", "bb", "ccc"], "rewards": [k, 0.5, None]} for k in range(2)]
     rows = read_log(jsonl(tmp_path / "log.jsonl", log))
@@ -541,6 +547,13 @@ def test_unreadable_files(tmp_path):
         read_log(tmp_path / "a.eval")
     jsonl(tmp_path / "good.jsonl", [{"prompt": "p", "response": "r", "reward": 1}])
     assert len(read_log(tmp_path)) == 1
+
+
+def test_a_large_file_of_json_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("guerdon.audit.logs._WHOLE", 10)
+    (tmp_path / "log.json").write_text(json.dumps([{"prompt": "p", "response": "r", "reward": 1}]))
+    with pytest.raises(DataError, match=r"would be read whole; write one row per line \(\.jsonl\)"):
+        read_log(tmp_path / "log.json")
 
 
 def test_files_of_several_kinds_are_refused_in_one_line(tmp_path):

@@ -17,6 +17,7 @@ from guerdon.audit.text_rows import RowReader
 from guerdon.episodes.rollout_logs import LOG_ENDINGS, NAMES, PLAIN, columns_of, layout_of, log_files, log_records
 from guerdon.errors import DataError, did_you_mean
 
+_WHOLE = 1 << 27  # bytes of a file of JSON
 _LOOKED_FOR = (
     "completions of TRL, dumps of verl, traces of verifiers and prime-rl, logs of inspect_ai, rollouts of NeMo-Gym, "
     "events of TensorBoard, monitor.csv of Stable-Baselines3, a LeRobot data set, a run of guerdon, and "
@@ -85,6 +86,9 @@ def _kinds(
     kinds: dict[str, list[Path]] = {}
     skipped: dict[str, str] = {}
     for file in files:
+        if file.suffix == ".json" and file.stat().st_size > _WHOLE:
+            raise DataError(f"{file}: a .json file of more than {_WHOLE >> 20} MiB would be read whole; write one row per "
+                            "line (.jsonl), a log of inspect_ai as .eval")  # fmt: skip
         try:
             first = list(islice((r for _, r in log_records(file) if isinstance(r, Mapping)), 20))
         except DataError:

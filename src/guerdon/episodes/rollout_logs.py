@@ -29,7 +29,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic_core import from_json
 
-from guerdon.episodes.preferences import PROMPTS
+from guerdon.episodes.preferences import PROMPTS, prompt_of
 from guerdon.episodes.row_files import ENDINGS, json_value, numbered_rows
 from guerdon.errors import DataError, boundary
 
@@ -437,7 +437,8 @@ def columns_of(row: Mapping[str, Any], layout: LogLayout, given: Mapping[str, st
 
 def turns_of(row: Mapping[str, Any], columns: Columns) -> tuple[Any, Any]:
     """Prompt and response of a row, each text or messages; a conversation ends with the response."""
-    asked: Any = row.get(columns.keys.get("prompt", ""))
+    key = columns.keys.get("prompt", "")
+    asked: Any = prompt_of(row) if key == "instruction" else row.get(key)  # Alpaca's prompt stands in two columns
     said = row.get(columns.keys.get("response", ""))
     if "response" not in columns.keys and (turns := messages_of(asked)) and turns[-1]["role"] == "assistant":
         return asked[:-1], asked[-1:]
