@@ -87,8 +87,8 @@ def _kinds(
     skipped: dict[str, str] = {}
     for file in files:
         if file.suffix == ".json" and file.stat().st_size > _WHOLE:
-            raise DataError(f"{file}: a .json file of more than {_WHOLE >> 20} MiB would be read whole; write one row per "
-                            "line (.jsonl), a log of inspect_ai as .eval")  # fmt: skip
+            more = f"{file}: a .json file of more than {_WHOLE >> 20} MiB would be read whole"
+            raise DataError(f"{more}; write one row per line (.jsonl), a log of inspect_ai as .eval")
         try:
             first = list(islice((r for _, r in log_records(file) if isinstance(r, Mapping)), 20))
         except DataError:
