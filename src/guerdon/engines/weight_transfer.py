@@ -392,7 +392,7 @@ def checksum(words: Tensor) -> Tensor:
     """A sum of 64-bit words with odd factors, modulo 2^64: a change of any one of them changes it."""
     factors = torch.arange(1, 2 * min(len(words), _WORDS), 2, device=words.device)
     total = torch.zeros((), dtype=torch.int64, device=words.device)
-    for part in words.split(_WORDS):
+    for part in torch.split(words, _WORDS):
         total = total * 31 + (part * factors[: len(part)]).sum()
     return total
 
