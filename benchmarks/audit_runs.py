@@ -108,9 +108,9 @@ class Draft:
 
     def settle(self) -> None:
         """Let the same response to the same prompt have one truth and one reward."""
-        first: dict[tuple[int, str], int] = {}
+        first: dict[tuple[str, str], int] = {}
         for i, response in enumerate(self.responses):
-            j = first.setdefault((int(self.prompt[i]), response), i)
+            j = first.setdefault((self.prompts[i], response), i)
             self.truth[i], self.reward[i] = self.truth[j], self.reward[j]
 
     def rows(self) -> Rows:
@@ -126,7 +126,7 @@ class Draft:
             rewards={name: values.astype(float) for name, values in self.parts.items()},
             truth_N=self.truth.astype(float) if has_truth else None,
             step_N=self.step if self.log_step else None,
-            prompt_N=self.prompt,
+            prompt_N=np.unique(self.prompts, return_inverse=True)[1].astype(np.int64),
             group_N=self.group if self.log_group else None,
             grouped_by="the column group" if self.log_group else "",
             length_N=np.array([float(len(one)) for one in self.responses]),
