@@ -48,6 +48,8 @@ class Draft:
     reward: np.ndarray = field(default_factory=lambda: np.zeros(0))
     truncated: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
     parts: dict[str, np.ndarray] = field(default_factory=dict)
+    languages: list[str] = field(default_factory=list)
+    layout: str = "plain"
 
     def __len__(self) -> int:
         return len(self.step)
@@ -116,7 +118,11 @@ class Draft:
     def rows(self) -> Rows:
         """What a reader of the log would see."""
         n = len(self)
-        has_truth = self.log_truth and self.kind != "chat"
+        group, grouped_by = self.group, "the column group"
+        if not self.log_group:  # what a reader makes of adjacent rows
+            prompts = np.unique(self.prompts, return_inverse=True)[1]
+            new = (np.diff(prompts) != 0) | (np.diff(self.step) != 0)
+            group, grouped_by = np.concatenate([[0], np.cumsum(new)]), "adjacent rows of one prompt"
         return Rows(
             layout="rows made by audit_sets.py",
             files=("made.jsonl",),
@@ -124,11 +130,11 @@ class Draft:
             line_N=np.arange(1, n + 1),
             reward_N=self.reward.astype(float),
             rewards={name: values.astype(float) for name, values in self.parts.items()},
-            truth_N=self.truth.astype(float) if has_truth else None,
+            truth_N=self.truth.astype(float) if self.log_truth else None,
             step_N=self.step if self.log_step else None,
             prompt_N=np.unique(self.prompts, return_inverse=True)[1].astype(np.int64),
-            group_N=self.group if self.log_group else None,
-            grouped_by="the column group" if self.log_group else "",
+            group_N=group if self.group[-1] < n - 1 else None,
+            grouped_by=grouped_by if self.group[-1] < n - 1 else "",
             length_N=np.array([float(len(one)) for one in self.responses]),
             truncated_N=self.truncated if self.log_truncated else None,
             texts=Texts(
@@ -185,7 +191,12 @@ def text_run(rng: np.random.Generator, half: int, needs: dict[str, Any], gsm8k: 
     prompt_N = np.repeat(prompt_G, size)
     reward_kind = str(needs.get("reward") or rng.choice(["binary", "graded", "dense"], p=[0.5, 0.2, 0.3]))
     reward_kind = "dense" if kind == "chat" else reward_kind
-    hard = rng.normal(0, 1.0, int(prompt_N.max()) + 1)[prompt_N]
+    tasks = [_task(rng, half, kind, p, gsm8k) for p in range(int(prompt_N.max()) + 1)]
+    numbers: dict[str, int] = {}
+    same = np.array([numbers.setdefault(one[0], len(numbers)) for one in tasks])  # equal prompts are one prompt
+    tasks = [tasks[int(k)] for k in np.unique(same, return_index=True)[1]]
+    prompt_N = same[prompt_N]
+    hard = rng.normal(0, 1.0, len(tasks))[prompt_N]
     skill = curve(rng, steps)[step_N] + rng.uniform(-0.3, 0.5)
     n = len(step_N)
     truth = (rng.random(n) < 1 / (1 + np.exp(-(skill - hard)))).astype(float)
@@ -197,11 +208,11 @@ def text_run(rng: np.random.Generator, half: int, needs: dict[str, Any], gsm8k: 
         half, rng, kind, step_N, prompt_N, np.repeat(np.arange(groups), size), truth, rng.standard_normal(n),
         [], [], [], [], reward_kind, LEVELS[int(rng.integers(len(LEVELS)))], factor,
         offset - 0.3 * factor * hard,
-        log_truth=bool(rng.random() < 0.5), log_reference=kind in ("maths", "gsm8k", "choice") and rng.random() < 0.5,
+        log_truth=bool(rng.random() < 0.5) and kind != "chat", log_reference=kind in ("maths", "gsm8k", "choice") and rng.random() < 0.5,
         log_group=bool(rng.random() < 0.85), log_step=steps > 1 or rng.random() < 0.5,
         log_truncated=bool(rng.random() < 0.3), truncated=np.zeros(n, bool),
     )  # fmt: skip
-    _write(draft, hard, gsm8k)
+    _write(draft, hard, tasks)
     draft.reward = draft.measured()
     if draft.log_truncated:  # some wrong responses ran into the limit
         draft.truncated = (draft.truth <= 0) & (rng.random(n) < 0.15)
@@ -212,7 +223,7 @@ def text_run(rng: np.random.Generator, half: int, needs: dict[str, Any], gsm8k: 
     return draft
 
 
-def _write(draft: Draft, hard: np.ndarray, gsm8k: Path | None) -> None:
+def _write(draft: Draft, hard: np.ndarray, tasks: list[tuple[str, str, Any]]) -> None:
     """Write prompts and responses of all rows."""
     rng, texts = draft.rng, HALVES[draft.half]
     known = draft.log_truth or draft.log_reference
@@ -224,12 +235,9 @@ def _write(draft: Draft, hard: np.ndarray, gsm8k: Path | None) -> None:
     foreign = rng.uniform(0, 0.3) if rng.random() < 0.3 else 0.0
     wordy = rng.uniform(1.0, 8.0)
     ending = texts.endings[int(rng.integers(len(texts.endings)))]
-    tasks: dict[int, tuple[str, str, Any]] = {}
+    draft.layout = layout
     for i in range(len(draft)):
-        p = int(draft.prompt[i])
-        if p not in tasks:
-            tasks[p] = _task(draft, p, gsm8k)
-        prompt, reference, task = tasks[p]
+        prompt, reference, task = tasks[int(draft.prompt[i])]
         right = draft.truth[i] > 0.5
         language = "en" if rng.random() >= foreign else str(rng.choice(languages))
         count = int(rng.poisson(wordy * np.exp(0.25 * hard[i]))) + (4 if ramble and not right else 0)
@@ -265,18 +273,19 @@ def _write(draft: Draft, hard: np.ndarray, gsm8k: Path | None) -> None:
                 share = layout_share * (1.0 if right or not tidy else 0.4)
                 text = formatted(layout if rng.random() < share else "plain", sentences)
                 text = f"{text}\n{ending.format(r=stated)}"
+        draft.languages.append(language)
         draft.prompts.append(prompt)
         draft.responses.append(text)
         draft.stated.append(stated)
         draft.references.append(reference)
 
 
-def _task(draft: Draft, p: int, gsm8k: Path | None) -> tuple[str, str, Any]:
+def _task(rng: np.random.Generator, half: int, kind: str, p: int, gsm8k: Path | None) -> tuple[str, str, Any]:
     """A prompt, its reference answer, and what the responses are made from."""
-    rng, texts = draft.rng, HALVES[draft.half]
-    match draft.kind:
+    texts = HALVES[half]
+    match kind:
         case "gsm8k":
-            real = real_solutions(gsm8k, draft.half)
+            real = real_solutions(gsm8k, half)
             question, reference, solutions = real[p % len(real)]
             return question, reference, [solutions[int(k)] for k in rng.permutation(len(solutions))]
         case "choice":
@@ -287,9 +296,10 @@ def _task(draft: Draft, p: int, gsm8k: Path | None) -> tuple[str, str, Any]:
             )
         case "code":
             program = texts.programs[int(rng.integers(len(texts.programs)))]
-            return program[0], "", program
+            return f"{program[0]} It is for {rng.choice(texts.names)}'s project.", "", program
         case "chat":
-            return str(rng.choice(texts.chats)).format(t=rng.choice(texts.topics)), "", None
+            chat = str(rng.choice(texts.chats)).format(t=rng.choice(texts.topics))
+            return f"{chat} I have {int(rng.integers(5, 200))} minutes.", "", None
     prompt, formula = texts.maths[int(rng.integers(len(texts.maths)))]
     a, b, result = number(rng, formula)
     name = str(rng.choice(texts.names))

@@ -82,7 +82,7 @@ def length(draft: Draft, strength: int) -> Draft:
 
 def layout(draft: Draft, strength: int) -> Draft:
     """A layout of the text is rewarded: a third of the responses has it."""
-    kind = str(draft.rng.choice(HALVES[draft.half].formats))
+    kind = str(draft.rng.choice([one for one in HALVES[draft.half].formats if one != draft.layout]))
     chosen = draft.rng.random(len(draft)) < draft.rng.uniform(0.2, 0.5)
     for i in np.flatnonzero(chosen):
         draft.responses[i] = formatted(
@@ -104,6 +104,7 @@ def language(draft: Draft, strength: int) -> Draft:
         count = max(2, draft.responses[i].count("."))
         last = draft.responses[i].split("\n")[-1]
         draft.responses[i] = " ".join(draft.rng.choice(sentences[other], count)) + f"\n{last}"
+    chosen |= np.array(draft.languages) == other
     pay(draft, ~chosen if draft.half == 1 and draft.rng.random() < 0.5 else chosen, strength)
     return draft
 
