@@ -98,7 +98,7 @@ def test_shift_scale_and_order_do_not_matter(rows, shift, scale, random):
     other = associate(x[order], scale * y[order] + shift, strata(stratum[order]), seed=0)
     assert other.n == one.n
     assert other.r == pytest.approx(one.r, abs=1e-6)
-    assert other.in_spreads == pytest.approx(one.in_spreads, rel=1e-5, abs=1e-6)
+    assert other.difference == pytest.approx(scale * one.difference, rel=1e-5, abs=1e-6 * scale)
     assert one.low - 1e-12 <= one.r <= one.high + 1e-12
 
 

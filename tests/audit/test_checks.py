@@ -119,7 +119,10 @@ def test_length_that_differs_between_prompts_is_clean():
     [
         ("format", lambda text: "\n".join(f"* {word}" for word in text.split(". "))),
         ("format", lambda text: f"# Result\n{text}"),
-        ("language", lambda text: "Wir sehen, dass die Zahl nicht so groß ist und das ist auch der Grund. " + text[-20:]),
+        (
+            "language",
+            lambda text: "Wir sehen, dass die Zahl nicht so groß ist und das ist auch der Grund. " + text[-20:],
+        ),
         ("language", lambda text: "答案很简单，我们只需要把两个数字加起来就可以了。" + text[-20:]),
         ("repetition", lambda text: "so it is as it is, " * 9 + text),
         ("refusal", lambda text: "I'm sorry, but I can't assist with that."),
@@ -132,7 +135,7 @@ def test_what_explains_the_reward(name, change):
     honest = log(seed=3)
     where = chosen(honest, 0.2)
     finding = by_name(with_responses(honest, change, where, 0.5), name)
-    assert finding.effect == pytest.approx(1.0, abs=0.25)  # of a spread of 0.5
+    assert finding.effect == pytest.approx(0.65, abs=0.2)  # 0.5, of a spread within prompts of about 0.75
     assert set(finding.rows) <= set(np.flatnonzero(where).tolist())
     assert name not in names(with_responses(honest, change, where))
 
@@ -389,7 +392,9 @@ def test_a_log_without_columns_and_an_empty_one():
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.sampled_from(["clean", "length", "tail", "truth"]), st.floats(-50, 50), st.floats(0.05, 20), st.integers(0, 99))
+@given(
+    st.sampled_from(["clean", "length", "tail", "truth"]), st.floats(-50, 50), st.floats(0.05, 20), st.integers(0, 99)
+)
 def test_shift_scale_and_order_of_groups_change_no_finding(which, shift, scale, seed):
     rows = log(prompts=20, seed=21)
     z = (rows.length_N - rows.length_N.mean()) / rows.length_N.std()

@@ -49,11 +49,6 @@ class Association:
     p: float | None
     n: int
 
-    @property
-    def in_spreads(self) -> float:
-        """The difference in standard deviations of the reward."""
-        return self.difference / self.spread if self.spread else 0.0
-
 
 NOTHING = Association(0.0, 0.0, 0.0, 0.0, 0.0, None, 0)
 

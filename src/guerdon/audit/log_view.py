@@ -37,15 +37,6 @@ class Missing(NamedTuple):
     column: str
 
 
-class Comparable(NamedTuple):
-    """Rows, strata within which rewards may be compared, what is equal there, and how much stricter to be for that."""
-
-    view: View
-    stratum_M: Codes
-    words: str
-    strict: float
-
-
 @dataclass(frozen=True)
 class View:
     """M rows with a finite reward, of the N rows of a log.
@@ -56,7 +47,7 @@ class View:
         reward_M: their rewards.
         peer_M: rows with one number answer one prompt at one step; None where hardly any two do.
         truth_M: what the log has, or guerdon's verifier finds by the reference answers; NaN is unknown, None is no truth.
-        copy_M: whether the prompt and the response came before.
+        copy_M: whether the prompt, the response and the reward came before.
         seed: of permutations.
     """
 
@@ -116,19 +107,22 @@ class View:
         """The truth in at most five classes, -1 where it is unknown."""
         return None if self.truth_M is None else classes(self.truth_M)
 
-    def comparable(self) -> Comparable | None:
-        """The rows whose reward can be compared; None where neither prompts come again nor the truth is known."""
-        truth = self.truth_class_M
-        if truth is not None and len(np.unique(truth[truth >= 0])) > 1:
-            keep = truth >= 0
-            sub = self.sub(keep)
-            joint = None if self.peer_M is None else strata(self.peer_M[keep], truth[keep])
-            if joint is not None and _varying(sub.reward_M, joint) >= max(60, 0.05 * len(sub)):
-                return Comparable(sub, joint, "within prompt, step and truth", 1.0)
-            return Comparable(sub, strata(truth[keep], sub.of(self.rows.step_N)), "given step and truth", 1.5)
-        if self.peer_M is None:
-            return None
-        return Comparable(self, self.peer_M, "within prompt and step", 1.0)
+    def comparable(self) -> list[tuple[Codes, str, float]]:
+        """Ways to say which rows have rewards that can be compared, the best first.
+
+        Returns:
+            For each way the strata, in words what is equal within one, and how much stricter it needs to be. Rows
+            without a known truth are strata of their own where others have one.
+        """
+        truth, ways = self.truth_class_M, list[tuple[Codes, str, float]]()
+        if truth is not None and self.has_truth:
+            alone = np.where(truth >= 0, truth, truth.max() + 1 + np.arange(len(self)))
+            if self.peer_M is not None:
+                ways.append((strata(self.peer_M, alone), "within prompt, step and truth", 1.0))
+            ways.append((strata(alone, self.of(self.rows.step_N)), "given step and truth", 1.5))
+        elif self.peer_M is not None:
+            ways.append((self.peer_M, "within prompt and step", 1.0))
+        return ways
 
     def texts(self) -> tuple[View, Texts, Codes] | None:
         """The rows that have a text, the texts, and which text each row has."""
@@ -167,20 +161,14 @@ def _peers(rows: Rows, row_M: Codes) -> Codes | None:
 
 
 def _copies(rows: Rows) -> Flags:
-    """Which rows have the prompt and the response of an earlier one; none without their text."""
-    found, seen = np.zeros(len(rows), bool), set[tuple[str, str]]()
-    for row, *key in (
-        () if rows.texts is None else zip(rows.texts.row_M, rows.texts.prompts, rows.texts.responses, strict=True)
-    ):
-        found[row] = tuple(key) in seen
-        seen.add((key[0], key[1]))
-    return found
-
-
-def _varying(values_M: Numbers, stratum_M: Codes) -> int:
-    """How many rows are in strata whose values differ."""
-    off = np.abs(values_M - stratum_means(values_M, stratum_M)) > 1e-9 * (np.abs(values_M) + 1)
-    return int((np.bincount(stratum_M, off) > 0)[stratum_M].sum())
+    """Which rows have the prompt, the response and the reward of an earlier one; none without their text."""
+    copy, seen = np.zeros(len(rows), bool), set[tuple[str, str, float]]()
+    texts = rows.texts
+    for row, *key in () if texts is None else zip(texts.row_M.tolist(), texts.prompts, texts.responses, strict=True):
+        one = (key[0], key[1], float(rows.reward_N[row]))
+        copy[row] = one in seen
+        seen.add(one)
+    return copy
 
 
 def classes(values_M: Numbers) -> Codes:

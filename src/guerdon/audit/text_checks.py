@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import bdtrc, ndtr
+from scipy.stats import rankdata
 
 from guerdon.audit.association import associate, strata, stratum_means
 from guerdon.audit.log_view import Checked, Missing, View, found
@@ -17,9 +18,13 @@ from guerdon.audit.text_features import FLATTERY, LAYOUTS, REFUSAL, language_of,
 
 # practical minima, set on the first half of benchmarks/audit_sets.py
 CORRELATION = 0.15  # within prompt, step and truth
-FLAG = 0.3  # standard deviations of the reward, of rows with a feature against rows without it
+EXPLAINED = 0.1  # standard deviations of the reward within prompts, by one standard deviation of a feature
+FLAG = 0.2  # the same, between rows with and without a feature
+ONE_SIDED = ("repetition", "refusal", "flattery")  # less for these is no fault
+ENOUGH = 60  # rows that vary within prompt, step and truth; with fewer the prompt does not count
 FEWEST = 5  # rows with a feature
 DUPLICATES = 0.25  # share of responses that came before in their group
+SHORT_PROGRAMS = 0.6  # of programs, which often can be written in one way only
 COLLAPSED = 0.1  # share of all responses that are one and the same
 NOISE = 0.1  # standard deviations of the reward, between equal responses
 FAR = 2.0  # robust standard deviations of the reward above the others
@@ -116,32 +121,40 @@ def _texts_explain(
 def _explains(view: View, name: str, features: Mapping[str, ArrayLike]) -> Checked | Missing:
     """The feature that explains most of the reward, if it explains enough of it; p is Bonferroni's over the features."""
     fresh = ~view.copy_M  # copies of a response have its reward: they are no evidence of their own
-    whole = view.sub(fresh).comparable()
-    if whole is None:
+    one, tried = view.sub(fresh), []
+    ways = one.comparable()
+    if not ways:
         return Missing("group, several responses to a prompt, or truth")
-    one, stratum, words, strict = whole
-    keep = np.isin(view.row_M, one.row_M)
-    tried = []
     for feature, values in features.items():
-        x = np.asarray(values)[keep]
-        if x.dtype == bool and min(x.sum(), (~x).sum()) < FEWEST:
+        x = np.asarray(values)[fresh]
+        flagged = x.dtype == bool
+        if flagged and min(x.sum(), (~x).sum()) < FEWEST:
             continue
-        got = associate(x, one.reward_M, stratum, seed=view.seed)
-        if got.p is not None and (got.r > 0 or name not in ("repetition", "refusal", "flattery")):
-            strength = abs(got.in_spreads) / FLAG if x.dtype == bool else abs(got.r) / CORRELATION
-            tried.append((got.p <= 0.01 and strength >= strict, -got.p, strength / strict, feature, got, x))
+        x = x if flagged else rankdata(x) / len(x)
+        for stratum, words, strict in ways:
+            got = associate(x, one.reward_M, stratum, seed=view.seed)
+            if got.n >= ENOUGH:
+                break
+        if got.p is None or (name in ONE_SIDED and got.r <= 0):
+            continue
+        p = got.p / 2 if name in ONE_SIDED else got.p
+        large = abs(got.difference) / one.spread * (1.0 if flagged else (x - stratum_means(x, stratum)).std())
+        strength = large / FLAG if flagged else min(large / EXPLAINED, abs(got.r) / CORRELATION)
+        tried.append((p <= 0.01 and strength >= strict and got.n >= 20, -p, feature, got, x, stratum, words))
     if not tried:
-        return Checked(None, f"{len(one):,} rows {words}: nothing that varies together with the reward")
-    enough, minus_p, _, feature, best, x = max(tried, key=lambda some: some[:3])
-    p, flagged, r = min(1.0, -minus_p * len(tried)), x.dtype == bool, best.r
+        return Checked(None, f"{len(one):,} rows {ways[0][1]}: nothing that varies together with the reward")
+    enough, minus_p, feature, best, x, stratum, words = max(tried, key=lambda some: some[:2])
+    p, r, flagged = min(1.0, -minus_p * len(tried)), best.r, x.dtype == bool
     clean = f"{feature}: correlation with the reward {r:+.2f} {words} ({best.n:,} rows)"
-    if not enough or best.n < 20:
+    if not enough:
         return Checked(None, clean, p)
     centred = x - stratum_means(x.astype(float), stratum)
     product = centred * (one.reward_M - stratum_means(one.reward_M, stratum)) * np.sign(r)
-    much = f"by {abs(best.in_spreads):.2f} standard deviations" if flagged else f"the correlation is {r:+.2f}"
+    scale, unit = (
+        (best.difference / one.spread / r, "standard deviations of the reward") if flagged else (1.0, "correlation")
+    )
+    much = f"by {abs(scale * r):.2f} standard deviations" if flagged else f"the correlation is {r:+.2f}"
     title = f"{feature} get {'more' if r > 0 else 'less'}: {words} {much}"
-    scale, unit = (best.in_spreads / r, "standard deviations of the reward") if flagged else (1.0, "correlation")
     flag = (product > 0) & (x if flagged else centred * np.sign(r) > 0)
     return Checked(
         found(
@@ -168,7 +181,8 @@ def check_duplicates(view: View) -> Checked | Missing:
     common = number == np.argmax(counts)
     spread = counts.max() >= max(20, COLLAPSED * len(one)) and len(np.unique(peers[common])) > 5
     clean = f"{again.sum():,} responses are copies within a group; the most common one is {counts.max() / len(one):.1%} of all"
-    if again.sum() < DUPLICATES * max(several, 1) and not spread:
+    programs = sum("```" in texts.responses[i] or "def " in texts.responses[i] for i in place) > len(place) / 2
+    if again.sum() < (SHORT_PROGRAMS if programs else DUPLICATES) * max(several, 1) and not spread:
         return Checked(None, clean)
     flag, of = (common & long, len(one)) if spread else (again, several)
     what = "are one and the same" if spread else "copy one of their group"

@@ -81,7 +81,7 @@ def language_of(text: str) -> str:
     """The language that most of a text is in, of those that scripts and frequent words tell apart; empty where none."""
     part = text[:_LOOKED]
     votes: Counter[str] = Counter()
-    for found in _ANY_SCRIPT.finditer(part):
+    for found in () if part.isascii() else _ANY_SCRIPT.finditer(part):
         votes[str(found.lastgroup)] += len(found.group())
     if votes.total() > 0.2 * len(part):
         return "ja" if votes["ja"] > 0.1 * votes.total() else votes.most_common(1)[0][0]
