@@ -16,7 +16,7 @@ from guerdon.audit.log_view import Checked, Missing, View
 from guerdon.audit.rows import Rows
 from guerdon.evaluate.statistics import holm
 
-ALPHA = 0.01  # after Holm's correction
+ALPHA = 0.03  # after Holm's correction
 _ORDER = {"error": 0, "warning": 1, "info": 2}
 Check = Callable[[View], Checked | Missing]
 
