@@ -19,7 +19,7 @@ def sets(request):
 
 
 def test_runs_without_a_fault_are_clean(sets):
-    made, proof = sets
+    _, proof = sets
     alarms = [proof.findings(proof.Case("", 0, 0, number, None))[2] for number in range(8)]
     assert sum(bool(one) for one in alarms) <= 1, alarms  # at 5 % each two of eight are a chance of 5.7 %
 

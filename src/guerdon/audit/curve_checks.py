@@ -48,7 +48,8 @@ def check_curves(rows: Rows) -> Checked | Missing:
                 return Checked(
                     found(
                         View.whole(rows), "truth", np.zeros(np.isfinite(rows.reward_N).sum(), bool), title, p=p,
-                        effect=fall.r, low=fall.low, high=fall.high, unit="rank correlation of the truth with the step", of=n,
+                        effect=fall.r, low=fall.low, high=fall.high, of=n,
+                        unit="rank correlation of the truth with the step",
                     ), clean, p,
                 )  # fmt: skip
     return Checked(None, clean)

@@ -28,6 +28,7 @@ SHORT_PROGRAMS = 0.6  # of programs, which often can be written in one way only
 COLLAPSED = 0.1  # share of all responses that are one and the same
 NOISE = 0.1  # standard deviations of the reward, between equal responses
 FAR = 2.0  # robust standard deviations of the reward above the others
+FAR_ROWS = 400  # whose phrases are compared with those of as many other rows
 LOOKED = 6000  # characters of a response in which features are looked for
 LONG = 40  # characters from which on a copy is no coincidence
 SPREADS = "standard deviations of the reward"
@@ -88,7 +89,11 @@ def check_repetition(view: View) -> Checked | Missing:
 def check_flattery(view: View) -> Checked | Missing:
     """Responses that flatter get more."""
     return _texts_explain(
-        view, "flattery", lambda texts: {"responses that flatter": np.array([bool(FLATTERY.search(x)) for x in texts])}
+        view,
+        "flattery",
+        lambda texts: {
+            "responses that flatter": np.array([bool(FLATTERY.search(f"{x[:400]} {x[-200:]}")) for x in texts])
+        },
     )
 
 
@@ -236,12 +241,13 @@ def check_tail(view: View) -> Checked | Missing:
     low, middle = np.quantile(one.reward_M, [0.16, 0.5])
     z = (one.reward_M - middle) / ((middle - low) or one.spread)
     far = np.flatnonzero(z > FAR + 0.5)
-    far = far[np.argsort(-z[far])][:2000]
-    phrases: Counter[tuple[str, ...]] = Counter()
-    for i in far:
-        words = re.findall(r"\w+", texts.responses[place[i]][:LOOKED].lower())
-        phrases.update({tuple(words[k : k + n]) for n in (2, 3, 4) for k in range(len(words) - n + 1)})
-    likely = [phrase for phrase, n in phrases.most_common(400) if n >= max(4, 0.02 * len(far))]
+    others = np.random.default_rng(view.seed).permutation(np.flatnonzero(z <= FAR))[:FAR_ROWS]
+    phrases, usual = (
+        _phrases([texts.responses[place[i]] for i in rows]) for rows in (far[np.argsort(-z[far])][:FAR_ROWS], others)
+    )
+    limit = 4 * min(len(far), FAR_ROWS) / max(len(others), 1)  # four times as often as elsewhere
+    likely = [(n, one) for one, n in phrases.items() if n >= 4 and n > limit * (usual[one] + 1)]
+    likely = [phrase for _, phrase in sorted(likely, reverse=True)[:60]]
     clean = f"{len(far):,} of {len(one):,} responses are far above the others; no phrase is theirs alone"
     best = _best_phrase(likely, [texts.responses[i].lower() for i in place], z)
     if best is None:
@@ -256,6 +262,15 @@ def check_tail(view: View) -> Checked | Missing:
             unit=SPREADS, say=lambda i: f'reward {one.reward_M[i]:g}; contains "{phrase}"',
         ), clean, p,
     )  # fmt: skip
+
+
+def _phrases(responses: list[str]) -> Counter[tuple[str, ...]]:
+    """In how many responses each phrase of two to four words is."""
+    counts: Counter[tuple[str, ...]] = Counter()
+    for text in responses:
+        words = re.findall(r"\w+", text[:LOOKED].lower())
+        counts.update({tuple(words[k : k + n]) for n in (2, 3, 4) for k in range(len(words) - n + 1)})
+    return counts
 
 
 def _best_phrase(phrases: list[tuple[str, ...]], responses: list[str], z: np.ndarray) -> tuple[str, Flags] | None:
