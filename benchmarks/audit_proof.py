@@ -55,9 +55,11 @@ def clopper_pearson(successes: int, n: int) -> tuple[float, float]:
 
 def cases(args: argparse.Namespace) -> list[Case]:
     """All sets that the arguments ask for."""
-    made = [Case("", 0, args.half, k, args.gsm8k) for k in range(args.clean)]
+    made = [Case("", 0, args.half, args.first + k, args.gsm8k) for k in range(args.clean)]
     for fault in args.faults or FAULTS:
-        made += [Case(fault, s, args.half, k, args.gsm8k) for s in args.strengths for k in range(args.faulty)]
+        made += [
+            Case(fault, s, args.half, args.first + k, args.gsm8k) for s in args.strengths for k in range(args.faulty)
+        ]
     return made
 
 
@@ -65,6 +67,7 @@ def main() -> None:
     """Audit all sets and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--half", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="number of the first set: others are other sets")
     parser.add_argument("--clean", type=int, default=200)
     parser.add_argument("--faulty", type=int, default=20)
     parser.add_argument("--faults", nargs="*", choices=list(FAULTS))

@@ -414,7 +414,7 @@ FAULTS: dict[str, tuple[Callable, str, dict[str, object]]] = {
     "clipping": (clipping, "text", DENSE),
     "failures": (failures, "text", {}),
     "truncated": (truncated, "text", {"not_kind": "code"}),
-    "duplicates": (duplicates, "text", {"group": 3, "not_kind": "code"}),
+    "duplicates": (duplicates, "text", {"group": 3, "steps": 4, "not_kind": "code"}),
     "inconsistent": (inconsistent, "text", {"group": 2, "not_kind": "code"}),
     "same_reward": (same_reward, "text", {"group": 3, "truth_varies": True}),
     "drift": (drift, "text", {"steps": 6, "truth_varies": True}),

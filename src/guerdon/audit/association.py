@@ -70,14 +70,14 @@ def stratum_means(values_N: Numbers, stratum_N: Codes) -> Numbers:
     return means
 
 
-def associate(x_N: ArrayLike, y_N: Numbers, stratum_N: Codes, *, seed: int) -> Association:
+def associate(x_N: ArrayLike, y_N: Numbers, stratum_N: Codes, *, seed: int | None) -> Association:
     """How a feature and the reward go together within strata.
 
     Args:
         x_N: the feature; a flag is 0 or 1.
         y_N: the reward, finite.
         stratum_N: numbers from 0.
-        seed: of the permutations.
+        seed: of the permutations; None: no p-value is needed.
     """
     x, y = np.asarray(x_N, dtype=np.float64), np.asarray(y_N, dtype=np.float64)
     xc, yc = x - stratum_means(x, stratum_N), y - stratum_means(y, stratum_N)
@@ -95,7 +95,7 @@ def associate(x_N: ArrayLike, y_N: Numbers, stratum_N: Codes, *, seed: int) -> A
     r = a / np.sqrt(b * c)
     influence_S = a_S[varying_S] / np.sqrt(b * c) - r / 2 * (b_S[varying_S] / b + c_S[varying_S] / c)
     error = np.sqrt((influence_S**2).sum() + (1 - r * r) ** 2 / max(freedom, 1) * (len(influence_S) < 30))
-    p = _p_value(xc, yc, stratum_N, varying_S, a, seed)
+    p = None if seed is None else _p_value(xc, yc, stratum_N, varying_S, a, seed)
     low, high = max(-1.0, r - 1.96 * error), min(1.0, r + 1.96 * error)
     return Association(float(r), float(low), float(high), a / b, float(np.sqrt(c / max(freedom, 1))), p, n)
 

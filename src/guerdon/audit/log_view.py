@@ -75,9 +75,13 @@ class View:
         return len(self.row_M)
 
     @overload
-    def of(self, column_N: None) -> None: ...
+    def of(self, column_N: None) -> None:
+        """None for a column that the log lacks."""
+
     @overload
-    def of(self, column_N: NDArray[Any]) -> NDArray[Any]: ...
+    def of(self, column_N: NDArray[Any]) -> NDArray[Any]:
+        """The values of a column of the log at these rows."""
+
     def of(self, column_N: NDArray[Any] | None) -> NDArray[Any] | None:
         """The values of a column of the log at these rows."""
         return None if column_N is None else np.asarray(column_N)[self.row_M]
@@ -207,7 +211,7 @@ def verified_N(rows: Rows) -> Numbers | None:
     for i in numbers:
         result = check_numeric(texts.responses[i], texts.truths[i].split("####")[-1].strip(), question=texts.prompts[i])
         read += result.correct is not None
-        if result.verdict != "gold_unparsable":
+        if result.failure is None or result.failure.reason != "gold_unparsable":
             found[texts.row_M[i]] = float(result.correct is True)
     return found if read >= 0.5 * len(numbers) else None
 

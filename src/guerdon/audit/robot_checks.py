@@ -141,6 +141,8 @@ def check_early_end(view: View) -> Checked | Missing:
         all_of = _Episodes(view)
         length, total, first, success = all_of.length, all_of.total, all_of.first, all_of.success
         paid = all_of.paid
+        if success is None and all_of.sparse:
+            success = all_of.best == all_of.top
     else:
         truth, lengths = view.of(rows.truth_N), view.of(rows.length_N)
         if rows.texts is not None or rows.prompt_N is not None or lengths is None:

@@ -14,7 +14,7 @@ from scipy.stats import rankdata
 from guerdon.audit.association import associate, strata, stratum_means
 from guerdon.audit.log_view import Checked, Missing, View, found
 from guerdon.audit.rows import Codes, Flags, Texts
-from guerdon.audit.text_features import FLATTERY, LAYOUTS, REFUSAL, language_of, repetition
+from guerdon.audit.text_features import FLATTERY, LAYOUTS, REFUSAL, language_of, mostly_programs, repetition
 
 # practical minima, set on the first half of benchmarks/audit_sets.py
 CORRELATION = 0.15  # within prompt, step and truth
@@ -40,7 +40,10 @@ def check_length(view: View) -> Checked | Missing:
     length = view.of(view.rows.length_N)
     if length is None or (view.rows.prompt_N is None and view.rows.texts is None):
         return NO_TEXT
-    return _explains(view, "length", {"longer responses": np.log1p(np.maximum(np.nan_to_num(length.astype(float)), 0))})
+    feature = {"longer responses": np.log1p(np.maximum(np.nan_to_num(length.astype(float)), 0))}
+    having = None if view.has_truth else view.texts()
+    programs = having is not None and mostly_programs([having[1].responses[i] for i in having[2]])
+    return _explains(view, "length", feature, 3.0 if programs else 1.0)  # right programs are longer than wrong ones
 
 
 def check_position(view: View) -> Checked | Missing:
@@ -125,9 +128,9 @@ def _texts_explain(
     return _explains(one, name, features([texts.responses[i][:LOOKED] for i in place]))
 
 
-def _explains(view: View, name: str, features: Mapping[str, ArrayLike]) -> Checked | Missing:
+def _explains(view: View, name: str, features: Mapping[str, ArrayLike], strictness: float = 1.0) -> Checked | Missing:
     """The feature that explains most of the reward, if it explains enough; p is Bonferroni's over the features."""
-    fresh = ~view.copy_M  # copies of a response have its reward: they are no evidence of their own
+    fresh = ~view.copy_M  # copies of a response have its reward: they are no evidence, but count for the effect
     one, tried = view.sub(fresh), []
     ways = one.comparable()
     if not ways:
@@ -142,8 +145,14 @@ def _explains(view: View, name: str, features: Mapping[str, ArrayLike]) -> Check
         got, stratum, words, strict = next((test for test in tests if test[0].n >= ENOUGH), tests[-1])
         if got.p is None or (name in ONE_SIDED and got.r <= 0):
             continue
-        p = got.p / 2 if name in ONE_SIDED else got.p
-        large = abs(got.difference) / one.spread * (1.0 if flagged else (x - stratum_means(x, stratum)).std())
+        p, strict = got.p / 2 if name in ONE_SIDED else got.p, strict * strictness
+        difference = abs(got.difference)
+        if not fresh.all() and p <= 0.01:  # without copies right answers that are written in one way are too few
+            every = np.asarray(values) if flagged else rankdata(np.asarray(values)) / len(fresh)
+            like = next(way[0] for way in view.comparable() if way[1] == words)
+            whole = associate(every, view.reward_M, like, seed=None)
+            difference = min(difference, max(0.0, whole.difference * np.sign(got.r)))
+        large = difference / one.spread * (1.0 if flagged else (x - stratum_means(x, stratum)).std())
         strength = large / FLAG if flagged else min(large / EXPLAINED, abs(got.r) / CORRELATION)
         tried.append((p <= 0.01 and strength >= strict and got.n >= 20, -p, feature, got, x, stratum, words))
     if not tried:
@@ -187,7 +196,7 @@ def check_duplicates(view: View) -> Checked | Missing:
     spread = counts.max() >= max(20, COLLAPSED * len(one)) and len(np.unique(peers[common])) > 5
     top = counts.max() / len(one)
     clean = f"{again.sum():,} responses are copies within a group; the most common one is {top:.1%} of all"
-    programs = sum("```" in texts.responses[i] or "def " in texts.responses[i] for i in place) > len(place) / 2
+    programs = mostly_programs([texts.responses[i] for i in place])
     if again.sum() < (SHORT_PROGRAMS if programs else DUPLICATES) * max(several, 1) and not spread:
         return Checked(None, clean)
     flag, of = (common & long, len(one)) if spread else (again, several)

@@ -107,6 +107,11 @@ def repetition(text: str) -> tuple[float, int]:
     return 1 - len(phrases) / (len(words) - 3), max(phrases.values())
 
 
+def mostly_programs(responses: list[str]) -> bool:
+    """Whether most responses have a program."""
+    return sum("```" in text or "def " in text for text in responses) > len(responses) / 2
+
+
 def unanswered_M(view: View) -> tuple[Flags | None, str]:
     """Which responses end without an answer, in the middle of a sentence, or at the limit; None without any column."""
     found, what = np.zeros(len(view), bool), "failed, are truncated or have no answer"
