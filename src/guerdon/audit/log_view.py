@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -74,16 +74,8 @@ class View:
     def __len__(self) -> int:
         return len(self.row_M)
 
-    @overload
-    def of(self, column_N: None) -> None:
-        """None for a column that the log lacks."""
-
-    @overload
-    def of(self, column_N: NDArray[Any]) -> NDArray[Any]:
-        """The values of a column of the log at these rows."""
-
-    def of(self, column_N: NDArray[Any] | None) -> NDArray[Any] | None:
-        """The values of a column of the log at these rows."""
+    def of(self, column_N: NDArray[Any] | None) -> Any:
+        """The values of a column of the log at these rows; None of a column that it lacks."""
         return None if column_N is None else np.asarray(column_N)[self.row_M]
 
     def sub(self, keep_M: Flags) -> View:
