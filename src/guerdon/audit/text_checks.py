@@ -157,7 +157,7 @@ def _explains(view: View, name: str, features: Mapping[str, ArrayLike], strictne
         tried.append((p <= 0.01 and strength >= strict and got.n >= 20, -p, feature, got, x, stratum, words))
     if not tried:
         return Checked(None, f"{len(one):,} rows {ways[0][1]}: nothing that varies together with the reward")
-    enough, minus_p, feature, best, x, stratum, words = max(tried, key=lambda some: some[:2])
+    enough, minus_p, feature, best, x, stratum, words = max(tried, key=lambda some: (some[0], round(some[1], 9), some[3].r))
     p, r, flagged = min(1.0, -minus_p * len(tried)), best.r, x.dtype == bool
     clean = f"{feature}: correlation with the reward {r:+.2f} {words} ({best.n:,} rows)"
     if not enough:
@@ -255,8 +255,8 @@ def check_tail(view: View) -> Checked | Missing:
         _phrases([texts.responses[place[i]] for i in rows]) for rows in (far[np.argsort(-z[far])][:FAR_ROWS], others)
     )
     limit = 4 * min(len(far), FAR_ROWS) / max(len(others), 1)  # four times as often as elsewhere
-    likely = [(n, one) for one, n in phrases.items() if n >= 4 and n > limit * (usual[one] + 1)]
-    likely = [phrase for _, phrase in sorted(likely, reverse=True)[:60]]
+    rare = [(n, phrase) for phrase, n in phrases.items() if n >= 4 and n > limit * (usual[phrase] + 1)]
+    likely = [phrase for _, phrase in sorted(rare, reverse=True)[:60]]
     clean = f"{len(far):,} of {len(one):,} responses are far above the others; no phrase is theirs alone"
     best = _best_phrase(likely, [texts.responses[i].lower() for i in place], z)
     if best is None:
