@@ -157,7 +157,8 @@ def _explains(view: View, name: str, features: Mapping[str, ArrayLike], strictne
         tried.append((p <= 0.01 and strength >= strict and got.n >= 20, -p, feature, got, x, stratum, words))
     if not tried:
         return Checked(None, f"{len(one):,} rows {ways[0][1]}: nothing that varies together with the reward")
-    enough, minus_p, feature, best, x, stratum, words = max(tried, key=lambda some: (some[0], round(some[1], 9), some[3].r))
+    tried.sort(key=lambda some: (some[0], round(some[1], 9), some[3].r))
+    enough, minus_p, feature, best, x, stratum, words = tried[-1]
     p, r, flagged = min(1.0, -minus_p * len(tried)), best.r, x.dtype == bool
     clean = f"{feature}: correlation with the reward {r:+.2f} {words} ({best.n:,} rows)"
     if not enough:

@@ -12,7 +12,7 @@ from guerdon.audit.log_view import Checked, Missing, View, classes, found
 from guerdon.audit.rows import Codes, Numbers
 
 # practical minima, set on the first half of benchmarks/audit_sets.py
-UNEXPLAINED = 0.3  # standard deviations of the reward, over the run
+UNEXPLAINED = 0.25  # standard deviations of the reward, over the run
 JUMP = 0.55  # standard deviations of the reward between neighbouring steps, beyond the trend
 RESCALED = 1.6  # ratio of standard deviations
 AGREEMENT = 0.65  # probability that a right response has a higher reward than a wrong one
