@@ -1,0 +1,199 @@
+"""The page of an audit: one HTML file that loads nothing, with findings, charts and a list of the rows.
+
+    write_page(Path("rollouts.audit.html"), rows, audit(rows), source="runs/rollouts")
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+
+from guerdon import atomic
+from guerdon.audit.browser import MAX_ROWS, MAX_TEXT, MAX_TEXTS, browser_blocks, text_limit
+from guerdon.audit.finding import Audit, Finding
+from guerdon.audit.rows import Codes, Numbers, Rows
+from guerdon.audit.second import SecondReward
+from guerdon.compare.html_page import render
+from guerdon.evaluate.charts import Box, Line, axes, bar, line_chart, spread, svg
+
+TEMPLATES = Path(__file__).parent / "templates"
+SEVERITIES = ("error", "warning", "info")  # the worst first
+MAX_POINTS = 160  # of a curve
+MAX_CURVES = 24  # of a log of scalars
+BINS = 40
+_BLOCKS = "<!-- rows -->"
+
+
+class Chart(NamedTuple):
+    """A picture with its title and what it says."""
+
+    title: str
+    svg: Markup
+    hint: str = ""
+
+
+def write_page(
+    out: Path, rows: Rows, audit: Audit, second: SecondReward | None = None, *, source: str = "", live: bool = False
+) -> Path:
+    """Write the page of an audit, in one piece.
+
+    Args:
+        out: the file to write.
+        rows: what was read.
+        audit: what was found.
+        second: another reward of the same rows.
+        source: the log's name.
+        live: the log is still being written.
+
+    Returns:
+        The path written.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    context = {
+        "title": source or rows.layout, "rows": rows, "n": len(rows), "audit": audit, "second": second, "live": live,
+        "views": [_view(f) for f in audit.findings], "charts": charts(rows), "how": _how(rows, audit),
+        "filters": _filters(rows, second), "severe": [(s, sum(f.severity == s for f in audit.findings)) for s in SEVERITIES],
+    }  # fmt: skip
+    head, tail = render("audit.html.j2", context, TEMPLATES, "audit.js").split(_BLOCKS)
+    blocks = browser_blocks(rows, audit, None if second is None else second.reward_N)
+    atomic.write_bytes(out, b"".join([_encoded(head), *blocks, _encoded(tail)]))
+    return out
+
+
+def _encoded(text: str) -> bytes:
+    return atomic.hide(text).encode("utf-8", "replace")
+
+
+def number(value: float) -> str:
+    """A number with three digits and a true minus sign; a dash where it is missing."""
+    return "–" if not np.isfinite(value) else f"{value:.3g}".replace("-", "−")
+
+
+def interval(finding: Finding) -> str:
+    """The 95 % interval of a finding's effect; empty where it has none."""
+    low, high = finding.interval
+    return f"[{number(low)}, {number(high)}]" if np.isfinite(low) and np.isfinite(high) else ""
+
+
+def _view(finding: Finding) -> dict[str, Any]:
+    """What the page shows of a finding."""
+    return {
+        "finding": finding,
+        "effect": f"{number(finding.effect)} {finding.unit}".strip(),
+        "interval": interval(finding),
+        "p": "" if finding.p is None else "< 0.001" if finding.p < 0.001 else f"{finding.p:.3f}",
+        "share": f"{finding.count:,} of {finding.total:,}",
+        "remedy": re.split(r"`([^`]*)`", finding.remedy),  # every other part is code
+    }
+
+
+def _how(rows: Rows, audit: Audit) -> dict[str, str]:
+    """How the log was read, in words."""
+    how = {"layout": rows.layout, "rows": f"{len(rows):,}"}
+    files = ", ".join(rows.files[:8]) + (f" and {len(rows.files) - 8:,} more" if len(rows.files) > 8 else "")
+    how |= {"files": files} if files else {}
+    how["groups"] = rows.grouped_by or "none: checks within groups were not made"
+    if rows.texts is not None:
+        m = len(rows.texts.row_M)
+        all_of = "all rows" if m == len(rows) else f"a random sample of {m:,} rows; groups are whole"
+        how["texts"] = f"of {all_of}; numbers are of all rows"
+        limit = text_limit([len(x) for texts_M in (rows.texts.prompts, rows.texts.responses) for x in texts_M])
+        if limit < MAX_TEXT or max(map(len, rows.texts.responses), default=0) > MAX_TEXT:
+            so = f"on this page texts are cut to {limit:,} characters; the checks read them in full"
+            how["length of texts"] = so if limit == MAX_TEXT else f"{so} (all together are over {MAX_TEXTS:,})"
+    if len(rows) > MAX_ROWS:
+        how["list of rows"] = f"{MAX_ROWS:,} of {len(rows):,}: those with texts and of findings, others at random"
+    bad = sum(rows.bad.values())
+    how["rows that could not be read"] = (
+        f"{bad:,}: " + "; ".join(f"{count:,} {why}" for why, count in rows.bad.items()) if bad else "none"
+    )
+    missing = int(np.isnan(rows.reward_N).sum())
+    how |= {"rows without a reward": f"{missing:,}"} if missing else {}
+    how |= {f"note {i + 1}" if len(rows.notes) > 1 else "note": note for i, note in enumerate(rows.notes)}
+    return how
+
+
+def _filters(rows: Rows, second: SecondReward | None) -> dict[str, Any]:
+    """Which controls of the list have something to choose from."""
+    sorts = {"row": "row", "reward": "reward"}
+    sorts |= {"reward-truth": "reward minus truth"} if rows.truth_N is not None else {}
+    sorts |= {"reward-second": "reward minus second reward"} if second is not None and second.reward_N is not None else {}
+    sorts |= {"length": "length"} if rows.length_N is not None else {}
+    sorts |= {"advantage": "advantage"} if rows.advantage_N is not None else {}
+    return {"sorts": sorts, "step": rows.step_N is not None, "truncated": rows.truncated_N is not None}
+
+
+def charts(rows: Rows) -> list[Chart]:
+    """Small pictures: rewards and truth over steps, logged scalars, and how rewards are distributed."""
+    series = {"reward": rows.reward_N, "truth": rows.truth_N}
+    series |= {name: values for name, values in list(rows.rewards.items())[:4]}
+    series |= {"length": rows.length_N, "advantage": rows.advantage_N}
+    series |= {"truncated": None if rows.truncated_N is None else rows.truncated_N.astype(np.float64)}
+    found = []
+    if rows.step_N is not None:
+        given = {name: values for name, values in series.items() if values is not None}
+        curves = {name: means_by_step(rows.step_N, values) for name, values in given.items()}
+        found = [Chart(name, curve_chart(name, *curve)) for name, curve in curves.items() if len(curve[0]) > 1]
+    for name, (steps, values) in list(rows.curves.items())[:MAX_CURVES]:
+        if name not in series and len(steps) > 1:
+            keep = spread(len(steps), MAX_POINTS)
+            found.append(Chart(name, curve_chart(name, steps[keep].astype(np.float64), values[keep], None)))
+    if np.isfinite(rows.reward_N).any():
+        found.append(Chart("distribution of rewards", histogram(rows.reward_N)))
+    return found
+
+
+def means_by_step(step_N: Codes, values_N: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    """Mean of each step, of neighbouring ones together where there are many.
+
+    Returns:
+        Steps, means and half widths of 95 % intervals, all (S,).
+    """
+    known = np.isfinite(values_N)
+    steps, place_N = np.unique(step_N[known], return_inverse=True)
+    if len(steps) > MAX_POINTS:
+        place_N = place_N * MAX_POINTS // len(steps)
+        steps = np.array([part.mean() for part in np.array_split(steps, MAX_POINTS)])
+        place_N = np.minimum(place_N, MAX_POINTS - 1)
+    count = np.bincount(place_N, minlength=len(steps))
+    mean = np.bincount(place_N, values_N[known], len(steps)) / np.maximum(count, 1)
+    squares = np.bincount(place_N, (values_N[known] - mean[place_N]) ** 2, len(steps))
+    half = 1.96 * np.sqrt(squares / np.maximum(count - 1, 1) / np.maximum(count, 1))
+    return steps.astype(np.float64), mean, half
+
+
+def curve_chart(name: str, steps: Numbers, means: Numbers, half: Numbers | None) -> Markup:
+    """A curve over training steps with its band."""
+    known = np.isfinite(means)
+    x, y = steps[known], means[known]
+    if not len(x):
+        return svg(360, 220, axes(Box(360, 220, (0, 1), (0, 1)), x_label="step", y_label="", x_ticks={}, y_ticks={}), title=name)
+    spare = np.zeros(len(x)) if half is None else half[known]
+    box = Box(360, 220, x=_widened(x.min(), x.max()), y=_widened((y - spare).min(), (y + spare).max()))
+    edges = () if half is None else tuple(zip(x.tolist(), (y - spare).tolist(), (y + spare).tolist(), strict=True))
+    line = Line("", 1, tuple(zip(x.tolist(), y.tolist(), strict=True)), edges)
+    return line_chart(box, [line], title=f"{name} over steps", x_label="step", y_label="")
+
+
+def histogram(values_N: Numbers) -> Markup:
+    """How many rows have which reward."""
+    values = values_N[np.isfinite(values_N)]
+    counts, edges = np.histogram(values, bins=BINS, range=_widened(values.min(), values.max()))
+    box = Box(360, 220, x=(edges[0], edges[-1]), y=(0, float(counts.max())), margin=(14, 20, 40, 52))
+    body = [
+        bar(box, (edges[i], edges[i + 1]), (0, n), 1, f"{n:,} rows from {edges[i]:.3g} to {edges[i + 1]:.3g}")
+        for i, n in enumerate(counts.tolist()) if n
+    ]  # fmt: skip
+    frame = axes(box, x_label="reward", y_label="rows")
+    return svg(box.width, box.height, frame + "".join(body), title="distribution of rewards", classes="chart")
+
+
+def _widened(low: float, high: float) -> tuple[float, float]:
+    return (float(low), float(high)) if high > low else (float(low) - 0.5, float(high) + 0.5)
