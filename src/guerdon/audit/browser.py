@@ -111,7 +111,7 @@ def _row_of(texts: Texts, m: int, limit: int) -> dict[str, Any]:
     if texts.tokens is not None and texts.token_rewards is not None and texts.token_rewards[m]:
         values = np.asarray(texts.token_rewards[m][:MAX_TOKENS], np.float64)
         row["tokens"] = [cut(token, 1000) for token in texts.tokens[m][:MAX_TOKENS]]
-        row["values"] = [value if np.isfinite(value) else None for value in values.tolist()]
+        row["values"] = [float(f"{value:.4g}") if np.isfinite(value) else None for value in values.tolist()]
         row["more"] = max(len(texts.tokens[m]) - MAX_TOKENS, 0)
     return row
 

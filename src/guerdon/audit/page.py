@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +18,9 @@ from guerdon.audit.finding import Audit, Finding
 from guerdon.audit.rows import Codes, Numbers, Rows
 from guerdon.audit.second import SecondReward
 from guerdon.compare.html_page import render
+from guerdon.compare.report_format import p_value
 from guerdon.evaluate.charts import Box, Line, axes, bar, line_chart, spread, svg
+from guerdon.secrets import hide
 
 TEMPLATES = Path(__file__).parent / "templates"
 SEVERITIES = ("error", "warning", "info")  # the worst first
@@ -57,7 +58,8 @@ def write_page(
         OSError: it cannot be written.
     """
     context = {
-        "title": source or rows.layout, "rows": rows, "n": len(rows), "audit": audit, "second": second, "live": live,
+        "title": source or rows.layout, "rows": rows, "n": len(rows), "audit": audit, "live": live,
+        "second": None if second is None else _second_view(second),
         "views": [_view(f) for f in audit.findings], "charts": charts(rows), "how": _how(rows, audit),
         "filters": _filters(rows, second), "severe": [(s, sum(f.severity == s for f in audit.findings)) for s in SEVERITIES],
     }  # fmt: skip
@@ -68,7 +70,7 @@ def write_page(
 
 
 def _encoded(text: str) -> bytes:
-    return atomic.hide(text).encode("utf-8", "replace")
+    return hide(text).encode("utf-8", "replace")
 
 
 def number(value: float) -> str:
@@ -76,19 +78,12 @@ def number(value: float) -> str:
     return "–" if not np.isfinite(value) else f"{value:.3g}".replace("-", "−")
 
 
-def interval(finding: Finding) -> str:
-    """The 95 % interval of a finding's effect; empty where it has none."""
-    low, high = finding.interval
-    return f"[{number(low)}, {number(high)}]" if np.isfinite(low) and np.isfinite(high) else ""
-
-
 def _view(finding: Finding) -> dict[str, Any]:
     """What the page shows of a finding."""
     return {
         "finding": finding,
-        "effect": f"{number(finding.effect)} {finding.unit}".strip(),
-        "interval": interval(finding),
-        "p": "" if finding.p is None else "< 0.001" if finding.p < 0.001 else f"{finding.p:.3f}",
+        "effect": _bounded(finding.effect, *finding.interval),
+        "p": "" if finding.p is None else p_value(finding.p),
         "share": f"{finding.count:,} of {finding.total:,}",
         "remedy": re.split(r"`([^`]*)`", finding.remedy),  # every other part is code
     }
@@ -128,6 +123,34 @@ def _filters(rows: Rows, second: SecondReward | None) -> dict[str, Any]:
     sorts |= {"length": "length"} if rows.length_N is not None else {}
     sorts |= {"advantage": "advantage"} if rows.advantage_N is not None else {}
     return {"sorts": sorts, "step": rows.step_N is not None, "truncated": rows.truncated_N is not None}
+
+
+def _second_view(second: SecondReward) -> dict[str, Any]:
+    """The sentence and the tables of another reward: caption, names of columns, rows."""
+    tables = []
+    if second.figures:
+        rows = [(name, _bounded(f.value, f.low, f.high), f"{f.n:,} {f.unit}") for name, f in second.figures.items()]
+        tables.append(("Agreement, with 95 % intervals from drawing whole groups again", ("", "value", "of"), rows))
+    if second.advantages:
+        changes = [(name, *map(number, change[:3]), f"{change.n:,}") for name, change in second.advantages.items()]
+        caption = (
+            "Advantages with the second reward in place of the first, a number per response. Change: the mean absolute "
+            "difference relative to the mean absolute advantage, both scaled to the same spread"
+        )
+        tables.append((caption, ("estimator", "correlation", "other sign", "change", "rows"), changes))
+    if second.drift:
+        drifts = [
+            (d.what, number(d.here), number(d.there), number(d.psi), number(d.ks), p_value(d.p), f"{d.n_here:,}, {d.n_there:,}")
+            for d in second.drift
+        ]  # fmt: skip
+        caption = "Distributions. PSI: population stability index, above 0.1 a change, above 0.25 a large one; p by permutation (Holm)"
+        head = ("", "mean here", "mean there", "PSI", "KS distance", "p", "rows here, there")
+        tables.append((caption, head, drifts))
+    return {"lead": f"{second.name}, matched {second.matched}." if second.figures else f"{second.name}: {second.matched}.", "tables": tables}
+
+
+def _bounded(value: float, low: float, high: float) -> str:
+    return number(value) + (f" [{number(low)}, {number(high)}]" if np.isfinite(low) and np.isfinite(high) else "")
 
 
 def charts(rows: Rows) -> list[Chart]:

@@ -1,0 +1,194 @@
+"""The words of the command `guerdon audit`. Nothing heavy is imported before a log is read.
+
+guerdon audit rollouts/ --fail-on length:error
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from guerdon.errors import ConfigError, DataError, HarmError, did_you_mean
+from guerdon.progress import log_line
+
+if TYPE_CHECKING:
+    from guerdon.audit.finding import Audit, Finding
+    from guerdon.audit.rows import Rows
+    from guerdon.audit.second import SecondReward
+
+SEVERITIES = ("info", "warning", "error")
+ANY = "any"
+WAIT_S = 2.0  # between two looks at a live log, and at least as long as reading it took
+
+
+def audit(
+    path: Annotated[Path, typer.Argument(help="A log of a run: a file or a folder.", show_default=False)],
+    columns: Annotated[
+        str | None, typer.Option(help="Columns by what they hold: prompt=...,response=...,reward=...,truth=...")
+    ] = None,
+    second: Annotated[
+        Path | None, typer.Option(help="Another reward of the same rows to compare, or reference data: drift.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write findings, clean and unchecked as JSON.")] = False,
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option("--fail-on", help="FINDING[:SEVERITY], or any: exit with status 5 if found (repeatable)."),
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Read a live log again whenever it has grown.")] = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The page; default NAME.audit.html here.")] = None,
+    seed: Annotated[int, typer.Option(help="Of samples and permutations.")] = 0,
+) -> None:
+    """Find what is wrong with the rewards of a run that is already there, of any trainer, and write one page."""
+    from guerdon.audit.logs import read_log
+
+    wanted = [_condition(given) for given in fail_on or ()]
+    named = _columns(columns)
+    page = output or Path(f"{path.resolve().name}.audit.html")
+    if page.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"--output {page}: the page is HTML; end its name in .html")
+
+    def once() -> None:
+        rows = read_log(path, columns=named, seed=seed)
+        result, compared = _audited(rows, second, named, seed)
+        _check_names([name for name, _ in wanted], result)
+        _write(path, page, rows, result, compared, as_json=as_json, live=watch)
+        failed = [f for f in result.findings if any(_fits(f, *condition) for condition in wanted)]
+        if failed:
+            raise HarmError(f"--fail-on: {'; '.join(f'{f.name} ({f.severity})' for f in failed)}, see {page}")
+
+    if watch:
+        _whenever_changed(path, page, once)
+    else:
+        once()
+
+
+def _audited(rows: Rows, second: Path | None, columns: Mapping[str, str], seed: int) -> tuple[Audit, SecondReward | None]:
+    from guerdon.audit.checks import audit as check
+
+    result = check(rows, seed=seed)
+    if second is None:
+        return result, None
+    from guerdon.audit.drift import with_drift
+    from guerdon.audit.second import read_second
+
+    compared = read_second(rows, second, columns=columns, seed=seed)
+    return with_drift(result, compared.drift, second.name), compared
+
+
+def _write(
+    path: Path, page: Path, rows: Rows, result: Audit, second: SecondReward | None, *, as_json: bool, live: bool
+) -> None:
+    from guerdon.audit.page import write_page
+
+    write_page(page, rows, result, second, source=path.resolve().name, live=live)
+    if as_json:
+        said = json.dumps(_finite({**record(result, second), "rows": len(rows), "layout": rows.layout}), allow_nan=False)
+        sys.stdout.write(f"{said}\n")
+    else:
+        sys.stdout.write("\n".join(lines(rows, result)) + f"\npage: {page}\n")
+    sys.stdout.flush()
+
+
+def lines(rows: Rows, result: Audit) -> Iterator[str]:
+    """What the command prints: findings, the worst first, how many checks are clean, and what could not be checked."""
+    yield f"{len(rows):,} rows, {rows.layout}"
+    for one in result.findings:
+        yield f"{one.severity}: {one.name}: {one.title} ({one.count:,} of {one.total:,} rows)"
+    yield f"{len(result.clean)} checks found nothing"
+    for name, why in result.unchecked.items():
+        yield f"not checked: {name}: {why}"
+
+
+def record(result: Audit, second: SecondReward | None) -> dict[str, Any]:
+    """An audit as plain values."""
+    from dataclasses import asdict
+
+    found: dict[str, Any] = asdict(result)
+    if second is not None:
+        found["second"] = {
+            "name": second.name, "matched": second.matched, "drift": [one._asdict() for one in second.drift],
+            "figures": {name: figure._asdict() for name, figure in second.figures.items()},
+            "advantages": {name: change._asdict() for name, change in second.advantages.items()},
+        }  # fmt: skip
+    return found
+
+
+def _finite(value: Any) -> Any:
+    """Plain values with null for numbers that JSON cannot say."""
+    if isinstance(value, Mapping):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    if hasattr(value, "item"):  # of numpy
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _columns(given: str | None) -> dict[str, str]:
+    """`prompt=a,reward=b` as a mapping."""
+    found: dict[str, str] = {}
+    for part in given.split(",") if given else ():
+        name, sign, column = (word.strip() for word in part.partition("="))
+        if not (name and sign and column):
+            raise ConfigError(f"--columns {given}: write what a column holds and its name, as in reward=score,step=iter")
+        found[name] = column
+    return found
+
+
+def _condition(given: str) -> tuple[str, str]:
+    """The name of a finding, and the lowest severity that counts."""
+    name, _, severity = given.partition(":")
+    if severity and severity not in SEVERITIES:
+        near = did_you_mean(severity, SEVERITIES)
+        raise ConfigError(f"--fail-on {given}: the severity is one of {', '.join(SEVERITIES)}{near}")
+    return name, severity or SEVERITIES[0]
+
+
+def _check_names(names: Sequence[str], result: Audit) -> None:
+    """Refuse names of findings that no check has."""
+    known = sorted({ANY, *result.clean, *result.unchecked, *(f.name for f in result.findings)})
+    for name in names:
+        if name not in known:
+            near = did_you_mean(name, known) or f"; there are {', '.join(known)}"
+            raise ConfigError(f"--fail-on {name}: no check has this name{near}")
+
+
+def _fits(finding: Finding, name: str, severity: str) -> bool:
+    return name in (ANY, finding.name) and SEVERITIES.index(finding.severity) >= SEVERITIES.index(severity)
+
+
+def _whenever_changed(path: Path, page: Path, once: Callable[[], None]) -> None:
+    """Call now and after each change of the log's files, until the process is interrupted.
+
+    A log that cannot be read yet is waited for, and why is said.
+    """
+    before: dict[Path, tuple[int, int]] = {}
+    log_line(f"watching {path}; Ctrl-C ends it")
+    try:
+        while True:
+            files = [file for file in (path.rglob("*") if path.is_dir() else [path]) if file != page]
+            now = {file: (s.st_size, s.st_mtime_ns) for file in files if (s := _stat(file)) is not None}
+            began = time.monotonic()
+            if now != before:
+                before = now
+                try:
+                    once()
+                except DataError as error:
+                    log_line(f"waiting: {error}")
+            time.sleep(max(WAIT_S, time.monotonic() - began))
+    except KeyboardInterrupt:
+        log_line(f"ended; the page is {page}" if page.exists() else "ended")
+
+
+def _stat(file: Path) -> Any:
+    try:
+        return file.stat() if file.is_file() and not file.name.startswith(".") else None
+    except OSError:  # removed meanwhile
+        return None
