@@ -113,6 +113,7 @@ def _finding(check: str, one: Drift, name: str) -> Finding:
 def psi(values_N: Numbers, reference_M: Numbers) -> float:
     """Population stability index over bins of equal shares of the reference; a bin without rows counts as half a row."""
     edges = np.unique(np.quantile(reference_M, np.arange(1, BINS) / BINS))
+    edges = edges[edges < reference_M.max()]
     shares = []
     for values in (values_N, reference_M):
         counts = np.bincount(np.searchsorted(edges, values, side="left"), minlength=len(edges) + 1).astype(float)
