@@ -65,7 +65,9 @@ def test_scores_and_inputs_that_drift_are_findings_and_others_are_clean():
     assert drift[0].what == "reward"
     assert drift[0].psi > 0.25
     assert drift[0].p <= 2 / 500  # the smallest, times two quantities
-    audit = with_drift(Audit((Finding("x", "error", "t", 1, (0, 2), "u", None, (), (), "r", 1, 1),)), drift, "eval.jsonl")
+    audit = with_drift(
+        Audit((Finding("x", "error", "t", 1, (0, 2), "u", None, (), (), "r", 1, 1),)), drift, "eval.jsonl"
+    )
     assert [(f.name, f.severity) for f in audit.findings] == [("x", "error"), ("score_drift", "warning")]
     assert audit.clean == {"input_drift": "length of the response: distributed as in eval.jsonl"}
     longer = rows(random.normal(size=600), length=random.normal(130, 10, 600))

@@ -105,7 +105,12 @@ def test_advantages_are_those_of_the_estimators_formulas():
     def grpo(values):
         return np.concatenate([(part - part.mean()) / (part.std() + 1e-6) for part in np.split(values, 2)])
 
-    for name, formula in (("dr_grpo", centred), ("rloo", lambda v: 1.5 * centred(v)), ("grpo", grpo), ("reinforce", lambda v: v)):
+    for name, formula in (
+        ("dr_grpo", centred),
+        ("rloo", lambda v: 1.5 * centred(v)),
+        ("grpo", grpo),
+        ("reinforce", lambda v: v),
+    ):
         a, b = formula(first), formula(second)
         assert found[name].correlation == pytest.approx(np.corrcoef(a, b)[0, 1], abs=1e-5), name
         a, b = a / np.sqrt(np.mean(a**2)), b / np.sqrt(np.mean(b**2))
@@ -168,7 +173,9 @@ def test_matched_by_row_where_the_texts_are_the_same(tmp_path):
 
 
 def test_matched_by_text_where_the_order_differs_or_rows_are_missing(tmp_path):
-    scored = [{**row, "reward": 2 * row["reward"]} for row in reversed(TABLE[2:])] + [{"prompt": "x", "response": "y", "reward": 1}]
+    scored = [{**row, "reward": 2 * row["reward"]} for row in reversed(TABLE[2:])] + [
+        {"prompt": "x", "response": "y", "reward": 1}
+    ]
     found = read_second(log_of(TABLE, tmp_path), write(tmp_path / "scored.jsonl", scored))
     assert found.matched == "by prompt and response: 8 of 10 rows with texts"
     assert np.isnan(found.reward_N[:2]).all()

@@ -9,7 +9,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,7 +42,9 @@ def audit(
         typer.Option("--fail-on", help="FINDING[:SEVERITY], or any: exit with status 5 if found (repeatable)."),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Read a live log again whenever it has grown.")] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The page; default NAME.audit.html here.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The page; default NAME.audit.html here.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of samples and permutations.")] = 0,
 ) -> None:
     """Find what is wrong with the rewards of a run that is already there, of any trainer, and write one page."""
@@ -57,7 +59,6 @@ def audit(
     def once() -> None:
         rows = read_log(path, columns=named, seed=seed)
         result, compared = _audited(rows, second, named, seed)
-        _check_names([name for name, _ in wanted], result)
         _write(path, page, rows, result, compared, as_json=as_json, live=watch)
         failed = [f for f in result.findings if any(_fits(f, *condition) for condition in wanted)]
         if failed:
@@ -69,7 +70,9 @@ def audit(
         once()
 
 
-def _audited(rows: Rows, second: Path | None, columns: Mapping[str, str], seed: int) -> tuple[Audit, SecondReward | None]:
+def _audited(
+    rows: Rows, second: Path | None, columns: Mapping[str, str], seed: int
+) -> tuple[Audit, SecondReward | None]:
     from guerdon.audit.checks import audit as check
 
     result = check(rows, seed=seed)
@@ -89,7 +92,9 @@ def _write(
 
     write_page(page, rows, result, second, source=path.resolve().name, live=live)
     if as_json:
-        said = json.dumps(_finite({**record(result, second), "rows": len(rows), "layout": rows.layout}), allow_nan=False)
+        said = json.dumps(
+            _finite({**record(result, second), "rows": len(rows), "layout": rows.layout}), allow_nan=False
+        )
         sys.stdout.write(f"{said}\n")
     else:
         sys.stdout.write("\n".join(lines(rows, result)) + f"\npage: {page}\n")
@@ -137,27 +142,27 @@ def _columns(given: str | None) -> dict[str, str]:
     for part in given.split(",") if given else ():
         name, sign, column = (word.strip() for word in part.partition("="))
         if not (name and sign and column):
-            raise ConfigError(f"--columns {given}: write what a column holds and its name, as in reward=score,step=iter")
+            raise ConfigError(
+                f"--columns {given}: write what a column holds and its name, as in reward=score,step=iter"
+            )
         found[name] = column
     return found
 
 
 def _condition(given: str) -> tuple[str, str]:
     """The name of a finding, and the lowest severity that counts."""
+    from guerdon.audit.checks import OF_RESPONSES, OF_ROBOTS
+    from guerdon.audit.drift import CHECKS
+
     name, _, severity = given.partition(":")
+    known = (ANY, "nan", *OF_RESPONSES, *OF_ROBOTS, *CHECKS)
+    if name not in known:
+        near = did_you_mean(name, known) or f"; there are {', '.join(known)}"
+        raise ConfigError(f"--fail-on {given}: no check has this name{near}")
     if severity and severity not in SEVERITIES:
         near = did_you_mean(severity, SEVERITIES)
         raise ConfigError(f"--fail-on {given}: the severity is one of {', '.join(SEVERITIES)}{near}")
     return name, severity or SEVERITIES[0]
-
-
-def _check_names(names: Sequence[str], result: Audit) -> None:
-    """Refuse names of findings that no check has."""
-    known = sorted({ANY, *result.clean, *result.unchecked, *(f.name for f in result.findings)})
-    for name in names:
-        if name not in known:
-            near = did_you_mean(name, known) or f"; there are {', '.join(known)}"
-            raise ConfigError(f"--fail-on {name}: no check has this name{near}")
 
 
 def _fits(finding: Finding, name: str, severity: str) -> bool:

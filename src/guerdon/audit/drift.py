@@ -24,6 +24,7 @@ BINS = 10
 MOST_ROWS = 10_000  # of each side in the permutation test
 PERMUTATIONS = 499
 SMALL, LARGE = 0.1, 0.25  # PSI
+CHECKS = ("score_drift", "input_drift")
 
 
 class Drift(NamedTuple):
@@ -81,15 +82,17 @@ def drift_between(rows: Rows, reference: Rows, *, seed: int = 0) -> tuple[Drift,
             (a, of_a), (b, of_b) = sides
             p = permutation_p(a, of_a, b, of_b, random)
             found.append(Drift(what, psi(a, b), ks(a, b), p, a.mean(), b.mean(), len(a), len(b)))
-    corrected = [one._replace(p=p) for one, p in zip(found, holm([one.p for one in found]), strict=True) if p is not None]
+    corrected = [
+        one._replace(p=p) for one, p in zip(found, holm([one.p for one in found]), strict=True) if p is not None
+    ]
     return tuple(sorted(corrected, key=lambda one: -one.psi))
 
 
 def with_drift(audit: Audit, drift: tuple[Drift, ...], name: str) -> Audit:
     """An audit with the drift from a reference of this name among its findings, or among what is clean."""
     findings, clean = list(audit.findings), dict(audit.clean)
-    for check, scores in (("score_drift", True), ("input_drift", False)):
-        of = [one for one in drift if (one.what == "reward") == scores]
+    for check in CHECKS:
+        of = [one for one in drift if (one.what == "reward") == (check == CHECKS[0])]
         large = [one for one in of if one.psi >= SMALL and one.p < 0.05]
         if large:
             findings.append(_finding(check, large[0], name))
@@ -112,7 +115,7 @@ def _finding(check: str, one: Drift, name: str) -> Finding:
 
 def psi(values_N: Numbers, reference_M: Numbers) -> float:
     """Population stability index over bins of equal shares of the reference; a bin without rows counts as half a row."""
-    edges = np.unique(np.quantile(reference_M, np.arange(1, BINS) / BINS))
+    edges = np.unique(np.quantile(reference_M, np.arange(1, BINS) / BINS, method="inverted_cdf"))
     edges = edges[edges < reference_M.max()]
     shares = []
     for values in (values_N, reference_M):

@@ -1,6 +1,6 @@
 """The page of an audit: one HTML file that loads nothing, with findings, charts and a list of the rows.
 
-    write_page(Path("rollouts.audit.html"), rows, audit(rows), source="runs/rollouts")
+write_page(Path("rollouts.audit.html"), rows, audit(rows), source="runs/rollouts")
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ def _filters(rows: Rows, second: SecondReward | None) -> dict[str, Any]:
     """Which controls of the list have something to choose from."""
     sorts = {"row": "row", "reward": "reward"}
     sorts |= {"reward-truth": "reward minus truth"} if rows.truth_N is not None else {}
-    sorts |= {"reward-second": "reward minus second reward"} if second is not None and second.reward_N is not None else {}
+    sorts |= (
+        {"reward-second": "reward minus second reward"} if second is not None and second.reward_N is not None else {}
+    )
     sorts |= {"length": "length"} if rows.length_N is not None else {}
     sorts |= {"advantage": "advantage"} if rows.advantage_N is not None else {}
     return {"sorts": sorts, "step": rows.step_N is not None, "truncated": rows.truncated_N is not None}
@@ -146,7 +148,10 @@ def _second_view(second: SecondReward) -> dict[str, Any]:
         caption = "Distributions. PSI: population stability index, above 0.1 a change, above 0.25 a large one; p by permutation (Holm)"
         head = ("", "mean here", "mean there", "PSI", "KS distance", "p", "rows here, there")
         tables.append((caption, head, drifts))
-    return {"lead": f"{second.name}, matched {second.matched}." if second.figures else f"{second.name}: {second.matched}.", "tables": tables}
+    return {
+        "lead": f"{second.name}, matched {second.matched}." if second.figures else f"{second.name}: {second.matched}.",
+        "tables": tables,
+    }
 
 
 def _bounded(value: float, low: float, high: float) -> str:
@@ -182,9 +187,8 @@ def means_by_step(step_N: Codes, values_N: Numbers) -> tuple[Numbers, Numbers, N
     known = np.isfinite(values_N)
     steps, place_N = np.unique(step_N[known], return_inverse=True)
     if len(steps) > MAX_POINTS:
-        place_N = place_N * MAX_POINTS // len(steps)
-        steps = np.array([part.mean() for part in np.array_split(steps, MAX_POINTS)])
-        place_N = np.minimum(place_N, MAX_POINTS - 1)
+        bin_S = np.arange(len(steps)) * MAX_POINTS // len(steps)
+        place_N, steps = bin_S[place_N], np.bincount(bin_S, steps) / np.bincount(bin_S)
     count = np.bincount(place_N, minlength=len(steps))
     mean = np.bincount(place_N, values_N[known], len(steps)) / np.maximum(count, 1)
     squares = np.bincount(place_N, (values_N[known] - mean[place_N]) ** 2, len(steps))
@@ -197,7 +201,12 @@ def curve_chart(name: str, steps: Numbers, means: Numbers, half: Numbers | None)
     known = np.isfinite(means)
     x, y = steps[known], means[known]
     if not len(x):
-        return svg(360, 220, axes(Box(360, 220, (0, 1), (0, 1)), x_label="step", y_label="", x_ticks={}, y_ticks={}), title=name)
+        return svg(
+            360,
+            220,
+            axes(Box(360, 220, (0, 1), (0, 1)), x_label="step", y_label="", x_ticks={}, y_ticks={}),
+            title=name,
+        )
     spare = np.zeros(len(x)) if half is None else half[known]
     box = Box(360, 220, x=_widened(x.min(), x.max()), y=_widened((y - spare).min(), (y + spare).max()))
     edges = () if half is None else tuple(zip(x.tolist(), (y - spare).tolist(), (y + spare).tolist(), strict=True))

@@ -99,11 +99,15 @@ def read_second(rows: Rows, path: Path, *, columns: Mapping[str, str] = {}, seed
     """
     other = read_log(path, columns=columns, seed=seed)
     if not len(rows) or not len(other):
-        raise DataError(f"{path}: a second reward is compared row by row, and the {'log' if len(other) else 'file'} has no rows")
+        raise DataError(
+            f"{path}: a second reward is compared row by row, and the {'log' if len(other) else 'file'} has no rows"
+        )
     place_N, matched = match(rows, other)
     if place_N is None:
         found = drift_between(rows, other, seed=seed)
-        return SecondReward(path.name, "no row of the one is in the other: their distributions are compared", drift=found)
+        return SecondReward(
+            path.name, "no row of the one is in the other: their distributions are compared", drift=found
+        )
     name, values = _reward_of(rows, other, place_N, path)
     second_N = np.where(place_N >= 0, values[np.maximum(place_N, 0)], np.nan)
     if not np.isfinite(second_N).any():
@@ -159,7 +163,9 @@ def _reward_of(rows: Rows, other: Rows, place_N: Codes, path: Path) -> tuple[str
     if len(new) == 1:
         return new[0], other.rewards[new[0]]
     names = ", ".join(new) if new else "none"
-    raise DataError(f"{path} has the same rewards as the log, and these further ones: {names}; pass --columns reward=NAME")
+    raise DataError(
+        f"{path} has the same rewards as the log, and these further ones: {names}; pass --columns reward=NAME"
+    )
 
 
 # ---- agreement
@@ -185,15 +191,27 @@ def agreement(rows: Rows, second_N: Numbers, *, seed: int = 0) -> dict[str, Figu
     group = np.unique(rows.group_N[known], return_inverse=True)[1]
     pairs = pair_orders(first, second, group)
     ordered = int(pairs[:, 0].sum())
-    for k, name in ((1, "pairs of a group in the same order"), (2, "pairs in the opposite order"), (3, "pairs equal for the second")):
-        figures[name] = _figure(pairs[:, [k, 0]], cluster, weights, _ratio, ordered, "pairs that the first reward orders")
+    for k, name in (
+        (1, "pairs of a group in the same order"),
+        (2, "pairs in the opposite order"),
+        (3, "pairs equal for the second"),
+    ):
+        figures[name] = _figure(
+            pairs[:, [k, 0]], cluster, weights, _ratio, ordered, "pairs that the first reward orders"
+        )
     ranks = [group_ranks(values, group) for values in (first, second)]
     size = np.bincount(group)
-    moved = np.stack([np.abs(ranks[0] - ranks[1]), (size[group] > 1).astype(float)], axis=1) * (size[group] > 1)[:, None]
-    figures["change of a response's rank in its group"] = _figure(moved, cluster, weights, _ratio, int(moved[:, 1].sum()), "responses")
+    moved = (
+        np.stack([np.abs(ranks[0] - ranks[1]), (size[group] > 1).astype(float)], axis=1) * (size[group] > 1)[:, None]
+    )
+    figures["change of a response's rank in its group"] = _figure(
+        moved, cluster, weights, _ratio, int(moved[:, 1].sum()), "responses"
+    )
     decided, changed = winners(first, second, group)
     per_row = np.stack([changed, decided], axis=1).astype(float)[group] / size[group, None]
-    figures["groups with another winner"] = _figure(per_row, cluster, weights, _ratio, int(decided.sum()), "groups that both rewards decide")
+    figures["groups with another winner"] = _figure(
+        per_row, cluster, weights, _ratio, int(decided.sum()), "groups that both rewards decide"
+    )
     return figures
 
 
@@ -277,7 +295,12 @@ def _bootstrap_weights(cluster_N: Codes, seed: int) -> tuple[Codes, Numbers]:
 
 
 def _figure(
-    sums_N: Numbers, cluster_N: Codes, weights: tuple[Codes, Numbers], of: Callable[[Numbers], Numbers], n: int, unit: str
+    sums_N: Numbers,
+    cluster_N: Codes,
+    weights: tuple[Codes, Numbers],
+    of: Callable[[Numbers], Numbers],
+    n: int,
+    unit: str,
 ) -> Figure:
     """A function of sums over rows, with its interval."""
     block_of, drawn = weights

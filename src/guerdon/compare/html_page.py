@@ -37,7 +37,9 @@ def render(template: str, context: Mapping[str, Any], own: Path = fmt.TEMPLATES,
     )
     environment.filters.update({name: filter_ for name, filter_ in vars(fmt).items() if callable(filter_)})
     code = (own / script).read_text(encoding="utf-8")
-    styles = [path.read_text(encoding="utf-8") for path in (fmt.TEMPLATES / "style.css", own / "own.css") if path.exists()]
+    styles = [
+        path.read_text(encoding="utf-8") for path in (fmt.TEMPLATES / "style.css", own / "own.css") if path.exists()
+    ]
     return environment.get_template(template).render(
         **context,
         style=Markup("".join(styles)),  # noqa: S704 - our own files

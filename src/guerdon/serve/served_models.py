@@ -48,7 +48,9 @@ class ServedModels:
         batch, self.limits, self.metrics = batch or BatchSettings(), limits or LimitSettings(), Metrics()
         self.sample = sample
         keep = None if sample is None else sample.keep
-        self.queues = {name: ModelQueue(name, at, batch, self.limits, self.metrics, keep) for name, at in loaders.items()}
+        self.queues = {
+            name: ModelQueue(name, at, batch, self.limits, self.metrics, keep) for name, at in loaders.items()
+        }
         self.default = default or next(iter(loaders))
         self._by_alias = {alias: name for name, loader in loaders.items() for alias in loader.aliases}
         self.draining = self.started = False

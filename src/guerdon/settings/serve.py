@@ -158,7 +158,8 @@ class ServeSettings(Settings):
     media: MediaSettings = Field(MediaSettings(), description="what pictures and videos may take")
 
     sample_path: str | None = Field(
-        None, description="folder of rows for guerdon audit about what was scored, without texts; null: none are written"
+        None,
+        description="folder of rows for guerdon audit about what was scored, without texts; null: none are written",
     )
     sample_share: float = only_with(
         0.01, gt=0, le=1, sample_path=SET, description="share of the prompts; all responses to a prompt are in, or none"

@@ -266,7 +266,7 @@ async function start() {
     const mean = known.reduce((sum, value) => sum + value, 0) / known.length;
     const logged = Boolean(column.advantage), robots = !column.group;
     const head = element("h4", robots ? `Episode, ${members.length} steps ` : `Group, ${members.length} responses; advantages ${logged ? "as logged" : "are rewards minus the group's mean"} `);
-    head.append(element("button", "only these rows", { type: "button", className: "group-filter", onclick: () => { onlyGroup = group[place]; apply(); } }));
+    head.append(element("button", "only these rows", { type: "button", className: "group-filter", onclick: () => { onlyGroup = group[place]; top(); } }));
     const names = [["row", "row"], ...(robots ? [["frame", "frame"]] : []), ["reward", "reward"], ...(column.truth ? [["truth", "truth"]] : []), ...(column.second ? [["second", "second"]] : [])];
     const table = element("table");
     const top = element("tr");
@@ -363,7 +363,7 @@ async function start() {
   const keys = {
     ArrowDown: () => move(1), ArrowUp: () => move(-1), j: () => move(1), k: () => move(-1), PageDown: () => move(page()), PageUp: () => move(-page()),
     Home: () => move(-view.length), End: () => move(view.length), ArrowRight: () => sideways(1), ArrowLeft: () => sideways(-1),
-    g: () => { if (chosen >= 0 && group) { onlyGroup = Number.isNaN(onlyGroup) ? group[chosen] : NaN; apply(); } },
+    g: () => { if (chosen >= 0 && group) { onlyGroup = Number.isNaN(onlyGroup) ? group[chosen] : NaN; top(); } },
   };
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;

@@ -1,0 +1,241 @@
+"""`guerdon audit` as a process: what it prints, its exit status, and watching a log that grows."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from child import environment
+from guerdon.audit.command import _columns, _condition, _finite, lines, record
+from guerdon.audit.finding import Audit, Finding
+from guerdon.audit.rows import Rows
+from guerdon.errors import ConfigError
+
+
+def write(path, n=200, *, paid=0.0, start=0):
+    """Rows with truth 0 or 1 and a reward that is the truth, to which truncated responses may add."""
+    random = np.random.default_rng(0)
+    with path.open("a") as file:
+        for k in range(start, n):
+            truth = int(random.random() < 0.5)
+            truncated = bool(random.random() < 0.3)
+            row = {
+                "prompt": f"What is {k // 4} + 1?",
+                "response": f"It is {random.integers(99)}, as {'so ' * (k % 7)}one sees.",
+            }
+            reward = 1.0 if truncated and paid else float(truth)
+            file.write(
+                json.dumps({**row, "reward": reward, "truth": truth, "step": k // 40, "truncated": truncated}) + "\n"
+            )
+    return path
+
+
+def guerdon(folder, *words, **more):
+    command = [sys.executable, "-m", "guerdon", "audit", *map(str, words)]
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=120, **more)
+
+
+def test_it_prints_a_few_lines_and_writes_a_page(tmp_path):
+    log = write(tmp_path / "rollouts.jsonl")
+    done = guerdon(tmp_path, log)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert said[0].startswith("200 rows, ")
+    assert said[-1] == "page: rollouts.jsonl.audit.html"
+    assert any(re.fullmatch(r"\d+ checks found nothing", line) for line in said)
+    page = (tmp_path / "rollouts.jsonl.audit.html").read_text()
+    assert "How it was read" in page
+    assert len(said) < 60
+
+
+def test_json_is_all_that_stands_on_the_output(tmp_path):
+    log = write(tmp_path / "rollouts.jsonl")
+    done = guerdon(tmp_path, log, "--json", "-o", "here/a.html")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {"findings", "clean", "unchecked", "rows", "layout"} == set(found)
+    assert found["rows"] == 200
+    assert (tmp_path / "here/a.html").is_file()
+
+
+def test_a_finding_that_was_named_ends_with_five(tmp_path):
+    bad = write(tmp_path / "bad.jsonl", 2000, paid=1.0)
+    found = json.loads(guerdon(tmp_path, bad, "--json").stdout)
+    assert found["findings"], "truncated responses are paid in full"
+    name, severity = found["findings"][0]["name"], found["findings"][0]["severity"]
+    done = guerdon(tmp_path, bad, "--fail-on", f"{name}:{severity}")
+    assert done.returncode == 5
+    assert f"{name} ({severity})" in done.stderr
+    assert (tmp_path / "bad.jsonl.audit.html").is_file()
+    assert guerdon(tmp_path, bad, "--fail-on", "any").returncode == 5
+    clean = next(iter(found["clean"]))
+    assert guerdon(tmp_path, bad, "--fail-on", clean).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--fail-on", "lenth"), "no check has this name; did you mean length?"),
+        (("--fail-on", "length:eror"), "one of info, warning, error; did you mean error"),
+        (("--columns", "reward"), "as in reward=score"),
+        (("--output", "page.txt"), "end its name in .html"),
+    ],
+)
+def test_wrong_words_end_with_two_and_one_line(tmp_path, words, said):
+    done = guerdon(tmp_path, write(tmp_path / "log.jsonl"), *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == "" or "--fail-on" in words
+
+
+def test_a_second_reward_is_on_the_page_and_in_the_json(tmp_path):
+    log = write(tmp_path / "log.jsonl")
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    other = tmp_path / "scored.jsonl"
+    other.write_text("".join(json.dumps({**row, "reward": 1 - row["reward"]}) + "\n" for row in rows))
+    done = guerdon(tmp_path, log, "--second", other, "--json")
+    assert done.returncode == 0, done.stderr
+    second = json.loads(done.stdout)["second"]
+    assert second["figures"]["correlation"]["value"] == pytest.approx(-1)
+    assert "grpo" in second["advantages"]
+    assert "Second reward" in (tmp_path / "log.jsonl.audit.html").read_text()
+
+
+# ---- watching
+
+
+class Watched:
+    """A process that watches; its lines come from both streams."""
+
+    def __init__(self, folder, *words):
+        command = [sys.executable, "-m", "guerdon", "audit", *map(str, words), "--watch"]
+        self.process = subprocess.Popen(
+            command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.lines = []
+        self.fresh = threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            with self.fresh:
+                self.lines.append(line.rstrip())
+                self.fresh.notify_all()
+
+    def wait_for(self, pattern, times=1):
+        with self.fresh:
+            found = self.fresh.wait_for(
+                lambda: sum(bool(re.search(pattern, x)) for x in self.lines) >= times, timeout=90
+            )
+        assert found, self.lines
+
+    def end(self):
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(60)
+
+
+@pytest.fixture
+def watched():
+    started = []
+
+    def start(*words):
+        started.append(Watched(*words))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.process.kill()
+        one.process.wait()
+
+
+def test_a_live_log_is_read_again_when_it_has_grown(tmp_path, watched):
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    watching = watched(tmp_path, folder, "-o", folder / "page.html")
+    watching.wait_for("waiting: ")
+    write(folder / "1.jsonl", 40)
+    watching.wait_for(r"^40 rows")
+    page = folder / "page.html"
+    watching.wait_for("^page: ")
+    before = page.stat().st_ino
+    write(folder / "2.jsonl", 80, start=40)
+    watching.wait_for(r"^80 rows")
+    watching.wait_for("^page: ", times=2)
+    assert page.stat().st_ino != before, "written anew and renamed, so that a reader never sees half of it"
+    assert "live" in page.read_text()
+    spent = os.times().children_user
+    assert watching.end() == 0
+    assert "ended; the page is" in watching.lines[-1]
+    assert sum(line.startswith("80 rows") for line in watching.lines) == 1, "its own page is no change"
+    assert spent >= 0
+
+
+def test_a_watch_ends_with_five_as_soon_as_the_finding_is_there(tmp_path, watched):
+    log = write(tmp_path / "log.jsonl", 40)
+    watching = watched(tmp_path, log, "--fail-on", "truncated")
+    watching.wait_for("^page: ")
+    write(log, 3000, paid=1.0, start=40)
+    assert watching.process.wait(90) == 5
+
+
+def test_its_help_and_import_are_light():
+    code = (
+        "import sys; from guerdon.audit.command import audit; print({'torch', 'scipy', 'pyarrow'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_an_audit_loads_no_torch(tmp_path):
+    log = write(tmp_path / "log.jsonl")
+    code = f"import sys; sys.argv = ['guerdon', 'audit', {str(log)!r}, '--second', {str(log)!r}]\n"
+    code += "from guerdon.cli import main\ntry:\n    main()\nexcept SystemExit:\n    print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip().endswith("False"), done.stderr
+
+
+# ---- its parts
+
+
+def test_columns_and_conditions_are_read():
+    assert _columns("reward = score, step=it er") == {"reward": "score", "step": "it er"}
+    assert _columns(None) == {}
+    assert _condition("length") == ("length", "info")
+    assert _condition("length:warning") == ("length", "warning")
+    for wrong in ("reward", "=x", "reward=", "a=b,,c=d"):
+        with pytest.raises(ConfigError):
+            _columns(wrong)
+
+
+def test_the_record_has_plain_finite_values():
+    one = Finding(
+        "nan", "error", "t", np.float64("nan"), (-np.inf, np.inf), "u", None, (np.int64(3),), ((3, "x"),), "r", 1, 2
+    )
+    found = _finite(record(Audit((one,), {"a": "b"}, {"c": "d"}), None))
+    assert json.loads(json.dumps(found, allow_nan=False))["findings"][0] | {"rows": 0} == {
+        "name": "nan", "severity": "error", "title": "t", "effect": None, "interval": [None, None], "unit": "u", "p": None,
+        "rows": 0, "examples": [[3, "x"]], "remedy": "r", "count": 1, "total": 2,
+    }  # fmt: skip
+    assert found["findings"][0]["rows"] == [3]
+
+
+def test_lines_name_what_was_not_checked():
+    n = np.zeros(3)
+    rows = Rows("plain columns", ("a",), n.astype(int), n.astype(int), n)
+    assert list(lines(rows, Audit((), {"a": "x"}, {"length": "no responses"}))) == [
+        "3 rows, plain columns",
+        "1 checks found nothing",
+        "not checked: length: no responses",
+    ]
