@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -225,7 +223,8 @@ def test_the_record_has_plain_finite_values():
     )
     found = _finite(record(Audit((one,), {"a": "b"}, {"c": "d"}), None))
     assert json.loads(json.dumps(found, allow_nan=False))["findings"][0] | {"rows": 0} == {
-        "name": "nan", "severity": "error", "title": "t", "effect": None, "interval": [None, None], "unit": "u", "p": None,
+        "name": "nan", "severity": "error", "title": "t", "effect": None, "interval": [None, None], "unit": "u",
+        "p": None,
         "rows": 0, "examples": [[3, "x"]], "remedy": "r", "count": 1, "total": 2,
     }  # fmt: skip
     assert found["findings"][0]["rows"] == [3]

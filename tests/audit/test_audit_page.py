@@ -31,7 +31,8 @@ def rows(n=40, *, k=4, characters=60, texts=True, **more):
     given = {
         "truth_N": (at % 3 == 0).astype(float), "step_N": at // (4 * k), "group_N": at // k, "prompt_N": at // k,
         "grouped_by": "the column of groups", "length_N": np.array([float(len(x)) for x in responses]),
-        "truncated_N": at % 5 == 0, "texts": Texts(at, [f"What is {i // k} + 1?" for i in at], responses) if texts else None,
+        "truncated_N": at % 5 == 0,
+        "texts": Texts(at, [f"What is {i // k} + 1?" for i in at], responses) if texts else None,
         "rewards": {"format": (at % 2).astype(float)},
     }  # fmt: skip
     return Rows(
@@ -41,7 +42,8 @@ def rows(n=40, *, k=4, characters=60, texts=True, **more):
 
 def finding(name="length", severity="error", rows=(3, 5), examples=((3, "the longest"),), **more):
     given = {
-        "title": "Longer responses earn more", "effect": 0.123456, "interval": (0.05, 0.2), "unit": "reward per word", "p": 0.0004,
+        "title": "Longer responses earn more", "effect": 0.123456, "interval": (0.05, 0.2), "unit": "reward per word",
+        "p": 0.0004,
         "remedy": "Use a length penalty: `guerdon run study.yaml`", "count": 2, "total": 40,
     }  # fmt: skip
     return Finding(name, severity, rows=rows, examples=examples, **(given | more))
@@ -73,9 +75,11 @@ def test_it_says_findings_then_what_is_clean_and_what_was_not_checked(tmp_path):
     text = re.sub(r"<[^>]+>", " ", page[: page.index('<section id="charts"')])
     text = re.sub(r"\s+", " ", text)
     for said in (
-        "my run", "Longer responses earn more", "effect 0.123 [0.05, 0.2] reward per word", "p &lt; 0.001", "2 of 40 rows",
-        "row 3 the longest", "Use a length penalty: guerdon run study.yaml", "drift of 3 steps", "flattery needs responses",
-        "groups the column of groups", "3: 3 not JSON", "note two files", "cannot say that a reward is right",
+        "my run", "Longer responses earn more", "effect 0.123 [0.05, 0.2] reward per word", "p &lt; 0.001",
+        "2 of 40 rows",
+        "row 3 the longest", "Use a length penalty: guerdon run study.yaml", "drift of 3 steps",
+        "flattery needs responses",
+        "groups the column of groups", "3: 3 not JSON", "note 1 two files", "cannot say that a reward is right",
     ):  # fmt: skip
         assert said in text, said
     assert 'href="#row=3"' in page
@@ -214,7 +218,8 @@ def test_a_log_without_rows_has_a_page(tmp_path):
 in_browser = pytest.mark.skipif(chromium.PROGRAM is None, reason="needs Chromium: apt-get install chromium")
 WATCH = """
 window.tasks = [];
-new PerformanceObserver((list) => { for (const one of list.getEntries()) window.tasks.push(one.duration); }).observe({ type: "longtask", buffered: true });
+new PerformanceObserver((list) => { for (const one of list.getEntries()) window.tasks.push(one.duration); })
+  .observe({ type: "longtask", buffered: true });
 """
 STATUS = "document.getElementById('status').textContent"
 
@@ -251,7 +256,8 @@ def test_hostile_text_is_text_everywhere(tab, tmp_path):
         tokens=[[HOSTILE, "b"] if k == 6 else [] for k in range(n)],
         token_rewards=[[1.0, -0.5] if k == 6 else [] for k in range(n)],
     )  # fmt: skip
-    log = Rows(**{**vars(log), "texts": texts, "files": (HOSTILE,), "layout": HOSTILE, "grouped_by": HOSTILE, "bad": {HOSTILE: 1},
+    log = Rows(**{**vars(log), "texts": texts, "files": (HOSTILE,), "layout": HOSTILE, "grouped_by": HOSTILE,
+                  "bad": {HOSTILE: 1},
                   "notes": (HOSTILE,), "rewards": {HOSTILE: np.ones(n)}})  # fmt: skip
     bad = finding(title=HOSTILE, unit=HOSTILE, remedy=f"{HOSTILE} `{HOSTILE}`", examples=((3, HOSTILE),))
     audit = Audit((bad,), {HOSTILE: HOSTILE}, {HOSTILE: HOSTILE})
@@ -355,7 +361,8 @@ def test_logged_advantages_tokens_and_conversations_are_shown(tab, tmp_path):
     log = rows(8, advantage_N=np.arange(8) / 10)
     texts = Texts(
         log.texts.row_M, log.texts.prompts, log.texts.responses, tokens=[["Two", " and", " two"]] * 8,
-        token_rewards=[[1.0, -0.2, float("nan")]] * 8, messages=[[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]] * 8,
+        token_rewards=[[1.0, -0.2, float("nan")]] * 8,
+        messages=[[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]] * 8,
     )  # fmt: skip
     tab.open(f"{write_page(tmp_path / 'p.html', Rows(**{**vars(log), 'texts': texts}), Audit()).as_uri()}#row=5")
     tab.wait("document.getElementById('detail').dataset.row === '5'")

@@ -41,7 +41,7 @@ def test_psi_of_zeros_and_ones():
 @given(VALUES, VALUES)
 def test_the_distance_is_scipys(a, b):
     a, b = np.array(a, float), np.array(b, float)
-    assert ks(a, b) == pytest.approx(stats.ks_2samp(a, b).statistic)
+    assert ks(a, b) == pytest.approx(stats.ks_2samp(a, b, method="asymp").statistic)
     assert 0 < permutation_p(a, np.arange(len(a)), b, np.arange(len(b)), np.random.default_rng(0)) <= 1
 
 

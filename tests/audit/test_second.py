@@ -80,7 +80,7 @@ def test_order_of_rows_shift_and_scale_change_nothing(order, shift, scale):
 
 
 def test_intervals_cover_the_truth_as_often_as_they_say():
-    """Groups share a shift, so rows of a group are not independent: intervals that drew rows again would be too narrow."""
+    """Groups share a shift, so rows of a group are not independent: drawing rows again would be too narrow."""
     random, inside = np.random.default_rng(1), 0
     for repeat in range(120):
         group = np.arange(600) // 6
@@ -199,7 +199,7 @@ def test_a_new_column_of_the_same_rows_is_the_second_reward(tmp_path):
 
 def test_the_same_file_or_two_new_columns_are_refused(tmp_path):
     log = log_of(TABLE, tmp_path)
-    with pytest.raises(DataError, match="same rewards.*none; pass --columns reward=NAME"):
+    with pytest.raises(DataError, match=r"same rewards.*none; pass --columns reward=NAME"):
         read_second(log, tmp_path / "log.jsonl")
     both = write(tmp_path / "both.jsonl", [{**row, "a_score": 1, "b_score": 2} for row in TABLE])
     with pytest.raises(DataError, match="a_score, b_score"):

@@ -1,4 +1,4 @@
-"""The sample of what was scored: opt-in, whole prompts, numbers and no texts, bounded, and never in the way of serving."""
+"""The sample of what was scored: opt-in, whole prompts, numbers and no texts, bounded, never in the way of serving."""
 
 import asyncio
 import json

@@ -1,6 +1,7 @@
-"""The rows of a log for the list on the page: numbers as columns, texts in compressed parts that are opened when needed.
+"""The rows of a log for the list on the page: numbers as columns, texts in compressed parts.
 
-A part is JSON, compressed and in base64, inside a script element that browsers do not run: no text of a log is ever HTML.
+A part is JSON, compressed and in base64, inside a script element that browsers do not run: no text of a log is HTML. It
+is opened when one of its rows is looked at.
 
     blocks = browser_blocks(rows, audit)                # of the bytes of the page, in order
 """
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from guerdon.audit.finding import Audit
-from guerdon.audit.rows import Codes, Numbers, Rows, Texts
+from guerdon.audit.rows import Codes, Flags, Numbers, Rows, Texts
 from guerdon.secrets import hide
 
 MAX_ROWS = 100_000  # on the page
@@ -39,9 +40,9 @@ def shown_rows(rows: Rows, audit: Audit) -> Codes:
     return np.sort(np.concatenate([chosen, rest[: max(MAX_ROWS - len(chosen), 0)]]))
 
 
-def columns(rows: Rows, second_N: Numbers | None = None) -> dict[str, Numbers | Codes]:
-    """What the list knows of each row, by the names that the page's script uses."""
-    given = {
+def columns(rows: Rows, shown_n: Codes, second_N: Numbers | None = None) -> dict[str, Numbers]:
+    """What the list knows of these rows, by the names that the page's script uses."""
+    given: dict[str, Numbers | Codes | Flags | None] = {
         "reward": rows.reward_N, "truth": rows.truth_N, "second": second_N, "step": rows.step_N, "group": rows.group_N,
         "length": rows.length_N, "truncated": rows.truncated_N, "failed": rows.failed_N, "advantage": rows.advantage_N,
         "file": rows.file_N, "line": rows.line_N,
@@ -49,30 +50,31 @@ def columns(rows: Rows, second_N: Numbers | None = None) -> dict[str, Numbers | 
     if rows.steps is not None:
         given |= {"episode": rows.steps.episode_N, "frame": rows.steps.frame_N, "done": rows.steps.done_N}
     given |= {f"rewards/{name}": rows.rewards[name] for name in list(rows.rewards)[:MAX_REWARDS]}
-    return {name: values for name, values in given.items() if values is not None}
+    return {name: values[shown_n].astype(np.float64) for name, values in given.items() if values is not None}
 
 
-def orders(found: Mapping[str, Numbers | Codes]) -> dict[str, tuple[Codes, int]]:
+def orders(found: Mapping[str, Numbers]) -> dict[str, tuple[Codes, int]]:
     """Places in ascending order by each key that the list can be sorted by, and how many of them have a value."""
-    keys = {name: np.asarray(found[name], np.float64) for name in ("reward", "length", "advantage") if name in found}
+    keys = {name: found[name] for name in ("reward", "length", "advantage") if name in found}
     for name in ("truth", "second"):
         if name in found:
-            keys[f"reward-{name}"] = np.asarray(found["reward"], np.float64) - np.asarray(found[name], np.float64)
+            keys[f"reward-{name}"] = found["reward"] - found[name]
     return {name: (np.argsort(key, kind="stable"), int(np.sum(~np.isnan(key)))) for name, key in keys.items()}
 
 
 def browser_blocks(rows: Rows, audit: Audit, second_N: Numbers | None = None) -> Iterator[bytes]:
     """The script elements that hold the rows: `about`, `columns`, and `part-0`, `part-1`, ... with texts."""
     shown_n = shown_rows(rows, audit)
-    found = {name: np.asarray(values)[shown_n] for name, values in columns(rows, second_N).items()}
+    found = columns(rows, shown_n, second_N)
     sorted_by = orders(found)
     place_of_text = np.full(len(shown_n), np.nan)
     if rows.texts is not None:
         places = np.searchsorted(shown_n, rows.texts.row_M)
         place_of_text[places] = np.arange(len(places))
-    found |= {"row": shown_n, "text": place_of_text}
-    found |= {f"order/{name}": order for name, (order, _) in sorted_by.items()}
-    starts, parts = [], []
+    found |= {"row": shown_n.astype(np.float64), "text": place_of_text}
+    found |= {f"order/{name}": order.astype(np.float64) for name, (order, _) in sorted_by.items()}
+    starts: list[int] = []
+    parts: list[bytes] = []
     for start, part in [] if rows.texts is None else _parts(rows.texts):
         starts.append(start)
         parts.append(_block(f"part-{len(parts)}", part))

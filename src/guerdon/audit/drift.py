@@ -4,8 +4,8 @@
         print(one.what, one.psi, one.ks, one.p)
 
 The population stability index (PSI) is sum_b (q_b - p_b) ln(q_b / p_b) over bins b of equal shares of the reference;
-below 0.1 it is usual to speak of no change, above 0.25 of a large one. The p-value is of the Kolmogorov-Smirnov distance,
-by permutation of whole groups, corrected by Holm over all quantities.
+it is usual to call it small below 0.1 and large above 0.25. The p-value is of the Kolmogorov-Smirnov distance, by
+permutation of whole prompts, corrected by Holm over all quantities.
 """
 
 from __future__ import annotations
@@ -103,18 +103,17 @@ def with_drift(audit: Audit, drift: tuple[Drift, ...], name: str) -> Audit:
 
 
 def _finding(check: str, one: Drift, name: str) -> Finding:
-    size = "far" if one.psi >= LARGE else "somewhat"
     return Finding(
         check, "warning" if one.psi >= LARGE else "info",
-        f"{one.what} is distributed {size} from {name}: mean {one.here:.3g} there {one.there:.3g}, PSI {one.psi:.2f}",
+        f"The {one.what} is not distributed as in {name}: mean {one.here:.3g} there {one.there:.3g}, PSI {one.psi:.2f}",
         one.ks, (np.nan, np.nan), "Kolmogorov-Smirnov distance", one.p, (), (),
-        "Evaluate the reward model on responses like those that it scores now: `guerdon evaluate --model MODEL --data FILE`",
+        "Evaluate the model on responses like those that it scores now: `guerdon evaluate --model MODEL --data FILE`",
         one.n_here, one.n_here,
     )  # fmt: skip
 
 
 def psi(values_N: Numbers, reference_M: Numbers) -> float:
-    """Population stability index over bins of equal shares of the reference; a bin without rows counts as half a row."""
+    """Population stability index over bins of equal shares of the reference; an empty bin counts as half a row."""
     edges = np.unique(np.quantile(reference_M, np.arange(1, BINS) / BINS, method="inverted_cdf"))
     edges = edges[edges < reference_M.max()]
     shares = []

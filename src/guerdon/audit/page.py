@@ -61,7 +61,8 @@ def write_page(
         "title": source or rows.layout, "rows": rows, "n": len(rows), "audit": audit, "live": live,
         "second": None if second is None else _second_view(second),
         "views": [_view(f) for f in audit.findings], "charts": charts(rows), "how": _how(rows, audit),
-        "filters": _filters(rows, second), "severe": [(s, sum(f.severity == s for f in audit.findings)) for s in SEVERITIES],
+        "filters": _filters(rows, second),
+        "severe": [(s, sum(f.severity == s for f in audit.findings)) for s in SEVERITIES],
     }  # fmt: skip
     head, tail = render("audit.html.j2", context, TEMPLATES, "audit.js").split(_BLOCKS)
     blocks = browser_blocks(rows, audit, None if second is None else second.reward_N)
@@ -111,7 +112,7 @@ def _how(rows: Rows, audit: Audit) -> dict[str, str]:
     )
     missing = int(np.isnan(rows.reward_N).sum())
     how |= {"rows without a reward": f"{missing:,}"} if missing else {}
-    how |= {f"note {i + 1}" if len(rows.notes) > 1 else "note": note for i, note in enumerate(rows.notes)}
+    how |= {f"note {i + 1}": note for i, note in enumerate(rows.notes)}
     return how
 
 
@@ -129,29 +130,31 @@ def _filters(rows: Rows, second: SecondReward | None) -> dict[str, Any]:
 
 def _second_view(second: SecondReward) -> dict[str, Any]:
     """The sentence and the tables of another reward: caption, names of columns, rows."""
-    tables = []
+    tables: list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]] = []
     if second.figures:
-        rows = [(name, _bounded(f.value, f.low, f.high), f"{f.n:,} {f.unit}") for name, f in second.figures.items()]
-        tables.append(("Agreement, with 95 % intervals from drawing whole groups again", ("", "value", "of"), rows))
+        figures = [(name, _bounded(*f[:3]), f"{f.n:,} {f.unit}") for name, f in second.figures.items()]
+        tables.append(("Agreement; 95 % intervals from drawing whole groups again", ("", "value", "of"), [*figures]))
     if second.advantages:
-        changes = [(name, *map(number, change[:3]), f"{change.n:,}") for name, change in second.advantages.items()]
         caption = (
             "Advantages with the second reward in place of the first, a number per response. Change: the mean absolute "
             "difference relative to the mean absolute advantage, both scaled to the same spread"
         )
+        changes = [(name, *map(number, change[:3]), f"{change.n:,}") for name, change in second.advantages.items()]
         tables.append((caption, ("estimator", "correlation", "other sign", "change", "rows"), changes))
     if second.drift:
+        caption = (
+            "Distributions. PSI: population stability index, above 0.1 a change, above 0.25 a large one; p by "
+            "permutation "
+            "of whole prompts, corrected by Holm"
+        )
+        head = ("", "mean here", "mean there", "PSI", "KS distance", "p", "rows here", "rows there")
         drifts = [
-            (d.what, number(d.here), number(d.there), number(d.psi), number(d.ks), p_value(d.p), f"{d.n_here:,}, {d.n_there:,}")
+            (d.what, *map(number, (d.here, d.there, d.psi, d.ks)), p_value(d.p), f"{d.n_here:,}", f"{d.n_there:,}")
             for d in second.drift
-        ]  # fmt: skip
-        caption = "Distributions. PSI: population stability index, above 0.1 a change, above 0.25 a large one; p by permutation (Holm)"
-        head = ("", "mean here", "mean there", "PSI", "KS distance", "p", "rows here, there")
+        ]
         tables.append((caption, head, drifts))
-    return {
-        "lead": f"{second.name}, matched {second.matched}." if second.figures else f"{second.name}: {second.matched}.",
-        "tables": tables,
-    }
+    lead = f"{second.name}, matched {second.matched}." if second.figures else f"{second.name}: {second.matched}."
+    return {"lead": lead, "tables": tables}
 
 
 def _bounded(value: float, low: float, high: float) -> str:
@@ -161,7 +164,7 @@ def _bounded(value: float, low: float, high: float) -> str:
 def charts(rows: Rows) -> list[Chart]:
     """Small pictures: rewards and truth over steps, logged scalars, and how rewards are distributed."""
     series = {"reward": rows.reward_N, "truth": rows.truth_N}
-    series |= {name: values for name, values in list(rows.rewards.items())[:4]}
+    series |= dict(list(rows.rewards.items())[:4])
     series |= {"length": rows.length_N, "advantage": rows.advantage_N}
     series |= {"truncated": None if rows.truncated_N is None else rows.truncated_N.astype(np.float64)}
     found = []
@@ -185,7 +188,8 @@ def means_by_step(step_N: Codes, values_N: Numbers) -> tuple[Numbers, Numbers, N
         Steps, means and half widths of 95 % intervals, all (S,).
     """
     known = np.isfinite(values_N)
-    steps, place_N = np.unique(step_N[known], return_inverse=True)
+    known_steps, place_N = np.unique(step_N[known], return_inverse=True)
+    steps = known_steps.astype(np.float64)
     if len(steps) > MAX_POINTS:
         bin_S = np.arange(len(steps)) * MAX_POINTS // len(steps)
         place_N, steps = bin_S[place_N], np.bincount(bin_S, steps) / np.bincount(bin_S)
@@ -193,7 +197,7 @@ def means_by_step(step_N: Codes, values_N: Numbers) -> tuple[Numbers, Numbers, N
     mean = np.bincount(place_N, values_N[known], len(steps)) / np.maximum(count, 1)
     squares = np.bincount(place_N, (values_N[known] - mean[place_N]) ** 2, len(steps))
     half = 1.96 * np.sqrt(squares / np.maximum(count - 1, 1) / np.maximum(count, 1))
-    return steps.astype(np.float64), mean, half
+    return steps, mean, half
 
 
 def curve_chart(name: str, steps: Numbers, means: Numbers, half: Numbers | None) -> Markup:
@@ -201,12 +205,7 @@ def curve_chart(name: str, steps: Numbers, means: Numbers, half: Numbers | None)
     known = np.isfinite(means)
     x, y = steps[known], means[known]
     if not len(x):
-        return svg(
-            360,
-            220,
-            axes(Box(360, 220, (0, 1), (0, 1)), x_label="step", y_label="", x_ticks={}, y_ticks={}),
-            title=name,
-        )
+        return line_chart(Box(360, 220, (0, 1), (0, 1)), [], title=name, x_label="step", y_label="")
     spare = np.zeros(len(x)) if half is None else half[known]
     box = Box(360, 220, x=_widened(x.min(), x.max()), y=_widened((y - spare).min(), (y + spare).max()))
     edges = () if half is None else tuple(zip(x.tolist(), (y - spare).tolist(), (y + spare).tolist(), strict=True))

@@ -112,9 +112,8 @@ def read_second(rows: Rows, path: Path, *, columns: Mapping[str, str] = {}, seed
     second_N = np.where(place_N >= 0, values[np.maximum(place_N, 0)], np.nan)
     if not np.isfinite(second_N).any():
         raise DataError(f"{path}: none of its rewards in the column {name} is a number")
-    return SecondReward(
-        f"{name} of {path.name}", matched, second_N, agreement(rows, second_N, seed=seed), advantage_changes(rows, second_N)
-    )  # fmt: skip
+    figures, advantages = agreement(rows, second_N, seed=seed), advantage_changes(rows, second_N)
+    return SecondReward(f"{name} of {path.name}", matched, second_N, figures, advantages)
 
 
 def match(rows: Rows, other: Rows) -> tuple[Codes | None, str]:
@@ -142,7 +141,7 @@ def match(rows: Rows, other: Rows) -> tuple[Codes | None, str]:
 
 
 def _confirmed(rows: Rows, other: Rows) -> float | None:
-    """The share of rows that are equal in texts, else in lengths, else in steps; None where there is nothing to compare."""
+    """The share of rows that are equal in texts, else in lengths, steps or truth; None without any of these."""
     if rows.texts is not None and other.texts is not None:
         _, here, there = np.intersect1d(rows.texts.row_M, other.texts.row_M, return_indices=True)
         equal = [rows.texts.responses[a] == other.texts.responses[b] for a, b in zip(here, there, strict=True)]
@@ -247,7 +246,7 @@ def group_ranks(values_N: Numbers, group_N: Codes) -> Numbers:
 
 
 def winners(first_N: Numbers, second_N: Numbers, group_N: Codes) -> tuple[Flags, Flags]:
-    """Which groups have a spread in both rewards, and in which of these no best response of the first is one of the second.
+    """Which groups both rewards decide, and in which of these the best responses of the two have none in common.
 
     Returns:
         Two flags per group, (G,) each.

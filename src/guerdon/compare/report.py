@@ -26,7 +26,7 @@ from guerdon.compare.report_answers import answer_panels
 from guerdon.compare.report_cards import card_views
 from guerdon.compare.report_gold import gold_panels
 from guerdon.compare.report_tables import INTERVENTIONS, columns
-from guerdon.compare.report_videos import ShownVideo, VideoFile, choose_videos, fit_videos
+from guerdon.compare.report_videos import VideoFile, choose_videos, fit_videos
 from guerdon.compare.results import (
     FAILURE_GAP,
     MEASURES,

@@ -1,7 +1,7 @@
 """A sample of what the server scored, as rows for `guerdon audit`; off unless `sample_path` is set.
 
-A row has numbers, the name of the model, and a keyed hash of the prompt, whose key is never written: equal prompts of one
-process are recognised, and nobody can guess them. Texts are written only with `sample_text`. Never written: tokens,
+A row has numbers, the name of the model, and a keyed hash of the prompt, whose key is never written: equal prompts of
+one process are recognised, and nobody can guess them. Texts are written only with `sample_text`. Never written: tokens,
 addresses and headers of clients, answers given as labels, frames.
 
     sample = ServedSample(Path("served"), share=0.05)
