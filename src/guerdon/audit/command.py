@@ -174,7 +174,7 @@ def _whenever_changed(path: Path, page: Path, once: Callable[[], None]) -> None:
 
     A log that cannot be read yet is waited for, and why is said.
     """
-    before: dict[Path, tuple[int, int]] = {}
+    before: dict[Path, tuple[int, int]] | None = None
     log_line(f"watching {path}; Ctrl-C ends it")
     try:
         while True:
