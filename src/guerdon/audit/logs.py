@@ -1,155 +1,152 @@
-"""Logs of rewards as `Rows`.
+"""Logs of rewards as `Rows`: which files there are, and what wrote them.
 
-    rows = read_log(Path("rollouts/"), columns={"reward": "final_score"})
-    print(rows.layout, len(rows), rows.bad)
+rows = read_log(Path("rollouts/"), columns={"reward": "final_score"})
+print(rows.layout, len(rows), rows.bad)
 """
 
 from __future__ import annotations
 
-import csv
-import hashlib
-import json
 import re
-from array import array
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from pydantic_core import from_json
+from guerdon.audit.robot_logs import EVENTS, METRICS, MONITOR, monitor_records, read_events, read_lerobot, read_metrics
+from guerdon.audit.rows import Rows
+from guerdon.audit.text_rows import RowReader
+from guerdon.episodes.rollout_logs import LOG_ENDINGS, NAMES, PLAIN, columns_of, layout_of, log_records
+from guerdon.errors import DataError, did_you_mean
 
-from guerdon.audit.rows import Codes, Flags, Numbers, Rows, Texts
-from guerdon.errors import DataError
-
-NAMES: Mapping[str, tuple[str, ...]] = {
-    "prompt": ("prompt", "input", "question", "query", "instruction", "problem"),
-    "response": ("response", "completion", "output", "generation", "answer"),
-    "reward": ("reward", "score", "total_reward"),
-    "truth": ("truth", "is_correct", "correct", "acc", "accuracy", "success", "is_success"),
-    "step": ("step", "global_step", "training_step"),
-    "group": ("group", "group_id", "prompt_id", "uid"),
-    "length": ("response_length", "completion_tokens", "num_tokens"),
-    "truncated": ("truncated", "is_truncated"),
-    "failed": ("failed",),
-    "advantage": ("advantage", "advantages"),
-    "reference": ("ground_truth", "gts", "reference", "target"),
-}
-_ENDINGS = (".jsonl", ".parquet", ".csv")
+_LOOKED_FOR = (
+    "completions of TRL, dumps of verl, traces of verifiers and prime-rl, logs of inspect_ai, rollouts of NeMo-Gym, "
+    "events of TensorBoard, monitor.csv of Stable-Baselines3, a LeRobot data set, a run of guerdon, and "
+    f"{', '.join(LOG_ENDINGS)} with a column of rewards"
+)
 
 
 def read_log(path: Path, *, columns: Mapping[str, str] = {}, sample: int = 50_000, seed: int = 0) -> Rows:
-    """The rows of a log.
+    """The rows of a log, recognised by its content.
 
     Args:
         path: a file or a folder of files.
-        columns: names of columns by what they hold, where they are not recognised.
+        columns: names of columns by what they hold (`NAMES`), where they are not recognised.
         sample: rows whose texts are kept, at most.
         seed: of the sample.
 
     Raises:
-        DataError: there is no log, or it has no reward.
+        DataError: nothing is recognised, logs of several kinds lie in one folder, there is no reward, or `columns`
+            names something that is not there.
     """
-    files = sorted(p for p in path.rglob("*") if p.suffix in _ENDINGS) if path.is_dir() else [path]
-    if not path.exists() or not files:
-        raise DataError(f"{path}: no log found; looked for {', '.join(_ENDINGS)}")
-    columns_of: dict[str, array[float]] = {name: array("d") for name in NAMES if name not in ("prompt", "response")}
-    prompts: list[str] = []
-    responses: list[str] = []
-    references: list[str] = []
-    others: dict[str, array[float]] = {}
-    file_N, line_N = array("q"), array("q")
-    bad: Counter[str] = Counter()
-    seen: set[str] = set()
-    for number, file in enumerate(files):
-        for line, row in _rows(file):
-            if not isinstance(row, Mapping):
-                bad["not a row of columns"] += 1
-                continue
-            key = {what: _key(what, row, columns) for what in NAMES}
-            if key["reward"] is None:
-                raise DataError(f"{file}: no reward column among {', '.join(row)}; pass --columns reward=NAME")
-            seen.update(what for what, name in key.items() if name)
-            file_N.append(number)
-            line_N.append(line)
-            for what, values in columns_of.items():
-                if what != "reference":
-                    values.append(_number(row.get(key[what])) if key[what] else np.nan)
-            prompts.append(str(row.get(key["prompt"]) or "") if key["prompt"] else "")
-            responses.append(str(row.get(key["response"]) or "") if key["response"] else "")
-            references.append(str(row.get(key["reference"]) or "") if key["reference"] else "")
-            used = set(key.values())
-            for name, value in row.items():
-                if name not in used and re.search("reward|score", name) and isinstance(value, int | float):
-                    known = others.setdefault(name, array("d"))
-                    known.extend([np.nan] * (len(file_N) - 1 - len(known)))
-                    known.append(float(value))
-    n = len(file_N)
-    arrays: dict[str, Numbers] = {what: np.asarray(v, float) for what, v in columns_of.items() if what in seen}
-    codes = np.array([int.from_bytes(hashlib.blake2b(p.encode(), digest_size=7).digest()) for p in prompts], np.int64)
-    prompt_N: Codes | None = np.unique(codes, return_inverse=True)[1] if "prompt" in seen else None
-    step_N = arrays["step"].astype(np.int64) if "step" in arrays else None
-    group_N, grouped_by = None, ""
-    if "group" in arrays:
-        group_N, grouped_by = np.unique(arrays["group"], return_inverse=True)[1], "the column of groups"
-    elif prompt_N is not None and n:
-        new = np.diff(prompt_N, prepend=-1) != 0
-        if step_N is not None:
-            new |= np.diff(step_N, prepend=step_N[0]) != 0
-        group_N, grouped_by = np.cumsum(new) - 1, "adjacent rows of one prompt"
-    row_M = np.arange(n)
-    if n > sample:
-        chosen = np.random.default_rng(seed).choice(n, sample, replace=False)
-        row_M = np.sort(chosen)
-    texts = Texts(
-        row_M, [prompts[k] for k in row_M], [responses[k] for k in row_M],
-        truths=[references[k] for k in row_M] if "reference" in seen else None,
-    )  # fmt: skip
-    length_N = arrays.get("length", np.array([len(r) for r in responses], float))
-
-    def flags(name: str) -> Flags | None:
-        return arrays[name] > 0 if name in arrays else None
-
-    return Rows(
-        layout="plain columns", files=tuple(str(f.relative_to(path) if path.is_dir() else f.name) for f in files),
-        file_N=np.asarray(file_N, np.int64), line_N=np.asarray(line_N, np.int64), reward_N=arrays["reward"],
-        rewards={k: np.r_[np.asarray(v), np.full(n - len(v), np.nan)] for k, v in others.items()},
-        truth_N=arrays.get("truth"), step_N=step_N, prompt_N=prompt_N, group_N=group_N, grouped_by=grouped_by,
-        length_N=length_N, truncated_N=flags("truncated"), failed_N=flags("failed"),
-        advantage_N=arrays.get("advantage"), texts=texts if "response" in seen else None, bad=dict(bad),
-    )  # fmt: skip
+    for what in columns:
+        if what not in NAMES:
+            raise DataError(f"--columns {what}=...: a column holds {', '.join(NAMES)}{did_you_mean(what, NAMES)}")
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file or folder")
+    if (path / "meta" / "info.json").is_file():
+        return read_lerobot(path, columns)
+    files = _files(path)
+    runs = [f for f in files if f.name == "episodes.jsonl" and f.with_name(METRICS).is_file()]
+    if len(runs) > 1:
+        raise DataError(f"{path}: {len(runs)} runs of guerdon; pass one of them, such as {runs[0].parent}")
+    events, monitors, metrics = (
+        [f for f in files if matches(f.name)]
+        for matches in (lambda n: EVENTS in n, lambda n: n.endswith(MONITOR), lambda n: n == METRICS)
+    )
+    notes: list[str] = []
+    others = [f for f in files if f not in {*events, *monitors, *metrics} and not runs]
+    kinds, skipped = _kinds(path, _trained_on(path, others, notes), columns)
+    kinds |= {"monitor files of Stable-Baselines3": monitors} if monitors else {}
+    kinds |= {"a run of guerdon": runs} if runs else {}
+    if len(kinds) > 1:
+        found = "; ".join(f"{len(those)} with {kind} ({those[0].relative_to(path)})" for kind, those in kinds.items())
+        raise DataError(f"{path}: files of several kinds: {found}; pass a folder or a file of one kind")
+    curves, shown = read_events(events, path)
+    for file in metrics:
+        curves |= read_metrics(file)
+    layout, those = next(iter(kinds.items()), ("responses and scalars in TensorBoard" if shown else "scalars", []))
+    if not kinds and not curves:
+        lacks = "".join(f"; {name} has no column of rewards among {found[:300]}: pass --columns reward=NAME"
+                        for name, found in [*skipped.items()][:1])  # fmt: skip
+        raise DataError(f"{path}: no log is recognised{lacks}; looked for {_LOOKED_FOR}")
+    if skipped and those:
+        notes.append(f"not read, since they have no column of rewards: {', '.join(skipped)[:300]}")
+    reader = RowReader(columns, sample=sample, seed=seed)
+    for file, records in monitor_records(monitors) if monitors else _once(those, notes):
+        reader.read(file, records)
+    if not kinds and shown:
+        reader.read(events[0], enumerate(shown))
+    return reader.finish(layout, path, notes, curves)
 
 
-def _key(what: str, row: Mapping[str, Any], columns: Mapping[str, str]) -> str | None:
-    return columns.get(what) or next((name for name in NAMES[what] if name in row), None)
+def _files(path: Path) -> list[Path]:
+    """The files that may be a log, numbers in names in their order."""
+    if path.is_file():
+        return [path]
+    found = [
+        file for file in path.rglob("*")
+        if (file.suffix.lower() in LOG_ENDINGS or EVENTS in file.name) and file.is_file()
+        and not any(p.startswith(".") or p in ("wandb", "checkpoints") for p in file.relative_to(path).parts[:-1])
+    ]  # fmt: skip
+    return sorted(found, key=lambda f: [int(p) if k % 2 else p for k, p in enumerate(re.split(r"(\d+)", str(f)))])
 
 
-def _number(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return float("nan")
+def _kinds(
+    path: Path, files: Sequence[Path], columns: Mapping[str, str]
+) -> tuple[dict[str, list[Path]], dict[str, str]]:
+    """Files with rewards by what wrote them, and those without by name with the columns that they have."""
+    kinds: dict[str, list[Path]] = {}
+    skipped: dict[str, str] = {}
+    for file in files:
+        if path != file and file.suffix == ".json" and not _may_be_log(file):
+            continue
+        try:
+            first = next((r for _, r in log_records(file) if isinstance(r, Mapping)), None)
+        except DataError:
+            if path == file:
+                raise
+            continue
+        if first is None:
+            continue
+        layout = layout_of(first)
+        row = next(iter(layout.rows(first)), {})
+        plan = columns_of(row, layout, columns)
+        if plan.summed or {"reward", "token_rewards"} & plan.keys.keys() or layout.name != PLAIN:
+            kinds.setdefault(layout.name, []).append(file)
+        else:
+            skipped[file.name] = ", ".join(map(str, first))
+    return kinds, skipped
 
 
-def _rows(file: Path) -> Iterator[tuple[int, Any]]:
-    if file.suffix == ".parquet":
-        import pyarrow.parquet as pq
+def _may_be_log(file: Path) -> bool:
+    """Whether a file of JSON among others is worth reading whole."""
+    with file.open("rb") as opened:
+        head = opened.read(500).lstrip()
+    return head[:1] == b"[" or any(key in head for key in (b'"status"', b'"columns"', b'"responses"'))
 
-        number = 0
-        for batch in pq.ParquetFile(file).iter_batches():
-            for row in batch.to_pylist():
-                number += 1
-                yield number, row
-    elif file.suffix == ".csv":
-        with file.open(newline="") as lines:
-            yield from enumerate(csv.DictReader(lines), start=2)
-    else:
-        with file.open("rb") as raw:
-            for number, line in enumerate(raw, start=1):
-                try:
-                    yield number, from_json(line)
-                except ValueError:
-                    try:
-                        yield number, json.loads(line)
-                    except ValueError:
-                        yield number, None
+
+def _trained_on(path: Path, files: Sequence[Path], notes: list[str]) -> list[Path]:
+    """Of what prime-rl writes twice, the rollouts that were trained on."""
+    kept = list(files)
+    for preferred, other in (("effective", "all"), ("train", "eval")):
+        folders = [set(f.relative_to(path).parts[:-1]) for f in kept]
+        if any(preferred in one for one in folders) and any(other in one for one in folders):
+            kept = [f for f, one in zip(kept, folders, strict=True) if other not in one]
+            notes.append(f"files in folders {preferred} are read, and those in folders {other} are not")
+    return kept
+
+
+def _once(files: Sequence[Path], notes: list[str]) -> Iterator[tuple[Path, Iterable[tuple[int, Any]]]]:
+    """Files with their records, without those in which TRL logged the batch of the file before again."""
+    before, again = None, 0
+    for file in files:
+        if file.suffix == ".parquet" and file.name.startswith("completions_"):
+            records = list(log_records(file))
+            batch = repr([{**row, "step": None} for _, row in records if isinstance(row, Mapping)])
+            again += batch == before
+            if batch != before:
+                yield file, records
+            before = batch
+        else:
+            yield file, log_records(file)
+    if again:
+        notes.append(f"{again} files hold the batch of the file before again, as TRL logs it, and are left out")

@@ -24,7 +24,17 @@ from typing import Any, NamedTuple
 
 from guerdon.atomic import sha256, write_bytes
 from guerdon.episodes.preferences import PROMPTS, is_preference, prompt_of, read_response, responses_in
-from guerdon.episodes.row_files import good_rows, json_line, write_parquet
+from guerdon.episodes.rollout_logs import (
+    FAILURE,
+    PLAIN,
+    RESCORED,
+    columns_of,
+    layout_of,
+    log_records,
+    turns_of,
+    with_records,
+)
+from guerdon.episodes.row_files import json_line, write_parquet
 from guerdon.episodes.solution_files import solutions_from_rows
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
@@ -38,7 +48,7 @@ from guerdon.progress import ProgressBar, log_line
 from guerdon.settings.evaluate import Aggregation
 from guerdon.types import Failure, RewardModel
 
-_COLUMNS = ("reward", "reward_chosen", "reward_rejected", "rewards", "reward_failure")
+_COLUMNS = ("reward", "reward_chosen", "reward_rejected", "rewards", "reward_failure", RESCORED, FAILURE)
 _FACTORY = re.compile(r"(?!package:)\w+(\.\w+)*:\w+(\.\w+)*")
 
 
@@ -132,14 +142,17 @@ def score_file(
     check_files(file, out, only_failed=only_failed)
     given = out if only_failed else file
     rows = []
-    for where, row in good_rows(given):
+    for number, row in log_records(given):
+        where = f"{given}:{number}" if given.suffix in (".jsonl", ".ndjson") else f"{given}: row {number}"
+        if isinstance(row, DataError):
+            raise row
         if not isinstance(row, Mapping):
             raise DataError(f"{where}: a row must be a map of columns")
         rows.append((where, row))
     if not rows:
         raise DataError(f"{given}: there is no row in it")
     compares = model.info.compares
-    failed = [k for k, (_, row) in enumerate(rows) if not only_failed or row.get("reward_failure")]
+    failed = [k for k, (_, row) in enumerate(rows) if not only_failed or _why_failed(row)]
     items = {k: _item(rows[k][1], rows[k][0], f"{k}") for k in (range(len(rows)) if compares else failed)}
     wanted = _with_their_prompt(items, failed) if compares else failed
     cost = _cost(model, [items[k] for k in wanted])
@@ -164,10 +177,15 @@ def score_file(
                 bar.advance(len(found), "")
         _write(out, given, [row for _, row in rows], found)
     part.unlink()
-    lost = Counter(str(v["reward_failure"]).partition(":")[0] for v in found.values() if v["reward_failure"])
+    lost = Counter(str(why).partition(":")[0] for v in found.values() if (why := _why_failed(v)))
     why = f" ({', '.join(f'{n} {reason}' for reason, n in lost.most_common())}); --only-failed scores them again"
     done = f"wrote {out}: {len(wanted)} of {len(rows)} rows scored, {lost.total()} with a missing reward"
     return done + (why if lost else "")
+
+
+def _why_failed(row: Mapping[str, Any]) -> Any:
+    """Why a row has no reward; nothing where it has one."""
+    return row.get(FAILURE) or (None if RESCORED in row else row.get("reward_failure"))
 
 
 _ELSEWHERE = {  # options that change no value: where a model is, and how fast or expensive
@@ -247,6 +265,18 @@ _ANSWERS = ("response", "completion", "answer", "output")  # columns of a respon
 
 
 def _responses(row: Mapping[str, Any], where: str, name: str) -> _Item:
+    layout = layout_of(row)
+    if layout.name != PLAIN:
+        logged = layout.rows(row)
+        turns = [turns_of(one, columns_of(one, layout, {})) for one in logged]
+        found = [read_response(*both, f"{name}-{k}", row) for k, both in enumerate(turns)]
+        return _Item(found, (RESCORED,), (None if layout.rescored is None else len(found),))
+    item = _plain_responses(row, where, name)
+    kept = item.columns == ("reward",) and row.get("reward") is not None and "reward_failure" not in row
+    return item._replace(columns=(RESCORED,)) if kept or RESCORED in row else item
+
+
+def _plain_responses(row: Mapping[str, Any], where: str, name: str) -> _Item:
     prompt, text = prompt_of(row), next((row[key] for key in _ANSWERS if row.get(key) is not None), None)
     several = row.get("responses")
     if is_preference(row) and several is None:
@@ -293,16 +323,26 @@ def _scored(model: RewardModel, items: Sequence[_Item], aggregation: Aggregation
             column: next(rewards) if n is None else [next(rewards) for _ in range(n)]
             for column, n in zip(item.columns, item.counts, strict=True)
         }
-        found.append({**row, "reward_failure": why})
+        found.append({**row, FAILURE if RESCORED in row else "reward_failure": why})
     return found
+
+
+def _rescored(row: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row with its new rewards, where its layout has a place for them."""
+    layout = layout_of(row)
+    if layout.rescored is None:
+        return {**row, **new}
+    return {**layout.rescored(row, new[RESCORED]), FAILURE: new[FAILURE]}
 
 
 def _write(out: Path, given: Path, rows: Sequence[Mapping[str, Any]], found: Mapping[int, Mapping[str, Any]]) -> None:
     """The rows with their new columns, in one piece."""
-    whole = [{**row, **found.get(k, {})} for k, row in enumerate(rows)]
+    whole = [_rescored(row, found[k]) if k in found else row for k, row in enumerate(rows)]
     names = [name for name in _COLUMNS if any(name in row for row in whole)]
     ending = out.suffix.lower()
-    if ending == ".parquet":
+    if (changed := with_records(given, whole)) is not None:
+        write_bytes(out, changed)
+    elif ending == ".parquet":
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -311,7 +351,9 @@ def _write(out: Path, given: Path, rows: Sequence[Mapping[str, Any]], found: Map
         for name in names:
             column = [row.get(name) for row in whole]
             numbers = pa.list_(pa.float64()) if any(isinstance(v, list) for v in column) else pa.float64()
-            table = table.append_column(name, pa.array(column, pa.string() if name == "reward_failure" else numbers))
+            table = table.append_column(
+                name, pa.array(column, pa.string() if name in (FAILURE, "reward_failure") else numbers)
+            )
         write_parquet(out, table)
     elif ending in (".csv", ".tsv"):
         text = io.StringIO()

@@ -1,0 +1,459 @@
+"""Logs of responses and rewards that trainers and evaluations write, recognised by content.
+
+| layout | read in |
+|---|---|
+| TRL: `completions/completions_*.parquet` | trl 1.16 `GRPOTrainer.log` |
+| verl: `<step>.jsonl` of `rollout_data_dir` and `validation_data_dir` | verl 0.9.1 `RayPPOTrainer._write_generations` |
+| OpenRLHF: what its reward functions get, and tables of Weights & Biases | OpenRLHF 0.11 `reward_func`, `WandbLogger` |
+| verifiers 0.4 and prime-rl: `traces.jsonl` | verifiers `Episode.to_record`, prime-rl `FileMonitor` |
+| verifiers before 0.4: `results.jsonl` | verifiers `state_to_output` |
+| inspect_ai: `.eval` and `.json` | inspect_ai 0.3.285 |
+| NeMo-Gym: `rollouts.jsonl` | NeMo-Gym `BaseVerifyResponse` |
+
+Any other file has its columns, under the names of `NAMES` or under those that are passed.
+
+    for number, record in log_records(Path("rollouts/10.jsonl")):
+        for row in layout_of(record).rows(record):          # columns: prompt, response, reward and others
+            print(row["input"], row["output"], row["score"])
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from guerdon.episodes.preferences import PROMPTS
+from guerdon.episodes.row_files import ENDINGS, json_value, numbered_rows
+from guerdon.errors import DataError, boundary
+
+LOG_ENDINGS = (*ENDINGS, ".eval")
+NAMES: Mapping[str, tuple[str, ...]] = {  # what a column holds, and how it is usually called; the first that is there
+    "prompt": PROMPTS,
+    "response": ("response", "completion", "output", "generation", "generated_text", "responses", "answer", "text"),
+    "reward": ("reward", "score", "total_reward", "reward_score", "rewards"),
+    "truth": ("truth", "is_correct", "correct", "correctness", "acc", "accuracy", "success", "is_success", "passed"),
+    "step": ("step", "global_step", "training_step", "train_step", "iteration"),
+    "group": ("group", "group_id", "prompt_id", "uid", "example_id", "_ng_task_index", "question_id"),
+    "length": ("length", "response_length", "completion_length", "completion_tokens", "output_tokens", "num_tokens"),
+    "truncated": ("truncated", "is_truncated", "finish_reason", "stop_reason"),
+    "failed": ("failed", "reward_failure", "failure", "_ng_failure_class", "error"),
+    "advantage": ("advantage", "advantages"),
+    "reference": ("reference", "ground_truth", "gts", "reference_answer", "expected_answer", "answer", "target",
+                  "label", "tests"),
+    "tokens": ("tokens",),
+    "token_rewards": ("token_rewards", "token_level_scores", "token_level_rewards"),
+}  # fmt: skip
+
+
+PLAIN = "plain columns"  # the name of the layout that any other record has
+RESCORED, FAILURE = "guerdon_reward", "guerdon_failure"  # columns that `guerdon score` adds to a log
+
+
+class LogLayout(NamedTuple):
+    """How the records of a log are read.
+
+    Attributes:
+        name: of what wrote it.
+        fits: whether a record is of this layout.
+        rows: the responses of a record, as columns.
+        names: columns by what they hold, where `NAMES` would find others.
+        parts: further columns of numbers that are rewards: those named like one, or all; `sum`: all, and the reward is
+            their sum. Of rows with a map `parts` it is these.
+        rescored: a record with new rewards of its responses; None: they are a column of the record.
+    """
+
+    name: str
+    fits: Callable[[Mapping[str, Any]], bool]
+    rows: Callable[[Mapping[str, Any]], list[Mapping[str, Any]]]
+    names: Mapping[str, str] = {}
+    parts: Literal["named", "all", "sum"] = "named"
+    rescored: Callable[[Mapping[str, Any], Sequence[float | None]], Mapping[str, Any]] | None = None
+
+
+def log_records(path: Path) -> Iterator[tuple[int, Any]]:
+    """The records of a file with their numbers, lines of JSON counted from 1 and others from 0.
+
+    A record that cannot be read is a `DataError` in its place.
+
+    Raises:
+        DataError: the file cannot be read as a whole.
+    """
+    if path.suffix == ".eval":
+        yield from _eval_samples(path)
+    elif path.suffix == ".json" and isinstance(found := json_value(path), dict):
+        yield from enumerate(_inside_json(found, path))
+    else:
+        yield from numbered_rows(path)
+
+
+def layout_of(record: Mapping[str, Any]) -> LogLayout:
+    """The layout of a record; that of plain columns where it is none that is known."""
+    return next(one for one in LAYOUTS if one.fits(record))
+
+
+def _inside_json(found: Mapping[str, Any], path: Path) -> Sequence[Any]:
+    """The records of a JSON object: an inspect_ai log, a table of Weights & Biases, responses that guerdon shows."""
+    if isinstance(found.get("samples"), list) and isinstance(found.get("eval"), dict):
+        return list(found["samples"])
+    if isinstance(found.get("columns"), list) and isinstance(found.get("data"), list):
+        return [dict(zip(map(str, found["columns"]), row, strict=False)) for row in found["data"]]
+    if isinstance(found.get("responses"), list) and "step" in found:
+        return [{**r, "step": found["step"]} if isinstance(r, dict) else r for r in found["responses"]]
+    raise DataError(f"{path}: a JSON object without samples of inspect_ai, found {', '.join(found)[:200]}")
+
+
+def with_records(path: Path, records: Sequence[Mapping[str, Any]]) -> bytes | None:
+    """An archive or a JSON object with other records in the place of its own; None for other files.
+
+    Args:
+        path: of the file.
+        records: as many as `log_records` yields.
+    """
+    if path.suffix == ".eval":
+        changed, archive = iter(records), io.BytesIO()
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
+            for name, data in eval_members(path):
+                out.writestr(name, json.dumps(next(changed), ensure_ascii=False) if is_sample(name) else data)
+        return archive.getvalue()
+    if path.suffix != ".json" or not isinstance(found := json_value(path), dict):
+        return None
+    if "columns" in found:
+        names = list(dict.fromkeys(name for record in records for name in record))
+        found |= {"columns": names, "data": [[record.get(name) for name in names] for record in records]}
+    else:
+        found["samples" if "samples" in found else "responses"] = list(records)
+    return json.dumps(found, ensure_ascii=False, indent=1).encode()
+
+
+# inspect_ai's archives. They are compressed by Zstandard, which `zipfile` knows from Python 3.14 on.
+
+_ZSTANDARD = 93
+
+
+def eval_members(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Names and contents of the files in an `.eval` archive, in their order.
+
+    Raises:
+        DataError: it is not one.
+    """
+    import pyarrow as pa
+
+    with boundary(DataError, f"{path}: cannot be read as a log of inspect_ai"), zipfile.ZipFile(path) as archive:
+        last = {info.filename: info for info in archive.infolist()}  # what was written again stands twice
+        for name, info in last.items():
+            if info.compress_type != _ZSTANDARD:
+                yield name, archive.read(info)
+                continue
+            with path.open("rb") as raw:
+                raw.seek(info.header_offset + 26)
+                names = raw.read(4)
+                raw.seek(int.from_bytes(names[:2], "little") + int.from_bytes(names[2:], "little"), 1)
+                packed = raw.read(info.compress_size)
+            yield name, pa.CompressedInputStream(pa.BufferReader(packed), "zstd").read(info.file_size)
+
+
+def is_sample(name: str) -> bool:
+    """Whether a file of an `.eval` archive is a sample."""
+    return name.startswith("samples/") and name.endswith(".json")
+
+
+def _eval_samples(path: Path) -> Iterator[tuple[int, Any]]:
+    number = 0
+    for name, data in eval_members(path):
+        if is_sample(name):
+            try:
+                yield number, json.loads(data)
+            except ValueError as error:
+                yield number, DataError(f"{path}: {name}: not JSON: {error}")
+            number += 1
+
+
+def _rescored_sample(record: Mapping[str, Any], values: Sequence[float | None]) -> Mapping[str, Any]:
+    """A sample with the reward among its scores, where it has a value."""
+    new = {} if values[0] is None else {RESCORED: {"value": values[0]}}
+    return {**record, "scores": {**_map(record.get("scores")), **new}}
+
+
+_GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # inspect_ai's values of scores
+
+
+def _inspect_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """A sample of inspect_ai; the first score is the reward, the first other one that is a grade is the truth."""
+    scores: dict[str, Any] = {}
+    graded = []
+    for name, score in (record.get("scores") or {}).items():
+        value = score.get("value") if isinstance(score, Mapping) else score
+        parts = {f"{name}/{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
+        graded += [part for part, v in parts.items() if isinstance(v, str) and v in _GRADES]
+        scores |= {part: _GRADES.get(v, v) if isinstance(v, str) else v for part, v in parts.items()}
+    first = next(iter(scores), None)
+    truth = next((scores[name] for name in graded if name != first), None)
+    messages = [_calling(m) for m in record.get("messages") or () if isinstance(m, Mapping)]
+    answered = next((k for k, m in enumerate(messages) if m.get("role") == "assistant"), len(messages))
+    output = _map(record.get("output"))
+    choice = _map(next(iter(output.get("choices") or ()), None))
+    attached = _map(record.get("attachments"))
+    usage = [_map(u).get("output_tokens") for u in _map(record.get("model_usage")).values()]
+    row = {
+        "prompt": messages[:answered] or record.get("input"),
+        "response": messages[answered:] or output.get("completion"),
+        "reward": scores.get(first), "truth": truth, "reference": record.get("target"), "group": record.get("id"),
+        "truncated": "limit" if record.get("limit") else choice.get("stop_reason"), "failed": record.get("error"),
+        "length": usage[0] if len(usage) == 1 else None, "parts": scores,
+    }  # fmt: skip
+    return [_attach(row, attached) if attached else row]
+
+
+def _calling(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message whose calls of tools are in the layout of OpenAI."""
+    calls = [{"id": c.get("id"), "function": {"name": c.get("function"), "arguments": c.get("arguments")}}
+             for c in map(_map, message.get("tool_calls") or ())]  # fmt: skip
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _attach(value: Any, attached: Mapping[str, Any]) -> Any:
+    """A value with the texts that inspect_ai keeps apart."""
+    if isinstance(value, str) and value.startswith("attachment://"):
+        return attached.get(value.removeprefix("attachment://"), value)
+    if isinstance(value, Mapping):
+        return {k: _attach(v, attached) for k, v in value.items()}
+    return [_attach(v, attached) for v in value] if isinstance(value, list) else value
+
+
+# Traces of verifiers, which prime-rl writes, too.
+
+_LIMITS = {"max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed"}
+
+
+def _traces(record: Mapping[str, Any]) -> list[Any]:
+    """The traces of an episode that the policy is trained on; all where none is."""
+    traces = record.get("traces", [record])
+    found = [t for t in traces if isinstance(t, Mapping)]
+    return [t for t in found if _map(t.get("agent")).get("trainable") is not False] or found
+
+
+def _trace_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    work = _map(_map(record.get("run")).get("work"))
+    stamp = _map(_map(record.get("info")).get("prime_rl"))
+    group = _map(record.get("group")).get("id") or stamp.get("group_id")
+    shared = {"step": work.get("step", stamp.get("step")), "group": group}
+    return [{**shared, **_trace_row(trace)} for trace in _traces(record)]
+
+
+def _trace_row(trace: Mapping[str, Any]) -> dict[str, Any]:
+    nodes = [n for n in trace.get("nodes") or () if isinstance(n, Mapping)]
+    at, path = len(nodes) - 1, []
+    while 0 <= at < len(nodes) and len(path) < len(nodes):  # from the last message back to the first
+        path.append(nodes[at])
+        parent = nodes[at].get("parent")
+        at = parent if isinstance(parent, int) else -1
+    path.reverse()
+    first = next((k for k, node in enumerate(path) if node.get("sampled")), len(path))
+    given = {name: r for name, r in _map(trace.get("rewards")).items() if isinstance(r, Mapping)}
+    values = {name: r.get("score", 0.0) * r.get("weight", 1.0) for name, r in given.items()}
+    credit = [a for node in path for a in node.get("advantages") or ()]
+    calls = [_map(c) for c in trace.get("calls") or ()]
+    ended = next((c.get("finish_reason") for c in reversed(calls) if not c.get("error")), None)
+    failed = trace.get("ok") is False and not values
+    return {
+        "prompt": [n.get("message") for n in path[:first]], "response": [n.get("message") for n in path[first:]],
+        "reward": sum(values.values()) if values else None, "failed": failed,
+        "truncated": "length" if trace.get("stop_condition") in _LIMITS else ended,
+        "length": trace.get("num_output_tokens"), "advantage": sum(credit) / len(credit) if credit else None,
+        "parts": {name: r.get("score") for name, r in given.items()} | dict(_map(trace.get("metrics"))),
+    }  # fmt: skip
+
+
+def _rescored_trace(record: Mapping[str, Any], values: Sequence[float | None]) -> Mapping[str, Any]:
+    """An episode whose traces have the reward among their metrics."""
+    new = {id(t): {**t, "metrics": {**_map(t.get("metrics")), RESCORED: v}}
+           for t, v in zip(_traces(record), values, strict=True)}  # fmt: skip
+    if "traces" not in record:
+        return new[id(record)]
+    return {**record, "traces": [new.get(id(t), t) for t in record["traces"]]}
+
+
+def _results_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """A row of verifiers before 0.4, whose `answer` is the reference."""
+    used, metrics = _map(record.get("token_usage")).get("output_tokens"), _map(record.get("metrics"))
+    row = {k: v for k, v in record.items() if k != "answer" and k not in metrics}
+    return [{**row, "reference": record.get("answer"), "length": used, "parts": metrics}]
+
+
+def _gym_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """A rollout of NeMo-Gym: a request and a reply of the Responses API."""
+    reply, asked = _map(record.get("response")), _map(record.get("responses_create_params")).get("input")
+    cut = _map(reply.get("incomplete_details")).get("reason") == "max_output_tokens"
+    row = {k: v for k, v in record.items() if k not in PROMPTS and k not in ("answer", "response")}
+    return [{
+        **row, **({"parts": record["reward_components"]} if "reward_components" in record else {}),
+        "prompt": [_item(one) for one in asked] if isinstance(asked, list) else asked,
+        "response": [_item(one) for one in reply.get("output") or ()],
+        "truncated": cut or record.get("truncated"), "length": _map(reply.get("usage")).get("output_tokens"),
+        "reference": next((record[k] for k in NAMES["reference"] if record.get(k) is not None), None),
+    }]  # fmt: skip
+
+
+def _item(given: Any) -> Any:
+    """An item of the Responses API as a chat message."""
+    if not isinstance(given, Mapping):
+        return given
+    kind = given.get("type", "message")
+    if kind == "function_call":
+        call = {"function": {"name": given.get("name"), "arguments": given.get("arguments")}}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+    if kind == "function_call_output":
+        return {"role": "tool", "content": given.get("output")}
+    if kind == "reasoning":
+        return {"role": "assistant", "content": given.get("summary") or given.get("content")}
+    return given
+
+
+def _query_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What OpenRLHF gives a reward function: the query is the prompt and its response."""
+    query, prompt = record["query"], record["prompt"]
+    whole = isinstance(query, str) and isinstance(prompt, str) and query.startswith(prompt)
+    return [{**record, "response": query[len(prompt) :] if whole else query}]
+
+
+def _shown_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """A response that guerdon shows with the rewards of its tokens; those of several sources are added."""
+    sources = {name: values for name, values in record["rewards"].items() if isinstance(values, list)}
+    row = {"prompt": record.get("prompt"), "response": "".join(record["tokens"]), "reference": record.get("answer"),
+           "truth": record.get("outcome"), "tokens": record["tokens"], "step": record.get("step")}  # fmt: skip
+    added = [sum(values) for values in zip(*sources.values(), strict=True)]
+    totals = {name: sum(values) for name, values in sources.items()}
+    return [{**row, "token_rewards": added or None, "reward": sum(added) if sources else None, "parts": totals}]
+
+
+def _episode_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """An episode of a run of guerdon; where success is unknown, the gold reward is the truth."""
+    truth = record.get("success") if record.get("success") is not None else record.get("return/gold")
+    returns = {k.removeprefix("return/"): v for k, v in record.items() if k.startswith("return/")}
+    own = {"step": record.get("step"), "length": record.get("length"), "truth": truth}
+    return [{**own, "reward": returns.pop("combined"), "parts": returns}]
+
+
+def _map(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _has(*names: str) -> Callable[[Mapping[str, Any]], bool]:
+    return lambda record: all(name in record for name in names)
+
+
+def _same(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [record]
+
+
+LAYOUTS: tuple[LogLayout, ...] = (
+    LogLayout("completions logged by TRL", _has("step", "prompt", "completion", "advantage"), _same,
+              {"prompt": "prompt", "response": "completion", "advantage": "advantage"}, "sum"),
+    LogLayout("a dump of verl", _has("input", "output", "score", "step"), _same,
+              {"prompt": "input", "response": "output", "reward": "score"}, "all"),
+    LogLayout("traces of verifiers or prime-rl", lambda r: "traces" in r or _has("nodes", "rewards")(r), _trace_rows,
+              rescored=_rescored_trace),
+    LogLayout("results of verifiers", _has("example_id", "completion", "reward"), _results_rows),
+    LogLayout("a log of inspect_ai", _has("epoch", "input", "target", "scores"), _inspect_rows,
+              rescored=_rescored_sample),
+    LogLayout("rollouts of NeMo-Gym", _has("responses_create_params", "response"), _gym_rows),
+    LogLayout("inputs of a reward function of OpenRLHF", _has("query", "prompt", "reward"), _query_rows),
+    LogLayout("responses of a run of guerdon", _has("tokens", "rewards", "outcome"), _shown_rows),
+    LogLayout("a run of guerdon", _has("return/combined", "success"), _episode_rows),
+    LogLayout(PLAIN, lambda r: True, _same),
+)  # fmt: skip
+
+
+# Columns of rows.
+
+_REWARD = re.compile(r"reward|score|judge|rating|grade|return", re.IGNORECASE)
+_COUNT = re.compile(r"^(num_|n_|__)|turns|index|time|seed|_id$", re.IGNORECASE)  # numbers that are no rewards
+
+
+class Columns(NamedTuple):
+    """Which columns of rows with these names are read.
+
+    Attributes:
+        keys: column by what it holds.
+        parts: further columns that are rewards.
+        summed: whether the reward is the sum of these.
+        texts: whether a text may be a number, as in CSV.
+    """
+
+    keys: Mapping[str, str]
+    parts: tuple[str, ...]
+    summed: bool
+    texts: bool
+
+
+def columns_of(row: Mapping[str, Any], layout: LogLayout, given: Mapping[str, str]) -> Columns:
+    """The columns of rows that are like this one.
+
+    Args:
+        row: any of them, from `layout.rows`.
+        layout: of the log.
+        given: columns by what they hold, as passed by the user.
+    """
+    parts = row.get("parts")
+    names = {**row, **(parts or {})}
+    keys = {what: name for what, name in {**layout.names, **given}.items() if name in names}
+    summed = layout.parts == "sum" and "reward" not in given
+    for what, usual in NAMES.items():
+        if what in keys or (what == "reward" and summed) or (what == "length" and layout.parts == "sum"):
+            continue
+        found = next((n for n in usual if n in names and n not in keys.values()), None)
+        if found is not None:
+            keys[what] = found
+    taken = {name for what, name in keys.items() if not (summed and what == "truth")}
+    wide = layout.parts != "named"
+    kept = [n for n in names if n not in taken] if parts is None else list(parts)
+    rest = [n for n in kept if _REWARD.search(n) or ((wide or parts is not None) and not _COUNT.search(n))]
+    return Columns(keys, tuple(rest), summed, not wide)
+
+
+def turns_of(row: Mapping[str, Any], columns: Columns) -> tuple[Any, Any]:
+    """Prompt and response of a row, each text or messages; a conversation ends with the response."""
+    asked, said = row.get(columns.keys.get("prompt", "")), row.get(columns.keys.get("response", ""))
+    if "response" not in columns.keys and (turns := messages_of(asked)) and turns[-1]["role"] == "assistant":
+        return asked[:-1], asked[-1:]
+    return asked, said
+
+
+# Texts of conversations.
+
+
+def text_of(value: Any) -> str:
+    """A prompt or response as one text: of several messages each with its role in front."""
+    if isinstance(value, str):
+        return value
+    if messages := messages_of(value):
+        if len(messages) == 1:
+            return messages[0]["content"]
+        return "\n\n".join(f"{m['role']}: {m['content']}" for m in messages)
+    return "" if value is None or value == [] else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def messages_of(value: Any) -> list[dict[str, str]]:
+    """Messages as role and text, calls of tools written out; none of something else."""
+    if not isinstance(value, list | tuple) or not all(isinstance(m, Mapping) and m.get("role") for m in value):
+        return []
+    return [{"role": str(m["role"]), "content": _content(m)} for m in value]
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, list | tuple):
+        content = "\n".join(str(p.get("text") or "") if isinstance(p, Mapping) else str(p) for p in content)
+    said = "" if content is None else content if isinstance(content, str) else json.dumps(content, default=str)
+    return "\n".join(filter(None, [said, *map(_call, message.get("tool_calls") or ())]))
+
+
+def _call(call: Any) -> str:
+    """A call of a tool, whose name stands in a map `function` (OpenAI) or in `name`."""
+    known = _map(call).get("function") or call
+    return f"[{_map(known).get('name')}({_map(known).get('arguments')})]"
