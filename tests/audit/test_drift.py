@@ -38,6 +38,7 @@ def test_psi_of_zeros_and_ones():
     )
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of scipy's own p-value
 @given(VALUES, VALUES)
 def test_the_distance_is_scipys(a, b):
     a, b = np.array(a, float), np.array(b, float)
