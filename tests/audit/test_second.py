@@ -26,8 +26,8 @@ def test_figures_of_a_case_worked_out_by_hand():
     found = agreement(log, np.array([1.0, 3.0, 2.0, 4.0, 0.0, 0.0, 7.0, 7.0]))
     # pairs that the first orders: (1,2) same, (1,3) same, (2,3) opposite; (5a,1) same, (5b,1) equal for the second
     assert found["pairs of a group in the same order"].value == pytest.approx(3 / 5)
-    assert found["pairs in the opposite order"].value == pytest.approx(1 / 5)
-    assert found["pairs equal for the second"].value == pytest.approx(1 / 5)
+    assert found["pairs of a group in the opposite order"].value == pytest.approx(1 / 5)
+    assert found["pairs of a group that are equal for the second"].value == pytest.approx(1 / 5)
     assert found["pairs of a group in the same order"].n == 5
     # ranks: 1,2,3 to 1,3,2; 2.5,2.5,1 to 3,1.5,1.5; 1.5,1.5 to 1.5,1.5
     assert found["change of a response's rank in its group"].value == pytest.approx((0 + 1 + 1 + 0.5 + 1 + 0.5) / 8)
@@ -45,7 +45,7 @@ def test_a_reward_agrees_with_itself_and_not_with_its_opposite():
     assert same["change of a response's rank in its group"].value == 0
     assert opposite["rank correlation"].value == pytest.approx(-1)
     assert opposite["groups with another winner"].value == 1
-    assert opposite["pairs in the opposite order"].value == 1
+    assert opposite["pairs of a group in the opposite order"].value == 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 3)), min_size=3, max_size=40))
@@ -57,7 +57,7 @@ def test_correlations_and_ranks_are_those_of_scipy(table):
         assert found["correlation"].value == pytest.approx(stats.pearsonr(first, second)[0], abs=1e-9)
         assert found["rank correlation"].value == pytest.approx(stats.spearmanr(first, second)[0], abs=1e-9)
     else:
-        assert np.isnan(found["correlation"].value)
+        assert found["correlation"].value is None
     ranks = group_ranks(first, group)
     for g in np.unique(group):
         assert ranks[group == g].tolist() == stats.rankdata(first[group == g]).tolist()
@@ -113,8 +113,6 @@ def test_advantages_are_those_of_the_estimators_formulas():
     ):
         a, b = formula(first), formula(second)
         assert found[name].correlation == pytest.approx(np.corrcoef(a, b)[0, 1], abs=1e-5), name
-        a, b = a / np.sqrt(np.mean(a**2)), b / np.sqrt(np.mean(b**2))
-        assert found[name].moved == pytest.approx(np.abs(a - b).sum() / np.abs(a).sum(), rel=1e-4), name
     assert found["dr_grpo"].flipped == pytest.approx(1 / 6)  # the fourth response: above its group's mean, then below
     assert found["reinforce"].flipped == 0
 

@@ -18,7 +18,7 @@ from guerdon.audit.finding import Audit, Finding
 from guerdon.audit.rows import Codes, Numbers, Rows
 from guerdon.audit.second import SecondReward
 from guerdon.compare.html_page import render
-from guerdon.compare.report_format import p_value
+from guerdon.compare.report_format import DASH, p_value
 from guerdon.evaluate.charts import Box, Line, axes, bar, line_chart, spread, svg
 from guerdon.secrets import hide
 
@@ -74,9 +74,9 @@ def _encoded(text: str) -> bytes:
     return hide(text).encode("utf-8", "replace")
 
 
-def number(value: float) -> str:
+def number(value: float | None) -> str:
     """A number with three digits and a true minus sign; a dash where it is missing."""
-    return "–" if not np.isfinite(value) else f"{value:.3g}".replace("-", "−")
+    return DASH if value is None or not np.isfinite(value) else f"{value:.3g}".replace("-", "−")
 
 
 def _view(finding: Finding) -> dict[str, Any]:
@@ -135,12 +135,9 @@ def _second_view(second: SecondReward) -> dict[str, Any]:
         figures = [(name, _bounded(*f[:3]), f"{f.n:,} {f.unit}") for name, f in second.figures.items()]
         tables.append(("Agreement; 95 % intervals from drawing whole groups again", ("", "value", "of"), [*figures]))
     if second.advantages:
-        caption = (
-            "Advantages with the second reward in place of the first, a number per response. Change: the mean absolute "
-            "difference relative to the mean absolute advantage, both scaled to the same spread"
-        )
-        changes = [(name, *map(number, change[:3]), f"{change.n:,}") for name, change in second.advantages.items()]
-        tables.append((caption, ("estimator", "correlation", "other sign", "change", "rows"), changes))
+        caption = "Advantages with the second reward in place of the first, one number per response"
+        changes = [(name, *map(number, change[:2]), f"{change.n:,}") for name, change in second.advantages.items()]
+        tables.append((caption, ("estimator", "correlation", "other sign", "rows"), [*changes]))
     if second.drift:
         caption = (
             "Distributions. PSI: population stability index, above 0.1 a change, above 0.25 a large one; p by "
@@ -157,8 +154,9 @@ def _second_view(second: SecondReward) -> dict[str, Any]:
     return {"lead": lead, "tables": tables}
 
 
-def _bounded(value: float, low: float, high: float) -> str:
-    return number(value) + (f" [{number(low)}, {number(high)}]" if np.isfinite(low) and np.isfinite(high) else "")
+def _bounded(value: float | None, low: float | None, high: float | None) -> str:
+    bounds = number(low), number(high)
+    return number(value) + ("" if DASH in bounds else f" [{', '.join(bounds)}]")
 
 
 def charts(rows: Rows) -> list[Chart]:

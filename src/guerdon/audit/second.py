@@ -21,6 +21,7 @@ from guerdon.audit.drift import Drift, drift_between
 from guerdon.audit.logs import read_log
 from guerdon.audit.rows import Codes, Flags, Numbers, Rows
 from guerdon.errors import DataError
+from guerdon.evaluate.intervals import bootstrap_weighted
 from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, estimators
 from guerdon.settings.algorithm import estimator_info
 
@@ -35,15 +36,15 @@ class Figure(NamedTuple):
     """A figure of agreement.
 
     Attributes:
-        value: NaN where it is undefined.
+        value: None where it is undefined.
         low, high: 95 % interval, from drawing whole groups again.
         n: what it is an average of.
         unit: what `n` counts.
     """
 
-    value: float
-    low: float
-    high: float
+    value: float | None
+    low: float | None
+    high: float | None
     n: int
     unit: str
 
@@ -54,13 +55,11 @@ class AdvantageChange(NamedTuple):
     Attributes:
         correlation: of the two advantages over rows.
         flipped: share of rows with an advantage other than 0 in both, whose sign changes.
-        moved: sum of absolute differences relative to the sum of absolute advantages, each scaled to unit spread.
         n: rows that have both.
     """
 
     correlation: float
     flipped: float
-    moved: float
     n: int
 
 
@@ -182,35 +181,36 @@ def agreement(rows: Rows, second_N: Numbers, *, seed: int = 0) -> dict[str, Figu
     first, second = rows.reward_N[known], second_N[known]
     whole = rows.group_N if rows.group_N is not None else rows.prompt_N
     cluster = np.arange(len(first)) if whole is None else np.unique(whole[known], return_inverse=True)[1]
-    weights = _bootstrap_weights(cluster, seed)
-    sums = {"correlation": _moments(first, second), "rank correlation": _moments(_ranks(first), _ranks(second))}
-    figures = {name: _figure(m, cluster, weights, _pearson, len(first), "rows") for name, m in sums.items()}
+    clusters = int(cluster.max(initial=-1)) + 1
+    block_N = (np.random.default_rng(seed).permutation(clusters) % BLOCKS)[cluster]
+
+    def figure(sums_N: Numbers, of: Callable[[Numbers], Numbers], n: float, unit: str) -> Figure:
+        per_block = np.stack([np.bincount(block_N, column) for column in sums_N.T], axis=1)
+        each = np.arange(len(per_block))
+        found = bootstrap_weighted(lambda drawn: of(drawn @ per_block), each, reps=REPEATS, seed=seed)
+        return Figure(found.estimate, found.low, found.high, int(n), unit)
+
+    zero = np.zeros(len(first), np.int64)
+    figures = {
+        "correlation": figure(_moments(first, second), _pearson, len(first), "rows"),
+        "rank correlation": figure(
+            _moments(group_ranks(first, zero), group_ranks(second, zero)), _pearson, len(first), "rows"
+        ),
+    }
     if rows.group_N is None:
         return figures
     group = np.unique(rows.group_N[known], return_inverse=True)[1]
     pairs = pair_orders(first, second, group)
-    ordered = int(pairs[:, 0].sum())
-    for k, name in (
-        (1, "pairs of a group in the same order"),
-        (2, "pairs in the opposite order"),
-        (3, "pairs equal for the second"),
-    ):
-        figures[name] = _figure(
-            pairs[:, [k, 0]], cluster, weights, _ratio, ordered, "pairs that the first reward orders"
-        )
-    ranks = [group_ranks(values, group) for values in (first, second)]
-    size = np.bincount(group)
-    moved = (
-        np.stack([np.abs(ranks[0] - ranks[1]), (size[group] > 1).astype(float)], axis=1) * (size[group] > 1)[:, None]
-    )
-    figures["change of a response's rank in its group"] = _figure(
-        moved, cluster, weights, _ratio, int(moved[:, 1].sum()), "responses"
-    )
+    for k, name in enumerate(("in the same order", "in the opposite order", "that are equal for the second"), start=1):
+        of = pairs[:, 0].sum(), "pairs that the first reward orders"
+        figures[f"pairs of a group {name}"] = figure(pairs[:, [k, 0]], _ratio, *of)
+    size_N = np.bincount(group)[group]
+    moved = np.abs(group_ranks(first, group) - group_ranks(second, group))
+    name, in_group = "change of a response's rank in its group", size_N > 1
+    figures[name] = figure(np.stack([moved, in_group], axis=1), _ratio, in_group.sum(), "responses")
     decided, changed = winners(first, second, group)
-    per_row = np.stack([changed, decided], axis=1).astype(float)[group] / size[group, None]
-    figures["groups with another winner"] = _figure(
-        per_row, cluster, weights, _ratio, int(decided.sum()), "groups that both rewards decide"
-    )
+    shares = np.stack([changed, decided], axis=1)[group] / size_N[:, None]
+    figures["groups with another winner"] = figure(shares, _ratio, decided.sum(), "groups that both rewards decide")
     return figures
 
 
@@ -263,10 +263,6 @@ def winners(first_N: Numbers, second_N: Numbers, group_N: Codes) -> tuple[Flags,
     return decided, decided & ~shared
 
 
-def _ranks(values: Numbers) -> Numbers:
-    return group_ranks(values, np.zeros(len(values), np.int64))
-
-
 def _moments(x: Numbers, y: Numbers) -> Numbers:
     x, y = x - x.mean(), y - y.mean()
     return np.stack([np.ones(len(x)), x, y, x * x, y * y, x * y], axis=1)
@@ -284,33 +280,6 @@ def _ratio(sums: Numbers) -> Numbers:
         return np.asarray(sums[..., 0] / sums[..., 1])
 
 
-def _bootstrap_weights(cluster_N: Codes, seed: int) -> tuple[Codes, Numbers]:
-    """Blocks of whole clusters, and how often each is drawn in each repeat, (R, blocks)."""
-    random = np.random.default_rng(seed)
-    clusters = int(cluster_N.max(initial=-1)) + 1
-    blocks = min(clusters, BLOCKS)
-    block_of = random.permutation(clusters) % max(blocks, 1)
-    return block_of, random.multinomial(blocks, np.full(blocks, 1 / blocks), size=REPEATS).astype(np.float64)
-
-
-def _figure(
-    sums_N: Numbers,
-    cluster_N: Codes,
-    weights: tuple[Codes, Numbers],
-    of: Callable[[Numbers], Numbers],
-    n: int,
-    unit: str,
-) -> Figure:
-    """A function of sums over rows, with its interval."""
-    block_of, drawn = weights
-    per_block = np.stack([np.bincount(block_of[cluster_N], column, drawn.shape[1]) for column in sums_N.T], axis=1)
-    value = float(of(per_block.sum(axis=0)))
-    repeats = of(drawn @ per_block)
-    repeats = repeats[np.isfinite(repeats)]
-    low, high = np.quantile(repeats, (0.025, 0.975)) if len(repeats) >= REPEATS // 2 else (np.nan, np.nan)
-    return Figure(value, float(low), float(high), n, unit)
-
-
 # ---- advantages
 
 
@@ -320,44 +289,36 @@ def advantage_changes(rows: Rows, second_N: Numbers) -> dict[str, AdvantageChang
     A row's reward is one number at its end, as for responses. Group estimators need groups with two rows.
     """
     known = np.isfinite(rows.reward_N) & np.isfinite(second_N)
-    groups = None if rows.group_N is None else rows.group_N[known]
-    paired = groups is not None and len(groups) and np.unique(groups, return_counts=True)[1].max() > 1
-    steps = np.zeros(int(known.sum())) if rows.step_N is None else rows.step_N[known]
-    order = np.argsort(steps, kind="stable")
-    starts = np.flatnonzero(np.diff(steps[order])) + 1
+    group_N = None if rows.group_N is None else rows.group_N[known]
+    step_N = np.zeros(known.sum()) if rows.step_N is None else rows.step_N[known]
+    order = np.argsort(step_N, kind="stable")
+    starts = np.flatnonzero(np.diff(step_N[order])) + 1
     batches = np.split(order, starts) if len(starts) < MOST_STEPS else [order]
     changes = {}
     for name in estimators():
         needs = estimator_info(name)
-        if needs.critic or needs.greedy or (needs.groups and not paired):
-            continue
-        pair = [_advantages(values[known], groups, batches, name) for values in (rows.reward_N, second_N)]
-        changes[name] = _change(*pair)
+        if not (needs.critic or needs.greedy or (needs.groups and not _paired(group_N))):
+            pair = [_advantages(values[known], group_N, batches, name) for values in (rows.reward_N, second_N)]
+            both = np.isfinite(pair).all(axis=0)
+            a, b = pair[0][both], pair[1][both]
+            unequal = np.sign(a) != np.sign(b)
+            flipped = float(unequal[(a != 0) & (b != 0)].mean()) if ((a != 0) & (b != 0)).any() else np.nan
+            changes[name] = AdvantageChange(float(_pearson(_moments(a, b).sum(axis=0))), flipped, len(a))
     return changes
 
 
+def _paired(group_N: Codes | None) -> bool:
+    return group_N is not None and np.unique(group_N, return_counts=True)[1].max(initial=0) > 1
+
+
 def _advantages(reward_N: Numbers, group_N: Codes | None, batches: list[Codes], estimator: str) -> Numbers:
+    """The advantage of each row, NaN where it has none; those that are whitened are of one batch per step."""
     whitened = estimator in ("reinforce_pp", "gdpo")
     found = np.full(len(reward_N), np.nan)
     for batch in batches if whitened else [np.arange(len(reward_N))]:
         groups = None if group_N is None else group_N[batch]
-        if estimator_info(estimator).groups and (groups is None or np.unique(groups, return_counts=True)[1].max() < 2):
-            continue
-        source = {"reward": SourceRewards(reward_N[batch, None])}
-        mask = np.ones((len(batch), 1), dtype=bool)
-        done = estimate_advantages(source, Steps(mask, groups_B=groups), estimator=estimator, whitened=whitened)
-        found[batch] = np.where(done.known["reward"][:, 0], done.advantages[:, 0], np.nan)
+        if not estimator_info(estimator).groups or _paired(groups):
+            source, mask = {"": SourceRewards(reward_N[batch, None])}, np.ones((len(batch), 1), dtype=np.bool_)
+            done = estimate_advantages(source, Steps(mask, groups_B=groups), estimator=estimator, whitened=whitened)
+            found[batch] = np.where(done.known[""], done.advantages, np.nan)[:, 0]
     return found
-
-
-def _change(first_N: Numbers, second_N: Numbers) -> AdvantageChange:
-    known = np.isfinite(first_N) & np.isfinite(second_N)
-    a, b = first_N[known], second_N[known]
-    both = (a != 0) & (b != 0)
-    spread = [float(np.sqrt(np.mean(x**2))) if len(x) else 0.0 for x in (a, b)]
-    if min(spread) == 0:
-        return AdvantageChange(np.nan, np.nan, np.nan, len(a))
-    a, b = a / spread[0], b / spread[1]
-    flipped = float(np.mean(np.sign(a[both]) != np.sign(b[both]))) if both.any() else np.nan
-    correlation = float(_pearson(_moments(a, b).sum(axis=0)))
-    return AdvantageChange(correlation, flipped, float(np.abs(b - a).sum() / np.abs(a).sum()), len(a))
