@@ -347,11 +347,13 @@ def _attack(config: Study, *, gate: bool, dry_run: bool, only: list[str] | None)
 
 @app.command()
 def score(
-    file: Annotated[Path, typer.Argument(help="Rows: JSONL, JSON, Parquet, CSV.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(help="Rows: JSONL, JSON, Parquet, CSV, .eval; a folder of a trainer.", show_default=False)
+    ],
     model: Annotated[
         str, typer.Option("--model", help="Folder, hub id, server URL, package.module:factory, or rubric file.")
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="New file, in the format of the rows.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="New file or folder, in the format of the rows.")],
     options: Annotated[
         list[str] | None,
         typer.Argument(help="Options of the model, such as judge.model=NAME max_usd=5.", show_default=False),
@@ -362,16 +364,16 @@ def score(
 ) -> None:
     """Add the rewards of a model for text to the rows of a file, as columns. Run again, it continues."""
     from guerdon.config_tree import Tree, apply_overrides
-    from guerdon.evaluate.score_file import check_files, load_any_text_model, score_file
+    from guerdon.evaluate.score_logs import check_paths, load_scoring_model, score_path
     from guerdon.evaluate.scores import AGGREGATIONS
 
     how = next((name for name in AGGREGATIONS if name == aggregation), None)
     if how is None:
         raise ConfigError(f"--aggregation {aggregation}: choose one of {', '.join(AGGREGATIONS)}")
-    check_files(file, output, only_failed=only_failed)
+    check_paths(file, output, only_failed=only_failed)
     given = apply_overrides(Tree(), options or []).data
-    judge = load_any_text_model(model, options=given)
-    _say(score_file(file, judge, output, name=model, options=given, only_failed=only_failed, aggregation=how,
+    judge = load_scoring_model(file, model, given)
+    _say(score_path(file, judge, output, name=model, options=given, only_failed=only_failed, aggregation=how,
                     dry_run=dry_run))  # fmt: skip
 
 

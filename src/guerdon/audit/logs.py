@@ -6,7 +6,6 @@ print(rows.layout, len(rows), rows.bad)
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,15 @@ from typing import Any
 from guerdon.audit.robot_logs import EVENTS, METRICS, MONITOR, monitor_records, read_events, read_lerobot, read_metrics
 from guerdon.audit.rows import Rows
 from guerdon.audit.text_rows import RowReader
-from guerdon.episodes.rollout_logs import LOG_ENDINGS, NAMES, PLAIN, columns_of, layout_of, log_records
+from guerdon.episodes.rollout_logs import (
+    LOG_ENDINGS,
+    NAMES,
+    PLAIN,
+    columns_of,
+    layout_of,
+    log_files,
+    log_records,
+)
 from guerdon.errors import DataError, did_you_mean
 
 _LOOKED_FOR = (
@@ -44,7 +51,7 @@ def read_log(path: Path, *, columns: Mapping[str, str] = {}, sample: int = 50_00
         raise DataError(f"{path}: there is no such file or folder")
     if (path / "meta" / "info.json").is_file():
         return read_lerobot(path, columns)
-    files = _files(path)
+    files = log_files(path, EVENTS)
     runs = [f for f in files if f.name == "episodes.jsonl" and f.with_name(METRICS).is_file()]
     if len(runs) > 1:
         raise DataError(f"{path}: {len(runs)} runs of guerdon; pass one of them, such as {runs[0].parent}")
@@ -53,7 +60,7 @@ def read_log(path: Path, *, columns: Mapping[str, str] = {}, sample: int = 50_00
         for matches in (lambda n: EVENTS in n, lambda n: n.endswith(MONITOR), lambda n: n == METRICS)
     )
     notes: list[str] = []
-    others = [f for f in files if f not in {*events, *monitors, *metrics} and not runs]
+    others = [f for f in files if f not in {*events, *monitors, *metrics} and f.suffix in LOG_ENDINGS and not runs]
     kinds, skipped = _kinds(path, _trained_on(path, others, notes), columns)
     kinds |= {"monitor files of Stable-Baselines3": monitors} if monitors else {}
     kinds |= {"a run of guerdon": runs} if runs else {}
@@ -78,18 +85,6 @@ def read_log(path: Path, *, columns: Mapping[str, str] = {}, sample: int = 50_00
     return reader.finish(layout, path, notes, curves)
 
 
-def _files(path: Path) -> list[Path]:
-    """The files that may be a log, numbers in names in their order."""
-    if path.is_file():
-        return [path]
-    found = [
-        file for file in path.rglob("*")
-        if (file.suffix.lower() in LOG_ENDINGS or EVENTS in file.name) and file.is_file()
-        and not any(p.startswith(".") or p in ("wandb", "checkpoints") for p in file.relative_to(path).parts[:-1])
-    ]  # fmt: skip
-    return sorted(found, key=lambda f: [int(p) if k % 2 else p for k, p in enumerate(re.split(r"(\d+)", str(f)))])
-
-
 def _kinds(
     path: Path, files: Sequence[Path], columns: Mapping[str, str]
 ) -> tuple[dict[str, list[Path]], dict[str, str]]:
@@ -97,8 +92,6 @@ def _kinds(
     kinds: dict[str, list[Path]] = {}
     skipped: dict[str, str] = {}
     for file in files:
-        if path != file and file.suffix == ".json" and not _may_be_log(file):
-            continue
         try:
             first = next((r for _, r in log_records(file) if isinstance(r, Mapping)), None)
         except DataError:
@@ -106,6 +99,8 @@ def _kinds(
                 raise
             continue
         if first is None:
+            if path == file:
+                kinds[PLAIN] = [file]  # what is wrong with its rows is counted
             continue
         layout = layout_of(first)
         row = next(iter(layout.rows(first)), {})
@@ -115,13 +110,6 @@ def _kinds(
         else:
             skipped[file.name] = ", ".join(map(str, first))
     return kinds, skipped
-
-
-def _may_be_log(file: Path) -> bool:
-    """Whether a file of JSON among others is worth reading whole."""
-    with file.open("rb") as opened:
-        head = opened.read(500).lstrip()
-    return head[:1] == b"[" or any(key in head for key in (b'"status"', b'"columns"', b'"responses"'))
 
 
 def _trained_on(path: Path, files: Sequence[Path], notes: list[str]) -> list[Path]:
@@ -149,4 +137,4 @@ def _once(files: Sequence[Path], notes: list[str]) -> Iterator[tuple[Path, Itera
         else:
             yield file, log_records(file)
     if again:
-        notes.append(f"{again} files hold the batch of the file before again, as TRL logs it, and are left out")
+        notes.append(f"TRL logged batches again: {again} of {len(files)} files are left out")

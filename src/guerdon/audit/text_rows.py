@@ -154,6 +154,7 @@ class RowReader:
         self.seen: set[str] = set()  # what the rows have columns for
         self.names: dict[str, None] = {}  # of all columns
         self.summed: set[str] = set()
+        self.group = ""  # its column
         self.long = self.infinite = 0
         self._last, self._start, self._moment = "", 0, (-1, _NAN)  # prompt, first row, file and step of a run of rows
         self._code = _hash("")
@@ -177,6 +178,7 @@ class RowReader:
                         names = (*row, *row["parts"]) if "parts" in row else tuple(row)
                         if (plan := plans.get(names)) is None:
                             plan = plans[names] = columns_of(row, layout, self.given)
+                            self.group = plan.keys.get("group", self.group)
                             self.seen.update(plan.keys, ["response"] if turns_of(row, plan)[1] else [])
                             self.names.update(dict.fromkeys(names))
                         self._add(line + first, row, plan)
@@ -277,7 +279,8 @@ class RowReader:
         step_N, more = self._steps(given.get("step"), names, file_N), list(notes)
         group_N, grouped_by = self._groups(prompt_N, step_N, more)
         texts = self._texts(n, more)
-        if step_N is not None and len(folders := sorted({name.rpartition("/")[0] for name in names})) > 1:
+        folders = sorted({re.sub(r"\d+", "N", name.rpartition("/")[0]) for name in names})
+        if len(folders) > 1:
             more.append(f"files of {len(folders)} folders are read as one log: {', '.join(folders)[:200]}")
         if self.summed:
             more.append(f"the reward is the sum of {', '.join(sorted(self.summed))}, each with weight 1; "
@@ -308,7 +311,7 @@ class RowReader:
 
     def _steps(self, step_N: Numbers | None, names: Sequence[str], file_N: Codes) -> Codes | None:
         if step_N is not None and np.isfinite(step_N).any():
-            return np.where(np.isfinite(step_N), step_N, -1).astype(np.int64)
+            return np.where(np.abs(step_N) < 2**53, step_N, -1).astype(np.int64)
         in_names = [_STEP.findall(name) for name in names]
         if len(names) < 2 or not all(in_names):
             return None
@@ -316,8 +319,9 @@ class RowReader:
 
     def _groups(self, prompt_N: Codes, step_N: Codes | None, notes: list[str]) -> tuple[Codes | None, str]:
         if "group" in self.seen:
-            name = self.given.get("group")
-            return _codes(self.codes["group"]), f"the column {name}" if name else "the log's own column"
+            return _codes(
+                self.codes["group"]
+            ), f"the column {self.group}" if self.group != "group" else "the log's groups"
         if "prompt" not in self.seen or not len(prompt_N):
             return None, ""
         new = np.ones(len(prompt_N), bool)

@@ -91,6 +91,31 @@ def log_records(path: Path) -> Iterator[tuple[int, Any]]:
         yield from numbered_rows(path)
 
 
+def log_files(path: Path, *more: str) -> list[Path]:
+    """The files that may be a log, numbers in names in their order; those of checkpoints and hidden folders are not.
+
+    Args:
+        path: a file, or a folder of files.
+        more: what names of files contain that have another ending.
+    """
+    if path.is_file():
+        return [path]
+    found = [
+        file for file in path.rglob("*")
+        if (file.suffix.lower() in LOG_ENDINGS or any(part in file.name for part in more)) and file.is_file()
+        and not any(p.startswith(".") or p in ("wandb", "checkpoints") for p in file.relative_to(path).parts[:-1])
+        and (file.suffix != ".json" or _may_be_log(file))
+    ]  # fmt: skip
+    return sorted(found, key=lambda f: [int(p) if k % 2 else p for k, p in enumerate(re.split(r"(\d+)", str(f)))])
+
+
+def _may_be_log(file: Path) -> bool:
+    """Whether a file of JSON among others is worth reading whole."""
+    with file.open("rb") as opened:
+        head = opened.read(500).lstrip()
+    return head[:1] == b"[" or any(key in head for key in (b'"status"', b'"columns"', b'"responses"'))
+
+
 def layout_of(record: Mapping[str, Any]) -> LogLayout:
     """The layout of a record; that of plain columns where it is none that is known."""
     return next(one for one in LAYOUTS if one.fits(record))
@@ -191,7 +216,7 @@ def _inspect_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         parts = {f"{name}/{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
         graded += [part for part, v in parts.items() if isinstance(v, str) and v in _GRADES]
         scores |= {part: _GRADES.get(v, v) if isinstance(v, str) else v for part, v in parts.items()}
-    first = next(iter(scores), None)
+    first = next((name for name in scores if name != RESCORED), None)
     truth = next((scores[name] for name in graded if name != first), None)
     messages = [_calling(m) for m in record.get("messages") or () if isinstance(m, Mapping)]
     answered = next((k for k, m in enumerate(messages) if m.get("role") == "assistant"), len(messages))
@@ -201,7 +226,7 @@ def _inspect_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     usage = [_map(u).get("output_tokens") for u in _map(record.get("model_usage")).values()]
     row = {
         "prompt": messages[:answered] or record.get("input"),
-        "response": messages[answered:] or output.get("completion"),
+        "response": messages[answered:] or output.get("completion") or None,
         "reward": scores.get(first), "truth": truth, "reference": record.get("target"), "group": record.get("id"),
         "truncated": "limit" if record.get("limit") else choice.get("stop_reason"), "failed": record.get("error"),
         "length": usage[0] if len(usage) == 1 else None, "parts": scores,

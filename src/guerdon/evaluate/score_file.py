@@ -28,6 +28,7 @@ from guerdon.episodes.rollout_logs import (
     FAILURE,
     PLAIN,
     RESCORED,
+    Columns,
     columns_of,
     layout_of,
     log_records,
@@ -267,13 +268,20 @@ _ANSWERS = ("response", "completion", "answer", "output")  # columns of a respon
 def _responses(row: Mapping[str, Any], where: str, name: str) -> _Item:
     layout = layout_of(row)
     if layout.name != PLAIN:
-        logged = layout.rows(row)
-        turns = [turns_of(one, columns_of(one, layout, {})) for one in logged]
-        found = [read_response(*both, f"{name}-{k}", row) for k, both in enumerate(turns)]
+        found = [_logged(one, columns_of(one, layout, {}), f"{name}-{k}") for k, one in enumerate(layout.rows(row))]
         return _Item(found, (RESCORED,), (None if layout.rescored is None else len(found),))
     item = _plain_responses(row, where, name)
     kept = item.columns == ("reward",) and row.get("reward") is not None and "reward_failure" not in row
     return item._replace(columns=(RESCORED,)) if kept or RESCORED in row else item
+
+
+def _logged(row: Mapping[str, Any], columns: Columns, name: str) -> Solution | Failure:
+    """The response of a row of a log, with the true answer that it has."""
+    asked, said = turns_of(row, columns)
+    if said is None or said == []:
+        return Failure("no_value", "the log has no response")
+    found, truth = read_response(asked, said, name, {}), row.get(columns.keys.get("reference", ""))
+    return found if truth is None or isinstance(found, Failure) else replace(found, meta={REFERENCE: truth})
 
 
 def _plain_responses(row: Mapping[str, Any], where: str, name: str) -> _Item:
