@@ -4,6 +4,8 @@ import base64
 import gzip
 import json
 import re
+from pathlib import Path
+from urllib.parse import unquote
 
 import chromium
 import numpy as np
@@ -13,9 +15,12 @@ from guerdon import secrets
 from guerdon.audit import browser
 from guerdon.audit.browser import browser_blocks, cut, shown_rows, text_limit
 from guerdon.audit.finding import Audit, Finding
-from guerdon.audit.page import charts, means_by_step, write_page
+from guerdon.audit.logs import read_log
+from guerdon.audit.page import charts, episode_videos, means_by_step, write_page
 from guerdon.audit.rows import RobotSteps, Rows, Texts
 from guerdon.audit.second import SecondReward, advantage_changes, agreement
+from guerdon.episodes.write import EpisodeWriter
+from guerdon.types import Episode
 
 HOSTILE = (
     "<script>document.documentElement.dataset.ran='1'</script></script>-->]]><img src=x onerror=\"document."
@@ -66,7 +71,7 @@ def columns_of(blocks):
 def test_it_says_findings_then_what_is_clean_and_what_was_not_checked(tmp_path):
     audit = Audit((finding(),), {"drift": "of 3 steps"}, {"flattery": "needs responses"})
     page = write_page(
-        tmp_path / "p.html", rows(bad={"not JSON": 3}, notes=("two files",)), audit, source="my run"
+        tmp_path / "p.html", rows(bad={"not JSON": 3}, notes=("two files",)), audit, log=tmp_path / "my run"
     ).read_text()
     order = [
         page.index(f'<section id="{name}"') for name in ("findings", "clean", "unchecked", "how", "charts", "rows")
@@ -261,7 +266,13 @@ def test_hostile_text_is_text_everywhere(tab, tmp_path):
                   "notes": (HOSTILE,), "rewards": {HOSTILE: np.ones(n)}})  # fmt: skip
     bad = finding(title=HOSTILE, unit=HOSTILE, remedy=f"{HOSTILE} `{HOSTILE}`", examples=((3, HOSTILE),))
     audit = Audit((bad,), {HOSTILE: HOSTILE}, {HOSTILE: HOSTILE})
-    page = write_page(tmp_path / "p.html", log, audit, SecondReward(HOSTILE, HOSTILE), source=HOSTILE)
+    page = write_page(
+        tmp_path / "p.html",
+        log,
+        audit,
+        SecondReward(HOSTILE, HOSTILE),
+        log=tmp_path / HOSTILE.replace("/", "").replace("\0", "").replace("\ud800", ""),
+    )
     tab.open(page.as_uri())
     for row in (3, 4, 5, 6):
         tab.js(f"location.hash = '#row={row}'")
@@ -398,6 +409,29 @@ def test_steps_of_a_robot_are_shown_by_episode(tab, tmp_path):
     assert "Episode, 10 steps" in said
     assert "done yes" in said
     assert "The log has no texts" in said
+
+
+@pytest.mark.browser
+@in_browser
+def test_an_episode_links_to_its_video(tab, tmp_path):
+    random = np.random.default_rng(0)
+    folder = tmp_path / "robot data"
+    with EpisodeWriter(folder, fps=10, video=True) as writer:
+        for k in range(3):
+            frames = random.integers(0, 255, (5, 32, 32, 3)).astype(np.uint8)
+            rewards = np.linspace(0, 1, 5).astype(np.float32)
+            writer.add(
+                Episode(id=str(k), task="push", frames=frames, states=np.zeros((5, 2), np.float32), rewards=rewards)
+            )
+    log = read_log(folder)
+    page = write_page(tmp_path / "pages" / "p.html", log, Audit(), log=folder)
+    tab.open(f"{page.as_uri()}#row=7")
+    tab.wait("document.getElementById('detail').dataset.row === '7'")
+    address = tab.js("document.querySelector('#detail p a').href")
+    path, _, span = address.partition("#t=")
+    assert Path(unquote(path.removeprefix("file://"))).is_file()
+    assert [float(x) for x in span.split(",")] == pytest.approx([0.5, 1.0], abs=1e-3)
+    assert episode_videos(tmp_path, page) == {}
 
 
 @pytest.mark.browser

@@ -62,8 +62,17 @@ def orders(found: Mapping[str, Numbers]) -> dict[str, tuple[Codes, int]]:
     return {name: (np.argsort(key, kind="stable"), int(np.sum(~np.isnan(key)))) for name, key in keys.items()}
 
 
-def browser_blocks(rows: Rows, audit: Audit, second_N: Numbers | None = None) -> Iterator[bytes]:
-    """The script elements that hold the rows: `about`, `columns`, and `part-0`, `part-1`, ... with texts."""
+def browser_blocks(
+    rows: Rows, audit: Audit, second_N: Numbers | None = None, videos: Mapping[int, Any] = {}
+) -> Iterator[bytes]:
+    """The script elements that hold the rows: `about`, `columns`, and `part-0`, `part-1`, ... with texts.
+
+    Args:
+        rows: of the log.
+        audit: whose rows are marked.
+        second_N: another reward.
+        videos: camera and address of videos, by episode.
+    """
     shown_n = shown_rows(rows, audit)
     found = columns(rows, shown_n, second_N)
     sorted_by = orders(found)
@@ -82,7 +91,8 @@ def browser_blocks(rows: Rows, audit: Audit, second_N: Numbers | None = None) ->
         "rows": len(shown_n), "columns": list(found), "valued": {name: n for name, (_, n) in sorted_by.items()},
         "findings": [{"name": f.name, "rows": [*f.rows, *(row for row, _ in f.examples)]} for f in audit.findings],
         "notes": [[row, f.name, line] for f in audit.findings for row, line in f.examples],
-        "files": list(rows.files), "starts": starts, "texts": 0 if rows.texts is None else len(rows.texts.row_M),
+        "files": list(rows.files), "videos": videos,
+        "starts": starts, "texts": 0 if rows.texts is None else len(rows.texts.row_M),
     }  # fmt: skip
     yield _block("about", hide(json.dumps(about)).encode())
     yield _block("columns", b"".join(np.asarray(values, "<f8").tobytes() for values in found.values()))

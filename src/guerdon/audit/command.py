@@ -90,7 +90,7 @@ def _write(
 ) -> None:
     from guerdon.audit.page import write_page
 
-    write_page(page, rows, result, second, source=path.resolve().name, live=live)
+    write_page(page, rows, result, second, log=path, live=live)
     if as_json:
         said = json.dumps(
             _finite({**record(result, second), "rows": len(rows), "layout": rows.layout}), allow_nan=False

@@ -5,9 +5,11 @@ write_page(Path("rollouts.audit.html"), rows, audit(rows), source="runs/rollouts
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 from markupsafe import Markup
@@ -19,6 +21,7 @@ from guerdon.audit.rows import Codes, Numbers, Rows
 from guerdon.audit.second import SecondReward
 from guerdon.compare.html_page import render
 from guerdon.compare.report_format import DASH, p_value
+from guerdon.errors import DataError
 from guerdon.evaluate.charts import Box, Line, axes, bar, line_chart, spread, svg
 from guerdon.secrets import hide
 
@@ -39,7 +42,13 @@ class Chart(NamedTuple):
 
 
 def write_page(
-    out: Path, rows: Rows, audit: Audit, second: SecondReward | None = None, *, source: str = "", live: bool = False
+    out: Path,
+    rows: Rows,
+    audit: Audit,
+    second: SecondReward | None = None,
+    *,
+    log: Path | None = None,
+    live: bool = False,
 ) -> Path:
     """Write the page of an audit, in one piece.
 
@@ -48,7 +57,7 @@ def write_page(
         rows: what was read.
         audit: what was found.
         second: another reward of the same rows.
-        source: the log's name.
+        log: where the rows are from.
         live: the log is still being written.
 
     Returns:
@@ -58,16 +67,37 @@ def write_page(
         OSError: it cannot be written.
     """
     context = {
-        "title": source or rows.layout, "rows": rows, "n": len(rows), "audit": audit, "live": live,
-        "second": None if second is None else _second_view(second),
-        "views": [_view(f) for f in audit.findings], "charts": charts(rows), "how": _how(rows, audit),
-        "filters": _filters(rows, second),
+        "title": rows.layout if log is None else log.resolve().name, "rows": rows, "n": len(rows), "audit": audit,
+        "live": live, "second": None if second is None else _second_view(second), "charts": charts(rows),
+        "views": [_view(f) for f in audit.findings], "how": _how(rows), "filters": _filters(rows, second),
         "severe": [(s, sum(f.severity == s for f in audit.findings)) for s in SEVERITIES],
     }  # fmt: skip
     head, tail = render("audit.html.j2", context, TEMPLATES, "audit.js").split(_BLOCKS)
-    blocks = browser_blocks(rows, audit, None if second is None else second.reward_N)
+    videos = {} if log is None else episode_videos(log, out)
+    blocks = browser_blocks(rows, audit, None if second is None else second.reward_N, videos)
     atomic.write_bytes(out, b"".join([_encoded(head), *blocks, _encoded(tail)]))
     return out
+
+
+def episode_videos(log: Path, out: Path) -> dict[int, list[tuple[str, str]]]:
+    """Links from a page to the videos of a LeRobot data set, by episode: the camera and the address; else empty."""
+    if not (log / "meta" / "info.json").is_file():
+        return {}
+    from guerdon.episodes.index import load_index
+    from guerdon.episodes.layout import VIDEO_PATH, load_info, shard_path
+
+    try:
+        info = load_info(log)
+        entries = load_index(log, info)[0]
+    except DataError:  # of another version: its rows were read, its index is another
+        return {}
+    found: dict[int, list[tuple[str, str]]] = {}
+    for entry in entries:
+        for camera, span in entry.videos.items():
+            file = shard_path(log, info.video_path or VIDEO_PATH, span.where, video_key=camera)
+            address = quote(os.path.relpath(file, out.parent))
+            found.setdefault(entry.index, []).append((camera, f"./{address}#t={span.start:.3f},{span.stop:.3f}"))
+    return found
 
 
 def _encoded(text: str) -> bytes:
@@ -90,7 +120,7 @@ def _view(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _how(rows: Rows, audit: Audit) -> dict[str, str]:
+def _how(rows: Rows) -> dict[str, str]:
     """How the log was read, in words."""
     how = {"layout": rows.layout, "rows": f"{len(rows):,}"}
     files = ", ".join(rows.files[:8]) + (f" and {len(rows.files) - 8:,} more" if len(rows.files) > 8 else "")

@@ -220,6 +220,11 @@ async function start() {
     if (names.length) fact("findings", [...new Set(names)].join(", "));
     detail.replaceChildren(title, facts);
     for (const [of, name, line] of about.notes) if (of === row) detail.append(element("p", `${name}: ${line}`, { className: "notice" }));
+    for (const [camera, address] of about.videos[get("episode", place)] || []) {
+      const line = element("p");
+      line.append(element("a", `video of the episode, ${camera}`, { href: address, target: "_blank" }));
+      detail.append(line);
+    }
     detail.append(...groupOf(place));
     if (text === null) detail.append(element("p", about.texts ? "The text of this row is not on the page: texts are of a sample." : "The log has no texts.", { className: "lead" }));
     else detail.append(...texts(text));
