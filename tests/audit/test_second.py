@@ -1,14 +1,19 @@
 """Two rewards of the same rows: figures worked out by hand, against scipy, and against the project's estimators."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from test_score_logs import DATA, Length
 
+from guerdon.audit.logs import read_log
 from guerdon.audit.rows import Rows, Texts
 from guerdon.audit.second import advantage_changes, agreement, group_ranks, match, pair_orders, read_second, winners
 from guerdon.errors import DataError
+from guerdon.evaluate.score_logs import score_path
 
 
 def rows(reward, *, group=None, texts=True, rewards=None, step=None, length=None):
@@ -147,8 +152,6 @@ def test_winners_need_a_spread():
 
 
 def write(path, table):
-    import json
-
     path.write_text("".join(json.dumps(row) + "\n" for row in table))
     return path
 
@@ -157,8 +160,6 @@ TABLE = [{"prompt": f"p{k // 2}", "response": f"r{k}", "reward": k / 10} for k i
 
 
 def log_of(table, tmp_path):
-    from guerdon.audit.logs import read_log
-
     return read_log(write(tmp_path / "log.jsonl", table))
 
 
@@ -195,10 +196,21 @@ def test_a_new_column_of_the_same_rows_is_the_second_reward(tmp_path):
     assert found.figures["correlation"].value == pytest.approx(-1)
 
 
+@pytest.mark.parametrize("log", ["trl/plain", "trl/chat", "verl/rollout", "prime", "inspect/eval"])
+def test_what_guerdon_score_adds_to_a_log_is_the_second_reward(tmp_path, log):
+    score_path(DATA / log, Length(), tmp_path / "scored", name="m")
+    rows = read_log(DATA / log)
+    found = read_second(rows, tmp_path / "scored")
+    assert (found.name, found.matched) == ("guerdon_reward of scored", "by row number")
+    np.testing.assert_array_equal(found.reward_N, read_log(tmp_path / "scored").rewards["guerdon_reward"])
+
+
 def test_the_same_file_or_two_new_columns_are_refused(tmp_path):
     log = log_of(TABLE, tmp_path)
     with pytest.raises(DataError, match=r"same rewards.*none; pass --columns reward=NAME"):
         read_second(log, tmp_path / "log.jsonl")
+    rescored = write(tmp_path / "r.jsonl", [{**row, "a_score": 1, "guerdon_reward": 2} for row in TABLE])
+    assert read_second(log, rescored).name == "guerdon_reward of r.jsonl"
     both = write(tmp_path / "both.jsonl", [{**row, "a_score": 1, "b_score": 2} for row in TABLE])
     with pytest.raises(DataError, match="a_score, b_score"):
         read_second(log, both)

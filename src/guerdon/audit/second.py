@@ -20,6 +20,7 @@ import numpy as np
 from guerdon.audit.drift import Drift, drift_between
 from guerdon.audit.logs import read_log
 from guerdon.audit.rows import Codes, Flags, Numbers, Rows
+from guerdon.episodes.rollout_logs import RESCORED
 from guerdon.errors import DataError
 from guerdon.evaluate.intervals import bootstrap_weighted
 from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, estimators
@@ -156,10 +157,11 @@ def _reward_of(rows: Rows, other: Rows, place_N: Codes, path: Path) -> tuple[str
     new = [name for name in other.rewards if name not in rows.rewards]
     at = place_N[place_N >= 0]
     mine = rows.reward_N[place_N >= 0]
-    if not np.array_equal(mine, other.reward_N[at], equal_nan=True):
+    if not np.allclose(mine, other.reward_N[at], rtol=1e-9, equal_nan=True):
         return "the reward", other.reward_N
-    if len(new) == 1:
-        return new[0], other.rewards[new[0]]
+    if len(new) == 1 or RESCORED in new:
+        name = RESCORED if RESCORED in new else new[0]
+        return name, other.rewards[name]
     names = ", ".join(new) if new else "none"
     raise DataError(
         f"{path} has the same rewards as the log, and these further ones: {names}; pass --columns reward=NAME"
