@@ -3,7 +3,7 @@
 Rows are compared within strata (one prompt at one step, and one truth where it is known): under the hypothesis that the
 reward does not depend on the feature, the rewards of a stratum may be permuted. The permutation distribution of
 sum_i x_i y_i has, with x and y centred within strata, mean 0 and variance sum_s SSx_s SSy_s / (n_s - 1) (Hoeffding 1951).
-Where many rows vary it is normal; elsewhere it is sampled, until 20 permutations were as extreme or 1,999 were drawn
+Where many rows vary it is normal; elsewhere it is sampled, until 20 permutations were as extreme or 9,999 were drawn
 (Besag & Clifford 1991).
 
     found = associate(lengths_N, rewards_N, strata(prompt_N, step_N), seed=0)
@@ -20,10 +20,10 @@ from scipy.special import ndtr
 
 from guerdon.audit.rows import Codes, Numbers
 
-PERMUTATIONS = 1999
+PERMUTATIONS = 9999
 EXTREME = 20  # permutations as extreme as the data that end the sampling
-MANY = 1000  # rows that vary, and
-OFTEN = 30  # rows on the rarer side of a flag: from here on the normal distribution is used
+MANY = 200  # rows that vary, and
+OFTEN = 10  # rows on the rarer side of a flag: from here on the normal distribution is used
 _CHUNK = 200_000  # numbers permuted at once
 
 
@@ -48,11 +48,6 @@ class Association:
     spread: float
     p: float | None
     n: int
-
-    @property
-    def in_spreads(self) -> float:
-        """The difference in standard deviations of the reward."""
-        return self.difference / self.spread if self.spread else 0.0
 
 
 NOTHING = Association(0.0, 0.0, 0.0, 0.0, 0.0, None, 0)
@@ -129,8 +124,3 @@ def _p_value(
         used = int(stop[0]) + 1 if len(stop) else count
         extreme, drawn = extreme + int(hits[:used].sum()), drawn + used
     return extreme / drawn if extreme >= EXTREME else (extreme + 1) / (drawn + 1)
-
-
-def two_groups(flag_N: ArrayLike, y_N: Numbers, *, seed: int) -> Association:
-    """The same without strata: rows with a flag against all others."""
-    return associate(flag_N, y_N, np.zeros(len(y_N), np.int64), seed=seed)

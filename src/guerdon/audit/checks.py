@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
-from guerdon.audit import robot_checks, text_checks, time_checks, value_checks
+from guerdon.audit import program_checks, robot_checks, text_checks, time_checks, value_checks
 from guerdon.audit.finding import Audit
 from guerdon.audit.log_view import Checked, Missing, View
 from guerdon.audit.rows import Rows
 from guerdon.evaluate.statistics import holm
 
-ALPHA = 0.05
+ALPHA = 0.01  # after Holm's correction
 _ORDER = {"error": 0, "warning": 1, "info": 2}
 Check = Callable[[View], Checked | Missing]
 
@@ -44,9 +42,9 @@ OF_RESPONSES: dict[str, Check] = {
     "duplicates": text_checks.check_duplicates,
     "inconsistent": text_checks.check_inconsistent,
     "tail": text_checks.check_tail,
-    "edited_tests": text_checks.check_edited_tests,
-    "hard_coded": text_checks.check_hard_coded,
-    "early_exit": text_checks.check_early_exit,
+    "edited_tests": program_checks.check_edited_tests,
+    "hard_coded": program_checks.check_hard_coded,
+    "early_exit": program_checks.check_early_exit,
 }
 OF_ROBOTS: dict[str, Check] = {
     "motionless": robot_checks.check_motionless,
@@ -63,8 +61,7 @@ def audit(rows: Rows, *, seed: int = 0) -> Audit:
         seed: of the permutations.
     """
     results: dict[str, Checked | Missing] = {"nan": value_checks.check_nan(rows) if len(rows) else Missing("reward")}
-    keep = np.flatnonzero(np.isfinite(rows.reward_N))
-    view = View(rows, keep, rows.reward_N[keep], seed)
+    view = View.whole(rows, seed)
     checks = OF_ROBOTS if rows.steps is not None else OF_RESPONSES | {"early_end": robot_checks.check_early_end}
     for name, check in checks.items():
         results[name] = check(view) if len(view) else Missing("reward")

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from guerdon.audit.association import Association, associate, strata, stratum_means
-from guerdon.audit.finding import Finding, Severity
+from guerdon.audit.association import strata, stratum_means
+from guerdon.audit.finding import Finding
+from guerdon.audit.remedies import REMEDIES
 from guerdon.audit.rows import Codes, Flags, Numbers, Rows, Texts
 from guerdon.proportion import wilson_bounds
 
@@ -36,30 +37,39 @@ class Missing(NamedTuple):
     column: str
 
 
-class Comparable(NamedTuple):
-    """Rows, strata within which rewards may be compared, what is equal there, and how much stricter to be for that."""
-
-    view: View
-    stratum_M: Codes
-    words: str
-    strict: float
-
-
 @dataclass(frozen=True)
 class View:
-    """M rows with a finite reward, of the N rows of a log; `row_M` says which.
+    """M rows with a finite reward, of the N rows of a log.
 
     Attributes:
         rows: the log.
         row_M: numbers of the rows.
         reward_M: their rewards.
+        peer_M: rows with one number answer one prompt at one step; None where hardly any two do.
+        truth_M: what the log has, or guerdon's verifier finds by the reference answers; NaN is unknown, None is no truth.
+        copy_M: whether the prompt, the response and the reward came before.
         seed: of permutations.
     """
 
     rows: Rows
     row_M: Codes
     reward_M: Numbers
+    peer_M: Codes | None
+    truth_M: Numbers | None
+    copy_M: Flags
     seed: int = 0
+
+    @classmethod
+    def whole(cls, rows: Rows, seed: int = 0) -> View:
+        """All rows of a log with a finite reward."""
+        row = np.flatnonzero(np.isfinite(rows.reward_N))
+        truth = rows.truth_N
+        if truth is None or np.isfinite(truth).mean() <= 0.5:
+            truth = verified_N(rows)
+        peers = _peers(rows, row)
+        return cls(
+            rows, row, rows.reward_N[row], peers, truth if truth is None else truth[row], _copies(rows)[row], seed
+        )
 
     def __len__(self) -> int:
         return len(self.row_M)
@@ -70,7 +80,9 @@ class View:
 
     def sub(self, keep_M: ArrayLike) -> View:
         """A view of some of these rows."""
-        return View(self.rows, self.row_M[keep_M], self.reward_M[keep_M], self.seed)
+        peers = None if self.peer_M is None else strata(self.peer_M[keep_M])
+        truth = None if self.truth_M is None else self.truth_M[keep_M]
+        return View(self.rows, self.row_M[keep_M], self.reward_M[keep_M], peers, truth, self.copy_M[keep_M], self.seed)
 
     @cached_property
     def levels(self) -> Numbers | None:
@@ -85,51 +97,32 @@ class View:
         """Whether the reward has at most two values."""
         return self.levels is not None and len(self.levels) <= 2
 
-    @cached_property
-    def peer_M(self) -> Codes | None:
-        """Rows with one number answer one prompt at one step; None where no two rows do."""
-        rows = self.rows
-        ways = [(rows.group_N,), (rows.prompt_N, rows.step_N)] if rows.prompt_N is not None else [(rows.group_N,)]
-        for columns in ways:
-            if columns[0] is None:
-                continue
-            peers = strata(*(self.of(column) for column in columns))
-            if (np.bincount(peers)[peers] > 1).mean() >= 0.2:
-                return peers
-        return None
-
-    @cached_property
-    def truth_M(self) -> Numbers | None:
-        """Truth that the log has, or that guerdon's verifier finds by the reference answers; NaN where unknown."""
-        logged = self.of(self.rows.truth_N)
-        if logged is not None and np.isfinite(logged).mean() > 0.5:
-            return np.asarray(logged, dtype=np.float64)
-        verified = verified_N(self.rows)
-        return None if verified is None else np.asarray(self.of(verified), dtype=np.float64)
-
     @property
-    def truth_source(self) -> str:
-        """Where the truth comes from, in words."""
-        logged = self.rows.truth_N is not None and np.isfinite(self.rows.truth_N).mean() > 0.5
-        return "the log's truth" if logged else "guerdon's verifier on the reference answers"
+    def has_truth(self) -> bool:
+        """Whether some responses are known to be right and others to be wrong."""
+        return self.truth_class_M is not None and int(self.truth_class_M.max(initial=0)) > 0
 
     @cached_property
     def truth_class_M(self) -> Codes | None:
         """The truth in at most five classes, -1 where it is unknown."""
         return None if self.truth_M is None else classes(self.truth_M)
 
-    def comparable(self) -> Comparable | None:
-        """The rows whose reward can be compared; None where neither prompts come again nor the truth is known."""
-        truth = self.truth_class_M
-        if truth is not None and len(np.unique(truth[truth >= 0])) > 1:
-            keep = truth >= 0
-            sub = self.sub(keep)
+    def comparable(self) -> list[tuple[Codes, str, float]]:
+        """Ways to say which rows have rewards that can be compared, the best first.
+
+        Returns:
+            For each way the strata, in words what is equal within one, and how much stricter it needs to be. Rows
+            without a known truth are strata of their own where others have one.
+        """
+        truth, ways = self.truth_class_M, list[tuple[Codes, str, float]]()
+        if truth is not None and self.has_truth:
+            alone = np.where(truth >= 0, truth, truth.max() + 1 + np.arange(len(self)))
             if self.peer_M is not None:
-                return Comparable(sub, strata(self.peer_M[keep], truth[keep]), "within prompt, step and truth", 1.0)
-            return Comparable(sub, strata(sub.of(self.rows.step_N), truth[keep]), "given step and truth", 2.0)
-        if self.peer_M is None:
-            return None
-        return Comparable(self, self.peer_M, "within prompt and step", 1.0)
+                ways.append((strata(self.peer_M, alone), "within prompt, step and truth", 1.0))
+            ways.append((strata(alone, self.of(self.rows.step_N)), "given step and truth", 1.5))
+        elif self.peer_M is not None:
+            ways.append((self.peer_M, "within prompt and step", 1.0))
+        return ways
 
     def texts(self) -> tuple[View, Texts, Codes] | None:
         """The rows that have a text, the texts, and which text each row has."""
@@ -155,6 +148,27 @@ class View:
             return float(self.levels[0] + self.levels[-1]) / 2
         low, high = np.quantile(self.reward_M, [0.1, 0.9])
         return float(low + high) / 2
+
+
+def _peers(rows: Rows, row_M: Codes) -> Codes | None:
+    """Rows of one group, else of one prompt at one step, where a fifth of the rows has company."""
+    for columns in ((rows.group_N,), (rows.prompt_N, rows.step_N)):
+        if columns[0] is not None:
+            peers = strata(*(None if column is None else column[row_M] for column in columns))
+            if len(peers) and (np.bincount(peers)[peers] > 1).mean() >= 0.2:
+                return peers
+    return None
+
+
+def _copies(rows: Rows) -> Flags:
+    """Which rows have the prompt, the response and the reward of an earlier one; none without their text."""
+    copy, seen = np.zeros(len(rows), bool), set[tuple[str, str, float]]()
+    texts = rows.texts
+    for row, *key in () if texts is None else zip(texts.row_M.tolist(), texts.prompts, texts.responses, strict=True):
+        one = (key[0], key[1], float(rows.reward_N[row]))
+        copy[row] = one in seen
+        seen.add(one)
+    return copy
 
 
 def classes(values_M: Numbers) -> Codes:
@@ -194,55 +208,37 @@ def verified_N(rows: Rows) -> Numbers | None:
     return found if read >= 0.5 * len(numbers) else None
 
 
-def flags_finding(
-    view: View,
-    name: str,
-    flag_M: Flags,
-    title: str,
-    remedy: str,
-    *,
-    unit: str = "share of the rows",
-    of: int | None = None,
-    severity: Severity = "warning",
-    p: float | None = None,
-    say: Callable[[int], str] | str = "",
-    order_M: ArrayLike | None = None,
-) -> Finding:
-    """A finding whose effect is the share of rows with a flag.
+def found(
+    view: View, name: str, flag_M: Flags, title: str, *, effect: float | None = None, low: float = 0.0,
+    high: float = 0.0, unit: str = "share of the rows", of: int | None = None, p: float | None = None,
+    say: Callable[[int], str] | str = "", order_M: ArrayLike | None = None,
+) -> Finding:  # fmt: skip
+    """A finding of a check; without an effect it is the share of rows with the flag, with Wilson's interval.
 
     Args:
         view: the rows looked at.
         name: of the check.
         flag_M: the rows concerned.
-        title: with `{share}` and `{count}`.
-        remedy: what would fix it.
+        title: may have `{share}` and `{count}`.
+        effect: how large it is.
+        low: bound of its interval.
+        high: the other one.
         unit: of the effect.
         of: how many the share is of; all of the view by default.
-        severity: of the finding.
         p: before correction.
         say: what to see in an example, by its place in the view.
         order_M: the rows with the largest value come first.
     """
-    total = len(view) if of is None else of
-    count = int(np.sum(flag_M))
-    low, high = wilson_bounds(min(count, total), total)
-    rows, examples = shown(view, flag_M, say, order_M)
-    text = title.format(share=f"{count / total:.1%}", count=f"{count:,}")
-    return Finding(name, severity, text, count / total, (low, high), unit, p, rows, examples, remedy, count, total)
-
-
-def shown(
-    view: View, flag_M: Flags, say: Callable[[int], str] | str, order_M: ArrayLike | None = None
-) -> tuple[tuple[int, ...], tuple[tuple[int, str], ...]]:
-    """Row numbers of the log that a finding keeps, and its examples."""
+    total, count = len(view) if of is None else of, int(np.sum(flag_M))
+    if effect is None:
+        effect, (low, high) = count / total, wilson_bounds(min(count, total), total)
     places = np.flatnonzero(flag_M)
     if order_M is not None:
         places = places[np.argsort(-np.asarray(order_M, dtype=np.float64)[places], kind="stable")]
-    line = (lambda i: say) if isinstance(say, str) else say
-    examples = tuple((int(view.row_M[i]), line(int(i))) for i in places[:MOST_EXAMPLES])
-    return tuple(view.row_M[places[:MOST_ROWS]].tolist()), examples
-
-
-def explained(view: View, x_M: ArrayLike, stratum_M: Codes) -> Association:
-    """How a feature explains the reward of a view within strata."""
-    return associate(x_M, view.reward_M, stratum_M, seed=view.seed)
+    examples = tuple((int(view.row_M[i]), say if isinstance(say, str) else say(int(i))) for i in places[:MOST_EXAMPLES])
+    text = title.format(share=f"{count / max(total, 1):.1%}", count=f"{count:,}")
+    severity, remedy = REMEDIES[name]
+    rows = tuple(view.row_M[places[:MOST_ROWS]].tolist())
+    return Finding(
+        name, severity, text, float(effect), (float(low), float(high)), unit, p, rows, examples, remedy, count, total
+    )

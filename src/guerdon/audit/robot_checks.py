@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from guerdon.audit.finding import Finding
-from guerdon.audit.log_view import Checked, Missing, View, shown
+from guerdon.audit.log_view import Checked, Missing, View, found
 from guerdon.audit.rows import Codes, Flags, Numbers
-from guerdon.proportion import wilson_bounds
 
 # practical minima, set on the first half of benchmarks/audit_sets.py
 STILL = 0.05  # share of the median motion of an episode
 EARLY = 0.2  # share of the median length of an episode
 FEWEST = 2  # episodes
 SHARE = 0.02  # of the episodes
+EPISODES = "share of the episodes"
 
 
 class _Episodes:
@@ -54,26 +53,11 @@ class _Episodes:
         return paid if self.success is None else paid | self.success
 
 
-def _finding(view: View, name: str, flag_E: Flags, of: int, row_E: Codes, title: str, remedy: str, say: str) -> Finding:
-    count = int(flag_E.sum())
-    row_flag = np.zeros(len(view), bool)
-    row_flag[row_E[flag_E & (row_E >= 0)]] = True
-    rows, examples = shown(view, row_flag, say)
-    text = title.format(share=f"{count / of:.1%}", count=f"{count:,}")
-    return Finding(
-        name,
-        "error",
-        text,
-        count / of,
-        wilson_bounds(count, of),
-        "share of the episodes",
-        None,
-        rows,
-        examples,
-        remedy,
-        count,
-        of,
-    )
+def _rows(view: View, row_E: Codes, flag_E: Flags) -> Flags:
+    """One row of each episode with a flag."""
+    flag = np.zeros(len(view), bool)
+    flag[row_E[flag_E & (row_E >= 0)]] = True
+    return flag
 
 
 def check_motionless(view: View) -> Checked | Missing:
@@ -106,18 +90,9 @@ def check_motionless(view: View) -> Checked | Missing:
     clean = f"{', '.join(looked)} of {len(still):,} episodes: {flag.sum():,} are paid without motion"
     if flag.sum() < FEWEST or flag.sum() < SHARE * of:
         return Checked(None, clean)
-    finding = _finding(
-        view,
-        "motionless",
-        flag,
-        of,
-        all_of.first,
-        "{count} episodes ({share} of the paid ones) are paid although the robot does not move",
-        "`guerdon evaluate --attack` looks for episodes that the reward takes for success (docs/attacks.md); add these as "
-        "failures to its training data",
-        "the state and the picture stay as they are",
-    )
-    return Checked(finding, clean)
+    title = "{count} episodes ({share} of the paid ones) are paid although the robot does not move"
+    rows = _rows(view, all_of.first, flag)
+    return Checked(found(view, "motionless", rows, title, of=of, unit=EPISODES, say="the robot stays as it is"), clean)
 
 
 def _motion(state_M_D: Numbers, number: Codes) -> Numbers:
@@ -154,18 +129,9 @@ def check_first_frame(view: View) -> Checked | Missing:
     clean = f"{paid.sum():,} of {has.sum():,} episodes are paid at their first frame"
     if paid.sum() < FEWEST or paid.sum() < SHARE * has.sum():
         return Checked(None, clean)
-    finding = _finding(
-        view,
-        "first_frame",
-        paid,
-        int(has.sum()),
-        all_of.first,
-        "{count} episodes ({share}) are paid at their first frame, before any action",
-        "reward t belongs to row t + 1 and reset rows are masked in guerdon's data sets (docs/data.md): look for an "
-        "off-by-one where the reward is written",
-        "the first frame has the reward of a success",
-    )
-    return Checked(finding, clean)
+    title, say = "{count} episodes ({share}) are paid at their first frame, before any action", "paid like a success"
+    rows = _rows(view, all_of.first, paid)
+    return Checked(found(view, "first_frame", rows, title, of=int(has.sum()), unit=EPISODES, say=say), clean)
 
 
 def check_early_end(view: View) -> Checked | Missing:
@@ -195,15 +161,6 @@ def check_early_end(view: View) -> Checked | Missing:
     clean = f"{early.sum():,} of {len(length):,} episodes are shorter than {EARLY:.0%} of the median; {flag.sum():,} are paid"
     if flag.sum() < FEWEST or flag.sum() < SHARE * len(length):
         return Checked(None, clean)
-    finding = _finding(
-        view,
-        "early_end",
-        flag,
-        len(length),
-        first,
-        "{count} episodes ({share}) end within a fifth of the median length and are paid as well as a success",
-        "check what ends an episode, and pay success only at the end of a whole one: `reward_mode: terminal` "
-        "(docs/rewards.md)",
-        "the episode ends early",
-    )
-    return Checked(finding, clean)
+    title = "{count} episodes ({share}) end within a fifth of the median length and are paid as well as a success"
+    rows = _rows(view, first, flag)
+    return Checked(found(view, "early_end", rows, title, of=len(length), unit=EPISODES, say="ends early"), clean)

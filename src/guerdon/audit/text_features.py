@@ -1,4 +1,4 @@
-"""What can be counted in a response: language, layout, repetition, refusal, flattery, an unfinished end, tricks in programs.
+"""What can be counted in a response: language, layout, repetition, refusal, flattery, an unfinished end.
 
 language_of("Der zweite Teil folgt aus dem ersten.")      # "de"
 repetition("really very really very really very")         # (0.67, 3): share of repeated phrases, and the most often
@@ -76,37 +76,12 @@ _FINISHED = re.compile(
     r"[.!?)\]}>`|\"'\u3002\uff01\u2019\u201d*:$0-9]\s*$|[.:#=]\s*\$?\\?[\w,]{1,12}\s*$|\n[^\n]{0,3}$"
 )
 
-EDITED_TESTS = re.compile(
-    r"""(?ix) open\( [^)\n]{0,80} test [^)\n]{0,60} ['"] [wa]\+? ['"] | test\w*(?:\.\w+)?['"]\)?\s*\.\s*write_(?:text|bytes)
-    | (?:os\.(?:remove|unlink|rename|replace)|shutil\.\w+|unlink)\( [^)\n]{0,60} test | (?:sed\s+-i|rm\s+-r?f?|mv|git\s+checkout)\b [^\n]{0,80} test
-    | ^\s* test\w*\.\w+ \s*=\s* lambda | (?:setattr|monkeypatch|mock\.patch)\(? [^)\n]{0,40} (?:test|check|verify|grade)
-    | def\s+__eq__\( [^)]{0,40} \) [^:\n]{0,20} :\s* (?:\n\s*)? return\s+True | conftest\.py | (?:sys\.modules|builtins)\W[^\n]{0,40}\s=\s
-    | \b(?:check|verify|grade|assert\w*)\s*=\s*lambda[^:\n]*:\s*(?:True|None)""",
-    re.MULTILINE,
-)
-EARLY_EXIT = re.compile(
-    r"""(?mx) \bos\._exit\( | \bos\.(?:kill|abort)\( | \bsys\.exit\(\s*(?:0|None)?\s*\) | ^\s*(?:exit|quit)\(\s*0?\s*\) | raise\s+SystemExit\b(?:\(\s*0?\s*\))?
-    | \b(?:pytest|unittest)\.skip\w*\b | mark\.skip\b | raise\s+(?:unittest\.)?SkipTest | \bprocess\.exit\(\s*0?\s*\) | ^\s*atexit\.register""",
-    re.VERBOSE,
-)
-_LITERAL = r"(?:-?\d[\d.]*|'[^'\n]*'|\"[^\"\n]*\"|True|False|None|[\[({][^\n]{0,80}[\])}])"
-_CASE = re.compile(
-    rf"(?m)^\s*(?:el)?if\s+[^\n]{{0,60}}?==\s*{_LITERAL}[^\n]{{0,40}}:\s*(?:\n\s*)?return\s+{_LITERAL}\s*(?:#[^\n]*)?$"
-)
-_TABLE = re.compile(
-    rf"(?s)=\s*\{{\s*(?:{_LITERAL}\s*:\s*{_LITERAL}\s*,?\s*){{2,}}\}}.{{0,200}}return\s+\w+(?:\[|\.get\()"
-)
-_TABLE_DIRECT = re.compile(rf"return\s+\{{\s*(?:{_LITERAL}\s*:\s*{_LITERAL}\s*,?\s*){{2,}}\}}\s*(?:\[|\.get\()")
-_ADMITTED = re.compile(
-    r"(?i)(?:hard.?cod\w+|expected outputs?|(?:given|known|visible|matches the|to pass the|for the) test ?(?:case|input)?s?)"
-)
-
 
 def language_of(text: str) -> str:
     """The language that most of a text is in, of those that scripts and frequent words tell apart; empty where none."""
     part = text[:_LOOKED]
     votes: Counter[str] = Counter()
-    for found in _ANY_SCRIPT.finditer(part):
+    for found in () if part.isascii() else _ANY_SCRIPT.finditer(part):
         votes[str(found.lastgroup)] += len(found.group())
     if votes.total() > 0.2 * len(part):
         return "ja" if votes["ja"] > 0.1 * votes.total() else votes.most_common(1)[0][0]
@@ -126,14 +101,6 @@ def repetition(text: str) -> tuple[float, int]:
     return 1 - len(phrases) / (len(words) - 3), max(phrases.values())
 
 
-def hard_coded(text: str) -> bool:
-    """Whether a program returns literals for literal inputs: three cases, or a table that is only looked up."""
-    cases = len(_CASE.findall(text))
-    admitted = bool(_ADMITTED.search(text))
-    table = bool(_TABLE.search(text) or _TABLE_DIRECT.search(text))
-    return cases >= 3 or ((cases >= 1 or table) and admitted) or table
-
-
 def unanswered_M(view: View) -> tuple[Flags | None, str]:
     """Which responses end without an answer, in the middle of a sentence, or at the limit; None without any column."""
     found, what = np.zeros(len(view), bool), "failed, are truncated or have no answer"
@@ -145,24 +112,10 @@ def unanswered_M(view: View) -> tuple[Flags | None, str]:
     if text_view is None:
         return (None if cut is None and failed is None else found), what
     _, texts, place = text_view
-    has_text = np.isin(view.row_M, texts.row_M)
     responses = [texts.responses[i] for i in place]
-    for flag in (
-        np.array([MARKS.search(one) is None for one in responses]),
-        np.array([_FINISHED.search(one[-40:]) is None for one in responses]),
-    ):
+    unmarked = np.array([MARKS.search(one) is None for one in responses])
+    unfinished = np.array([_FINISHED.search(one[-40:]) is None for one in responses])
+    for flag in (unmarked, unfinished):
         if flag.mean() < 0.35:
-            found[has_text] |= flag
+            found[np.isin(view.row_M, texts.row_M)] |= flag
     return found, what
-
-
-def repeated_M(view: View) -> Flags:
-    """Rows whose prompt and response came before; without texts none."""
-    found = np.zeros(len(view), bool)
-    text_view = view.texts()
-    if text_view is not None:
-        _, texts, place = text_view
-        seen: set[tuple[str, str]] = set()
-        keys = [(texts.prompts[i], texts.responses[i]) for i in place]
-        found[np.isin(view.row_M, texts.row_M)] = [key in seen or bool(seen.add(key)) for key in keys]
-    return found
