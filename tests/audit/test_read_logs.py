@@ -50,9 +50,27 @@ def test_completions_that_trl_logged(kind):
     assert rows.grouped_by == "adjacent rows of one prompt"
     assert rows.texts.prompts[4] == "what is two plus two ?" or rows.texts.prompts[4].startswith("what is ")
     assert (rows.texts.messages is not None) == (kind == "chat")
+    assert not any("advantages" in note for note in rows.notes)
     one = read_log(DATA / "trl" / kind, columns={"reward": "short"})
     assert one.reward_N[:8].tolist() == [r["short"] for r in first]
     assert "says_two" in one.rewards
+
+
+def test_the_sum_of_trl_is_compared_with_its_advantages(tmp_path):
+    def logged(weight, **more):
+        rng = np.random.default_rng(0)
+        r = rng.random((2, 6, 4))
+        total = r[0] + weight * r[1]
+        advantage = (total - total.mean(1, keepdims=True)) / total.std(1, keepdims=True)
+        rows = [{"step": 1, "prompt": f"p{g}", "completion": "c", "a": r[0, g, k], "b": r[1, g, k],
+                 "advantage": advantage[g, k], **more} for g in range(6) for k in range(4)]  # fmt: skip
+        return read_log(jsonl(tmp_path / "log.jsonl", rows)), total.ravel()
+
+    rows, total = logged(1.0, is_correct=1.0)  # a column of `log_extra`
+    np.testing.assert_allclose(rows.reward_N, total)
+    assert rows.truth_N.tolist() == [1.0] * 24
+    assert not any("advantages" in note for note in rows.notes)
+    assert any("advantages are not those of this sum" in note for note in logged(3.0)[0].notes)
 
 
 def test_dumps_of_verl(tmp_path):
@@ -380,6 +398,10 @@ def test_groups_are_of_adjacent_rows_of_one_prompt_and_step(tmp_path):
         return read_log(jsonl(tmp_path / "log.jsonl", log))
 
     assert groups(grouped(("a", 0), ("a", 0), ("a", 1), ("b", 1), ("b", 1))) == [2, 1, 2]
+    four = [(p, 0) for p in "aaaabbbbbbbbccccdddd"]
+    assert groups(grouped(*four)) == [4] * 5  # two groups of b, one after the other
+    assert groups(grouped(*four[:-1])) == [4, 8, 4, 3]
+    assert groups(grouped(*[(p, 0) for p in "abcdeeee"])) == [1, 1, 1, 1, 4]
     apart = grouped(("a", 0), ("b", 0), ("a", 0), ("b", 0))
     assert (apart.group_N, apart.grouped_by) == (None, "")
     assert any("not adjacent" in note for note in apart.notes)
@@ -407,25 +429,48 @@ def test_steps_are_read_from_names_of_files(tmp_path):
 
 def test_bad_rows_are_counted_and_the_others_are_read(tmp_path):
     good = {"prompt": "p", "response": "r", "reward": 1.0}
-    file = tmp_path / "log.jsonl"
-    lines = [
-        json.dumps(good), "{", "", "[1]", json.dumps({**good, "reward": "high"}), json.dumps({**good, "reward": None}),
-        json.dumps({**good, "reward": [1, 2]}), json.dumps({**good, "response": float("nan")}),
-        json.dumps({**good, "prompt": 7}), json.dumps({**good, "reward": float("inf")}),
-        json.dumps({**good, "reward": True}),
-        json.dumps({**good, "response": None}), '{"prompt": "p", "response": "\\ud800", "reward": 2}',
-        '{"prompt": "p", "respo',
+    changed = [
+        {}, {"reward": "high"}, {"reward": None}, {"reward": [1, 2]}, {"response": float("nan")}, {"prompt": 7},
+        {"reward": float("inf")}, {"reward": True}, {"response": None}, {"acc": {"by": "part"}},
+        {"acc": 1, "step": "two"},
     ]  # fmt: skip
-    file.write_text("\n".join(lines))
-    rows = read_log(file)
-    np.testing.assert_array_equal(rows.reward_N, [1, np.nan, np.nan, 1, 1, 2])
-    assert rows.line_N.tolist() == [1, 6, 10, 11, 12, 13]
+    lines = [json.dumps({**good, **more}) for more in changed]
+    lines += ["{", "", "[1]", '{"prompt": "p", "response": "\\ud800", "reward": 2}', '{"prompt": "p", "respo']
+    (tmp_path / "log.jsonl").write_text("\n".join(lines))
+    rows = read_log(tmp_path / "log.jsonl")
+    np.testing.assert_array_equal(rows.reward_N, [1, np.nan, 1, np.nan, 1, 1, 1, 1, 2])
+    assert rows.line_N.tolist() == [1, 3, 6, 7, 8, 9, 10, 11, 15]
     assert rows.bad == {
         "not JSON": 1, "not a map of columns": 1, "reward is not a number": 2, "response is NaN, not text": 1,
-        "prompt is not text": 1, "half-written last line": 1,
+        "half-written last line": 1,
     }  # fmt: skip
-    assert rows.texts.responses == ["r", "r", "r", "r", "", "\ud800"]
-    assert any("1 infinite" in note for note in rows.notes)
+    assert rows.texts.responses == ["r", "r", "r", "r", "r", "", "r", "r", "\ud800"]
+    assert rows.texts.prompts[2] == "7"
+    np.testing.assert_array_equal(rows.truth_N, [np.nan] * 7 + [1, np.nan])
+    for note in ("1 infinite", "1 values of truth are not numbers", "1 values of step are not numbers"):
+        assert any(note in one for one in rows.notes)
+
+
+def test_columns_that_hold_something_else_do_not_stop_the_reading(tmp_path):
+    log = [{"prompt": "p", "response": "r", "reward": k, "correct": "B", "tokens": 5, "token_rewards": "x",
+            "error": 0.3, "uid": f"u{k}", "step": None, "advantage": [0.5, 0.5]} for k in range(4)]  # fmt: skip
+    rows = read_log(jsonl(tmp_path / "log.jsonl", log))
+    assert rows.reward_N.tolist() == [0, 1, 2, 3]
+    assert (rows.truth_N, rows.step_N, rows.advantage_N, rows.bad) == (None, None, None, {})
+    assert rows.failed_N.tolist() == [False] * 4
+    assert (groups(rows), rows.grouped_by) == ([4], "adjacent rows of one prompt")  # `uid` is of one row each
+    assert (rows.texts.tokens, rows.texts.token_rewards) == (None, None)
+
+
+def test_a_reward_may_be_missing_in_the_first_rows(tmp_path):
+    log = [{"prompt": "p", "response": "r"}, {"prompt": "p", "response": "r", "reward": 1}]
+    np.testing.assert_array_equal(read_log(jsonl(tmp_path / "log.jsonl", log)).reward_N, [np.nan, 1])
+
+
+def test_a_log_that_only_looks_like_trl_is_not_summed(tmp_path):
+    row = {"step": 1, "prompt": "p", "completion": "c", "advantage": 0.5, "reward": 2.0, "kl": 7.0}
+    rows = read_log(jsonl(tmp_path / "log.jsonl", [row]))
+    assert (rows.layout, rows.reward_N.tolist()) == ("plain columns", [2.0])
 
 
 def test_a_log_without_rewards_says_what_to_pass(tmp_path):

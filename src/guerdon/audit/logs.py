@@ -7,21 +7,14 @@ print(rows.layout, len(rows), rows.bad)
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from guerdon.audit.robot_logs import EVENTS, METRICS, MONITOR, monitor_records, read_events, read_lerobot, read_metrics
 from guerdon.audit.rows import Rows
 from guerdon.audit.text_rows import RowReader
-from guerdon.episodes.rollout_logs import (
-    LOG_ENDINGS,
-    NAMES,
-    PLAIN,
-    columns_of,
-    layout_of,
-    log_files,
-    log_records,
-)
+from guerdon.episodes.rollout_logs import LOG_ENDINGS, NAMES, PLAIN, columns_of, layout_of, log_files, log_records
 from guerdon.errors import DataError, did_you_mean
 
 _LOOKED_FOR = (
@@ -93,22 +86,19 @@ def _kinds(
     skipped: dict[str, str] = {}
     for file in files:
         try:
-            first = next((r for _, r in log_records(file) if isinstance(r, Mapping)), None)
+            first = list(islice((r for _, r in log_records(file) if isinstance(r, Mapping)), 20))
         except DataError:
             if path == file:
                 raise
             continue
-        if first is None:
-            if path == file:
-                kinds[PLAIN] = [file]  # what is wrong with its rows is counted
-            continue
-        layout = layout_of(first)
-        row = next(iter(layout.rows(first)), {})
-        plan = columns_of(row, layout, columns)
-        if plan.summed or {"reward", "token_rewards"} & plan.keys.keys() or layout.name != PLAIN:
+        layout = layout_of(first[0] if first else {})
+        names = {name: None for row in first for name in row}
+        if layout.name != PLAIN or {"reward", "token_rewards"} & columns_of(names, layout, columns).keys.keys():
             kinds.setdefault(layout.name, []).append(file)
-        else:
-            skipped[file.name] = ", ".join(map(str, first))
+        elif first:
+            skipped[file.name] = ", ".join(names)
+        elif path == file:
+            kinds[PLAIN] = [file]  # what is wrong with its rows is counted
     return kinds, skipped
 
 

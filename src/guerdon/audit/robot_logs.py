@@ -20,11 +20,13 @@ import numpy as np
 
 from guerdon.audit.rows import Codes, Numbers, RobotSteps, Rows
 from guerdon.episodes.layout import DONE, REWARD, STATE, SUCCESS
+from guerdon.episodes.rollout_logs import RESCORED
 from guerdon.episodes.row_files import numbered_rows
 from guerdon.errors import DataError, boundary
 
 EVENTS, MONITOR, METRICS = "events.out.tfevents", "monitor.csv", "metrics.jsonl"
 _REWARDS = re.compile(r"reward|progress|score|success", re.IGNORECASE)
+_NUMBERS = re.compile(r"^(fixed_size_|large_)?(list<\w+: )?(u?int|float|double|halffloat|bool)")
 _CONTACT = re.compile(r"contact|force|tactile|touch", re.IGNORECASE)
 _SHOWN = re.compile(r"Sample:(?:\\n|\n)(.*)(?:\\n|\n){2}Reward: (\S+)$", re.DOTALL)
 
@@ -110,7 +112,6 @@ def read_lerobot(root: Path, given: Mapping[str, str]) -> Rows:
     Raises:
         DataError: it has no data, or no column of rewards.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     files = sorted((root / "data").rglob("*.parquet"))
@@ -118,85 +119,61 @@ def read_lerobot(root: Path, given: Mapping[str, str]) -> Rows:
         raise DataError(f"{root}: a LeRobot data set without data/*.parquet")
     with boundary(DataError, f"{files[0]}: cannot be read as Parquet"):
         schema = pq.read_schema(files[0])
-    names = [n for n in schema.names if pa.types.is_primitive(schema.field(n).type) or _is_list(schema.field(n).type)]
-    reward = given.get("reward") or next((n for n in (REWARD, "reward") if n in names), None)
+    pictures = [name for name in schema.names if "bytes" in str(schema.field(name).type)][:1]
+    names = [name for name in schema.names if _NUMBERS.search(str(schema.field(name).type))]
+    reward = given.get("reward") or next((n for n in (REWARD, "reward", RESCORED) if n in names), REWARD)
     truth = given.get("truth") or next((n for n in (SUCCESS, "success") if n in names), None)
-    for what, name in {**given, "reward": reward or ""}.items():
+    for what, name in {**given, "reward": reward}.items():
         if name not in names:
-            raise DataError(
-                f"{root}: a LeRobot data set without a column {name or REWARD}, found {', '.join(schema.names)}; pass "
-                f"--columns {what}=NAME, or score it first with `guerdon train` (rabc) or lerobot-reward"
-            )
-    pictures = [n for n in schema.names if n.startswith("observation.images.") and n not in names]
-    touched = next((n for n in names if _CONTACT.search(n)), None)
-    rest = [n for n in names if _REWARDS.search(n) and n not in (reward, truth) and not _is_list(schema.field(n).type)]
+            found = ", ".join(schema.names)
+            raise DataError(f"{root}: a LeRobot data set without a column {name}, found {found}; pass --columns "
+                            f"{what}=NAME, or add rewards with `guerdon score {root} --model ...`")  # fmt: skip
+    touched = next((name for name in names if _CONTACT.search(name)), None)
+    rest = [n for n in names if _REWARDS.search(n) and n not in (reward, truth)]
     wanted = {"episode_index", "frame_index", "task_index", reward, truth, STATE, DONE, touched, *rest} & set(names)
-    found: dict[str, list[Any]] = {name: [] for name in sorted(wanted)}
-    hashes, counts, bad = [], [], Counter[str]()
+    parts: dict[str, list[Numbers]] = {name: [] for name in sorted(wanted)}
+    hashes, counts, bad = list[int](), list[int](), Counter[str]()
     for file in files:
         try:
             with boundary(DataError, f"{file.name} cannot be read"):
                 table = pq.read_table(file, columns=sorted(wanted))
-                hashes += _hashes(pq.ParquetFile(file), pictures[:1])
-        except DataError as error:
-            bad[str(error).partition(":")[0]] += 1
-            counts.append(0)
-            continue
-        counts.append(len(table))
-        for name, parts in found.items():
-            parts.append(_array(table[name]))
-    columns = {name: np.concatenate(parts) if parts else np.zeros(0) for name, parts in found.items()}
-    n = sum(counts)
-    notes = () if pictures else ("pictures are in videos, which are not read: motion is that of the state",)
-
-    def codes(name: str) -> Codes:
-        return columns[name].astype(np.int64) if name in columns else np.zeros(n, np.int64)
-
+                hashes += _hashes(pq.ParquetFile(file), pictures)
+        except DataError:
+            bad[f"{file.name} cannot be read"] += 1
+            table = None
+        counts.append(0 if table is None else len(table))
+        for name in parts if counts[-1] else ():
+            parts[name].append(_matrix(table[name]))
+    columns = {name: np.concatenate(read) for name, read in parts.items() if read}
+    flat = {name: values[:, 0] for name, values in columns.items() if values.shape[1] == 1}
+    codes = {name: values.astype(np.int64) for name, values in flat.items() if name.endswith("_index")}
+    if reward not in flat or not {"episode_index", "frame_index"} <= codes.keys():
+        raise DataError(f"{root}: no row could be read: {', '.join(bad) or f'{reward} is not one number per row'}")
     steps = RobotSteps(
-        episode_N=codes("episode_index"), frame_N=codes("frame_index"),
-        state_N_D=_matrix(columns.get(STATE)), done_N=columns[DONE] > 0 if DONE in columns else None,
-        contact_N=_size(columns.get(touched or "")), picture_N=np.asarray(hashes, np.int64) if hashes else None,
+        episode_N=codes["episode_index"], frame_N=codes["frame_index"], state_N_D=columns.get(STATE),
+        done_N=flat[DONE] > 0 if DONE in flat else None, picture_N=np.asarray(hashes, np.int64) if hashes else None,
+        contact_N=np.abs(columns[touched]).max(axis=1) if touched in columns else None,
     )  # fmt: skip
+    notes = () if pictures else ("pictures are in videos, which are not read: motion is that of the state",)
     return Rows(
         layout="a LeRobot data set", files=tuple(str(f.relative_to(root)) for f in files),
-        file_N=np.repeat(np.arange(len(files)), counts),
-        line_N=np.concatenate([np.arange(1, k + 1) for k in counts]), reward_N=columns[str(reward)],
-        rewards={name: columns[name] for name in rest if name in columns}, truth_N=columns.get(truth or ""),
-        prompt_N=codes("task_index") if "task_index" in columns else None, steps=steps, bad=dict(bad), notes=notes,
+        file_N=np.repeat(np.arange(len(files)), counts), reward_N=flat[reward], truth_N=flat.get(truth or ""),
+        line_N=np.concatenate([np.arange(1, count + 1) for count in counts]), prompt_N=codes.get("task_index"),
+        rewards={name: flat[name] for name in rest if name in flat}, steps=steps, bad=dict(bad), notes=notes,
     )  # fmt: skip
 
 
-def _is_list(kind: Any) -> bool:
+def _matrix(column: Any) -> Numbers:
+    """A column of numbers, flags or equally long lists as (N, D); missing ones are NaN."""
     import pyarrow as pa
 
-    return bool(pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind) or pa.types.is_large_list(kind))
-
-
-def _array(column: Any) -> Numbers:
-    """A column of numbers, flags or equally long lists: (N,) or (N, D); missing ones are NaN."""
-    import pyarrow as pa
-
-    if not _is_list(column.type):
-        return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False), np.float64)
-    flat = np.asarray(column.combine_chunks().flatten().cast(pa.float64()).to_numpy(zero_copy_only=False), np.float64)
-    return flat.reshape(len(column), -1)
-
-
-def _matrix(values: Numbers | None) -> Numbers | None:
-    return None if values is None else values.reshape(len(values), -1)
-
-
-def _size(values: Numbers | None) -> Numbers | None:
-    """The largest absolute value of each row."""
-    return None if values is None else np.abs(values.reshape(len(values), -1)).max(axis=1)
+    values = column.combine_chunks()
+    values = values.flatten() if "list" in str(column.type) else values
+    return np.asarray(values.cast(pa.float64()).to_numpy(zero_copy_only=False), np.float64).reshape(len(column), -1)
 
 
 def _hashes(file: Any, pictures: Sequence[str]) -> list[int]:
     """A hash of each picture that stands in the data itself."""
-    found: list[int] = []
-    if pictures:
-        for batch in file.iter_batches(batch_size=256, columns=list(pictures)):
-            for picture in batch.column(0).to_pylist():
-                held = (picture or {}).get("bytes") or str((picture or {}).get("path")).encode()
-                found.append(zlib.crc32(held))
-    return found
+    batches = file.iter_batches(batch_size=256, columns=list(pictures)) if pictures else ()
+    held = (picture or {} for batch in batches for picture in batch.column(0).to_pylist())
+    return [zlib.crc32(one.get("bytes") or str(one.get("path")).encode()) for one in held]

@@ -26,6 +26,8 @@ LONGEST = 200_000  # characters of a text that are kept
 _BYTES = 200_000_000  # of all texts that are kept
 _RUN = 4096  # rows of one prompt that are sampled together, at most
 _NUMBERS = ("reward", "truth", "step", "length", "truncated", "failed", "advantage")
+_OF_TOKENS: tuple[tuple[str, type], ...] = (("token_rewards", float), ("tokens", str))
+_EXACT = {"reward", "truth", "step", "length", "advantage"}
 _STEP = re.compile(r"(?:^|[/_-])(?:global_?)?step[_-]?(\d+)|(?:^|/)(\d+)\.\w+$")
 _WORDS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0, "correct": 1.0, "incorrect": 0.0, "pass": 1.0, "fail": 0.0}
 _CUT = {"length", "max_tokens", "max_output_tokens", "max_length", "model_length", "limit", "true", "1"}
@@ -39,17 +41,12 @@ class _BadRow(ValueError):
 
 def _number(value: Any, what: str) -> float:
     """A number; missing ones are NaN, words such as `correct` are 1 and 0."""
-    if value is None:
-        return _NAN
     if isinstance(value, list | tuple) and len(value) == 1:
         value = value[0]
     if isinstance(value, str):
-        word = value.strip().casefold()
-        if word in _WORDS:
-            return _WORDS[word]
-        value = word or _NAN
+        value = _WORDS.get(word := value.strip().casefold(), word)
     try:
-        return float(value)
+        return _NAN if value in (None, "") else float(value)
     except (TypeError, ValueError, OverflowError):
         raise _BadRow(f"{what} is not a number") from None
 
@@ -59,16 +56,20 @@ def _flag(value: Any, what: str) -> float:
     if isinstance(value, str):
         word = value.strip().casefold()
         return float(word in _CUT if what == "truncated" else word not in ("", "false", "0", "none", "null"))
-    return float(bool(value) and value == value)  # NaN is not equal to itself
+    return float(value == 1 if isinstance(value, int | float) else bool(value))
 
 
 def _text(value: Any, what: str) -> str:
     """A text, conversations written out; a missing one is empty."""
-    if isinstance(value, str):
-        return value
-    if value is None or isinstance(value, list | tuple | Mapping):
-        return text_of(value)
-    raise _BadRow(f"{what} is NaN, not text" if value != value else f"{what} is not text")
+    if value != value:  # as pandas writes a missing text
+        raise _BadRow(f"{what} is NaN, not text")
+    return value if isinstance(value, str) else text_of(value)
+
+
+def _listed(value: Any, kind: type) -> list[Any]:
+    """A list of numbers or texts; empty where it is something else."""
+    given = value if isinstance(value, list | tuple) else []
+    return list(map(kind, given)) if all(isinstance(v, (int, float) if kind is float else str) for v in given) else []
 
 
 def _hash(text: str) -> int:
@@ -150,7 +151,7 @@ class RowReader:
         self.files: list[Path] = []
         self.columns: dict[tuple[str, str], array[float]] = {}  # by kind (`what` or `part`) and name
         self.codes = {what: array("q") for what in ("file", "line", "prompt", "group")}
-        self.bad: Counter[str] = Counter()
+        self.bad, self.odd = Counter[str](), Counter[str]()  # rows that are left out, by reason; values, by column
         self.seen: set[str] = set()  # what the rows have columns for
         self.names: dict[str, None] = {}  # of all columns
         self.summed: set[str] = set()
@@ -178,7 +179,7 @@ class RowReader:
                         names = (*row, *row["parts"]) if "parts" in row else tuple(row)
                         if (plan := plans.get(names)) is None:
                             plan = plans[names] = columns_of(row, layout, self.given)
-                            self.group = plan.keys.get("group", self.group)
+                            self.group = plan.keys.get("group") or self.group
                             self.seen.update(plan.keys, ["response"] if turns_of(row, plan)[1] else [])
                             self.names.update(dict.fromkeys(names))
                         self._add(line + first, row, plan)
@@ -192,10 +193,10 @@ class RowReader:
     def _add(self, line: int, row: Mapping[str, Any], plan: Columns) -> None:
         found: dict[tuple[str, str], float] = {}
         parts = row.get("parts", row)
-        for name in plan.parts:
-            value = parts.get(name)
+        for part in plan.parts:
+            value = parts.get(part)
             if isinstance(value, float | int) or (plan.texts and isinstance(value, str) and _NUMBER.fullmatch(value)):
-                found["part", name] = _number(value, name)
+                found["part", part] = _number(value, part)
         if plan.summed:
             known = {name: v for (_, name), v in found.items() if v == v and name != RESCORED}
             self.summed.update(known)
@@ -204,12 +205,11 @@ class RowReader:
         for what in _NUMBERS:
             if (name := keys.get(what)) is not None:
                 value = row[name] if name in row else parts[name]
-                read = _flag if what in ("truncated", "failed") else _number
-                found["what", what] = float(value) if type(value) is float else read(value, what)
+                found["what", what] = value if type(value) is float and what in _EXACT else self._read(value, what)
         reward, step = found.get(("what", "reward"), _NAN), found.get(("what", "step"), _NAN)
         asked, said = turns_of(row, plan)
         prompt, response = _text(asked, "prompt"), _text(said, "response")
-        token_rewards = row.get(keys.get("token_rewards", "")) or []
+        token_rewards, tokens = (_listed(row.get(keys.get(what, "")), kind) for what, kind in _OF_TOKENS)
         if token_rewards and ("what", "reward") not in found:
             reward = found["what", "reward"] = float(sum(token_rewards))
         if abs(reward) == float("inf"):
@@ -241,13 +241,21 @@ class RowReader:
         if (kept := self.sample.place(place)) < self.sample.below:
             self.long += len(prompt) > LONGEST or len(response) > LONGEST
             messages = [*messages_of(asked), *messages_of(said)]
-            tokens = list(map(sys.intern, map(str, row.get(keys.get("tokens", "")) or [])))
-            truth = row.get(keys.get("reference", ""))
-            truth = str(truth) if isinstance(truth, int | float) else text_of(truth)
-            prompt = self._last if len(prompt) <= LONGEST else prompt[:LONGEST]
-            self.sample.add(
-                kept, _Kept(n, prompt, response[:LONGEST], messages, tokens, list(token_rewards), truth[:LONGEST])
-            )
+            truth = text_of(row.get(keys.get("reference", "")))[:LONGEST]
+            one = _Kept(n, self._last[:LONGEST], response[:LONGEST], messages, tokens, token_rewards, truth)
+            self.sample.add(kept, one)
+
+    def _read(self, value: Any, what: str) -> float:
+        """A number or flag; only a reward that is none makes a row bad."""
+        if what in ("truncated", "failed"):
+            return _flag(value, what)
+        try:
+            return _number(value, what)
+        except _BadRow:
+            if what == "reward":
+                raise
+            self.odd[what] += 1
+            return _NAN
 
     def finish(
         self, layout: str, root: Path, notes: Sequence[str], curves: Mapping[str, tuple[Codes, Numbers]]
@@ -265,7 +273,7 @@ class RowReader:
         """
         self._check(root)
         n = len(self)
-        columns = {key: np.asarray([*c, *[_NAN] * (n - len(c))]) for key, c in self.columns.items()}
+        columns = {key: np.array(c + array("d", [_NAN] * (n - len(c)))) for key, c in self.columns.items()}
         given = {name: values for (kind, name), values in columns.items() if kind == "what"}
         reward_N = given.get("reward", np.full(n, _NAN))
         same = (reward_N, given.get("truth", reward_N))
@@ -282,9 +290,12 @@ class RowReader:
         folders = sorted({re.sub(r"\d+", "N", name.rpartition("/")[0]) for name in names})
         if len(folders) > 1:
             more.append(f"files of {len(folders)} folders are read as one log: {', '.join(folders)[:200]}")
-        if self.summed:
+        if len(self.summed) > 1:
             more.append(f"the reward is the sum of {', '.join(sorted(self.summed))}, each with weight 1; "
                         "--columns reward=NAME takes one of them")  # fmt: skip
+        if self.summed and not _proportional(reward_N, given["advantage"], group_N):
+            more.append("the logged advantages are not those of this sum: pass the reward as a column of its own")
+        more += [f"{count} values of {what} are not numbers and count as missing" for what, count in self.odd.items()]
         if self.infinite:
             more.append(f"{self.infinite} infinite rewards count as missing")
         if step_N is not None and "step" not in given:
@@ -318,10 +329,9 @@ class RowReader:
         return np.array([int(found[-1][0] or found[-1][1]) for found in in_names])[file_N]
 
     def _groups(self, prompt_N: Codes, step_N: Codes | None, notes: list[str]) -> tuple[Codes | None, str]:
-        if "group" in self.seen:
-            return _codes(
-                self.codes["group"]
-            ), f"the column {self.group}" if self.group != "group" else "the log's groups"
+        codes = _codes(self.codes["group"])
+        if "group" in self.seen and ("group" in self.given or codes.max() < len(codes) - 1):
+            return codes, "the log's groups" if self.group == "group" else f"the column {self.group}"
         if "prompt" not in self.seen or not len(prompt_N):
             return None, ""
         new = np.ones(len(prompt_N), bool)
@@ -329,6 +339,10 @@ class RowReader:
         for other in (step_N, np.asarray(self.codes["file"], np.int64)):
             if other is not None:
                 new[1:] |= np.diff(other) != 0
+        sizes = np.diff([*np.flatnonzero(new), len(new)])
+        usual = int(np.bincount(sizes).argmax())
+        if usual > 1 and not (sizes % usual).any():  # groups of one prompt may follow each other
+            new[(np.arange(len(new)) - np.repeat(np.flatnonzero(new), sizes)) % usual == 0] = True
         group_N = np.cumsum(new) - 1
         moments = prompt_N * len(self.files) + np.asarray(self.codes["file"], np.int64)
         moments = moments if step_N is None else moments * (step_N.max() + 2) + step_N
@@ -367,6 +381,23 @@ def _why(record: Any) -> str:
 
 def _codes(values: Sequence[int]) -> Codes:
     return np.unique(np.asarray(values, np.int64), return_inverse=True)[1].astype(np.int64)
+
+
+def _proportional(rewards_N: Numbers, advantages_N: Numbers, group_N: Codes | None) -> bool:
+    """Whether advantages are rewards less their mean, times a number, in each group; True where that cannot be seen."""
+    known = np.isfinite(rewards_N + advantages_N)
+    if group_N is None or not known.any():
+        return True
+    group = _codes(group_N[known].tolist())
+    counts = np.bincount(group)
+
+    def unit(values: Numbers) -> Numbers:
+        centred = values - (np.bincount(group, values) / counts)[group]
+        spread = np.sqrt(np.bincount(group, centred**2) / counts)[group]
+        return np.where(spread > 1e-6, centred / np.maximum(spread, 1e-6), np.nan)
+
+    products = unit(rewards_N[known]) * unit(advantages_N[known])
+    return not np.isfinite(products).any() or float(np.nanmean(products)) > 0.99
 
 
 def _known(values: Numbers | None) -> Numbers | None:

@@ -27,6 +27,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from pydantic_core import from_json
+
 from guerdon.episodes.preferences import PROMPTS
 from guerdon.episodes.row_files import ENDINGS, json_value, numbered_rows
 from guerdon.errors import DataError, boundary
@@ -84,7 +86,8 @@ def log_records(path: Path) -> Iterator[tuple[int, Any]]:
         DataError: the file cannot be read as a whole.
     """
     if path.suffix == ".eval":
-        yield from _eval_samples(path)
+        with boundary(DataError, f"{path}: a sample is not JSON"):
+            yield from enumerate(from_json(data) for name, data in eval_members(path) if is_sample(name))
     elif path.suffix == ".json" and isinstance(found := json_value(path), dict):
         yield from enumerate(_inside_json(found, path))
     else:
@@ -128,7 +131,7 @@ def _inside_json(found: Mapping[str, Any], path: Path) -> Sequence[Any]:
     if isinstance(found.get("columns"), list) and isinstance(found.get("data"), list):
         return [dict(zip(map(str, found["columns"]), row, strict=False)) for row in found["data"]]
     if isinstance(found.get("responses"), list) and "step" in found:
-        return [{**r, "step": found["step"]} if isinstance(r, dict) else r for r in found["responses"]]
+        return [{**_map(one), "step": found["step"]} for one in found["responses"]]
     raise DataError(f"{path}: a JSON object without samples of inspect_ai, found {', '.join(found)[:200]}")
 
 
@@ -187,17 +190,6 @@ def is_sample(name: str) -> bool:
     return name.startswith("samples/") and name.endswith(".json")
 
 
-def _eval_samples(path: Path) -> Iterator[tuple[int, Any]]:
-    number = 0
-    for name, data in eval_members(path):
-        if is_sample(name):
-            try:
-                yield number, json.loads(data)
-            except ValueError as error:
-                yield number, DataError(f"{path}: {name}: not JSON: {error}")
-            number += 1
-
-
 def _rescored_sample(record: Mapping[str, Any], values: Sequence[float | None]) -> Mapping[str, Any]:
     """A sample with the reward among its scores, where it has a value."""
     new = {} if values[0] is None else {RESCORED: {"value": values[0]}}
@@ -209,16 +201,14 @@ _GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # inspect_ai's values of sco
 
 def _inspect_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """A sample of inspect_ai; the first score is the reward, the first other one that is a grade is the truth."""
-    scores: dict[str, Any] = {}
-    graded = []
-    for name, score in (record.get("scores") or {}).items():
-        value = score.get("value") if isinstance(score, Mapping) else score
-        parts = {f"{name}/{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
-        graded += [part for part, v in parts.items() if isinstance(v, str) and v in _GRADES]
-        scores |= {part: _GRADES.get(v, v) if isinstance(v, str) else v for part, v in parts.items()}
-    first = next((name for name in scores if name != RESCORED), None)
-    truth = next((scores[name] for name in graded if name != first), None)
-    messages = [_calling(m) for m in record.get("messages") or () if isinstance(m, Mapping)]
+    given: dict[str, Any] = {}
+    for name, score in _map(record.get("scores")).items():
+        value = _map(score).get("value")
+        given |= {f"{name}/{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
+    scores = {name: _GRADES.get(v, v) if isinstance(v, str) else v for name, v in given.items()}
+    first = next((name for name in scores if name != RESCORED), "")
+    truth = next((scores[k] for k, v in given.items() if k != first and isinstance(v, str) and v in _GRADES), None)
+    messages = [_calling(m) if m.get("tool_calls") else m for m in record.get("messages") or ()]
     answered = next((k for k, m in enumerate(messages) if m.get("role") == "assistant"), len(messages))
     output = _map(record.get("output"))
     choice = _map(next(iter(output.get("choices") or ()), None))
@@ -236,9 +226,8 @@ def _inspect_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _calling(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """A message whose calls of tools are in the layout of OpenAI."""
-    calls = [{"id": c.get("id"), "function": {"name": c.get("function"), "arguments": c.get("arguments")}}
-             for c in map(_map, message.get("tool_calls") or ())]  # fmt: skip
-    return {**message, "tool_calls": calls} if calls else message
+    calls = [{**c, "function": {"name": c["function"], "arguments": c["arguments"]}} for c in message["tool_calls"]]
+    return {**message, "tool_calls": calls}
 
 
 def _attach(value: Any, attached: Mapping[str, Any]) -> Any:
@@ -257,8 +246,7 @@ _LIMITS = {"max_turns", "max_input_tokens", "max_output_tokens", "max_total_toke
 
 def _traces(record: Mapping[str, Any]) -> list[Any]:
     """The traces of an episode that the policy is trained on; all where none is."""
-    traces = record.get("traces", [record])
-    found = [t for t in traces if isinstance(t, Mapping)]
+    found = record.get("traces", [record])
     return [t for t in found if _map(t.get("agent")).get("trainable") is not False] or found
 
 
@@ -271,23 +259,20 @@ def _trace_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _trace_row(trace: Mapping[str, Any]) -> dict[str, Any]:
-    nodes = [n for n in trace.get("nodes") or () if isinstance(n, Mapping)]
-    at, path = len(nodes) - 1, []
-    while 0 <= at < len(nodes) and len(path) < len(nodes):  # from the last message back to the first
-        path.append(nodes[at])
-        parent = nodes[at].get("parent")
-        at = parent if isinstance(parent, int) else -1
-    path.reverse()
+    nodes = trace.get("nodes") or []
+    path, at = list[Mapping[str, Any]](), len(nodes) - 1 if nodes else None
+    while at is not None and len(path) < len(nodes):  # from the last message back to the first
+        path.insert(0, nodes[at])
+        at = nodes[at].get("parent")
     first = next((k for k, node in enumerate(path) if node.get("sampled")), len(path))
     given = {name: r for name, r in _map(trace.get("rewards")).items() if isinstance(r, Mapping)}
     values = {name: r.get("score", 0.0) * r.get("weight", 1.0) for name, r in given.items()}
     credit = [a for node in path for a in node.get("advantages") or ()]
     calls = [_map(c) for c in trace.get("calls") or ()]
     ended = next((c.get("finish_reason") for c in reversed(calls) if not c.get("error")), None)
-    failed = trace.get("ok") is False and not values
     return {
         "prompt": [n.get("message") for n in path[:first]], "response": [n.get("message") for n in path[first:]],
-        "reward": sum(values.values()) if values else None, "failed": failed,
+        "reward": sum(values.values()) if values else None, "failed": trace.get("ok") is False and not values,
         "truncated": "length" if trace.get("stop_condition") in _LIMITS else ended,
         "length": trace.get("num_output_tokens"), "advantage": sum(credit) / len(credit) if credit else None,
         "parts": {name: r.get("score") for name, r in given.items()} | dict(_map(trace.get("metrics"))),
@@ -296,11 +281,10 @@ def _trace_row(trace: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rescored_trace(record: Mapping[str, Any], values: Sequence[float | None]) -> Mapping[str, Any]:
     """An episode whose traces have the reward among their metrics."""
-    new = {id(t): {**t, "metrics": {**_map(t.get("metrics")), RESCORED: v}}
-           for t, v in zip(_traces(record), values, strict=True)}  # fmt: skip
-    if "traces" not in record:
-        return new[id(record)]
-    return {**record, "traces": [new.get(id(t), t) for t in record["traces"]]}
+    pairs = zip(_traces(record), values, strict=True)
+    new = {id(t): {**t, "metrics": {**_map(t.get("metrics")), RESCORED: v}} for t, v in pairs}
+    traces = [new.get(id(t), t) for t in record.get("traces", [record])]
+    return {**record, "traces": traces} if "traces" in record else traces[0]
 
 
 def _results_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -326,17 +310,13 @@ def _gym_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _item(given: Any) -> Any:
     """An item of the Responses API as a chat message."""
-    if not isinstance(given, Mapping):
-        return given
-    kind = given.get("type", "message")
+    kind = _map(given).get("type")
     if kind == "function_call":
-        call = {"function": {"name": given.get("name"), "arguments": given.get("arguments")}}
+        call = {"id": given.get("call_id"), "function": {"name": given["name"], "arguments": given.get("arguments")}}
         return {"role": "assistant", "content": "", "tool_calls": [call]}
     if kind == "function_call_output":
-        return {"role": "tool", "content": given.get("output")}
-    if kind == "reasoning":
-        return {"role": "assistant", "content": given.get("summary") or given.get("content")}
-    return given
+        return {"role": "tool", "content": given.get("output"), "tool_call_id": given.get("call_id")}
+    return {"role": "assistant", "content": given.get("summary")} if kind == "reasoning" else given
 
 
 def _query_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -349,11 +329,13 @@ def _query_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _shown_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """A response that guerdon shows with the rewards of its tokens; those of several sources are added."""
     sources = {name: values for name, values in record["rewards"].items() if isinstance(values, list)}
-    row = {"prompt": record.get("prompt"), "response": "".join(record["tokens"]), "reference": record.get("answer"),
-           "truth": record.get("outcome"), "tokens": record["tokens"], "step": record.get("step")}  # fmt: skip
-    added = [sum(values) for values in zip(*sources.values(), strict=True)]
-    totals = {name: sum(values) for name, values in sources.items()}
-    return [{**row, "token_rewards": added or None, "reward": sum(added) if sources else None, "parts": totals}]
+    return [{
+        "prompt": record.get("prompt"), "response": "".join(record["tokens"]), "reference": record.get("answer"),
+        "truth": record.get("outcome"), "tokens": record["tokens"], "step": record.get("step"),
+        "token_rewards": [sum(values) for values in zip(*sources.values(), strict=True)],
+        "reward": sum(map(sum, sources.values())) if sources else None,
+        "parts": {name: sum(values) for name, values in sources.items()},
+    }]  # fmt: skip
 
 
 def _episode_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -377,8 +359,8 @@ def _same(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 LAYOUTS: tuple[LogLayout, ...] = (
-    LogLayout("completions logged by TRL", _has("step", "prompt", "completion", "advantage"), _same,
-              {"prompt": "prompt", "response": "completion", "advantage": "advantage"}, "sum"),
+    LogLayout("completions logged by TRL", lambda r: _has("step", "prompt", "completion", "advantage")(r)
+              and "reward" not in r, _same, {"response": "completion"}, "sum"),
     LogLayout("a dump of verl", _has("input", "output", "score", "step"), _same,
               {"prompt": "input", "response": "output", "reward": "score"}, "all"),
     LogLayout("traces of verifiers or prime-rl", lambda r: "traces" in r or _has("nodes", "rewards")(r), _trace_rows,
@@ -429,21 +411,19 @@ def columns_of(row: Mapping[str, Any], layout: LogLayout, given: Mapping[str, st
     keys = {what: name for what, name in {**layout.names, **given}.items() if name in names}
     summed = layout.parts == "sum" and "reward" not in given
     for what, usual in NAMES.items():
-        if what in keys or (what == "reward" and summed) or (what == "length" and layout.parts == "sum"):
-            continue
         found = next((n for n in usual if n in names and n not in keys.values()), None)
-        if found is not None:
+        if found is not None and what not in keys and not (summed and what in ("reward", "length")):
             keys[what] = found
-    taken = {name for what, name in keys.items() if not (summed and what == "truth")}
     wide = layout.parts != "named"
-    kept = [n for n in names if n not in taken] if parts is None else list(parts)
+    kept = [n for n in names if n not in keys.values()] if parts is None else list(parts)
     rest = [n for n in kept if _REWARD.search(n) or ((wide or parts is not None) and not _COUNT.search(n))]
     return Columns(keys, tuple(rest), summed, not wide)
 
 
 def turns_of(row: Mapping[str, Any], columns: Columns) -> tuple[Any, Any]:
     """Prompt and response of a row, each text or messages; a conversation ends with the response."""
-    asked, said = row.get(columns.keys.get("prompt", "")), row.get(columns.keys.get("response", ""))
+    asked: Any = row.get(columns.keys.get("prompt", ""))
+    said = row.get(columns.keys.get("response", ""))
     if "response" not in columns.keys and (turns := messages_of(asked)) and turns[-1]["role"] == "assistant":
         return asked[:-1], asked[-1:]
     return asked, said

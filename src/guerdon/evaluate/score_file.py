@@ -23,18 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from guerdon.atomic import sha256, write_bytes
+from guerdon.episodes import rollout_logs as logs
 from guerdon.episodes.preferences import PROMPTS, is_preference, prompt_of, read_response, responses_in
-from guerdon.episodes.rollout_logs import (
-    FAILURE,
-    PLAIN,
-    RESCORED,
-    Columns,
-    columns_of,
-    layout_of,
-    log_records,
-    turns_of,
-    with_records,
-)
 from guerdon.episodes.row_files import json_line, write_parquet
 from guerdon.episodes.solution_files import solutions_from_rows
 from guerdon.episodes.solutions import Solution
@@ -49,7 +39,7 @@ from guerdon.progress import ProgressBar, log_line
 from guerdon.settings.evaluate import Aggregation
 from guerdon.types import Failure, RewardModel
 
-_COLUMNS = ("reward", "reward_chosen", "reward_rejected", "rewards", "reward_failure", RESCORED, FAILURE)
+_COLUMNS = ("reward", "reward_chosen", "reward_rejected", "rewards", "reward_failure", logs.RESCORED, logs.FAILURE)
 _FACTORY = re.compile(r"(?!package:)\w+(\.\w+)*:\w+(\.\w+)*")
 
 
@@ -143,7 +133,7 @@ def score_file(
     check_files(file, out, only_failed=only_failed)
     given = out if only_failed else file
     rows = []
-    for number, row in log_records(given):
+    for number, row in logs.log_records(given):
         where = f"{given}:{number}" if given.suffix in (".jsonl", ".ndjson") else f"{given}: row {number}"
         if isinstance(row, DataError):
             raise row
@@ -186,7 +176,7 @@ def score_file(
 
 def _why_failed(row: Mapping[str, Any]) -> Any:
     """Why a row has no reward; nothing where it has one."""
-    return row.get(FAILURE) or (None if RESCORED in row else row.get("reward_failure"))
+    return row.get(logs.FAILURE) or (None if logs.RESCORED in row else row.get("reward_failure"))
 
 
 _ELSEWHERE = {  # options that change no value: where a model is, and how fast or expensive
@@ -266,18 +256,19 @@ _ANSWERS = ("response", "completion", "answer", "output")  # columns of a respon
 
 
 def _responses(row: Mapping[str, Any], where: str, name: str) -> _Item:
-    layout = layout_of(row)
-    if layout.name != PLAIN:
-        found = [_logged(one, columns_of(one, layout, {}), f"{name}-{k}") for k, one in enumerate(layout.rows(row))]
-        return _Item(found, (RESCORED,), (None if layout.rescored is None else len(found),))
+    layout = logs.layout_of(row)
+    if layout.name != logs.PLAIN:
+        found = [_logged(one, layout, f"{name}-{k}") for k, one in enumerate(layout.rows(row))]
+        return _Item(found, (logs.RESCORED,), (None if layout.rescored is None else len(found),))
     item = _plain_responses(row, where, name)
     kept = item.columns == ("reward",) and row.get("reward") is not None and "reward_failure" not in row
-    return item._replace(columns=(RESCORED,)) if kept or RESCORED in row else item
+    return item._replace(columns=(logs.RESCORED,)) if kept or logs.RESCORED in row else item
 
 
-def _logged(row: Mapping[str, Any], columns: Columns, name: str) -> Solution | Failure:
+def _logged(row: Mapping[str, Any], layout: logs.LogLayout, name: str) -> Solution | Failure:
     """The response of a row of a log, with the true answer that it has."""
-    asked, said = turns_of(row, columns)
+    columns = logs.columns_of(row, layout, {})
+    asked, said = logs.turns_of(row, columns)
     if said is None or said == []:
         return Failure("no_value", "the log has no response")
     found, truth = read_response(asked, said, name, {}), row.get(columns.keys.get("reference", ""))
@@ -331,16 +322,16 @@ def _scored(model: RewardModel, items: Sequence[_Item], aggregation: Aggregation
             column: next(rewards) if n is None else [next(rewards) for _ in range(n)]
             for column, n in zip(item.columns, item.counts, strict=True)
         }
-        found.append({**row, FAILURE if RESCORED in row else "reward_failure": why})
+        found.append({**row, logs.FAILURE if logs.RESCORED in row else "reward_failure": why})
     return found
 
 
 def _rescored(row: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, Any]:
     """A row with its new rewards, where its layout has a place for them."""
-    layout = layout_of(row)
+    layout = logs.layout_of(row)
     if layout.rescored is None:
         return {**row, **new}
-    return {**layout.rescored(row, new[RESCORED]), FAILURE: new[FAILURE]}
+    return {**layout.rescored(row, new[logs.RESCORED]), logs.FAILURE: new[logs.FAILURE]}
 
 
 def _write(out: Path, given: Path, rows: Sequence[Mapping[str, Any]], found: Mapping[int, Mapping[str, Any]]) -> None:
@@ -348,7 +339,7 @@ def _write(out: Path, given: Path, rows: Sequence[Mapping[str, Any]], found: Map
     whole = [_rescored(row, found[k]) if k in found else row for k, row in enumerate(rows)]
     names = [name for name in _COLUMNS if any(name in row for row in whole)]
     ending = out.suffix.lower()
-    if (changed := with_records(given, whole)) is not None:
+    if (changed := logs.with_records(given, whole)) is not None:
         write_bytes(out, changed)
     elif ending == ".parquet":
         import pyarrow as pa
@@ -360,7 +351,7 @@ def _write(out: Path, given: Path, rows: Sequence[Mapping[str, Any]], found: Map
             column = [row.get(name) for row in whole]
             numbers = pa.list_(pa.float64()) if any(isinstance(v, list) for v in column) else pa.float64()
             table = table.append_column(
-                name, pa.array(column, pa.string() if name in (FAILURE, "reward_failure") else numbers)
+                name, pa.array(column, pa.string() if name in (logs.FAILURE, "reward_failure") else numbers)
             )
         write_parquet(out, table)
     elif ending in (".csv", ".tsv"):
