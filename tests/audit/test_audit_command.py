@@ -12,9 +12,10 @@ import pytest
 
 from child import environment
 from guerdon.audit import command
-from guerdon.audit.command import _columns, _condition, _finite, lines, record
+from guerdon.audit.command import _columns, _condition, lines
 from guerdon.audit.finding import Audit, Finding
 from guerdon.audit.rows import Rows
+from guerdon.audit.second import Figure, SecondReward
 from guerdon.errors import ConfigError
 
 
@@ -161,12 +162,12 @@ def test_a_live_log_is_read_again_when_it_has_grown(tmp_path, watched):
     folder.mkdir()
     watching = watched(tmp_path, folder, "-o", folder / "page.html")
     watching.wait_for("waiting: ")
-    write(folder / "1.jsonl", 40)
+    write(tmp_path / "1", 40).rename(folder / "1.jsonl")
     watching.wait_for(r"^40 rows")
     page = folder / "page.html"
     watching.wait_for("^page: ")
     before = page.stat().st_ino
-    write(folder / "2.jsonl", 80, start=40)
+    write(tmp_path / "2", 80, start=40).rename(folder / "2.jsonl")
     watching.wait_for(r"^80 rows")
     watching.wait_for("^page: ", times=2)
     assert page.stat().st_ino != before, "written anew and renamed, so that a reader never sees half of it"
@@ -233,17 +234,34 @@ def test_columns_and_conditions_are_read():
             _columns(wrong)
 
 
-def test_the_record_has_plain_finite_values():
-    one = Finding(
-        "nan", "error", "t", np.float64("nan"), (-np.inf, np.inf), "u", None, (np.int64(3),), ((3, "x"),), "r", 1, 2
-    )
-    found = _finite(record(Audit((one,), {"a": "b"}, {"c": "d"}), None))
-    assert json.loads(json.dumps(found, allow_nan=False))["findings"][0] | {"rows": 0} == {
-        "name": "nan", "severity": "error", "title": "t", "effect": None, "interval": [None, None], "unit": "u",
-        "p": None,
-        "rows": 0, "examples": [[3, "x"]], "remedy": "r", "count": 1, "total": 2,
+def test_the_json_has_plain_finite_values():
+    nan = float("nan")
+    one = Finding("nan", "error", "t", nan, (-np.inf, np.inf), "u", None, (np.int64(3),), ((3, "x"),), "r", 1, 2)
+    rows = Rows("plain", ("a",), np.zeros(1, int), np.zeros(1, int), np.zeros(1))
+    other = SecondReward("b", "by row", np.zeros(1), {"c": Figure(0.5, None, None, 1, "rows")}, {}, ())
+    found = json.loads(command.as_line(rows, Audit((one,), {"a": "b"}, {"c": "d"}), other))
+    assert found == {
+        "findings": [{
+            "name": "nan", "severity": "error", "title": "t", "effect": None, "interval": [None, None], "unit": "u",
+            "p": None, "rows": [3], "examples": [[3, "x"]], "remedy": "r", "count": 1, "total": 2,
+        }],
+        "clean": {"a": "b"}, "unchecked": {"c": "d"}, "rows": 1, "layout": "plain",
+        "second": {
+            "name": "b", "matched": "by row", "advantages": {}, "drift": [],
+            "figures": {"c": {"value": 0.5, "low": None, "high": None, "n": 1, "unit": "rows"}},
+        },
     }  # fmt: skip
-    assert found["findings"][0]["rows"] == [3]
+
+
+def test_a_terminal_gets_no_control_characters_of_the_log(tmp_path):
+    log = tmp_path / "log.jsonl"
+    with log.open("w") as file:
+        for k in range(40):
+            file.write(
+                json.dumps({"prompt": "p\u001b[2J", "response": "\u001b]0;x\u0007" * (k % 3), "reward": "nan"}) + "\n"
+            )
+    done = guerdon(tmp_path, log)
+    assert "\u001b" not in done.stdout + done.stderr
 
 
 def test_lines_name_what_was_not_checked():

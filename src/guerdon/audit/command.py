@@ -10,13 +10,16 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from guerdon.errors import ConfigError, DataError, HarmError, did_you_mean
+from guerdon.process import shown
 from guerdon.progress import log_line
+from guerdon.secrets import hide
 
 if TYPE_CHECKING:
     from guerdon.audit.finding import Audit, Finding
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 SEVERITIES = ("info", "warning", "error")
 ANY = "any"
+_HTML = (".html", ".htm")
 WAIT_S = 2.0  # between two looks at a live log, and at least as long as reading it took
 
 
@@ -48,18 +52,27 @@ def audit(
     seed: Annotated[int, typer.Option(help="Of samples and permutations.")] = 0,
 ) -> None:
     """Find what is wrong with the rewards of a run that is already there, of any trainer, and write one page."""
+    from guerdon.audit.checks import audit as check
+    from guerdon.audit.drift import with_drift
     from guerdon.audit.logs import read_log
+    from guerdon.audit.page import write_page
+    from guerdon.audit.second import read_second
 
-    wanted = [_condition(given) for given in fail_on or ()]
-    named = _columns(columns)
+    wanted, named = [_condition(given) for given in fail_on or ()], _columns(columns)
     page = output or Path(f"{path.resolve().name}.audit.html")
-    if page.suffix.lower() not in (".html", ".htm"):
+    if page.suffix.lower() not in _HTML:
         raise ConfigError(f"--output {page}: the page is HTML; end its name in .html")
 
     def once() -> None:
         rows = read_log(path, columns=named, seed=seed)
-        result, compared = _audited(rows, second, named, seed)
-        _write(path, page, rows, result, compared, as_json=as_json, live=watch)
+        result, compared = check(rows, seed=seed), None
+        if second is not None:
+            compared = read_second(rows, second, columns=named, seed=seed)
+            result = with_drift(result, compared.drift, second.name)
+        write_page(page, rows, result, compared, log=path, live=watch)
+        said = as_line(rows, result, compared) if as_json else "\n".join([*lines(rows, result), f"page: {page}"])
+        sys.stdout.write(hide(said if as_json else shown(said)) + "\n")
+        sys.stdout.flush()
         failed = [f for f in result.findings if any(_fits(f, *condition) for condition in wanted)]
         if failed:
             raise HarmError(f"--fail-on: {'; '.join(f'{f.name} ({f.severity})' for f in failed)}, see {page}")
@@ -68,37 +81,6 @@ def audit(
         _whenever_changed(path, page, once)
     else:
         once()
-
-
-def _audited(
-    rows: Rows, second: Path | None, columns: Mapping[str, str], seed: int
-) -> tuple[Audit, SecondReward | None]:
-    from guerdon.audit.checks import audit as check
-
-    result = check(rows, seed=seed)
-    if second is None:
-        return result, None
-    from guerdon.audit.drift import with_drift
-    from guerdon.audit.second import read_second
-
-    compared = read_second(rows, second, columns=columns, seed=seed)
-    return with_drift(result, compared.drift, second.name), compared
-
-
-def _write(
-    path: Path, page: Path, rows: Rows, result: Audit, second: SecondReward | None, *, as_json: bool, live: bool
-) -> None:
-    from guerdon.audit.page import write_page
-
-    write_page(page, rows, result, second, log=path, live=live)
-    if as_json:
-        said = json.dumps(
-            _finite({**record(result, second), "rows": len(rows), "layout": rows.layout}), allow_nan=False
-        )
-        sys.stdout.write(f"{said}\n")
-    else:
-        sys.stdout.write("\n".join(lines(rows, result)) + f"\npage: {page}\n")
-    sys.stdout.flush()
 
 
 def lines(rows: Rows, result: Audit) -> Iterator[str]:
@@ -111,28 +93,23 @@ def lines(rows: Rows, result: Audit) -> Iterator[str]:
         yield f"not checked: {name}: {why}"
 
 
-def record(result: Audit, second: SecondReward | None) -> dict[str, Any]:
-    """An audit as plain values."""
-    from dataclasses import asdict
-
-    found: dict[str, Any] = asdict(result)
+def as_line(rows: Rows, result: Audit, second: SecondReward | None) -> str:
+    """An audit as a JSON object in one line."""
+    found = vars(result) | {"rows": len(rows), "layout": rows.layout}
     if second is not None:
-        found["second"] = {
-            "name": second.name, "matched": second.matched, "drift": [one._asdict() for one in second.drift],
-            "figures": {name: figure._asdict() for name, figure in second.figures.items()},
-            "advantages": {name: change._asdict() for name, change in second.advantages.items()},
-        }  # fmt: skip
-    return found
+        found["second"] = {name: value for name, value in vars(second).items() if name != "reward_N"}
+    return json.dumps(_plain(found), allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """Plain values with null for numbers that JSON cannot say."""
+    if hasattr(value, "_asdict") or is_dataclass(value):
+        value = value._asdict() if hasattr(value, "_asdict") else vars(value)
     if isinstance(value, Mapping):
-        return {str(key): _finite(inner) for key, inner in value.items()}
+        return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    if hasattr(value, "item"):  # of numpy
-        value = value.item()
+        return [_plain(inner) for inner in value]
+    value = value.item() if hasattr(value, "item") else value  # of numpy
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -142,9 +119,7 @@ def _columns(given: str | None) -> dict[str, str]:
     for part in given.split(",") if given else ():
         name, sign, column = (word.strip() for word in part.partition("="))
         if not (name and sign and column):
-            raise ConfigError(
-                f"--columns {given}: write what a column holds and its name, as in reward=score,step=iter"
-            )
+            raise ConfigError(f"--columns {given}: write what a column holds and its name, as in reward=score")
         found[name] = column
     return found
 
@@ -174,12 +149,12 @@ def _whenever_changed(path: Path, page: Path, once: Callable[[], None]) -> None:
 
     A log that cannot be read yet is waited for, and why is said.
     """
-    before: dict[Path, tuple[int, int]] | None = None
+    before: dict[Path, tuple[int, int] | None] | None = None
     log_line(f"watching {path}; Ctrl-C ends it")
     try:
         while True:
-            files = [file for file in (path.rglob("*") if path.is_dir() else [path]) if file != page]
-            now = {file: (s.st_size, s.st_mtime_ns) for file in files if (s := _stat(file)) is not None}
+            files = path.rglob("*") if path.is_dir() else [path]
+            now = {file: _state(file) for file in files if file.suffix.lower() not in _HTML}
             began = time.monotonic()
             if now != before:
                 before = now
@@ -192,8 +167,10 @@ def _whenever_changed(path: Path, page: Path, once: Callable[[], None]) -> None:
         log_line(f"ended; the page is {page}" if page.exists() else "ended")
 
 
-def _stat(file: Path) -> Any:
+def _state(file: Path) -> tuple[int, int] | None:
+    """Size and time of a file, None for anything else, or where it was removed meanwhile."""
     try:
-        return file.stat() if file.is_file() and not file.name.startswith(".") else None
-    except OSError:  # removed meanwhile
+        found = file.stat()
+    except OSError:
         return None
+    return (found.st_size, found.st_mtime_ns) if file.is_file() else None
