@@ -208,7 +208,18 @@ def test_charts_of_scalars_alone():
         none.astype(float),
         curves={"critic/score/mean": curve, "one": (none, none.astype(float))},
     )
-    assert [chart.title for chart in charts(log)] == ["critic/score/mean"]
+    assert [name for name, _ in charts(log)] == ["critic/score/mean"]
+
+
+def test_rewards_of_any_size_have_charts():
+    log = rows(40, step_N=np.arange(40) // 4)
+    for value in (1e308, -1e308, np.inf, np.nan):
+        log.reward_N[3] = value
+        pictures = dict(charts(log))
+        assert {"reward", "distribution of rewards"} <= set(pictures)
+        assert not re.search(r"\b(?:nan|inf)\b", "".join(pictures.values()))
+    log.reward_N[:] = np.nan
+    assert "reward" not in dict(charts(log))
 
 
 def test_a_log_without_rows_has_a_page(tmp_path):

@@ -6,9 +6,7 @@ write_page(Path("rollouts.audit.html"), rows, audit(rows), source="runs/rollouts
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
-from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -16,11 +14,11 @@ from markupsafe import Markup
 
 from guerdon import atomic
 from guerdon.audit.browser import MAX_ROWS, MAX_TEXT, MAX_TEXTS, browser_blocks, text_limit
-from guerdon.audit.finding import Audit, Finding
-from guerdon.audit.rows import Codes, Numbers, Rows
+from guerdon.audit.finding import Audit
+from guerdon.audit.rows import Codes, Flags, Numbers, Rows
 from guerdon.audit.second import SecondReward
 from guerdon.compare.html_page import render
-from guerdon.compare.report_format import DASH, p_value
+from guerdon.compare.report_format import DASH
 from guerdon.errors import DataError
 from guerdon.evaluate.charts import Box, Line, axes, bar, line_chart, spread, svg
 from guerdon.secrets import hide
@@ -30,26 +28,14 @@ SEVERITIES = ("error", "warning", "info")  # the worst first
 MAX_POINTS = 160  # of a curve
 MAX_CURVES = 24  # of a log of scalars
 BINS = 40
+FAR = 1e100  # values of charts are cut here, so that their squares are finite
 _BLOCKS = "<!-- rows -->"
 
 
-class Chart(NamedTuple):
-    """A picture with its title and what it says."""
-
-    title: str
-    svg: Markup
-    hint: str = ""
-
-
 def write_page(
-    out: Path,
-    rows: Rows,
-    audit: Audit,
-    second: SecondReward | None = None,
-    *,
-    log: Path | None = None,
+    out: Path, rows: Rows, audit: Audit, second: SecondReward | None = None, *, log: Path | None = None,
     live: bool = False,
-) -> Path:
+) -> Path:  # fmt: skip
     """Write the page of an audit, in one piece.
 
     Args:
@@ -67,9 +53,8 @@ def write_page(
         OSError: it cannot be written.
     """
     context = {
-        "title": rows.layout if log is None else log.resolve().name, "rows": rows, "n": len(rows), "audit": audit,
-        "live": live, "second": None if second is None else _second_view(second), "charts": charts(rows),
-        "views": [_view(f) for f in audit.findings], "how": _how(rows), "filters": _filters(rows, second),
+        "title": rows.layout if log is None else log.resolve().name, "rows": rows, "audit": audit, "second": second,
+        "live": live, "charts": charts(rows), "how": _how(rows), "number": number, "bounded": bounded,
         "severe": [(s, sum(f.severity == s for f in audit.findings)) for s in SEVERITIES],
     }  # fmt: skip
     head, tail = render("audit.html.j2", context, TEMPLATES, "audit.js").split(_BLOCKS)
@@ -109,17 +94,6 @@ def number(value: float | None) -> str:
     return DASH if value is None or not np.isfinite(value) else f"{value:.3g}".replace("-", "−")
 
 
-def _view(finding: Finding) -> dict[str, Any]:
-    """What the page shows of a finding."""
-    return {
-        "finding": finding,
-        "effect": _bounded(finding.effect, *finding.interval),
-        "p": "" if finding.p is None else p_value(finding.p),
-        "share": f"{finding.count:,} of {finding.total:,}",
-        "remedy": re.split(r"`([^`]*)`", finding.remedy),  # every other part is code
-    }
-
-
 def _how(rows: Rows) -> dict[str, str]:
     """How the log was read, in words."""
     how = {"layout": rows.layout, "rows": f"{len(rows):,}"}
@@ -146,66 +120,26 @@ def _how(rows: Rows) -> dict[str, str]:
     return how
 
 
-def _filters(rows: Rows, second: SecondReward | None) -> dict[str, Any]:
-    """Which controls of the list have something to choose from."""
-    sorts = {"row": "row", "reward": "reward"}
-    sorts |= {"reward-truth": "reward minus truth"} if rows.truth_N is not None else {}
-    sorts |= (
-        {"reward-second": "reward minus second reward"} if second is not None and second.reward_N is not None else {}
-    )
-    sorts |= {"length": "length"} if rows.length_N is not None else {}
-    sorts |= {"advantage": "advantage"} if rows.advantage_N is not None else {}
-    return {"sorts": sorts, "step": rows.step_N is not None, "truncated": rows.truncated_N is not None}
+def bounded(value: float | None, low: float | None, high: float | None) -> str:
+    """A number with its interval where it has one: `0.12 [0.05, 0.2]`."""
+    ends = number(low), number(high)
+    return number(value) + ("" if DASH in ends else f" [{', '.join(ends)}]")
 
 
-def _second_view(second: SecondReward) -> dict[str, Any]:
-    """The sentence and the tables of another reward: caption, names of columns, rows."""
-    tables: list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]] = []
-    if second.figures:
-        figures = [(name, _bounded(*f[:3]), f"{f.n:,} {f.unit}") for name, f in second.figures.items()]
-        tables.append(("Agreement; 95 % intervals from drawing whole groups again", ("", "value", "of"), [*figures]))
-    if second.advantages:
-        caption = "Advantages with the second reward in place of the first, one number per response"
-        changes = [(name, *map(number, change[:2]), f"{change.n:,}") for name, change in second.advantages.items()]
-        tables.append((caption, ("estimator", "correlation", "other sign", "rows"), [*changes]))
-    if second.drift:
-        caption = (
-            "Distributions. PSI: population stability index, above 0.1 a change, above 0.25 a large one; p by "
-            "permutation "
-            "of whole prompts, corrected by Holm"
-        )
-        head = ("", "mean here", "mean there", "PSI", "KS distance", "p", "rows here", "rows there")
-        drifts = [
-            (d.what, *map(number, (d.here, d.there, d.psi, d.ks)), p_value(d.p), f"{d.n_here:,}", f"{d.n_there:,}")
-            for d in second.drift
-        ]
-        tables.append((caption, head, drifts))
-    lead = f"{second.name}, matched {second.matched}." if second.figures else f"{second.name}: {second.matched}."
-    return {"lead": lead, "tables": tables}
-
-
-def _bounded(value: float | None, low: float | None, high: float | None) -> str:
-    bounds = number(low), number(high)
-    return number(value) + ("" if DASH in bounds else f" [{', '.join(bounds)}]")
-
-
-def charts(rows: Rows) -> list[Chart]:
-    """Small pictures: rewards and truth over steps, logged scalars, and how rewards are distributed."""
-    series = {"reward": rows.reward_N, "truth": rows.truth_N}
+def charts(rows: Rows) -> list[tuple[str, Markup]]:
+    """Small pictures with their titles: rewards and truth over steps, logged scalars, and the rewards' distribution."""
+    series: dict[str, Numbers | Flags | None] = {"reward": rows.reward_N, "truth": rows.truth_N}
     series |= dict(list(rows.rewards.items())[:4])
-    series |= {"length": rows.length_N, "advantage": rows.advantage_N}
-    series |= {"truncated": None if rows.truncated_N is None else rows.truncated_N.astype(np.float64)}
-    found = []
-    if rows.step_N is not None:
-        given = {name: values for name, values in series.items() if values is not None}
-        curves = {name: means_by_step(rows.step_N, values) for name, values in given.items()}
-        found = [Chart(name, curve_chart(name, *curve)) for name, curve in curves.items() if len(curve[0]) > 1]
+    series |= {"length": rows.length_N, "advantage": rows.advantage_N, "truncated": rows.truncated_N}
+    given = {name: np.clip(v.astype(np.float64), -FAR, FAR) for name, v in series.items() if v is not None}
+    curves = {} if rows.step_N is None else {name: means_by_step(rows.step_N, values) for name, values in given.items()}
     for name, (steps, values) in list(rows.curves.items())[:MAX_CURVES]:
-        if name not in series and len(steps) > 1:
-            keep = spread(len(steps), MAX_POINTS)
-            found.append(Chart(name, curve_chart(name, steps[keep].astype(np.float64), values[keep], None)))
+        keep = spread(len(steps), MAX_POINTS)
+        mean = np.clip(values[keep], -FAR, FAR)
+        curves.setdefault(name, (steps[keep].astype(np.float64), mean, np.zeros(len(keep))))
+    found = [(name, curve_chart(name, *curve)) for name, curve in curves.items() if np.isfinite(curve[1]).sum() > 1]
     if np.isfinite(rows.reward_N).any():
-        found.append(Chart("distribution of rewards", histogram(rows.reward_N)))
+        found.append(("distribution of rewards", histogram(given["reward"])))
     return found
 
 
@@ -228,15 +162,12 @@ def means_by_step(step_N: Codes, values_N: Numbers) -> tuple[Numbers, Numbers, N
     return steps, mean, half
 
 
-def curve_chart(name: str, steps: Numbers, means: Numbers, half: Numbers | None) -> Markup:
+def curve_chart(name: str, steps: Numbers, means: Numbers, half: Numbers) -> Markup:
     """A curve over training steps with its band."""
     known = np.isfinite(means)
-    x, y = steps[known], means[known]
-    if not len(x):
-        return line_chart(Box(360, 220, (0, 1), (0, 1)), [], title=name, x_label="step", y_label="")
-    spare = np.zeros(len(x)) if half is None else half[known]
+    x, y, spare = steps[known], means[known], half[known]
     box = Box(360, 220, x=_widened(x.min(), x.max()), y=_widened((y - spare).min(), (y + spare).max()))
-    edges = () if half is None else tuple(zip(x.tolist(), (y - spare).tolist(), (y + spare).tolist(), strict=True))
+    edges = tuple(zip(x.tolist(), (y - spare).tolist(), (y + spare).tolist(), strict=True))
     line = Line("", 1, tuple(zip(x.tolist(), y.tolist(), strict=True)), edges)
     return line_chart(box, [line], title=f"{name} over steps", x_label="step", y_label="")
 
