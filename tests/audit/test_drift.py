@@ -95,6 +95,15 @@ def test_texts_give_more_quantities():
     assert by_name["reward"].n_there == 3
 
 
+def test_lengths_are_compared_in_characters_where_there_are_texts():
+    """The reference counts tokens too; the sample of a server has only characters."""
+    reference = rows([1, 2, 3], responses=["abcd", "abcd", "abcd"], length=np.array([1.0, 1, 1]))
+    served = rows([1, 2, 3], length=np.array([4.0, 4, 4]))
+    by_name = {one.what: one for one in drift_between(served, reference)}
+    assert by_name["length of the response"].there == 4
+    assert by_name["length of the response"].ks == 0
+
+
 def test_without_shared_values_there_is_nothing_to_compare():
     assert drift_between(rows([np.nan, np.nan]), rows([1.0, 2.0])) == ()
     assert with_drift(Audit(), (), "b") == Audit()

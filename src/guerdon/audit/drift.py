@@ -49,7 +49,9 @@ class Drift(NamedTuple):
     n_there: int
 
 
+LENGTH = "length of the response"  # in characters; of a log without texts, in the unit that it counts
 FEATURES: dict[str, Callable[[str], float]] = {
+    LENGTH: len,
     "words of the response": lambda text: len(text.split()),
     "lines of the response": lambda text: text.count("\n") + 1,
     "share of digits in the response": lambda text: sum(map(str.isdigit, text)) / max(len(text), 1),
@@ -62,7 +64,7 @@ def quantities(rows: Rows) -> dict[str, tuple[Numbers, Codes]]:
     everyone = np.arange(len(rows))
     group_N = everyone if rows.prompt_N is None else rows.prompt_N
     found = {"reward": (rows.reward_N, group_N)}
-    found |= {} if rows.length_N is None else {"length of the response": (rows.length_N, group_N)}
+    found |= {} if rows.length_N is None else {LENGTH: (rows.length_N, group_N)}
     if rows.texts is not None:
         group_M = group_N[rows.texts.row_M]
         for name, of in FEATURES.items():
