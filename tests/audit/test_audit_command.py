@@ -17,6 +17,9 @@ from guerdon.audit.finding import Audit, Finding
 from guerdon.audit.rows import Rows
 from guerdon.audit.second import Figure, SecondReward
 from guerdon.errors import ConfigError
+from guerdon.models.explained_score import ExplainedScore
+from guerdon.serve.sample import ServedSample
+from guerdon.types import Episode, Score
 
 
 def write(path, n=200, *, paid=0.0, start=0):
@@ -86,6 +89,7 @@ def test_a_finding_that_was_named_ends_with_five(tmp_path):
         (("--fail-on", "length:eror"), "one of info, warning, error; did you mean error"),
         (("--columns", "reward"), "as in reward=score"),
         (("--output", "page.txt"), "end its name in .html"),
+        (("--second", "nothing.jsonl"), "nothing.jsonl: there is no such file"),
     ],
 )
 def test_wrong_words_end_with_two_and_one_line(tmp_path, words, said):
@@ -107,6 +111,35 @@ def test_a_second_reward_is_on_the_page_and_in_the_json(tmp_path):
     assert second["figures"]["correlation"]["value"] == pytest.approx(-1)
     assert "grpo" in second["advantages"]
     assert "Second reward" in (tmp_path / "log.jsonl.audit.html").read_text()
+
+
+def test_what_a_server_scored_is_compared_with_reference_data(tmp_path):
+    random = np.random.default_rng(0)
+
+    def served(name, mean):
+        sample = ServedSample(tmp_path / name, share=1.0)
+        texts = ["x" * int(random.integers(20, 200)) for _ in range(400)]
+        episodes = [Episode(id="e", task=f"{name} {k}", texts=(text,)) for k, text in enumerate(texts)]
+        scores = [ExplainedScore(Score(total=float(random.normal(mean)))) for _ in texts]
+        sample.keep("prm", episodes, scores)
+        sample.close()
+        return tmp_path / name
+
+    reference = write(tmp_path / "evaluation.jsonl", 4)
+    with reference.open("w") as file:
+        for k in range(400):
+            row = {"prompt": f"q{k}", "response": "y" * int(random.integers(20, 200)), "reward": float(random.normal())}
+            file.write(json.dumps(row) + "\n")
+    words = ("--second", reference, "--json", "--fail-on", "score_drift:warning")
+    same = guerdon(tmp_path, served("same", 0.0), *words)
+    assert same.returncode == 0, same.stderr
+    assert {"score_drift", "input_drift"} <= set(json.loads(same.stdout)["clean"])
+    higher = guerdon(tmp_path, served("higher", 1.5), *words)
+    assert higher.returncode == 5, higher.stderr
+    found = json.loads(higher.stdout)
+    assert "score_drift" in [one["name"] for one in found["findings"]]
+    assert "input_drift" in found["clean"]
+    assert found["second"]["drift"][0]["what"] == "reward"
 
 
 # ---- watching
@@ -174,7 +207,6 @@ def test_a_live_log_is_read_again_when_it_has_grown(tmp_path, watched):
     assert "live" in page.read_text()
     assert watching.end() == 0
     watching.wait_for("ended; the page is")
-    assert sum(line.startswith("80 rows") for line in watching.lines) == 1, "its own page is no change"
 
 
 def test_a_watch_ends_with_five_as_soon_as_the_finding_is_there(tmp_path, watched):
@@ -215,8 +247,12 @@ def test_it_sleeps_between_two_looks_and_reads_only_what_changed(tmp_path, monke
         if len(slept) == 5:
             raise KeyboardInterrupt
 
+    def once():
+        read.append(log.read_text())
+        page.write_text(f"page {len(read)}")  # in the folder of the log, where it is no change
+
     monkeypatch.setattr(command.time, "sleep", sleep)
-    command._whenever_changed(log, page, lambda: read.append(log.read_text()))
+    command._whenever_changed(tmp_path, page, once)
     assert read == ["1", "12"]
     assert min(slept) >= 1
 
