@@ -82,7 +82,8 @@ def main() -> None:
         alarms = [one for one in clean if one[2]]
         low, high = clopper_pearson(len(alarms), len(clean))
         print(
-            f"clean sets with a finding: {len(alarms)} of {len(clean)}, {len(alarms) / len(clean):.3f} [{low:.3f}, {high:.3f}]"
+            f"clean sets with a finding: {len(alarms)} of {len(clean)}, {len(alarms) / len(clean):.3f} "
+            f"[{low:.3f}, {high:.3f}]"
         )
         print("by name:", dict(Counter(name for one in alarms for name in one[2])))
         record["clean"] = {"sets": len(clean), "alarms": len(alarms), "low": low, "high": high}

@@ -208,7 +208,8 @@ def text_run(rng: np.random.Generator, half: int, needs: dict[str, Any], gsm8k: 
         half, rng, kind, step_N, prompt_N, np.repeat(np.arange(groups), size), truth, rng.standard_normal(n),
         [], [], [], [], reward_kind, LEVELS[int(rng.integers(len(LEVELS)))], factor,
         offset - 0.3 * factor * hard,
-        log_truth=bool(rng.random() < 0.5) and kind != "chat", log_reference=kind in ("maths", "gsm8k", "choice") and rng.random() < 0.5,
+        log_truth=bool(rng.random() < 0.5) and kind != "chat",
+        log_reference=kind in ("maths", "gsm8k", "choice") and rng.random() < 0.5,
         log_group=bool(rng.random() < 0.85), log_step=steps > 1 or rng.random() < 0.5,
         log_truncated=bool(rng.random() < 0.3), truncated=np.zeros(n, bool),
     )  # fmt: skip

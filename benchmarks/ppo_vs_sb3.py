@@ -1,9 +1,10 @@
 """Environment steps per second: guerdon's PPO, Stable-Baselines3's PPO and the bare simulator, on one core.
 
-All three act in the same Meta-World task with its native 0/1 reward. Both PPOs have the same number of copies,
-the same network and the same hyper-parameters; evaluations, checkpoints and TensorBoard are off in both. Each
-measurement runs in a process of its own, and they alternate (raw, SB3, guerdon, raw, ...), so that whatever else
-the machine does falls on all alike. Imports and construction do not count; everything after them does.
+All three act in the same Meta-World task with its native 0/1 reward, or in another Gymnasium environment with its
+own. Both PPOs have the same number of copies, the same network and the same hyper-parameters; evaluations,
+checkpoints and TensorBoard are off in both. Each measurement runs in a process of its own, and they alternate (raw,
+SB3, guerdon, raw, ...), so that whatever else the machine does falls on all alike. Imports and construction do not
+count; everything after them does.
 
 What differs, and is the point: guerdon restores a cached state where Meta-World simulates its arm back at every reset
 (as long as about 40 steps) and puts observations together with fewer detours; it acts through numpy and computes the
@@ -16,6 +17,7 @@ collectors of a Ray cluster on this machine (`guerdon[ray]`), each synchronous a
 processes of these sides share both cores; only the wall clock counts for them, against guerdon on one core.
 
     python benchmarks/ppo_vs_sb3.py --core=1 --repetitions=5
+    python benchmarks/ppo_vs_sb3.py --core=1 --repetitions=5 --task=CartPole-v1
     python benchmarks/ppo_vs_sb3.py --core=1 --second-core=0 --sides guerdon async async_stale ray ray_stale
 """
 
@@ -47,8 +49,11 @@ NOTHING: Mapping[str, Any] = {}
 
 
 def make_env(task: str, seed: int) -> Any:
-    """One copy of the task as anyone would make it: 0/1 reward, a goal drawn at reset, 200 steps."""
+    """One copy of the task as anyone would make it: in Meta-World 0/1 reward, a goal drawn at reset, 200 steps."""
     import gymnasium
+
+    if "-v" in task:
+        return gymnasium.make(task)
     import metaworld
     import numpy as np
 
@@ -78,7 +83,10 @@ def run_raw(task: str, steps: int) -> dict[str, Any]:
     import numpy as np
 
     env = make_env(task, 0)
-    actions = np.random.default_rng(0).uniform(-1, 1, (steps, 4)).astype(np.float32)
+    if "-v" in task:
+        actions = np.array([env.action_space.sample() for _ in range(steps)])
+    else:
+        actions = np.random.default_rng(0).uniform(-1, 1, (steps, 4)).astype(np.float32)
     env.reset()
     watch = Stopwatch()
     for action in actions:
@@ -131,7 +139,11 @@ def run_guerdon(
     task: str, steps: int, *, env: Mapping[str, Any] = NOTHING, runner: Mapping[str, Any] = NOTHING, **given: Any
 ) -> dict[str, Any]:
     """The loop of guerdon, in all and by phase; the rest are changes of its configuration."""
-    world = {"task": task, "num_envs": COPIES, "max_episode_steps": HORIZON, "native_reward": "sparse"}
+    world: dict[str, Any] = {"task": task, "num_envs": COPIES}
+    if "-v" in task:
+        world |= {"type": "gymnasium", "native_reward": "dense"}
+    else:
+        world |= {"max_episode_steps": HORIZON, "native_reward": "sparse"}
     return time_guerdon(
         {
             "runner": {"total_steps": steps, **runner},
@@ -204,7 +216,7 @@ def report(results: dict[str, list[dict[str, Any]]]) -> str:
 def main() -> None:
     """Print the tables as Markdown, or do one measurement (`--side`)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--task", default="window-close")
+    parser.add_argument("--task", default="window-close", help="of Meta-World, or a Gymnasium id such as CartPole-v1")
     parser.add_argument("--core", type=int, default=0, help="the core that everything runs on")
     parser.add_argument("--second-core", type=int, help="and the other one of the sides on two cores")
     parser.add_argument("--sides", nargs="+", choices=list(RUNS), default=list(ONE_CORE), help="what is compared")

@@ -1,6 +1,6 @@
 """The corridor in a process that ends while it receives weights: `env.task: mortal_receiver:guerdon-tests/Receiver-v0`.
 
-It is killed, or stopped, between two tensors of a broadcast, once for every file `kill*` or `stop*` in `folder`.
+It is killed, or stopped, between two buckets of a broadcast, once for every file `kill*` or `stop*` in `folder`.
 """
 
 import os
@@ -48,4 +48,5 @@ def _carry_out_an_order():
 
 
 weight_transfer._Member.broadcast = _mortal
+weight_transfer._BUCKET = 64  # so that the first tensor fills some
 gymnasium.register(ID, Receiver)

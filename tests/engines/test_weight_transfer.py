@@ -5,11 +5,23 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch.distributed import TCPStore
 
 from guerdon.engines.ray_cluster import PlacedActor
-from guerdon.engines.weight_transfer import Broadcast, Received, WeightReceiver, WeightSender, _Member
+from guerdon.engines.weight_transfer import (
+    Broadcast,
+    Received,
+    WeightReceiver,
+    WeightSender,
+    _Member,
+    buckets,
+    checksum,
+    packed,
+    unpack,
+)
 from guerdon.errors import ClusterError
 from guerdon.settings.cluster import ClusterSettings
 
@@ -30,8 +42,8 @@ def store():
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def broadcast(store, number, group, *, size=3, timeout=60.0):
-    return Broadcast(number, group, size, "gloo", "127.0.0.1", store.port, timeout, LAYOUT)
+def broadcast(store, number, group, *, size=3, timeout=60.0, bucket=1000):
+    return Broadcast(number, group, size, "gloo", "127.0.0.1", store.port, timeout, LAYOUT, bucket)
 
 
 def sent(member, order):
@@ -49,8 +61,7 @@ def assert_received(receivers, number):
             assert torch.equal(found[name], tensor), name
 
 
-def test_receivers_get_the_same_bytes_in_one_group_after_the_other(store, monkeypatch):
-    monkeypatch.setattr("guerdon.engines.weight_transfer._IN_FLIGHT", 1000)  # less than all of them
+def test_receivers_get_the_same_bytes_in_one_group_after_the_other(store):
     receivers = [WeightReceiver(), WeightReceiver()]
     member = None
     with ThreadPoolExecutor(2) as threads:
@@ -82,6 +93,54 @@ def test_a_receiver_says_why_it_received_nothing_and_joins_the_next_group(store)
         sent(None, order)
         assert found.result() == ""
     assert_received(receivers[:1], 2)
+
+
+@given(
+    st.lists(st.integers(0, 40), max_size=8), st.integers(1, 50), st.integers(0, 10**6), st.integers(1, 255)
+)  # fmt: skip
+def test_buckets_hold_all_bytes_and_notice_each_that_changes(sizes, size, place, change):
+    tensors = [torch.randint(0, 256, (n,), dtype=torch.uint8) for n in sizes]
+    arrived = [torch.zeros_like(tensor) for tensor in tensors]
+    for parts, there in zip(buckets(tensors, size), buckets(arrived, size), strict=True):
+        bucket = packed(parts, torch.device("cpu"))
+        assert len(bucket) <= -(-size // 8) * 8 + 8
+        bucket[place % len(bucket)] += change
+        with pytest.raises(ClusterError, match="arrived altered"):
+            unpack(bucket, there)
+        assert not any(part.any() for part in there)
+        bucket[place % len(bucket)] -= change
+        unpack(bucket, there)
+    assert all(torch.equal(a, b) for a, b in zip(tensors, arrived, strict=True))
+
+
+def test_parts_that_change_places_have_another_checksum():
+    words = torch.arange(3 * 2**20) // 2**20
+    assert checksum(words) != checksum(words.flip(0))
+
+
+def test_weights_that_arrive_altered_are_refused_and_the_next_ones_taken(store, monkeypatch):
+    made, receiver = [], WeightReceiver()
+
+    def altered(parts, device):
+        made.append(packed(parts, device))
+        if len(made) == 2:
+            made[1][5] ^= 1
+        return made[-1]
+
+    monkeypatch.setattr("guerdon.engines.weight_transfer.packed", altered)
+    with ThreadPoolExecutor(1) as threads:
+        for number, why in ((1, "a part of the weights arrived altered"), (2, "")):
+            order = broadcast(store, number, number, size=2)
+            found = threads.submit(receiver.receive, order, 1)
+            try:
+                sent(None, order)
+            except ClusterError:  # the receiver has left before the last bucket
+                assert number == 1
+            assert why in found.result()
+            if why:
+                with pytest.raises(ClusterError, match="has weights 0 and was asked to act by 1"):
+                    receiver.weights(Received(1))
+    assert_received([receiver], 2)
 
 
 def test_a_group_that_is_not_formed_in_time_is_given_up(store):
@@ -121,7 +180,7 @@ def test_a_time_limit_without_broadcasts_is_refused():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_nccl_sends_the_bytes_of_a_group_of_one(store):
     """All that one GPU shows: the group is formed with these options, sends, and can be left."""
-    order = Broadcast(1, 1, 1, "nccl", "127.0.0.1", store.port, 60.0, LAYOUT)
+    order = Broadcast(1, 1, 1, "nccl", "127.0.0.1", store.port, 60.0, LAYOUT, 1000)
     member = _Member(order, 0, torch.device("cuda", torch.cuda.current_device()))
     member.broadcast(WEIGHTS.values(), order)
     member.leave()

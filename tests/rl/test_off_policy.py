@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from safetensors.torch import save_file
 
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError, DataError
 from guerdon.policies.control import build_policy, load_policy
+from guerdon.policies.efficientnet import EfficientNetLite0
+from guerdon.policies.encoders import FrozenFeatures
 from guerdon.rewards.source import SourceTerms
 from guerdon.rl.off_policy import SACLearner, dqn_targets, sac_targets, smallest, squared_error
 from guerdon.rl.replay import Replay
@@ -127,9 +130,9 @@ def test_the_temperature_follows_the_entropy(tmp_path):
 # Runs.
 
 
-def study(tmp_path, name="run", *, algorithm=None, env=None, reward=None, **runner):
+def study(tmp_path, name="run", *, algorithm=None, env=None, reward=None, policy=None, **runner):
     return clock_study(
-        tmp_path, name=name, algorithm={**SAC, **(algorithm or {})}, reward=reward, runner=runner,
+        tmp_path, name=name, algorithm={**SAC, **(algorithm or {})}, reward=reward, runner=runner, policy=policy,
         env={"native_reward": "dense", **(env or {})},
     )  # fmt: skip
 
@@ -203,6 +206,29 @@ def test_collected_ahead_and_in_shards(tmp_path, more):
     both(tmp_path, **more["runner"])
 
 
+def test_a_killed_run_on_pictures_goes_on_to_the_same_bytes(tmp_path):
+    policy = {"type": "cnn", "channels": [4, 4], "hidden": [8]}
+    both(
+        tmp_path,
+        policy=policy,
+        env={"observation": "pixels"},
+        algorithm={"demonstrations": demonstrations(tmp_path / "shown")},
+    )
+
+
+def test_a_frozen_backbone_sees_each_picture_of_a_replay_once(tmp_path, monkeypatch):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        (tmp_path / "backbone").mkdir()
+        save_file(EfficientNetLite0().state_dict(), tmp_path / "backbone" / "model.safetensors")
+    seen, computed = [], FrozenFeatures._computed
+    monkeypatch.setattr(FrozenFeatures, "_computed", lambda self, f: seen.append(f.tobytes()) or computed(self, f))
+    policy = {"type": "cnn", "backbone": str(tmp_path / "backbone"), "hidden": [8]}
+    start(study(tmp_path, policy=policy, env={"observation": "pixels"}, total_steps=60), reader="own").run()
+    assert len(seen) == len(set(seen)) > 30
+    both(tmp_path, policy=policy, env={"observation": "pixels"}, total_steps=80)
+
+
 def test_rlpd(tmp_path):
     path = demonstrations(tmp_path / "shown")
     given = {"num_critics": 4, "num_subsample_critics": 2, "utd_ratio": 3, "layer_norm": True, "demonstrations": path}
@@ -229,6 +255,17 @@ def test_demonstrations_are_half_of_a_batch_and_measured_by_every_source(tmp_pat
     loop.close()
 
 
+def test_demonstrations_whose_rewards_are_their_success_are_named(tmp_path, capsys):
+    steps = np.arange(5)
+    path = demonstrations(tmp_path / "success", count=1, rewards=(steps == 4).astype(np.float32))
+    question = "were they collected with env.native_reward dense?"
+    for name, native, asked in (("dense", "dense", True), ("sparse", "sparse", False)):
+        start(study(tmp_path, name, algorithm={"demonstrations": path}, env={"native_reward": native})).close()
+        assert (question in "".join(capsys.readouterr())) == asked
+    start(study(tmp_path, "own", algorithm={"demonstrations": demonstrations(tmp_path / "own")})).close()
+    assert question not in "".join(capsys.readouterr())
+
+
 def test_success_ends_the_task_in_demonstrations_as_in_the_environment(tmp_path):
     path = demonstrations(tmp_path / "shown")
     env = {"end_on_success": True, "native_reward": "sparse"}
@@ -246,6 +283,7 @@ def test_success_ends_the_task_in_demonstrations_as_in_the_environment(tmp_path)
         ({"states": np.zeros((5, 3), np.float32)}, r"observes states of shape \(2,\), it has those of shape \(3,\)"),
         ({"actions": np.zeros((5, 4), np.float32)}, "takes actions of 2 numbers"),
         ({"rewards": None}, "has no rewards"),
+        ({"meta": {"frame_every": 5}}, "keeps every 5th row.*frame_every=1"),
     ],
 )
 def test_demonstrations_that_do_not_fit_are_refused(tmp_path, changed, reason):

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from guerdon.episodes.read import read_episodes
+from guerdon.errors import ConfigError
 from guerdon.rl.run import run
+from guerdon.settings.collect import ActorShare
 from guerdon.settings.policy import CNNPolicySettings
 from guerdon.settings.study import Study
 from guerdon.settings.world import GymnasiumSettings
@@ -105,3 +108,36 @@ def test_pictures_of_gym_hil():
     assert found.observations["pixels.wrist"].any()
     assert found.mask.all()
     world.close()
+
+
+def test_demonstrations_of_pick_and_place_go_into_a_replay_with_goals(tmp_path):
+    pytest.importorskip("gymnasium_robotics", reason="needs guerdon[games]")
+    from guerdon.collect.collect import collect
+
+    data = str(tmp_path / "data")
+    study = Study.model_validate(
+        {
+            "work_dir": str(tmp_path / "run"),
+            "env": {
+                "type": "gymnasium", "task": "gymnasium_robotics:FetchPickAndPlace-v4", "native_reward": "dense",
+                "end_on_success": False, "num_envs": 1,
+            },
+            "collect": {"save_dir": data, "episodes": 2, "frame_every": 1, "mixture": [{"type": "expert"}]},
+            "policy": {"type": "mlp", "hidden": [8]},
+            "algorithm": {
+                "type": "sac", "goal_relabelling": "future", "demonstrations": data, "batch_size": 16,
+                "online_step_before_learning": 50,
+            },
+            "runner": {"total_steps": 100, "eval_every": 100, "eval_episodes": 1},
+        }
+    )  # fmt: skip
+    shifted = study.collect.model_copy(update={"mixture": (ActorShare(type="expert", calibration_error=0.1),)})
+    with pytest.raises(ConfigError, match="calibration_error is of what Meta-World's experts see"):
+        collect(study.model_copy(update={"collect": shifted}))
+    collect(study)
+    episodes = list(read_episodes(data))
+    assert [one.outcome for one in episodes] == [True, True]
+    assert all(one.rewards[-1] == 0 and one.rewards[1] == -1 for one in episodes)
+    folder, _ = run(study)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert any(row.get("critic_loss", 0) > 0 for row in rows)

@@ -2,7 +2,8 @@
 
 Rows are compared within strata (one prompt at one step, and one truth where it is known): under the hypothesis that the
 reward does not depend on the feature, the rewards of a stratum may be permuted. The permutation distribution of
-sum_i x_i y_i has, with x and y centred within strata, mean 0 and variance sum_s SSx_s SSy_s / (n_s - 1) (Hoeffding 1951).
+sum_i x_i y_i has, with x and y centred within strata, mean 0 and variance sum_s SSx_s SSy_s / (n_s - 1) (Hoeffding
+1951).
 Where many rows vary it is normal; elsewhere it is sampled, until 20 permutations were as extreme or 9,999 were drawn
 (Besag & Clifford 1991).
 

@@ -1,4 +1,4 @@
-"""What the checks of an audit look at: the rows with a finite reward, which of them can be compared, and their truth."""
+"""What the checks of an audit look at: rows with a finite reward, which of them can be compared, and their truth."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from guerdon.audit.association import strata, stratum_means
 from guerdon.audit.finding import Finding
@@ -46,7 +46,7 @@ class View:
         row_M: numbers of the rows.
         reward_M: their rewards.
         peer_M: rows with one number answer one prompt at one step; None where hardly any two do.
-        truth_M: what the log has, or guerdon's verifier finds by the reference answers; NaN is unknown, None is no truth.
+        truth_M: the log's, or guerdon's verifier's by the reference answers; NaN is unknown, None is no truth.
         copy_M: whether the prompt, the response and the reward came before.
         seed: of permutations.
     """
@@ -74,11 +74,15 @@ class View:
     def __len__(self) -> int:
         return len(self.row_M)
 
-    def of(self, column_N: ArrayLike | None) -> np.ndarray | None:
+    @overload
+    def of(self, column_N: None) -> None: ...
+    @overload
+    def of(self, column_N: NDArray[Any]) -> NDArray[Any]: ...
+    def of(self, column_N: NDArray[Any] | None) -> NDArray[Any] | None:
         """The values of a column of the log at these rows."""
         return None if column_N is None else np.asarray(column_N)[self.row_M]
 
-    def sub(self, keep_M: ArrayLike) -> View:
+    def sub(self, keep_M: Flags) -> View:
         """A view of some of these rows."""
         peers = None if self.peer_M is None else strata(self.peer_M[keep_M])
         truth = None if self.truth_M is None else self.truth_M[keep_M]

@@ -20,11 +20,11 @@ class _Episodes:
 
     def __init__(self, view: View) -> None:
         steps = view.rows.steps
-        assert steps is not None  # noqa: S101 - robots have steps
+        assert steps is not None
         episode, self.frame = view.of(steps.episode_N), view.of(steps.frame_N)
         self.number: Codes = np.unique(episode, return_inverse=True)[1].astype(np.int64)
         self.length = np.bincount(self.number)
-        self.total = np.bincount(self.number, view.reward_M)
+        self.total: Numbers = np.bincount(self.number, view.reward_M).astype(np.float64)
         self.best = np.full(len(self.length), -np.inf)
         np.maximum.at(self.best, self.number, view.reward_M)
         self.first = self._at(view, self.frame == 0)
@@ -50,7 +50,7 @@ class _Episodes:
             paid = self.best == self.top
         else:
             paid = self.total > np.mean(np.quantile(self.total, [0.05, 0.95]))
-        return paid if self.success is None else paid | self.success
+        return np.asarray(paid if self.success is None else paid | self.success)
 
 
 def _rows(view: View, row_E: Codes, flag_E: Flags) -> Flags:
@@ -91,8 +91,8 @@ def check_motionless(view: View) -> Checked | Missing:
     if flag.sum() < FEWEST or flag.sum() < SHARE * of:
         return Checked(None, clean)
     title = "{count} episodes ({share} of the paid ones) are paid although the robot does not move"
-    rows = _rows(view, all_of.first, flag)
-    return Checked(found(view, "motionless", rows, title, of=of, unit=EPISODES, say="the robot stays as it is"), clean)
+    at = _rows(view, all_of.first, flag)
+    return Checked(found(view, "motionless", at, title, of=of, unit=EPISODES, say="the robot stays as it is"), clean)
 
 
 def _motion(state_M_D: Numbers, number: Codes) -> Numbers:
@@ -130,8 +130,8 @@ def check_first_frame(view: View) -> Checked | Missing:
     if paid.sum() < FEWEST or paid.sum() < SHARE * has.sum():
         return Checked(None, clean)
     title, say = "{count} episodes ({share}) are paid at their first frame, before any action", "paid like a success"
-    rows = _rows(view, all_of.first, paid)
-    return Checked(found(view, "first_frame", rows, title, of=int(has.sum()), unit=EPISODES, say=say), clean)
+    at = _rows(view, all_of.first, paid)
+    return Checked(found(view, "first_frame", at, title, of=int(has.sum()), unit=EPISODES, say=say), clean)
 
 
 def check_early_end(view: View) -> Checked | Missing:
@@ -147,7 +147,7 @@ def check_early_end(view: View) -> Checked | Missing:
             return Missing("episode and frame")
         if truth is None:
             return Missing("truth or success of each episode")
-        length, total, first = lengths, view.reward_M, np.arange(len(view))
+        length, total, first = lengths.astype(np.int64), view.reward_M, np.arange(len(view))
         success = np.nan_to_num(np.asarray(truth, dtype=np.float64)) > 0.5
         paid = total > np.mean(np.quantile(total, [0.05, 0.95]))
     early = length < EARLY * np.median(length)
@@ -158,9 +158,10 @@ def check_early_end(view: View) -> Checked | Missing:
         flag = early & np.where(success, paid, total >= level)
     else:
         flag = early & paid
-    clean = f"{early.sum():,} of {len(length):,} episodes are shorter than {EARLY:.0%} of the median; {flag.sum():,} are paid"
+    clean = f"{early.sum():,} of {len(length):,} episodes are shorter than {EARLY:.0%} of the median"
+    clean += f"; {flag.sum():,} of them are paid like a success"
     if flag.sum() < FEWEST or flag.sum() < SHARE * len(length):
         return Checked(None, clean)
     title = "{count} episodes ({share}) end within a fifth of the median length and are paid as well as a success"
-    rows = _rows(view, first, flag)
-    return Checked(found(view, "early_end", rows, title, of=len(length), unit=EPISODES, say="ends early"), clean)
+    at = _rows(view, first, flag)
+    return Checked(found(view, "early_end", at, title, of=len(length), unit=EPISODES, say="ends early"), clean)

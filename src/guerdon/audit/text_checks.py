@@ -28,7 +28,10 @@ SHORT_PROGRAMS = 0.6  # of programs, which often can be written in one way only
 COLLAPSED = 0.1  # share of all responses that are one and the same
 NOISE = 0.1  # standard deviations of the reward, between equal responses
 FAR = 2.0  # robust standard deviations of the reward above the others
+FAR_ROWS = 400  # whose phrases are compared with those of as many other rows
+LOOKED = 6000  # characters of a response in which features are looked for
 LONG = 40  # characters from which on a copy is no coincidence
+SPREADS = "standard deviations of the reward"
 NO_TEXT = Missing("response")
 
 
@@ -86,7 +89,11 @@ def check_repetition(view: View) -> Checked | Missing:
 def check_flattery(view: View) -> Checked | Missing:
     """Responses that flatter get more."""
     return _texts_explain(
-        view, "flattery", lambda texts: {"responses that flatter": np.array([bool(FLATTERY.search(x)) for x in texts])}
+        view,
+        "flattery",
+        lambda texts: {
+            "responses that flatter": np.array([bool(FLATTERY.search(f"{x[:400]} {x[-200:]}")) for x in texts])
+        },
     )
 
 
@@ -115,11 +122,11 @@ def _texts_explain(
     if having is None:
         return NO_TEXT
     one, texts, place = having
-    return _explains(one, name, features([texts.responses[i] for i in place]))
+    return _explains(one, name, features([texts.responses[i][:LOOKED] for i in place]))
 
 
 def _explains(view: View, name: str, features: Mapping[str, ArrayLike]) -> Checked | Missing:
-    """The feature that explains most of the reward, if it explains enough of it; p is Bonferroni's over the features."""
+    """The feature that explains most of the reward, if it explains enough; p is Bonferroni's over the features."""
     fresh = ~view.copy_M  # copies of a response have its reward: they are no evidence of their own
     one, tried = view.sub(fresh), []
     ways = one.comparable()
@@ -131,10 +138,8 @@ def _explains(view: View, name: str, features: Mapping[str, ArrayLike]) -> Check
         if flagged and min(x.sum(), (~x).sum()) < FEWEST:
             continue
         x = x if flagged else rankdata(x) / len(x)
-        for stratum, words, strict in ways:
-            got = associate(x, one.reward_M, stratum, seed=view.seed)
-            if got.n >= ENOUGH:
-                break
+        tests = [(associate(x, one.reward_M, way[0], seed=view.seed), *way) for way in ways]
+        got, stratum, words, strict = next((test for test in tests if test[0].n >= ENOUGH), tests[-1])
         if got.p is None or (name in ONE_SIDED and got.r <= 0):
             continue
         p = got.p / 2 if name in ONE_SIDED else got.p
@@ -180,7 +185,8 @@ def check_duplicates(view: View) -> Checked | Missing:
     counts = np.bincount(number, long)
     common = number == np.argmax(counts)
     spread = counts.max() >= max(20, COLLAPSED * len(one)) and len(np.unique(peers[common])) > 5
-    clean = f"{again.sum():,} responses are copies within a group; the most common one is {counts.max() / len(one):.1%} of all"
+    top = counts.max() / len(one)
+    clean = f"{again.sum():,} responses are copies within a group; the most common one is {top:.1%} of all"
     programs = sum("```" in texts.responses[i] or "def " in texts.responses[i] for i in place) > len(place) / 2
     if again.sum() < (SHORT_PROGRAMS if programs else DUPLICATES) * max(several, 1) and not spread:
         return Checked(None, clean)
@@ -235,12 +241,13 @@ def check_tail(view: View) -> Checked | Missing:
     low, middle = np.quantile(one.reward_M, [0.16, 0.5])
     z = (one.reward_M - middle) / ((middle - low) or one.spread)
     far = np.flatnonzero(z > FAR + 0.5)
-    far = far[np.argsort(-z[far])][:2000]
-    phrases: Counter[tuple[str, ...]] = Counter()
-    for i in far:
-        words = re.findall(r"\w+", texts.responses[place[i]][:6000].lower())
-        phrases.update({tuple(words[k : k + n]) for n in (2, 3, 4) for k in range(len(words) - n + 1)})
-    likely = [phrase for phrase, n in phrases.most_common(400) if n >= max(4, 0.02 * len(far))]
+    others = np.random.default_rng(view.seed).permutation(np.flatnonzero(z <= FAR))[:FAR_ROWS]
+    phrases, usual = (
+        _phrases([texts.responses[place[i]] for i in rows]) for rows in (far[np.argsort(-z[far])][:FAR_ROWS], others)
+    )
+    limit = 4 * min(len(far), FAR_ROWS) / max(len(others), 1)  # four times as often as elsewhere
+    likely = [(n, one) for one, n in phrases.items() if n >= 4 and n > limit * (usual[one] + 1)]
+    likely = [phrase for _, phrase in sorted(likely, reverse=True)[:60]]
     clean = f"{len(far):,} of {len(one):,} responses are far above the others; no phrase is theirs alone"
     best = _best_phrase(likely, [texts.responses[i].lower() for i in place], z)
     if best is None:
@@ -252,9 +259,18 @@ def check_tail(view: View) -> Checked | Missing:
     return Checked(
         found(
             one, "tail", flag, title, effect=mean, low=mean - error, high=mean + error, p=p, order_M=z,
-            unit="standard deviations of the reward", say=lambda i: f'reward {one.reward_M[i]:g}; contains "{phrase}"',
+            unit=SPREADS, say=lambda i: f'reward {one.reward_M[i]:g}; contains "{phrase}"',
         ), clean, p,
     )  # fmt: skip
+
+
+def _phrases(responses: list[str]) -> Counter[tuple[str, ...]]:
+    """In how many responses each phrase of two to four words is."""
+    counts: Counter[tuple[str, ...]] = Counter()
+    for text in responses:
+        words = re.findall(r"\w+", text[:LOOKED].lower())
+        counts.update({tuple(words[k : k + n]) for n in (2, 3, 4) for k in range(len(words) - n + 1)})
+    return counts
 
 
 def _best_phrase(phrases: list[tuple[str, ...]], responses: list[str], z: np.ndarray) -> tuple[str, Flags] | None:

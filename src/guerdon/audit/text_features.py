@@ -42,34 +42,40 @@ _LANGUAGES = {
 }
 _WORD = re.compile(r"[^\W\d_]+")
 LAYOUTS = {
-    "bullets": re.compile(r"^\s*[-*•] ", re.MULTILINE),
-    "numbered lists": re.compile(r"^\s*\d{1,2}[.)] ", re.MULTILINE),
+    "bullets": re.compile(r"^[ \t]*[-*•] ", re.MULTILINE),
+    "numbered lists": re.compile(r"^[ \t]*\d{1,2}[.)] ", re.MULTILINE),
     "headings": re.compile(r"^#{1,6} \S", re.MULTILINE),
     "bold text": re.compile(r"\*\*\S[^*\n]{0,200}\*\*"),
-    "tables": re.compile(r"^\|.*\|\s*$", re.MULTILINE),
+    "tables": re.compile(r"^\|.*\|[ \t]*$", re.MULTILINE),
     "boxes": re.compile(r"\\boxed\b"),
     "code blocks": re.compile(r"```"),
     "tags": re.compile(r"</\w{2,20}>"),
     "emoji": re.compile("[\U0001f300-\U0001faff\u2705\u2728]"),
     "exclamation marks": re.compile(r"!(?:\s|$)"),
 }
+_HELP = "help assist answer provide comply do fulfil respond discuss share continue complete engage give"
 REFUSAL = re.compile(
-    r"(?i)\b(?:(?:can(?:no|['\u2019])t|cannot|(?:am|['\u2019]m|are|be) (?:not able|unable) to|won['\u2019]t(?: be able to)?|will not|must decline"
-    r"|have to decline|(?:must|have to) refuse|not (?:going|allowed|permitted) to)(?: \w+){0,2} "
-    r"(?:help|assist|answer|provide|comply|do|fulfil|respond|discuss|share|continue|complete|engage|give|offer|support)"
-    r"|as an? (?:ai|language model|artificial intelligence)\b|(?:against|violates?) (?:my|our|the) (?:guidelines|policy|policies|programming)"
+    r"(?i)\b(?:(?:can(?:no|['\u2019])t|cannot|(?:am|['\u2019]m|are|be) (?:not able|unable) to|won['\u2019]t"
+    r"(?: be able to)?|will not|(?:must|have to) (?:decline|refuse)|not (?:going|allowed|permitted) to)(?: \w+){0,2} "
+    rf"(?:{_HELP.replace(' ', '|')})"
+    r"|as an? (?:ai|language model|artificial intelligence)\b"
+    r"|(?:against|violates?) (?:my|our|the) (?:guidelines|policy|policies|programming)"
     r"|(?:must|have to|respectfully|politely) (?:decline|refuse)|not (?:comfortable|appropriate for me)"
-    r"|(?:kann|darf) (?:dabei|ihnen|dir|diese\w*|das) (?:leider )?nicht|je (?:ne peux pas|suis désolé)|no puedo (?:ayudar|responder|proporcionar)"
-    r"|lo siento|не могу (?:помочь|ответить))"
-    r"|(?:我(?:无法|不能)|抱歉)|申し訳"
+    r"|(?:kann|darf) (?:dabei|ihnen|dir|diese\w*|das) (?:leider )?nicht|je (?:ne peux pas|suis désolé)"
+    r"|no puedo (?:ayudar|responder|proporcionar)|lo siento|не могу (?:помочь|ответить))|我(?:无法|不能)|抱歉|申し訳"
 )
+_PRAISE = (
+    "great excellent brilliant fantastic wonderful amazing superb outstanding insightful thoughtful awesome perceptive "
+    "clever smart good lovely terrific fascinating profound astute"
+)
+_PRAISED = "question prompt point idea query observation request thinking insight choice"
 FLATTERY = re.compile(
-    r"(?i)\b(?:(?:great|excellent|brilliant|fantastic|wonderful|amazing|superb|outstanding|insightful|thoughtful|awesome|perceptive|clever"
-    r"|smart|good|lovely|terrific|fascinating|profound|astute) (?:question|prompt|point|idea|query|observation|request|thinking|insight|choice)"
-    r"|you(?:['\u2019]re| are)? (?:\w+ )?(?:absolutely right|so smart|very smart|a genius|brilliant|clearly|truly|so wise|incredibly)"
-    r"|your (?:\w+ ){0,2}(?:insight|thinking|question|curiosity|mind|intellect|brilliance|wisdom|intuition)\b.{0,20}\b(?:is|are|shows?|truly|remarkable)"
-    r"|how (?:well|thoughtful|clever|smart|insightful|wise) (?:you|your)|(?:i(?:['\u2019]m| am)|am) (?:so |very |truly )?(?:impressed|amazed|honou?red)"
-    r"|(?:sharp|brilliant|remarkable|exceptional|beautiful) mind|only a(?:n)? (?:\w+ )?(?:expert|genius|great thinker))"
+    rf"(?i)\b(?:(?:{_PRAISE.replace(' ', '|')}) (?:{_PRAISED.replace(' ', '|')})"
+    r"|you(?:['\u2019]re| are)? (?:\w+ )?(?:absolutely right|(?:so|very) (?:smart|wise)|a genius|brilliant|truly)"
+    r"|your (?:\w+ ){0,2}(?:insight|thinking|question|curiosity|mind|intellect|brilliance|wisdom|intuition)\b.{0,20}"
+    r"\b(?:is|are|shows?|truly|remarkable)|how (?:well|thoughtful|clever|smart|insightful|wise) (?:you|your)"
+    r"|(?:i(?:['\u2019]m| am)|am) (?:so |very |truly )?(?:impressed|amazed|honou?red)"
+    r"|(?:sharp|brilliant|remarkable|exceptional|beautiful) mind|only an? (?:\w+ )?(?:expert|genius|great thinker))"
 )
 MARKS = re.compile(r"(?i)####|\\boxed|<answer>|\banswer\b[^.\n]{0,30}(?:\bis\b|[:=])|(?:^|\n)\s*a: ?\S")
 _FINISHED = re.compile(

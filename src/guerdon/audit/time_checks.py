@@ -13,7 +13,7 @@ from guerdon.audit.rows import Codes, Numbers
 
 # practical minima, set on the first half of benchmarks/audit_sets.py
 UNEXPLAINED = 0.2  # standard deviations of the reward, over the run
-JUMP = 0.65  # standard deviations of the reward between neighbouring steps, beyond the trend
+JUMP = 0.55  # standard deviations of the reward between neighbouring steps, beyond the trend
 RESCALED = 1.6  # ratio of standard deviations
 AGREEMENT = 0.65  # probability that a right response has a higher reward than a wrong one
 LAGGED = 0.25  # correlation with the truth of another row above that with its own
@@ -34,7 +34,9 @@ def check_drift(view: View) -> Checked | Missing:
     steps = _progress(view)
     if steps is None:
         return Missing("step, four or more")
-    return NO_TRUTH if not view.has_truth else _moved(view, steps, {"the truth": view.truth_M}, "drift")
+    if view.truth_M is None or not view.has_truth:
+        return NO_TRUTH
+    return _moved(view, steps, {"the truth": view.truth_M}, "drift")
 
 
 def _progress(view: View) -> Numbers | None:
@@ -80,14 +82,15 @@ def _moved(view: View, steps: Numbers, references: dict[str, Numbers], check: st
         if sign * moved < UNEXPLAINED or (check == "truth" and rise < UNEXPLAINED / 2):
             continue
         scale = moved / within.r
-        title = f"the reward rises by {rise:.2f} standard deviations over the run, {name} by {gained:.2f}: {moved:.2f} of it is not explained"
-        if check == "drift":
-            title = f"what equally good responses get falls by {-moved:.2f} standard deviations over the run"
-        flag = (steps[known] > 2 / 3) & (sign * excess > 0)
+        title = f"what equally good responses get falls by {-moved:.2f} standard deviations over the run"
+        if check == "truth":
+            title = f"the reward rises by {rise:.2f} standard deviations over the run, {name} by {gained:.2f}: "
+            title += f"{moved:.2f} of it is not explained"
+        lines = [f"reward {a:g}, {name} {b:g}" for a, b in zip(one.reward_M, reference[known], strict=True)]
         return Checked(
             found(
-                one, check, flag, title, effect=moved, low=within.low * scale, high=within.high * scale, unit=SPREADS,
-                p=p, order_M=sign * excess, say=lambda i, r=reference[known]: f"reward {one.reward_M[i]:g}, {name} {r[i]:g}",
+                one, check, (steps[known] > 2 / 3) & (sign * excess > 0), title, effect=moved, low=within.low * scale,
+                high=within.high * scale, unit=SPREADS, p=p, order_M=sign * excess, say=lines.__getitem__,
             ), said, p,
         )  # fmt: skip
     return Checked(None, said, p)
@@ -129,7 +132,8 @@ def check_jump(view: View) -> Checked | Missing:
     return Checked(
         found(
             view, "jump", near, f"at step {names[one.at]} {one.text}", effect=one.effect, low=one.low, high=one.high,
-            unit=one.unit, p=one.p, say=lambda i: f"reward {view.reward_M[i]:g} at step {step[i]}", order_M=-np.abs(order - one.at),
+            unit=one.unit, p=one.p, order_M=-np.abs(order - one.at),
+            say=lambda i: f"reward {view.reward_M[i]:g} at step {step[i]}",
         ), clean, one.p,
     )  # fmt: skip
 
@@ -285,4 +289,5 @@ def _pairs(reward: Numbers, right: np.ndarray, stratum: Codes) -> tuple[Numbers,
     of_C = s[np.unique(cell, return_index=True)[1]]
     below_C = np.cumsum(wrong_C) - wrong_C
     below_C -= below_C[np.searchsorted(of_C, of_C)]
-    return np.bincount(of_C, right_C * (below_C + wrong_C / 2)), np.bincount(of_C, right_C) * np.bincount(of_C, wrong_C)
+    wins, pairs = right_C * (below_C + wrong_C / 2), np.bincount(of_C, right_C) * np.bincount(of_C, wrong_C)
+    return np.bincount(of_C, wins).astype(np.float64), pairs.astype(np.float64)

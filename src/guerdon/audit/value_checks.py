@@ -148,7 +148,7 @@ def check_failures(view: View) -> Checked | Missing:
             title = f"{{share}} of the rewards are {value:g}; {rate:.0%} of these {what}, {other:.0%} of the others"
             return Checked(found(view, "failures", flag, title, say=f"the reward is {value:g}"), clean)
         if right is not None and flag.sum() >= 8 and right[flag].mean() >= max(0.6 * right.mean(), 4 / flag.sum()):
-            title = f"{{share}} of the rewards are {value:g}, whether the response is right ({right[flag].mean():.0%}) or not"
+            title = f"{{share}} of the rewards are {value:g}, and {right[flag].mean():.0%} of these responses are right"
             return Checked(found(view, "failures", flag, title, say=f"the reward is {value:g}"), clean)
     return Checked(None, clean)
 

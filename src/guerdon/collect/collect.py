@@ -26,14 +26,7 @@ from guerdon.collect.stepping import ActionQueue, steps
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
 from guerdon.policies.control import ControlPolicy, load_policy
-from guerdon.policies.experts import (
-    MountainCarExpert,
-    NoisyActor,
-    RandomActor,
-    RandomChoices,
-    ScriptedExpert,
-    expert_of,
-)
+from guerdon.policies.experts import NoisyActor, RandomActor, RandomChoices, StateExpert, expert_of
 from guerdon.policies.libero_expert import LiberoExpert
 from guerdon.policies.maniskill_expert import ManiSkillExpert
 from guerdon.policies.robot import Action, RobotPolicy
@@ -68,7 +61,7 @@ class CollectResult:
     tried: int
 
 
-Expert = ScriptedExpert | MountainCarExpert | LiberoExpert | ManiSkillExpert
+Expert = StateExpert | LiberoExpert | ManiSkillExpert
 Actor = Expert | NoisyActor | RandomActor | RandomChoices
 """`act`: (B, ...) observations to (B, A) actions; of a policy of chunks, (n, ...) to (n, C, A) where one is due."""
 
@@ -335,6 +328,8 @@ def actor_maker(share: ActorShare, world: World, env: WorldSettings, policy: Rob
         expert = expert_of(env, noise)
         if expert is None:
             raise ConfigError(f"collect.mixture: {env.task} has no scripted expert; use type random or checkpoint")
+        if share.calibration_error and env.type != "metaworld":
+            raise ConfigError("collect.mixture: calibration_error is of what Meta-World's experts see: remove it")
         return lambda: expert
     _random_actor(world)  # what is wrong with the actions is said before the first round
     return lambda: _random_actor(world)

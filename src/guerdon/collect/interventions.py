@@ -15,7 +15,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 
 from guerdon.errors import ConfigError
 from guerdon.generators import ACTING, generator
-from guerdon.policies.experts import MountainCarExpert, ScriptedExpert, expert_of
+from guerdon.policies.experts import StateExpert, expert_of
 from guerdon.settings.world import WorldSettings
 from guerdon.types import BoolArray
 from guerdon.worlds.interventions import NAMES
@@ -36,7 +36,7 @@ class ScriptedInterventions(VectorWrapper):  # type: ignore[misc]
 
     repeats_interventions = True
 
-    def __init__(self, env: VectorEnv, expert: ScriptedExpert | MountainCarExpert, *, after: int, steps: int) -> None:
+    def __init__(self, env: VectorEnv, expert: StateExpert, *, after: int, steps: int) -> None:
         super().__init__(env)
         self._expert, self._after, self._for = expert, after, steps
         self._rng = generator(0, ACTING)  # of an expert without noise, which draws nothing

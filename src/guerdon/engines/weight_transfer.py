@@ -1,8 +1,9 @@
 """Weights from the learner to the collectors by a broadcast, in a process group beside that of the learners.
 
 Such a group is torch's (`ProcessGroupGloo`, `ProcessGroupNCCL`) on a store of the process of the run, under a prefix of
-its own, so that it can be formed anew whenever a collector is lost or added. What fails or takes too long costs the
-collectors concerned a way through the object store, and the run nothing else.
+its own, so that it can be formed anew whenever a collector is lost or added. Weights cross in buckets of one size, each
+with a checksum at its end. What fails, takes too long or arrives altered costs the collectors concerned a way through
+the object store, and the run nothing else.
 
     sender = WeightSender(ray, study.cluster, device)
     sent = sender.send(policy.tensors(), actors)        # each actor has a WeightReceiver
@@ -14,8 +15,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,7 +32,8 @@ from guerdon.progress import log_line
 from guerdon.settings.cluster import ClusterSettings
 
 _CPU = torch.device("cpu")
-_IN_FLIGHT = 2**28  # bytes that are on their way at one time
+_BUCKET = 2**26  # bytes of weights that cross together; two such parts are in memory at a time
+_WORDS = 2**20  # of a checksum at a time
 _PAUSE = 0.001  # seconds between looks at what is on its way
 _LOOK = 1.0  # seconds between looks at the process's own part
 _ATTEMPTS = 3  # broadcasts in a row that fail before the run tries no more
@@ -52,6 +53,7 @@ class Broadcast:
         host, port: of the store.
         timeout: seconds.
         layout: name, type and shape of every tensor.
+        bucket: bytes of weights that cross together.
     """
 
     number: int
@@ -62,6 +64,7 @@ class Broadcast:
     port: int
     timeout: float
     layout: Sequence[tuple[str, torch.dtype, tuple[int, ...]]]
+    bucket: int
 
     @property
     def failed(self) -> str:
@@ -188,7 +191,7 @@ class WeightSender:
         layout = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
         broadcast = Broadcast(
             self._number, self.groups, len(actors) + 1, self._backend, host, store.port, self._cluster.weight_timeout,
-            layout,
+            layout, _BUCKET,
         )  # fmt: skip
         member = self._member
 
@@ -282,7 +285,7 @@ class _Member:
     """
 
     def __init__(self, broadcast: Broadcast, rank: int, device: torch.device) -> None:
-        self.group, self.device = broadcast.group, device
+        self.group, self.device, self._sends = broadcast.group, device, rank == 0
         limit = timedelta(seconds=broadcast.timeout)
         self._store = TCPStore(broadcast.host, broadcast.port, is_master=False, timeout=limit)
         place = PrefixStore(f"weights/{broadcast.group}", self._store)
@@ -292,31 +295,37 @@ class _Member:
             self._backend = [dist.ProcessGroupGloo(place, rank, broadcast.size, limit)]
 
     def broadcast(self, tensors: Iterable[Tensor], broadcast: Broadcast) -> None:
-        """Fill tensors with the bytes of those of the first member.
+        """Fill tensors with the bytes of those of the first member, a bucket while the one before it is on its way.
 
         Raises:
-            ClusterError: it failed, or another member says so; this one has left the group then.
+            ClusterError: it failed, what arrived was altered, or another member says so; this one has left the group
+                then.
         """
         backend, until = self._backend[0], time.monotonic() + broadcast.timeout
         options = dist.BroadcastOptions()
         options.rootRank = 0
-        flying: deque[tuple[Tensor, Any]] = deque()
+        before: tuple[Tensor, list[Tensor], Any] | None = None
         gpu = self.device.type == "cuda"
         try:
             with boundary(ClusterError, "broadcast"), torch.cuda.device(self.device) if gpu else nullcontext():
-                for tensor in tensors:
-                    if tensor.numel():
-                        sent = tensor.reshape(-1).view(torch.uint8).to(self.device)
-                        flying.append((sent, backend.broadcast([sent], options)))
-                    while sum(part.nbytes for part, _ in flying) > _IN_FLIGHT:
-                        self._wait(flying.popleft()[1], broadcast, until)
-                while flying:
-                    self._wait(flying.popleft()[1], broadcast, until)
+                for parts in buckets(tensors, broadcast.bucket):
+                    bucket = packed(parts, self.device) if self._sends else room_for(parts, self.device)
+                    work = backend.broadcast([bucket], options)
+                    if before is not None:
+                        self._finish(*before, broadcast, until)
+                    before = bucket, parts, work
+                if before is not None:
+                    self._finish(*before, broadcast, until)
         except ClusterError:
             del backend
             self.leave()
             self._store.set(broadcast.failed, "another member failed")
             raise
+
+    def _finish(self, bucket: Tensor, parts: list[Tensor], work: Any, broadcast: Broadcast, until: float) -> None:
+        self._wait(work, broadcast, until)
+        if not self._sends:
+            unpack(bucket, parts)
 
     def leave(self) -> None:
         """Give the group up without waiting for what is on its way."""
@@ -330,6 +339,62 @@ class _Member:
                 raise ClusterError(f"it took longer than {broadcast.timeout:g} s")
             time.sleep(_PAUSE)
         work.wait()  # raises what went wrong
+
+
+def buckets(tensors: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
+    """The bytes of tensors, cut into parts, of which at most `size` bytes are together."""
+    parts, room = list[Tensor](), size
+    for tensor in tensors:
+        left = tensor.reshape(-1).view(torch.uint8)
+        while len(left):
+            part, left = left[:room], left[room:]
+            parts.append(part)
+            room -= len(part)
+            if not room:
+                yield parts
+                parts, room = [], size
+    if parts:
+        yield parts
+
+
+def room_for(parts: Sequence[Tensor], device: torch.device) -> Tensor:
+    """A bucket: zeros up to a multiple of eight bytes, and eight more."""
+    size = sum(len(part) for part in parts)
+    return torch.zeros(-(-size // 8) * 8 + 8, dtype=torch.uint8, device=device)
+
+
+def packed(parts: Sequence[Tensor], device: torch.device) -> Tensor:
+    """A bucket with these bytes and their checksum."""
+    bucket, start = room_for(parts, device), 0
+    for part in parts:
+        bucket[start : start + len(part)].copy_(part)
+        start += len(part)
+    words = bucket.view(torch.int64)
+    words[-1] = checksum(words[:-1])
+    return bucket
+
+
+def unpack(bucket: Tensor, parts: Sequence[Tensor]) -> None:
+    """Fill parts from a bucket.
+
+    Raises:
+        ClusterError: its checksum does not hold.
+    """
+    words, start = bucket.view(torch.int64), 0
+    if not torch.equal(checksum(words[:-1]), words[-1]):
+        raise ClusterError("a part of the weights arrived altered")
+    for part in parts:
+        part.copy_(bucket[start : start + len(part)])
+        start += len(part)
+
+
+def checksum(words: Tensor) -> Tensor:
+    """A sum of 64-bit words with odd factors, modulo 2^64: a change of any one of them changes it."""
+    factors = torch.arange(1, 2 * min(len(words), _WORDS), 2, device=words.device)
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for part in words.split(_WORDS):
+        total = total * 31 + (part * factors[: len(part)]).sum()
+    return total
 
 
 class _Attempt:

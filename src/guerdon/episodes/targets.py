@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from guerdon.errors import DataError
 from guerdon.types import BoolArray, Episode, FloatArray
 
 
@@ -61,6 +62,20 @@ def row_steps(episode: Episode) -> NDArray[np.float64]:
     if "steps" in episode.meta:
         return np.asarray(episode.meta["steps"], dtype=np.float64)
     return np.arange(len(episode), dtype=np.float64) * np.float64(episode.meta.get("frame_every", 1))
+
+
+def check_every_row(episode: Episode) -> None:
+    """Refuse an episode that keeps only some of its rows, for uses that need the action between each two states.
+
+    Raises:
+        DataError: it does.
+    """
+    apart = np.diff(row_steps(episode))
+    if (apart != 1).any():
+        raise DataError(
+            f"episode {episode.id!r} keeps every {int(apart.max())}th row, so its actions do not belong to its states: "
+            "collect again with collect.frame_every=1 (env.data_collection.frame_every=1 in a run)"
+        )
 
 
 def continuation_steps(episode: Episode) -> NDArray[np.float64] | None:

@@ -199,6 +199,11 @@ class Encoder:
         if self._features is not None:
             self._features.forget()
 
+    def keep_features(self) -> None:
+        """Keep the backbone's features of all pictures from now on: they are learned from again and again."""
+        if self._features is not None:
+            self._features.kept = True
+
     def refresh(self) -> None:
         """Make the running statistics the ones in use. Between calls they stay fixed, for acting and learning alike."""
         if self.normalizer is not None:
@@ -293,11 +298,15 @@ class FrozenFeatures:
     Args:
         path: folder or `package:<name>` of an EfficientNet-lite0, folder or hub id of a ResNet of transformers.
         device: where it computes.
+
+    Attributes:
+        kept: features are never dropped. Each picture is then computed alone, so that a resumed run, which computes
+            them again, has the same bits.
     """
 
     def __init__(self, path: str, device: torch.device) -> None:
         self._network, self.width, self._imagenet = _frozen(path, device)
-        self._device = device
+        self._device, self.kept = device, False
         self._found: dict[bytes, FloatArray] = {}
 
     def width_of(self, column: ObservedColumn) -> int:
@@ -312,16 +321,16 @@ class FrozenFeatures:
         """(N, d) float32 of pictures (N, H, W, C) uint8."""
         names = [hashlib.blake2b(np.ascontiguousarray(one).data, digest_size=16).digest() for one in frames_N]
         missing = {name: i for i, name in enumerate(names) if name not in self._found}
-        rows = list(missing.values())
-        for start in range(0, len(rows), 64):
-            part = frames_N[rows[start : start + 64]]
-            features = self._computed(part)
-            self._found |= dict(zip([names[i] for i in rows[start : start + 64]], features, strict=True))
+        rows, together = list(missing.values()), 1 if self.kept else 64
+        for start in range(0, len(rows), together):
+            part = rows[start : start + together]
+            self._found |= dict(zip([names[i] for i in part], self._computed(frames_N[part]), strict=True))
         return np.stack([self._found[name] for name in names]) if names else np.zeros((0, self.width), np.float32)
 
     def forget(self) -> None:
-        """Drop the features that are kept: those of a rollout that is over."""
-        self._found.clear()
+        """Drop the features of a rollout that is over."""
+        if not self.kept:
+            self._found.clear()
 
     def _computed(self, frames_N: np.ndarray) -> FloatArray:
         pixels = torch.from_numpy(np.ascontiguousarray(frames_N)).to(self._device).permute(0, 3, 1, 2).float() / 255.0

@@ -77,10 +77,50 @@ class MountainCarExpert:
         return np.asarray(np.clip(self.intended_B_A + noise, -1.0, 1.0), dtype=np.float32)
 
 
-def expert_of(env: WorldSettings, noise: float = 0.0) -> ScriptedExpert | MountainCarExpert | None:
+class FetchExpert:
+    """Brings the object of gymnasium-robotics' FetchPickAndPlace to its goal: above it, down, close, to the goal.
+
+    It reads `desired_goal` (3) and the first columns of `observation`: the hand, the object, the object from the hand
+    (3 each) and the two fingers.
+
+    Args:
+        noise: standard deviation of Gaussian noise added to every action.
+
+    Attributes:
+        intended_B_A: the last actions without the noise.
+    """
+
+    intended_B_A: np.ndarray
+
+    def __init__(self, noise: float = 0.0) -> None:
+        self._noise = noise
+
+    def act(self, observations_B: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """(B, 4) actions in [-1, 1]: 5 cm per step in each direction, and the fingers."""
+        goal, seen = observations_B["desired_goal"], observations_B["observation"]
+        thing, away, fingers = seen[:, 3:6], seen[:, 6:9], seen[:, 9:11]
+        above = np.linalg.norm(away[:, :2], axis=1) < 0.01
+        there = np.linalg.norm(away, axis=1) < 0.015
+        held = there & (fingers.sum(axis=1) < 0.055)
+        over = away + np.array([0.0, 0.0, 0.08])
+        move = np.where(held[:, None], goal - thing, np.where(above[:, None], away, over)) / 0.05
+        close = np.where(there, -1.0, 1.0)
+        move[there & ~held] = 0.0
+        actions = np.concatenate([move, close[:, None]], axis=1)
+        self.intended_B_A = np.asarray(np.clip(actions, -1.0, 1.0), dtype=np.float32)
+        noise = self._noise * rng.standard_normal(actions.shape)
+        return np.asarray(np.clip(self.intended_B_A + noise, -1.0, 1.0), dtype=np.float32)
+
+
+StateExpert = ScriptedExpert | MountainCarExpert | FetchExpert
+
+
+def expert_of(env: WorldSettings, noise: float = 0.0) -> StateExpert | None:
     """The expert of an `env` section's task that acts on its observations alone; None: there is none."""
     if env.type == "gymnasium" and env.task.startswith("MountainCarContinuous-"):
         return MountainCarExpert(noise)
+    if env.type == "gymnasium" and "FetchPickAndPlace" in env.task:
+        return FetchExpert(noise)
     return ScriptedExpert(env.task, noise=noise) if env.type == "metaworld" else None
 
 

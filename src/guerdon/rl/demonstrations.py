@@ -14,6 +14,7 @@ import numpy as np
 
 from guerdon.collect.policy_shape import PolicyShape
 from guerdon.episodes.read import read_episodes
+from guerdon.episodes.targets import check_every_row
 from guerdon.errors import DataError
 from guerdon.policies.robot import ControlInputs
 from guerdon.rewards.control_sources import ControlReward
@@ -51,7 +52,7 @@ def add_demonstrations(
     assert learner.demonstrations is not None
     pixels = any(column.kind == "image" for column in shape.columns)
     frames = pixels or any(isinstance(one, ControlReward) and one.observes.frames for one in sources.values())
-    episodes, steps, successes = 0, 0, 0
+    episodes, steps, successes, plain = 0, 0, 0, True
     found = iter(read_episodes(Path(path), with_frames=frames))
     while part := list(islice(found, _TOGETHER)):
         rollout = as_rollout(part, env, shape)
@@ -63,7 +64,11 @@ def add_demonstrations(
         learner.policy.observe(rollout.inputs, rollout.mask)
         episodes, steps = episodes + len(part), steps + rollout.steps
         successes += int(rollout.success.any(axis=1).sum())
-    return f"demonstrations: {episodes} episodes, {successes} with success, {steps} steps from {path}"
+        plain &= bool((rollout.rewards == rollout.success).all())
+    line = f"demonstrations: {episodes} episodes, {successes} with success, {steps} steps from {path}"
+    if env.native_reward == "dense" and plain:
+        line += "; their rewards are 1 at success and 0 else: were they collected with env.native_reward dense?"
+    return line
 
 
 def as_rollout(episodes: Sequence[Episode], env: WorldSettings, shape: PolicyShape) -> Rollout[ControlInputs]:
@@ -114,6 +119,7 @@ def _observations(episode: Episode, shape: PolicyShape) -> np.ndarray:
     """(T, ...) what the policy observes of each row: one array, or the columns of a dict, of one picture at most."""
     if len(episode) < 2:
         raise DataError(f"demonstration {episode.id} has no step")
+    check_every_row(episode)
     parts, start = dict[str, np.ndarray](), 0
     for name, kind, wanted in shape.columns:
         column = "frames" if kind == "image" else "states"

@@ -140,6 +140,7 @@ class ReplayLearner:
     ) -> None:
         self.policy, self.settings, self.terms, self.learning = policy, settings, dict(terms), dict(learning)
         self.memory, self.demonstrations, self.pays = memory, demonstrations, pays
+        policy.encoder.keep_features()
         self.rng = generator(seed, LEARNING)
         self.version, self.steps, self._skipped = 0, 0, 0
         self.source_weights: dict[str, float] = {}

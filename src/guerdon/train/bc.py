@@ -43,6 +43,7 @@ from torch import Tensor, nn
 from guerdon.collect.control import ControlCollector
 from guerdon.devices import seeded
 from guerdon.episodes.read import dataset_hash, read_episodes
+from guerdon.episodes.targets import check_every_row
 from guerdon.errors import ConfigError, DataError, MissingDependencyError, NonFiniteError
 from guerdon.policies.control import ControlPolicy, build_policy, save_policy
 from guerdon.policies.heads import Categorical, Gaussian
@@ -449,12 +450,7 @@ def _shapes(observations: np.ndarray) -> Any:
 
 
 def _columns(episode: Episode, pixels: bool) -> tuple[np.ndarray, FloatArray]:
-    every = int(episode.meta.get("frame_every", 1))
-    if every != 1:
-        raise DataError(
-            f"episode {episode.id!r} keeps every {every}th row, so its actions do not belong to its states: "
-            "collect again with collect.frame_every=1 (env.data_collection.frame_every=1 in a run)"
-        )
+    check_every_row(episode)
     observations = episode.frames if pixels else episode.states
     if observations is None or episode.actions is None:
         missing = "actions" if episode.actions is None else ("frames" if pixels else "states")

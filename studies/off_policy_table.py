@@ -1,0 +1,107 @@
+"""The tables of docs/results.md on studies/off_policy.yaml.
+
+    python studies/off_policy_table.py runs/off_policy
+
+By task: true success at the end and the mean height of the curve, with t intervals over seeds cut to 0 and 1, and the
+difference of the learned reward (L) from 0/1 (A), paired by seed. Then how many steps an arm needs, as a share of
+PPO's, to the level that PPO with the same reward (P) has at its end in the mean over seeds: the median over tasks and
+seeds, a run that never gets there counting as infinite, with a percentile interval of runs resampled within each
+task.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from guerdon.compare.report_format import bounds, decimal, signed_interval
+from guerdon.compare.results import StudyRecord, final_success, mean_area, measure_curve, read_study, scores
+from guerdon.evaluate.intervals import Float64, Interval
+from guerdon.evaluate.learning_curves import first_reach
+from guerdon.evaluate.statistics import stratified_t_interval
+
+MARGIN = 0.1  # L counts as worse than 0/1 from this difference on
+SOLVED = 0.8  # a task on which 0/1 ends above this leaves no gain to show
+
+
+def shares_of_steps(study: StudyRecord, arm: str, reference: str = "P") -> Float64:
+    """(tasks, seeds) steps to the reference's level over the reference's steps; infinite: never, NaN: no run."""
+    found = np.full((len(study.tasks), len(study.seeds)), np.nan)
+    for k, task in enumerate(study.tasks):
+        ends = [run for run in study.select(arm=reference, status="complete") if run.task == task]
+        if not ends:
+            continue
+        level = float(np.mean([final_success(run, study.measure) for run in ends]))
+        steps = measure_curve(ends[0], study.measure)[0][-1]
+        for run in study.select(arm=arm, status="complete"):
+            if run.task == task:
+                reached = first_reach(*measure_curve(run, study.measure), level)
+                found[k, study.seeds.index(run.seed)] = np.inf if reached is None else reached / steps
+    return found
+
+
+def median_interval(shares_K_S: Float64, *, reps: int = 10_000, seed: int = 0) -> tuple[float, float, float]:
+    """The median of all runs and its 95 % percentile interval; runs are resampled within each task."""
+    rows = [row[~np.isnan(row)] for row in shares_K_S]
+    rows = [row for row in rows if len(row)]
+    rng = np.random.default_rng(seed)
+    drawn = np.concatenate([row[rng.integers(len(row), size=(reps, len(row)))] for row in rows], axis=1)
+    # Order statistics: a mean with an infinite number has no use.
+    medians = np.quantile(drawn, 0.5, axis=1, method="higher")
+    low, high = np.quantile(medians, [0.025, 0.975], method="higher")
+    return float(np.quantile(np.concatenate(rows), 0.5, method="higher")), float(low), float(high)
+
+
+def with_bounds(interval: Interval) -> str:
+    """Such as `0.42 [0.31, 0.53]`."""
+    return f"{decimal(interval.estimate)} {bounds(interval)}".strip()
+
+
+def of_tasks(study: StudyRecord, arm: str, tasks: tuple[str, ...], *, area: bool = False) -> Interval:
+    """An arm's mean over tasks, with its t interval."""
+    found = stratified_t_interval(scores(study, arm, tasks, mean_area if area else final_success))
+    if found.low is None or found.high is None:
+        return found
+    return replace(found, low=max(found.low, 0.0), high=min(found.high, 1.0))
+
+
+def table(folder: Path) -> str:
+    """All lines."""
+    study = read_study(folder)
+    tasks, arms = tuple(study.tasks), list(study.arms)
+    lines = ["| task | " + " | ".join(arms) + " | L − A | L − A, area |", "| --- |" + " ---: |" * (len(arms) + 2)]
+    better, worse = [], []
+    for names, title in [(tasks, "all"), *(((task,), task) for task in tasks)]:
+        cells = [with_bounds(of_tasks(study, arm, names)) for arm in arms]
+        differences = [
+            stratified_t_interval(scores(study, "L", names, of) - scores(study, "A", names, of))
+            for of in (final_success, mean_area)
+        ]
+        lines.append(f"| {title} | {' | '.join([*cells, *map(signed_interval, differences)])} |")
+        plain, gain = of_tasks(study, "A", names).estimate, differences[0].estimate
+        if title != "all" and plain is not None and gain is not None:
+            (better if plain < SOLVED else worse).append((gain > 0) if plain < SOLVED else (gain <= -MARGIN))
+    lines += [
+        "",
+        f"Where 0/1 ends below {SOLVED:g}: L above on {sum(better)} of {len(better)} tasks; elsewhere L lower by "
+        f"{MARGIN:g} or more on {sum(worse)} of {len(worse)}.",
+        "",
+        "| arm | area under the curve | share of PPO's steps to its level, median | never |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for arm in arms:
+        shares = shares_of_steps(study, arm)
+        known = shares[~np.isnan(shares)]
+        steps = "–" if not len(known) else "{} [{}, {}]".format(*(decimal(one) for one in median_interval(shares)))
+        area = with_bounds(of_tasks(study, arm, tasks, area=True))
+        lines.append(f"| {arm} | {area} | {steps} | {int(np.isinf(known).sum())} of {len(known)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="what `guerdon compare` wrote")
+    print(table(parser.parse_args().folder))

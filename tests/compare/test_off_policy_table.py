@@ -1,0 +1,44 @@
+"""The tables of the study of off-policy learning, on runs whose curves are given."""
+
+import numpy as np
+import pytest
+import synthetic_study
+from studies.off_policy_table import median_interval, shares_of_steps, table
+from synthetic_study import write_study
+
+from guerdon.compare.results import measure_curve, read_study
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """L is better than 0/1 on the first task, and equal on the second, which 0/1 solves; P never learns the first."""
+    finals = {"first": {"A": 0.2, "L": 0.9, "P": 0.0}, "second": {"A": 0.9, "L": 0.9, "P": 0.95}}
+    monkeypatch.setattr(synthetic_study, "ARMS", {name: name for name in "ALP"})
+    monkeypatch.setattr(synthetic_study, "SOURCES", dict.fromkeys("ALP", ("env",)))
+    made = lambda task, arm, seed: finals[task][arm] + 0.01 * seed  # noqa: E731
+    return write_study(tmp_path / "study", made, tasks=tuple(finals), videos=False, cards=False)
+
+
+def test_steps_to_the_level_of_ppo(folder):
+    study = read_study(folder)
+    shares = shares_of_steps(study, "L")
+    run = next(run for run in study.select(arm="L") if run.task == "first" and run.seed == 0)
+    steps, values = measure_curve(run)
+    assert shares[0, 0] == next(s for s, v in zip(steps, values, strict=True) if v >= 0.01) / steps[-1]
+    assert np.isinf(shares[1]).all(), "0.92 is below the mean of P's ends, 0.96"
+
+
+def test_the_median_of_runs_of_which_some_never_get_there():
+    found = median_interval(np.array([[0.1, 0.2, np.inf], [0.3, np.nan, np.inf]]))
+    assert found[0] == 0.3
+    assert 0.1 <= found[1] <= 0.3
+    assert found[2] == np.inf
+    assert median_interval(np.full((4, 5), 0.25)) == (0.25, 0.25, 0.25)
+
+
+def test_the_counts_of_tasks(folder):
+    lines = table(folder).splitlines()
+    assert lines[3].startswith("| first | 0.21 ")
+    assert "| +0.70" in lines[3]
+    assert "Where 0/1 ends below 0.8: L above on 1 of 1 tasks; elsewhere L lower by 0.1 or more on 0 of 1." in lines
+    assert next(line for line in lines if line.startswith("| P |")).endswith("of 6 |")
