@@ -362,7 +362,7 @@ def score(
     aggregation: Annotated[str, typer.Option(help="How the values of steps become one: min, prod, last, ...")] = "min",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what a judge would cost, and exit.")] = False,
 ) -> None:
-    """Add the rewards of a model for text to the rows of a file, as columns. Run again, it continues."""
+    """Add the rewards of a model to the rows of a file or a log, as columns. Run again, it continues."""
     from guerdon.config_tree import Tree, apply_overrides
     from guerdon.evaluate.score_logs import check_paths, load_scoring_model, score_path
     from guerdon.evaluate.scores import AGGREGATIONS

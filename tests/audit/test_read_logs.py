@@ -51,6 +51,9 @@ def test_completions_that_trl_logged(kind):
     assert rows.texts.prompts[4] == "what is two plus two ?" or rows.texts.prompts[4].startswith("what is ")
     assert (rows.texts.messages is not None) == (kind == "chat")
     assert not any("advantages" in note for note in rows.notes)
+    true = read_log(DATA / "trl" / kind, columns={"truth": "short"})
+    np.testing.assert_array_equal(true.reward_N, rows.reward_N)  # still a part of the sum
+    assert true.truth_N[:8].tolist() == [r["short"] for r in first]
     one = read_log(DATA / "trl" / kind, columns={"reward": "short"})
     assert one.reward_N[:8].tolist() == [r["short"] for r in first]
     assert "says_two" in one.rewards
@@ -136,6 +139,15 @@ def test_a_branch_of_a_trace_is_the_way_to_its_last_message(tmp_path):
     assert (rows.texts.responses, rows.reward_N.tolist()) == (["kept"], [2.0])
     nodes[0]["parent"] = 2  # a ring
     assert len(read_log(jsonl(tmp_path / "ring.jsonl", [{"traces": [trace]}]))) == 1
+
+
+def test_records_that_are_not_like_the_others_are_counted(tmp_path):
+    good = json.loads((DATA / "prime/rollouts/step_9/train/all/traces.jsonl").read_text().splitlines()[0])
+    torn = [{"traces": "none"}, {"traces": [{"nodes": [{}, {"parent": 7}], "rewards": {}}]}, {"traces": [None]}]
+    rows = read_log(jsonl(tmp_path / "traces.jsonl", [*torn, good]))
+    assert (len(rows), rows.bad) == (1, {"a row that is not like traces of verifiers or prime-rl": 3})
+    with pytest.raises(DataError, match=r"no row could be read: 3 a row that is not like traces"):
+        read_log(jsonl(tmp_path / "torn.jsonl", torn))
 
 
 def test_results_of_older_verifiers(tmp_path):
@@ -385,6 +397,35 @@ def test_a_conversation_ends_with_the_response(tmp_path):
     assert rows.texts.messages == [turns, turns[:1]]
 
 
+def test_a_prompt_in_two_columns(tmp_path):
+    log = [{"instruction": "add", "input": f"{k}+1", "output": "r", "reward": k} for k in (1, 1, 2, 2)]
+    rows = read_log(jsonl(tmp_path / "log.jsonl", log))
+    assert (rows.texts.prompts, groups(rows)) == (["add\n1+1"] * 2 + ["add\n2+1"] * 2, [2, 2])
+
+
+def test_several_responses_of_one_record_are_a_group(tmp_path):
+    log = [{"prompt": f"p{k}", "responses": ["a", "bb", "ccc"], "rewards": [k, 0.5, None]} for k in range(2)]
+    rows = read_log(jsonl(tmp_path / "log.jsonl", log))
+    np.testing.assert_array_equal(rows.reward_N, [0, 0.5, np.nan, 1, 0.5, np.nan])
+    assert (rows.texts.responses, groups(rows)) == (["a", "bb", "ccc"] * 2, [3, 3])
+    assert rows.line_N.tolist() == [1, 1, 1, 2, 2, 2]
+
+
+def test_numbers_that_verl_wrote_as_text(tmp_path):
+    row = {
+        "input": "q",
+        "output": "a",
+        "gts": "7",
+        "score": 0.5,
+        "step": 1,
+        "acc": "True",
+        "form_reward": "0.25",
+        "pred": "7",
+    }
+    rows = read_log(jsonl(tmp_path / "1.jsonl", [row]))  # `default=str`, of numpy's bool and float32
+    assert (rows.truth_N.tolist(), list(rows.rewards)) == ([1.0], ["form_reward"])
+
+
 def test_rewards_of_tokens_are_added_where_there_is_no_other(tmp_path):
     row = {"prompt": "p", "response": "a b", "tokens": ["a", " b"], "token_rewards": [0.5, 0.25]}
     rows = read_log(jsonl(tmp_path / "log.jsonl", [row]))
@@ -508,6 +549,13 @@ def test_unreadable_files(tmp_path):
     assert len(read_log(tmp_path)) == 1
 
 
+def test_a_large_file_of_json_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("guerdon.audit.logs._WHOLE", 10)
+    (tmp_path / "log.json").write_text(json.dumps([{"prompt": "p", "response": "r", "reward": 1}]))
+    with pytest.raises(DataError, match=r"would be read whole; write one row per line \(\.jsonl\)"):
+        read_log(tmp_path / "log.json")
+
+
 def test_files_of_several_kinds_are_refused_in_one_line(tmp_path):
     shutil.copytree(DATA / "verl" / "rollout", tmp_path / "verl")
     shutil.copytree(DATA / "inspect" / "eval", tmp_path / "inspect")
@@ -542,6 +590,13 @@ def test_texts_that_are_too_long_are_cut_and_lines_that_are_too_long_are_counted
     assert [len(r) for r in rows.texts.responses] == [10, 50, 20]
     assert rows.length_N.tolist() == [10, 60, 20]
     assert any("longer than 50 characters" in note for note in rows.notes)
+
+
+def test_columns_without_end_do_not_fill_the_memory(tmp_path):
+    log = [{"prompt": "p", "response": "r", "reward": k, f"reward_{k}": 1, f"other_{k}": 2} for k in range(2000)]
+    rows = read_log(jsonl(tmp_path / "log.jsonl", log))
+    assert rows.reward_N.tolist() == [*range(2000)]
+    assert 90 < len(rows.rewards) < 110
 
 
 # The sample of texts.

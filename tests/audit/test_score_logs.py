@@ -174,6 +174,12 @@ def test_what_cannot_be_scored_is_said_in_one_line(tmp_path):
         score_path(DATA / "lerobot", Length(), tmp_path / "out", name="m")
 
 
+def test_a_record_that_is_not_like_its_log_is_named(tmp_path):
+    log = jsonl(tmp_path / "traces.jsonl", [{"traces": "none"}])
+    with pytest.raises(DataError, match=r"traces\.jsonl:1: not like traces of verifiers or prime-rl"):
+        score_path(log, Length(), tmp_path / "out.jsonl", name="m")
+
+
 class Brightness:
     """How bright each frame is; black ones cannot be measured."""
 

@@ -17,6 +17,7 @@ from guerdon.audit.text_rows import RowReader
 from guerdon.episodes.rollout_logs import LOG_ENDINGS, NAMES, PLAIN, columns_of, layout_of, log_files, log_records
 from guerdon.errors import DataError, did_you_mean
 
+_WHOLE = 1 << 27  # bytes of a file of JSON
 _LOOKED_FOR = (
     "completions of TRL, dumps of verl, traces of verifiers and prime-rl, logs of inspect_ai, rollouts of NeMo-Gym, "
     "events of TensorBoard, monitor.csv of Stable-Baselines3, a LeRobot data set, a run of guerdon, and "
@@ -85,6 +86,9 @@ def _kinds(
     kinds: dict[str, list[Path]] = {}
     skipped: dict[str, str] = {}
     for file in files:
+        if file.suffix == ".json" and file.stat().st_size > _WHOLE:
+            more = f"{file}: a .json file of more than {_WHOLE >> 20} MiB would be read whole"
+            raise DataError(f"{more}; write one row per line (.jsonl), a log of inspect_ai as .eval")
         try:
             first = list(islice((r for _, r in log_records(file) if isinstance(r, Mapping)), 20))
         except DataError:
@@ -92,11 +96,13 @@ def _kinds(
                 raise
             continue
         layout = layout_of(first[0] if first else {})
-        names = {name: None for row in first for name in row}
-        if layout.name != PLAIN or {"reward", "token_rewards"} & columns_of(names, layout, columns).keys.keys():
+        named = dict[str, None]()
+        if layout.name == PLAIN:
+            named = {name: None for record in first for row in layout.rows(record)[:1] for name in row}
+        if layout.name != PLAIN or {"reward", "token_rewards"} & columns_of(named, layout, columns).keys.keys():
             kinds.setdefault(layout.name, []).append(file)
         elif first:
-            skipped[file.name] = ", ".join(names)
+            skipped[file.name] = ", ".join(named)
         elif path == file:
             kinds[PLAIN] = [file]  # what is wrong with its rows is counted
     return kinds, skipped
@@ -115,16 +121,16 @@ def _trained_on(path: Path, files: Sequence[Path], notes: list[str]) -> list[Pat
 
 def _once(files: Sequence[Path], notes: list[str]) -> Iterator[tuple[Path, Iterable[tuple[int, Any]]]]:
     """Files with their records, without those in which TRL logged the batch of the file before again."""
-    before, again = None, 0
+    before, again = "", 0
     for file in files:
-        if file.suffix == ".parquet" and file.name.startswith("completions_"):
-            records = list(log_records(file))
-            batch = repr([{**row, "step": None} for _, row in records if isinstance(row, Mapping)])
-            again += batch == before
-            if batch != before:
-                yield file, records
-            before = batch
+        records, batch = log_records(file), ""
+        if file.name.startswith("completions_"):
+            records = iter(held := list(records))
+            batch = repr([{**row, "step": None} for _, row in held if isinstance(row, Mapping)])
+        if batch and batch == before:
+            again += 1
         else:
-            yield file, log_records(file)
+            yield file, records
+        before = batch
     if again:
         notes.append(f"TRL logged batches again: {again} of {len(files)} files are left out")

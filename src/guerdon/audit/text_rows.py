@@ -24,6 +24,7 @@ from guerdon.errors import DataError, did_you_mean
 
 LONGEST = 200_000  # characters of a text that are kept
 _BYTES = 200_000_000  # of all texts that are kept
+_MOST = 99  # columns of further rewards
 _RUN = 4096  # rows of one prompt that are sampled together, at most
 _NUMBERS = ("reward", "truth", "step", "length", "truncated", "failed", "advantage")
 _OF_TOKENS: tuple[tuple[str, type], ...] = (("token_rewards", float), ("tokens", str))
@@ -94,12 +95,12 @@ class _Kept(NamedTuple):
 
 
 class _Sample:
-    """The groups with the smallest hashes, as many as there is room for."""
+    """The rows of the groups with the smallest hashes, as many as there is room for."""
 
     def __init__(self, most: int, seed: int) -> None:
         self.most, self.seed = most, seed
-        self.kept: dict[int, list[_Kept]] = {}
-        self.rows = self.bytes = 0
+        self.kept: list[tuple[int, _Kept]] = []  # each with the hash of its group
+        self.bytes = 0
         self.below = 1 << 64
 
     def place(self, group: int) -> int:
@@ -108,33 +109,27 @@ class _Sample:
 
     def add(self, place: int, one: _Kept) -> None:
         """Keep a row of a group in the sample."""
-        self.kept.setdefault(place, []).append(one)
-        self.rows += 1
+        self.kept.append((place, one))
         self.bytes += one.size()
-        if self.rows > self.most * 5 // 4 or self.bytes > _BYTES * 5 // 4:
+        if len(self.kept) > self.most * 5 // 4 or self.bytes > _BYTES * 5 // 4:
             self.trim()
 
     def trim(self) -> None:
-        """Leave out the groups that there is no room for; of one group alone the last rows."""
-        rows = size = 0
-        order = sorted(self.kept)
-        for k, place in enumerate(order):
-            rows, size = rows + len(self.kept[place]), size + sum(one.size() for one in self.kept[place])
-            if rows > self.most or size > _BYTES:
-                self.below = order[max(k, 1)] if len(order) > 1 else place + 1
-                if not k:
-                    room = self.most if rows > self.most else max(rows * _BYTES // size, 1)
-                    self.kept[place] = self.kept[place][:room]
-                break
-        self.kept = {place: those for place, those in self.kept.items() if place < self.below}
-        self.rows = sum(map(len, self.kept.values()))
-        self.bytes = sum(one.size() for those in self.kept.values() for one in those)
+        """Leave out the groups that there is no room for; where there is room for none, rows of the first."""
+        self.kept.sort()
+        self.bytes = 0
+        for k, (place, one) in enumerate(self.kept):
+            if k == self.most or self.bytes + one.size() > _BYTES:
+                self.below = place
+                self.kept = [pair for pair in self.kept[:k] if pair[0] < place] or self.kept[: max(k, 1)]
+                self.bytes = sum(one.size() for _, one in self.kept)
+                return
+            self.bytes += one.size()
 
     def texts(self) -> tuple[list[_Kept], bool]:
         """What is kept, in the order of rows, and whether something is not."""
-        if self.rows > self.most or self.bytes > _BYTES:
-            self.trim()
-        return sorted(one for those in self.kept.values() for one in those), self.below < 1 << 64
+        self.trim()
+        return sorted(one for _, one in self.kept), self.below < 1 << 64
 
 
 class RowReader:
@@ -178,14 +173,15 @@ class RowReader:
                     for row in layout.rows(record):
                         names = (*row, *row["parts"]) if "parts" in row else tuple(row)
                         if (plan := plans.get(names)) is None:
+                            plans = plans if len(plans) < _MOST else {}
                             plan = plans[names] = columns_of(row, layout, self.given)
                             self.group = plan.keys.get("group") or self.group
                             self.seen.update(plan.keys, ["response"] if turns_of(row, plan)[1] else [])
-                            self.names.update(dict.fromkeys(names))
+                            self.names.update(dict.fromkeys(names if len(self.names) < 9 * _MOST else ()))
                         self._add(line + first, row, plan)
                 except _BadRow as error:
                     self.bad[str(error)] += 1
-                except (TypeError, AttributeError, KeyError, ValueError):
+                except (TypeError, AttributeError, LookupError, ValueError):
                     self.bad[f"a row that is not like {layout.name}"] += 1
         except DataError as error:  # of the file as a whole
             self.bad[f"{file.name} cannot be read further ({str(error).rpartition(': ')[2]})"] += 1
@@ -195,7 +191,9 @@ class RowReader:
         parts = row.get("parts", row)
         for part in plan.parts:
             value = parts.get(part)
-            if isinstance(value, float | int) or (plan.texts and isinstance(value, str) and _NUMBER.fullmatch(value)):
+            if isinstance(value, float | int) or (
+                part in plan.texts and isinstance(value, str) and _NUMBER.fullmatch(value)
+            ):
                 found["part", part] = _number(value, part)
         if plan.summed:
             known = {name: v for (_, name), v in found.items() if v == v and name != RESCORED}
@@ -219,6 +217,8 @@ class RowReader:
         n, file = len(self.codes["file"]), len(self.files) - 1
         for key, value in found.items():
             if (column := self.columns.get(key)) is None:
+                if len(self.columns) > _MOST and key[0] == "part":
+                    continue
                 column = self.columns[key] = array("d")
             if len(column) < n:
                 column.extend([_NAN] * (n - len(column)))
@@ -311,14 +311,13 @@ class RowReader:
         )  # fmt: skip
 
     def _check(self, root: Path) -> None:
-        bad = ", ".join(f"{count} {why}" for why, count in self.bad.most_common(5))
         if self.files and not len(self):
+            bad = ", ".join(f"{count} {why}" for why, count in self.bad.most_common(5))
             raise DataError(f"{root}: no row could be read: {bad or 'there is none'}")
-        for what, name in self.given.items():
-            if self.files and name not in self.names:
-                near = did_you_mean(name, self.names)
-                found = ", ".join(self.names)[:300]
-                raise DataError(f"{root}: --columns {what}={name}: there is no such column; found {found}{near}")
+        for what, name in self.given.items() if self.files else ():
+            if name not in self.names:
+                found = f"{', '.join(self.names)[:300]}{did_you_mean(name, self.names)}"
+                raise DataError(f"{root}: --columns {what}={name}: there is no such column; found {found}")
 
     def _steps(self, step_N: Numbers | None, names: Sequence[str], file_N: Codes) -> Codes | None:
         if step_N is not None and np.isfinite(step_N).any():

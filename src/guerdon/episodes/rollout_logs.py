@@ -29,7 +29,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic_core import from_json
 
-from guerdon.episodes.preferences import PROMPTS
+from guerdon.episodes.preferences import PROMPTS, prompt_of
 from guerdon.episodes.row_files import ENDINGS, json_value, numbered_rows
 from guerdon.errors import DataError, boundary
 
@@ -346,6 +346,19 @@ def _episode_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [{**own, "reward": returns.pop("combined"), "parts": returns}]
 
 
+def _lists(record: Mapping[str, Any]) -> bool:
+    """Whether a record has several responses and a reward for each."""
+    said, given = record.get("responses"), record.get("rewards")
+    return (
+        isinstance(said, list) and isinstance(given, list) and len(said) == len(given) and record.get("reward") is None
+    )
+
+
+def _listed_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    pairs = zip(record["responses"], record["rewards"], strict=True)
+    return [{**record, "response": said, "reward": reward} for said, reward in pairs]
+
+
 def _map(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
@@ -366,12 +379,13 @@ LAYOUTS: tuple[LogLayout, ...] = (
     LogLayout("traces of verifiers or prime-rl", lambda r: "traces" in r or _has("nodes", "rewards")(r), _trace_rows,
               rescored=_rescored_trace),
     LogLayout("results of verifiers", _has("example_id", "completion", "reward"), _results_rows),
-    LogLayout("a log of inspect_ai", _has("epoch", "input", "target", "scores"), _inspect_rows,
+    LogLayout("a log of inspect_ai", _has("epoch", "input", "target", "messages"), _inspect_rows,
               rescored=_rescored_sample),
     LogLayout("rollouts of NeMo-Gym", _has("responses_create_params", "response"), _gym_rows),
     LogLayout("inputs of a reward function of OpenRLHF", _has("query", "prompt", "reward"), _query_rows),
     LogLayout("responses of a run of guerdon", _has("tokens", "rewards", "outcome"), _shown_rows),
     LogLayout("a run of guerdon", _has("return/combined", "success"), _episode_rows),
+    LogLayout(PLAIN, _lists, _listed_rows),
     LogLayout(PLAIN, lambda r: True, _same),
 )  # fmt: skip
 
@@ -389,13 +403,13 @@ class Columns(NamedTuple):
         keys: column by what it holds.
         parts: further columns that are rewards.
         summed: whether the reward is the sum of these.
-        texts: whether a text may be a number, as in CSV.
+        texts: those of the parts in which a text may be a number, as in CSV and where verl met a float of numpy.
     """
 
     keys: Mapping[str, str]
     parts: tuple[str, ...]
     summed: bool
-    texts: bool
+    texts: frozenset[str]
 
 
 def columns_of(row: Mapping[str, Any], layout: LogLayout, given: Mapping[str, str]) -> Columns:
@@ -415,14 +429,16 @@ def columns_of(row: Mapping[str, Any], layout: LogLayout, given: Mapping[str, st
         if found is not None and what not in keys and not (summed and what in ("reward", "length")):
             keys[what] = found
     wide = layout.parts != "named"
-    kept = [n for n in names if n not in keys.values()] if parts is None else list(parts)
+    taken = {name for name in keys.values() if not (summed and name == given.get("truth"))}
+    kept = [n for n in names if n not in taken] if parts is None else list(parts)
     rest = [n for n in kept if _REWARD.search(n) or ((wide or parts is not None) and not _COUNT.search(n))]
-    return Columns(keys, tuple(rest), summed, not wide)
+    return Columns(keys, tuple(rest), summed, frozenset(filter(_REWARD.search, rest)))
 
 
 def turns_of(row: Mapping[str, Any], columns: Columns) -> tuple[Any, Any]:
     """Prompt and response of a row, each text or messages; a conversation ends with the response."""
-    asked: Any = row.get(columns.keys.get("prompt", ""))
+    key = columns.keys.get("prompt", "")
+    asked: Any = prompt_of(row) if key == "instruction" else row.get(key)  # Alpaca's prompt stands in two columns
     said = row.get(columns.keys.get("response", ""))
     if "response" not in columns.keys and (turns := messages_of(asked)) and turns[-1]["role"] == "assistant":
         return asked[:-1], asked[-1:]

@@ -28,7 +28,7 @@ from guerdon.episodes.preferences import PROMPTS, is_preference, prompt_of, read
 from guerdon.episodes.row_files import json_line, write_parquet
 from guerdon.episodes.solution_files import solutions_from_rows
 from guerdon.episodes.solutions import Solution
-from guerdon.errors import DataError
+from guerdon.errors import DataError, boundary
 from guerdon.evaluate.scores import score_solutions, solution_value
 from guerdon.labels.append_log import AppendLog
 from guerdon.models.judge import JudgeModel
@@ -258,7 +258,8 @@ _ANSWERS = ("response", "completion", "answer", "output")  # columns of a respon
 def _responses(row: Mapping[str, Any], where: str, name: str) -> _Item:
     layout = logs.layout_of(row)
     if layout.name != logs.PLAIN:
-        found = [_logged(one, layout, f"{name}-{k}") for k, one in enumerate(layout.rows(row))]
+        with boundary(DataError, f"{where}: not like {layout.name}"):
+            found = [_logged(one, layout, f"{name}-{k}") for k, one in enumerate(layout.rows(row))]
         return _Item(found, (logs.RESCORED,), (None if layout.rescored is None else len(found),))
     item = _plain_responses(row, where, name)
     kept = item.columns == ("reward",) and row.get("reward") is not None and "reward_failure" not in row
