@@ -61,6 +61,8 @@ async function start() {
   const marked = new Uint8Array(n); // rows of any finding
   const masks = about.findings.map(() => null);
 
+  await pause();
+
   // ---- places: rows of the page, in ascending order of their numbers in the log
   function placeOf(row) {
     let low = 0, high = n;
@@ -108,6 +110,7 @@ async function start() {
   }
 
   // ---- which rows are in the list, and in which order
+  await pause();
   const steps = column.step ? [...new Set(column.step)].filter((s) => !Number.isNaN(s)).sort((a, b) => a - b) : [];
   const list = $("list"), space = $("space"), detail = $("detail"), status = $("status");
   const control = (name) => $(name) || { value: "" };
@@ -402,6 +405,7 @@ async function start() {
     $("rows").scrollIntoView();
   }
   window.addEventListener("hashchange", follow);
+  await pause();
   $("browser").hidden = false;
   apply();
   follow();
