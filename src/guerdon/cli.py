@@ -21,6 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from guerdon import __version__
+from guerdon.audit.command import audit
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.hub import use_token
 from guerdon.process import UsageError, check_start, run_command
@@ -55,7 +56,7 @@ class _Verb(TyperCommand):
         check_start()
         use_token()
         ctx.params |= {name: _expanded(value) for name, value in ctx.params.items() if isinstance(value, Path)}
-        with nullcontext() if ctx.info_name == "serve" else heartbeat(str(ctx.info_name)):
+        with nullcontext() if ctx.info_name == "serve" or ctx.params.get("watch") else heartbeat(str(ctx.info_name)):
             status = super().invoke(ctx)
         if not ctx.params.get("dry_run"):
             report_lost_output()
@@ -433,6 +434,9 @@ def compare(
     report, table = run_study(plan)
     sys.stdout.write(table + "\n")
     _say(f"report: {report}")
+
+
+app.command()(audit)
 
 
 @app.command("serve")

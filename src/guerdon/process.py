@@ -116,11 +116,11 @@ def check_start() -> None:
 
 def _fail(line: str, status: int) -> NoReturn:
     if line:
-        sys.stderr.write(f"guerdon: {_shown(line)}\n")
+        sys.stderr.write(f"guerdon: {shown(line)}\n")
     sys.exit(status)
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
     """A message with control characters escaped and long lines shortened."""
     plain = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
     half = _LONGEST // 2

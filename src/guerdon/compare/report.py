@@ -9,8 +9,6 @@ how the arms' configurations differ.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,19 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from markupsafe import Markup
-
 from guerdon import atomic
 from guerdon.compare import report_charts as pictures
 from guerdon.compare import report_format as fmt
 from guerdon.compare import results as read
+from guerdon.compare.html_page import render
 from guerdon.compare.json_files import read_json
 from guerdon.compare.report_answers import answer_panels
 from guerdon.compare.report_cards import card_views
 from guerdon.compare.report_gold import gold_panels
 from guerdon.compare.report_tables import INTERVENTIONS, columns
-from guerdon.compare.report_videos import ShownVideo, VideoFile, choose_videos, fit_videos
+from guerdon.compare.report_videos import VideoFile, choose_videos, fit_videos
 from guerdon.compare.results import (
     FAILURE_GAP,
     MEASURES,
@@ -189,18 +185,18 @@ def _last_success(run: RunRecord) -> Interval:
 def _write(template: str, context: dict[str, Any], videos: tuple[list[VideoFile], list[str]], out: Path) -> Path:
     """Render without videos, fit the videos into the room that is left, render again, write atomically."""
     chosen, video_notes = videos
-    context = {**context, "terms": terms_of(_render(template, {**context, "terms": []}, []))}
-    page = _render(template, context, [])
+    context = {**context, "terms": terms_of(render(template, {**context, "terms": [], "videos": []}))}
+    page = render(template, {**context, "videos": []})
     if len(page.encode()) > MAX_BYTES and context.get("task_panels"):
         note = Note("The curves of single tasks are left out to keep this file small; their numbers are in the table.")
         context = {**context, "task_panels": [], "notes": [*context["notes"], note]}
-        page = _render(template, context, [])
+        page = render(template, {**context, "videos": []})
     shown, left_out, more_notes = fit_videos(chosen, budget=MAX_BYTES - len(page.encode()))
     notes = [Note(text) for text in (*video_notes, *more_notes)]
     if left_out:
         n = fmt.plural(len(left_out), "video")
         notes.append(Note(f"{n} left out to keep this file small; they are in films/ of the runs"))
-    page = _render(template, {**context, "notes": [*context["notes"], *notes]}, shown)
+    page = render(template, {**context, "notes": [*context["notes"], *notes], "videos": shown})
     atomic.write_text(out, page)
     return out
 
@@ -220,26 +216,6 @@ def terms_of(page: str) -> list[tuple[str, str]]:
         return re.search(rf"\b{re.escape(name)}s?\b", text, flags) is not None
 
     return [(term, sentence) for term, sentence in fmt.WORDS["terms"].items() if any(map(contained, term.split(", ")))]
-
-
-def _render(template: str, context: dict[str, Any], videos: Sequence[ShownVideo]) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(fmt.TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    script = (fmt.TEMPLATES / "report.js").read_text(encoding="utf-8")
-    style = (fmt.TEMPLATES / "style.css").read_text(encoding="utf-8")
-    environment.filters.update({name: filter_ for name, filter_ in vars(fmt).items() if callable(filter_)})
-    return environment.get_template(template).render(
-        **context,
-        videos=videos,
-        style=Markup(style),  # noqa: S704 - our own files
-        script=Markup(script),  # noqa: S704
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
-    )
 
 
 FEW_SEEDS = 5

@@ -28,6 +28,7 @@ from guerdon.progress import doing, heartbeat
 from guerdon.serve.app import build_app
 from guerdon.serve.backends import model_loader, refuse_early
 from guerdon.serve.lifecycle import address, say_served
+from guerdon.serve.sample import served_sample
 from guerdon.serve.served_models import ServedModels
 from guerdon.settings.serve import RayServeSettings, ServeSettings
 
@@ -148,7 +149,9 @@ def _replica(plain: Mapping[str, Any], modules: list[str]) -> FastAPI:
     sys.path += [path for path in modules if path not in sys.path]
     settings = validate(ServeSettings, plain, origin="a replica")
     loaders = {name: model_loader(name, model) for name, model in settings.models.items()}
-    models = ServedModels(loaders, default=settings.default, batch=settings.batch, limits=settings.limits)
+    models = ServedModels(
+        loaders, default=settings.default, batch=settings.batch, limits=settings.limits, sample=served_sample(settings)
+    )
     built = build_app(models, settings)
     if settings.ray is not None and settings.ray.max_replicas > 1:
         built.router.routes[:] = [r for r in built.router.routes if getattr(r, "path", None) not in _OF_ONE_PROCESS]

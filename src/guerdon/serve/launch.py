@@ -92,9 +92,12 @@ def launch(settings: ServeSettings) -> None:
     with needs("the server needs {name}: pip install 'guerdon[serve]'", ModuleNotFoundError):
         from guerdon.serve.app import build_app
         from guerdon.serve.lifecycle import serve
+        from guerdon.serve.sample import served_sample
         from guerdon.serve.served_models import ServedModels
     log_to_stderr()
-    models = ServedModels(loaders, default=settings.default, batch=settings.batch, limits=settings.limits)
+    models = ServedModels(
+        loaders, default=settings.default, batch=settings.batch, limits=settings.limits, sample=served_sample(settings)
+    )
     serve(models, build_app(models, settings), settings, chosen)
 
 

@@ -59,6 +59,7 @@ class ModelQueue:
         batch: limits of batches.
         limits: limits of requests.
         metrics: counters.
+        keep: called with the name, the episodes and the scores of each request; None: not.
 
     Attributes:
         model: None while it is loaded or unusable.
@@ -67,9 +68,10 @@ class ModelQueue:
     """
 
     def __init__(
-        self, name: str, loader: ModelLoader, batch: BatchSettings, limits: LimitSettings, metrics: Metrics
-    ) -> None:
-        self.name, self.loader, self.limits, self._metrics = name, loader, limits, metrics
+        self, name: str, loader: ModelLoader, batch: BatchSettings, limits: LimitSettings, metrics: Metrics,
+        keep: Callable[[str, Sequence[Episode], Sequence[ExplainedScore]], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.name, self.loader, self.limits, self._metrics, self._keep = name, loader, limits, metrics, keep
         self.model: RewardModel | None = None
         self.forecast: dict[str, Any] | None = None
         self.problem = "is being loaded"
@@ -185,6 +187,14 @@ class ModelQueue:
         compares = self.info.compares
         if not episodes:
             return []
+        found = await self._judged(episodes, options, deadline_s, compares=compares)
+        if self._keep is not None:
+            self._keep(self.name, episodes, found)
+        return found
+
+    async def _judged(
+        self, episodes: Sequence[Episode], options: JudgeOptions, deadline_s: float | None, *, compares: bool
+    ) -> list[ExplainedScore]:
         async with self.deadline(deadline_s) as left:
             if compares:
                 return await self._compare(episodes, options)

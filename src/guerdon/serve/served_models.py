@@ -14,6 +14,7 @@ from guerdon.serve.backends import ModelLoader
 from guerdon.serve.errors import UnknownModel
 from guerdon.serve.metrics import Metrics
 from guerdon.serve.model_queue import ModelQueue
+from guerdon.serve.sample import ServedSample
 from guerdon.settings.serve import BatchSettings, LimitSettings
 
 
@@ -25,6 +26,7 @@ class ServedModels:
         default: the model of requests that name none; None: the first.
         batch: limits of batches.
         limits: limits of requests.
+        sample: receives what was scored; None: nothing is kept.
 
     Attributes:
         metrics: counters.
@@ -41,9 +43,14 @@ class ServedModels:
         default: str | None = None,
         batch: BatchSettings | None = None,
         limits: LimitSettings | None = None,
+        sample: ServedSample | None = None,
     ) -> None:
         batch, self.limits, self.metrics = batch or BatchSettings(), limits or LimitSettings(), Metrics()
-        self.queues = {name: ModelQueue(name, at, batch, self.limits, self.metrics) for name, at in loaders.items()}
+        self.sample = sample
+        keep = None if sample is None else sample.keep
+        self.queues = {
+            name: ModelQueue(name, at, batch, self.limits, self.metrics, keep) for name, at in loaders.items()
+        }
         self.default = default or next(iter(loaders))
         self._by_alias = {alias: name for name, loader in loaders.items() for alias in loader.aliases}
         self.draining = self.started = False
@@ -68,6 +75,8 @@ class ServedModels:
             self.started = False
             for queue in self.queues.values():
                 queue.stop()
+            if self.sample is not None:
+                await asyncio.to_thread(self.sample.close)
 
     def abandon(self) -> None:
         """Refuse waiting requests: the server ends before their model is done."""

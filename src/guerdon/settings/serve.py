@@ -157,6 +157,14 @@ class ServeSettings(Settings):
     limits: LimitSettings = Field(LimitSettings(), description="what requests may take")
     media: MediaSettings = Field(MediaSettings(), description="what pictures and videos may take")
 
+    sample_path: str | None = Field(
+        None,
+        description="folder of rows for guerdon audit about what was scored, without texts; null: none are written",
+    )
+    sample_share: float = only_with(
+        0.01, gt=0, le=1, sample_path=SET, description="share of the prompts; all responses to a prompt are in, or none"
+    )
+    sample_text: bool = only_with(False, sample_path=SET, description="also write prompts and responses there")
     ray: RayServeSettings | None = Field(None, description="serve with replicas on a Ray cluster; null: one process")
 
     @field_validator("token", mode="before")
