@@ -263,11 +263,13 @@ def _frozen(shape: Shape) -> float:
 
 PUBLISHED_VLA = {  # configurations of the language part
     "token": {"hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 11008, "vocab_size": 32064},
+    "regression": {"hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 11008, "vocab_size": 32064},
     "flow": {"hidden_size": 960, "num_hidden_layers": 16, "intermediate_size": 2560, "vocab_size": 49280},
 }
-REST = {"token": 0.80e9, "flow": 0.20e9}  # parameters of the other parts
+REST = {"token": 0.80e9, "regression": 0.95e9, "flow": 0.20e9}  # parameters of the other parts
 TOWERS = {  # of vision, as far as they are computed: width, inner width, blocks, tokens of a picture
     "token": ((1024, 4096, 23, 261), (1152, 4304, 26, 256)),  # DINOv2 L with registers, SigLIP So400M
+    "regression": ((1024, 4096, 23, 261), (1152, 4304, 26, 256)),
     "flow": (),  # its tower is not counted
 }
 PATCHES, INSTRUCTION, ACTION = 256, 35, 7  # tokens of a picture, of an instruction, of an action

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from guerdon.errors import CheckpointError, ConfigError, boundary
-from guerdon.finite import refuse_to_read
-from guerdon.hub import check_folder, reading
+from guerdon.finite import load_weights, refuse_to_read
+from guerdon.hub import OFT_PARTS, check_folder, reading
 from guerdon.policies.adapter_files import merged_weights
 from guerdon.policies.pretrained import read_tokenizer
 from guerdon.policies.vla.checkpoint_config import (
@@ -32,7 +32,7 @@ from guerdon.policies.vla.checkpoint_config import (
     checked,
     json_object,
 )
-from guerdon.policies.vla.policy import BOS, Statistics
+from guerdon.policies.vla.policy import BOS, Normalization, Statistics
 from guerdon.policies.vla.prismatic import PrismaticNetwork
 from guerdon.policies.vla.smolvla import ExpertSize, SmolVLANetwork
 from guerdon.policies.vla.statistics import instruction_length, openvla_statistics, smolvla_statistics
@@ -44,9 +44,10 @@ TOWERS = {
     "vit_so400m_patch14_siglip_224": ViTSize(224, 14, 1152, 27, 16, 4304),
 }
 """The vision towers of OpenVLA by their names in timm."""
+_BOUNDS: dict[str, Normalization] = {"bounds_q99": "QUANTILES", "bounds": "MIN_MAX"}
 PROMPT = "In: What action should the robot take to {task}?\nOut:"
 _EMPTY = "▁"  # OpenVLA's prompts end with this token of Llama's
-_PROPRIO = "proprio_projector.safetensors"
+_NOT_L1 = "noise_predictor."  # in the names of a diffusion head's weights
 _SMOLVLA = {
     "vlm_with_expert.vlm.model.text_model.": "text.",
     "vlm_with_expert.vlm.model.vision_model.": "see.vision_model.",
@@ -83,7 +84,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int) -> Published:
-    """An OpenVLA or OpenVLA-OFT checkpoint with action tokens.
+    """An OpenVLA or OpenVLA-OFT checkpoint: with action tokens or an L1 regression head, with or without FiLM.
 
     Args:
         settings: the `policy` section, with `vla_path`.
@@ -99,15 +100,6 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
     folder = Path(str(settings.vla_path))
     file = folder / "config.json"
     config = checked(OpenVLAConfig, read_config(folder), file)
-    for kind, why in (
-        (
-            "action_head",
-            "was trained with a regression or diffusion head, which has no action tokens to learn from by RL",
-        ),
-        ("vision_backbone", "was trained with FiLM, which is not supported"),
-    ):
-        if any(folder.glob(f"{kind}--*_checkpoint.pt")):
-            raise CheckpointError(f"{folder} {why}; take one that was trained with discrete action tokens")
     names = config.timm_model_ids
     if not names or any(name not in TOWERS for name in names):
         raise CheckpointError(f"{folder}: vision towers {names} are not supported; known are {', '.join(TOWERS)}")
@@ -117,13 +109,27 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
         folder, (), has, given=[PROPRIO] if proprio_size else [], images=settings.num_images_in_input,
         ignored=settings.ignored_inputs,
     )  # fmt: skip
+    if proprio_size and not has:
+        raise CheckpointError(
+            f"policy.use_proprio: {folder} has no proprio_projector.safetensors; set policy.use_proprio to false"
+        )
+    parts = {name: _part(folder, name) for name in OFT_PARTS if proprio_size or name != "proprio_projector"}
+    regression = settings.family == "regression"
+    _check_head(folder, parts["action_head"], parts["noisy_action_projector"], regression)
     statistics = openvla_statistics(
-        _folders(settings), config.norm_stats, settings.unnorm_key, actions=actions, proprio_size=proprio_size
-    )
-    sizes = [replace(TOWERS[name], image=size) for name, size in zip(names, config.image_sizes, strict=True)]
+        _folders(settings), config.norm_stats, settings.unnorm_key, actions=actions, proprio_size=proprio_size,
+        mode=_BOUNDS[settings.normalization],
+    )  # fmt: skip
+    film = parts["vision_backbone"]
+    width = config.text_config.hidden_size if film else 0
+    sizes = [
+        replace(TOWERS[name], image=size, words=width) for name, size in zip(names, config.image_sizes, strict=True)
+    ]
     stored = _weights(settings)
+    if film:
+        stored = {k: t for k, t in stored.items() if not k.startswith("vision_backbone.")} | _film_weights(film)
     if proprio_size:
-        stored |= _proprio_tensors(folder)
+        stored |= {f"proprio_projector.{name}": tensor for name, tensor in parts["proprio_projector"].items()}
     rows, bins = config.text_config.vocab_size, config.n_action_bins
     vocabulary = rows - config.pad_to_multiple_of
     if bins > vocabulary:
@@ -134,10 +140,13 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
         network = PrismaticNetwork(
             DinoSiglipTowers(sizes), LlamaConfig(**config.text_config.model_dump()), vocabulary=vocabulary, bins=bins,
             image_size=sizes[0].image, proprio_size=proprio_size, fused=config.use_fused_vision_backbone,
+            numbers=actions if regression else 0, film=bool(film),
         )  # fmt: skip
     renamed = {name.replace("language_model.model.", "language_model.", 1): t for name, t in stored.items()}
     head = renamed.pop("language_model.lm_head.weight", None)
-    if head is not None and len(head) == rows:
+    if regression:
+        renamed |= {f"action_head.{name.removeprefix('model.')}": t for name, t in parts["action_head"].items()}
+    elif head is not None and len(head) == rows:
         renamed["action_head.weight"] = head[vocabulary - bins : vocabulary].flip(0)
     fill_exactly(network, renamed, openvla_unused(network), folder)
     tokenizer = read_tokenizer(str(folder))
@@ -339,15 +348,49 @@ def _smolvla_name(name: str) -> str:
     return _SMOLVLA.get(old, "") + inside.removeprefix(old)
 
 
-def _proprio_tensors(folder: Path) -> dict[str, Tensor]:
-    """The projector of proprioception, which OpenVLA-OFT keeps in a file of its own."""
-    from safetensors.torch import load_file
-
-    file = folder / _PROPRIO
+def _part(folder: Path, name: str) -> dict[str, Tensor]:
+    """A part that OpenVLA-OFT keeps in a file of its own, without the prefix of data parallel training; empty: none."""
+    file = folder / f"{name}.safetensors"
     if not file.is_file():
-        found = next((one.name for one in folder.glob("proprio_projector--*_checkpoint.pt")), None)
-        hint = f"write {found} as safetensors (docs/vla.md)" if found else "set policy.use_proprio to false"
-        raise CheckpointError(f"policy.use_proprio: {folder} has no {_PROPRIO}; {hint}")
+        if pickled := next(folder.glob(f"{name}--*.pt"), None):
+            raise CheckpointError(
+                f"{pickled} is a pickle, which can run code; write a folder with safetensors: guerdon import {folder} "
+                "NEW_FOLDER"
+            )
+        return {}
     with boundary(CheckpointError, f"{file} cannot be read"):
-        tensors = load_file(file)
-    return {f"proprio_projector.{name.removeprefix('module.')}": tensor for name, tensor in tensors.items()}
+        found = load_weights(file)
+    return {key.removeprefix("module."): tensor for key, tensor in found.items()}
+
+
+def _check_head(folder: Path, head: Mapping[str, Tensor], noise: Mapping[str, Tensor], regression: bool) -> None:
+    """Refuse a head that the family lacks, and a family whose head the checkpoint lacks."""
+    if noise or any(name.startswith(_NOT_L1) for name in head):
+        raise CheckpointError(
+            f"{folder} was trained with a diffusion head, which is not supported; take one with an L1 regression head "
+            "or discrete action tokens"
+        )
+    if regression and not head:
+        raise ConfigError(
+            f"{folder} has no action_head.safetensors, the L1 regression head: set policy.family to token, or copy "
+            "the file from the checkpoint"
+        )
+    if head and not regression:
+        raise ConfigError(f"{folder} was trained with an L1 regression head: set policy.family to regression")
+
+
+def _film_weights(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The vision backbone that OpenVLA-OFT saves with FiLM, its adapters merged: their alpha is their rank, at most 16."""
+    found = {}
+    for name, tensor in stored.items():
+        if ".lora_" in name:
+            continue
+        path, layer, leaf = name.rpartition(".base_layer.")
+        if layer and leaf == "weight":
+            down, up = (stored.get(f"{path}.lora_{one}.default.weight") for one in "AB")
+            if down is not None and up is not None:
+                rank = len(down)
+                change = (up.float().flatten(1) @ down.float().flatten(1)).view_as(tensor)
+                tensor = tensor.float() + min(rank, 16) / rank * change
+        found[f"{path}.{leaf}" if layer else name] = tensor
+    return {name.replace(".block.", "."): tensor for name, tensor in found.items()}

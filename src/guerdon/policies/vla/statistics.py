@@ -33,15 +33,17 @@ _STEPS = {  # of LeRobot's processors for SmolVLA; the others change actions or 
 
 
 def openvla_statistics(
-    folders: Sequence[Path], config: Mapping[str, Any] | None, key: str | None, *, actions: int, proprio_size: int
-) -> Statistics:
-    """Quantiles of a data set; those of fine-tuning (`dataset_statistics.json`) before those of the base model.
+    folders: Sequence[Path], config: Mapping[str, Any] | None, key: str | None, *, actions: int, proprio_size: int,
+    mode: Normalization = "QUANTILES",
+) -> Statistics:  # fmt: skip
+    """Bounds of a data set; those of fine-tuning (`dataset_statistics.json`) before those of the base model.
 
     Args:
         folders: the checkpoint's, and its adapter's.
         config: `norm_stats` of the checkpoint's `config.json`.
         key: the name of the data set; None: the only one.
         actions, proprio_size: numbers of the environment.
+        mode: which statistics are the bounds: `QUANTILES` or `MIN_MAX`.
 
     Raises:
         ConfigError: the data set is not known, or has other numbers than the environment.
@@ -72,12 +74,13 @@ def openvla_statistics(
         moved = _mask(numbers.get("mask"), size, file, f"{where}.mask")
         low, high = (
             _numbers(numbers.get(name), size, file, f"{where}.{name}", f"the statistics of {key}", part, moved)
-            for name in ("q01", "q99")
+            for name in NORMALIZATIONS[mode]
         )
-        _check_order((f"{where}.q01", low), (f"{where}.q99", high), moved, file, action=part == "action")
+        below, above = (f"{where}.{name}" for name in NORMALIZATIONS[mode])
+        _check_order((below, low), (above, high), moved, file, action=part == "action")
         half = (high - low + _EPS) / 2
         pairs.append((np.where(moved, low + half, 0.0), np.where(moved, half, 1.0)))
-    return Statistics(pairs[0], pairs[1] if proprio_size else None)
+    return Statistics(pairs[0], pairs[1] if proprio_size else None, (mode, mode))
 
 
 def smolvla_statistics(
