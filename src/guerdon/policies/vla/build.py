@@ -17,6 +17,7 @@ from guerdon.errors import CheckpointError, ConfigError
 from guerdon.policies.vla.flow import FlowVLA
 from guerdon.policies.vla.policy import VLAPolicy, bounds_as_statistics, computes_in_bf16, hashed_words, quantize
 from guerdon.policies.vla.published import Published, read_config, read_openvla, read_smolvla
+from guerdon.policies.vla.published_pi0 import OPENPI, is_openpi, read_pi0
 from guerdon.policies.vla.regression import RegressionVLA
 from guerdon.policies.vla.tiny import tiny_flow_network, tiny_token_network
 from guerdon.policies.vla.token import TokenVLA
@@ -26,6 +27,9 @@ FAMILIES: dict[str, type[VLAPolicy]] = {"token": TokenVLA, "flow": FlowVLA, "reg
 READERS: dict[str, tuple[tuple[str, ...], Callable[..., Published]]] = {
     "openvla": (("token", "regression"), read_openvla),
     "smolvla": (("flow",), read_smolvla),
+    "pi0": (("flow",), read_pi0),
+    "pi05": (("flow",), read_pi0),
+    OPENPI: (("flow",), read_pi0),
 }
 """By the kind in a checkpoint's `config.json`: the families that it may have, and what reads it."""
 
@@ -83,7 +87,7 @@ def _reader(settings: VLAPolicySettings) -> Callable[..., Published]:
     """What reads the checkpoint of `vla_path`."""
     folder = Path(str(settings.vla_path))
     config = read_config(folder)
-    kind = str(config.get("model_type") or config.get("type"))
+    kind = OPENPI if is_openpi(config) else str(config.get("model_type") or config.get("type"))
     if kind not in READERS:
         raise CheckpointError(f"{folder} is a checkpoint of {kind!r}; known are {', '.join(READERS)}")
     families, reader = READERS[kind]

@@ -26,6 +26,7 @@ from guerdon.policies.pretrained import read_tokenizer
 from guerdon.policies.vla.checkpoint_config import (
     PROPRIO,
     STATE,
+    LeRobotConfig,
     OpenVLAConfig,
     SmolVLAConfig,
     check_inputs,
@@ -35,7 +36,7 @@ from guerdon.policies.vla.checkpoint_config import (
 from guerdon.policies.vla.policy import BOS, Normalization, Statistics
 from guerdon.policies.vla.prismatic import PrismaticNetwork
 from guerdon.policies.vla.smolvla import ExpertSize, SmolVLANetwork
-from guerdon.policies.vla.statistics import instruction_length, openvla_statistics, smolvla_statistics
+from guerdon.policies.vla.statistics import instruction_length, lerobot_statistics, openvla_statistics
 from guerdon.policies.vla.vision import DinoSiglipTowers, ViTSize
 from guerdon.settings.vla_policy import VLAPolicySettings
 
@@ -117,7 +118,7 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
     regression = settings.family == "regression"
     _check_head(folder, parts["action_head"], parts["noisy_action_projector"], regression)
     statistics = openvla_statistics(
-        _folders(settings), config.norm_stats, settings.unnorm_key, actions=actions, proprio_size=proprio_size,
+        folders(settings), config.norm_stats, settings.unnorm_key, actions=actions, proprio_size=proprio_size,
         mode=_BOUNDS[settings.normalization],
     )  # fmt: skip
     film = parts["vision_backbone"]
@@ -125,7 +126,7 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
     sizes = [
         replace(TOWERS[name], image=size, words=width) for name, size in zip(names, config.image_sizes, strict=True)
     ]
-    stored = _weights(settings)
+    stored = published_weights(settings)
     if film:
         stored = {k: t for k, t in stored.items() if not k.startswith("vision_backbone.")} | _film_weights(film)
     if proprio_size:
@@ -192,16 +193,7 @@ def read_smolvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
     folder = Path(str(settings.vla_path))
     file = folder / "config.json"
     config = checked(SmolVLAConfig, read_config(folder), file)
-    config.refuse_others(file)
-    if not settings.use_proprio:
-        raise ConfigError("SmolVLA reads the state of the robot: set policy.use_proprio to true")
-    if settings.num_action_chunks > config.chunk_size:
-        raise ConfigError(f"policy.num_action_chunks: {folder} was trained on chunks of {config.chunk_size}")
-    cameras, others = config.inputs()
-    check_inputs(
-        file, cameras, others, given=[STATE], images=settings.num_images_in_input, ignored=settings.ignored_inputs
-    )
-    config.check_numbers(file, actions=actions, proprio_size=proprio_size)
+    check_lerobot(config, file, settings, actions=actions, proprio_size=proprio_size)
     name = settings.vlm_path or config.vlm_model_name
     vlm = _vlm_config(name)
     if config.num_vlm_layers > 0:
@@ -217,9 +209,9 @@ def read_smolvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
     with without_weights():
         see = _SmolVLMEyes(SmolVLMVisionTransformer(vlm.vision_config), SmolVLMConnector(vlm))
         network = SmolVLANetwork(see, vlm.text_config, expert, image_size=size, proprio_size=proprio_size, padded=True)
-    renamed = {_smolvla_name(key): tensor for key, tensor in _weights(settings).items()}
+    renamed = {_smolvla_name(key): tensor for key, tensor in published_weights(settings).items()}
     unused = {_SMOLVLA_UNUSED: (vlm.text_config.vocab_size, vlm.text_config.hidden_size)}
-    statistics = smolvla_statistics(_folders(settings), config, renamed, actions=actions, proprio_size=proprio_size)
+    statistics = lerobot_statistics(folders(settings), config, renamed, actions=actions, proprio_size=proprio_size)
     fill_exactly(network, renamed, unused, folder)
     if config.train_expert_only:
         network.see.requires_grad_(False)
@@ -234,6 +226,27 @@ def read_smolvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
         return [int(i) for i in tokenizer(line, truncation=longest is not None, max_length=longest).input_ids]
 
     return Published(network, encode, statistics)
+
+
+def check_lerobot(
+    config: LeRobotConfig, file: Path, settings: VLAPolicySettings, *, actions: int, proprio_size: int
+) -> None:
+    """Refuse what LeRobot's configuration of a checkpoint does not support, and a study that does not fit it.
+
+    Raises:
+        CheckpointError: the checkpoint needs what is not supported.
+        ConfigError: the settings or the environment do not fit the checkpoint.
+    """
+    config.refuse_others(file)
+    if not settings.use_proprio:
+        raise ConfigError(f"{file.parent} reads the state of the robot: set policy.use_proprio to true")
+    if settings.num_action_chunks > config.chunk_size:
+        raise ConfigError(f"policy.num_action_chunks: {file.parent} was trained on chunks of {config.chunk_size}")
+    cameras, others = config.inputs()
+    check_inputs(
+        file, cameras, others, given=[STATE], images=settings.num_images_in_input, ignored=settings.ignored_inputs
+    )
+    config.check_numbers(file, actions=actions, proprio_size=proprio_size)
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -256,14 +269,14 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _folders(settings: VLAPolicySettings) -> list[Path]:
+def folders(settings: VLAPolicySettings) -> list[Path]:
     """The checkpoint's, and its adapter's."""
     return [Path(path) for path in (settings.vla_path, settings.load_adapter_checkpoint) if path is not None]
 
 
-def _weights(settings: VLAPolicySettings) -> dict[str, Tensor]:
+def published_weights(settings: VLAPolicySettings) -> dict[str, Tensor]:
     """The published weights, with their adapter."""
-    folder, *adapters = _folders(settings)
+    folder, *adapters = folders(settings)
     for one in (folder, *adapters):
         check_folder(CheckpointError, "the checkpoint", one)
     weights = read_tensors(folder)
