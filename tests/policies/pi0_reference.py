@@ -115,6 +115,7 @@ def reference(kind):
     batch["observation.state"] = drawn((2, 3), 2)
     found = policy.predict_action_chunk(batch, noise=drawn((2, CHUNK, 32), 1), num_steps=3)
     return {
+        "processors": processors(kind, config),
         "shapes": {name: list(shape) for name, shape in shapes.items()}, "left_out": sorted(set(shapes) - set(stored)),
         "config": written, "actions": found.tolist(), "parameters": whole,
     }  # fmt: skip
@@ -130,6 +131,27 @@ def parameters(kind):
     with torch.device("meta"):
         model = made(form(device="cpu"))
     return sum(tensor.numel() for tensor in model.state_dict().values())
+
+
+def processors(kind, config):
+    """The files of LeRobot's processors, without the tokenizer, which would be downloaded."""
+    from importlib import import_module
+
+    from lerobot.processor import TokenizerProcessorStep
+
+    TokenizerProcessorStep.__post_init__ = lambda self: None
+    make = getattr(
+        import_module(f"lerobot.policies.{kind}.processor_{kind}"), f"make_{kind}_pre_post_processors"
+    )
+    folder = FILE.parent / f"{kind}_processors"
+    numbers = {"mean": torch.zeros(3), "std": torch.ones(3), "q01": -torch.ones(3), "q99": torch.ones(3)}
+    for one in make(config, {name: numbers for name in ("action", "observation.state")}):
+        one.save_pretrained(folder)
+    found = {file.name: json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+    return found
 
 
 def prompts():

@@ -14,6 +14,7 @@ import pi0_reference as made
 import pytest
 import torch
 from safetensors.torch import save_file
+from rl_clock import lines, start
 from test_vla_checkpoints import write_tokenizer
 from vla_models import observations
 
@@ -24,6 +25,7 @@ from guerdon.policies.vla import published_pi0
 from guerdon.policies.vla.flow import gaussian_log_prob
 from guerdon.policies.vla.pi0 import state_prompt
 from guerdon.policies.vla.policy import VLAInputs
+from guerdon.settings.study import Study
 from guerdon.settings.vla_policy import VLAPolicySettings
 from guerdon.worlds.eye import letterboxed
 
@@ -59,15 +61,18 @@ def tokenizer(tmp_path):
     return str(folder)
 
 
-def lerobot(folder, kind, *, tensors=None, statistics=True, **changes):
-    """A folder as LeRobot's `save_pretrained` writes it, with the state of its normaliser."""
+def lerobot(folder, kind, *, tensors=None, **changes):
+    """A folder as LeRobot's `save_pretrained` writes it, with the files of its processors."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**REFERENCE[kind]["config"], **changes}))
     save_file(weights(kind) if tensors is None else tensors, folder / "model.safetensors")
-    if statistics:
-        numbers = {f"{feature}.{name}": torch.tensor(value)
-                   for feature in ("action", "observation.state") for name, value in NUMBERS.items()}  # fmt: skip
-        save_file(numbers, folder / "policy_preprocessor_step_5_normalizer_processor.safetensors")
+    numbers = {f"{feature}.{name}": torch.tensor(value)
+               for feature in ("action", "observation.state") for name, value in NUMBERS.items()}  # fmt: skip
+    for name, processor in REFERENCE[kind]["processors"].items():
+        (folder / name).write_text(json.dumps(processor))
+        for step in processor["steps"]:
+            if "state_file" in step:
+                save_file(numbers, folder / step["state_file"])
     return folder
 
 
@@ -117,12 +122,16 @@ def test_actions_are_those_of_lerobot(layout, kind, tmp_path):
     assert denoised(policy) == pytest.approx(np.array(REFERENCE[kind]["actions"]), abs=1e-4)
 
 
+def small_pictures(patch):
+    """Pictures of openpi always have 224 pixels; here 16, as in the reference."""
+    original = published_pi0.OpenPiConfig.as_lerobot
+    patch.setattr(published_pi0.OpenPiConfig, "as_lerobot",
+                  lambda self, form: original(self, form).model_copy(update={"image_resolution": (16, 16)}))  # fmt: skip
+
+
 def small_openpi(tmp_path, kind, **keys):
-    """A policy of openpi's layout. Its pictures always have 224 pixels; here 16, as in the reference."""
     with pytest.MonkeyPatch.context() as patch:
-        original = published_pi0.OpenPiConfig.as_lerobot
-        patch.setattr(published_pi0.OpenPiConfig, "as_lerobot",
-                      lambda self, form: original(self, form).model_copy(update={"image_resolution": (16, 16)}))  # fmt: skip
+        small_pictures(patch)
         folder = tmp_path / "openpi"
         return read(folder if folder.exists() else openpi(folder, kind), tmp_path, **keys)
 
@@ -152,6 +161,33 @@ def test_decisions_are_evaluated_and_stored(kind, tmp_path):
     assert np.array_equal(again.values, action.values)
     alone = policy.act(seen[1:], np.random.default_rng(0), greedy=True).values[0]
     assert alone == pytest.approx(policy.act(seen, np.random.default_rng(0), greedy=True).values[1], abs=1e-4)
+
+
+def test_ppo_with_a_value_head_learns_from_rewards(tmp_path):
+    folder = openpi(tmp_path / "vla", "pi05")
+    policy = {"type": "vla", "family": "flow", "vla_path": str(folder), "vlm_path": tokenizer(tmp_path), "num_steps": 2,
+              "num_action_chunks": 4, "value_hidden": [8], "use_lora": True, "lora_rank": 2}  # fmt: skip
+    study = Study.model_validate(
+        {
+            "env": {"type": "gymnasium", "task": "tiny_world:Dot-v1", "task_text": "move the dot", "num_envs": 2,
+                    "max_episode_steps": 10, "native_reward": "dense", "frame_size": [32, 32]},
+            "policy": policy, "algorithm": {"rollout_steps": 20, "minibatch_size": 4, "num_epochs": 1},
+            "runner": {"total_steps": 80, "eval_every": 80, "eval_episodes": 2, "film_frames": 2,
+                       "logger": {"log_path": str(tmp_path), "experiment_name": "run", "tensorboard": False}},
+        }
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        small_pictures(patch)
+        run = start(study)
+        before = {name: p.detach().clone() for name, p in run.learner.policy.named_parameters() if p.requires_grad}
+        run.run()
+        changed = {name for name, p in run.learner.policy.named_parameters()
+                   if p.requires_grad and not torch.equal(p, before[name])}  # fmt: skip
+    assert any(name.startswith("vf.") for name in changed)
+    assert any(".lora_" in name for name in changed)
+    rows = [row for row in lines(study) if row.get("policy_loss") is not None]
+    assert rows
+    assert all(np.isfinite([row["policy_loss"], row["value_loss"]]).all() for row in rows)
 
 
 def test_actions_attend_to_each_other_and_the_state_to_none(tmp_path):
@@ -290,6 +326,12 @@ def test_configurations_that_are_not_supported_are_refused(tmp_path):
     }.items()):  # fmt: skip
         with pytest.raises(CheckpointError, match=said):
             read(lerobot(tmp_path / str(i), "pi05", **changes), tmp_path)
+    folder = lerobot(tmp_path / "relative", "pi0")
+    steps = json.loads((folder / "policy_preprocessor.json").read_text())
+    next(one for one in steps["steps"] if one["registry_name"] == "relative_actions_processor")["config"]["enabled"] = True
+    (folder / "policy_preprocessor.json").write_text(json.dumps(steps))
+    with pytest.raises(CheckpointError, match="the step relative_actions_processor is not supported"):
+        read(folder, tmp_path)
     folder = lerobot(tmp_path / "vla", "pi0")
     for said, keys in {
         r"chunks of 6": {"num_action_chunks": 7},
