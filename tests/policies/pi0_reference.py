@@ -140,12 +140,10 @@ def processors(kind, config):
     from lerobot.processor import TokenizerProcessorStep
 
     TokenizerProcessorStep.__post_init__ = lambda self: None
-    make = getattr(
-        import_module(f"lerobot.policies.{kind}.processor_{kind}"), f"make_{kind}_pre_post_processors"
-    )
+    make = getattr(import_module(f"lerobot.policies.{kind}.processor_{kind}"), f"make_{kind}_pre_post_processors")
     folder = FILE.parent / f"{kind}_processors"
     numbers = {"mean": torch.zeros(3), "std": torch.ones(3), "q01": -torch.ones(3), "q99": torch.ones(3)}
-    for one in make(config, {name: numbers for name in ("action", "observation.state")}):
+    for one in make(config, dict.fromkeys(("action", "observation.state"), numbers)):
         one.save_pretrained(folder)
     found = {file.name: json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
     for file in folder.iterdir():

@@ -372,7 +372,9 @@ def test_proprioception_of_oft(tmp_path, small_towers):
     with pytest.raises(CheckpointError, match=r"proprio_projector--150000_checkpoint\.pt is a pickle.* guerdon import"):
         read(folder, measured=3, use_proprio=True)
     (folder / "proprio_projector--150000_checkpoint.pt").unlink()
-    with pytest.raises(CheckpointError, match=r"has no proprio_projector\.safetensors; set policy\.use_proprio to false"):
+    with pytest.raises(
+        CheckpointError, match=r"has no proprio_projector\.safetensors; set policy\.use_proprio to false"
+    ):
         read(folder, measured=3, use_proprio=True)
     shapes = {"fc1.weight": (WIDTH, 3), "fc1.bias": (WIDTH,), "fc2.weight": (WIDTH, WIDTH), "fc2.bias": (WIDTH,)}
     save_file(filled({f"module.{k}": v for k, v in shapes.items()}), folder / "proprio_projector.safetensors")

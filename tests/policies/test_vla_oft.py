@@ -151,9 +151,7 @@ def test_cloning_is_l1_regression():
 def test_both_kinds_of_bounds(normalization, names, tmp_path):
     statistics = {"aloha_fold": {part: {"q01": [-1, 0, -2], "q99": [1, 3, 2], "min": [-2, -1, -4], "max": [4, 3, 2]}
                                  for part in ("action", "proprio")}}  # fmt: skip
-    folder = imported(
-        tmp_path, head=filled(head_shapes(), 1), proprio=filled(proprio_shapes()), statistics=statistics
-    )
+    folder = imported(tmp_path, head=filled(head_shapes(), 1), proprio=filled(proprio_shapes()), statistics=statistics)
     policy = read(folder, measured=3, use_proprio=True, normalization=normalization, **L1)
     low, high = (np.array(statistics["aloha_fold"]["action"][name], np.float32) for name in names)
     for normal, wanted in ((-1.0, low), (1.0, high), (0.0, (low + high) / 2)):
@@ -207,7 +205,9 @@ def tower(stored, name, pictures, words, *, prefix, heads=2):
         x = x + scale1 * linear(f"{inside}.attn.proj", (scores @ v).transpose(1, 2).flatten(2))
         gamma, beta = linear(f"blocks.{i}.scale", words), linear(f"blocks.{i}.shift", words)
         x = x * (1 + gamma[:, None]) + beta[:, None]
-        x = x + scale2 * linear(f"{inside}.mlp.fc2", functional.gelu(linear(f"{inside}.mlp.fc1", norm(f"{inside}.norm2", x))))
+        x = x + scale2 * linear(
+            f"{inside}.mlp.fc2", functional.gelu(linear(f"{inside}.mlp.fc1", norm(f"{inside}.norm2", x)))
+        )
     return x[:, prefix:]
 
 
@@ -259,9 +259,7 @@ def test_adapters_of_a_film_backbone_are_merged(rank, tmp_path):
     for name in [n for n in adapted if n.endswith(".bias") and f"{n[:-5]}.base_layer.weight" in adapted]:
         adapted[f"{name[:-5]}.base_layer.bias"] = adapted.pop(name)
     assert any(".patch_embed.proj.lora_A." in name for name in adapted)
-    policies = [
-        read(imported(tmp_path, film=one, head=filled(head_shapes(), 1)), **L1) for one in (adapted, merged)
-    ]
+    policies = [read(imported(tmp_path, film=one, head=filled(head_shapes(), 1)), **L1) for one in (adapted, merged)]
     first, second = (policy.model.state_dict() for policy in policies)
     assert first.keys() == second.keys()
     assert all(torch.allclose(first[name], second[name], atol=1e-4) for name in first)
@@ -302,7 +300,9 @@ def test_parts_that_are_incomplete_or_of_another_shape_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"action\.mask must be 7 times true or false"):
         read(imported(tmp_path, head=head), space=gymnasium.spaces.Box(-1, 1, (7,), np.float32), **L1)
     less = {name: tensor for name, tensor in film.items() if not name.endswith("featurizer.blocks.1.scale.bias")}
-    with pytest.raises(CheckpointError, match=r"lacks 2 weights, such as vision_backbone\.featurizer\.blocks\.1\.scale"):
+    with pytest.raises(
+        CheckpointError, match=r"lacks 2 weights, such as vision_backbone\.featurizer\.blocks\.1\.scale"
+    ):
         read(imported(tmp_path, head=head, film=less), **L1)
     folder = imported(tmp_path, head=head)
     (folder / "action_head.safetensors").write_bytes(b"not weights")
@@ -310,6 +310,14 @@ def test_parts_that_are_incomplete_or_of_another_shape_are_refused(tmp_path):
         read(folder, **L1)
     save_file({"model.fc1.bias": torch.full((WIDTH,), float("inf"))}, folder / "action_head.safetensors")
     with pytest.raises(CheckpointError, match="not finite"):
+        read(folder, **L1)
+
+
+def test_the_width_of_the_language_model_may_be_llamas_default(tmp_path):
+    """The configuration of openvla-7b names neither hidden_size nor the number of layers."""
+    text = {"model_type": "llama", "vocab_size": 384, "pad_token_id": 32000}
+    folder = imported(tmp_path, head=filled(head_shapes()), film=filled(film_shapes()), text_config=text)
+    with pytest.raises(CheckpointError, match=r"of another shape, such as .*with \(16,.*for \(4096,"):
         read(folder, **L1)
 
 

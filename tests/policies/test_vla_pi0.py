@@ -14,7 +14,6 @@ import pi0_reference as made
 import pytest
 import torch
 from safetensors.torch import save_file
-from rl_clock import lines, start
 from test_vla_checkpoints import write_tokenizer
 from vla_models import observations
 
@@ -28,6 +27,7 @@ from guerdon.policies.vla.policy import VLAInputs
 from guerdon.settings.study import Study
 from guerdon.settings.vla_policy import VLAPolicySettings
 from guerdon.worlds.eye import letterboxed
+from rl_clock import lines, start
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("no_gpu", "small_gemmas")
@@ -96,7 +96,8 @@ def openpi(folder, kind, *, statistics=None, **changes):
 
 def read(folder, tmp_path, *, space=SPACE, measured=3, heads=(), **keys):
     given = {"type": "vla", "family": "flow", "vla_path": str(folder), "vlm_path": tokenizer(tmp_path), "num_steps": 3,
-             "num_action_chunks": 4, "num_images_in_input": 2, "use_proprio": measured > 0, "value_hidden": [4], **keys}  # fmt: skip
+             "num_action_chunks": 4, "num_images_in_input": 2, "use_proprio": measured > 0, "value_hidden": [4],
+             **keys}  # fmt: skip
     settings = VLAPolicySettings.model_validate({k: v for k, v in given.items() if v is not None})
     return build_policy(settings, (5,), space, sources=heads, seed=0, proprioception_size=measured)
 
@@ -125,8 +126,10 @@ def test_actions_are_those_of_lerobot(layout, kind, tmp_path):
 def small_pictures(patch):
     """Pictures of openpi always have 224 pixels; here 16, as in the reference."""
     original = published_pi0.OpenPiConfig.as_lerobot
-    patch.setattr(published_pi0.OpenPiConfig, "as_lerobot",
-                  lambda self, form: original(self, form).model_copy(update={"image_resolution": (16, 16)}))  # fmt: skip
+    small = {"image_resolution": (16, 16)}
+    patch.setattr(
+        published_pi0.OpenPiConfig, "as_lerobot", lambda self, form: original(self, form).model_copy(update=small)
+    )
 
 
 def small_openpi(tmp_path, kind, **keys):
@@ -305,10 +308,12 @@ def test_a_head_of_another_model_is_refused(tmp_path):
 @KINDS
 def test_weights_that_are_not_the_published_ones_are_refused(kind, tmp_path):
     tensors = weights(kind)
-    name = "model.paligemma_with_expert.gemma_expert.model.layers.1.mlp.up_proj.weight"
+    expert = "model.paligemma_with_expert.gemma_expert.model"
+    name = f"{expert}.layers.1.mlp.up_proj.weight"
+    less = {key: tensor for key, tensor in tensors.items() if key != name}
     cases = {
-        r"lacks 1 weights, such as expert\.layers\.1\.mlp\.up_proj\.weight": {k: t for k, t in tensors.items() if k != name},
-        r"has 1 unknown weights, such as expert\.extra": {**tensors, "model.paligemma_with_expert.gemma_expert.model.extra": torch.ones(1)},
+        r"lacks 1 weights, such as expert\.layers\.1\.mlp\.up_proj\.weight": less,
+        r"has 1 unknown weights, such as expert\.extra": {**tensors, f"{expert}.extra": torch.ones(1)},
         "of another shape": {**tensors, "model.action_in_proj.weight": torch.ones(made.EXPERT, 7)},
         "not finite": {**tensors, name: torch.full_like(tensors[name], float("nan"))},
     }  # fmt: skip
@@ -328,7 +333,9 @@ def test_configurations_that_are_not_supported_are_refused(tmp_path):
             read(lerobot(tmp_path / str(i), "pi05", **changes), tmp_path)
     folder = lerobot(tmp_path / "relative", "pi0")
     steps = json.loads((folder / "policy_preprocessor.json").read_text())
-    next(one for one in steps["steps"] if one["registry_name"] == "relative_actions_processor")["config"]["enabled"] = True
+    next(one for one in steps["steps"] if one["registry_name"] == "relative_actions_processor")["config"]["enabled"] = (
+        True
+    )
     (folder / "policy_preprocessor.json").write_text(json.dumps(steps))
     with pytest.raises(CheckpointError, match="the step relative_actions_processor is not supported"):
         read(folder, tmp_path)
@@ -337,18 +344,21 @@ def test_configurations_that_are_not_supported_are_refused(tmp_path):
         r"chunks of 6": {"num_action_chunks": 7},
         r"names 2 camera\(s\)": {"num_images_in_input": 1},
         r"tokenizer.*set policy\.vlm_path": {"vlm_path": None},
-        r"action has the shape \[3\], the environment has \[4\]": {"space": gymnasium.spaces.Box(-1, 1, (4,), np.float32)},
+        r"action has the shape \[3\], the environment has \[4\]": {
+            "space": gymnasium.spaces.Box(-1, 1, (4,), np.float32)
+        },
     }.items():
         with pytest.raises(ConfigError, match=said):
             read(folder, tmp_path, **keys)
 
 
 def test_statistics_of_openpi_that_are_none_are_refused(tmp_path):
-    both = {part: {name: value for name, value in NUMBERS.items()} for part in ("actions", "state")}
+    both = {"actions": NUMBERS, "state": NUMBERS}
+    below = {**NUMBERS, "std": [1.0, -2.0, 1.0]}
     for i, (said, statistics) in enumerate({
         "have 2 actions numbers, the environment has 3": {**both, "actions": {k: v[:2] for k, v in NUMBERS.items()}},
         r"has no norm_stats\.state": {"actions": NUMBERS},
-        r"norm_stats\.actions\.std\[1\] is -2\.0, below zero": {**both, "actions": {**NUMBERS, "std": [1.0, -2.0, 1.0]}},
+        r"norm_stats\.actions\.std\[1\] is -2\.0, below zero": {**both, "actions": below},
         r"has no norm_stats\.actions\.std": {**both, "actions": {"mean": [0.0] * 3}},
     }.items()):  # fmt: skip
         with pytest.raises((CheckpointError, ConfigError), match=said):

@@ -28,7 +28,7 @@ from vla_models import observations
 from guerdon.errors import CheckpointError, ConfigError, DataError
 from guerdon.policies.control import load_policy, save_policy
 from guerdon.policies.vla.checkpoint_config import OpenVLAConfig, SmolVLAConfig, check_inputs, checked
-from guerdon.policies.vla.statistics import instruction_length, openvla_statistics, lerobot_statistics
+from guerdon.policies.vla.statistics import instruction_length, lerobot_statistics, openvla_statistics
 from guerdon.train.bc import _observed
 from guerdon.worlds.eye import letterboxed, resized
 

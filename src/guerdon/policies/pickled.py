@@ -27,7 +27,7 @@ def import_model(origin: Path, target: Path) -> list[str]:
     Configuration, tokenizer and templates are copied; code and anything else is left out.
 
     Args:
-        origin: with `pytorch_model*.bin`, `adapter_model.bin`, or parts of OpenVLA-OFT (`action_head--*.pt` and others).
+        origin: with `pytorch_model*.bin`, `adapter_model.bin`, or parts of OpenVLA-OFT (`action_head--*.pt`, ...).
         target: must not exist yet.
 
     Returns:
@@ -47,7 +47,7 @@ def import_model(origin: Path, target: Path) -> list[str]:
         files = sorted(origin.glob(f"{part}--*.pt"))
         if len(files) > 1:
             raise ConfigError(f"{origin} has several {part}: {', '.join(f.name for f in files)}; keep one of them")
-        names |= {file: f"{part}.safetensors" for file in files}
+        names |= dict.fromkeys(files, f"{part}.safetensors")
     if not names:
         wanted = " or ".join([*(f"{old}*.bin" for old in PICKLED), *(f"{part}--*.pt" for part in OFT_PARTS)])
         raise ConfigError(f"{origin} has no {wanted}; guerdon reads safetensors without an import")

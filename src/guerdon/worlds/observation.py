@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 Padding = bool | Literal["centre"]
-"""Where pictures that keep their ratio are: below right of the black (True), or in the middle of it; False: stretched."""
+"""Where pictures that keep their ratio are: right below the black (True), or in its middle; False: stretched."""
 
 
 @dataclass(frozen=True)

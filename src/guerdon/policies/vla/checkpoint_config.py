@@ -159,7 +159,7 @@ class SmolVLAConfig(LeRobotConfig):
 class Pi0Config(LeRobotConfig):
     """What is read of pi0's; the defaults are LeRobot's."""
 
-    refused = ("use_relative_actions",)
+    refused: ClassVar[tuple[str, ...]] = ("use_relative_actions",)
 
     paligemma_variant: Literal["gemma_2b", "gemma_300m"] = "gemma_2b"
     action_expert_variant: Literal["gemma_2b", "gemma_300m"] = "gemma_300m"

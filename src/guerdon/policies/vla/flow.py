@@ -140,8 +140,8 @@ class FlowVLA(VLAPolicy):
         """
         if self.horizon != self.chunk:
             raise ConfigError(
-                f"policy.num_action_chunks is {self.chunk}: to clone a model whose actions attend to each other, set it "
-                f"to the {self.horizon} actions of its chunk"
+                f"policy.num_action_chunks is {self.chunk}: to clone a model whose actions attend to each other, set "
+                f"it to the {self.horizon} actions of its chunk"
             )
         inputs, actions = self.inputs(observations).to(self.device), self.normalise(actions_N_C_A)
         actions = functional.pad(actions, (0, self.model.max_action_dim - self.action_size))

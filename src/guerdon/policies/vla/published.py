@@ -121,8 +121,8 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
         folders(settings), config.norm_stats, settings.unnorm_key, actions=actions, proprio_size=proprio_size,
         mode=_BOUNDS[settings.normalization],
     )  # fmt: skip
-    film = parts["vision_backbone"]
-    width = config.text_config.hidden_size if film else 0
+    film, language = parts["vision_backbone"], LlamaConfig(**config.text_config.model_dump())
+    width = int(language.hidden_size) if film else 0
     sizes = [
         replace(TOWERS[name], image=size, words=width) for name, size in zip(names, config.image_sizes, strict=True)
     ]
@@ -139,8 +139,8 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
         )
     with without_weights():
         network = PrismaticNetwork(
-            DinoSiglipTowers(sizes), LlamaConfig(**config.text_config.model_dump()), vocabulary=vocabulary, bins=bins,
-            image_size=sizes[0].image, proprio_size=proprio_size, fused=config.use_fused_vision_backbone,
+            DinoSiglipTowers(sizes), language, vocabulary=vocabulary, bins=bins, image_size=sizes[0].image,
+            proprio_size=proprio_size, fused=config.use_fused_vision_backbone,
             numbers=actions if regression else 0, film=bool(film),
         )  # fmt: skip
     renamed = {name.replace("language_model.model.", "language_model.", 1): t for name, t in stored.items()}
@@ -393,7 +393,7 @@ def _check_head(folder: Path, head: Mapping[str, Tensor], noise: Mapping[str, Te
 
 
 def _film_weights(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The vision backbone that OpenVLA-OFT saves with FiLM, its adapters merged: their alpha is their rank, at most 16."""
+    """The vision backbone saved with FiLM, its adapters merged: their alpha is their rank, at most 16."""
     found = {}
     for name, tensor in stored.items():
         if ".lora_" in name:

@@ -1,6 +1,6 @@
 """Checkpoints of pi0 and pi0.5 in the layouts of LeRobot and of openpi (converted to PyTorch by its own script).
 
-    network, encode, statistics = read_pi0(settings, actions=7, proprio_size=8)
+network, encode, statistics = read_pi0(settings, actions=7, proprio_size=8)
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from torch import Tensor
 
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.policies.pretrained import read_tokenizer
@@ -46,7 +44,8 @@ GEMMAS = {
 }
 """The language models and experts of pi0 by their names in openpi."""
 SIGLIP = {
-    "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16, "patch_size": 14,
+    "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16,
+    "patch_size": 14,
 }  # fmt: skip
 """PaliGemma's vision transformer."""
 OPENPI = "openpi"
@@ -162,7 +161,9 @@ def _check_openpi(
     config.check_numbers(file, actions=actions, proprio_size=proprio_size)
 
 
-def _encoder(tokenizer_path: str, longest: int | None, network: Pi0Network, *, clean: bool) -> Callable[[str], list[int]]:
+def _encoder(
+    tokenizer_path: str, longest: int | None, network: Pi0Network, *, clean: bool
+) -> Callable[[str], list[int]]:
     """From what the language model reads to ids; `clean`: instructions in one line without underscores."""
     tokenizer = read_tokenizer(tokenizer_path)
 
