@@ -315,7 +315,7 @@ def test_parts_that_are_incomplete_or_of_another_shape_are_refused(tmp_path):
 
 def test_the_width_of_the_language_model_may_be_llamas_default(tmp_path):
     """The configuration of openvla-7b names neither hidden_size nor the number of layers."""
-    text = {"model_type": "llama", "vocab_size": 384, "pad_token_id": 32000}
+    text = {"model_type": "llama", "vocab_size": 384, "pad_token_id": 0}
     folder = imported(tmp_path, head=filled(head_shapes()), film=filled(film_shapes()), text_config=text)
     with pytest.raises(CheckpointError, match=r"of another shape, such as .*with \(16,.*for \(4096,"):
         read(folder, **L1)

@@ -53,11 +53,11 @@ class TokenDecodingSettings(Settings):
 
 
 class FlowDecodingSettings(Settings):
-    """Actions by flow matching: SmolVLA (2506.01844), pi0 (2410.24164)."""
+    """Actions by flow matching: SmolVLA (2506.01844), pi0 (2410.24164), pi0.5 (2504.16054)."""
 
     stored = True
 
-    family: Literal["flow"] = Field("flow", description="an action expert that removes noise, as SmolVLA and pi0")
+    family: Literal["flow"] = Field("flow", description="an action expert that removes noise, as SmolVLA, pi0, pi0.5")
     num_steps: int = Field(5, ge=1, description="denoising steps")
     noise_method: Literal["flow_sde", "flow_noise"] = Field(
         "flow_sde",
@@ -109,7 +109,7 @@ class VLAPolicySettings(Settings):
 
     type: Literal["vla"] = Field("vla", description="a vision-language-action model")
     vla_path: str | None = Field(
-        None, description="folder of an OpenVLA, OpenVLA-OFT or SmolVLA checkpoint in its published layout"
+        None, description="folder of an OpenVLA, OpenVLA-OFT, SmolVLA, pi0 or pi0.5 checkpoint in its published layout"
     )
     load_adapter_checkpoint: str | None = only_with(
         None,
@@ -122,7 +122,7 @@ class VLAPolicySettings(Settings):
         vla_path=_READ,
         family=Because("flow", "family {}"),
         description="folder with the config.json and the tokenizer of the language model that a SmolVLA checkpoint "
-        "names, where that is a hub id",
+        "names, where that is a hub id; of pi0 and pi0.5, with PaliGemma's tokenizer",
     )
     tiny: TinyVLASettings | None = Field(None, description="make a small model in code instead of reading one")
     decoding: DecodingSettings = Field(

@@ -1,9 +1,9 @@
-"""What the two families of vision-language-action models share: inputs, statistics, value heads, adapters, storage.
+"""What the families of vision-language-action models share: inputs, statistics, value heads, adapters, storage.
 
-A family brings a network and derives from `VLAPolicy`: `token.TokenVLA` (OpenVLA, OpenVLA-OFT) and `flow.FlowVLA`
-(SmolVLA, pi0). Observations are pictures, an instruction and, if wanted, proprioception; a decision is a chunk of
-actions. Networks work with normalised actions; `action_shift` and `action_scale` say what those mean in the
-environment's units.
+A family brings a network and derives from `VLAPolicy`: `token.TokenVLA` (OpenVLA, OpenVLA-OFT),
+`regression.RegressionVLA` (OpenVLA-OFT) and `flow.FlowVLA` (SmolVLA, pi0). Observations are pictures, an instruction
+and, if wanted, proprioception; a decision is a chunk of actions. Networks work with normalised actions; `action_shift`
+and `action_scale` say what those mean in the environment's units.
 
     policy = build_policy(VLAPolicySettings(tiny=TinyVLASettings()), (39,), space, sources=["env"], seed=0)
     policy.act(observations, rng).values     # (B, C, A)

@@ -61,7 +61,7 @@ class PrismaticNetwork(nn.Module):
         proprio_size: measurements; 0: none.
         fused: the projector of two towers (three layers, the first four times as wide), else that of one (two layers).
         numbers: of an action that an `L1Head` predicts; 0: there are action tokens.
-        film: the mean embedding of the instruction modulates the tower.
+        modulated: the mean embedding of the instruction modulates the tower.
 
     Attributes:
         width: of the hidden states.
@@ -72,13 +72,13 @@ class PrismaticNetwork(nn.Module):
 
     def __init__(
         self, tower: nn.Module, config: Any, *, vocabulary: int, bins: int, image_size: int, proprio_size: int = 0,
-        fused: bool = False, numbers: int = 0, film: bool = False,
+        fused: bool = False, numbers: int = 0, modulated: bool = False,
     ) -> None:  # fmt: skip
         from transformers import LlamaModel
 
         super().__init__()
         self.vocabulary, self.bins, self.image_size, self.proprio_size = vocabulary, bins, image_size, proprio_size
-        self.film = film
+        self.modulated = modulated
         width = self.width = int(config.hidden_size)
         features = int(tower.width)  # type: ignore[arg-type]
         self.vision_backbone = tower
@@ -169,7 +169,7 @@ class PrismaticNetwork(nn.Module):
 
     def _modulation(self, begin: Tensor, words: Tensor, mask: Tensor, cameras: int) -> tuple[Tensor, ...]:
         """The mean embedding (N * cameras, h) of begin of text, instruction and stop token, where it modulates."""
-        if not self.film:
+        if not self.modulated:
             return ()
         stop = self._embedded(torch.full_like(mask[:, :1], STOP, dtype=torch.int64))
         total = (words * mask[..., None]).sum(1) + begin[:, 0] + stop[:, 0]

@@ -121,14 +121,16 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
         folders(settings), config.norm_stats, settings.unnorm_key, actions=actions, proprio_size=proprio_size,
         mode=_BOUNDS[settings.normalization],
     )  # fmt: skip
-    film, language = parts["vision_backbone"], LlamaConfig(**config.text_config.model_dump())
-    width = int(language.hidden_size) if film else 0
+    modulated, language = parts["vision_backbone"], LlamaConfig(**config.text_config.model_dump())
+    width = int(language.hidden_size) if modulated else 0
     sizes = [
         replace(TOWERS[name], image=size, words=width) for name, size in zip(names, config.image_sizes, strict=True)
     ]
     stored = published_weights(settings)
-    if film:
-        stored = {k: t for k, t in stored.items() if not k.startswith("vision_backbone.")} | _film_weights(film)
+    if modulated:
+        stored = {k: t for k, t in stored.items() if not k.startswith("vision_backbone.")} | _modulated_weights(
+            modulated
+        )
     if proprio_size:
         stored |= {f"proprio_projector.{name}": tensor for name, tensor in parts["proprio_projector"].items()}
     rows, bins = config.text_config.vocab_size, config.n_action_bins
@@ -141,7 +143,7 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
         network = PrismaticNetwork(
             DinoSiglipTowers(sizes), language, vocabulary=vocabulary, bins=bins, image_size=sizes[0].image,
             proprio_size=proprio_size, fused=config.use_fused_vision_backbone,
-            numbers=actions if regression else 0, film=bool(film),
+            numbers=actions if regression else 0, modulated=bool(modulated),
         )  # fmt: skip
     renamed = {name.replace("language_model.model.", "language_model.", 1): t for name, t in stored.items()}
     head = renamed.pop("language_model.lm_head.weight", None)
@@ -392,7 +394,7 @@ def _check_head(folder: Path, head: Mapping[str, Tensor], noise: Mapping[str, Te
         raise ConfigError(f"{folder} was trained with an L1 regression head: set policy.family to regression")
 
 
-def _film_weights(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _modulated_weights(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The vision backbone saved with FiLM, its adapters merged: their alpha is their rank, at most 16."""
     found = {}
     for name, tensor in stored.items():
