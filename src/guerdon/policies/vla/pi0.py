@@ -63,7 +63,8 @@ class Siglip(nn.Module):
         from transformers import SiglipVisionModel
 
         super().__init__()
-        self.tower = SiglipVisionModel(config)
+        tower = SiglipVisionModel(config)
+        self.tower = getattr(tower, "vision_model", tower)  # of older versions of transformers
         self.projector = nn.Linear(config.hidden_size, width)
 
     def forward(self, pixels: Tensor) -> Tensor:

@@ -128,9 +128,8 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
     ]
     stored = published_weights(settings)
     if modulated:
-        stored = {k: t for k, t in stored.items() if not k.startswith("vision_backbone.")} | _modulated_weights(
-            modulated
-        )
+        stored = {name: tensor for name, tensor in stored.items() if not name.startswith("vision_backbone.")}
+        stored |= _modulated_weights(modulated)
     if proprio_size:
         stored |= {f"proprio_projector.{name}": tensor for name, tensor in parts["proprio_projector"].items()}
     rows, bins = config.text_config.vocab_size, config.n_action_bins
@@ -152,6 +151,11 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
     elif head is not None and len(head) == rows:
         renamed["action_head.weight"] = head[vocabulary - bins : vocabulary].flip(0)
     fill_exactly(network, renamed, openvla_unused(network), folder)
+    return Published(network, _openvla_encoder(folder), statistics)
+
+
+def _openvla_encoder(folder: Path) -> Callable[[str], list[int]]:
+    """From an instruction to the ids of OpenVLA's prompt."""
     tokenizer = read_tokenizer(str(folder))
     if tokenizer.bos_token_id != BOS:
         raise CheckpointError(
@@ -164,7 +168,7 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
         ids = ids[1:] if ids[0] == BOS else ids
         return ids if ids[-1] == empty else [*ids, int(empty)]
 
-    return Published(network, encode, statistics)
+    return encode
 
 
 def openvla_unused(network: PrismaticNetwork) -> dict[str, tuple[int, ...]]:
