@@ -36,7 +36,7 @@ from guerdon.policies.vla.regression import laplace_log_prob
 from guerdon.policies.vla.vision import HALF, IMAGENET, normalised
 
 torch.set_num_threads(1)
-pytestmark = [pytest.mark.usefixtures("small_towers", "no_gpu")]
+pytestmark = pytest.mark.usefixtures("small_towers")
 CHUNK, ACTIONS = 4, 3
 L1 = {"family": "regression", "num_action_chunks": CHUNK}
 
@@ -96,9 +96,9 @@ def test_the_l1_head_predicts_the_chunk(suffix, tmp_path):
     }  # fmt: skip
     policy = read(folder, heads=("env",), measured=3, use_proprio=True, **L1)
     seen = observations(2, tasks=("Open it",))
-    inputs = policy.inputs(seen)
+    inputs = policy.inputs(seen).to(policy.device)
     with torch.no_grad():
-        wanted = l1_head(policy.model(policy.pixels(inputs), inputs, CHUNK * ACTIONS), head)
+        wanted = l1_head(policy.model(policy.pixels(inputs), inputs, CHUNK * ACTIONS).cpu(), head)
     low, high = (np.array(STATISTICS["libero_10_no_noops"]["action"][name]) for name in ("q01", "q99"))
     moved = np.array([True, True, False])  # the mask: the gripper's number is as predicted
     unnormalised = np.where(moved, 0.5 * (wanted.numpy() + 1) * (high - low + 1e-8) + low, wanted.numpy())
@@ -111,14 +111,14 @@ def test_draws_are_around_the_prediction_and_stored_policies_act_alike(tmp_path)
     policy = read(folder, heads=("env",), use_lora=True, lora_rank=2, initial_scale=0.2, **L1)
     seen = observations(2)
     action = policy.act(seen, np.random.default_rng(3))
-    mean = policy._predicted(policy.inputs(seen))[0].detach()
+    mean = policy._predicted(policy.inputs(seen).to(policy.device))[0].detach().cpu()
     record = torch.from_numpy(action.record).view(2, CHUNK, ACTIONS)
     drawn = np.random.default_rng(3).laplace(size=(2, CHUNK, ACTIONS))
     assert record.numpy() == pytest.approx(mean.numpy() + 0.2 * drawn, abs=1e-5)
     found = policy.evaluate(policy.prepared(ControlInputs(seen, action.record)), entropy=True)
     laplace = torch.distributions.Laplace(mean, 0.2)
-    assert torch.allclose(found.log_probs, laplace.log_prob(record).flatten(1), atol=1e-4)
-    assert torch.allclose(found.entropy, laplace.entropy().flatten(1), atol=1e-6)
+    assert torch.allclose(found.log_probs.cpu(), laplace.log_prob(record).flatten(1), atol=1e-4)
+    assert torch.allclose(found.entropy.cpu(), laplace.entropy().flatten(1), atol=1e-6)
     assert policy.log_scale.requires_grad
     assert not policy.model.action_head.fc2.weight.requires_grad, "a frozen start"
     with torch.no_grad():
@@ -140,7 +140,9 @@ def test_cloning_is_l1_regression():
     policy, seen = policy_of(family="regression"), observations(3)
     actions = np.random.default_rng(0).uniform(-1, 1, (3, 3, 2)).astype(np.float32)
     with torch.no_grad():
-        errors = (policy._predicted(policy.inputs(seen))[0] - policy.normalise(actions)).abs().mean(-1)
+        errors = (
+            (policy._predicted(policy.inputs(seen).to(policy.device))[0] - policy.normalise(actions)).abs().mean(-1)
+        )
         mask = np.array([[True, True, True], [True, False, False], [True, True, False]])
         found = policy.imitation_loss(seen, actions, mask)
     wanted = [errors[0].mean(), errors[1, 0], errors[2, :2].mean()]
@@ -155,7 +157,9 @@ def test_both_kinds_of_bounds(normalization, names, tmp_path):
     policy = read(folder, measured=3, use_proprio=True, normalization=normalization, **L1)
     low, high = (np.array(statistics["aloha_fold"]["action"][name], np.float32) for name in names)
     for normal, wanted in ((-1.0, low), (1.0, high), (0.0, (low + high) / 2)):
-        assert policy.executed(torch.full((1, CHUNK, 3), normal))[0, 0] == pytest.approx(wanted, abs=1e-5)
+        assert policy.executed(torch.full((1, CHUNK, 3), normal, device=policy.device))[0, 0] == pytest.approx(
+            wanted, abs=1e-5
+        )
     seen = observations(1)
     seen["proprioception"] = low + 0.75 * (high - low)
     assert policy.inputs(seen).proprio[0].tolist() == pytest.approx([0.5] * 3, abs=1e-5)
@@ -216,9 +220,9 @@ def test_film_modulates_the_towers_by_the_mean_of_the_instruction(family, tmp_pa
     film = filled(film_shapes(), 4)
     folder = imported(tmp_path, film=film, head=filled(head_shapes(), 1) if family == "regression" else None)
     policy = read(folder, family=family, num_action_chunks=CHUNK, num_images_in_input=2)
-    inputs = policy.inputs(observations(2, tasks=("open it?", "take the robot"), cameras=2))
+    inputs = policy.inputs(observations(2, tasks=("open it?", "take the robot"), cameras=2)).to(policy.device)
     pixels, seen = policy.pixels(inputs), []
-    policy.model.vision_backbone.register_forward_hook(lambda _module, _given, found: seen.append(found))
+    policy.model.vision_backbone.register_forward_hook(lambda _module, _given, found: seen.append(found.cpu()))
     with torch.no_grad():
         policy.model(pixels, inputs, CHUNK * ACTIONS)
     table = load_both(folder)["language_model.model.embed_tokens.weight"]
@@ -226,7 +230,7 @@ def test_film_modulates_the_towers_by_the_mean_of_the_instruction(family, tmp_pa
     for task in ("open it?", "take the robot"):
         ids = [1, *policy.encode(task), 2]  # begin of text, prompt, stop: the embeddings that are no actions
         words += [table[ids].mean(0)] * 2  # two cameras
-    words = torch.stack(words)
+    words, pixels = torch.stack(words), pixels.cpu()
     wanted = torch.cat([
         tower(film, "featurizer", normalised(pixels, IMAGENET), words, prefix=5),
         tower(film, "fused_featurizer", normalised(pixels, HALF), words, prefix=0),

@@ -30,7 +30,7 @@ from guerdon.worlds.eye import letterboxed
 from rl_clock import lines, start
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.usefixtures("no_gpu", "small_gemmas")
+pytestmark = pytest.mark.usefixtures("small_gemmas")
 REFERENCE = json.loads(made.FILE.read_text())
 SPACE = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
 KINDS = pytest.mark.parametrize("kind", ["pi0", "pi05"])
@@ -107,13 +107,13 @@ def denoised(policy):
     longest = max(map(len, made.IDS))
     ids = torch.tensor([[0] * (longest - len(one)) + one for one in made.IDS])  # padded on the left
     mask = torch.tensor([[False] * (longest - len(one)) + [True] * len(one) for one in made.IDS])
-    inputs = VLAInputs(torch.from_numpy(made.pictures()), ids, mask, made.drawn((2, 3), 2))
-    x = made.drawn((2, made.CHUNK, 32), 1)
+    inputs = VLAInputs(torch.from_numpy(made.pictures()), ids, mask, made.drawn((2, 3), 2)).to(policy.device)
+    x = made.drawn((2, made.CHUNK, 32), 1).to(policy.device)
     with torch.no_grad():
         prefix = policy.model.read(policy.pixels(inputs), inputs)
         for step in range(3):
-            x = x - policy.model.velocity(prefix, x, torch.full((2,), 1 - step / 3))[0] / 3
-    return x[..., :3].numpy()
+            x = x - policy.model.velocity(prefix, x, torch.full((2,), 1 - step / 3, device=x.device))[0] / 3
+    return x[..., :3].cpu().numpy()
 
 
 @KINDS
@@ -149,7 +149,7 @@ def test_decisions_are_evaluated_and_stored(kind, tmp_path):
     found = policy.evaluate(policy.prepared(ControlInputs(seen, action.record)))
     assert found.log_probs.shape == (2, 4)
     assert torch.equal(found.values[:, 0], policy.values(seen))
-    inputs, record = policy.inputs(seen), torch.from_numpy(action.record)
+    inputs, record = policy.inputs(seen).to(policy.device), torch.from_numpy(action.record).to(policy.device)
     wanted = 0
     with torch.no_grad():
         prefix = policy.model.read(policy.pixels(inputs), inputs)
@@ -195,13 +195,13 @@ def test_ppo_with_a_value_head_learns_from_rewards(tmp_path):
 
 def test_actions_attend_to_each_other_and_the_state_to_none(tmp_path):
     policy = read(lerobot(tmp_path / "vla", "pi0"), tmp_path)
-    inputs = policy.inputs(observations(1, cameras=2))
-    x = made.drawn((1, made.CHUNK, 32), 3)
+    inputs = policy.inputs(observations(1, cameras=2)).to(policy.device)
+    x = made.drawn((1, made.CHUNK, 32), 3).to(policy.device)
     other = x.clone()
     other[:, -1] += 1
     with torch.no_grad():
         prefix = policy.model.read(policy.pixels(inputs), inputs)
-        first, second = (policy.model.velocity(prefix, one, torch.ones(1))[0] for one in (x, other))
+        first, second = (policy.model.velocity(prefix, one, torch.ones(1, device=x.device))[0] for one in (x, other))
     assert not torch.allclose(first[:, 0], second[:, 0], atol=1e-4)
 
 
@@ -250,7 +250,8 @@ def test_statistics(kind, names, tmp_path):
     first, second = (np.array(NUMBERS[name]) for name in names)
     policies = {1e-8: read(lerobot(tmp_path / "vla", kind), tmp_path), 1e-6: small_openpi(tmp_path, kind)}
     for eps, policy in policies.items():
-        found = policy.executed(torch.from_numpy(normalised).float().view(1, 1, 3).expand(1, 4, 3))[0, 0]
+        given = torch.from_numpy(normalised).float().view(1, 1, 3).expand(1, 4, 3)
+        found = policy.executed(given.to(policy.device))[0, 0]
         seen = observations(1, cameras=2)
         seen["proprioception"] = [0.3, 1.7, -0.4]
         measured = np.array([0.3, 1.7, -0.4], np.float32).astype(np.float64)
