@@ -28,12 +28,16 @@ from test_vla_checkpoints import (
 from torch.nn import functional
 from vla_models import observations, policy_of
 
+from guerdon.collect.collect import collect
+from guerdon.episodes.read import read_episodes
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.policies.control import load_policy, save_policy
 from guerdon.policies.pickled import import_model
 from guerdon.policies.robot import ControlInputs
 from guerdon.policies.vla.regression import laplace_log_prob
 from guerdon.policies.vla.vision import HALF, IMAGENET, normalised
+from guerdon.settings.study import Study
+from rl_clock import lines, start
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("small_towers")
@@ -165,6 +169,31 @@ def test_both_kinds_of_bounds(normalization, names, tmp_path):
     assert policy.inputs(seen).proprio[0].tolist() == pytest.approx([0.5] * 3, abs=1e-5)
 
 
+def test_a_run_starts_from_the_head_and_its_policy_collects(tmp_path):
+    one = {"action": {"q01": [-1.0], "q99": [1.0], "mask": [False]}}
+    folder = imported(
+        tmp_path, head=filled(head_shapes(actions=1), 1), film=filled(film_shapes(), 4), statistics={"dot": one}
+    )
+    given = {
+        "env": {"type": "gymnasium", "task": "tiny_world:Dot-v1", "task_text": "open the robot", "num_envs": 2,
+                "max_episode_steps": 10, "native_reward": "dense", "frame_size": [8, 8]},
+        "policy": {"type": "vla", "vla_path": str(folder), "value_hidden": [8], "use_lora": True, "lora_rank": 2, **L1},
+        "algorithm": {"rollout_steps": 20, "minibatch_size": 4, "num_epochs": 1},
+        "runner": {"total_steps": 40, "eval_every": 40, "eval_episodes": 2, "film_frames": 2,
+                   "logger": {"log_path": str(tmp_path), "experiment_name": "run", "tensorboard": False}},
+    }  # fmt: skip
+    study = Study.model_validate(given)
+    run = start(study)
+    before = run.learner.policy.log_scale.detach().clone()
+    run.run()
+    assert not torch.equal(run.learner.policy.log_scale, before), "the scale is learned"
+    assert any(row.get("value_loss") is not None for row in lines(study))
+    mixture = [{"type": "checkpoint", "checkpoint": str(tmp_path / "run" / "policy"), "noise": 0.0}]
+    section = {"save_dir": str(tmp_path / "data"), "episodes": 2, "frame_every": 1, "mixture": mixture}
+    collect(Study.model_validate({**given, "collect": section}))
+    assert [len(episode.actions) for episode in read_episodes(tmp_path / "data")] == [11, 11]
+
+
 # FiLM.
 
 
@@ -284,6 +313,10 @@ def test_heads_that_do_not_fit_the_family_are_refused(tmp_path):
     noise = {"noise_predictor.mlp_resnet.fc1.weight": torch.ones(2, 2)}
     with pytest.raises(CheckpointError, match="diffusion head, which is not supported"):
         read(imported(tmp_path, head=noise), **L1)
+    folder = oft(tmp_path / "diffusion", head=noise)
+    (folder / "noisy_action_projector--150000_checkpoint.pt").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="diffusion head, which is not supported"):
+        read(folder, **L1)
     for said, keys in {
         "parallel_decoding": {"family": "regression", "parallel_decoding": False},
         "initial_scale": {"initial_scale": 0.1},

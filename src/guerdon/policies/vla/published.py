@@ -48,7 +48,10 @@ TOWERS = {
 _BOUNDS: dict[str, Normalization] = {"bounds_q99": "QUANTILES", "bounds": "MIN_MAX"}
 PROMPT = "In: What action should the robot take to {task}?\nOut:"
 _EMPTY = "▁"  # OpenVLA's prompts end with this token of Llama's
-_NOT_L1 = "noise_predictor."  # in the names of a diffusion head's weights
+_DIFFUSION = (
+    "was trained with a diffusion head, which is not supported; take one with an L1 regression head or discrete action "
+    "tokens"
+)
 _SMOLVLA = {
     "vlm_with_expert.vlm.model.text_model.": "text.",
     "vlm_with_expert.vlm.model.vision_model.": "see.vision_model.",
@@ -114,9 +117,11 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
         raise CheckpointError(
             f"policy.use_proprio: {folder} has no proprio_projector.safetensors; set policy.use_proprio to false"
         )
-    parts = {name: _part(folder, name) for name in OFT_PARTS if proprio_size or name != "proprio_projector"}
+    if any(folder.glob("noisy_action_projector*")):
+        raise CheckpointError(f"{folder} {_DIFFUSION}")
     regression = settings.family == "regression"
-    _check_head(folder, parts["action_head"], parts["noisy_action_projector"], regression)
+    parts = {name: _part(folder, name) for name in OFT_PARTS if proprio_size or name != "proprio_projector"}
+    _check_head(folder, parts["action_head"], regression)
     statistics = openvla_statistics(
         folders(settings), config.norm_stats, settings.unnorm_key, actions=actions, proprio_size=proprio_size,
         mode=_BOUNDS[settings.normalization],
@@ -382,13 +387,10 @@ def _part(folder: Path, name: str) -> dict[str, Tensor]:
     return {key.removeprefix("module."): tensor for key, tensor in found.items()}
 
 
-def _check_head(folder: Path, head: Mapping[str, Tensor], noise: Mapping[str, Tensor], regression: bool) -> None:
+def _check_head(folder: Path, head: Mapping[str, Tensor], regression: bool) -> None:
     """Refuse a head that the family lacks, and a family whose head the checkpoint lacks."""
-    if noise or any(name.startswith(_NOT_L1) for name in head):
-        raise CheckpointError(
-            f"{folder} was trained with a diffusion head, which is not supported; take one with an L1 regression head "
-            "or discrete action tokens"
-        )
+    if any(name.startswith("noise_predictor.") for name in head):
+        raise CheckpointError(f"{folder} {_DIFFUSION}")
     if regression and not head:
         raise ConfigError(
             f"{folder} has no action_head.safetensors, the L1 regression head: set policy.family to token, or copy "
