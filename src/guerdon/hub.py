@@ -29,6 +29,7 @@ CONFIGS = (CONFIG, ADAPTER, "generation_config.json", "tokenizer_config.json")  
 MOST_LAYERS = 10_000  # building more of them takes minutes, weights or not
 AGAIN = "download the folder again (by git: git lfs pull), or save it again with save_pretrained"
 PICKLED = {"pytorch_model": "model", "adapter_model": "adapter_model"}  # names of weights: pickled, as safetensors
+OFT_PARTS = ("action_head", "proprio_projector", "vision_backbone")  # what OpenVLA-OFT keeps in pickles of their own
 
 
 def check_model(error: type[GuerdonError], what: str, name: str) -> None:

@@ -13,7 +13,7 @@ from guerdon.compare.study import plan_study
 from guerdon.config import load
 from guerdon.durations import duration
 from guerdon.plan.estimate import estimate
-from guerdon.plan.gpu import estimate_vla, layer_bytes, vla_bytes
+from guerdon.plan.gpu import estimate_vla, layer_bytes, vla_bytes, vla_size
 from guerdon.plan.text_size import Shape
 from guerdon.policies.vla.policy import VLAInputs, bounds_as_statistics
 from guerdon.policies.vla.prismatic import PrismaticNetwork
@@ -172,6 +172,20 @@ def test_the_shape_is_that_of_the_checkpoint_where_it_is_here(tmp_path):
     here = study("libero_10_grpo_openvlaoft_runA", f"policy.vla_path={tmp_path}", FULL)
     assert f"P = {parameters / 1e9:.3g}e9" in head(estimate_vla(here))
     assert vla_bytes(here)[0] == 4 * parameters
+
+
+@pytest.mark.parametrize(
+    ("config", "keys", "parameters"),
+    [  # of the networks at their published sizes: OpenVLA's and an L1 head of 7 numbers; pi0 without its unused heads
+        ({}, {"family": "regression"}, 7_541_237_184 + 151_117_831),
+        ({"type": "pi0", "paligemma_variant": "gemma_2b"}, {"family": "flow"}, 3_238_048_528),
+        ({"action_horizon": 10, "paligemma_variant": "gemma_2b"}, {"family": "flow"}, 3_238_048_528),
+    ],
+)
+def test_published_heads_and_experts_are_counted(config, keys, parameters, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    policy = VLAPolicySettings(vla_path=str(tmp_path), gpus="1 x H100", **keys)
+    assert vla_size(policy)[1] == pytest.approx(parameters, rel=0.01)
 
 
 @pytest.mark.parametrize("gpus", ["8 H100", "0 x H100", "8 x TPU", "x H100"])

@@ -29,6 +29,7 @@ FAMILIES = {
     "lora": {"use_lora": True, "lora_rank": 2},
     "two_cameras": {"num_images_in_input": 2},
     "flow_two_cameras": {**FLOW, "num_images_in_input": 2},
+    "regression": {"family": "regression", "use_proprio": True},
 }
 family = pytest.mark.parametrize("keys", FAMILIES.values(), ids=FAMILIES)
 

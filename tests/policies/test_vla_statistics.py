@@ -28,7 +28,7 @@ from vla_models import observations
 from guerdon.errors import CheckpointError, ConfigError, DataError
 from guerdon.policies.control import load_policy, save_policy
 from guerdon.policies.vla.checkpoint_config import OpenVLAConfig, SmolVLAConfig, check_inputs, checked
-from guerdon.policies.vla.statistics import instruction_length, openvla_statistics, smolvla_statistics
+from guerdon.policies.vla.statistics import instruction_length, lerobot_statistics, openvla_statistics
 from guerdon.train.bc import _observed
 from guerdon.worlds.eye import letterboxed, resized
 
@@ -162,7 +162,7 @@ def processors(folder, *, mode="MEAN_STD", action=None, state=None, maps=None, s
 
 
 def smolvla(folder, *, actions=3, proprio_size=4, config=None, stored=None):
-    return smolvla_statistics(
+    return lerobot_statistics(
         [folder], config or SmolVLAConfig(), {} if stored is None else stored, actions=actions,
         proprio_size=proprio_size,
     )  # fmt: skip
@@ -225,7 +225,7 @@ def test_smolvla_modes_come_from_the_processors_then_from_the_configuration(tmp_
         (r"has no action\.max", "MIN_MAX", {"max": None}),
     ],
 )
-def test_smolvla_statistics_that_are_none(said, mode, changes, tmp_path):
+def test_lerobot_statistics_that_are_none(said, mode, changes, tmp_path):
     numbers = {**numbers_of(0, 3), **{k: None if v is None else np.array(v, np.float32) for k, v in changes.items()}}
     numbers = {k: v for k, v in numbers.items() if v is not None}
     with pytest.raises(CheckpointError, match=rf"safetensors.*{said}.*compute the statistics again"):

@@ -32,7 +32,7 @@ DOT = {
 
 
 def vla_study(folder, *, name="run", policy=None, algorithm=None, runner=None, **sections):
-    tiny = {k: v for k, v in TINY.items() if k != "n_action_bins" or (policy or {}).get("family") != "flow"}
+    tiny = {k: v for k, v in TINY.items() if k != "n_action_bins" or (policy or {}).get("family", "token") == "token"}
     critic = {} if "adv_estimator" in (algorithm or {}) else {"value_hidden": [16]}
     return Study.model_validate(
         {
@@ -59,6 +59,10 @@ RUNS = {
         "policy": {"parallel_decoding": False, "use_lora": True, "lora_rank": 2, "lora_dropout": 0.1},
     },
     "flow": {"policy": {"family": "flow", "num_steps": 2}},
+    "regression": {
+        "policy": {"family": "regression", "use_lora": True, "lora_rank": 2},
+        "algorithm": {"rollout_steps": 20, "minibatch_size": 4, "logprob_type": "token_level", "entropy_coef": 0.01},
+    },
     "grpo_token": {  # as seed 2's configurations have it
         "policy": {"temperature": 1.6},
         "algorithm": {**GRPO, "logprob_type": "token_level", "reward_type": "action_level", "clip_ratio_c": 3.0},
@@ -150,7 +154,7 @@ def test_chunks_of_two_cameras(tmp_path):
         gather_chunks(read_episodes(tmp_path, camera="scene"), spec, chunk=2)
 
 
-@pytest.mark.parametrize("family", ["token", "flow"])
+@pytest.mark.parametrize("family", ["token", "flow", "regression"])
 def test_a_clone_does_what_was_shown_and_starts_a_run(family, tmp_path):
     right_going(tmp_path / "data")
     bc = {"data_path": str(tmp_path / "data"), "save_dir": str(tmp_path / "clone"), "epochs": 15, "batch_size": 16,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from guerdon.durations import duration
 from guerdon.plan.text_size import Shape, Size, read_config, shape_of, size_of_start
@@ -261,14 +262,23 @@ def _frozen(shape: Shape) -> float:
     return 2.0 * (shape.parameters - shape.embedding) + 4.0 * shape.embedding
 
 
+_LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 11008, "vocab_size": 32064}
+_PRISMATIC = ((1024, 4096, 23, 261), (1152, 4304, 26, 256))  # DINOv2 L with registers, SigLIP So400M
 PUBLISHED_VLA = {  # configurations of the language part
-    "token": {"hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 11008, "vocab_size": 32064},
+    "token": _LLAMA,
+    "regression": _LLAMA,
     "flow": {"hidden_size": 960, "num_hidden_layers": 16, "intermediate_size": 2560, "vocab_size": 49280},
-}
-REST = {"token": 0.80e9, "flow": 0.20e9}  # parameters of the other parts
+    "pi0": {
+        "hidden_size": 2048, "num_hidden_layers": 18, "intermediate_size": 16384, "vocab_size": 257152,
+        "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+REST = {"token": 0.80e9, "regression": 0.95e9, "flow": 0.20e9, "pi0": 0.73e9}  # parameters of the other parts
 TOWERS = {  # of vision, as far as they are computed: width, inner width, blocks, tokens of a picture
-    "token": ((1024, 4096, 23, 261), (1152, 4304, 26, 256)),  # DINOv2 L with registers, SigLIP So400M
+    "token": _PRISMATIC,
+    "regression": _PRISMATIC,
     "flow": (),  # its tower is not counted
+    "pi0": ((1152, 4304, 27, 256),),
 }
 PATCHES, INSTRUCTION, ACTION = 256, 35, 7  # tokens of a picture, of an instruction, of an action
 STEPS_PER_SECOND = 13.0  # of one copy of LIBERO with pictures
@@ -313,7 +323,7 @@ def _decision_bytes(policy: VLAPolicySettings, shape: Shape, tokens: int) -> flo
     rank = policy.lora_rank if policy.use_lora else None
     seen = sum(
         policy.num_images_in_input * patches * blocks * (24 * w + 4 * m if rank is None else 22 * w + 4 * m + 8 * rank)
-        for w, m, blocks, patches in TOWERS[policy.decoding.family]
+        for w, m, blocks, patches in TOWERS[_kind(policy)]
     )
     return seen + tokens * shape.layers * layer_bytes(shape, rank)
 
@@ -334,19 +344,29 @@ def vla_bytes(study: Study) -> tuple[int, int]:
     return int(4 * trained), int(12 * trained)
 
 
+def _configuration(policy: VLAPolicySettings) -> dict[str, Any]:
+    """That of the language part of the checkpoint, where it is here."""
+    file = Path(policy.vla_path or "") / "config.json"
+    return read_config(file) if file.is_file() else {}
+
+
+def _kind(policy: VLAPolicySettings) -> str:
+    """The published model whose parts count: `pi0` (pi0.5, too) by the checkpoint's configuration, else the family."""
+    return "pi0" if "paligemma_variant" in _configuration(policy) else policy.family
+
+
 def vla_size(policy: VLAPolicySettings) -> tuple[Shape, float, float]:
     """The language part, all parameters, and those that are trained.
 
     Shapes are those of the checkpoint's configuration, of the published model where that does not say. Adapters are on
     all matrices of the language part, of the towers of vision (qkv, proj, fc1, fc2) and of what projects these.
     """
-    family, file, rank = policy.decoding.family, Path(policy.vla_path or "") / "config.json", policy.lora_rank
-    found = read_config(file) if file.is_file() else {}
-    shape = shape_of({"tie_word_embeddings": False, **PUBLISHED_VLA[family], **found})
-    p = shape.parameters + REST[family]
+    kind, rank = _kind(policy), policy.lora_rank
+    shape = shape_of({"tie_word_embeddings": False, **PUBLISHED_VLA[kind], **_configuration(policy)})
+    p = shape.parameters + REST[kind]
     if not policy.use_lora:
         return shape, p, p
-    seen = sum(blocks * (8 * w + 2 * m) for w, m, blocks, _ in TOWERS[family])
-    features = sum(w for w, *_ in TOWERS[family])
+    seen = sum(blocks * (8 * w + 2 * m) for w, m, blocks, _ in TOWERS[kind])
+    features = sum(w for w, *_ in TOWERS[kind])
     projector = 9 * features + 3 * shape.width if features else 0
     return shape, p, shape.adapters(rank) + rank * (seen + projector)

@@ -16,7 +16,7 @@ from pathlib import Path
 from guerdon.atomic import sealed_folder, write_json
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.finite import save_weights
-from guerdon.hub import PICKLED, check_links
+from guerdon.hub import OFT_PARTS, PICKLED, check_links
 
 _KEPT = (".json", ".jinja", ".txt", ".model", ".md", ".safetensors")  # the other files of a model that are read
 
@@ -27,7 +27,7 @@ def import_model(origin: Path, target: Path) -> list[str]:
     Configuration, tokenizer and templates are copied; code and anything else is left out.
 
     Args:
-        origin: with `pytorch_model*.bin` or `adapter_model.bin`.
+        origin: with `pytorch_model*.bin`, `adapter_model.bin`, or parts of OpenVLA-OFT (`action_head--*.pt`, ...).
         target: must not exist yet.
 
     Returns:
@@ -42,13 +42,19 @@ def import_model(origin: Path, target: Path) -> list[str]:
     if target.exists():
         raise ConfigError(f"{target} exists already; name a new folder")
     names = {file: _renamed(file.name) for old in PICKLED for file in sorted(origin.glob(f"{old}*.bin"))}
+    whole = any(name.startswith("model") for name in names.values())
+    for part in OFT_PARTS:
+        files = sorted(origin.glob(f"{part}--*.pt"))
+        if len(files) > 1:
+            raise ConfigError(f"{origin} has several {part}: {', '.join(f.name for f in files)}; keep one of them")
+        names |= dict.fromkeys(files, f"{part}.safetensors")
     if not names:
-        wanted = " or ".join(f"{old}*.bin" for old in PICKLED)
+        wanted = " or ".join([*(f"{old}*.bin" for old in PICKLED), *(f"{part}--*.pt" for part in OFT_PARTS)])
         raise ConfigError(f"{origin} has no {wanted}; guerdon reads safetensors without an import")
     check_links(CheckpointError, "the model", origin)
     with sealed_folder(target) as folder:
         for file in sorted(origin.rglob("*")):
-            if file.is_file() and file.suffix in _KEPT and not file.name.endswith(".index.json"):
+            if file.is_file() and file.suffix in _KEPT and not (whole and file.name.endswith(".index.json")):
                 place = folder / file.relative_to(origin)
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, place)

@@ -53,11 +53,11 @@ class TokenDecodingSettings(Settings):
 
 
 class FlowDecodingSettings(Settings):
-    """Actions by flow matching: SmolVLA (2506.01844), pi0 (2410.24164)."""
+    """Actions by flow matching: SmolVLA (2506.01844), pi0 (2410.24164), pi0.5 (2504.16054)."""
 
     stored = True
 
-    family: Literal["flow"] = Field("flow", description="an action expert that removes noise, as SmolVLA and pi0")
+    family: Literal["flow"] = Field("flow", description="an action expert that removes noise, as SmolVLA, pi0, pi0.5")
     num_steps: int = Field(5, ge=1, description="denoising steps")
     noise_method: Literal["flow_sde", "flow_noise"] = Field(
         "flow_sde",
@@ -77,21 +77,39 @@ class FlowDecodingSettings(Settings):
         return self
 
 
-DecodingSettings = Annotated[TokenDecodingSettings | FlowDecodingSettings, ByName("family", "token")]
+class RegressionDecodingSettings(Settings):
+    """Actions by the L1 regression head of OpenVLA-OFT (2502.19645), with a distribution around what it predicts."""
+
+    family: Literal["regression"] = Field(
+        "regression", description="actions from the L1 regression head of OpenVLA-OFT"
+    )
+    initial_scale: float = Field(
+        0.05,
+        gt=0,
+        description="scale of the Laplace distribution around the predicted numbers at the start, in normalised units "
+        "(-1 to 1 are the bounds of the statistics); RL learns it, one for each number of an action",
+    )
+
+
+DecodingSettings = Annotated[
+    TokenDecodingSettings | FlowDecodingSettings | RegressionDecodingSettings, ByName("family", "token")
+]
 _BINS = TinyVLASettings.model_fields["n_action_bins"].default
 _READ = Because(SET, "policy.tiny")
-_MOVED = {*TokenDecodingSettings.model_fields, *FlowDecodingSettings.model_fields}
+_FORMS = (TokenDecodingSettings, FlowDecodingSettings, RegressionDecodingSettings)
+_MOVED = {name for form in _FORMS for name in form.model_fields}
+_OPENVLA = Because(("token", "regression"), "family flow, whose checkpoints have the statistics of one data set")
 
 
 class VLAPolicySettings(Settings):
     """A vision-language-action model: pictures, an instruction and, if wanted, proprioception in, actions out."""
 
-    short_form = (TokenDecodingSettings, FlowDecodingSettings)
+    short_form = _FORMS
     stored = True
 
     type: Literal["vla"] = Field("vla", description="a vision-language-action model")
     vla_path: str | None = Field(
-        None, description="folder of an OpenVLA, OpenVLA-OFT or SmolVLA checkpoint in its published layout"
+        None, description="folder of an OpenVLA, OpenVLA-OFT, SmolVLA, pi0 or pi0.5 checkpoint in its published layout"
     )
     load_adapter_checkpoint: str | None = only_with(
         None,
@@ -102,9 +120,9 @@ class VLAPolicySettings(Settings):
     vlm_path: str | None = only_with(
         None,
         vla_path=_READ,
-        family=Because("flow", "family token"),
+        family=Because("flow", "family {}"),
         description="folder with the config.json and the tokenizer of the language model that a SmolVLA checkpoint "
-        "names, where that is a hub id",
+        "names, where that is a hub id; of pi0 and pi0.5, with PaliGemma's tokenizer",
     )
     tiny: TinyVLASettings | None = Field(None, description="make a small model in code instead of reading one")
     decoding: DecodingSettings = Field(
@@ -127,13 +145,20 @@ class VLAPolicySettings(Settings):
     center_crop: bool | None = Field(
         None,
         description="the middle 90 % of a picture's area, resized to the whole; while cloning, as large a part at a "
-        "random place. null: true for family token, false for flow, as the published models were trained",
+        "random place. null: false for family flow, true for others, as the published models were trained",
     )
     unnorm_key: str | None = only_with(
         None,
         vla_path=Because(SET, "policy.tiny, whose statistics are those of the cloned data"),
-        family=Because("token", "family flow, whose checkpoints have the statistics of one data set"),
+        family=_OPENVLA,
         description="data set in the statistics of a checkpoint that actions are un-normalised by; null: its only one",
+    )
+    normalization: Literal["bounds_q99", "bounds"] = only_with(
+        "bounds_q99",
+        vla_path=_READ,
+        family=_OPENVLA,
+        description="which statistics are -1 and 1 of an OpenVLA checkpoint: the 1st and 99th percentile (LIBERO, "
+        "Bridge), or the minimum and the maximum (ALOHA)",
     )
     use_lora: bool = Field(False, description="train adapters on frozen weights; false: train all weights")
     lora_rank: int = only_with(
@@ -171,8 +196,8 @@ class VLAPolicySettings(Settings):
     def _fits(self) -> Self:
         if (self.vla_path is None) == (self.tiny is None):
             raise ValueError("say exactly one of policy.vla_path (a model to read) and policy.tiny (a model to make)")
-        if self.tiny is not None and self.decoding.family == "flow":
-            refuse({"n_action_bins"} if self.tiny.n_action_bins != _BINS else set(), "family flow", "tiny")
+        if self.tiny is not None and self.family != "token":
+            refuse({"n_action_bins"} if self.tiny.n_action_bins != _BINS else set(), f"family {self.family}", "tiny")
         return self
 
     _gpus = field_validator("gpus")(known_gpus)
@@ -185,4 +210,4 @@ class VLAPolicySettings(Settings):
     @property
     def crops(self) -> bool:
         """Whether pictures are cropped."""
-        return self.decoding.family == "token" if self.center_crop is None else self.center_crop
+        return self.decoding.family != "flow" if self.center_crop is None else self.center_crop

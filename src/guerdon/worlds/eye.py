@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from guerdon.types import ByteArray
+from guerdon.worlds.observation import Padding
 
 
 class Eye(Protocol):
@@ -54,22 +55,22 @@ def pictures_of(eye: Eye, looks: Sequence[Any], camera: str | None = None) -> By
     return np.stack([one.picture if isinstance(one, Drawn) else next(new) for one in looks])
 
 
-def resized(picture: ByteArray, size: tuple[int, int], *, padded: bool = False) -> ByteArray:
+def resized(picture: ByteArray, size: tuple[int, int], *, padded: Padding = False) -> ByteArray:
     """A picture of height and width `size`, by bilinear interpolation where it has another; `padded`: `letterboxed`."""
     if picture.shape[:2] == size:
         return picture
     if padded:
-        return letterboxed(picture, size)
+        return letterboxed(picture, size, centred=padded == "centre")
     from PIL import Image
 
     return np.asarray(Image.fromarray(picture).resize(size[::-1], Image.Resampling.BILINEAR))
 
 
-def letterboxed(picture: ByteArray, size: tuple[int, int]) -> ByteArray:
-    """A picture of height and width `size` that keeps its ratio, with black above and left of it.
+def letterboxed(picture: ByteArray, size: tuple[int, int], *, centred: bool = False) -> ByteArray:
+    """A picture of height and width `size` that keeps its ratio, with black above and left of it, or all around it.
 
-    Bilinear interpolation between the nearest pixels, as `resize_with_pad` of LeRobot's SmolVLA and pi0 does it; the
-    result is rounded to whole grey levels.
+    Bilinear interpolation between the nearest pixels, as LeRobot's `resize_with_pad` of SmolVLA and, centred,
+    `resize_with_pad_torch` of pi0 do it; the result is rounded to whole grey levels.
     """
     import torch
     from torch.nn import functional
@@ -79,7 +80,9 @@ def letterboxed(picture: ByteArray, size: tuple[int, int]) -> ByteArray:
     pixels = torch.from_numpy(np.ascontiguousarray(picture)).permute(2, 0, 1)[None].contiguous().float()
     small = functional.interpolate(pixels, size=(height, width), mode="bilinear", align_corners=False)
     found = np.zeros((*size, picture.shape[2]), dtype=np.uint8)
-    found[size[0] - height :, size[1] - width :] = small[0].round_().byte().permute(1, 2, 0).numpy()
+    top, left = size[0] - height, size[1] - width
+    top, left = (top // 2, left // 2) if centred else (top, left)
+    found[top : top + height, left : left + width] = small[0].round_().byte().permute(1, 2, 0).numpy()
     return found
 
 

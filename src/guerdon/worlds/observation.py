@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
+
+Padding = bool | Literal["centre"]
+"""Where pictures that keep their ratio are: right below the black (True), or in its middle; False: stretched."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +22,7 @@ class ObservationSpec:
 
     Attributes:
         states: `states`, the environment's own observation as float32.
-        frames: height and width of `frames`, (H, W, 3) uint8; `padded`: pictures keep their ratio, else are stretched.
+        frames: height and width of `frames`, (H, W, 3) uint8; `padded` says how they are resized.
         cameras: how many; with several, `frames` are (cameras, H, W, 3) by the first of the world's.
         proprioception: `proprioception`, (P,) float32, the part of the state that the robot measures of itself.
         task: `task`, the instruction, as text.
@@ -29,7 +33,7 @@ class ObservationSpec:
     cameras: int = 1
     proprioception: bool = False
     task: bool = False
-    padded: bool = False
+    padded: Padding = False
 
     def with_states(self) -> ObservationSpec:
         """The same and the states, which belong into recorded episodes."""

@@ -17,9 +17,21 @@ from guerdon.errors import CheckpointError, ConfigError
 from guerdon.policies.vla.flow import FlowVLA
 from guerdon.policies.vla.policy import VLAPolicy, bounds_as_statistics, computes_in_bf16, hashed_words, quantize
 from guerdon.policies.vla.published import Published, read_config, read_openvla, read_smolvla
+from guerdon.policies.vla.published_pi0 import OPENPI, is_openpi, read_pi0
+from guerdon.policies.vla.regression import RegressionVLA
 from guerdon.policies.vla.tiny import tiny_flow_network, tiny_token_network
 from guerdon.policies.vla.token import TokenVLA
 from guerdon.settings.vla_policy import VLAPolicySettings
+
+FAMILIES: dict[str, type[VLAPolicy]] = {"token": TokenVLA, "flow": FlowVLA, "regression": RegressionVLA}
+READERS: dict[str, tuple[tuple[str, ...], Callable[..., Published]]] = {
+    "openvla": (("token", "regression"), read_openvla),
+    "smolvla": (("flow",), read_smolvla),
+    "pi0": (("flow",), read_pi0),
+    "pi05": (("flow",), read_pi0),
+    OPENPI: (("flow",), read_pi0),
+}
+"""By the kind in a checkpoint's `config.json`: the families that it may have, and what reads it."""
 
 
 def build_vla(
@@ -47,16 +59,16 @@ def build_vla(
         )
     proprio = proprioception_size if settings.use_proprio else 0
     actions = int(np.prod(action_space.shape or ()))
-    tokens = settings.decoding.family == "token"
     if settings.vla_path is not None:
-        network, encode, statistics = _read(settings, tokens)(settings, actions=actions, proprio_size=proprio)
+        network, encode, statistics = _reader(settings)(settings, actions=actions, proprio_size=proprio)
     else:
         assert settings.tiny is not None
         encode, statistics = hashed_words(settings.tiny.words), bounds_as_statistics(action_space)
-        network = (
-            tiny_token_network(settings.tiny, proprio) if tokens else tiny_flow_network(settings.tiny, actions, proprio)
-        )
-    family: type[VLAPolicy] = TokenVLA if tokens else FlowVLA
+        if settings.family == "flow":
+            network = tiny_flow_network(settings.tiny, actions, proprio)
+        else:
+            network = tiny_token_network(settings.tiny, proprio, actions if settings.family == "regression" else 0)
+    family = FAMILIES[settings.family]
     device = resolve_device(settings.device)
     bf16 = computes_in_bf16(settings, device)
     if settings.use_quantization:
@@ -71,15 +83,14 @@ def build_vla(
     return policy.to(device)
 
 
-def _read(settings: VLAPolicySettings, tokens: bool) -> Callable[..., Published]:
+def _reader(settings: VLAPolicySettings) -> Callable[..., Published]:
     """What reads the checkpoint of `vla_path`."""
     folder = Path(str(settings.vla_path))
     config = read_config(folder)
-    kind = str(config.get("model_type") or config.get("type"))
-    readers = {"openvla": (True, read_openvla), "smolvla": (False, read_smolvla)}
-    if kind not in readers:
-        raise CheckpointError(f"{folder} is a checkpoint of {kind!r}; known are {', '.join(readers)}")
-    wanted, reader = readers[kind]
-    if wanted != tokens:
-        raise ConfigError(f"{folder} is a checkpoint of {kind}: set policy.family to {'token' if wanted else 'flow'}")
+    kind = OPENPI if is_openpi(config) else str(config.get("model_type") or config.get("type"))
+    if kind not in READERS:
+        raise CheckpointError(f"{folder} is a checkpoint of {kind!r}; known are {', '.join(READERS)}")
+    families, reader = READERS[kind]
+    if settings.family not in families:
+        raise ConfigError(f"{folder} is a checkpoint of {kind}: set policy.family to {' or '.join(families)}")
     return reader

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
@@ -68,27 +68,18 @@ class _Feature(BaseModel):
     shape: list[int] = []
 
 
-class SmolVLAConfig(BaseModel):
-    """What is read of SmolVLA's; the defaults are LeRobot's."""
+class LeRobotConfig(BaseModel):
+    """What is read of models with an action expert; the defaults are LeRobot's."""
+
+    refused: ClassVar[tuple[str, ...]]
 
     chunk_size: PositiveInt = 50
     max_state_dim: PositiveInt = 32
     max_action_dim: PositiveInt = 32
-    resize_imgs_with_padding: tuple[PositiveInt, PositiveInt] | None = (512, 512)
     empty_cameras: NonNegativeInt = 0
-    adapt_to_pi_aloha: bool = False
-    use_delta_joint_actions_aloha: bool = False
-    add_image_special_tokens: bool = False
-    prefix_length: int = -1
     tokenizer_max_length: PositiveInt = 48
-    attention_mode: str = "cross_attn"
-    vlm_model_name: str = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
-    freeze_vision_encoder: bool = True
-    train_expert_only: bool = True
-    num_vlm_layers: int = 16
-    num_expert_layers: int = -1
-    self_attn_every_n_layers: int = 2
-    expert_width_multiplier: PositiveFloat = 0.75
+    freeze_vision_encoder: bool = False
+    train_expert_only: bool = False
     min_period: PositiveFloat = 4e-3
     max_period: PositiveFloat = 4.0
     normalization_mapping: dict[str, Normalization] = {
@@ -103,15 +94,12 @@ class SmolVLAConfig(BaseModel):
         Raises:
             CheckpointError: as it says.
         """
-        keys = ("adapt_to_pi_aloha", "use_delta_joint_actions_aloha", "add_image_special_tokens")
-        strange = [f"{key} true" for key in keys if getattr(self, key)]
-        if self.prefix_length > 0:
-            strange.append(f"prefix_length {self.prefix_length}")
-        size = self.resize_imgs_with_padding
-        if size is None or size[0] != size[1]:
-            strange.append(f"resize_imgs_with_padding {'null' if size is None else list(size)} (not square)")
-        if strange:
+        if strange := [*(f"{key} true" for key in self.refused if getattr(self, key)), *self._strange()]:
             raise CheckpointError(f"{file}: {strange[0]} is not supported; take a checkpoint that was trained without")
+
+    def _strange(self) -> list[str]:
+        """What else is not supported."""
+        return []
 
     def check_numbers(self, file: Path, *, actions: int, proprio_size: int) -> None:
         """Refuse another environment than the one that the features describe.
@@ -139,6 +127,77 @@ class SmolVLAConfig(BaseModel):
             elif feature.type != "LANGUAGE":
                 others.append(name)
         return cameras, others
+
+
+class SmolVLAConfig(LeRobotConfig):
+    """What is read of SmolVLA's."""
+
+    refused = ("adapt_to_pi_aloha", "use_delta_joint_actions_aloha", "add_image_special_tokens")
+
+    resize_imgs_with_padding: tuple[PositiveInt, PositiveInt] | None = (512, 512)
+    adapt_to_pi_aloha: bool = False
+    use_delta_joint_actions_aloha: bool = False
+    add_image_special_tokens: bool = False
+    prefix_length: int = -1
+    attention_mode: str = "cross_attn"
+    vlm_model_name: str = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
+    freeze_vision_encoder: bool = True
+    train_expert_only: bool = True
+    num_vlm_layers: int = 16
+    num_expert_layers: int = -1
+    self_attn_every_n_layers: int = 2
+    expert_width_multiplier: PositiveFloat = 0.75
+
+    def _strange(self) -> list[str]:
+        strange = [f"prefix_length {self.prefix_length}"] if self.prefix_length > 0 else []
+        size = self.resize_imgs_with_padding
+        if size is None or size[0] != size[1]:
+            strange.append(f"resize_imgs_with_padding {'null' if size is None else list(size)} (not square)")
+        return strange
+
+
+class Pi0Config(LeRobotConfig):
+    """What is read of pi0's; the defaults are LeRobot's."""
+
+    refused: ClassVar[tuple[str, ...]] = ("use_relative_actions",)
+
+    paligemma_variant: Literal["gemma_2b", "gemma_300m"] = "gemma_2b"
+    action_expert_variant: Literal["gemma_2b", "gemma_300m"] = "gemma_300m"
+    image_resolution: tuple[PositiveInt, PositiveInt] = (224, 224)
+    use_relative_actions: bool = False
+
+    def _strange(self) -> list[str]:
+        high, wide = self.image_resolution
+        return [] if high == wide else [f"image_resolution [{high}, {wide}] (not square)"]
+
+
+class Pi05Config(Pi0Config):
+    """What is read of pi0.5's."""
+
+    refused = ("use_relative_actions", "use_visual_memory", "use_proprioceptive_memory")
+
+    tokenizer_max_length: PositiveInt = 200
+    use_visual_memory: bool = False
+    use_proprioceptive_memory: bool = False
+    normalization_mapping: dict[str, Normalization] = {
+        "VISUAL": "IDENTITY", "STATE": "QUANTILES", "ACTION": "QUANTILES"
+    }  # fmt: skip
+
+
+class OpenPiConfig(BaseModel):
+    """What openpi writes beside the weights that it converts from JAX, and the names for the same in `Pi0Config`."""
+
+    action_dim: PositiveInt
+    action_horizon: PositiveInt
+    paligemma_variant: Literal["gemma_2b", "gemma_300m"]
+    action_expert_variant: Literal["gemma_2b", "gemma_300m"]
+
+    def as_lerobot(self, form: type[Pi0Config]) -> Pi0Config:
+        """The same configuration; what openpi does not write has the defaults."""
+        return form(
+            chunk_size=self.action_horizon, max_action_dim=self.action_dim, max_state_dim=self.action_dim,
+            paligemma_variant=self.paligemma_variant, action_expert_variant=self.action_expert_variant,
+        )  # fmt: skip
 
 
 def check_inputs(

@@ -25,9 +25,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from guerdon.errors import ConfigError
 from guerdon.policies.robot import Action
 from guerdon.policies.vla.policy import VLAInputs, VLAPolicy
-from guerdon.policies.vla.smolvla import Prefix, SmolVLANetwork
+from guerdon.policies.vla.smolvla import ExpertNetwork, Prefix
 from guerdon.settings.vla_policy import FlowDecodingSettings, VLAPolicySettings
 from guerdon.types import BoolArray, Evaluated, FloatArray
 
@@ -64,15 +65,18 @@ class FlowVLA(VLAPolicy):
 
     Records of decisions are the noise and what each step left of it, (B, num_steps + 1, C, A) in normalised units. An
     action has one log-probability, the sum over steps and numbers. Numbers that only pad an action move along the
-    straight line from their noise to 0, which is what they were trained on, and have no log-probability.
+    straight line from their noise to 0, which is what they were trained on, and have no log-probability. Where actions
+    of a chunk attend to each other (pi0), the record holds all of the network's horizon, and those beyond the C that
+    are executed have no log-probability either, as in RLinf.
     """
 
-    model: SmolVLANetwork
+    model: ExpertNetwork
     decoding: FlowDecodingSettings
     normalization = "MEAN_STD"
 
-    def __init__(self, settings: VLAPolicySettings, network: SmolVLANetwork, *rest: Any) -> None:
+    def __init__(self, settings: VLAPolicySettings, network: ExpertNetwork, *rest: Any) -> None:
         super().__init__(settings, network, *rest)
+        self.horizon = network.horizon or self.chunk
         self.noise_head: nn.Module | None = None
         if self.decoding.noise_method == "flow_noise":
             hidden = nn.Linear(network.expert_width, network.expert_width)
@@ -82,7 +86,7 @@ class FlowVLA(VLAPolicy):
     def act(self, observations: np.ndarray, rng: np.random.Generator, *, greedy: bool = False) -> Action:
         """A path from noise to actions; greedy: Euler's method from zeros, the most likely noise."""
         inputs, steps = self.inputs(observations).to(self.device), self.decoding.num_steps
-        shape = (len(inputs), self.chunk, self.action_size)
+        shape = (len(inputs), self.horizon, self.action_size)
 
         def noise() -> Tensor:
             return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)).to(self.device)
@@ -104,7 +108,7 @@ class FlowVLA(VLAPolicy):
         record = torch.stack(path, dim=1)
         if padding:
             record = torch.cat([record, pad[:, None].expand(-1, steps + 1, -1, -1)], dim=-1)
-        return Action(self.executed(x), record=record.cpu().numpy())
+        return Action(self.executed(x[:, : self.chunk]), record=record.cpu().numpy())
 
     def evaluate(self, inputs: VLAInputs, *, entropy: bool = False) -> Evaluated:
         """Log-probabilities (N, C) of the paths, the entropy (N, C) of their steps, and values (N, 1, H)."""
@@ -116,7 +120,8 @@ class FlowVLA(VLAPolicy):
             prefix = self.model.read(self.pixels(inputs), inputs)
             for step in range(self.decoding.num_steps):
                 mean, std = self._step(prefix, path[:, step], pad, step)
-                log_probs = log_probs + gaussian_log_prob(path[:, step + 1], mean, std).sum(-1)
+                mean, std, after = (x[:, : self.chunk] for x in (mean, std, path[:, step + 1]))
+                log_probs = log_probs + gaussian_log_prob(after, mean, std).sum(-1)
                 spread = spread + (std.log() + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
         values = None if self.vf is None else self.estimate(prefix.hidden)[:, None]
         return Evaluated(log_probs, spread if entropy else None, values, self.predict(prefix.hidden))
@@ -128,7 +133,16 @@ class FlowVLA(VLAPolicy):
             return self.estimate(self.model.read(self.pixels(inputs), inputs).hidden)
 
     def imitation_loss(self, observations: np.ndarray, actions_N_C_A: FloatArray, mask_N_C: BoolArray) -> Tensor:
-        """(N,) mean squared error of the velocity at random times; noise and times are of torch's generator."""
+        """(N,) mean squared error of the velocity at random times; noise and times are of torch's generator.
+
+        Raises:
+            ConfigError: actions of the network's chunk attend to each other, and there are others than its horizon.
+        """
+        if self.horizon != self.chunk:
+            raise ConfigError(
+                f"policy.num_action_chunks is {self.chunk}: to clone a model whose actions attend to each other, set "
+                f"it to the {self.horizon} actions of its chunk"
+            )
         inputs, actions = self.inputs(observations).to(self.device), self.normalise(actions_N_C_A)
         actions = functional.pad(actions, (0, self.model.max_action_dim - self.action_size))
         alpha, beta, scale, offset = _TIME

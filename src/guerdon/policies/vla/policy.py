@@ -1,9 +1,9 @@
-"""What the two families of vision-language-action models share: inputs, statistics, value heads, adapters, storage.
+"""What the families of vision-language-action models share: inputs, statistics, value heads, adapters, storage.
 
-A family brings a network and derives from `VLAPolicy`: `token.TokenVLA` (OpenVLA, OpenVLA-OFT) and `flow.FlowVLA`
-(SmolVLA, pi0). Observations are pictures, an instruction and, if wanted, proprioception; a decision is a chunk of
-actions. Networks work with normalised actions; `action_shift` and `action_scale` say what those mean in the
-environment's units.
+A family brings a network and derives from `VLAPolicy`: `token.TokenVLA` (OpenVLA, OpenVLA-OFT),
+`regression.RegressionVLA` (OpenVLA-OFT) and `flow.FlowVLA` (SmolVLA, pi0). Observations are pictures, an instruction
+and, if wanted, proprioception; a decision is a chunk of actions. Networks work with normalised actions; `action_shift`
+and `action_scale` say what those mean in the environment's units.
 
     policy = build_policy(VLAPolicySettings(tiny=TinyVLASettings()), (39,), space, sources=["env"], seed=0)
     policy.act(observations, rng).values     # (B, C, A)
@@ -32,7 +32,7 @@ from guerdon.settings.text_policy import LoraSettings
 from guerdon.settings.vla_policy import DecodingSettings, VLAPolicySettings
 from guerdon.types import Evaluated, FloatArray, IntArray
 from guerdon.worlds.eye import resized
-from guerdon.worlds.observation import ObservationSpec
+from guerdon.worlds.observation import ObservationSpec, Padding
 
 PAD, BOS, STOP = 0, 1, 2  # ids that a hashed word never has; BOS and STOP are those of Llama 2, too
 Normalization = Literal["IDENTITY", "MEAN_STD", "MIN_MAX", "QUANTILES", "QUANTILE10"]
@@ -104,7 +104,7 @@ class VLANetwork(Protocol):
     width: int
     image_size: int
     proprio_size: int
-    padded: bool
+    padded: Padding
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,6 +199,7 @@ class VLAPolicy(RobotPolicy):
             frames=self.image_size, cameras=settings.num_images_in_input, proprioception=facts.proprio_size > 0,
             task=True, padded=facts.padded,
         )  # fmt: skip
+        self.prompt: Callable[[str, np.ndarray], str] | None = getattr(network, "prompt", None)
         self.modes = statistics.modes or (self.normalization, self.normalization)
         self.model: nn.Module = self._adapted(network) if settings.use_lora else network
         self.vf: nn.Module | None = value_head(facts.width, settings.value_hidden, len(heads)) if heads else None
@@ -239,11 +240,6 @@ class VLAPolicy(RobotPolicy):
             padded = self.observation_spec.padded
             small = [resized(x, self.image_size, padded=padded) for x in frames.reshape(-1, *frames.shape[2:])]
             frames = np.stack(small).reshape(*frames.shape[:2], *self.image_size, 3)
-        tasks, which_N = np.unique(observations["task"], return_inverse=True)
-        texts = [self.encode(str(task)) for task in tasks]
-        longest = max(map(len, texts))
-        ids = torch.tensor([[PAD] * (longest - len(text)) + text for text in texts], dtype=torch.int64)
-        mask = torch.tensor([[False] * (longest - len(text)) + [True] * len(text) for text in texts], dtype=torch.bool)
         proprio = torch.zeros(len(frames), 0)
         if self.observation_spec.proprioception:
             measured = np.ascontiguousarray(observations["proprioception"], dtype=np.float64)
@@ -256,10 +252,21 @@ class VLAPolicy(RobotPolicy):
             shifted = torch.from_numpy(measured) - self.proprio_shift.cpu()
             proprio = (shifted / self.proprio_scale.cpu()).float()
             proprio = proprio.clamp(-1, 1) if self.clip_proprio else proprio
+        tasks, which_N = np.unique(self._read(observations["task"], proprio), return_inverse=True)
+        texts = [self.encode(str(task)) for task in tasks]
+        longest = max(map(len, texts))
+        ids = torch.tensor([[PAD] * (longest - len(text)) + text for text in texts], dtype=torch.int64)
+        mask = torch.tensor([[False] * (longest - len(text)) + [True] * len(text) for text in texts], dtype=torch.bool)
         which = torch.from_numpy(which_N.reshape(-1))
         pictures = torch.from_numpy(np.ascontiguousarray(frames))
         decided = None if record is None else torch.from_numpy(np.ascontiguousarray(record))
         return VLAInputs(pictures, ids[which], mask[which], proprio, decided)
+
+    def _read(self, tasks_N: np.ndarray, proprio_N_P: Tensor) -> np.ndarray:
+        """(N,) what the language model reads: the instructions, or what `prompt` makes of them and the states."""
+        if self.prompt is None:
+            return tasks_N
+        return np.array([self.prompt(str(task), row) for task, row in zip(tasks_N, proprio_N_P.numpy(), strict=True)])
 
     @torch.no_grad()
     def evaluate_all(self, inputs: VLAInputs, *, micro: int) -> Evaluated:

@@ -3,7 +3,8 @@
 The sequence is: begin of text, patches of each camera, proprioception (one token), instruction, action tokens. OpenVLA
 predicts the action tokens one after the other. OpenVLA-OFT puts placeholders without an embedding in their places, and
 a stop token after them, lets everything attend to everything, and predicts all of them in one pass. In both, a token is
-predicted from the hidden state of the place before it.
+predicted from the hidden state of the place before it. From the same hidden states, `L1Head` predicts the numbers of
+actions themselves.
 
     network = PrismaticNetwork(ConvTower(64), LlamaConfig(...), vocabulary=768, bins=256, image_size=64)
     hidden_N_K_h = network(pixels_N_3_H_W, inputs, tokens=32)
@@ -22,6 +23,32 @@ from torch.nn import functional
 from guerdon.policies.vla.policy import BOS, STOP, VLAInputs
 
 
+class L1Head(nn.Module):
+    """The head of OpenVLA-OFT that was trained by L1 regression: hidden states of an action's tokens to its numbers.
+
+    Args:
+        width: of a hidden state.
+        numbers: of an action.
+    """
+
+    def __init__(self, width: int, numbers: int) -> None:
+        super().__init__()
+        self.numbers = numbers
+        self.layer_norm1, self.fc1 = nn.LayerNorm(numbers * width), nn.Linear(numbers * width, width)
+        blocks = (nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU()) for _ in range(2))
+        self.mlp_resnet_blocks = nn.ModuleList(nn.ModuleDict({"ffn": block}) for block in blocks)
+        self.layer_norm2, self.fc2 = nn.LayerNorm(width), nn.Linear(width, numbers)
+
+    def forward(self, hidden_N_K_h: Tensor) -> Tensor:
+        """(N, C, A) actions from the hidden states of their K = C * A tokens."""
+        n, tokens, _ = hidden_N_K_h.shape
+        x = functional.relu(self.fc1(self.layer_norm1(hidden_N_K_h.reshape(n, tokens // self.numbers, -1))))
+        for block in self.mlp_resnet_blocks:
+            x = x + block["ffn"](x)  # type: ignore[index]
+        found: Tensor = self.fc2(self.layer_norm2(x))
+        return found
+
+
 class PrismaticNetwork(nn.Module):
     """Pictures, an instruction and proprioception to hidden states of action tokens.
 
@@ -33,6 +60,8 @@ class PrismaticNetwork(nn.Module):
         image_size: height and width of a picture, in pixels.
         proprio_size: measurements; 0: none.
         fused: the projector of two towers (three layers, the first four times as wide), else that of one (two layers).
+        numbers: of an action that an `L1Head` predicts; 0: there are action tokens.
+        modulated: the mean embedding of the instruction modulates the tower.
 
     Attributes:
         width: of the hidden states.
@@ -43,12 +72,13 @@ class PrismaticNetwork(nn.Module):
 
     def __init__(
         self, tower: nn.Module, config: Any, *, vocabulary: int, bins: int, image_size: int, proprio_size: int = 0,
-        fused: bool = False,
+        fused: bool = False, numbers: int = 0, modulated: bool = False,
     ) -> None:  # fmt: skip
         from transformers import LlamaModel
 
         super().__init__()
         self.vocabulary, self.bins, self.image_size, self.proprio_size = vocabulary, bins, image_size, proprio_size
+        self.modulated = modulated
         width = self.width = int(config.hidden_size)
         features = int(tower.width)  # type: ignore[arg-type]
         self.vision_backbone = tower
@@ -60,6 +90,9 @@ class PrismaticNetwork(nn.Module):
                 {"fc1": nn.Linear(proprio_size, width), "fc2": nn.Linear(width, width)}
             )
         self.language_model = LlamaModel(config)
+        if numbers:
+            self.action_head: nn.Module = L1Head(width, numbers)
+            return
         self.action_head = nn.Linear(width, bins, bias=False)  # rows of the output embedding, the first bin first
         nn.init.normal_(self.action_head.weight, std=0.02)
 
@@ -102,7 +135,7 @@ class PrismaticNetwork(nn.Module):
         return torch.cat(chosen, dim=1)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits (..., bins) of the action tokens."""
+        """Logits (..., bins) of the action tokens; of an `L1Head`, actions (N, C, A)."""
         found: Tensor = self.action_head(hidden)
         return found
 
@@ -120,15 +153,24 @@ class PrismaticNetwork(nn.Module):
 
     def _prompt(self, pixels: Tensor, inputs: VLAInputs) -> tuple[Tensor, Tensor]:
         """Embeddings (N, S, h) of all that comes before the actions, and (N, S) where there is something."""
-        x = self.vision_backbone(pixels)
         n = len(inputs)
+        begin, words = self._embedded(torch.full((n, 1), BOS, device=pixels.device)), self._embedded(inputs.ids)
+        x = self.vision_backbone(pixels, *self._modulation(begin, words, inputs.mask, len(pixels) // n))
         x = x.reshape(n, -1, x.shape[-1])  # the patches of one camera after those of the other
         for i, layer in enumerate(self.projector.values()):
             x = layer(functional.gelu(x) if i else x)
-        parts = [self._embedded(torch.full((n, 1), BOS, device=pixels.device)), x]
+        parts = [begin, x]
         if self.proprio_projector is not None:
             hidden = functional.gelu(self.proprio_projector["fc1"](inputs.proprio))
             parts.append(self.proprio_projector["fc2"](hidden)[:, None])
         before = inputs.mask.new_ones(n, sum(part.shape[1] for part in parts))
-        parts.append(self._embedded(inputs.ids))
+        parts.append(words)
         return torch.cat([part.to(x.dtype) for part in parts], dim=1), torch.cat([before, inputs.mask], dim=1)
+
+    def _modulation(self, begin: Tensor, words: Tensor, mask: Tensor, cameras: int) -> tuple[Tensor, ...]:
+        """The mean embedding (N * cameras, h) of begin of text, instruction and stop token, where it modulates."""
+        if not self.modulated:
+            return ()
+        stop = self._embedded(torch.full_like(mask[:, :1], STOP, dtype=torch.int64))
+        total = (words * mask[..., None]).sum(1) + begin[:, 0] + stop[:, 0]
+        return ((total / (mask.sum(1, keepdim=True) + 2)).repeat_interleave(cameras, dim=0),)

@@ -19,23 +19,24 @@ import torch
 from torch import Tensor, nn
 
 from guerdon.errors import CheckpointError, ConfigError, boundary
-from guerdon.finite import refuse_to_read
-from guerdon.hub import check_folder, reading
+from guerdon.finite import load_weights, refuse_to_read
+from guerdon.hub import OFT_PARTS, check_folder, reading
 from guerdon.policies.adapter_files import merged_weights
 from guerdon.policies.pretrained import read_tokenizer
 from guerdon.policies.vla.checkpoint_config import (
     PROPRIO,
     STATE,
+    LeRobotConfig,
     OpenVLAConfig,
     SmolVLAConfig,
     check_inputs,
     checked,
     json_object,
 )
-from guerdon.policies.vla.policy import BOS, Statistics
+from guerdon.policies.vla.policy import BOS, Normalization, Statistics
 from guerdon.policies.vla.prismatic import PrismaticNetwork
 from guerdon.policies.vla.smolvla import ExpertSize, SmolVLANetwork
-from guerdon.policies.vla.statistics import instruction_length, openvla_statistics, smolvla_statistics
+from guerdon.policies.vla.statistics import instruction_length, lerobot_statistics, openvla_statistics
 from guerdon.policies.vla.vision import DinoSiglipTowers, ViTSize
 from guerdon.settings.vla_policy import VLAPolicySettings
 
@@ -44,9 +45,13 @@ TOWERS = {
     "vit_so400m_patch14_siglip_224": ViTSize(224, 14, 1152, 27, 16, 4304),
 }
 """The vision towers of OpenVLA by their names in timm."""
+_BOUNDS: dict[str, Normalization] = {"bounds_q99": "QUANTILES", "bounds": "MIN_MAX"}
 PROMPT = "In: What action should the robot take to {task}?\nOut:"
 _EMPTY = "▁"  # OpenVLA's prompts end with this token of Llama's
-_PROPRIO = "proprio_projector.safetensors"
+_DIFFUSION = (
+    "was trained with a diffusion head, which is not supported; take one with an L1 regression head or discrete action "
+    "tokens"
+)
 _SMOLVLA = {
     "vlm_with_expert.vlm.model.text_model.": "text.",
     "vlm_with_expert.vlm.model.vision_model.": "see.vision_model.",
@@ -83,7 +88,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int) -> Published:
-    """An OpenVLA or OpenVLA-OFT checkpoint with action tokens.
+    """An OpenVLA or OpenVLA-OFT checkpoint: with action tokens or an L1 regression head, with or without FiLM.
 
     Args:
         settings: the `policy` section, with `vla_path`.
@@ -99,15 +104,6 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
     folder = Path(str(settings.vla_path))
     file = folder / "config.json"
     config = checked(OpenVLAConfig, read_config(folder), file)
-    for kind, why in (
-        (
-            "action_head",
-            "was trained with a regression or diffusion head, which has no action tokens to learn from by RL",
-        ),
-        ("vision_backbone", "was trained with FiLM, which is not supported"),
-    ):
-        if any(folder.glob(f"{kind}--*_checkpoint.pt")):
-            raise CheckpointError(f"{folder} {why}; take one that was trained with discrete action tokens")
     names = config.timm_model_ids
     if not names or any(name not in TOWERS for name in names):
         raise CheckpointError(f"{folder}: vision towers {names} are not supported; known are {', '.join(TOWERS)}")
@@ -117,13 +113,30 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
         folder, (), has, given=[PROPRIO] if proprio_size else [], images=settings.num_images_in_input,
         ignored=settings.ignored_inputs,
     )  # fmt: skip
+    if proprio_size and not has:
+        raise CheckpointError(
+            f"policy.use_proprio: {folder} has no proprio_projector.safetensors; set policy.use_proprio to false"
+        )
+    if any(folder.glob("noisy_action_projector*")):
+        raise CheckpointError(f"{folder} {_DIFFUSION}")
+    regression = settings.family == "regression"
+    parts = {name: _part(folder, name) for name in OFT_PARTS if proprio_size or name != "proprio_projector"}
+    _check_head(folder, parts["action_head"], regression)
     statistics = openvla_statistics(
-        _folders(settings), config.norm_stats, settings.unnorm_key, actions=actions, proprio_size=proprio_size
-    )
-    sizes = [replace(TOWERS[name], image=size) for name, size in zip(names, config.image_sizes, strict=True)]
-    stored = _weights(settings)
+        folders(settings), config.norm_stats, settings.unnorm_key, actions=actions, proprio_size=proprio_size,
+        mode=_BOUNDS[settings.normalization],
+    )  # fmt: skip
+    modulated, language = parts["vision_backbone"], LlamaConfig(**config.text_config.model_dump())
+    width = int(language.hidden_size) if modulated else 0
+    sizes = [
+        replace(TOWERS[name], image=size, words=width) for name, size in zip(names, config.image_sizes, strict=True)
+    ]
+    stored = published_weights(settings)
+    if modulated:
+        stored = {name: tensor for name, tensor in stored.items() if not name.startswith("vision_backbone.")}
+        stored |= _modulated_weights(modulated)
     if proprio_size:
-        stored |= _proprio_tensors(folder)
+        stored |= {f"proprio_projector.{name}": tensor for name, tensor in parts["proprio_projector"].items()}
     rows, bins = config.text_config.vocab_size, config.n_action_bins
     vocabulary = rows - config.pad_to_multiple_of
     if bins > vocabulary:
@@ -132,14 +145,22 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
         )
     with without_weights():
         network = PrismaticNetwork(
-            DinoSiglipTowers(sizes), LlamaConfig(**config.text_config.model_dump()), vocabulary=vocabulary, bins=bins,
-            image_size=sizes[0].image, proprio_size=proprio_size, fused=config.use_fused_vision_backbone,
+            DinoSiglipTowers(sizes), language, vocabulary=vocabulary, bins=bins, image_size=sizes[0].image,
+            proprio_size=proprio_size, fused=config.use_fused_vision_backbone,
+            numbers=actions if regression else 0, modulated=bool(modulated),
         )  # fmt: skip
     renamed = {name.replace("language_model.model.", "language_model.", 1): t for name, t in stored.items()}
     head = renamed.pop("language_model.lm_head.weight", None)
-    if head is not None and len(head) == rows:
+    if regression:
+        renamed |= {f"action_head.{name.removeprefix('model.')}": t for name, t in parts["action_head"].items()}
+    elif head is not None and len(head) == rows:
         renamed["action_head.weight"] = head[vocabulary - bins : vocabulary].flip(0)
     fill_exactly(network, renamed, openvla_unused(network), folder)
+    return Published(network, _openvla_encoder(folder), statistics)
+
+
+def _openvla_encoder(folder: Path) -> Callable[[str], list[int]]:
+    """From an instruction to the ids of OpenVLA's prompt."""
     tokenizer = read_tokenizer(str(folder))
     if tokenizer.bos_token_id != BOS:
         raise CheckpointError(
@@ -152,7 +173,7 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
         ids = ids[1:] if ids[0] == BOS else ids
         return ids if ids[-1] == empty else [*ids, int(empty)]
 
-    return Published(network, encode, statistics)
+    return encode
 
 
 def openvla_unused(network: PrismaticNetwork) -> dict[str, tuple[int, ...]]:
@@ -183,16 +204,7 @@ def read_smolvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
     folder = Path(str(settings.vla_path))
     file = folder / "config.json"
     config = checked(SmolVLAConfig, read_config(folder), file)
-    config.refuse_others(file)
-    if not settings.use_proprio:
-        raise ConfigError("SmolVLA reads the state of the robot: set policy.use_proprio to true")
-    if settings.num_action_chunks > config.chunk_size:
-        raise ConfigError(f"policy.num_action_chunks: {folder} was trained on chunks of {config.chunk_size}")
-    cameras, others = config.inputs()
-    check_inputs(
-        file, cameras, others, given=[STATE], images=settings.num_images_in_input, ignored=settings.ignored_inputs
-    )
-    config.check_numbers(file, actions=actions, proprio_size=proprio_size)
+    check_lerobot(config, file, settings, actions=actions, proprio_size=proprio_size)
     name = settings.vlm_path or config.vlm_model_name
     vlm = _vlm_config(name)
     if config.num_vlm_layers > 0:
@@ -208,9 +220,9 @@ def read_smolvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
     with without_weights():
         see = _SmolVLMEyes(SmolVLMVisionTransformer(vlm.vision_config), SmolVLMConnector(vlm))
         network = SmolVLANetwork(see, vlm.text_config, expert, image_size=size, proprio_size=proprio_size, padded=True)
-    renamed = {_smolvla_name(key): tensor for key, tensor in _weights(settings).items()}
+    renamed = {_smolvla_name(key): tensor for key, tensor in published_weights(settings).items()}
     unused = {_SMOLVLA_UNUSED: (vlm.text_config.vocab_size, vlm.text_config.hidden_size)}
-    statistics = smolvla_statistics(_folders(settings), config, renamed, actions=actions, proprio_size=proprio_size)
+    statistics = lerobot_statistics(folders(settings), config, renamed, actions=actions, proprio_size=proprio_size)
     fill_exactly(network, renamed, unused, folder)
     if config.train_expert_only:
         network.see.requires_grad_(False)
@@ -225,6 +237,27 @@ def read_smolvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
         return [int(i) for i in tokenizer(line, truncation=longest is not None, max_length=longest).input_ids]
 
     return Published(network, encode, statistics)
+
+
+def check_lerobot(
+    config: LeRobotConfig, file: Path, settings: VLAPolicySettings, *, actions: int, proprio_size: int
+) -> None:
+    """Refuse what LeRobot's configuration of a checkpoint does not support, and a study that does not fit it.
+
+    Raises:
+        CheckpointError: the checkpoint needs what is not supported.
+        ConfigError: the settings or the environment do not fit the checkpoint.
+    """
+    config.refuse_others(file)
+    if not settings.use_proprio:
+        raise ConfigError(f"{file.parent} reads the state of the robot: set policy.use_proprio to true")
+    if settings.num_action_chunks > config.chunk_size:
+        raise ConfigError(f"policy.num_action_chunks: {file.parent} was trained on chunks of {config.chunk_size}")
+    cameras, others = config.inputs()
+    check_inputs(
+        file, cameras, others, given=[STATE], images=settings.num_images_in_input, ignored=settings.ignored_inputs
+    )
+    config.check_numbers(file, actions=actions, proprio_size=proprio_size)
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -247,14 +280,14 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _folders(settings: VLAPolicySettings) -> list[Path]:
+def folders(settings: VLAPolicySettings) -> list[Path]:
     """The checkpoint's, and its adapter's."""
     return [Path(path) for path in (settings.vla_path, settings.load_adapter_checkpoint) if path is not None]
 
 
-def _weights(settings: VLAPolicySettings) -> dict[str, Tensor]:
+def published_weights(settings: VLAPolicySettings) -> dict[str, Tensor]:
     """The published weights, with their adapter."""
-    folder, *adapters = _folders(settings)
+    folder, *adapters = folders(settings)
     for one in (folder, *adapters):
         check_folder(CheckpointError, "the checkpoint", one)
     weights = read_tensors(folder)
@@ -339,15 +372,46 @@ def _smolvla_name(name: str) -> str:
     return _SMOLVLA.get(old, "") + inside.removeprefix(old)
 
 
-def _proprio_tensors(folder: Path) -> dict[str, Tensor]:
-    """The projector of proprioception, which OpenVLA-OFT keeps in a file of its own."""
-    from safetensors.torch import load_file
-
-    file = folder / _PROPRIO
+def _part(folder: Path, name: str) -> dict[str, Tensor]:
+    """A part that OpenVLA-OFT keeps in a file of its own, without the prefix of data parallel training; empty: none."""
+    file = folder / f"{name}.safetensors"
     if not file.is_file():
-        found = next((one.name for one in folder.glob("proprio_projector--*_checkpoint.pt")), None)
-        hint = f"write {found} as safetensors (docs/vla.md)" if found else "set policy.use_proprio to false"
-        raise CheckpointError(f"policy.use_proprio: {folder} has no {_PROPRIO}; {hint}")
+        if pickled := next(folder.glob(f"{name}--*.pt"), None):
+            raise CheckpointError(
+                f"{pickled} is a pickle, which can run code; write a folder with safetensors: guerdon import {folder} "
+                "NEW_FOLDER"
+            )
+        return {}
     with boundary(CheckpointError, f"{file} cannot be read"):
-        tensors = load_file(file)
-    return {f"proprio_projector.{name.removeprefix('module.')}": tensor for name, tensor in tensors.items()}
+        found = load_weights(file)
+    return {key.removeprefix("module."): tensor for key, tensor in found.items()}
+
+
+def _check_head(folder: Path, head: Mapping[str, Tensor], regression: bool) -> None:
+    """Refuse a head that the family lacks, and a family whose head the checkpoint lacks."""
+    if any(name.startswith("noise_predictor.") for name in head):
+        raise CheckpointError(f"{folder} {_DIFFUSION}")
+    if regression and not head:
+        raise ConfigError(
+            f"{folder} has no action_head.safetensors, the L1 regression head: set policy.family to token, or copy "
+            "the file from the checkpoint"
+        )
+    if head and not regression:
+        raise ConfigError(f"{folder} was trained with an L1 regression head: set policy.family to regression")
+
+
+def _modulated_weights(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The vision backbone saved with FiLM, its adapters merged: their alpha is their rank, at most 16."""
+    found = {}
+    for name, tensor in stored.items():
+        if ".lora_" in name:
+            continue
+        path, layer, leaf = name.rpartition(".base_layer.")
+        if layer and leaf == "weight":
+            down, up = (stored.get(f"{path}.lora_{one}.default.weight") for one in "AB")
+            if down is not None and up is not None:
+                rank = len(down)
+                change = (up.float().flatten(1) @ down.float().flatten(1)).view_as(tensor)
+                tensor = tensor.float() + min(rank, 16) / rank * change
+        found[f"{path}.{leaf}" if layer else name] = tensor
+    return {name.replace(".block.", "."): tensor for name, tensor in found.items()}

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -55,15 +57,71 @@ class Prefix:
         keys, values: per layer (N, S, heads, size), keys with their positions.
         mask: (N, S) bool.
         hidden: (N, h) mean over what is there.
+        state: (N, 1, h) token of the measured state, of a network whose expert reads it.
     """
 
     keys: list[Tensor]
     values: list[Tensor]
     mask: Tensor
     hidden: Tensor
+    state: Tensor | None = None
 
 
-class SmolVLANetwork(nn.Module):
+class ExpertNetwork(nn.Module):
+    """What networks with an action expert share: attention over keys and values of the prefix, and the time.
+
+    Attributes:
+        width: of the hidden states of the prefix.
+        expert_width: of the hidden states of the expert.
+        max_action_dim: numbers of an action, padding included.
+        horizon: actions of a chunk that attend to each other, so that all are denoised; 0: any number, each action
+            depends on those before it alone.
+        prompt: what the language model reads of an instruction and the normalised state (P,); None: the instruction.
+    """
+
+    width: int
+    expert_width: int
+    max_action_dim: int
+    horizon = 0
+    prompt: Callable[[str, np.ndarray], str] | None = None
+    head_dim: int
+    groups: int
+    size: ExpertSize
+
+    def read(self, pixels: Tensor, inputs: VLAInputs) -> Prefix:
+        """Run the language model over the prefix; pixels are (N * cameras, 3, H, W) in [0, 1]."""
+        raise NotImplementedError
+
+    def velocity(self, prefix: Prefix, x_N_C_A: Tensor, time_N: Tensor) -> tuple[Tensor, Tensor]:
+        """The velocity (N, C, A) of noisy actions at times in [0, 1], and the expert's hidden states (N, C, h)."""
+        raise NotImplementedError
+
+    def _times(self, time_N: Tensor) -> Tensor:
+        """(N, expert_width) sines and cosines of times."""
+        size = self.size
+        periods = size.min_period * (size.max_period / size.min_period) ** torch.linspace(
+            0, 1, self.expert_width // 2, dtype=torch.float64, device=time_N.device
+        )
+        angles = time_N.double()[:, None] * (2 * math.pi / periods)
+        return torch.cat([angles.sin(), angles.cos()], dim=-1).to(time_N.dtype)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], -1, self.head_dim)
+
+    def _qkv(self, layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        attention = layer.self_attn
+        return self._heads(attention.q_proj(x)), self._heads(attention.k_proj(x)), self._heads(attention.v_proj(x))
+
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor, attend_N_Q_S: Tensor) -> Tensor:
+        """(N, Q, heads * size) of (N, ., heads, size)."""
+        k, v = (x.repeat_interleave(self.groups, dim=2).to(q.dtype) for x in (k, v))
+        mixed = functional.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=attend_N_Q_S[:, None]
+        )
+        return mixed.transpose(1, 2).flatten(2)
+
+
+class SmolVLANetwork(ExpertNetwork):
     """Pictures, an instruction and proprioception to the velocity of noisy actions.
 
     Args:
@@ -73,11 +131,6 @@ class SmolVLANetwork(nn.Module):
         image_size: height and width of a picture, in pixels.
         proprio_size: measurements; 0: there is no token of the state.
         padded: pictures keep their ratio, with black above and left of them.
-
-    Attributes:
-        width: of the hidden states of the prefix.
-        expert_width: of the hidden states of the expert.
-        max_action_dim: numbers of an action, padding included.
     """
 
     def __init__(
@@ -127,11 +180,11 @@ class SmolVLANetwork(nn.Module):
         attend = mask_N_S[:, None, :].expand(-1, mask_N_S.shape[1], -1).clone()
         if self.state_proj is not None:
             attend[:, :-1, -1] = False
-        turn = _rotation(mask_N_S.cumsum(1) - 1, self.head_dim)
+        turn = rotation(mask_N_S.cumsum(1) - 1, self.head_dim)
         keys, values = [], []
         for layer in self.text.layers:
             q, k, v = self._qkv(layer, layer.input_layernorm(x))
-            q, k = _turned(q, turn), _turned(k, turn)
+            q, k = turned(q, turn), turned(k, turn)
             keys.append(k)
             values.append(v)
             x = self._after(layer, x, self._attention(q, k, v, attend))
@@ -141,29 +194,24 @@ class SmolVLANetwork(nn.Module):
     def velocity(self, prefix: Prefix, x_N_C_A: Tensor, time_N: Tensor) -> tuple[Tensor, Tensor]:
         """The velocity (N, C, A) of noisy actions at times in [0, 1], and the expert's hidden states (N, C, h)."""
         n, count, _ = x_N_C_A.shape
-        size, width = self.size, self.expert_width
-        periods = size.min_period * (size.max_period / size.min_period) ** torch.linspace(
-            0, 1, width // 2, dtype=torch.float64, device=time_N.device
-        )
-        angles = time_N.double()[:, None] * (2 * math.pi / periods)
-        times = torch.cat([angles.sin(), angles.cos()], dim=-1).to(x_N_C_A.dtype)[:, None].expand(-1, count, -1)
+        times = self._times(time_N)[:, None].expand(-1, count, -1)
         x = self.action_time_mlp_in(torch.cat([self.action_in_proj(x_N_C_A), times], dim=-1))
         x = self.action_time_mlp_out(functional.silu(x))
         before = prefix.mask[:, None, :].expand(-1, count, -1)
         earlier = torch.ones(count, count, dtype=torch.bool, device=x.device).tril().expand(n, -1, -1)
         steps = torch.arange(count, device=x.device).expand(n, -1)
         from_start, after = (
-            _rotation(steps, self.head_dim), _rotation(steps + prefix.mask.sum(1, keepdim=True), self.head_dim)
+            rotation(steps, self.head_dim), rotation(steps + prefix.mask.sum(1, keepdim=True), self.head_dim)
         )  # fmt: skip
         for i, layer in enumerate(self.expert.layers):
             keys, values = prefix.keys[i * self._every], prefix.values[i * self._every]
             normed = layer.input_layernorm(x)
             if self._attends_itself(i):
                 q, k, v = self._qkv(layer, normed)
-                q, k = _turned(q, after), _turned(k, after)
+                q, k = turned(q, after), turned(k, after)
                 k, v, attend = torch.cat([keys, k], 1), torch.cat([values, v], 1), torch.cat([before, earlier], 2)
             else:
-                q = _turned(self._heads(layer.self_attn.q_proj(normed)), from_start)
+                q = turned(self._heads(layer.self_attn.q_proj(normed)), from_start)
                 k, v, attend = (
                     self._heads(layer.self_attn.k_proj(keys.flatten(2))),
                     self._heads(layer.self_attn.v_proj(values.flatten(2))), before,
@@ -176,21 +224,6 @@ class SmolVLANetwork(nn.Module):
         every = self.size.self_attn_every_n_layers
         return every > 0 and layer * self._every % every == 0
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], -1, self.head_dim)
-
-    def _qkv(self, layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        attention = layer.self_attn
-        return self._heads(attention.q_proj(x)), self._heads(attention.k_proj(x)), self._heads(attention.v_proj(x))
-
-    def _attention(self, q: Tensor, k: Tensor, v: Tensor, attend_N_Q_S: Tensor) -> Tensor:
-        """(N, Q, heads * size) of (N, ., heads, size)."""
-        k, v = (x.repeat_interleave(self.groups, dim=2).to(q.dtype) for x in (k, v))
-        mixed = functional.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=attend_N_Q_S[:, None]
-        )
-        return mixed.transpose(1, 2).flatten(2)
-
     def _after(self, layer: Any, x: Tensor, mixed: Tensor) -> Tensor:
         x = x + layer.self_attn.o_proj(mixed)
         found: Tensor = x + layer.mlp(layer.post_attention_layernorm(x))
@@ -202,14 +235,15 @@ def _feed_forward(width: int) -> int:
     return 256 * math.ceil(4 * int(2 * width / 3) / 256)
 
 
-def _rotation(positions_N_S: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def rotation(positions_N_S: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines (N, S, 1, size / 2) of rotary positions."""
     exponents = torch.arange(size // 2, dtype=torch.float32, device=positions_N_S.device) * 2 / size
     angles = positions_N_S[..., None].float() / _WAVELENGTH**exponents
     return angles.cos()[..., None, :], angles.sin()[..., None, :]
 
 
-def _turned(x_N_S_h_d: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    cos, sin = rotation
+def turned(x_N_S_h_d: Tensor, by: tuple[Tensor, Tensor]) -> Tensor:
+    """Queries or keys (N, S, heads, size) at their rotary positions."""
+    cos, sin = by
     first, second = x_N_S_h_d.float().chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x_N_S_h_d.dtype)

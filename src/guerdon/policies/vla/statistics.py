@@ -18,30 +18,34 @@ from pydantic import BaseModel, Field, PositiveFloat
 from torch import Tensor
 
 from guerdon.errors import CheckpointError, ConfigError, boundary
-from guerdon.policies.vla.checkpoint_config import STATE, SmolVLAConfig, checked, json_object
+from guerdon.policies.vla.checkpoint_config import STATE, LeRobotConfig, checked, json_object
 from guerdon.policies.vla.policy import NORMALIZATIONS, Normalization, Statistics, affine
 
 _EPS = 1e-8  # added by OpenVLA and LeRobot so that nothing is divided by zero
+_OPENPI_EPS = 1e-6  # the same of openpi
 _NEXT = "compute the statistics again, or take another checkpoint"
-_STEPS = {  # of LeRobot's processors for SmolVLA; the others change actions or observations in ways that are not known
+_STEPS = {  # of LeRobot's processors; the others change actions or observations in ways that are not known
     "pre": (
-        "rename_observations_processor", "to_batch_processor", "smolvla_new_line_processor", "tokenizer_processor",
-        "device_processor", "normalizer_processor",
+        "rename_observations_processor", "to_batch_processor", "smolvla_new_line_processor", "pi0_new_line_processor",
+        "pi05_prepare_state_tokenizer_processor_step", "tokenizer_processor", "device_processor",
+        "normalizer_processor",
     ),
     "post": ("unnormalizer_processor", "device_processor"),
 }  # fmt: skip
 
 
 def openvla_statistics(
-    folders: Sequence[Path], config: Mapping[str, Any] | None, key: str | None, *, actions: int, proprio_size: int
-) -> Statistics:
-    """Quantiles of a data set; those of fine-tuning (`dataset_statistics.json`) before those of the base model.
+    folders: Sequence[Path], config: Mapping[str, Any] | None, key: str | None, *, actions: int, proprio_size: int,
+    mode: Normalization = "QUANTILES",
+) -> Statistics:  # fmt: skip
+    """Bounds of a data set; those of fine-tuning (`dataset_statistics.json`) before those of the base model.
 
     Args:
         folders: the checkpoint's, and its adapter's.
         config: `norm_stats` of the checkpoint's `config.json`.
         key: the name of the data set; None: the only one.
         actions, proprio_size: numbers of the environment.
+        mode: which statistics are the bounds: `QUANTILES` or `MIN_MAX`.
 
     Raises:
         ConfigError: the data set is not known, or has other numbers than the environment.
@@ -72,16 +76,17 @@ def openvla_statistics(
         moved = _mask(numbers.get("mask"), size, file, f"{where}.mask")
         low, high = (
             _numbers(numbers.get(name), size, file, f"{where}.{name}", f"the statistics of {key}", part, moved)
-            for name in ("q01", "q99")
+            for name in NORMALIZATIONS[mode]
         )
-        _check_order((f"{where}.q01", low), (f"{where}.q99", high), moved, file, action=part == "action")
+        below, above = (f"{where}.{name}" for name in NORMALIZATIONS[mode])
+        _check_order((below, low), (above, high), moved, file, action=part == "action")
         half = (high - low + _EPS) / 2
         pairs.append((np.where(moved, low + half, 0.0), np.where(moved, half, 1.0)))
-    return Statistics(pairs[0], pairs[1] if proprio_size else None)
+    return Statistics(pairs[0], pairs[1] if proprio_size else None, (mode, mode))
 
 
-def smolvla_statistics(
-    folders: Sequence[Path], config: SmolVLAConfig, stored: dict[str, Tensor], *, actions: int, proprio_size: int
+def lerobot_statistics(
+    folders: Sequence[Path], config: LeRobotConfig, stored: dict[str, Tensor], *, actions: int, proprio_size: int
 ) -> Statistics:
     """What LeRobot normalises by: in files of its processors, or in older checkpoints among the weights.
 
@@ -113,6 +118,42 @@ def smolvla_statistics(
         for one, kind, feature, size in ((post, "ACTION", "action", actions), (pre, "STATE", STATE, proprio_size))
     )
     return Statistics(action, state, (how, known))
+
+
+def openpi_statistics(folder: Path, mode: Normalization, *, actions: int, proprio_size: int) -> Statistics:
+    """What openpi normalises by: the `norm_stats.json` in `assets`, whose numbers beyond the environment's are padding.
+
+    Args:
+        folder: of the checkpoint.
+        mode: `MEAN_STD` of pi0, `QUANTILES` of pi0.5.
+        actions, proprio_size: numbers of the environment.
+
+    Raises:
+        CheckpointError: there is none or are several, statistics are missing, or are no statistics.
+        ConfigError: the statistics have fewer numbers than the environment.
+    """
+    files = sorted((folder / "assets").rglob("norm_stats.json"))
+    if len(files) != 1:
+        found = ", ".join(str(file.relative_to(folder)) for file in files) or "no norm_stats.json"
+        raise CheckpointError(f"{folder}/assets has {found}: keep there the statistics of one data set")
+    parts = json_object(files[0]).get("norm_stats")
+    pairs = []
+    for part, size in (("actions", actions), ("state", proprio_size)):
+        numbers = parts.get(part) if isinstance(parts, dict) else None
+        if not isinstance(numbers, dict):
+            raise CheckpointError(f"{files[0]} has no norm_stats.{part}; {_NEXT}")
+        cut = {name: value[:size] if isinstance(value, list) else value for name, value in numbers.items()}
+        names = [(name, f"norm_stats.{part}.{name}") for name in NORMALIZATIONS[mode]]
+        low, high = (_numbers(cut.get(name), size, files[0], key, "the statistics", part) for name, key in names)
+        (_, below), (_, above) = names
+        first = ("zero", np.zeros(size)) if mode == "MEAN_STD" else (below, low)
+        _check_order(first, (above, high), np.ones(size, np.bool_), files[0], action=part == "actions")
+        if mode == "MEAN_STD":
+            pairs.append((low, high + _OPENPI_EPS))
+        else:
+            half = (high - low + _OPENPI_EPS) / 2
+            pairs.append((low + half, half))
+    return Statistics(pairs[0], pairs[1] if proprio_size else None, (mode, mode))
 
 
 def state_statistics(
@@ -171,7 +212,7 @@ def _pair(one: Normaliser, kind: str, feature: str, size: int) -> tuple[tuple[np
     return affine(mode, numbers, size, eps=_EPS if unused else one.eps), mode
 
 
-def instruction_length(folder: Path, config: SmolVLAConfig) -> int | None:
+def instruction_length(folder: Path, config: LeRobotConfig) -> int | None:
     """Ids that an instruction is cut off after, as the processor of the checkpoint says; None: never."""
     steps = _steps(folder / "policy_preprocessor.json", _STEPS["pre"])
     given = next((step.config for step in steps if step.registry_name == "tokenizer_processor"), {})

@@ -42,12 +42,13 @@ def tiny_llama(tiny: TinyVLASettings, vocabulary: int) -> Any:
     )  # fmt: skip
 
 
-def tiny_token_network(tiny: TinyVLASettings, proprio_size: int) -> PrismaticNetwork:
-    """A small network of action tokens."""
+def tiny_token_network(tiny: TinyVLASettings, proprio_size: int, numbers: int = 0) -> PrismaticNetwork:
+    """A small network of action tokens, or with an `L1Head` for so many numbers of an action."""
     vocabulary = tiny.words + tiny.n_action_bins
     return PrismaticNetwork(
         tiny_tower(tiny), tiny_llama(tiny, vocabulary), vocabulary=vocabulary, bins=tiny.n_action_bins,
         image_size=tiny.image_size, proprio_size=proprio_size, fused=tiny.vision == "vit",
+        numbers=numbers,
     )  # fmt: skip
 
 

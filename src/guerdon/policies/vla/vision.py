@@ -115,6 +115,7 @@ class ViTSize:
         width, depth, heads, mlp: of the transformer.
         prefix: tokens before those of the patches: a class token, then registers.
         scaled: residual branches are scaled per channel (LayerScale).
+        words: width of the instruction's embedding that modulates every block (FiLM); 0: none does.
     """
 
     image: int
@@ -125,6 +126,7 @@ class ViTSize:
     mlp: int
     prefix: int = 0
     scaled: bool = False
+    words: int = 0
 
     @property
     def patches(self) -> int:
@@ -150,15 +152,15 @@ class ViT(nn.Module):
             self.reg_token = nn.Parameter(torch.zeros(1, size.prefix - 1, size.width))
         self.blocks = nn.ModuleList(_Block(size) for _ in range(size.depth - 1))
 
-    def forward(self, x_N_3_H_W: Tensor) -> Tensor:
-        """(N, P, d) features of normalised pictures."""
+    def forward(self, x_N_3_H_W: Tensor, words_N_h: Tensor | None = None) -> Tensor:
+        """(N, P, d) features of normalised pictures, with the mean embedding of the instruction where it modulates."""
         x = self.patch_embed["proj"](x_N_3_H_W).flatten(2).transpose(1, 2) + self.pos_embed
         before = [self.cls_token] if self.size.prefix else []
         before += [self.reg_token] if self.size.prefix > 1 else []
         if before:
             x = torch.cat([*(token.expand(len(x), -1, -1) for token in before), x], dim=1)
         for block in self.blocks:
-            x = block(x)
+            x = block(x, words_N_h)
         found: Tensor = x[:, self.size.prefix :]
         return found
 
@@ -186,12 +188,16 @@ class _Block(nn.Module):
         self.mlp = nn.ModuleDict({"fc1": nn.Linear(width, size.mlp), "fc2": nn.Linear(size.mlp, width)})
         self.ls1 = _Scale(width) if size.scaled else nn.Identity()
         self.ls2 = _Scale(width) if size.scaled else nn.Identity()
+        if size.words:
+            self.scale, self.shift = nn.Linear(size.words, width), nn.Linear(size.words, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, words_N_h: Tensor | None = None) -> Tensor:
         n, tokens, width = x.shape
         qkv = self.attn["qkv"](self.norm1(x)).view(n, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(*qkv).transpose(1, 2).reshape(n, tokens, width)
         x = x + self.ls1(self.attn["proj"](mixed))
+        if words_N_h is not None:  # feature-wise linear modulation (Perez et al. 2017, 1709.07871)
+            x = x * (1 + self.scale(words_N_h)[:, None]) + self.shift(words_N_h)[:, None]
         x = x + self.ls2(self.mlp["fc2"](functional.gelu(self.mlp["fc1"](self.norm2(x)))))
         return x
 
@@ -226,8 +232,10 @@ class DinoSiglipTowers(nn.Module):
         """(N, 6, H, W): channels 0-2 as DINOv2 takes them, 3-5 as SigLIP does; of one tower, its three."""
         return torch.cat([normalised(x_N_3_H_W, statistics) for statistics in self.statistics], dim=1)
 
-    def forward(self, x_N_3_H_W: Tensor) -> Tensor:
-        """(N, P, d) features of pictures in [0, 1]."""
+    def forward(self, x_N_3_H_W: Tensor, words_N_h: Tensor | None = None) -> Tensor:
+        """(N, P, d) features of pictures in [0, 1], with the mean embedding of the instruction where it modulates."""
         x = self.channels(x_N_3_H_W)
-        first: Tensor = self.featurizer(x[:, :3])
-        return first if self.fused_featurizer is None else torch.cat([first, self.fused_featurizer(x[:, 3:])], dim=-1)
+        found: list[Tensor] = [self.featurizer(x[:, :3], words_N_h)]
+        if self.fused_featurizer is not None:
+            found.append(self.fused_featurizer(x[:, 3:], words_N_h))
+        return torch.cat(found, dim=-1)
