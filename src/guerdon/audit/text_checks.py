@@ -84,7 +84,10 @@ def check_repetition(view: View) -> Checked | Missing:
 
     def repeats(responses: list[str]) -> dict[str, ArrayLike]:
         both = np.array([repetition(text) for text in responses])
-        return {"repetition": both[:, 0], "responses with a phrase that comes five times": both[:, 1] >= 5}
+        return {
+            "responses that repeat themselves": both[:, 0],
+            "responses with a phrase that comes five times": both[:, 1] >= 5,
+        }
 
     return _texts_explain(view, "repetition", repeats)
 

@@ -48,7 +48,7 @@ def _progress(view: View) -> Numbers | None:
 
 def _references(view: View) -> dict[str, Numbers]:
     """The truth; without it second rewards that are no parts of the reward and agreed with it in the first third."""
-    if view.truth_M is not None and view.has_truth:
+    if view.truth_M is not None and np.isfinite(view.truth_M).any():
         return {"the truth": view.truth_M}
     parts = {name: np.asarray(view.of(values), dtype=np.float64) for name, values in view.rows.rewards.items()}
     parts = {name: values for name, values in parts.items() if np.isfinite(values).mean() > 0.5}
@@ -79,8 +79,8 @@ def _moved(view: View, steps: Numbers, references: dict[str, Numbers], check: st
         within = associate(x_G, excess_G, np.zeros(len(x_G), np.int64), seed=view.seed)
         moved, p = within.difference / spread, within.p
         said = f"given {name} the reward moves by {moved:+.2f} standard deviations over the run"
-        if sign * moved < UNEXPLAINED or (check == "truth" and rise < UNEXPLAINED / 2):
-            continue
+        if sign * moved < UNEXPLAINED or (check == "truth" and rise < max(gained, 0.0) + UNEXPLAINED / 2):
+            continue  # a reward of partial progress rises within the failures, together with the truth
         scale = moved / within.r
         title = f"what equally good responses get falls by {-moved:.2f} standard deviations over the run"
         if check == "truth":
@@ -165,15 +165,15 @@ def _level_jump(view: View, order: Codes) -> _Break | None:
         fair, order = _of_groups(view, fair), order[np.unique(view.peer_M, return_index=True)[1]]
     spread = float(view.reward_M.std()) or 1.0
     one = _break(order, fair / spread, JUMP)
-    if one is None:
-        return None
+    if one is None or (one.effect > 0 and view.rows.texts is None):
+        return None  # of episodes a jump upwards is how policies learn
     return one._replace(text=f"the level of the reward moves by {one.effect:+.2f} standard deviations")
 
 
 def _scale_jump(view: View, order: Codes) -> _Break | None:
     """The spread within prompts changes between neighbouring steps; of a continuous reward."""
-    if view.levels is not None:
-        return None
+    if view.levels is not None or (view.peer_M is None and view.rows.texts is None):
+        return None  # the returns of episodes grow alike when a policy converges
     peers = order if view.peer_M is None else view.peer_M
     size = np.bincount(peers)[peers]
     off = np.abs(view.reward_M - stratum_means(view.reward_M, peers)) * np.sqrt(size / np.maximum(size - 1, 1))
