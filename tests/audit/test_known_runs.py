@@ -1,7 +1,7 @@
 """Runs of guerdon whose reward is known to be right or wrong.
 
-`quickstart_B0`, `C0` and `C1` are `episodes.jsonl` of `guerdon quickstart`, arms B (the change of learned progress, which
-teaches the task) and C (learned success at every step, whose return rises while nobody reaches the top).
+`quickstart_B0`, `C0` and `C1` are `episodes.jsonl` of `guerdon quickstart`, arms B (the change of learned progress,
+which teaches the task) and C (learned success at every step, whose return rises while nobody reaches the top).
 """
 
 from pathlib import Path
