@@ -78,6 +78,7 @@ SHORT = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # seven processes, a loaded machine
 def test_a_short_study_runs_every_stage(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)

@@ -146,6 +146,7 @@ def snapshot(folder, hub, name):
     (home / "refs" / "main").write_text("0123abc")
 
 
+@pytest.mark.slow
 def test_a_hub_id_is_found_in_the_cache(home, values, tmp_path):
     snapshot(home / "rm", tmp_path / "hf" / "hub", "someone/rm")
     cache = {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
