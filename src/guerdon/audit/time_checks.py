@@ -13,6 +13,7 @@ from guerdon.audit.rows import Codes, Numbers
 
 # practical minima, set on the first half of benchmarks/audit_sets.py
 UNEXPLAINED = 0.25  # standard deviations of the reward, over the run
+BEYOND = 1.25  # times the rise of the truth, each in its standard deviations; of episodes
 JUMP = 0.55  # standard deviations of the reward between neighbouring steps, beyond the trend
 RESCALED = 1.6  # ratio of standard deviations
 AGREEMENT = 0.65  # probability that a right response has a higher reward than a wrong one
@@ -79,8 +80,9 @@ def _moved(view: View, steps: Numbers, references: dict[str, Numbers], check: st
         within = associate(x_G, excess_G, np.zeros(len(x_G), np.int64), seed=view.seed)
         moved, p = within.difference / spread, within.p
         said = f"given {name} the reward moves by {moved:+.2f} standard deviations over the run"
-        if sign * moved < UNEXPLAINED or (check == "truth" and rise < max(gained, 0.0) + UNEXPLAINED / 2):
-            continue  # a reward of partial progress rises within the failures, together with the truth
+        partial = BEYOND * max(gained, 0.0) if view.rows.texts is None else 0.0  # returns rise within failures, too
+        if sign * moved < UNEXPLAINED or (check == "truth" and rise < partial + UNEXPLAINED / 2):
+            continue
         scale = moved / within.r
         title = f"what equally good responses get falls by {-moved:.2f} standard deviations over the run"
         if check == "truth":
