@@ -206,6 +206,7 @@ print([(o.state, o.message) for o in run_jobs([job], Path("jobs"), parallel=1, s
 """
 
 
+@pytest.mark.slow  # test_jobs.py has a shorter one
 def test_jobs_end_with_a_study_that_is_killed_and_a_second_start_waits_for_a_folder_in_use(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("study.yaml").write_text(json.dumps(STUDY))
