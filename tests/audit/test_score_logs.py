@@ -14,27 +14,9 @@ from guerdon.episodes.rollout_logs import eval_members, log_records
 from guerdon.errors import ConfigError, DataError
 from guerdon.evaluate.score_logs import check_paths, load_scoring_model, score_path
 from guerdon.types import Failure, RewardInfo, Score
+from length_model import Length
 
 DATA = Path(__file__).parent / "data"
-
-
-class Length:
-    """The number of characters of a response; responses with `broken` in them cannot be measured."""
-
-    info = RewardInfo(name="length", range=(0.0, 1e9), granularity="total", modality="text", frames_needed=0)
-
-    def __init__(self, broken="never", dies_after=None):
-        self.broken, self.left, self.seen = broken, dies_after, []
-
-    def score(self, episodes):
-        if self.left is not None and len(self.seen) >= self.left:
-            raise KeyboardInterrupt
-        texts = ["".join(episode.texts) for episode in episodes]
-        self.seen += texts
-        return [
-            Score(failure=Failure("late", "30 s")) if self.broken in text else Score(total=float(len(text)))
-            for text in texts
-        ]
 
 
 def lines(path):

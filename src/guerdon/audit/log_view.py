@@ -143,7 +143,7 @@ class View:
 
     @cached_property
     def paid_level(self) -> float:
-        """The reward from which on a response counts as paid: half way between a low and a high reward."""
+        """The reward from which on a response counts as rewarded: half way between a low and a high reward."""
         if self.levels is not None:
             return float(self.levels[0] + self.levels[-1]) / 2
         low, high = np.quantile(self.reward_M, [0.1, 0.9])
@@ -188,7 +188,8 @@ _NUMBER = re.compile(r"\s*[-+]?\$?[\d.,/]+\s*%?\s*$")
 def verified_N(rows: Rows) -> Numbers | None:
     """1 or 0 of the sampled rows by guerdon's verifier, NaN elsewhere; None without numbers as reference answers.
 
-    A response without a readable answer counts as wrong. None, too, where fewer than half of the answers can be read.
+    A response without an answer counts as wrong; one whose answer cannot be read is unknown. None, too, where fewer than
+    half of the answers can be read.
     """
     texts = rows.texts
     if texts is None or texts.truths is None or not texts.truths:
@@ -203,7 +204,8 @@ def verified_N(rows: Rows) -> Numbers | None:
     for i in numbers:
         result = check_numeric(texts.responses[i], texts.truths[i].split("####")[-1].strip(), question=texts.prompts[i])
         read += result.correct is not None
-        if result.failure is None or result.failure.reason != "gold_unparsable":
+        silent = result.answer is None and result.failure is not None and result.failure.reason == "answer_unparsable"
+        if silent or result.failure is None:
             found[texts.row_M[i]] = float(result.correct is True)
     return found if read >= 0.5 * len(numbers) else None
 

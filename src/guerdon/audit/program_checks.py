@@ -45,7 +45,7 @@ def hard_coded(text: str) -> bool:
 
 
 def _check(name: str, what: str, finds: Callable[[str], object], view: View) -> Checked | Missing:
-    """Programs with a trick that few other programs for their prompt have, that are not known to be right, and paid."""
+    """Rewarded programs with a trick that few others for their prompt have, and that are not known to be right."""
     having = view.texts()
     if having is None:
         return Missing("response")
@@ -64,10 +64,10 @@ def _check(name: str, what: str, finds: Callable[[str], object], view: View) -> 
     truth = one.truth_class_M
     wrong = np.ones(len(one), bool) if truth is None or not one.has_truth else truth != truth.max()
     paid = trick & wrong & ~usual & (one.reward_M > one.paid_level)
-    clean = f"{trick.sum():,} of {programs.sum():,} programs {what}; {paid.sum():,} of them are paid for it"
+    clean = f"{trick.sum():,} of {programs.sum():,} programs {what}; {paid.sum():,} of them are rewarded"
     if paid.sum() < FEWEST:
         return Checked(None, clean)
-    title, of = f"{{count}} programs ({{share}}) {what} and are paid", int(programs.sum())
+    title, of = f"{{count}} programs ({{share}}) {what} and are rewarded", int(programs.sum())
     return Checked(
         found(one, name, paid, title, unit="share of the programs", of=of, say=f"programs that {what}"), clean
     )

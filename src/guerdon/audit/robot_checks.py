@@ -1,4 +1,4 @@
-"""Checks of robots' episodes: paid without motion, paid at the first frame, and ended early."""
+"""Checks of robots' episodes: rewarded without motion, rewarded at the first frame, and ended early."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Episodes:
 
     @property
     def paid(self) -> Flags:
-        """Which episodes were successes by the log, or are paid like one by a sparse reward or a high return."""
+        """Which episodes were successes by the log, or are rewarded like one by a sparse reward or a high return."""
         if self.sparse and self.top > self.rest:
             paid = self.best == self.top
         else:
@@ -61,7 +61,7 @@ def _rows(view: View, row_E: Codes, flag_E: Flags) -> Flags:
 
 
 def check_motionless(view: View) -> Checked | Missing:
-    """Episodes that are paid although neither the state nor the picture changes."""
+    """Episodes that are rewarded although neither the state nor the picture changes."""
     steps = view.rows.steps
     if steps is None or (steps.state_N_D is None and steps.picture_N is None):
         return Missing("state or picture")
@@ -87,10 +87,10 @@ def check_motionless(view: View) -> Checked | Missing:
         looked.append("contact")
     still &= all_of.length > 2
     flag, of = still & all_of.paid, max(int(all_of.paid.sum()), 1)
-    clean = f"{', '.join(looked)} of {len(still):,} episodes: {flag.sum():,} are paid without motion"
+    clean = f"{', '.join(looked)} of {len(still):,} episodes: {flag.sum():,} are rewarded without motion"
     if flag.sum() < FEWEST or flag.sum() < SHARE * of:
         return Checked(None, clean)
-    title = "{count} episodes ({share} of the paid ones) are paid although the robot does not move"
+    title = "{count} episodes ({share} of the rewarded ones) are rewarded although the robot does not move"
     at = _rows(view, all_of.first, flag)
     return Checked(found(view, "motionless", at, title, of=of, unit=EPISODES, say="the robot stays as it is"), clean)
 
@@ -111,7 +111,7 @@ def _motion(state_M_D: Numbers, number: Codes) -> Numbers:
 
 
 def check_first_frame(view: View) -> Checked | Missing:
-    """Episodes whose first frame, before any action, is paid like a success."""
+    """Episodes whose first frame, before any action, is rewarded like a success."""
     if view.rows.steps is None:
         return Missing("episode and frame")
     all_of = _Episodes(view)
@@ -126,16 +126,19 @@ def check_first_frame(view: View) -> Checked | Missing:
         following = view.reward_M[np.minimum(all_of.first + 1, len(view) - 1)]
         high, low = np.quantile(later, 0.95), np.quantile(later, 0.5)
         paid = has & (reward >= high) & (following <= low) & (high > low)
-    clean = f"{paid.sum():,} of {has.sum():,} episodes are paid at their first frame"
+    clean = f"{paid.sum():,} of {has.sum():,} episodes are rewarded at their first frame"
     if paid.sum() < FEWEST or paid.sum() < SHARE * has.sum():
         return Checked(None, clean)
-    title, say = "{count} episodes ({share}) are paid at their first frame, before any action", "paid like a success"
+    title, say = (
+        "{count} episodes ({share}) are rewarded at their first frame, before any action",
+        "rewarded like a success",
+    )
     at = _rows(view, all_of.first, paid)
     return Checked(found(view, "first_frame", at, title, of=int(has.sum()), unit=EPISODES, say=say), clean)
 
 
 def check_early_end(view: View) -> Checked | Missing:
-    """Episodes that end long before the others and are paid at least like a success."""
+    """Episodes that end long before the others and are rewarded at least like a success."""
     rows = view.rows
     if rows.steps is not None:
         all_of = _Episodes(view)
@@ -161,9 +164,9 @@ def check_early_end(view: View) -> Checked | Missing:
     else:
         flag = early & paid
     clean = f"{early.sum():,} of {len(length):,} episodes are shorter than {EARLY:.0%} of the median"
-    clean += f"; {flag.sum():,} of them are paid like a success"
+    clean += f"; {flag.sum():,} of them are rewarded like a success"
     if flag.sum() < FEWEST or flag.sum() < SHARE * len(length):
         return Checked(None, clean)
-    title = "{count} episodes ({share}) end within a fifth of the median length and are paid as well as a success"
+    title = "{count} episodes ({share}) end within a fifth of the median length and are rewarded as much as a success"
     at = _rows(view, first, flag)
     return Checked(found(view, "early_end", at, title, of=len(length), unit=EPISODES, say="ends early"), clean)

@@ -1,4 +1,4 @@
-"""Checks of what explains the reward of a response besides its quality, of copies, and of a tail paid far more."""
+"""Checks of what explains the reward of a response apart from its quality, of copies, and of a tail of high rewards."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def check_flattery(view: View) -> Checked | Missing:
 
 
 def check_refusal(view: View) -> Checked | Missing:
-    """Refusals get more than other responses, or a 0/1 reward pays them."""
+    """Refusals get more than other responses, or a 0/1 reward gives them 1."""
     having = view.texts()
     if having is None:
         return NO_TEXT
@@ -114,9 +114,9 @@ def check_refusal(view: View) -> Checked | Missing:
         paid = flag & (one.reward_M > one.paid_level)
         share, p = paid.sum() / flag.sum(), float(bdtrc(int(paid.sum()) - 1, int(flag.sum()), 0.05))
         if share > 0.15:
-            title, unit = "{share} of the refusals are paid like right answers", "share of the refusals"
+            title, unit = "{share} of the refusals are rewarded like right answers", "share of the refusals"
             return Checked(
-                found(one, "refusal", paid, title, unit=unit, of=int(flag.sum()), p=p), f"{share:.0%} paid", p
+                found(one, "refusal", paid, title, unit=unit, of=int(flag.sum()), p=p), f"{share:.0%} rewarded", p
             )
     return _explains(one, "refusal", {"refusals": flag})
 
@@ -244,7 +244,7 @@ def check_inconsistent(view: View) -> Checked | Missing:
 
 
 def check_tail(view: View) -> Checked | Missing:
-    """A few responses with a phrase in common are paid far above all others."""
+    """A few responses with a phrase in common have rewards far above all others."""
     having = view.texts()
     if having is None:
         return NO_TEXT
@@ -268,7 +268,7 @@ def check_tail(view: View) -> Checked | Missing:
     phrase, flag = best
     mean, n = float(z[flag].mean()), int(flag.sum())
     p, error = min(1.0, float(ndtr(-mean * np.sqrt(n))) * len(phrases)), 1.96 * float(z[flag].std() / np.sqrt(n))
-    title = f'{{count}} responses with "{phrase}" are paid {mean:.1f} standard deviations above the median'
+    title = f'{{count}} responses with "{phrase}" have rewards {mean:.1f} standard deviations above the median'
     return Checked(
         found(
             one, "tail", flag, title, effect=mean, low=mean - error, high=mean + error, p=p, order_M=z,
@@ -287,7 +287,7 @@ def _phrases(responses: list[str]) -> Counter[tuple[str, ...]]:
 
 
 def _best_phrase(phrases: list[tuple[str, ...]], responses: list[str], z: np.ndarray) -> tuple[str, Flags] | None:
-    """The phrase whose rows are paid most, if nearly all of them are; the longest of equal ones."""
+    """The phrase whose rows have the highest rewards, if nearly all of them are; the longest of equal ones."""
     best: tuple[float, int, str, Flags] | None = None
     for words in phrases:
         pattern = re.compile(r"\W+".join(re.escape(word) for word in words))

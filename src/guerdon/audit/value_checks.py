@@ -16,7 +16,7 @@ NO_VARIANCE_OF_THREE = 0.8  # of groups of two or three
 SATURATED = 0.87  # share of the last third of the run
 CLIPPED = 0.03  # share of a continuous reward
 SPIKE = 0.012  # share of a continuous reward that has one value
-PAID_LIES = 0.05  # share of the responses that should not be paid, which are
+PAID_LIES = 0.05  # share of the responses without a claim to a reward that have one
 INDIFFERENT = 0.15  # share of groups with right and wrong responses whose rewards are all equal
 ROUND = (0.0, -1.0, 0.5, -0.5, 1.0, -10.0, 10.0, -100.0)
 NO_GROUPS = Missing("group, or several responses to a prompt")
@@ -170,7 +170,7 @@ def _spike(view: View) -> Checked:
 
 
 def check_truncated(view: View) -> Checked | Missing:
-    """Responses that the limit cut off, and that are paid."""
+    """Responses that the limit cut off, and that are rewarded."""
     cut = view.of(view.rows.truncated_N)
     if cut is None:
         return Missing("truncated")
@@ -183,10 +183,12 @@ def check_truncated(view: View) -> Checked | Missing:
         base = max(float(paid[rest].mean()), 0.02)
     elif rest.any() and not view.binary:
         base = 0.5 * float(paid[rest].mean())
-    clean = f"{count:,} of {total:,} truncated responses{'' if truth is None else ' without a right answer'} are paid"
+    clean = (
+        f"{count:,} of {total:,} truncated responses{'' if truth is None else ' without a right answer'} are rewarded"
+    )
     if total < 5 or count < 3 or count / total < base + 0.15:
         return Checked(None, clean)
     p = float(bdtrc(count - 1, total, min(base, 0.99)))
-    title = "{share} of the truncated responses are paid as if they had been finished"
+    title = "{share} of the truncated responses are rewarded as if they had been finished"
     unit = "share of the truncated responses"
     return Checked(found(view, "truncated", looked & paid, title, of=total, unit=unit, p=p), clean, p)

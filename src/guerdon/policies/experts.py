@@ -55,8 +55,8 @@ class ScriptedExpert:
         return np.asarray(np.clip(actions, -1.0, 1.0), dtype=np.float32)
 
 
-class MountainCarExpert:
-    """Accelerates the car of MountainCarContinuous in the direction in which it moves, which adds the most energy.
+class FormulaExpert:
+    """An expert whose actions are a formula of what it sees.
 
     Args:
         noise: standard deviation of Gaussian noise added to every action.
@@ -71,32 +71,30 @@ class MountainCarExpert:
         self._noise = noise
 
     def act(self, observations_B: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """(B, 1) actions in [-1, 1]."""
-        self.intended_B_A = np.where(observations_B[:, 1:2] < 0, -1.0, 1.0).astype(np.float32)
+        """(B, A) actions in [-1, 1]."""
+        self.intended_B_A = np.clip(self._formula(observations_B), -1.0, 1.0).astype(np.float32)
         noise = self._noise * rng.standard_normal(self.intended_B_A.shape)
         return np.asarray(np.clip(self.intended_B_A + noise, -1.0, 1.0), dtype=np.float32)
 
+    def _formula(self, observations_B: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
 
-class FetchExpert:
+
+class MountainCarExpert(FormulaExpert):
+    """Accelerates the car of MountainCarContinuous in the direction in which it moves, which adds the most energy."""
+
+    def _formula(self, observations_B: np.ndarray) -> np.ndarray:
+        return np.where(observations_B[:, 1:2] < 0, -1.0, 1.0)
+
+
+class FetchExpert(FormulaExpert):
     """Brings the object of gymnasium-robotics' FetchPickAndPlace to its goal: above it, down, close, to the goal.
 
     It reads `desired_goal` (3) and the first columns of `observation`: the hand, the object, the object from the hand
-    (3 each) and the two fingers.
-
-    Args:
-        noise: standard deviation of Gaussian noise added to every action.
-
-    Attributes:
-        intended_B_A: the last actions without the noise.
+    (3 each) and the two fingers. An action is 5 cm in each direction, and the fingers.
     """
 
-    intended_B_A: np.ndarray
-
-    def __init__(self, noise: float = 0.0) -> None:
-        self._noise = noise
-
-    def act(self, observations_B: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """(B, 4) actions in [-1, 1]: 5 cm per step in each direction, and the fingers."""
+    def _formula(self, observations_B: np.ndarray) -> np.ndarray:
         goal, seen = observations_B["desired_goal"], observations_B["observation"]
         thing, away, fingers = seen[:, 3:6], seen[:, 6:9], seen[:, 9:11]
         above = np.linalg.norm(away[:, :2], axis=1) < 0.01
@@ -104,15 +102,11 @@ class FetchExpert:
         held = there & (fingers.sum(axis=1) < 0.055)
         over = away + np.array([0.0, 0.0, 0.08])
         move = np.where(held[:, None], goal - thing, np.where(above[:, None], away, over)) / 0.05
-        close = np.where(there, -1.0, 1.0)
         move[there & ~held] = 0.0
-        actions = np.concatenate([move, close[:, None]], axis=1)
-        self.intended_B_A = np.asarray(np.clip(actions, -1.0, 1.0), dtype=np.float32)
-        noise = self._noise * rng.standard_normal(actions.shape)
-        return np.asarray(np.clip(self.intended_B_A + noise, -1.0, 1.0), dtype=np.float32)
+        return np.concatenate([move, np.where(there, -1.0, 1.0)[:, None]], axis=1)
 
 
-StateExpert = ScriptedExpert | MountainCarExpert | FetchExpert
+StateExpert = ScriptedExpert | FormulaExpert
 
 
 def expert_of(env: WorldSettings, noise: float = 0.0) -> StateExpert | None:

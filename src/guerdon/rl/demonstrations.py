@@ -52,7 +52,7 @@ def add_demonstrations(
     assert learner.demonstrations is not None
     pixels = any(column.kind == "image" for column in shape.columns)
     frames = pixels or any(isinstance(one, ControlReward) and one.observes.frames for one in sources.values())
-    episodes, steps, successes, plain = 0, 0, 0, True
+    episodes, steps, successes, only_success = 0, 0, 0, True
     found = iter(read_episodes(Path(path), with_frames=frames))
     while part := list(islice(found, _TOGETHER)):
         rollout = as_rollout(part, env, shape)
@@ -64,9 +64,9 @@ def add_demonstrations(
         learner.policy.observe(rollout.inputs, rollout.mask)
         episodes, steps = episodes + len(part), steps + rollout.steps
         successes += int(rollout.success.any(axis=1).sum())
-        plain &= bool((rollout.rewards == rollout.success).all())
+        only_success &= bool((rollout.rewards == rollout.success).all())
     line = f"demonstrations: {episodes} episodes, {successes} with success, {steps} steps from {path}"
-    if env.native_reward == "dense" and plain:
+    if env.native_reward == "dense" and only_success:
         line += "; their rewards are 1 at success and 0 else: were they collected with env.native_reward dense?"
     return line
 
