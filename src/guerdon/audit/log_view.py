@@ -188,8 +188,8 @@ _NUMBER = re.compile(r"\s*[-+]?\$?[\d.,/]+\s*%?\s*$")
 def verified_N(rows: Rows) -> Numbers | None:
     """1 or 0 of the sampled rows by guerdon's verifier, NaN elsewhere; None without numbers as reference answers.
 
-    A response without an answer counts as wrong; one whose answer cannot be read is unknown. None, too, where fewer than
-    half of the answers can be read.
+    A response without an answer counts as wrong; one whose answer cannot be read is unknown. None, too, where fewer
+    than half of the answers can be read.
     """
     texts = rows.texts
     if texts is None or texts.truths is None or not texts.truths:
