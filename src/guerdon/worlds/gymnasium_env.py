@@ -67,16 +67,24 @@ class PlainVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         raise NotImplementedError
 
 
+_GAMES = ("gymnasium_robotics", "minigrid", "ale_py", "gym_hil")  # packages of the extra that register environments
+
+
 @contextmanager
 def _gymnasium(error: type[GuerdonError], what: str) -> Iterator[None]:
-    """`boundary`, with guerdon's extra in place of Gymnasium's in the message, where it includes that one."""
+    """`boundary`, with guerdon's extra in the message about a package that is not installed."""
     try:
         with boundary(error, what):
             yield
     except GuerdonError as exc:
+        missing = exc.__cause__ and exc.__cause__.__cause__
+        if isinstance(missing, ModuleNotFoundError) and missing.name in _GAMES:
+            said = f"{what}: the package {missing.name} is not installed: pip install 'guerdon[games]'"
+            raise MissingDependencyError(said) from missing
         if not isinstance(exc.__cause__, gymnasium.error.DependencyNotInstalled):
             raise
         said = re.sub(r"gymnasium\[(classic[-_]control|mujoco)\]", "guerdon[gymnasium]", str(exc))
+        said = said.replace("gymnasium[box2d]", "guerdon[games]").replace("`pip install swig` followed by ", "")
         raise MissingDependencyError(said) from exc.__cause__
 
 
