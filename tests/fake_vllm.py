@@ -13,6 +13,8 @@ EOS = 2
 class FakeLLM:
     """Answers prompt [p, ...] with tokens p, p + 1, ... and a stop after three."""
 
+    vocabulary = 103
+
     def __init__(self, **options):
         self.options, self.calls, self.loras, self.requests = options, [], [], []
         self.llm_engine, self.version = self, "default"
@@ -21,7 +23,7 @@ class FakeLLM:
         self.requests += [] if lora_request is None else [lora_request.name]
         outputs = []
         for prompt, wanted in zip(prompts, parameters, strict=True):
-            ids = [(prompt["prompt_token_ids"][0] + i) % 103 for i in range(wanted.max_tokens)]
+            ids = [(prompt["prompt_token_ids"][0] + i) % self.vocabulary for i in range(wanted.max_tokens)]
             ids = [*ids[:3], EOS] if wanted.max_tokens > 3 else ids
             sample = [
                 SimpleNamespace(
@@ -37,7 +39,7 @@ class FakeLLM:
 
     def collective_rpc(self, method, *, kwargs=None, args=()):
         if isinstance(method, str):
-            self.calls.append((method, dict(kwargs["weights_iterator"])))
+            self.calls.append((method, {name: tensor.clone() for name, tensor in kwargs["weights_iterator"]}))
             return
         worker = SimpleNamespace(reload_weights=lambda weights_iterator: found.update(weights_iterator))
         found, files = {}, len(list(Path(args[0]).iterdir()))

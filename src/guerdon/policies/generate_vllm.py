@@ -156,6 +156,7 @@ class VLLMEngine:
         self._adapter: Any = None  # what requests name
         self._loaded = 0  # weights up to now
         self._fixed: dict[str, Tensor] = {}  # what belongs to the weights and is not trained
+        room = [n for n in (max_length, base.positions) if n is not None]
         with boundary(GuerdonError, "vLLM does not start with this model"), distributed.unnoticed():
             where = self._lora(seed) if policy.adapter else self._whole(seed)
             self._llm: Any = self._vllm.LLM(
@@ -168,7 +169,7 @@ class VLLMEngine:
                 logprobs_mode="processed_logprobs",
                 enable_sleep_mode=self._sleeps,
                 **where,
-                **({} if max_length is None else {"max_model_len": max_length}),
+                **({"max_model_len": min(room)} if room else {}),
                 **settings.engine_kwargs,
             )
 
