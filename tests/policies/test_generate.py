@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from architectures import build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -19,8 +20,14 @@ from guerdon.policies import decode, generate_vllm
 from guerdon.policies.generate import LocalEngine, draw
 from guerdon.policies.generate_vllm import VLLMEngine
 from guerdon.policies.text import add_policy
-from guerdon.policies.text_files import save_policy
-from guerdon.settings.text_policy import LocalGenerationSettings, LoraSettings, VLLMGenerationSettings
+from guerdon.policies.text_files import load_policy, outline, save_policy
+from guerdon.policies.tokens import stop_ids
+from guerdon.settings.text_policy import (
+    LocalGenerationSettings,
+    LoraSettings,
+    TextPolicySettings,
+    VLLMGenerationSettings,
+)
 
 EOS = 2
 
@@ -336,6 +343,28 @@ def test_vllm_gets_all_weights_after_an_update(vllm):
     assert set(weights) == {*(n for n, _ in policy.base.model.named_parameters()), "lm_head.weight"}
     assert all(torch.equal(weights[n], p) for n, p in policy.base.model.named_parameters())
     assert torch.equal(weights["lm_head.weight"], policy.base.model.get_input_embeddings().weight)
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["here", "sent"])
+@pytest.mark.parametrize("family", ["llama_tied", "qwen3_moe", "gpt2", "gemma", "deepseek", "phi3", "gpt_neox"])
+def test_vllm_gets_what_the_folder_of_a_model_holds(family, held, vllm, tmp_path):
+    """Experts one by one, a head that is shared, and what is stored without being trained, under the names of files."""
+    model, tokenizer = build(family)
+    for folder in (model, tokenizer):
+        folder.save_pretrained(tmp_path / "start")
+    section = TextPolicySettings(path=str(tmp_path / "start"), bf16=False)
+    policy = load_policy(section, seed=0)
+    with torch.no_grad():
+        for p in policy.parameters():
+            p.add_(0.1)
+    engine = VLLMEngine(policy if held else outline(section), VLLMGenerationSettings())
+    engine.sync(None if held else policy.tensors(), 1)
+    assert engine._stops == stop_ids(policy.tokenizer, policy.base.model.generation_config).tolist()
+    (_, sent), *_ = engine._llm.calls
+    stored = load_file(save_policy(policy, tmp_path / "written") / "model.safetensors")
+    head = next(n for n, m in model.named_modules() if m is model.get_output_embeddings())
+    assert sent.keys() - stored.keys() <= {f"{head}.weight"}
+    assert all(torch.equal(sent[name], tensor) for name, tensor in stored.items())
 
 
 @pytest.mark.parametrize("tie", [False, True])
