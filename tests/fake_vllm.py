@@ -39,7 +39,7 @@ class FakeLLM:
 
     def collective_rpc(self, method, *, kwargs=None, args=()):
         if isinstance(method, str):
-            self.calls.append((method, {name: tensor.clone() for name, tensor in kwargs["weights_iterator"]}))
+            self.calls.append((method, {name: tensor.cpu().clone() for name, tensor in kwargs["weights_iterator"]}))
             return
         worker = SimpleNamespace(reload_weights=lambda weights_iterator: found.update(weights_iterator))
         found, files = {}, len(list(Path(args[0]).iterdir()))

@@ -27,9 +27,13 @@ OF_VLLM = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREAD
 LORA = {"lora": {"r": 4, "alpha": 8}}
 
 
-def ran(output, versions):
+def found_in(output):
     (line,) = [line for line in output.splitlines() if line.startswith("FOUND ")]
-    found = json.loads(line.removeprefix("FOUND "))
+    return json.loads(line.removeprefix("FOUND "))
+
+
+def ran(output, versions):
+    found = found_in(output)
     for row in found["rows"]:
         assert 0 < row["rollout_gap_p99"] <= row["rollout_gap_max"] < 1e-4
         assert row["rollout_is_mean"] == pytest.approx(1, abs=1e-4)
@@ -64,6 +68,16 @@ def test_adapters_reach_collectors_of_two_learners_one_of_which_is_killed(tmp_pa
 def test_two_processes_share_the_model_of_a_collector(tmp_path):
     given = {"generation": {"engine_kwargs": {"enforce_eager": True}, "tensor_parallel_size": 2}, **ray_of(1)}
     ran(run_study(tmp_path, given, VLLM_CPU_OMP_THREADS_BIND="0|1"), 3)
+
+
+def test_importance_weights_correct_for_older_weights_too(tmp_path):
+    output = run_study(tmp_path, {"runner": {"max_staleness": 1, "total_steps": 32}, **ray_of(1)})
+    rows = found_in(output)["rows"]
+    assert [row["staleness"] for row in rows] == [0, 1, 1, 1]
+    assert rows[0]["rollout_gap_max"] < 1e-4
+    for row in rows[1:]:  # of the update since, besides what vLLM rounds
+        assert row["rollout_gap_p99"] > 1e-3
+        assert 0.5 < row["rollout_is_mean"] < 2
 
 
 @pytest.mark.parametrize("policy", [{}, LORA], ids=["all weights", "an adapter"])

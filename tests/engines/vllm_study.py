@@ -15,7 +15,10 @@ from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
 from scripted import SHAPE
 
-ALGORITHM = {"adv_estimator": "grpo", "learning_rate": 1e-2, "minibatch_size": 4, "rollout_is_threshold": 2.0}
+ALGORITHM = {  # the entropy bonus moves the weights, whatever is right
+    "adv_estimator": "grpo", "learning_rate": 1e-2, "minibatch_size": 4, "entropy_coef": 0.1,
+    "rollout_is_threshold": 2.0,
+}  # fmt: skip
 
 
 def study(folder, *, policy=None, generation=None, runner=None, **more):

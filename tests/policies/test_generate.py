@@ -1,5 +1,6 @@
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from guerdon.settings.text_policy import (
     LocalGenerationSettings,
     LoraSettings,
     TextPolicySettings,
+    TinyModelSettings,
     VLLMGenerationSettings,
 )
 
@@ -341,8 +343,8 @@ def test_vllm_gets_all_weights_after_an_update(vllm):
     (method, weights), reset, _ = engine._llm.calls
     assert (method, reset) == ("reload_weights", "reset")
     assert set(weights) == {*(n for n, _ in policy.base.model.named_parameters()), "lm_head.weight"}
-    assert all(torch.equal(weights[n], p) for n, p in policy.base.model.named_parameters())
-    assert torch.equal(weights["lm_head.weight"], policy.base.model.get_input_embeddings().weight)
+    assert all(torch.equal(weights[n], p.cpu()) for n, p in policy.base.model.named_parameters())
+    assert torch.equal(weights["lm_head.weight"], policy.base.model.get_input_embeddings().weight.cpu())
 
 
 @pytest.mark.parametrize("held", [True, False], ids=["here", "sent"])
@@ -371,6 +373,7 @@ def test_vllm_gets_what_the_folder_of_a_model_holds(family, held, vllm, tmp_path
 def test_workers_in_other_processes_read_the_same_weights_from_files(vllm, monkeypatch, tie):
     monkeypatch.setattr(generate_vllm, "_BUCKET", 3000)
     monkeypatch.setattr(generate_vllm, "usable_cores", lambda: 2)
+    monkeypatch.setattr(generate_vllm, "visible_gpus", list)
     policy = tiny_policy(tie=tie)
     engine = VLLMEngine(policy, VLLMGenerationSettings(tensor_parallel_size=2))
     assert engine._llm.options["distributed_executor_backend"] == "mp"
@@ -379,7 +382,7 @@ def test_workers_in_other_processes_read_the_same_weights_from_files(vllm, monke
     assert method == "reload_from"
     assert files > 5
     assert weights.keys() == {*dict(policy.base.model.named_parameters()), "lm_head.weight"}
-    assert all(torch.equal(weights[n], p) for n, p in policy.base.model.named_parameters())
+    assert all(torch.equal(weights[n], p.cpu()) for n, p in policy.base.model.named_parameters())
 
 
 def test_vllm_loads_an_adapter_as_one(vllm, tmp_path):
@@ -402,13 +405,36 @@ def test_vllm_loads_an_adapter_as_one(vllm, tmp_path):
         assert torch.equal(stored[name], tensor)
     base = Path(engine._llm.options["model"])
     plain = load_file(base / "model.safetensors")
-    assert torch.equal(plain["model.norm.weight"], policy.base.model.get_submodule("model.norm").weight)
+    assert torch.equal(plain["model.norm.weight"], policy.base.model.get_submodule("model.norm").weight.cpu())
     assert json.loads((base / "adapter" / "adapter_config.json").read_text())["r"] == 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available() or find_spec("vllm") is None, reason="needs a GPU and vLLM")
+@pytest.mark.parametrize("lora", [None, LoraSettings(r=4)], ids=["all weights", "an adapter"])
+def test_vllm_on_a_gpu_sleeps_and_wakes_to_the_policys_weights(lora):
+    policy = load_policy(TextPolicySettings(tiny=TinyModelSettings(), lora=lora, device="cuda"), seed=0)
+    engine = VLLMEngine(policy, VLLMGenerationSettings(gpu_memory_utilization=0.05), max_length=64)
+    free, gaps = [], []
+    for version in range(3):
+        engine.sync(version=version)
+        awake = torch.cuda.mem_get_info()[0]
+        found = engine.generate(PROMPTS, 4, max_new_tokens=16, rng=np.random.default_rng(version))
+        assert (found.versions_B == version).all()
+        engine.rest()
+        free.append(torch.cuda.mem_get_info()[0] - awake)
+        with torch.no_grad():
+            own = policy.log_probs(found.batch).cpu().numpy()
+            gaps.append(np.abs(own - found.log_probs_B_T)[found.batch.mask_B_T].mean())
+            for parameter in policy.parameters():
+                parameter.add_(0.05 * torch.randn_like(parameter))
+    assert min(free) > 2**30, "keys and values are given back"
+    assert max(gaps) < 0.05, "bfloat16 on both sides"
 
 
 def test_what_vllm_cannot_do_is_refused_before_it_starts(vllm, monkeypatch):
     policy = tiny_policy()
     monkeypatch.setattr(generate_vllm, "usable_cores", lambda: 3)
+    monkeypatch.setattr(generate_vllm, "visible_gpus", list)
     with pytest.raises(ConfigError, match=r"tensor_parallel_size 3 cannot share out the 4 attention heads"):
         VLLMEngine(policy, VLLMGenerationSettings(tensor_parallel_size=3))
     with pytest.raises(ConfigError, match=r"starts 4 processes, and this process has 3 core\(s\).*collector_gpus"):

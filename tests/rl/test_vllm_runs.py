@@ -14,7 +14,7 @@ from guerdon.rl.build_text import check_text
 from guerdon.rl.learner import importance_weighted
 from guerdon.rl.losses import truncated_weights
 from guerdon.types import Advantages, Rollout
-from text_rl import LORA, letter_study, lines, run_folder, start
+from text_rl import LORA, letter_study, lines, prime, run_folder, start
 
 VLLM = {"engine": "vllm"}
 
@@ -61,6 +61,25 @@ def test_the_engine_sleeps_while_the_policy_learns_and_wakes_to_its_new_weights(
     assert '"version": 3' in max((run_folder(study) / "films").glob("*.json")).read_text()
 
 
+@pytest.mark.parametrize("kind", ["gae", "remax", "prime"])
+def test_values_greedy_responses_and_reward_models_read_what_the_learner_evaluates(kind, tmp_path):
+    given = {"algorithm": {"adv_estimator": "gae" if kind == "gae" else "remax", "num_epochs": 2}}
+    study = letter_study(
+        tmp_path, generation=VLLM, reward_model=prime() if kind == "prime" else None,
+        runner={"total_steps": 32, "eval_every": 1000, "checkpoint_every": 1000}, **given,
+    )  # fmt: skip
+    loop = start(study)
+    rollout = loop.collector.collect(loop.learner.policy)
+    found = loop.learner.policy.evaluate_all(rollout.inputs.batch, micro=4)
+    np.testing.assert_allclose(rollout.log_probs, found.log_probs.numpy(), atol=1e-5)
+    assert (rollout.sampled_log_probs[rollout.mask] == -0.5).all()
+    assert bool(rollout.values) == (kind == "gae")
+    if kind != "gae":
+        assert not (rollout.greedy.log_probs[rollout.greedy.mask] == -0.5).any()
+    loop.run()
+    assert [row["updates"] for row in lines(study) if row["kind"] == "train"] == [2, 2]
+
+
 def collector_of(study, shard=0):
     return TextCollector(
         study.data, study.generation, study.text_policy, seed=1, heads=("verifier",), recompute=True, shard=shard
@@ -86,7 +105,7 @@ def test_a_collector_of_a_cluster_holds_no_copy_of_the_policy(lora, tmp_path):
     (_, weights) = engine._llm.calls[0]
     trained = {n.replace(".policy", ""): p for n, p in learner.named_parameters().items() if "value_head" not in n}
     for name, tensor in trained.items():
-        assert torch.equal(weights[f"base_model.model.{name}" if lora else name], tensor)
+        assert torch.equal(weights[f"base_model.model.{name}" if lora else name], tensor.cpu())
     other = {name: tensor[:1] for name, tensor in learner.tensors().items()}
     with pytest.raises(GuerdonError, match="does not fit this configuration"):
         first.collect(other, version=6)
