@@ -173,6 +173,7 @@ INPUTS = {
                    "weights to an actor and an answer back: 50 MB in 250 to 300 ms (loaded 2-core machine)"),
     "sent": Input(2, 4, "bytes", "assumed",
                   "of a weight that is gathered or sent: bfloat16, or float32 as guerdon's learners hold it"),
+    "pcie": Input(50e9, 20e9, "bytes/s", "assumed", "of a GPU to memory of the CPU, PCIe 5"),
     "wire": Input(12.5e9, 3.1e9, "bytes/s", "assumed", "of a node for Ray's object store: 100 or 25 Gbit/s"),
     "cores": Input(192, 96, "", "assumed", "CPU cores of a node with 8 GPUs"),
     "simulator": Input(*_libero(-2), "steps/s", "measured",
@@ -216,8 +217,15 @@ def _update_seconds(tokens: float, gpus: int, end: int) -> float:
     return max(8 * size * tokens / _flops(gpus, end), GRADIENT_STEPS * 3 * _get("sent", end) * size / speed)
 
 
-def _weights_seconds(size: float, gpus: int, end: int) -> float:
-    """From the learner through Ray's object store to a collector on every node, one copy per node, in a tree."""
+def _weights_seconds(size: float, gpus: int, end: int, *, separate: bool) -> float:
+    """From the learner to the collectors, as `cluster.weight_transfer: auto` sends them.
+
+    Collectors on GPUs of their own (`separate`) get one broadcast of NCCL, of buckets that come from and go through
+    memory of the CPU; others Ray's object store, one copy per node, in a tree.
+    """
+    if separate:
+        link = _get("nvlink", end) if gpus < GPUS_OF_NODE else _get("network", end)
+        return size * (2 / _get("pcie", end) + 1 / link)
     nodes = max(gpus // GPUS_OF_NODE, 1)
     hops = math.ceil(math.log2(nodes)) if nodes > 1 else 0
     return size / _get("store", end) + size / _get("fetch", end) + hops * size / _get("wire", end)
@@ -252,11 +260,13 @@ def language(gpus: int, end: int, *, writers: int | None = None, adapters: bool 
         "write": decode_seconds(longest, at_once, reads, 2 * size / _flops(1, end)),
         "score": 3 * 2 * size * tokens / _flops(gpus, end),  # policy, reference and PRM, once forwards
         "update": 2 * _update_seconds(tokens, gpus, end) * (0.75 if adapters else 1.0),  # policy and PRM
-        "weights": _weights_seconds(sent, writers, end),
+        "weights": _weights_seconds(sent, writers, end, separate=separate),
     }
 
 
-def robots(gpus: int, end: int, *, cores: float | None = None, adapters: bool = False) -> dict[str, float]:
+def robots(
+    gpus: int, end: int, *, cores: float | None = None, adapters: bool = False, separate: bool = False
+) -> dict[str, float]:
     """Seconds of the parts of an iteration: 1,000 simulators play one episode each for a 7B VLA; a VLM scores it.
 
     Args:
@@ -264,6 +274,7 @@ def robots(gpus: int, end: int, *, cores: float | None = None, adapters: bool = 
         end: 0 the best values of the inputs, 1 the worst.
         cores: for simulators; None: those of the nodes with the GPUs.
         adapters: only adapters are trained and sent.
+        separate: so many GPUs act, and so many others learn.
     """
     size, read = _get("parameters", end), _get("bandwidth", end) * _get("read", end)
     cores = cores or _get("cores", end) * max(gpus // GPUS_OF_NODE, 1)
@@ -278,7 +289,7 @@ def robots(gpus: int, end: int, *, cores: float | None = None, adapters: bool = 
         "act": decisions * acted,
         "score": 2 * size * VLM_READS * SIMULATORS / _flops(gpus, end) + wrote,
         "update": _update_seconds(SIMULATORS * decisions * VISION, gpus, end) * (0.75 if adapters else 1.0),
-        "weights": _weights_seconds(_get("sent", end) * (40e6 if adapters else size), gpus, end),
+        "weights": _weights_seconds(_get("sent", end) * (40e6 if adapters else size), gpus, end, separate=separate),
     }
 
 
@@ -380,17 +391,18 @@ def tables(measured: dict[str, Any]) -> str:
     ]  # fmt: skip
     for kind, function, title in (("language", language, "Language model"), ("robots", robots, "Robots")):
         lines += [f"### {title}: seconds of an iteration", ""]
-        head = ("GPUs", *PARTS[kind], "one after another", "overlapped", "longest part", "measured")
+        head = ("GPUs", *PARTS[kind], "broadcast", "one after another", "overlapped", "longest part", "measured")
         for adapters in (False, True):
             body = []
             for gpus in (8, 64, 512):
                 ends = [function(gpus, end, adapters=adapters) for end in (0, 1)]
                 behind = ("write",) if kind == "language" else ("simulate", "act")
-                half = {"writers": gpus // 2} if kind == "language" else {}
+                half = {"writers": gpus // 2} if kind == "language" else {"separate": True}
                 halves = [function(gpus // 2, end, adapters=adapters, **half) for end in (0, 1)]
                 body.append(
                     (
                         f"{gpus}", *(_range([one[name] for one in ends]) for name in PARTS[kind]),
+                        _range([one["weights"] for one in halves]),
                         _range([sum(one.values()) for one in ends]),
                         _range([overlapped(one, behind) for one in halves]), _largest(ends), "",
                     )

@@ -19,7 +19,7 @@ class Scripted:
         self.tokenizer, self.write = tokenizer, write
         self.seen, self.requests, self.synced = [], [], 0
 
-    def sync(self):
+    def sync(self, weights=None, version=None):
         self.synced += 1
 
     def rest(self):

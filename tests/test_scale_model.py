@@ -63,6 +63,20 @@ def test_more_gpus_take_no_longer_and_the_worst_inputs_no_less():
         assert all(best[name] <= worst[name] for name in best)
 
 
+def test_collectors_on_gpus_of_their_own_get_a_broadcast():
+    def expected(end):
+        given = {name: model.INPUTS[name].at(end) for name in ("parameters", "sent", "pcie", "nvlink", "network")}
+        size = given["sent"] * given["parameters"]
+        return [2 * size / given["pcie"] + size / given[link] for link in ("nvlink", "network")]
+
+    for end in (0, 1):
+        within, between = expected(end)
+        assert model.language(4, end, writers=4)["weights"] == pytest.approx(within)
+        assert model.language(32, end, writers=32)["weights"] == pytest.approx(between)
+        assert model.robots(32, end, separate=True)["weights"] == pytest.approx(between)
+        assert model.robots(64, end)["weights"] > 10 * between, "through the object store"
+
+
 def test_keys_and_values_take_what_responses_need_or_what_is_left():
     response = model.CACHED * (model.PROMPT_TOKENS + model.MOST)
     for gpus in (64, 512):

@@ -1,21 +1,35 @@
+import json
 import sys
-from types import ModuleType, SimpleNamespace
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from architectures import build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from pydantic import ValidationError
+from safetensors.torch import load_file
 from tiny_models import oracle, tiny_policy
 
+import fake_vllm
 from guerdon.errors import ConfigError, DataError, MissingDependencyError
-from guerdon.policies import decode
+from guerdon.policies import decode, generate_vllm
 from guerdon.policies.generate import LocalEngine, draw
 from guerdon.policies.generate_vllm import VLLMEngine
 from guerdon.policies.text import add_policy
-from guerdon.settings.text_policy import LocalGenerationSettings, LoraSettings, VLLMGenerationSettings
+from guerdon.policies.text_files import load_policy, outline, save_policy
+from guerdon.policies.tokens import stop_ids
+from guerdon.settings.text_policy import (
+    LocalGenerationSettings,
+    LoraSettings,
+    TextPolicySettings,
+    TinyModelSettings,
+    VLLMGenerationSettings,
+)
 
 EOS = 2
 
@@ -271,96 +285,170 @@ def test_without_vllm_the_message_says_what_to_do(monkeypatch):
         VLLMEngine(tiny_policy(), VLLMGenerationSettings())
 
 
-class FakeLLM:
-    """Answers prompt [p, ...] with tokens p, p + 1, ... and a stop after three; records what it was told."""
-
-    def __init__(self, **options):
-        self.options, self.calls = options, []
-
-    def generate(self, prompts, parameters, *, use_tqdm):
-        outputs = []
-        for prompt, wanted in zip(prompts, parameters, strict=True):
-            ids = [(prompt["prompt_token_ids"][0] + i) % 103 for i in range(wanted.max_tokens)]
-            ids = [*ids[:3], EOS] if wanted.max_tokens > 3 else ids
-            sample = [
-                SimpleNamespace(
-                    index=i, token_ids=ids, finish_reason="stop" if ids[-1] == EOS else "length",
-                    logprobs=[{t: SimpleNamespace(logprob=-0.5)} for t in ids],
-                )
-                for i in reversed(range(wanted.n))
-            ]  # fmt: skip
-            outputs.append(SimpleNamespace(outputs=sample))
-        self.calls.append(parameters)
-        return outputs
-
-    def collective_rpc(self, method, kwargs):
-        self.calls.append((method, dict(kwargs["weights_iterator"])))
-
-    def reset_prefix_cache(self):
-        self.calls.append("reset")
-
-    def sleep(self, *, level):
-        self.calls.append(f"sleep {level}")
-
-    def wake_up(self, *, tags):
-        self.calls += [f"wake {tag}" for tag in tags]
-
-
 @pytest.fixture
 def vllm(monkeypatch):
-    module = ModuleType("vllm")
-    module.LLM, module.SamplingParams = FakeLLM, SimpleNamespace
-    monkeypatch.setitem(sys.modules, "vllm", module)
+    fake_vllm.install(monkeypatch)
 
 
 def test_vllm_speaks_through_the_same_interface(vllm):
     policy = tiny_policy()
-    engine = VLLMEngine(policy, VLLMGenerationSettings(temperature=0.9))
+    engine = VLLMEngine(policy, VLLMGenerationSettings(temperature=0.9, top_p=0.8))
     assert policy.base.model.config.tie_word_embeddings
     found = engine.generate(PROMPTS, 2, max_new_tokens=8, rng=np.random.default_rng(0))
     assert len(found.batch) == 2 * len(PROMPTS)
     assert found.batch.finished_B.all()
     assert found.batch.responses()[1].tolist() == [*(PROMPTS[0][0] + np.arange(3)) % 103, EOS]
-    assert (found.log_probs_B_T[found.batch.mask_B_T] == -0.5).all()
+    assert (found.log_probs_B_T[found.batch.mask_B_T] == -0.5).all()  # what vLLM says, of the top 0.8 too
+    assert engine._llm.options["logprobs_mode"] == "processed_logprobs"
     asked = engine._llm.calls[-1][0]
-    assert (asked.n, asked.temperature, asked.stop_token_ids) == (2, 0.9, [EOS])
+    assert (asked.n, asked.temperature, asked.top_p, asked.stop_token_ids) == (2, 0.9, 0.8, [EOS])
     cut = engine.generate(PROMPTS, 1, max_new_tokens=2, greedy=True)
     assert not cut.batch.finished_B.any()
-    with torch.no_grad():  # greedy: the policy itself is asked
-        np.testing.assert_allclose(cut.log_probs_B_T, policy.log_probs(cut.batch, temperature=0.9).numpy())
+    assert engine._llm.calls[-1][0].temperature == 0
 
 
-def test_vllm_gives_the_memory_of_a_gpu_back_until_it_gets_new_weights(vllm, monkeypatch):
-    monkeypatch.setattr(VLLMEngine, "_write", lambda self, folder: None)
+@pytest.mark.parametrize("lora", [False, True])
+def test_vllm_gives_the_memory_of_a_gpu_back_until_it_gets_new_weights(vllm, lora):
     policy = tiny_policy(bf16=True)
+    policy = add_policy(policy.base, "policy", LoraSettings(r=3), seed=0) if lora else policy
     policy.base.device = torch.device("cuda")  # what the engine looks at; nothing is computed
     engine = VLLMEngine(policy, VLLMGenerationSettings(), max_length=40)
     assert engine._llm.options["enable_sleep_mode"]
     assert engine._llm.options["max_model_len"] == 40
+    assert engine._llm.options.get("max_lora_rank") == (8 if lora else None)
     engine.rest()
     engine.rest()
-    engine.sync()
-    asleep, weights, (method, given), cache, reset = engine._llm.calls
-    assert [asleep, weights, method] == ["sleep 2", "wake weights", "reload_weights"]
-    assert [cache, reset] == ["wake kv_cache", "reset"]
-    assert {w.dtype for w in given.values()} == {torch.bfloat16}
-    engine.sync()
-    assert engine._llm.calls[5][0] == "reload_weights"
+    engine.sync(version=4)
+    asleep, weights, given, cache, reset, version = engine._llm.calls
+    assert (asleep, weights) == (("sleep 1", "wake weights") if lora else ("sleep 2", "wake weights"))
+    assert given[0] == ("add_lora" if lora else "reload_weights")
+    assert lora or {w.dtype for w in given[1].values()} == {torch.bfloat16}
+    assert (cache, reset, version) == ("wake kv_cache", "reset", "version 4")
+    engine.sync(version=4)  # it has them
+    assert len(engine._llm.calls) == 6
+    engine.sync(version=5)
+    assert engine._llm.calls[6][0] == given[0]
+    engine.rest()
+    engine.sync(version=5)  # it gave them up
+    assert engine._llm.calls[-4][0] == given[0]
 
 
 def test_vllm_gets_all_weights_after_an_update(vllm):
-    policy = add_policy(tiny_policy().base, "policy", LoraSettings(r=2), seed=0)
+    policy = tiny_policy()
     engine = VLLMEngine(policy, VLLMGenerationSettings())
     with torch.no_grad():
         for p in policy.parameters():
             p.add_(0.1)
     engine.sync()
-    (method, weights), reset = engine._llm.calls
+    (method, weights), reset, _ = engine._llm.calls
     assert (method, reset) == ("reload_weights", "reset")
-    assert set(weights) == {*(n for n, _ in tiny_policy().base.model.named_parameters()), "lm_head.weight"}
-    layer = policy.base.model.get_submodule("model.layers.0.mlp.up_proj")
-    torch.testing.assert_close(weights["model.layers.0.mlp.up_proj.weight"], policy.merged(layer))
-    assert not torch.equal(weights["model.layers.0.mlp.up_proj.weight"], layer.base_layer.weight)
+    assert set(weights) == {*(n for n, _ in policy.base.model.named_parameters()), "lm_head.weight"}
+    assert all(torch.equal(weights[n], p.cpu()) for n, p in policy.base.model.named_parameters())
+    assert torch.equal(weights["lm_head.weight"], policy.base.model.get_input_embeddings().weight.cpu())
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["here", "sent"])
+@pytest.mark.parametrize("family", ["llama_tied", "qwen3_moe", "gpt2", "gemma", "deepseek", "phi3", "gpt_neox"])
+def test_vllm_gets_what_the_folder_of_a_model_holds(family, held, vllm, tmp_path):
+    """Experts one by one, a head that is shared, and what is stored without being trained, under the names of files."""
+    model, tokenizer = build(family)
+    for folder in (model, tokenizer):
+        folder.save_pretrained(tmp_path / "start")
+    section = TextPolicySettings(path=str(tmp_path / "start"), bf16=False)
+    policy = load_policy(section, seed=0)
+    with torch.no_grad():
+        for p in policy.parameters():
+            p.add_(0.1)
+    engine = VLLMEngine(policy if held else outline(section), VLLMGenerationSettings())
+    engine.sync(None if held else policy.tensors(), 1)
+    assert engine._stops == stop_ids(policy.tokenizer, policy.base.model.generation_config).tolist()
+    (_, sent), *_ = engine._llm.calls
+    stored = load_file(save_policy(policy, tmp_path / "written") / "model.safetensors")
+    head = next(n for n, m in model.named_modules() if m is model.get_output_embeddings())
+    assert sent.keys() - stored.keys() <= {f"{head}.weight"}
+    assert all(torch.equal(sent[name], tensor) for name, tensor in stored.items())
+
+
+@pytest.mark.parametrize("tie", [False, True])
+def test_workers_in_other_processes_read_the_same_weights_from_files(vllm, monkeypatch, tie):
+    monkeypatch.setattr(generate_vllm, "_BUCKET", 3000)
+    monkeypatch.setattr(generate_vllm, "usable_cores", lambda: 2)
+    monkeypatch.setattr(generate_vllm, "visible_gpus", list)
+    policy = tiny_policy(tie=tie)
+    engine = VLLMEngine(policy, VLLMGenerationSettings(tensor_parallel_size=2))
+    assert engine._llm.options["distributed_executor_backend"] == "mp"
+    engine.sync(version=1)
+    (method, files, weights), *_ = engine._llm.calls
+    assert method == "reload_from"
+    assert files > 5
+    assert weights.keys() == {*dict(policy.base.model.named_parameters()), "lm_head.weight"}
+    assert all(torch.equal(weights[n], p.cpu()) for n, p in policy.base.model.named_parameters())
+
+
+def test_vllm_loads_an_adapter_as_one(vllm, tmp_path):
+    policy = add_policy(tiny_policy().base, "policy", LoraSettings(r=2), seed=0)
+    with torch.no_grad():
+        for p in policy.parameters():
+            p.add_(0.1)
+    engine = VLLMEngine(policy, VLLMGenerationSettings())
+    for version in (3, 4):
+        engine.sync(version=version)
+        found = engine.generate(PROMPTS, 2, max_new_tokens=4, rng=np.random.default_rng(0))
+        assert (found.versions_B == version).all()
+    (first, stored), *_ = engine._llm.calls
+    assert first == "add_lora"
+    assert engine._llm.loras == [1, 2]  # another number each time, or vLLM would keep the first
+    assert engine._llm.requests == ["policy 1", "policy 2"]
+    save_policy(policy, tmp_path / "saved")
+    assert load_file(tmp_path / "saved" / "adapter_model.safetensors").keys() == stored.keys()
+    for name, tensor in load_file(tmp_path / "saved" / "adapter_model.safetensors").items():
+        assert torch.equal(stored[name], tensor)
+    base = Path(engine._llm.options["model"])
+    plain = load_file(base / "model.safetensors")
+    assert torch.equal(plain["model.norm.weight"], policy.base.model.get_submodule("model.norm").weight.cpu())
+    assert json.loads((base / "adapter" / "adapter_config.json").read_text())["r"] == 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available() or find_spec("vllm") is None, reason="needs a GPU and vLLM")
+@pytest.mark.parametrize("lora", [None, LoraSettings(r=4)], ids=["all weights", "an adapter"])
+def test_vllm_on_a_gpu_sleeps_and_wakes_to_the_policys_weights(lora):
+    policy = load_policy(TextPolicySettings(tiny=TinyModelSettings(), lora=lora, device="cuda"), seed=0)
+    engine = VLLMEngine(policy, VLLMGenerationSettings(gpu_memory_utilization=0.05), max_length=64)
+    free, gaps = [], []
+    for version in range(3):
+        engine.sync(version=version)
+        awake = torch.cuda.mem_get_info()[0]
+        found = engine.generate(PROMPTS, 4, max_new_tokens=16, rng=np.random.default_rng(version))
+        assert (found.versions_B == version).all()
+        engine.rest()
+        free.append(torch.cuda.mem_get_info()[0] - awake)
+        with torch.no_grad():
+            own = policy.log_probs(found.batch).cpu().numpy()
+            gaps.append(np.abs(own - found.log_probs_B_T)[found.batch.mask_B_T].mean())
+            for parameter in policy.parameters():
+                parameter.add_(0.05 * torch.randn_like(parameter))
+    assert min(free) > 2**30, "keys and values are given back"
+    assert max(gaps) < 0.05, "bfloat16 on both sides"
+
+
+def test_what_vllm_cannot_do_is_refused_before_it_starts(vllm, monkeypatch):
+    policy = tiny_policy()
+    monkeypatch.setattr(generate_vllm, "usable_cores", lambda: 3)
+    monkeypatch.setattr(generate_vllm, "visible_gpus", list)
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size 3 cannot share out the 4 attention heads"):
+        VLLMEngine(policy, VLLMGenerationSettings(tensor_parallel_size=3))
+    with pytest.raises(ConfigError, match=r"starts 4 processes, and this process has 3 core\(s\).*collector_gpus"):
+        VLLMEngine(policy, VLLMGenerationSettings(tensor_parallel_size=4))
+    monkeypatch.setattr(generate_vllm, "visible_gpus", lambda: ["0"])
+    with pytest.raises(ConfigError, match=r"has 1 GPU\(s\)"):
+        VLLMEngine(policy, VLLMGenerationSettings(tensor_parallel_size=2))
+    adapted = add_policy(policy.base, "policy", LoraSettings(r=600), seed=0)
+    with pytest.raises(ConfigError, match=r"lora\.r 600 is more than vLLM takes: at most 512"):
+        VLLMEngine(adapted, VLLMGenerationSettings())
+    with pytest.raises(ValidationError, match=r"dtype follows from other keys"):
+        VLLMGenerationSettings(engine_kwargs={"dtype": "float16"})
+    engine = VLLMEngine(tiny_policy(), VLLMGenerationSettings(engine_kwargs={"enforce_eager": True}))
+    assert engine._llm.options["enforce_eager"]
 
 
 @pytest.mark.parametrize(

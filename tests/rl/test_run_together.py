@@ -99,10 +99,10 @@ def test_the_first_process_ends_all_of_them(tmp_path):
     assert first == -9
     assert second == 3
     assert "a process that trains with this one has ended" in said
-    found = finished(start_together("-m", "guerdon", "run", file, "generation.engine=vllm"))
+    found = finished(start_together("-m", "guerdon", "run", file, "generation={engine: vllm, tensor_parallel_size: 3}"))
     assert [status for status, _ in found] == [2, 2]
-    assert "vllm does not work with several learners" in found[0][1]
-    assert "vllm" not in found[1][1]
+    assert "cannot share out the 2 attention heads" in found[0][1]
+    assert "attention heads" not in found[1][1]
 
 
 FAILING = """

@@ -101,6 +101,13 @@ def test_every_option_works_or_is_refused_with_its_reason(name):
         assert f"override '{name}=17'" in str(refused.value)
 
 
+def test_engines_that_generate_are_collectors():
+    given = study("engine=ray", "runner.rollout_shards=2", "vllm_num_engines=2", "vllm_sync_backend=nccl")
+    assert (given.cluster.collectors, given.cluster.weight_transfer) == (2, "auto")
+    with pytest.raises(ConfigError, match="engine: local"):
+        study("vllm_num_engines=2")
+
+
 def test_a_file_may_have_them_at_its_top(tmp_path):
     path = tmp_path / "study.yaml"
     path.write_text("lr: 1e-4\nsave_video: true\nalgorithm: {gamma: 0.9}\n")

@@ -20,14 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from guerdon.collect.evaluated import evaluated, evaluation
 from guerdon.collect.shards import STEPS, joined, with_own_groups
 from guerdon.episodes.chats import ChatError
-from guerdon.errors import DataError
+from guerdon.errors import DataError, GuerdonError
 from guerdon.generators import ACTING, generator, shard_seed
 from guerdon.policies.generate import Engine, Generation, check_room
-from guerdon.policies.generate_vllm import build_engine
+from guerdon.policies.generate_vllm import build_engine, engine_of_process
 from guerdon.policies.text import TextPolicy
-from guerdon.policies.text_files import load_policy
+from guerdon.policies.text_files import load_policy, outline
 from guerdon.policies.tokens import (
     TokenBatch,
     chat_text,
@@ -107,19 +108,21 @@ class Responses:
         prompts: of each row.
         texts: of each row.
         tokenizer: of the policy that wrote.
+        versions_B: (B,) version of the weights that wrote each row; None: it is not known.
     """
 
     batch: TokenBatch
     prompts: tuple[Prompt, ...]
     texts: tuple[str, ...]
     tokenizer: Any
+    versions_B: IntArray | None = None
 
     def __len__(self) -> int:
         return len(self.batch)
 
     def __getstate__(self) -> dict[str, Any]:
         """What goes to another process: all but the tokenizer, of which it has its own (`join_shards`)."""
-        return {"batch": self.batch, "prompts": self.prompts, "texts": self.texts, "tokenizer": None}
+        return {**vars(self), "tokenizer": None}
 
     @cached_property
     def char_ends(self) -> tuple[IntArray, ...]:
@@ -135,6 +138,7 @@ class Responses:
             tuple(self.prompts[i] for i in rows),
             tuple(self.texts[i] for i in rows),
             self.tokenizer,
+            None if self.versions_B is None else self.versions_B[rows],
         )
 
 
@@ -189,6 +193,7 @@ def _responses(parts: Sequence[TextRollout]) -> Responses:
         tuple(p for i in inputs for p in i.prompts),
         tuple(t for i in inputs for t in i.texts),
         inputs[0].tokenizer,
+        np.concatenate(versions) if (versions := [i.versions_B for i in inputs if i.versions_B is not None]) else None,
     )
 
 
@@ -316,7 +321,7 @@ class Sampler:
         failed[[row for row, _, _ in failures]] = True
         last = last_valid(np.asarray(batch.mask_B_T))
         return Rollout(
-            inputs=Responses(batch, prompts, tuple(texts), self.tokenizer),
+            inputs=Responses(batch, prompts, tuple(texts), self.tokenizer, made.versions_B),
             log_probs=made.log_probs_B_T,
             mask=batch.mask_B_T,
             terminated=last,
@@ -384,6 +389,7 @@ class TextCollector:
         prompts: of the run; None: read from `data`.
         shard: number of the part of the rollout that is collected here (`runner.rollout_shards`); decides the order of
             prompts and samples together with the seed.
+        shares_gpu: whether what learns may use the GPU of this process, too.
 
     Attributes:
         prompts: to train on, and to evaluate on.
@@ -408,18 +414,29 @@ class TextCollector:
         micro_batch_size: int = 1024,
         prompts: RunPrompts | None = None,
         shard: int = 0,
+        shares_gpu: bool = False,
     ) -> None:
         self.data, self.heads, self.greedy = data, tuple(heads), greedy
         self.recompute, self.recompute_above = recompute, recompute_above
         self._micro, self._temperature = micro_batch_size, generation.temperature
-        if isinstance(policy, TextPolicySettings):
-            policy = load_policy(policy, seed=seed, value_heads=len(self.heads))
-            policy.temperature = generation.temperature
-        self.policy = policy
+        self._evaluates = generation.engine == "local"  # else `EvaluatedCollector` does
+        section = policy
+        if not isinstance(policy, TextPolicySettings):
+            self.policy = policy
+        elif self._evaluates:
+            self.policy = load_policy(policy, seed=seed, value_heads=len(self.heads))
+            self.policy.temperature = generation.temperature
+        else:
+            self.policy = outline(policy, value_heads=len(self.heads))
+        policy = self.policy
         self.verifier = None if data.type == "prompts" else verifier_from(data)
         self.prompts = RunPrompts.read(data, policy.tokenizer, policy.base.positions) if prompts is None else prompts
         longest = data.max_response_length + max(data.max_prompt_length, self.prompts.longest)
-        engine = build_engine(policy, generation, max_length=longest)
+        if isinstance(section, TextPolicySettings) and not self._evaluates:
+            own, how = section.model_dump_json(), generation.model_dump_json()
+            engine: Engine = engine_of_process(own, how, seed, len(self.heads), longest, shares_gpu)
+        else:
+            engine = build_engine(policy, generation, max_length=longest)
         own_seed = shard_seed(seed, shard)
         self.sampler = Sampler(data, engine, self.verifier, self.prompts.train, policy.tokenizer, seed=own_seed)
 
@@ -431,7 +448,7 @@ class TextCollector:
             version: of the weights, kept with the rollout.
             warm_up: for a reward model that learns before the policy does: neither values nor greedy responses.
         """
-        self._load(policy)
+        self._load(policy, version)
         seconds: dict[str, float] = {}
         rollout = self.sampler.draw(seconds)
         many = self.recompute_above is not None and len(rollout.inputs) > self.recompute_above and not warm_up
@@ -442,6 +459,11 @@ class TextCollector:
             prompts = [rollout.inputs.prompts[i] for i in firsts]
             greedy = self.sampler.answer(prompts, 1, greedy=True, seconds=seconds)
         self.sampler.engine.rest()
+        wrote = rollout.inputs.versions_B
+        if wrote is not None and (wrote != version).any():
+            raise GuerdonError(
+                f"weights {sorted({*wrote.tolist()})} wrote responses that weights {version} were to write"
+            )
         with timed(seconds, "old log-probs"):
             rollout = self._evaluated(rollout, log_probs=self.recompute or many, values=values)
             if greedy is not None:
@@ -472,13 +494,19 @@ class TextCollector:
         return evaluation(self.show(policy, prompts=episodes, samples=1, greedy=True))
 
     def show(
-        self, policy: TextPolicy | Weights, *, prompts: int, samples: int, greedy: bool = False
+        self,
+        policy: TextPolicy | Weights,
+        *,
+        prompts: int,
+        samples: int,
+        greedy: bool = False,
+        version: int | None = None,
     ) -> TextRollout | None:
         """Answers to the first validation prompts, sampled or greedy ones; None without any prompts.
 
         Sampled answers have random numbers of their own, so that showing them changes nothing in training.
         """
-        self._load(policy)
+        self._load(policy, version)
         shown = self.prompts.validation[:prompts]
         if not shown:
             return None
@@ -500,45 +528,23 @@ class TextCollector:
         if self.verifier is not None:
             self.verifier.close()
 
-    def _load(self, policy: TextPolicy | Weights) -> None:
+    def _load(self, policy: TextPolicy | Weights, version: int | None) -> None:
         """Let the engine follow the policy, with these weights where some are given."""
+        weights = None
         if isinstance(policy, TextPolicy):
             assert policy is self.policy, "a collector acts with the policy it was built with"
         else:
-            self.policy.load_tensors({name: torch.as_tensor(value) for name, value in policy.items()})
-        self.sampler.engine.sync()
+            weights = {name: torch.as_tensor(value) for name, value in policy.items()}
+            self.policy.load_tensors(weights)
+        self.sampler.engine.sync(weights, version)
 
     def _evaluated(self, rollout: TextRollout, *, log_probs: bool, values: bool = False) -> TextRollout:
-        """The rollout with what the policy that acted says of it, in one pass."""
-        if not log_probs and not values:
+        """The rollout with what the policy that acted says of it, where it is here."""
+        if not self._evaluates:
             return rollout
-        found = self.policy.evaluate_all(rollout.inputs.batch, micro=self._micro, temperature=self._temperature)
-        if log_probs:
-            rollout = replace(rollout, log_probs=found.log_probs.numpy(), sampled_log_probs=rollout.log_probs)
-        if values and found.values is not None:
-            heads = {name: found.values[..., k].numpy() for k, name in enumerate(self.heads)}
-            rollout = replace(rollout, values=heads)
-        return rollout
-
-
-def evaluation(found: TextRollout | None) -> dict[str, float]:
-    """The results of greedy answers to validation prompts.
-
-    Returns:
-        `success` (share of right answers among those that could be verified), `length` (mean, in tokens), `truncated`
-        (share), `unchecked` (share), `episodes` (prompts) and `success_known` (those that could be verified).
-    """
-    if found is None:
-        return {"episodes": 0.0}
-    known, batch = found.known_B, found.inputs.batch
-    result = {
-        "length": float(batch.lengths_B.mean()),
-        "truncated": float((~batch.finished_B).mean()),
-        "unchecked": float((~known).mean()),
-        "episodes": float(len(batch)),
-        "success_known": float(known.sum()),
-    }
-    return {"success": float((found.outcomes_B >= 1)[known].mean()), **result} if known.any() else result
+        heads = self.heads if values else ()
+        temperature, micro = self._temperature, self._micro
+        return evaluated(self.policy, rollout, micro=micro, temperature=temperature, log_probs=log_probs, heads=heads)
 
 
 def messages_of(prompt: Prompt, data: DataSettings) -> tuple[Message, ...]:

@@ -12,8 +12,8 @@ the batch size nor the other rows change a response.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -39,11 +39,14 @@ class Generation:
     Attributes:
         batch: B = prompts x samples rows, the samples of a prompt next to each other.
         log_probs_B_T: (B, T) float32 log-probabilities of the tokens under the policy that wrote them, at the
-            sampling temperature; 0 where there is no token.
+            sampling temperature; 0 where there is no token. Of vLLM: of the distribution that was drawn from, after
+            `top_p` and `top_k` too.
+        versions_B: (B,) version of the weights that wrote each response; None: the engine was not given any.
     """
 
     batch: TokenBatch
     log_probs_B_T: FloatArray
+    versions_B: IntArray | None = None
 
 
 class Engine(Protocol):
@@ -61,8 +64,13 @@ class Engine(Protocol):
         """`n_per_prompt` responses to each prompt; the most likely tokens with `greedy`, else sampled with `rng`."""
         ...
 
-    def sync(self) -> None:
-        """Follow the policy's weights; to be called after each update."""
+    def sync(self, weights: Mapping[str, Tensor] | None = None, version: int | None = None) -> None:
+        """Follow the policy's weights; to be called after each update.
+
+        Args:
+            weights: `TextPolicy.tensors`; None: those of the engine's own policy.
+            version: of the weights; responses carry it.
+        """
         ...
 
     def rest(self) -> None:
@@ -85,9 +93,11 @@ class LocalEngine:
             raise ConfigError("the tokenizer has no end-of-sequence token, so no response would ever end")
         self._is_stop_V = torch.zeros(policy.base.vocabulary, dtype=torch.bool, device=policy.device)
         self._is_stop_V[torch.from_numpy(stops)] = True
+        self._version: int | None = None
 
-    def sync(self) -> None:
-        """Nothing to do: the weights are read at every call."""
+    def sync(self, weights: Mapping[str, Tensor] | None = None, version: int | None = None) -> None:
+        """Remember the version: the weights are read at every call."""
+        self._version = version
 
     def rest(self) -> None:
         """Nothing to do: the cache is gone when `generate` returns."""
@@ -117,7 +127,8 @@ class LocalEngine:
             raise ValueError("give a generator to sample with, or greedy=True")
         self._check(prompts, max_new_tokens)
         with self.policy.base.whole(), torch.inference_mode():
-            return self._generate(prompts, n_per_prompt, max_new_tokens, rng)
+            found = self._generate(prompts, n_per_prompt, max_new_tokens, rng)
+        return found if self._version is None else replace(found, versions_B=np.full(len(found.batch), self._version))
 
     def _generate(
         self, prompts: Sequence[IntArray], n_per_prompt: int, max_new_tokens: int, rng: np.random.Generator | None

@@ -30,7 +30,7 @@ from guerdon.types import BoolArray, Evaluated, IntArray, PolicyInputs
 
 # Logits of a piece. On a GPU: a quarter of a GiB in float32, several of them in the backward pass.
 LOGITS_AT_ONCE = {"cuda": 2**26, "cpu": 2**24}
-_VALUE = "value_head."
+VALUE_PREFIX = "value_head."
 
 
 class WithTokens(PolicyInputs, Protocol):
@@ -217,7 +217,7 @@ class TextPolicy:
         elif self.trainable:
             own = dict(self.base.model.named_parameters())
         head = {} if self.value_head is None else self.value_head.named_parameters()
-        return own | {_VALUE + name: p for name, p in dict(head).items()}
+        return own | {VALUE_PREFIX + name: p for name, p in dict(head).items()}
 
     def parameters(self) -> list[nn.Parameter]:
         """What this policy trains, for an optimiser."""
@@ -239,8 +239,8 @@ class TextPolicy:
         Raises:
             CheckpointError: names or shapes do not fit.
         """
-        own = {n: p for n, p in self.named_parameters().items() if critic or not n.startswith(_VALUE)}
-        state = {n: t for n, t in state.items() if critic or not n.startswith(_VALUE)}
+        own = {n: p for n, p in self.named_parameters().items() if critic or not n.startswith(VALUE_PREFIX)}
+        state = {n: t for n, t in state.items() if critic or not n.startswith(VALUE_PREFIX)}
         wrong = sorted(own.keys() ^ state.keys())
         wrong += [n for n in own if n in state and state[n].shape != own[n].shape]
         if wrong:

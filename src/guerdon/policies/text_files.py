@@ -9,6 +9,7 @@ and are checked when they are read.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -37,6 +38,7 @@ from guerdon.progress import doing, log_once
 from guerdon.settings.text_policy import NAME_A_MODEL, TextPolicySettings
 
 BASE = "base"
+GENERATION_CONFIG = "generation_config.json"
 VALUE_HEAD = "value_head.safetensors"
 _HEAD = re.compile(r"\.(score|classifier)(\.(dense|out_proj))?\.(weight|bias)$")  # of a classifier, after its body
 
@@ -90,7 +92,7 @@ def outline(settings: TextPolicySettings, *, value_heads: int = 0) -> TextPolicy
 
 def _outlined(path: str) -> Any:
     """A causal language model without weights, with as many tokens as its adapters have."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     path, what = local_model(path, convert=False), "the language model"
     folder = model_folder(path)
@@ -102,7 +104,11 @@ def _outlined(path: str) -> Any:
         raise MissingDependencyError(f"{path} is not on this machine")
     config = read_config(path, what)
     with reading(what, path), torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+        if (folder / GENERATION_CONFIG).is_file():  # the tokens that end a response
+            given = json.loads((folder / GENERATION_CONFIG).read_text(encoding="utf-8"))
+            model.generation_config = GenerationConfig.from_dict(given)
+    return model
 
 
 def give_template(tokenizer: Any, settings: TextPolicySettings) -> None:

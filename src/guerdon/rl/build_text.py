@@ -12,10 +12,12 @@ import numpy as np
 import torch
 
 from guerdon import distributed
-from guerdon.collect.text import Responses, RunPrompts, TextCollector, evaluation, join_shards
+from guerdon.collect.evaluated import EvaluatedCollector, evaluation
+from guerdon.collect.text import Responses, RunPrompts, TextCollector, join_shards
 from guerdon.engines.reward_models import RewardModels
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.models.load import load_source_model
+from guerdon.policies.generate_vllm import check_vllm
 from guerdon.policies.text import TextPolicy, add_policy, reference
 from guerdon.policies.text_files import check_disk, load_policy, outline, save_policy, written_bytes
 from guerdon.rewards.prime import PrimeReward
@@ -37,7 +39,7 @@ from guerdon.settings.reward_models import (
     relative,
 )
 from guerdon.settings.study import Study
-from guerdon.settings.text_policy import TextPolicySettings
+from guerdon.settings.text_policy import TextPolicySettings, VLLMGenerationSettings
 from guerdon.tasks.prompt_files import check_here, load_prompts
 from guerdon.tasks.prompts import shared_system_prompt
 from guerdon.train.optimizers import AdamW
@@ -62,8 +64,6 @@ def text_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     Raises:
         ConfigError: parts do not go together, or the disk has no room for what the run will write.
     """
-    if distributed.launched() > 1 and study.generation.engine == "vllm":
-        raise ConfigError("generation.engine: vllm does not work with several learners yet; set it to local")
     if distributed.launched() > 1 and study.runner.max_staleness and study.engine == "local":
         raise ConfigError(
             "runner.max_staleness: a thread of the first process would collect while all learners compute together; "
@@ -71,6 +71,7 @@ def text_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         )
     learning = distributed.everywhere(build_learning, study, fresh=fresh)
     policy, prompts, learner = learning.policy, learning.prompts, learning.learner
+    _check_generation(study, policy)
     _check_disk_of(study, folder, policy, learning.primes)
     cluster, runner = study.cluster if study.engine == "ray" else None, study.runner
     models = run_reward_models(cluster, runner, load_model, study.reward.scoring_shards, study.text_sources)
@@ -81,18 +82,20 @@ def text_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     shards = _shards(study, policy, prompts, heads=heads, recompute=recompute)
     join = partial(join_shards, tokenizer=policy.tokenizer)
     collector = run_collector(cluster, runner, TextCollector, shards, join, device=study.policy.device)
+    if study.generation.engine == "vllm":
+        collector = EvaluatedCollector(collector, heads, _micro(study.text_algorithm))
     learner.shares = {name: source.terms.share for name, source in sources.items() if source.terms.share is not None}
     notes = _notes(study, prompts, sources, alike=learning.alike) + learning.notes
 
     def show(folder: Path, step: int) -> None:
-        rollout = collector.show(policy, prompts=SHOWN_PROMPTS, samples=SHOWN_SAMPLES)
+        rollout = collector.show(policy, prompts=SHOWN_PROMPTS, samples=SHOWN_SAMPLES, version=learner.version)
         if rollout is not None:
             rollout = join([rollout])
             rewards = {n: source.measure(rollout, learn=False) for n, source in sources.items() if n != VERIFIER}
             write_answers(folder / f"step_{step:012d}.json", rollout, rewards, step=step)
 
     def evaluate(episodes: int) -> Mapping[str, float]:
-        rollout = collector.show(policy, prompts=episodes, samples=1, greedy=True)
+        rollout = collector.show(policy, prompts=episodes, samples=1, greedy=True, version=learner.version)
         if rollout is None or truth is None:
             return evaluation(rollout)
         rewards = sources[truth].measure(join([rollout]), learn=False)
@@ -123,8 +126,14 @@ def check_text(study: Study) -> None:
     except MissingDependencyError:
         load_prompts(data)
         raise
+    _check_generation(study, policy)
     RunPrompts.read(data, policy.tokenizer, policy.base.positions)
     _check_disk_of(study, study.runner.logger.folder, policy, build_primes(study, policy))
+
+
+def _check_generation(study: Study, policy: TextPolicy) -> None:
+    if isinstance(study.generation, VLLMGenerationSettings):
+        check_vllm(policy, study.generation, here=study.engine == "local")
 
 
 def _check_disk_of(study: Study, folder: Path, policy: TextPolicy, primes: Mapping[str, PrimeReward]) -> None:
@@ -303,12 +312,18 @@ def _shards(
             "greedy": algorithm.needs.greedy,
             "recompute": recompute,
             "recompute_above": recompute_above,
-            "micro_batch_size": algorithm.micro_batch_size or most or 1024,
+            "micro_batch_size": _micro(algorithm),
             "prompts": prompts.of_shard(shard, count),
             "shard": shard,
+            "shares_gpu": 0 < study.cluster.collector_gpus < 1,
         }
         for shard in range(count)
     ]
+
+
+def _micro(algorithm: TextAlgorithmSettings) -> int:
+    """Responses that are evaluated at a time."""
+    return algorithm.micro_batch_size or algorithm.minibatch_size or 1024
 
 
 def _notes(study: Study, prompts: RunPrompts, sources: dict[str, RewardSource[Any]], *, alike: bool) -> list[str]:

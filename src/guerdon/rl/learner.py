@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic
 
@@ -34,6 +34,7 @@ from guerdon.rl.advantages import (
 )
 from guerdon.rl.chunks import decision_rows, per_decision
 from guerdon.rl.episode_stats import RewardScaler
+from guerdon.rl.losses import truncated_weights
 from guerdon.rl.update import make_batch, steps_per_update, update_policy
 from guerdon.schedules import scheduled
 from guerdon.settings.algorithm import AlgorithmSettings
@@ -132,6 +133,9 @@ class OnPolicyLearner(Generic[Collected, Inputs]):
         scales = None if self.scaler is None else self.scaler.update(rollout, rewards)
         found = source_advantages(rollout, rewards, terms, weights, settings, scales=scales)
         observe_shares(self.shares, self.source_weights, found)
+        facts: Metrics = {}
+        if settings.rollout_is_threshold is not None and rollout.sampled_log_probs is not None:
+            found, facts = importance_weighted(found, rollout, settings.rollout_is_threshold)
         mask, old, parts = rollout.mask, rollout.log_probs, None
         if rollout.chunks is not None:
             mask, found, old, parts = decision_rows(rollout, found, settings)
@@ -149,7 +153,6 @@ class OnPolicyLearner(Generic[Collected, Inputs]):
             parts=parts,
             auxiliary=auxiliary_targets(settings.auxiliary_losses, rewards, rollout),
         )
-        facts: Metrics = {}
         if settings.filter_rewards:
             kept_B = _kept(rollout, rewards, terms, weights, settings)
             batch = batch.take(np.flatnonzero(kept_B[_stream_of_rows(rollout)]))
@@ -320,6 +323,28 @@ def source_advantages(
         whitened=settings.whiten_batch,
         lam=settings.gae_lambda,
     )
+
+
+def importance_weighted(found: Advantages, rollout: Rollout[Collected], threshold: float) -> tuple[Advantages, Metrics]:
+    """Advantages times the truncated importance weights of what an engine wrote; a policy's loss is linear in them.
+
+    Args:
+        found: (B, T) advantages.
+        rollout: with the log-probabilities of the policy that learns, and those of the engine.
+        threshold: `algorithm.rollout_is_threshold`.
+
+    Returns:
+        The advantages, and over all tokens the mean weight and the share of weights that were truncated.
+    """
+    assert rollout.sampled_log_probs is not None
+    given = torch.from_numpy(rollout.log_probs), torch.from_numpy(rollout.sampled_log_probs)
+    weights_B_T = truncated_weights(*given, threshold).numpy()
+    here = weights_B_T[rollout.mask]
+    facts: Metrics = {
+        "rollout_is_mean": float(here.mean()) if here.size else None,
+        "rollout_is_truncated": float((here >= threshold).mean()) if here.size else None,
+    }
+    return replace(found, advantages=found.advantages * weights_B_T), facts
 
 
 @contextmanager

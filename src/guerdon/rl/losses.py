@@ -46,6 +46,20 @@ def aggregation_weights(mask_B_T: Tensor, how: Aggregation, *, max_length: int |
     return mask / (responses * max_length)
 
 
+def truncated_weights(log_probs: Tensor, sampled_log_probs: Tensor, threshold: float) -> Tensor:
+    """Importance weights min(p / q, threshold) of samples from q, in an expectation over p.
+
+    Truncation bounds the variance of the sum at the price of a bias (Ionides 2008, eq. 4; rho of V-trace, 1802.01561,
+    eq. 1). Here p is the policy that learns at the start of an update, and q what an engine drew from.
+
+    Args:
+        log_probs: of the samples by p, of any shape.
+        sampled_log_probs: by q, of the same shape.
+        threshold: the largest weight.
+    """
+    return (log_probs - sampled_log_probs).exp().clamp_max(threshold)
+
+
 def sum_parts(values_R_P: Tensor, counts_R_P: Tensor, decisions: int) -> Tensor:
     """(R, K) sums over the parts of each of `decisions` decisions of a row; what does not count has no gradient.
 

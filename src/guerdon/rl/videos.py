@@ -109,6 +109,7 @@ def write_answers(path: Path, rollout: TextRollout, rewards: Mapping[str, Reward
         step: of the run.
     """
     responses = rollout.inputs
+    wrote = responses.versions_B
     steps = true_steps(responses) if generated(responses) else None
     known, right = rollout.known_B, rollout.outcomes_B >= 1
     rows = []
@@ -118,6 +119,7 @@ def write_answers(path: Path, rollout: TextRollout, rewards: Mapping[str, Reward
                 "prompt": responses.prompts[i].question,
                 "answer": responses.prompts[i].ground_truth,
                 "tokens": [responses.tokenizer.decode([t]) for t in tokens],
+                "version": None if wrote is None else int(wrote[i]),
                 "rewards": {  # of the sources that could say something about this response
                     n: [round(float(value), 5) for value in r.values[i, : len(tokens)]]
                     for n, r in rewards.items()

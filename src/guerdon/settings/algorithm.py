@@ -195,6 +195,7 @@ class ControlAlgorithmSettings(_SharedSettings, RobotAlgorithmSettings):
     kl_coef: ClassVar[float] = 0.0
     kl_type: ClassVar[Literal["k3"]] = "k3"
     kl_in: ClassVar[Literal["loss"]] = "loss"
+    rollout_is_threshold: ClassVar[None] = None
     rloo_form: ClassVar[Literal["paper"]] = "paper"
 
     @property
@@ -315,6 +316,12 @@ class TextAlgorithmSettings(_SharedSettings):
     weight_decay: float = Field(0.0, ge=0, description="of AdamW")
     max_grad_norm: float = Field(1.0, gt=0, description="clip gradients to this norm")
     value_coef: float = only_with(0.5, ge=0, adv_estimator="gae", description="weight of the value loss")
+    rollout_is_threshold: float | None = Field(
+        None,
+        gt=0,
+        description="multiply the advantage of each token by its importance weight (probability by the policy that "
+        "learns over that by vLLM), at most so much; 2 is usual. null: no weights",
+    )
 
     filter_rewards: ClassVar[bool] = False
     rewards_lower_bound: ClassVar[None] = None

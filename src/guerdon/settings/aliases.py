@@ -161,7 +161,7 @@ def _order(ordered: Any) -> Any:
     return {True: "ordered", False: "drawn"}.get(ordered, ordered) if isinstance(ordered, bool) else ordered
 
 
-_VLLM = "a VLA policy acts in the run's own process, not through vLLM (use_vllm_prm is for the reward model)"
+_ACTS = "a VLA policy acts in the collectors, with torch"
 _CRITIC = "the critic is a head on what the policy itself computes"
 _TEXT = "it is about generated text; the length of an action follows from the policy"
 
@@ -241,12 +241,12 @@ VLA_OPTIONS: dict[str, Option] = {
     "save_freq": Option(None, "runner.checkpoint_every counts environment steps, not updates", (-1,)),
     "use_wandb": Option(None, "runs write JSON lines and TensorBoard logs", (False,)),
     "push_to_hub": Option(None, "nothing is uploaded; the policy is in the run's folder", (False,)),
-    "vllm_num_engines": Option(None, _VLLM),
-    "vllm_tensor_parallel_size": Option(None, _VLLM),
-    "vllm_enforce_eager": Option(None, _VLLM),
-    "vllm_sync_backend": Option(None, _VLLM),
-    "enable_prefix_caching": Option(None, _VLLM, (False,)),
-    "gpu_memory_utilization": Option(None, _VLLM),
+    "vllm_num_engines": Option("cluster.collectors", f"{_ACTS}; engine: ray"),
+    "vllm_tensor_parallel_size": Option(None, f"{_ACTS}, each of which holds all of it", (1,)),
+    "vllm_enforce_eager": Option(None, f"{_ACTS}, without CUDA graphs", (True,)),
+    "vllm_sync_backend": Option(None, "cluster.weight_transfer: auto takes nccl where it can", ("nccl",)),
+    "enable_prefix_caching": Option(None, f"{_ACTS}, and reads other pictures for each decision", (False,)),
+    "gpu_memory_utilization": Option(None, f"{_ACTS}, each of which has cluster.collector_gpus of a GPU"),
     # curriculum
     "use_curriculum": Option("env.use_curriculum", "over initial states; env.curriculum_over says tasks or both"),
     "curriculum_temp": Option("env.curriculum_temp"),

@@ -414,18 +414,14 @@ class TextStudy(Study):
         size = 0 if self.data is None else self.data.train_batch_size
         if size % shards:
             raise ValueError(f"data.train_batch_size {size} cannot be shared out to {shards} runner.rollout_shards")
-        if self.engine == "ray" and not isinstance(self.generation, LocalGenerationSettings):
-            raise ValueError("generation with vLLM is not supported with engine: ray yet")
 
     def _check_staleness(self, where: str) -> None:
-        """The loss corrects for the old weights, and responses come from this process."""
+        """The loss corrects for the old weights."""
         if self.algorithm.loss == "reinforce":
             raise ValueError(
                 f"algorithm.loss reinforce has no probability ratio, which corrects for the old weights of {where}: "
                 "set loss to ppo, gspo or cispo"
             )
-        if not isinstance(self.generation, LocalGenerationSettings):
-            raise ValueError(f"generation with vLLM is not supported with {where} yet")
         super()._check_staleness(where)
 
     @property
@@ -438,6 +434,7 @@ class TextStudy(Study):
 
     @model_validator(mode="after")
     def _sources_fit(self) -> Self:
+        self.generation.check(self)
         if self.algorithm.credit == "min_form" and not any(source.min_form for source in self.text_sources.values()):
             raise ValueError(
                 "algorithm.credit min_form needs a prime reward model with granularity token or step, or a source of "

@@ -179,18 +179,75 @@ class _GenerationSettings(Settings):
     top_k: int = Field(0, ge=0, description="sample from this many most likely tokens; 0: from all")
 
 
+_ENGINE_ARGUMENTS = {  # of vllm.LLM, which follow from other keys or from how it is used
+    "model", "tokenizer", "skip_tokenizer_init", "hf_overrides", "load_format", "dtype", "max_model_len",
+    "trust_remote_code", "tensor_parallel_size", "distributed_executor_backend", "gpu_memory_utilization",
+    "enable_sleep_mode", "logprobs_mode", "enable_lora", "max_lora_rank", "max_loras",
+}  # fmt: skip
+
+
 class LocalGenerationSettings(_GenerationSettings):
     """Responses are generated in this process."""
 
     engine: Literal["local"] = Field("local", description="this process generates")
     batch_size: int = Field(256, ge=1, description="responses that are generated at the same time")
 
+    def check(self, study: Any) -> None:
+        """Refuse what would do nothing with this engine.
+
+        Raises:
+            ValueError: with the key and the reason.
+        """
+        if study.algorithm.rollout_is_threshold is not None:
+            raise ValueError(
+                "algorithm.rollout_is_threshold would do nothing with generation.engine local, whose log-probabilities "
+                "are those of training; remove it, or set the engine to vllm"
+            )
+
 
 class VLLMGenerationSettings(_GenerationSettings):
     """vLLM generates responses."""
 
-    engine: Literal["vllm"] = Field("vllm", description="vLLM in this process")
+    engine: Literal["vllm"] = Field("vllm", description="vLLM, here or in the collectors of a Ray cluster")
     gpu_memory_utilization: float = Field(0.4, gt=0, lt=1, description="share of the GPU's memory it may take")
+    tensor_parallel_size: int = Field(
+        1, ge=1, description="processes that share the model, on a GPU each (on CPUs: on cores of their own)"
+    )
+    engine_kwargs: dict[str, Any] = Field(
+        {}, description="further arguments of vllm.LLM, such as {enforce_eager: true, max_num_seqs: 256}"
+    )
+
+    @field_validator("engine_kwargs")
+    @classmethod
+    def _are_further(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if taken := sorted(given.keys() & _ENGINE_ARGUMENTS):
+            raise ValueError(f"{taken[0]} follows from other keys of policy, data and generation; remove it")
+        return given
+
+    def check(self, study: Any) -> None:
+        """Refuse what does not go with vLLM.
+
+        Raises:
+            ValueError: with the key and the reason.
+        """
+        size, gpus, runner = self.tensor_parallel_size, study.cluster.collector_gpus, study.runner
+        if study.engine == "local" and (runner.rollout_shards > 1 or runner.max_staleness):
+            key = "rollout_shards" if runner.rollout_shards > 1 else "max_staleness"
+            raise ValueError(
+                f"runner.{key} would need vLLM twice in this process: remove it, or let collectors of engine: ray "
+                "generate"
+            )
+        if study.engine == "ray" and 0 < gpus < size > 1:
+            raise ValueError(
+                f"generation.tensor_parallel_size {size} needs so many GPUs in every collector, and "
+                f"cluster.collector_gpus is {gpus:g}: set them alike"
+            )
+        if runner.max_staleness and study.algorithm.rollout_is_threshold is None:
+            raise ValueError(
+                f"runner.max_staleness {runner.max_staleness} with generation.engine vllm needs "
+                "algorithm.rollout_is_threshold: the policy that learns evaluates the responses, and their importance "
+                "weights correct for the older weights that wrote them"
+            )
 
 
 GenerationSettings = Annotated[LocalGenerationSettings | VLLMGenerationSettings, ByName("engine", "local")]
