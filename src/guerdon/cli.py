@@ -203,7 +203,7 @@ def train(
         from guerdon import distributed
         from guerdon.train.text import train_text_model
 
-        with distributed.joined(), distributed.together():
+        with distributed.joined(config.runner.collective_timeout), distributed.together():
             for name in only or config.train:
                 done = train_text_model(config.text_models[name], config, resume=resume)
                 if distributed.is_first():
@@ -220,7 +220,7 @@ def train(
     if distributed.launched() > 1:
         names.sort(key=lambda name: name not in config.vlm_models)  # processes join once
     for is_vlm, group in groupby(names, key=config.vlm_models.__contains__):
-        with distributed.joined() if is_vlm else nullcontext(), distributed.together():
+        with distributed.joined(config.runner.collective_timeout) if is_vlm else nullcontext(), distributed.together():
             for name in group:
                 result = (
                     train_vlm(config.vlm_models[name], resume=resume)
@@ -262,7 +262,7 @@ def _train_policy(
         from guerdon import distributed
         from guerdon.train.sft import train_sft_study
 
-        with distributed.joined(), distributed.together():
+        with distributed.joined(config.runner.collective_timeout), distributed.together():
             folder, metrics = train_sft_study(config, resume=resume)
         if not distributed.is_first():
             return
@@ -407,7 +407,7 @@ def run(study: File, overrides: Overrides = None, dry_run: DryRun = False, resum
     from guerdon.rl.log import true_success
     from guerdon.rl.run import run as work
 
-    with distributed.joined():
+    with distributed.joined(config.runner.collective_timeout):
         done = distributed.led(lambda: work(config, resume=resume))
     if done is None:
         return

@@ -31,6 +31,7 @@ from guerdon.policies.precision import halve_linear, product_of_cast, uses_bf16
 from guerdon.policies.tokens import TokenBatch, check_vocabulary
 from guerdon.progress import log_once
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
+from guerdon.sharding import Shards
 
 # Measured on one core of a CPU with AVX-512 bfloat16, forward and backward. In bfloat16, 9 heads of 64: eager took 0.6
 # of sdpa's time at 512 tokens and more than it at 900; where prompts are shared, 0.3 of it at 390. In float32,
@@ -57,7 +58,7 @@ class SharedBase:
         fused: the attention for long sequences: `sdpa`, or `eager` where the model has no other (soft-capped scores).
         width: of the last hidden states.
         plain_head: whether logits are the output embedding of the last hidden state, with nothing after it.
-        shards: where the weights are spread over several processes (`guerdon.distributed`); None: they are all here.
+        shards: where the weights are spread over several processes (`guerdon.sharding`); None: they are all here.
 
     Raises:
         ConfigError: the tokenizer has ids the model has no embedding for, an option does not fit the model, or its
@@ -71,7 +72,7 @@ class SharedBase:
         self.weights = stored_weights(model)
         self._own: dict[str, list[nn.Parameter]] = {}  # the weights of each adapter
         self._carriers: dict[nn.Module, list[Any]] = {}  # the layers of peft on each module
-        self.shards = distributed.Shards(model) if distributed.peers() > 1 else None
+        self.shards = Shards(model) if distributed.peers() > 1 else None
         self.device: torch.device = next(model.parameters()).device
         self.bf16 = uses_bf16(settings.bf16, self.device)
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])

@@ -54,10 +54,7 @@ def load_base(settings: TextPolicySettings, *, seed: int, device: torch.device |
         ConfigError: the device is not there, or no model is named.
     """
     device = resolve_device(settings.device if device is None else device)
-    if distributed.peers() > 1 and device.type == "cpu" and torch.cuda.is_available():
-        raise ConfigError(
-            "policy.device: the processes that torchrun starts use a GPU each; hide them, or set it to auto"
-        )
+    distributed.check_device(device)
     without_weights = device.type == "meta"
     if settings.tiny is not None:
         tokenizer = build_tokenizer(settings.tiny)

@@ -428,10 +428,11 @@ def check_bounds(algorithm: ControlAlgorithmSettings, payable: tuple[float, floa
 
 
 def control_optimizer(policy: RobotPolicy, learning_rate: float) -> Optimizer:
-    """Adam on all weights as one tensor; of a policy on a GPU, where that would not lie, on each by itself."""
+    """Adam on all weights as one tensor; of a policy on a GPU or sharded, where that cannot lie, on each by itself."""
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-    if any(parameter.device.type != "cpu" for parameter in trained):
-        return AdamW(trained, learning_rate)
+    on_gpu = any(parameter.device.type != "cpu" for parameter in trained)
+    if on_gpu or policy.sharded:
+        return AdamW(trained, learning_rate, eps=1e-5, flat=not on_gpu)
     return FlatAdam(policy, learning_rate)
 
 

@@ -52,7 +52,7 @@ def run(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any]]:
 
             return lead(
                 study.cluster,
-                study.runner.threads,
+                study.runner,
                 lambda again: _run(study, folder, resume=resume or again),
                 lambda: latest_checkpoint(folder / "checkpoints"),
             )

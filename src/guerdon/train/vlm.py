@@ -41,6 +41,7 @@ from guerdon.policies.precision import halve_linear
 from guerdon.policies.text_files import check_disk
 from guerdon.progress import doing
 from guerdon.settings.train import VLMTrainSettings
+from guerdon.sharding import Shards
 from guerdon.train.images import LabelledRows, TrainResult, is_classifier, label_meaning, label_rows, read_data
 from guerdon.train.trainer import FREE, BalancedSampler, BaseTrainer, TrainingFolder
 from guerdon.types import ByteArray, Episode, Failure, IntArray
@@ -100,11 +101,11 @@ def train_vlm(
     return TrainResult(run.save_dir, metrics)
 
 
-def _backend(settings: VLMTrainSettings, path: str) -> tuple[TransformersBackend, distributed.Shards | None]:
+def _backend(settings: VLMTrainSettings, path: str) -> tuple[TransformersBackend, Shards | None]:
     """The model to train, with a fresh adapter where `lora` is set, and its shards where several processes train it."""
     model, inputs = read_vlm(path)
     set_arguments(inputs.tokenizer, settings.chat_template_kwargs, "chat_template_kwargs")
-    shards = distributed.Shards(model) if distributed.peers() > 1 else None
+    shards = Shards(model) if distributed.peers() > 1 else None
     if settings.lora is None:
         model.requires_grad_(True)
     else:
@@ -218,7 +219,7 @@ def vlm_examples(episodes: Iterable[Episode], settings: VLMTrainSettings) -> VLM
 class _AnswerLoss(nn.Module):
     """Summed negative log-likelihood of the answers of some examples."""
 
-    def __init__(self, backend: TransformersBackend, examples: VLMExamples, shards: distributed.Shards | None) -> None:
+    def __init__(self, backend: TransformersBackend, examples: VLMExamples, shards: Shards | None) -> None:
         super().__init__()
         self.model = backend.model
         self._backend, self._examples, self._shards = backend, examples, shards
@@ -279,7 +280,7 @@ class AnswerTrainer(BaseTrainer):
         settings: VLMTrainSettings,
         folder: Path,
         *,
-        shards: distributed.Shards | None = None,
+        shards: Shards | None = None,
     ) -> None:
         train, val = examples.split()
         sampler = BalancedSampler(examples.positive[train], settings.fail_success_ratio, settings.seed)
