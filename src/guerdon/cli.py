@@ -217,14 +217,15 @@ def train(
 
     torch.set_num_threads(config.runner.threads)
     names = list(only or config.train)
+    sharded = {*config.vlm_models, *(name for name, one in config.image_models.items() if one.fsdp)}
     if distributed.launched() > 1:
-        names.sort(key=lambda name: name not in config.vlm_models)  # processes join once
-    for is_vlm, group in groupby(names, key=config.vlm_models.__contains__):
-        with distributed.joined(config.runner.collective_timeout) if is_vlm else nullcontext(), distributed.together():
+        names.sort(key=lambda name: name not in sharded)  # processes join once
+    for shared, group in groupby(names, key=sharded.__contains__):
+        with distributed.joined(config.runner.collective_timeout) if shared else nullcontext(), distributed.together():
             for name in group:
                 result = (
                     train_vlm(config.vlm_models[name], resume=resume)
-                    if is_vlm
+                    if name in config.vlm_models
                     else train_image_model(config.image_models[name], resume=resume)
                 )
                 if distributed.is_first():

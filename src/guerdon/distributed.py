@@ -535,7 +535,8 @@ def clip_gradients(parameters: Sequence[Tensor], max_norm: float) -> float:
     for kind in kinds:
         if kind:
             norm = torch.nn.utils.get_total_norm([p.grad for p in kind if p.grad is not None])
-            found.append(norm.full_tensor() if is_sharded(norm) else norm)
+            norm = norm.full_tensor() if is_sharded(norm) else norm
+            found.append(norm.to(found[0].device) if found else norm)  # offloaded weights are on the CPU
     if not found:
         return 0.0
     norm = torch.linalg.vector_norm(torch.stack(found))

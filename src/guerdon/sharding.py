@@ -56,6 +56,9 @@ class Shards:
         dtype: of those weights in the model.
         half: gather the blocks in bfloat16, in which they compute; gradients are added up in float32.
         offload: weights, gradients and moments stay in memory of the CPU; blocks that compute are on the GPU.
+
+    Attributes:
+        device: where it computes.
     """
 
     def __init__(
@@ -84,12 +87,16 @@ class Shards:
             _fill(block, places, weights, dtype)
             fully_shard(block, **of_blocks)
         _fill(model, places, weights, dtype)
+        for name, buffer in model.named_buffers():
+            if weights is not None and name in weights:
+                buffer.copy_(weights[name])
         fully_shard(self._root, **options)
         self._blocks: list[Any] = [m for m in self._root.modules() if isinstance(m, FSDPModule)]
         for block in self._blocks:  # gradients are added up, as each is of a part of one loss
             block.set_gradient_divide_factor(1.0)
             block.set_force_sum_reduction_for_comms(True)
         self._running = self._whole = 0
+        self.device = torch.empty(0, device=distributed.mesh().device_type).device
         self.run(lambda: None)  # FSDP finds out which module is the outermost one
         distributed.register(self)
 
@@ -105,6 +112,11 @@ class Shards:
             return self._root(call)  # type: ignore[no-any-return]
         finally:
             self._running -= 1
+
+    @property
+    def gathered(self) -> bool:
+        """Whether all weights are plain tensors now."""
+        return self._whole > 0
 
     def with_rest_on(self, module: Module, device: torch.device) -> Module:
         """A module with this model in it, whose other weights and buffers are moved to a device."""

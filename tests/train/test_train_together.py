@@ -9,13 +9,14 @@ import torch
 from safetensors.torch import load_file
 from train_together import main
 
-from learners import run_together
+from learners import finished, run_together, start_together
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.timeout(1200)  # without it 300 s, which a busy machine needs for imports alone
 
 SCRIPT = Path(__file__).parent / "train_together.py"
 LORA = {"lora": {"r": 2}}
+IMAGES = {"max_steps": 6, "eval_every": 1, "augment": False, "dropout": 0.0, "batch_size": 16}
 TRAININGS = [
     ("stepwise", "stepwise", {"max_steps": 6}),
     ("stepwise_lora", "stepwise", {"max_steps": 6, "batch_size": 6, "micro_batch_size": 2, "head_epochs": 0.2, **LORA}),
@@ -28,6 +29,8 @@ TRAININGS = [
     ("sft_lora", "sft", {"max_steps": 4, "lora": LORA["lora"]}),
     ("vlm", "vlm", {"max_steps": 4, "lora": None}),
     ("vlm_lora", "vlm", {"max_steps": 4}),
+    ("images", "images", IMAGES),
+    ("calibrated", "images", {**IMAGES, "within_steps": 3}),
 ]
 MEASURED = {"seconds", "finished", "train_runtime", "save_dir"}
 
@@ -44,13 +47,14 @@ def tensors_of(folder):
 
 
 def assert_alike(one, other, *, within=1e-5):
-    assert {f.relative_to(one) for f in one.rglob("*")} == {f.relative_to(other) for f in other.rglob("*")}
+    files = ({f.relative_to(folder) for f in folder.rglob("*") if "tfevents" not in f.name} for folder in (one, other))
+    assert next(files) == next(files)
     first, second = tensors_of(one), tensors_of(other)
     assert first
     assert first.keys() == second.keys()
     for name, tensor in first.items():
         torch.testing.assert_close(tensor, second[name], atol=within, rtol=within, msg=lambda m, n=name: f"{n}: {m}")
-    first, second = (json.loads((folder / "metrics.json").read_text()) for folder in (one, other))
+    first, second = (json.loads(next(folder.rglob("metrics.json")).read_text()) for folder in (one, other))
     assert first.keys() == second.keys()
     for name in first.keys() - MEASURED:
         assert first[name] == pytest.approx(second[name], abs=within), name
@@ -65,9 +69,23 @@ def both(tmp_path, trainings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kinds", [range(4), range(4, 7), range(7, 9), range(9, 11)], ids=["prm", "orm", "sft", "vlm"])
+@pytest.mark.parametrize("kinds", [range(4), range(4, 7), range(7, 9), range(9, 11), range(11, 13)],
+                         ids=["prm", "orm", "sft", "vlm", "images"])  # fmt: skip
 def test_two_processes_train_what_one_trains(kinds, tmp_path):
     both(tmp_path, [TRAININGS[i] for i in kinds])
+
+
+@pytest.mark.slow
+def test_a_sharded_image_model_goes_on_in_another_number_of_processes(tmp_path):
+    """Two processes, which fail in their fifth step; then one, to the end."""
+    main(tmp_path / "alone", [("rm", "images", IMAGES)])
+    found = finished(
+        start_together(SCRIPT, tmp_path / "changing", json.dumps([["rm", "images", {**IMAGES, "dies": 4}]]))
+    )
+    assert all(status for status, _ in found)
+    assert list((tmp_path / "changing" / "rm" / "rm" / "trainer").glob("checkpoint-*"))
+    main(tmp_path / "changing", [("rm", "images", {**IMAGES, "resume": True})])
+    assert_alike(tmp_path / "alone" / "rm" / "rm", tmp_path / "changing" / "rm" / "rm")
 
 
 def cut_back(folder, step):

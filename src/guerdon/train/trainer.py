@@ -328,10 +328,7 @@ class BaseTrainer(Trainer):  # type: ignore[misc]
             super()._save_rng_state(output_dir)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        if self.is_fsdp_enabled:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-        else:
-            self.model.load_tensors(load_weights(Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME))
+        self.model.load_tensors(load_weights(Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME))
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(self.state.best_model_checkpoint)

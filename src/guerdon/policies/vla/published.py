@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from guerdon import distributed
 from guerdon.errors import CheckpointError, ConfigError, boundary
-from guerdon.finite import load_weights, refuse_to_read
+from guerdon.finite import load_weights
 from guerdon.hub import OFT_PARTS, check_folder, reading
 from guerdon.policies.adapter_files import merged_weights
-from guerdon.policies.pretrained import read_tokenizer
+from guerdon.policies.pretrained import read_tensors, read_tokenizer
 from guerdon.policies.vla.checkpoint_config import (
     PROPRIO,
     STATE,
@@ -262,26 +262,6 @@ def check_lerobot(
     config.check_numbers(file, actions=actions, proprio_size=proprio_size)
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All weights of a folder: `model.safetensors`, or the shards that `model.safetensors.index.json` names.
-
-    Raises:
-        CheckpointError: there are none, or a shard is missing or cannot be read.
-    """
-    from safetensors.torch import load_file
-
-    index = folder / "model.safetensors.index.json"
-    names = sorted(set(json_object(index)["weight_map"].values())) if index.is_file() else ["model.safetensors"]
-    tensors: dict[str, Tensor] = {}
-    for name in names:
-        if not (folder / name).is_file():
-            raise CheckpointError(f"{folder} has no {name}; name the folder of a checkpoint, with all of its files")
-        with boundary(CheckpointError, f"{folder / name} cannot be read"):
-            tensors |= load_file(folder / name)
-    refuse_to_read(tensors.items(), folder)
-    return tensors
-
-
 def folders(settings: VLAPolicySettings) -> list[Path]:
     """The checkpoint's, and its adapter's."""
     return [Path(path) for path in (settings.vla_path, settings.load_adapter_checkpoint) if path is not None]
@@ -346,9 +326,6 @@ def fill_exactly(
     if distributed.peers() > 1 and settings is not None:
         options = sharding(settings)
         dtype = torch.bfloat16 if options["half"] and settings.use_lora else dtype
-        for name, buffer in network.named_buffers():
-            if name in own:
-                buffer.copy_(stored[name])
         network.shards = Shards(network, weights=stored, dtype=dtype, **options)  # type: ignore[assignment]
         return
     network.load_state_dict({name: stored[name].to(dtype) for name in own}, assign=True)
