@@ -342,6 +342,22 @@ def check_device(device: torch.device) -> None:
         )
 
 
+def check_offload(settings: Any, learners: int) -> None:
+    """Refuse a model that is offloaded and not sharded.
+
+    Args:
+        settings: of a model, with or without `cpu_offload`.
+        learners: processes that train it.
+
+    Raises:
+        ConfigError: `cpu_offload` is set, and there is one.
+    """
+    if learners == 1 and getattr(settings, "cpu_offload", False):
+        raise ConfigError(
+            "cpu_offload would do nothing with one learner: start several (docs/distributed.md), or leave it out"
+        )
+
+
 def register(part: object) -> None:
     """Let collective calls find an object that every process builds."""
     if _group is not None and _group.together:

@@ -1,4 +1,4 @@
-"""`guerdon run`, in which one process of several stops, as if it hung: python run_stopped.py RANK WHERE COUNT run ..."""
+"""`guerdon run`, in which one process of several stops: python run_stopped.py RANK update|collect COUNT run study.yaml"""
 
 import os
 import signal

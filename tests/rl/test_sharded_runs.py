@@ -5,6 +5,7 @@ import torch
 from test_run_together import file_of
 from test_vla_runs import vla_study
 
+from guerdon.errors import ConfigError
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run, run_folder
 from learners import TESTS, assert_alike, finished, run_together, start_together
@@ -13,8 +14,17 @@ from text_rl import letter_study
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.timeout(1800)
+OFFLOAD = r"cpu_offload would do nothing with one learner: start several \(docs/distributed\.md\), or leave it out"
 FLOW = {"family": "flow", "num_steps": 2}
 LORA = {"use_lora": True, "lora_rank": 2}
+
+
+@pytest.mark.parametrize("study", [vla_study, letter_study])
+def test_offloading_without_shards_is_refused(study, tmp_path):
+    given = study(tmp_path, policy={"cpu_offload": True})
+    with pytest.raises(ConfigError, match=OFFLOAD):
+        run(given)
+    assert not run_folder(given).exists() or not (run_folder(given) / "metrics.jsonl").exists()
 
 
 @pytest.mark.slow
@@ -22,7 +32,7 @@ LORA = {"use_lora": True, "lora_rank": 2}
 def test_a_run_of_a_vla_goes_on_with_another_number_of_processes(kind, tmp_path):
     """Two processes, of which one is killed; then one, which is killed; then four, to the end."""
     policy = {"oft_lora": LORA, "flow": FLOW}[kind]
-    given = {"policy": {"bf16": False, **policy}, "runner": {"checkpoint_every": 20}}
+    given = {"policy": {"bf16": False, **policy}, "runner": {"total_steps": 240, "eval_every": 240}}
     alone, changing = (vla_study(tmp_path, name=name, **given) for name in ("alone", "changing"))
     run(alone)
     file, folder = file_of(changing, tmp_path), run_folder(changing)
@@ -51,7 +61,6 @@ def test_a_learner_that_hangs_ends_the_others(rank, where, tmp_path):
     assert other.returncode == 3, said
     assert "a process that trains with this one does not answer: nothing was heard from it for 20 s" in said
     assert "Traceback" not in said
-    checkpoints = sorted((run_folder(study) / "checkpoints").glob("step_*"))
-    assert checkpoints[-1].name.endswith("32")
+    assert list((run_folder(study) / "checkpoints").glob("step_*"))
     run(study, resume=True)
     assert (run_folder(study) / "COMPLETE").is_file()

@@ -388,7 +388,7 @@ def build_policy(
             units = action_units(action_space) if counts is None else None
             policy = ControlPolicy(settings, columns, counts or size, sources, auxiliary, units, algorithm)
     policy.card = {
-        "settings": settings.model_dump(mode="json", exclude={"device"}),  # it may be read on another machine
+        "settings": settings.model_dump(mode="json", exclude={"device", "cpu_offload"}),  # of this machine
         "observation_shape": list(observation_shape),
         "action_size": size,
         "sources": list(sources),

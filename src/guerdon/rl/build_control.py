@@ -59,6 +59,12 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     """
     check_of_replay(study)
     runner, algorithm = study.runner, study.control_algorithm
+    sharded = isinstance(study.policy, VLAPolicySettings) and distributed.launched() > 1
+    if sharded and runner.max_staleness and study.engine == "local":
+        raise ConfigError(
+            "runner.max_staleness: several learners of a VLA share its weights out among themselves, so that this "
+            "process cannot collect while they learn; set engine: ray, or max_staleness to 0"
+        )
     torch.manual_seed(runner.seed)  # of dropout, where a policy has any: only gradient steps draw from it
     cluster = study.cluster if study.engine == "ray" else None
     loaded = run_reward_models(cluster, runner, load_model, study.reward.scoring_shards, study.reward.sources)

@@ -55,7 +55,7 @@ _SHOWN = {
     "eval_mae": "MAE",
 }
 _ACCELERATE = "ACCELERATE_TORCH_DEVICE"
-FREE = {"save_dir", "resume", "log_every", "tensorboard", "device"}
+FREE = {"save_dir", "resume", "log_every", "tensorboard", "device", "cpu_offload"}
 """Keys of a training that may be others when it is resumed."""
 
 Settings = ResNetTrainSettings | ProgressTrainSettings | SFTSettings | TextTrainSettings | VLMTrainSettings

@@ -15,7 +15,6 @@ import math
 import shutil
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -90,9 +89,11 @@ def train_vlm(
     summary = trainer.summary()
     metrics = {"loss": loss, "best_step": summary["best_step"], "steps": summary["steps"], **examples.counts("rows")}
 
+    whole = shards is None or settings.lora is not None  # as far as it is written
+    own = None if whole else {name: distributed.gathered(p) for name, p in backend.model.named_parameters()}
+
     def write() -> None:
-        with nullcontext() if shards is None else shards.whole():
-            _write(settings, backend, base, run.save_dir / "model", data_hash)
+        _write(settings, backend, base, run.save_dir / "model", data_hash, own)
         metrics.update(_quality(examples, load_vlm("qwen_vl", run.save_dir, device=settings.device)))
         metrics["seconds"] = round(time.perf_counter() - start, 3)
         run.finish(metrics)
@@ -118,7 +119,15 @@ def _backend(settings: VLMTrainSettings, path: str) -> tuple[TransformersBackend
     return backend, shards
 
 
-def _write(settings: VLMTrainSettings, backend: TransformersBackend, base: Path, target: Path, data_hash: str) -> None:
+def _write(
+    settings: VLMTrainSettings,
+    backend: TransformersBackend,
+    base: Path,
+    target: Path,
+    data_hash: str,
+    own: dict[str, Tensor] | None,
+) -> None:
+    """Write the model; `own` are its weights where several processes share them out."""
     names = ["question", "input", "max_pixels"]
     names += ["nframes", "fps"] if settings.input == "video" else []
     names += ["chat_template_kwargs"] if settings.chat_template_kwargs else []
@@ -136,7 +145,7 @@ def _write(settings: VLMTrainSettings, backend: TransformersBackend, base: Path,
     )
 
     def write_weights(into: Path) -> None:
-        refuse_to_write({n: p for n, p in backend.model.named_parameters() if p.requires_grad}, target)
+        refuse_to_write(own or {n: p for n, p in backend.model.named_parameters() if p.requires_grad}, target)
         with quietly():
             if settings.lora is not None:
                 backend.model.peft_config["default"].base_model_name_or_path = card.base
@@ -145,8 +154,7 @@ def _write(settings: VLMTrainSettings, backend: TransformersBackend, base: Path,
                 if settings.tiny is not None:
                     shutil.copytree(base, into / BASE)
             else:
-                own = {name: p.detach().cpu() for name, p in backend.model.named_parameters()}
-                backend.model.save_pretrained(into / BASE, state_dict=own if distributed.launched() > 1 else None)
+                backend.model.save_pretrained(into / BASE, state_dict=own)
                 backend.inputs.tokenizer.save_pretrained(into / BASE)
                 backend.inputs.image_processor.save_pretrained(into / BASE)
                 backend.inputs.video_processor.save_pretrained(into / BASE)
