@@ -1,6 +1,6 @@
 """Gradient steps of tiny policies, alone or as one of several processes, where the variables of torchrun are set.
 
-Every process writes what it held at most: of tensors while the policy was built, and of weights, gradients and moments
+Every process writes what it held at most: of tensors while the policy was read, and of weights, gradients and moments
 during the steps.
 
 python sharded_steps.py OUTPUT '[["name", "vla", {"optimizer": "sgd", "family": "flow"}], ...]'
@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import weakref
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from unittest import mock
 
@@ -188,7 +188,8 @@ def trained(kind, options):
     """Losses of every step, and the tensors of the policy and of its optimiser afterwards."""
     given = dict(options)
     optimizer, micro = given.pop("optimizer", "adamw"), given.pop("micro", None)
-    with Built() as built:
+    steps, built = given.pop("steps", STEPS), Built()
+    with built if {"path", "vla_path"} & given.keys() else nullcontext():
         policy, inputs, width = {"vla": vla, "text": text}[kind](given)
     parameters = [p for p in policy.parameters() if p.requires_grad]
     if optimizer == "sgd":
@@ -202,14 +203,14 @@ def trained(kind, options):
         heads["env"] = heads["env"][:, :1]
     has_critic = getattr(policy, "vf", None) is not None or getattr(policy, "value_head", None) is not None
     advantages = rng.normal(size=mask.shape).astype(np.float32) * mask
-    found = Advantages(advantages, advantages, {}, {"env": np.ones(heads["env"].shape, bool)}, heads)
+    found = Advantages(advantages, advantages, {}, {"env": mask[:, : heads["env"].shape[1]]}, heads)
     batch = make_batch(inputs, mask, found, values=heads if has_critic else None)
     settings = ControlAlgorithmSettings(num_epochs=1, minibatch_size=ROWS, micro_batch_size=micro)
     losses, held = [], Held(policy, learns)
     with ExitStack() as stack:
         held.watching(FSDPParamGroup, ("unshard", "wait_for_unshard", "post_backward", "reshard"), stack)
         held.watching(learns, ("step",), stack)
-        for _ in range(STEPS):
+        for _ in range(steps):
             learned = update_policy(policy, learns, batch, settings, rng, learning_rate=1e-2)
             losses.append([learned[name] for name in ("policy_loss", "value_loss") if name in learned])
     learns.zero_grad()

@@ -474,9 +474,15 @@ def gathered(tensor: Tensor) -> Tensor:
     """A copy of a whole tensor in memory of the CPU; of a sharded one, an empty tensor but in the first process."""
     if not is_sharded(tensor):
         return tensor.detach().cpu().clone()
-    found = tensor.full_tensor()
+    found = whole(tensor)
     assert _group is not None
-    return torch.empty(0) if _group.rank else found.detach().cpu().clone()
+    return torch.empty(0) if _group.rank else found.cpu().clone()
+
+
+@torch.no_grad()
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor, put together in every process where it is sharded, on the device of its parts."""
+    return (tensor.full_tensor() if is_sharded(tensor) else tensor).detach()
 
 
 @torch.no_grad()
@@ -547,11 +553,10 @@ def alike(parameters: Sequence[nn.Parameter]) -> list[Any]:
 def clip_gradients(parameters: Sequence[Tensor], max_norm: float) -> float:
     """Clip gradients to a norm, those of sharded and of whole weights together; the norm before clipping."""
     kinds = [[p for p in parameters if p.grad is not None and is_sharded(p.grad) == kind] for kind in (0, 1)]
-    found = []
+    found: list[Tensor] = []
     for kind in kinds:
         if kind:
-            norm = torch.nn.utils.get_total_norm([p.grad for p in kind if p.grad is not None])
-            norm = norm.full_tensor() if is_sharded(norm) else norm
+            norm = whole(torch.nn.utils.get_total_norm([p.grad for p in kind if p.grad is not None]))
             found.append(norm.to(found[0].device) if found else norm)  # offloaded weights are on the CPU
     if not found:
         return 0.0

@@ -42,10 +42,10 @@ HALF = [
 ]
 BOUNDS = {name: (1e-5, 1e-5) for name, *_ in QUICK + EXACT} | {name: (1e-5, 1e-4) for name, *_ in ADAPTED}
 BOUNDS |= {name: (1e-2, 4e-2) for name, *_ in HALF}  # four steps of AdamW move a weight by at most 4e-2
-DEEP = {"hidden_size": 64, "layers": 8, "heads": 4, "words": 48}  # its embedding has less than 5 % of the weights
+DEEP = {"hidden_size": 64, "layers": 16, "heads": 4, "words": 48, "vision": "vit"}
 LARGE = [
-    ["oft_large", "vla", {"tiny": {**DEEP, "n_action_bins": 16}}],
-    ["flow_large", "vla", {**FLOW, "tiny": DEEP}],
+    ["oft_large", "vla", {"tiny": {**DEEP, "n_action_bins": 16}, "steps": 2}],
+    ["flow_large", "vla", {**FLOW, "num_steps": 1, "tiny": {**DEEP, "layers": 12}, "steps": 2}],
 ]
 SCRIPT = TESTS / "sharded_steps.py"
 
@@ -113,8 +113,8 @@ def test_no_process_holds_a_model_that_is_read(tmp_path):
     """A language model and pi0, whose files are mapped: a block is in memory at a time, and the own part."""
     deep = {"num_hidden_layers": 8, "hidden_size": 64, "intermediate_size": 128, "tie_word_embeddings": True}
     architectures.save("qwen2", tmp_path / "qwen2", **deep)
-    folder = pi0.openpi(tmp_path / "vla", "pi0")
-    read = {"folder": str(tmp_path), "vla_path": str(folder), "use_proprio": True, "num_steps": 2}
+    folder = pi0.lerobot(tmp_path / "vla", "pi0")
+    read = {"folder": str(tmp_path), "vla_path": str(folder), "num_steps": 2}
     trainings = [
         ["read_text", "text", {"path": str(tmp_path / "qwen2")}],
         ["read_pi0", "vla", read],
@@ -122,8 +122,7 @@ def test_no_process_holds_a_model_that_is_read(tmp_path):
     ]
     BOUNDS.update({name: (1e-5, 1e-4) for name, *_ in trainings})
     pi0.tokenizer(tmp_path)
-    compared(tmp_path, trainings, 4)
+    compared(tmp_path, trainings, 2)
     total = sum(tensor.nbytes for tensor in load_file(tmp_path / "1" / "read_text.safetensors").values())
-    built = [facts["built"] for facts in facts_of(tmp_path / "4", "read_text", 4)]
-    assert max(built) < 0.6 * total
-    assert facts_of(tmp_path / "1", "read_text", 1)[0]["built"] > 0.9 * total
+    built = [facts["built"] for facts in facts_of(tmp_path / "2", "read_text", 2)]
+    assert max(built) < 0.75 * total

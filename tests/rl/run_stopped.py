@@ -1,4 +1,4 @@
-"""`guerdon run`, in which one process of several stops: python run_stopped.py RANK update|collect COUNT run study.yaml"""
+"""`guerdon run`, of which one process stops: python run_stopped.py RANK update|collect COUNT run study.yaml"""
 
 import os
 import signal

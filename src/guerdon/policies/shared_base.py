@@ -269,7 +269,7 @@ class SharedBase:
         for owner, names in self.weights.items():
             own = dict(owner._parameters)
             sharded = {leaf: p for leaf, p in own.items() if p is not None and distributed.is_sharded(p)}
-            whole = {leaf: nn.Parameter(p.detach().full_tensor().to(self.device)) for leaf, p in sharded.items()}
+            whole = {leaf: nn.Parameter(distributed.whole(p).to(self.device)) for leaf, p in sharded.items()}
             owner._parameters.update(whole)
             try:
                 if distributed.is_first():

@@ -9,6 +9,7 @@ and are checked when they are read.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -124,8 +125,8 @@ def _mapped(path: str) -> tuple[Any, dict[str, torch.Tensor]] | None:
     with reading(what, path), init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
         model.tie_weights()
-        if (folder / "generation_config.json").is_file():
-            model.generation_config = GenerationConfig.from_pretrained(folder)
+        if (stops := folder / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_dict(json.loads(stops.read_text(encoding="utf-8")))
     weights = read_tensors(folder)
     known = {id(p) for name, p in model.named_parameters(remove_duplicate=False)
              if name in weights and weights[name].shape == p.shape}  # fmt: skip

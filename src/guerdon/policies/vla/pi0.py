@@ -166,7 +166,8 @@ class Pi0Network(ExpertNetwork):
             k, v = torch.cat([keys, turned(k, turn)], dim=1), torch.cat([values, v], dim=1)
             x = x + gate * layer.self_attn.o_proj(self._attention(turned(q, turn), k, v, attend))
             normed, gate = _normed(layer.post_attention_layernorm, x, condition)
-            return x + gate * layer.mlp(normed)
+            found: Tensor = x + gate * layer.mlp(normed)
+            return found
 
         for layer, keys, values in zip(self.expert.layers, prefix.keys, prefix.values, strict=True):
             x = layer(partial(layered, layer), x, keys, values, condition)
