@@ -124,9 +124,9 @@ def _mapped(path: str) -> tuple[Any, dict[str, torch.Tensor]] | None:
     config = read_config(path, what)
     with reading(what, path), init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
-        model.tie_weights()
         if (stops := folder / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_dict(json.loads(stops.read_text(encoding="utf-8")))
+    model.tie_weights()  # inside, each parameter becomes one of its own
     weights = read_tensors(folder)
     known = {id(p) for name, p in model.named_parameters(remove_duplicate=False)
              if name in weights and weights[name].shape == p.shape}  # fmt: skip
