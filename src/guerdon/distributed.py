@@ -497,12 +497,11 @@ def spread(value: Tensor, like: Tensor) -> Tensor:
     if _group.rank:
         own = torch.empty(like.shape, dtype=like.dtype, device=like.device)
     else:
-        own = value.to(device=like.device, dtype=like.dtype)
+        own = value.to(device=like.device, dtype=like.dtype).contiguous()
     if is_sharded(like):
         from torch.distributed.tensor import distribute_tensor
 
-        return distribute_tensor(own, like.device_mesh, like.placements)
-    own = own.contiguous()
+        return distribute_tensor(own, like.device_mesh, like.placements).to(like.device)
     dist.broadcast(own, src=0)
     return own
 
@@ -514,9 +513,11 @@ def put(parameter: Tensor, value: Tensor) -> None:
 
 
 def keeps_whole_state(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimiser give and take its state whole, as one process has it, however its parts are distributed."""
-    if peers() == 1:
-        return
+    """Let an optimiser give and take its state whole, as one process has it, however its parts are distributed.
+
+    What another number of processes stored may lie otherwise in memory than the parameter does, such as with channels
+    last; the fused optimiser walks both in the order of their memory.
+    """
 
     def give(_: Any, state: dict[str, Any]) -> dict[str, Any]:
         slots = {
@@ -526,14 +527,14 @@ def keeps_whole_state(optimizer: torch.optim.Optimizer) -> None:
         return {**state, "state": slots}
 
     def take(own: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        if peers() == 1:
-            return state
         parameters = [p for group in own.param_groups for p in group["params"]]
 
         def laid_out(i: int, value: Any) -> Any:
             if not isinstance(value, Tensor) or is_sharded(value):
                 return value
             alike = value.shape == parameters[i].shape
+            if peers() == 1:
+                return torch.empty_like(parameters[i], dtype=value.dtype).copy_(value) if alike else value
             return spread(value, parameters[i] if alike else torch.empty(value.shape, dtype=value.dtype))
 
         slots = {i: {name: laid_out(i, v) for name, v in own.items()} for i, own in state["state"].items()}
