@@ -23,7 +23,7 @@ def start_together(*arguments, count=2, **variables):
         port = str(free.getsockname()[1])
     given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     given |= {"OMP_NUM_THREADS": "1", **variables}
-    folders = (TESTS, TESTS / "rl", TESTS / "train")
+    folders = (TESTS, TESTS / "rl", TESTS / "train", TESTS / "policies")
     return [
         subprocess.Popen(
             [sys.executable, *map(str, arguments)],

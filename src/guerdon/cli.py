@@ -203,7 +203,7 @@ def train(
         from guerdon import distributed
         from guerdon.train.text import train_text_model
 
-        with distributed.joined(), distributed.together():
+        with distributed.joined(config.runner.collective_timeout), distributed.together():
             for name in only or config.train:
                 done = train_text_model(config.text_models[name], config, resume=resume)
                 if distributed.is_first():
@@ -217,14 +217,15 @@ def train(
 
     torch.set_num_threads(config.runner.threads)
     names = list(only or config.train)
+    sharded = {*config.vlm_models, *(name for name, one in config.image_models.items() if one.fsdp)}
     if distributed.launched() > 1:
-        names.sort(key=lambda name: name not in config.vlm_models)  # processes join once
-    for is_vlm, group in groupby(names, key=config.vlm_models.__contains__):
-        with distributed.joined() if is_vlm else nullcontext(), distributed.together():
+        names.sort(key=lambda name: name not in sharded)  # processes join once
+    for shared, group in groupby(names, key=sharded.__contains__):
+        with distributed.joined(config.runner.collective_timeout) if shared else nullcontext(), distributed.together():
             for name in group:
                 result = (
                     train_vlm(config.vlm_models[name], resume=resume)
-                    if is_vlm
+                    if name in config.vlm_models
                     else train_image_model(config.image_models[name], resume=resume)
                 )
                 if distributed.is_first():
@@ -262,7 +263,7 @@ def _train_policy(
         from guerdon import distributed
         from guerdon.train.sft import train_sft_study
 
-        with distributed.joined(), distributed.together():
+        with distributed.joined(config.runner.collective_timeout), distributed.together():
             folder, metrics = train_sft_study(config, resume=resume)
         if not distributed.is_first():
             return
@@ -407,7 +408,7 @@ def run(study: File, overrides: Overrides = None, dry_run: DryRun = False, resum
     from guerdon.rl.log import true_success
     from guerdon.rl.run import run as work
 
-    with distributed.joined():
+    with distributed.joined(config.runner.collective_timeout):
         done = distributed.led(lambda: work(config, resume=resume))
     if done is None:
         return

@@ -212,24 +212,29 @@ def to_yaml(config: BaseModel) -> str:
     return hide(text)
 
 
+_FREE = ("max_usd", "cpu_offload", "collective_timeout")
+
+
 def holds(path: Path, config: BaseModel) -> bool:
-    """Whether a file that `to_yaml` wrote, now or in an earlier version, means this configuration, budgets aside.
+    """Whether a file that `to_yaml` wrote, now or in an earlier version, means this configuration.
+
+    Keys in `_FREE` may differ: they change while the rest goes on.
 
     Raises:
         ConfigError: the file cannot be read, or has a key that was removed.
     """
     written, here = read_yaml(path).data, parse_yaml(to_yaml(config), "")[0]  # secrets are not in it
-    same = _without_budgets(written) == _without_budgets(here)
+    same = _without_free(written) == _without_free(here)
     return same or load(type(config), path) == config
 
 
-def _without_budgets(value: Any) -> Any:
-    """Plain values without `max_usd`, which may be raised while the rest goes on."""
+def _without_free(value: Any) -> Any:
+    """Plain values without the keys in `_FREE`."""
     if isinstance(value, list):
-        return [_without_budgets(child) for child in value]
+        return [_without_free(child) for child in value]
     if not isinstance(value, dict):
         return value
-    return {key: _without_budgets(child) for key, child in value.items() if key != "max_usd"}
+    return {key: _without_free(child) for key, child in value.items() if key not in _FREE}
 
 
 def _plain(config: BaseModel, *, full: bool) -> dict[str, Any]:

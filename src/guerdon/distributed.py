@@ -1,4 +1,4 @@
-"""Processes that train together: a process group of `torch.distributed`, weights sharded by FSDP2, and who does what.
+"""Processes that train together: a process group of `torch.distributed`, and who does what (weights: `sharding`).
 
 `torchrun` starts the processes. `guerdon train` carries out the same training in all of them; of a run, the first
 process carries out the loop, and the others follow its *collective* calls, in which each computes its part:
@@ -49,7 +49,8 @@ if TYPE_CHECKING:  # importing FSDP is slow, and a single process does not need 
 
 T = TypeVar("T")
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-_WAIT = timedelta(days=30)  # for the next call of the first process, which may collect for hours
+COLLECTIVE_TIMEOUT = 600.0  # seconds that a process may keep the others waiting
+_BEATS = 4  # within that time: signs of life of the first process, which may collect for hours between its calls
 _ALIKE = timedelta(seconds=10)  # within which processes that do the same meet the same error
 _ALONE = "guerdon/failed_alone"  # in the store of the process group: the error that one process met alone
 
@@ -59,16 +60,18 @@ class _Group:
 
     Attributes:
         rank, size: of this process, of the process group.
+        limit: seconds that a process may keep the others waiting.
         parts: objects that every process has built, in the order in which all of them did.
         together: whether all processes now carry out the same code.
         leads: whether this one works while the others follow.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: float) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.limit = limit
         self.parts: list[object] = []
         self.together = self.leads = False
-        self._calls = dist.new_group(backend="gloo", timeout=_WAIT)
+        self._calls = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit))
         self._store = dist.distributed_c10d._get_default_store()
         self._done = 0  # calls up to now
         self._lock = threading.RLock()  # one call at a time, whichever thread makes it
@@ -86,7 +89,7 @@ class _Group:
 
     def call(self, what: Callable[..., Any] | tuple[int, str], *args: Any, **options: Any) -> Any:
         """Carry out a function, or a method of a part, in all processes; the first one's result."""
-        with self._lock, self._naming_the_lost():
+        with self._lock, self.naming_the_lost():
             self._broadcast((what, args, options))
             try:
                 return self._carry_out(what, args, options)
@@ -104,14 +107,16 @@ class _Group:
         if threading.current_thread() is threading.main_thread():  # a signal must end a process that waits
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         while True:
-            with self._naming_the_lost():
+            with self.naming_the_lost():
                 message = self._broadcast(None)
+            if message is None:
+                continue
             if isinstance(message, int):
                 if message:
                     sys.exit(message)
                 return
             try:
-                with self._naming_the_lost():
+                with self.naming_the_lost():
                     self._carry_out(*message)
             except ClusterError:
                 raise
@@ -122,12 +127,12 @@ class _Group:
 
     def end(self, status: int) -> None:
         """Let the others go."""
-        with self._naming_the_lost():
+        with self.naming_the_lost():
             self._broadcast(status)
 
     def _first_failed(self) -> bool:
         """Whether the first process fails in the call of now, too: then it reports the error."""
-        with self._naming_the_lost():
+        with self.naming_the_lost():
             try:
                 self._store.wait([f"guerdon/failed/{self._done}"], _ALIKE)
             except dist.DistStoreError:  # it still computes, or waits for this process
@@ -135,15 +140,40 @@ class _Group:
         return True
 
     @contextmanager
-    def _naming_the_lost(self) -> Iterator[None]:
-        """An error of the connection means that another process has ended."""
+    def signs_of_life(self) -> Iterator[None]:
+        """Inside the block, the others hear from this process between its calls."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            with suppress(RuntimeError):  # the next call meets it, too
+                while not ended.wait(self.limit / _BEATS):
+                    with self._lock:
+                        self._broadcast(None)
+
+        thread = threading.Thread(target=beat, name="guerdon.distributed", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    @contextmanager
+    def naming_the_lost(self) -> Iterator[None]:
+        """An error of the connection means that another process has ended, or hangs."""
         try:
             yield
         except GuerdonError:
             raise
         except RuntimeError as error:
-            if not isinstance(error, dist.DistError) and "Connection" not in str(error) and "gloo" not in str(error):
+            about = str(error)
+            if not isinstance(error, dist.DistError) and "Connection" not in about and "gloo" not in about:
                 raise
+            if "imed out" in about or "timeout" in about:
+                raise ProcessLostError(
+                    f"a process that trains with this one does not answer: nothing was heard from it for "
+                    f"{self.limit:g} s (runner.collective_timeout). End all of them and start them again with --resume"
+                ) from error
             said = self._said_alone()
             raise (FailedAloneError if said else ProcessLostError)(
                 f"a process that trains with this one has ended: {said or 'its own output says why'}. Start all of "
@@ -166,7 +196,7 @@ class _Group:
         self._done += 1
         work = getattr(self.parts[what[0]], what[1]) if isinstance(what, tuple) else what
         for part in self.parts:
-            if isinstance(part, Shards):
+            if hasattr(part, "let_go"):  # weights that were gathered for the first process
                 part.let_go()
         with _all_together(self):
             return work(*args, **options)
@@ -198,13 +228,17 @@ def is_first() -> bool:
 
 
 @contextmanager
-def joined() -> Iterator[None]:
+def joined(limit: float = COLLECTIVE_TIMEOUT) -> Iterator[None]:
     """Be one of the processes that torchrun started, for the time of the block; nothing without torchrun.
 
     Each process uses one GPU of its machine where there are GPUs, else the CPU.
 
+    Args:
+        limit: seconds that a process may keep the others waiting in a collective operation.
+
     Raises:
         ConfigError: there are fewer GPUs than processes on this machine, or this version of torch is too old.
+        ProcessLostError: another process has ended before its time, or kept this one waiting for longer than `limit`.
     """
     if launched() == 1:
         yield
@@ -217,13 +251,15 @@ def joined() -> Iterator[None]:
     if torch.cuda.device_count():  # `is_available` would initialise CUDA
         _use_own_gpu()
     with boundary(ClusterError, "the processes that torchrun started do not find each other"):
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    _group = _Group()
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=limit))
+    _group = group = _Group(limit)
     if _group.rank:
         fall_silent()
     ended = False
     try:
-        yield
+        with group.naming_the_lost():
+            yield
         ended = True
     finally:
         _group = None
@@ -274,7 +310,7 @@ def led(work: Callable[[], T]) -> T | None:
         return None
     _group.leads = True
     try:
-        with _all_together(_group, False):
+        with _all_together(_group, False), _group.signs_of_life():
             result = work()
     except ClusterError:
         raise  # there may be nobody to tell
@@ -286,6 +322,40 @@ def led(work: Callable[[], T]) -> T | None:
         _group.leads = False
     _group.end(0)
     return result
+
+
+def mesh() -> DeviceMesh:
+    """All processes in a row; only where there are `peers`."""
+    assert _group is not None
+    return _group.mesh
+
+
+def check_device(device: torch.device) -> None:
+    """Refuse the CPU where each of several processes has a GPU, by which they send weights.
+
+    Raises:
+        ConfigError: that is so.
+    """
+    if peers() > 1 and device.type == "cpu" and torch.cuda.is_available():
+        raise ConfigError(
+            "policy.device: the processes that torchrun starts use a GPU each; hide them, or set it to auto"
+        )
+
+
+def check_offload(settings: Any, learners: int) -> None:
+    """Refuse a model that is offloaded and not sharded.
+
+    Args:
+        settings: of a model, with or without `cpu_offload`.
+        learners: processes that train it.
+
+    Raises:
+        ConfigError: `cpu_offload` is set, and there is one.
+    """
+    if learners == 1 and getattr(settings, "cpu_offload", False):
+        raise ConfigError(
+            "cpu_offload would do nothing with one learner: start several (docs/distributed.md), or leave it out"
+        )
 
 
 def register(part: object) -> None:
@@ -373,7 +443,7 @@ def sum_gradients(parameters: Iterable[Tensor]) -> None:
     """Add up the gradients of weights that every process holds; FSDP has added up those of sharded ones."""
     if peers() == 1:
         return
-    found = [p.grad for p in parameters if p.grad is not None and not _is_sharded(p.grad)]
+    found = [p.grad for p in parameters if p.grad is not None and not is_sharded(p.grad)]
     if not found:
         return
     flat = total(torch.cat([gradient.reshape(-1) for gradient in found]))
@@ -390,85 +460,7 @@ def wait() -> None:
 # Weights.
 
 
-class Shards:
-    """The weights of a model, sharded over the processes by FSDP2: each holds an equal part of every tensor.
-
-    The blocks of the model are gathered one after the other while they compute, and its other weights while `run`
-    lasts. Weights that are added later (adapters, heads) stay whole in every process; `sum_gradients` is theirs.
-
-    Args:
-        model: of transformers, with the same values in all processes; changed in place.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        from torch.distributed.fsdp import FSDPModule, fully_shard
-
-        assert _group is not None
-        self._root: Any = _Root(model)
-        kinds = set(getattr(model, "_no_split_modules", None) or ())
-        for block in [m for m in model.modules() if type(m).__name__ in kinds]:
-            fully_shard(block, mesh=_group.mesh, reshard_after_forward=True)
-        fully_shard(self._root, mesh=_group.mesh, reshard_after_forward=True)
-        self._blocks: list[Any] = [m for m in self._root.modules() if isinstance(m, FSDPModule)]
-        for block in self._blocks:  # gradients are added up, as each is of a part of one loss
-            block.set_gradient_divide_factor(1.0)
-            block.set_force_sum_reduction_for_comms(True)
-        self._running = self._whole = 0
-        register(self)
-
-    def run(self, call: Callable[[], T]) -> T:
-        """What `call` computes with the weights; all processes call it alike, or one of them inside `whole`."""
-        if self._running or self._whole:
-            return call()
-        self._running += 1
-        try:
-            return self._root(call)  # type: ignore[no-any-return]
-        finally:
-            self._running -= 1
-
-    @contextmanager
-    def whole(self) -> Iterator[None]:
-        """All weights are plain tensors inside the block, which computes nothing with gradients.
-
-        Every process holds all weights inside the block.
-        """
-        if not self._whole:
-            with torch.inference_mode(False), torch.no_grad():
-                self._gather()
-        self._whole += 1
-        try:
-            yield
-        finally:
-            self._whole -= 1
-            if not self._whole:
-                self.let_go()
-
-    @collective
-    def _gather(self) -> None:
-        self.let_go()
-        for block in self._blocks:
-            block.set_reshard_after_forward(False, recurse=False)
-            block.unshard()
-
-    def let_go(self) -> None:
-        """Keep this process's part of the weights alone: at the end of `whole`, in the others at the next call."""
-        for block in self._blocks:
-            block.set_reshard_after_forward(True, recurse=False)
-        self._root.reset_iter_state()  # gives the gathered weights up and forgets what was computed with them
-
-
-class _Root(nn.Module):
-    """Gives FSDP a forward pass to attach to, whatever is computed in it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, call: Callable[[], Any]) -> Any:
-        return call()
-
-
-def _is_sharded(value: Any) -> TypeGuard[DTensor]:
+def is_sharded(value: Any) -> TypeGuard[DTensor]:
     """Whether a tensor is spread over the processes."""
     if "torch.distributed.tensor" not in sys.modules:
         return False
@@ -480,11 +472,17 @@ def _is_sharded(value: Any) -> TypeGuard[DTensor]:
 @torch.no_grad()
 def gathered(tensor: Tensor) -> Tensor:
     """A copy of a whole tensor in memory of the CPU; of a sharded one, an empty tensor but in the first process."""
-    if not _is_sharded(tensor):
+    if not is_sharded(tensor):
         return tensor.detach().cpu().clone()
-    found = tensor.full_tensor()
+    found = whole(tensor)
     assert _group is not None
-    return torch.empty(0) if _group.rank else found.detach().cpu().clone()
+    return torch.empty(0) if _group.rank else found.cpu().clone()
+
+
+@torch.no_grad()
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor, put together in every process where it is sharded, on the device of its parts."""
+    return (tensor.full_tensor() if is_sharded(tensor) else tensor).detach()
 
 
 @torch.no_grad()
@@ -499,12 +497,11 @@ def spread(value: Tensor, like: Tensor) -> Tensor:
     if _group.rank:
         own = torch.empty(like.shape, dtype=like.dtype, device=like.device)
     else:
-        own = value.to(device=like.device, dtype=like.dtype)
-    if _is_sharded(like):
+        own = value.to(device=like.device, dtype=like.dtype).contiguous()
+    if is_sharded(like):
         from torch.distributed.tensor import distribute_tensor
 
-        return distribute_tensor(own, like.device_mesh, like.placements)
-    own = own.contiguous()
+        return distribute_tensor(own, like.device_mesh, like.placements).to(like.device)
     dist.broadcast(own, src=0)
     return own
 
@@ -516,26 +513,28 @@ def put(parameter: Tensor, value: Tensor) -> None:
 
 
 def keeps_whole_state(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimiser give and take its state whole, as one process has it, however its parts are distributed."""
-    if peers() == 1:
-        return
+    """Let an optimiser give and take its state whole, as one process has it, however its parts are distributed.
+
+    What another number of processes stored may lie otherwise in memory than the parameter does, such as with channels
+    last; the fused optimiser walks both in the order of their memory.
+    """
 
     def give(_: Any, state: dict[str, Any]) -> dict[str, Any]:
         slots = {
-            i: {name: gathered(v) if _is_sharded(v) else v for name, v in own.items()}
+            i: {name: gathered(v) if is_sharded(v) else v for name, v in own.items()}
             for i, own in state["state"].items()
         }
         return {**state, "state": slots}
 
     def take(own: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        if peers() == 1:
-            return state
         parameters = [p for group in own.param_groups for p in group["params"]]
 
         def laid_out(i: int, value: Any) -> Any:
-            if not isinstance(value, Tensor) or _is_sharded(value):
+            if not isinstance(value, Tensor) or is_sharded(value):
                 return value
             alike = value.shape == parameters[i].shape
+            if peers() == 1:
+                return torch.empty_like(parameters[i], dtype=value.dtype).copy_(value) if alike else value
             return spread(value, parameters[i] if alike else torch.empty(value.shape, dtype=value.dtype))
 
         slots = {i: {name: laid_out(i, v) for name, v in own.items()} for i, own in state["state"].items()}
@@ -547,19 +546,19 @@ def keeps_whole_state(optimizer: torch.optim.Optimizer) -> None:
 
 def alike(parameters: Sequence[nn.Parameter]) -> list[Any]:
     """The parameter groups of an optimiser, which takes sharded and whole tensors in different groups only."""
-    kinds = itertools.groupby(parameters, key=lambda p: _is_sharded(p))
+    kinds = itertools.groupby(parameters, key=lambda p: is_sharded(p))
     groups = [{"params": list(found)} for _, found in kinds]
     return groups if len(groups) > 1 else list(parameters)
 
 
 def clip_gradients(parameters: Sequence[Tensor], max_norm: float) -> float:
     """Clip gradients to a norm, those of sharded and of whole weights together; the norm before clipping."""
-    kinds = [[p for p in parameters if p.grad is not None and _is_sharded(p.grad) == kind] for kind in (0, 1)]
-    found = []
+    kinds = [[p for p in parameters if p.grad is not None and is_sharded(p.grad) == kind] for kind in (0, 1)]
+    found: list[Tensor] = []
     for kind in kinds:
         if kind:
-            norm = torch.nn.utils.get_total_norm([p.grad for p in kind if p.grad is not None])
-            found.append(norm.full_tensor() if _is_sharded(norm) else norm)
+            norm = whole(torch.nn.utils.get_total_norm([p.grad for p in kind if p.grad is not None]))
+            found.append(norm.to(found[0].device) if found else norm)  # offloaded weights are on the CPU
     if not found:
         return 0.0
     norm = torch.linalg.vector_norm(torch.stack(found))

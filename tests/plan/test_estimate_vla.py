@@ -134,6 +134,14 @@ def test_a_layer_of_the_language_part_keeps_what_the_formula_says(lora):
     assert measured - 2 * tokens == pytest.approx(by_hand, rel=0.03)  # the mask, 2 S, is in no formula
 
 
+def test_checkpointing_keeps_what_goes_into_a_layer():
+    given = "policy.gradient_checkpointing=true"
+    found = estimate_vla(study("libero_10_grpo_openvlaoft_runA", FULL, given))
+    layer = 34 * 4096 + 8 * 11008
+    one = 4 * (23 * 261 * 1024 + 26 * 256 * 1152 + 32 * 347 * 4096) + 347 * layer
+    assert found["memory of activations of 16 decisions"] == f"{16 * one / 1e9:.1f} GB"
+
+
 @pytest.mark.parametrize("sizes", [(64, 128), (64, 256), (128, 128)])
 def test_a_block_of_a_tower_with_adapters_keeps_what_the_formula_says(sizes):
     width, mlp = sizes

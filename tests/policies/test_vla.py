@@ -549,6 +549,25 @@ def test_lora_trains_adapters_the_critic_and_nothing_else(keys):
     assert evaluated(policy, seen, record).log_probs.shape[0] == 4
 
 
+@family
+def test_checkpointing_changes_no_gradient_and_keeps_less(keys):
+    """Deeper models, of which most of what is kept is inside of blocks."""
+    found = {}
+    for given in (False, True):
+        tiny = {**keys.get("tiny", {}), "layers": 6}
+        policy = policy_of(**{**keys, "tiny": tiny, "gradient_checkpointing": given})
+        seen, kept = seen_by(keys), []
+        record = policy.act(seen, np.random.default_rng(0)).record
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: kept.append(t.nbytes) or t, lambda t: t):
+            loss = evaluated(policy, seen, record).log_probs.sum()
+        loss.backward()
+        found[given] = sum(kept), {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
+    assert found[True][0] < 0.7 * found[False][0]
+    assert found[True][1].keys() == found[False][1].keys()
+    for name, gradient in found[False][1].items():
+        torch.testing.assert_close(found[True][1][name], gradient, msg=lambda m, n=name: f"{n}: {m}")
+
+
 def test_settings_that_do_not_fit_are_refused():
     def settings(**keys):
         return VLAPolicySettings.model_validate({"type": "vla", **keys})

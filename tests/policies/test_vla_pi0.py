@@ -39,6 +39,11 @@ NUMBERS = {"mean": [0.0, 1.0, 2.0], "std": [1.0, 2.0, 0.5], "q01": [-1.0, 0.0, -
 
 @pytest.fixture
 def small_gemmas(monkeypatch):
+    shrink(monkeypatch)
+
+
+def shrink(monkeypatch):
+    """Models of the sizes of the reference."""
     for name, width in (("gemma_2b", made.WIDTH), ("gemma_300m", made.EXPERT)):
         size = published_pi0.GemmaSize(width, made.LAYERS, 20, made.HEADS, 1, made.HEAD)
         monkeypatch.setitem(published_pi0.GEMMAS, name, size)

@@ -83,6 +83,12 @@ def test_options_of_the_policy():
         study("vla_path=openvla/openvla-7b")
 
 
+def test_recomputed_activations_and_no_critic():
+    given = study("policy.type=vla", "vla_path=openvla/openvla-7b", "enable_gradient_checkpointing=true")
+    assert given.policy.gradient_checkpointing
+    assert study("use_value_model=false").control_algorithm.adv_estimator == "reinforce"
+
+
 def test_the_dummy_of_the_guide():
     assert study("process_reward_model=True").reward.sources["prm"].model.model_type == "DummyRM"
     assert not study("process_reward_model=False").reward.use_reward_model

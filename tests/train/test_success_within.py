@@ -182,8 +182,6 @@ def test_it_is_trained_from_episodes_calibrated_judged_and_used(tmp_path):
 def test_what_cannot_be_calibrated_is_refused(tmp_path):
     with pytest.raises(ValueError, match="val_split"):
         settings(tmp_path).model_validate({**settings(tmp_path).model_dump(exclude_unset=True), "val_split": 0.0})
-    with pytest.raises(ValueError, match="fsdp"):
-        settings(tmp_path, fsdp=True)
     assert not ResNetTrainSettings(data_path="x", save_dir="y").calibrated
 
 

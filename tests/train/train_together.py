@@ -5,7 +5,12 @@ python train_together.py OUTPUT '[["name", "stepwise", {"max_steps": 4}], ...]'
 
 import json
 import sys
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from unittest import mock
 
+import test_images
 import test_sft
 import test_train_text
 import test_vlm_train
@@ -13,16 +18,42 @@ import torch
 from text_lessons import data_of, sums
 
 from guerdon import distributed
+from guerdon.errors import NonFiniteError
+from guerdon.policies.passes import slices
+from guerdon.train import images
+from guerdon.train.images import FrameTrainer, train_image_model
 from guerdon.train.sft import train_sft
 from guerdon.train.text import train_text_model
 from guerdon.train.vlm import train_vlm
+
+
+def train_images(folder, *, dies=None, **options):
+    """On frames; alone, too, each batch in the parts of two processes, of which batch normalisation sees one.
+
+    `dies`: the step that fails, as if all processes were killed.
+    """
+    steps, step, alone = count(), FrameTrainer._step_together, distributed.peers() == 1
+
+    def mortal(self, *args, **more):
+        if next(steps) == dies:
+            raise NonFiniteError("killed")
+        return step(self, *args, **more)
+
+    chosen = test_images.settings(folder, **options, fsdp=not alone)
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(FrameTrainer, "training_step", mortal))
+        if alone:
+            stack.enter_context(mock.patch.object(images, "even_parts", lambda n: slices(n, -(-n // 2))))
+        train_image_model(chosen, test_images.square_episodes(6), data_hash="abc")
 
 
 def main(output, trainings):
     torch.set_num_threads(1)
     for name, kind, options in trainings:
         folder = f"{output}/{name}"
-        if kind == "sft":
+        if kind == "images":
+            train_images(Path(folder), **options)
+        elif kind == "sft":
             own = dict(options)
             policy = test_sft.POLICY.model_copy(
                 update={"lora": test_sft.LoraSettings(**own.pop("lora"))} if "lora" in own else {}

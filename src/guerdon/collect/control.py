@@ -181,7 +181,8 @@ class ControlCollector:
         self._observed.observes = self.observes
         watched = bool(self.watchers) and not warm_up
         with timed(seconds, "simulate"):
-            acted = self._act(policy, seconds, watched=watched)
+            with policy.acting():
+                acted = self._act(policy, seconds, watched=watched)
             alive = _rows(acted.alive)
             flags: dict[str, Any] = {name: _rows(acted.columns[name]) & alive for name in FLAGS}
         seconds["simulate"] -= seconds.get("render", 0.0)  # of what was drawn meanwhile
@@ -245,12 +246,16 @@ class ControlCollector:
         recorder = recorder_of_run(
             self.env.data_collection, "eval", self.eval_world, self._buffer or self._writer, seed=self.seed, step=step
         )
-        return evaluate(self.eval_world, self._greedy(policy), episodes=episodes, recorder=recorder)
+        policy = self._loaded(policy)
+        with policy.acting():
+            return evaluate(self.eval_world, self._greedy(policy), episodes=episodes, recorder=recorder)
 
     @torch.no_grad()
     def show(self, policy: RobotPolicy | Weights, *, frames: int) -> tuple[Segment, FloatArray]:
         """Moments of one deterministic episode, and the environment's reward at each: see `stepping.video`."""
-        return video(self.eval_world, self._greedy(policy), frames=frames)
+        policy = self._loaded(policy)
+        with policy.acting():
+            return video(self.eval_world, self._greedy(policy), frames=frames)
 
     def recorded(self) -> list[Episode]:
         """The episodes that were recorded since the last time, where another process writes them."""
@@ -331,9 +336,8 @@ class ControlCollector:
         spec = policy.observation_spec
         return spec.with_states() if spec is not None and self.env.data_collection.enabled else spec
 
-    def _greedy(self, policy: RobotPolicy | Weights) -> Callable[[np.ndarray], np.ndarray]:
+    def _greedy(self, policy: RobotPolicy) -> Callable[[np.ndarray], np.ndarray]:
         """The most likely actions of a policy in the world of evaluations."""
-        policy = self._loaded(policy)
         self.eval_world.show(self._shown(policy))
         actor, rng = policy.actor(), np.random.default_rng(EVAL_SEED)
         if policy.in_parts:

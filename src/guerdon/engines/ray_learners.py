@@ -3,7 +3,7 @@
 They are the processes of `guerdon.distributed`; Ray finds them places, and ends them with the run. When one is lost,
 all of them start again from the last checkpoint.
 
-    found = lead(study.cluster, 1, lambda again: Loop(study, folder, resume=again).run(), checkpoint)
+    found = lead(study.cluster, study.runner, lambda again: Loop(study, folder, resume=again).run(), checkpoint)
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from guerdon.engines.ray_cluster import Actors, ClusterWorker, free_port
 from guerdon.errors import ClusterError, ConfigError, FailedAloneError, ProcessLostError
 from guerdon.progress import log_line
 from guerdon.settings.cluster import ClusterSettings
+from guerdon.settings.runner import RunnerSettings
 
 T = TypeVar("T")
 _NOTICE = 30.0  # seconds within which Ray knows that a learner has ended
@@ -30,16 +31,17 @@ _NOTICE = 30.0  # seconds within which Ray knows that a learner has ended
 class LearnerActor(ClusterWorker):
     """A learner that follows the process of the run."""
 
-    def follow(self, variables: Mapping[str, str]) -> None:
+    def follow(self, variables: Mapping[str, str], limit: float) -> None:
         """Carry out the collective calls of the run until it ends.
 
         Args:
             variables: those of torchrun, for this process.
+            limit: `runner.collective_timeout`.
         """
         os.environ.update(variables)
         ended = False
         try:
-            with distributed.joined():
+            with distributed.joined(limit):
                 distributed.led(lambda: None)
             ended = True
         except SystemExit:  # the run has ended by an error
@@ -50,14 +52,16 @@ class LearnerActor(ClusterWorker):
                 os._exit(1)
 
 
-def lead(cluster: ClusterSettings, threads: int, work: Callable[[bool], T], checkpoint: Callable[[], Any]) -> T:
+def lead(
+    cluster: ClusterSettings, runner: RunnerSettings, work: Callable[[bool], T], checkpoint: Callable[[], Any]
+) -> T:
     """Carry out work as the first of `cluster.learners` learners, again from the last checkpoint when one is lost.
 
     On GPUs the work ends when one is lost: NCCL waits for the others where Gloo does not.
 
     Args:
         cluster: the `cluster` section.
-        threads: `runner.threads`.
+        runner: the `runner` section.
         work: gets whether it begins again after the loss of a learner.
         checkpoint: names the last checkpoint.
 
@@ -77,9 +81,9 @@ def lead(cluster: ClusterSettings, threads: int, work: Callable[[bool], T], chec
         )
     again, losses_in_a_row, reached = False, 0, checkpoint()
     while True:
-        with closing(_start(cluster, threads, again)) as actors:
-            calls, variables = _calls(actors, cluster.learners)
-            with _environment(variables), distributed.joined():
+        with closing(_start(cluster, runner.threads, again)) as actors:
+            calls, variables = _calls(actors, cluster.learners, runner.collective_timeout)
+            with _environment(variables), distributed.joined(runner.collective_timeout):
                 try:
                     return distributed.led(lambda again=again: work(again))  # type: ignore[misc,return-value]
                 except FailedAloneError:
@@ -110,7 +114,7 @@ def _start(cluster: ClusterSettings, threads: int, again: bool) -> Actors:
         raise
 
 
-def _calls(actors: Actors, count: int) -> tuple[list[Any], dict[str, str]]:
+def _calls(actors: Actors, count: int, limit: float) -> tuple[list[Any], dict[str, str]]:
     """The calls that let learners follow, and the variables of torchrun for this process."""
     variables = {
         "MASTER_ADDR": actors.ray.util.get_node_ip_address(),
@@ -118,7 +122,7 @@ def _calls(actors: Actors, count: int) -> tuple[list[Any], dict[str, str]]:
         "WORLD_SIZE": str(count),
         "LOCAL_RANK": "0",  # Ray shows each learner its own GPU alone
     }
-    calls = [actor.handle.follow.remote({**variables, "RANK": str(i + 1)}) for i, actor in enumerate(actors)]
+    calls = [actor.handle.follow.remote({**variables, "RANK": str(i + 1)}, limit) for i, actor in enumerate(actors)]
     return calls, {**variables, "RANK": "0"}
 
 

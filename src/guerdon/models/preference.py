@@ -33,7 +33,7 @@ from guerdon.models.text_load import find_text_model
 from guerdon.models.text_model import CARD, TextModelCard, TextRewardModel, read_card
 from guerdon.policies.pretrained import read_alike, read_tokenizer
 from guerdon.policies.text import TextPolicy
-from guerdon.policies.text_files import check_written, read_classifier
+from guerdon.policies.text_files import check_written, read_classifier, whole_parameters
 from guerdon.policies.tokens import conversation_ids, pad_id
 from guerdon.progress import log_once
 from guerdon.types import IntArray, RewardInfo
@@ -114,22 +114,21 @@ class PreferenceModel(TextRewardModel):
                 classifier = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
         except ValueError as error:
             raise ConfigError(f"transformers has no sequence classifier of {type(model).__name__}: {error}") from error
-        with self.policy.base.whole():
-            refuse_to_write(self.policy.named_parameters(), folder)
-            wanted = classifier.state_dict().keys()
-            own = {name: w.float().cpu().contiguous() for name, w in self.policy.merged_weights() if name in wanted}
-            own |= {name: self.head.weight[kept].detach().float().cpu() for name in wanted - own.keys()}
-            refuse_to_write(own, folder)
-            with sealed_folder(folder) as temporary, quietly():
-                classifier.save_pretrained(temporary, state_dict=own)
-                check_written(type(classifier), temporary)
-                self.tokenizer.save_pretrained(temporary)
-                if not read_alike(self.tokenizer, str(temporary)):
-                    log_once(
-                        f"transformers' AutoTokenizer reads {config.model_type} folders by a tokenizer of its own: "
-                        f"other packages may give other values for {folder}, of which guerdon reads tokenizer.json"
-                    )
-                checkpoint.write_card(temporary / CARD, replace(self.card, **changes))
+        refuse_to_write(whole_parameters(self.policy), folder)
+        wanted, stored = classifier.state_dict().keys(), self.policy.base.stored(self.policy.adapter)
+        own = {name: weight.float().contiguous() for name, weight in stored.items() if name in wanted}
+        own |= {name: self.head.weight[kept].detach().float().cpu() for name in wanted - own.keys()}
+        refuse_to_write(own, folder)
+        with sealed_folder(folder) as temporary, quietly():
+            classifier.save_pretrained(temporary, state_dict=own)
+            check_written(type(classifier), temporary)
+            self.tokenizer.save_pretrained(temporary)
+            if not read_alike(self.tokenizer, str(temporary)):
+                log_once(
+                    f"transformers' AutoTokenizer reads {config.model_type} folders by a tokenizer of its own: "
+                    f"other packages may give other values for {folder}, of which guerdon reads tokenizer.json"
+                )
+            checkpoint.write_card(temporary / CARD, replace(self.card, **changes))
         return folder
 
     @classmethod

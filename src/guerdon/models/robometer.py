@@ -31,8 +31,9 @@ from guerdon.hub import local_folder
 from guerdon.models.vlm_prompts import PROMPTS, Question
 from guerdon.models.vlm_transformers import TransformersBackend, read_inputs
 from guerdon.policies.precision import uses_bf16
+from guerdon.policies.pretrained import read_tensors
 from guerdon.policies.vla.checkpoint_config import checked, json_object
-from guerdon.policies.vla.published import fill_exactly, read_tensors, without_weights
+from guerdon.policies.vla.published import fill_exactly, without_weights
 from guerdon.settings.vlm import VLMSettings
 from guerdon.types import Failure
 

@@ -29,10 +29,10 @@ from guerdon.devices import resolve_device
 from guerdon.episodes.chats import unreadable
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.hub import local_folder, reading
-from guerdon.policies.pretrained import read_pretrained, read_tokenizer
+from guerdon.policies.pretrained import read_pretrained, read_tensors, read_tokenizer
 from guerdon.policies.vla.checkpoint_config import STATE, checked, json_object
 from guerdon.policies.vla.policy import Normalization
-from guerdon.policies.vla.published import fill_exactly, read_tensors, without_weights
+from guerdon.policies.vla.published import fill_exactly, without_weights
 from guerdon.policies.vla.statistics import state_statistics
 from guerdon.types import ByteArray, Episode, Failure, IntArray, RewardInfo, Score
 

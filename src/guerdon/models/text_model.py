@@ -50,7 +50,14 @@ from guerdon.models.text_inputs import (
 from guerdon.policies.adapter_files import read_adapter
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy
-from guerdon.policies.text_files import load_base, read_under, save_policy, write_policy, written_bytes
+from guerdon.policies.text_files import (
+    load_base,
+    read_under,
+    save_policy,
+    whole_parameters,
+    write_policy,
+    written_bytes,
+)
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Episode, Failure, IntArray, Message, RewardInfo, Score, Tool
 
@@ -429,15 +436,14 @@ def write_folder(
         ref: a reference with weights of its own, stored under `reference/`.
         merged: write adapters merged into their weights.
     """
-    with policy.base.whole():
-        refuse_to_write(policy.named_parameters(), folder)
-        with sealed_folder(folder) as temporary:
-            write_policy(policy, temporary, merged=merged)
-            if head is not None:
-                save_weights({name: t.detach().cpu() for name, t in head.state_dict().items()}, temporary / HEAD)
-            if ref is not None:
-                save_policy(ref, temporary / "reference", merged=merged)
-            checkpoint.write_card(temporary / CARD, card)
+    refuse_to_write(whole_parameters(policy), folder)
+    with sealed_folder(folder) as temporary:
+        write_policy(policy, temporary, merged=merged)
+        if head is not None:
+            save_weights({name: t.detach().cpu() for name, t in head.state_dict().items()}, temporary / HEAD)
+        if ref is not None:
+            save_policy(ref, temporary / "reference", merged=merged)
+        checkpoint.write_card(temporary / CARD, card)
     return folder
 
 

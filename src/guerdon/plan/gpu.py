@@ -301,7 +301,7 @@ def estimate_vla(study: Study) -> dict[str, str]:
     steps = env.num_envs * (limit if algorithm.needs.groups else algorithm.rollout_steps)
     decisions = math.ceil(runner.total_steps / steps) * math.ceil(steps / chunk)
     evaluated = runner.total_steps // runner.eval_every * runner.eval_episodes * limit
-    per_token = 4 + algorithm.num_epochs * (4 if policy.use_lora else 6)
+    per_token = 4 + algorithm.num_epochs * ((4 if policy.use_lora else 6) + 2 * policy.gradient_checkpointing)
     room = GPUS[gpus_named(policy.gpus)[1]].memory - CONTEXT - state
     parts = {"weights, gradients and moments": state, f"activations of {micro} decisions": micro * one}
     return {
@@ -319,13 +319,16 @@ def _decision_bytes(policy: VLAPolicySettings, shape: Shape, tokens: int) -> flo
 
     Of a block of a vision transformer of width w and inner width m, with adapters of rank r: 18 w + 4 m + 8 r per
     token, and on a GPU, whose layer norms are in float32, 22 w + 4 m + 8 r; 24 w + 4 m where all weights are trained.
+    With gradient checkpointing 4 w of every block, and the whole of the largest.
     """
     rank = policy.lora_rank if policy.use_lora else None
-    seen = sum(
-        policy.num_images_in_input * patches * blocks * (24 * w + 4 * m if rank is None else 22 * w + 4 * m + 8 * rank)
+    parts = [
+        (policy.num_images_in_input * patches, blocks, w, 24 * w + 4 * m if rank is None else 22 * w + 4 * m + 8 * rank)
         for w, m, blocks, patches in TOWERS[_kind(policy)]
-    )
-    return seen + tokens * shape.layers * layer_bytes(shape, rank)
+    ] + [(tokens, shape.layers, shape.width, layer_bytes(shape, rank))]  # fmt: skip
+    if not policy.gradient_checkpointing:
+        return sum(count * blocks * whole for count, blocks, _, whole in parts)
+    return sum(4 * count * blocks * w for count, blocks, w, _ in parts) + max(c * whole for c, _, _, whole in parts)
 
 
 def _vla_advice(policy: VLAPolicySettings, minibatch: int, most: int) -> str:

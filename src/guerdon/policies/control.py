@@ -388,7 +388,7 @@ def build_policy(
             units = action_units(action_space) if counts is None else None
             policy = ControlPolicy(settings, columns, counts or size, sources, auxiliary, units, algorithm)
     policy.card = {
-        "settings": settings.model_dump(mode="json", exclude={"device"}),  # it may be read on another machine
+        "settings": settings.model_dump(mode="json", exclude={"device", "cpu_offload"}),  # of this machine
         "observation_shape": list(observation_shape),
         "action_size": size,
         "sources": list(sources),
@@ -415,7 +415,9 @@ def start_from_policy(policy: RobotPolicy, folder: Path) -> str:
     Raises:
         CheckpointError: the policy does not fit.
     """
-    policy.load_tensors(load_policy(folder).tensors(), critic=False)
+    weights = _files(folder)[1]
+    with boundary(CheckpointError, f"the policy in {folder} cannot be read"):
+        policy.load_tensors(load_weights(weights), critic=False)
     if isinstance(policy, ControlPolicy) and isinstance(policy.head, Gaussian):
         settings = policy.settings
         if "log_std_init" in settings.model_fields_set:
@@ -446,11 +448,7 @@ def load_policy(folder: Path) -> RobotPolicy:
     """
     import json
 
-    card, weights = folder / "policy.json", folder / "policy.safetensors"
-    if not card.is_file() or not weights.is_file():
-        inside = folder / "policy"
-        hint = f"; do you mean {inside}?" if (inside / "policy.json").is_file() else ""
-        raise CheckpointError(f"{folder} is not a policy folder: it lacks policy.json or policy.safetensors{hint}")
+    card, weights = _files(folder)
     with boundary(CheckpointError, f"the policy in {folder} cannot be read"):
         spec: dict[str, Any] = json.loads(card.read_text(encoding="utf-8"))
         settings = TypeAdapter(ControlPolicySettings).validate_python(spec["settings"])
@@ -469,6 +467,16 @@ def load_policy(folder: Path) -> RobotPolicy:
         )
         policy.load_tensors(load_weights(weights))
     return policy
+
+
+def _files(folder: Path) -> tuple[Path, Path]:
+    """Card and weights of a policy."""
+    card, weights = folder / "policy.json", folder / "policy.safetensors"
+    if not card.is_file() or not weights.is_file():
+        inside = folder / "policy"
+        hint = f"; do you mean {inside}?" if (inside / "policy.json").is_file() else ""
+        raise CheckpointError(f"{folder} is not a policy folder: it lacks policy.json or policy.safetensors{hint}")
+    return card, weights
 
 
 def _actions_of_card(spec: dict[str, Any]) -> gymnasium.Space:

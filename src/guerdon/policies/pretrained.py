@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from guerdon.errors import CheckpointError, boundary
 from guerdon.finite import refuse_to_read
@@ -64,8 +66,30 @@ def read_pretrained(
             f"{type(model).__name__}, or is incomplete"
         )
     refuse_to_read(model.named_parameters(), f"{what} {path!r}")
-    _check_stops(model, f"{what} {path!r}")
+    check_stops(model, f"{what} {path!r}")
     return model
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All weights of a folder, mapped from its files: `model.safetensors`, or those of `model.safetensors.index.json`.
+
+    Raises:
+        CheckpointError: there are none, or a shard is missing or cannot be read.
+    """
+    from safetensors.torch import load_file
+
+    index, names = folder / "model.safetensors.index.json", ["model.safetensors"]
+    if index.is_file():
+        with boundary(CheckpointError, f"{index} cannot be read"):
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder} has no {name}; name the folder of a checkpoint, with all of its files")
+        with boundary(CheckpointError, f"{folder / name} cannot be read"):
+            tensors |= load_file(folder / name)
+    refuse_to_read(tensors.items(), folder)
+    return tensors
 
 
 def read_config(path: str, what: str) -> Any:
@@ -86,7 +110,7 @@ def read_config(path: str, what: str) -> Any:
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
 
 
-def _check_stops(model: Any, where: str) -> None:
+def check_stops(model: Any, where: str) -> None:
     """Refuse a generation configuration whose `eos_token_id` is not a token id."""
     given = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     size = model.config.get_text_config().vocab_size

@@ -11,6 +11,7 @@ executed one after another before the next observation is decided on. See docs/e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from guerdon import distributed
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.policies.passes import slices
 from guerdon.types import BoolArray, Evaluated, FloatArray, IntArray
@@ -76,6 +78,7 @@ class RobotPolicy(nn.Module):
     chunk: int = 1
     tokens_per_action: int = 1
     card: dict[str, Any]
+    sharded = False  # whether several processes share the weights out among themselves
 
     @property
     def in_parts(self) -> bool:
@@ -124,6 +127,10 @@ class RobotPolicy(nn.Module):
         """
         raise ConfigError(f"{type(self).__name__} has no imitation_loss, which behaviour cloning needs")
 
+    def acting(self) -> AbstractContextManager[None]:
+        """`act` is called inside this block: where weights are sharded, they are gathered for it."""
+        return nullcontext()
+
     def actor(self) -> Any:
         """What acts: the policy itself, or a faster copy that does not follow later updates."""
         return self
@@ -140,10 +147,15 @@ class RobotPolicy(nn.Module):
     def evaluate_all(self, inputs: Any, *, micro: int) -> Evaluated:
         """`evaluate` without gradients, `micro` rows at a time; the result is on the CPU."""
         rows = np.arange(len(inputs))
-        parts = [self.evaluate(inputs.take(rows[i : i + micro])) for i in range(0, len(rows), micro)]
-        values = [part.values.cpu() for part in parts if part.values is not None]
-        log_probs = torch.cat([part.log_probs.cpu() for part in parts])
-        return Evaluated(log_probs, values=torch.cat(values) if values else None)
+        parts = [rows[here] for here in slices(len(rows), distributed.even(len(rows), micro))]
+        found: dict[str, Tensor] = {}
+        for here, counts in distributed.dealt(parts):
+            part = self.evaluate(inputs.take(here))
+            for name in ("log_probs", "values"):
+                if (values := getattr(part, name)) is not None:
+                    every = found.setdefault(name, torch.zeros(len(rows), *values.shape[1:], dtype=values.dtype))
+                    every[here] += values.cpu() * counts
+        return Evaluated(**{name: distributed.total(every) for name, every in found.items()})
 
     def observe(self, inputs: ControlInputs, mask_B_T: BoolArray) -> None:
         """Update running statistics of what was observed, after an update; by default there are none."""
@@ -154,7 +166,7 @@ class RobotPolicy(nn.Module):
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything to store."""
-        return {name: value.detach().cpu().clone() for name, value in self.stored().items()}
+        return {name: distributed.gathered(value) for name, value in self.stored().items()}
 
     def load_tensors(self, state: dict[str, Tensor], *, critic: bool = True) -> None:
         """Return to stored tensors.
@@ -177,7 +189,7 @@ class RobotPolicy(nn.Module):
             )
         with torch.no_grad():
             for name, value in own.items():
-                value.copy_(state[name])
+                distributed.put(value, state[name])
 
     def check_fits(
         self,

@@ -13,7 +13,7 @@ the way back (gradient checkpointing), the adapter of the way there is chosen ag
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -31,6 +31,7 @@ from guerdon.policies.precision import halve_linear, product_of_cast, uses_bf16
 from guerdon.policies.tokens import TokenBatch, check_vocabulary
 from guerdon.progress import log_once
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
+from guerdon.sharding import Shards
 
 # Measured on one core of a CPU with AVX-512 bfloat16, forward and backward. In bfloat16, 9 heads of 64: eager took 0.6
 # of sdpa's time at 512 tokens and more than it at 900; where prompts are shared, 0.3 of it at 390. In float32,
@@ -47,6 +48,7 @@ class SharedBase:
         model: a transformers causal language model in float32.
         tokenizer: its tokenizer.
         settings: how it computes.
+        weights: of a model that is on torch's device `meta`, by name, where several processes share it out.
 
     Attributes:
         device: where the weights are.
@@ -57,22 +59,27 @@ class SharedBase:
         fused: the attention for long sequences: `sdpa`, or `eager` where the model has no other (soft-capped scores).
         width: of the last hidden states.
         plain_head: whether logits are the output embedding of the last hidden state, with nothing after it.
-        shards: where the weights are spread over several processes (`guerdon.distributed`); None: they are all here.
+        shards: where the weights are spread over several processes (`guerdon.sharding`); None: they are all here.
 
     Raises:
         ConfigError: the tokenizer has ids the model has no embedding for, an option does not fit the model, or its
             logits depend on later tokens, or on more than its last hidden states.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, settings: TextPolicySettings) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, settings: TextPolicySettings, weights: Mapping[str, Tensor] | None = None
+    ) -> None:
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
         self.peft: Any = None
         self._lock = threading.RLock()  # held while adapter, attention or mode are switched
         self.weights = stored_weights(model)
         self._own: dict[str, list[nn.Parameter]] = {}  # the weights of each adapter
         self._carriers: dict[nn.Module, list[Any]] = {}  # the layers of peft on each module
-        self.shards = distributed.Shards(model) if distributed.peers() > 1 else None
-        self.device: torch.device = next(model.parameters()).device
+        self.shards = None
+        if distributed.peers() > 1:
+            self.shards = Shards(model, weights=weights, offload=settings.cpu_offload)
+            distributed.register(self)
+        self.device: torch.device = next(model.parameters()).device if self.shards is None else self.shards.device
         self.bf16 = uses_bf16(settings.bf16, self.device)
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self.halved = False
@@ -251,6 +258,26 @@ class SharedBase:
         own = {leaf: getattr(owner, leaf).detach() for leaf in self.weights.get(owner, ())}
         layers = [layer for layer in self._carriers.get(owner, ()) if adapter and carries(layer, adapter)]
         return own if adapter is None or not layers else own | merged(owner, layers, adapter)
+
+    @distributed.collective
+    def stored(self, adapter: str | None) -> dict[str, Tensor]:
+        """Copies of all weights in memory of the CPU, by their names in a folder, with an adapter added in.
+
+        Where they are sharded, they are gathered one after the other, and the first process alone gets them.
+        """
+        found: dict[str, Tensor] = {}
+        for owner, names in self.weights.items():
+            own = dict(owner._parameters)
+            sharded = {leaf: p for leaf, p in own.items() if p is not None and distributed.is_sharded(p)}
+            whole = {leaf: nn.Parameter(distributed.whole(p).to(self.device)) for leaf, p in sharded.items()}
+            owner._parameters.update(whole)
+            try:
+                if distributed.is_first():
+                    merged = self.merged(owner, adapter)
+                    found |= {name: merged[leaf].cpu() for leaf, name in names.items()}
+            finally:
+                owner._parameters.update(own)
+        return found
 
     def _check_trained(self) -> None:
         """Make sure that every weight with a gradient is of one adapter, on a module whose weights are stored."""

@@ -25,12 +25,12 @@ from guerdon.atomic import COMPLETE, sealed_folder, verify_folder
 from guerdon.devices import resolve_device
 from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError, boundary
 from guerdon.finite import load_weights, refuse_to_write, save_weights
-from guerdon.hub import ADAPTER, adapter_config, base_of, model_folder, quietly, reading
+from guerdon.hub import ADAPTER, adapter_config, base_of, check_model, model_folder, quietly, reading
 from guerdon.packaged import local_model
 from guerdon.policies.adapter_files import ADAPTER_WEIGHTS, PEFT_PREFIX, read_adapter, stored_adapter
 from guerdon.policies.adapters import adapter_layers, mark_untied, untie
 from guerdon.policies.chat_template import check_templates, set_arguments
-from guerdon.policies.pretrained import read_config, read_pretrained, read_tokenizer
+from guerdon.policies.pretrained import check_stops, read_config, read_pretrained, read_tensors, read_tokenizer
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy
 from guerdon.policies.tiny_text import build_model, build_tokenizer
@@ -56,11 +56,8 @@ def load_base(settings: TextPolicySettings, *, seed: int, device: torch.device |
         ConfigError: the device is not there, or no model is named.
     """
     device = resolve_device(settings.device if device is None else device)
-    if distributed.peers() > 1 and device.type == "cpu" and torch.cuda.is_available():
-        raise ConfigError(
-            "policy.device: the processes that torchrun starts use a GPU each; hide them, or set it to auto"
-        )
-    without_weights = device.type == "meta"
+    distributed.check_device(device)
+    without_weights, weights = device.type == "meta", None
     if settings.tiny is not None:
         tokenizer = build_tokenizer(settings.tiny)
         with device if without_weights else nullcontext():
@@ -70,11 +67,14 @@ def load_base(settings: TextPolicySettings, *, seed: int, device: torch.device |
     elif without_weights:
         model = _outlined(settings.path)
         tokenizer = read_tokenizer(tokenizer_home(settings.path), template=settings.chat_template is None)
+    elif distributed.peers() > 1 and (mapped := _mapped(settings.path)) is not None:
+        model, weights = mapped
+        tokenizer = read_tokenizer(settings.path, template=settings.chat_template is None)
     else:
         model, tokenizer = read_model(settings.path, template=settings.chat_template is None)
     give_template(tokenizer, settings)
     # several processes shard it block by block, so that no GPU has to hold all of it
-    return SharedBase(model if distributed.peers() > 1 else model.to(device), tokenizer, settings)
+    return SharedBase(model if distributed.peers() > 1 else model.to(device), tokenizer, settings, weights)
 
 
 def outline(settings: TextPolicySettings, *, value_heads: int = 0) -> TextPolicy:
@@ -109,6 +109,37 @@ def _outlined(path: str) -> Any:
             given = json.loads((folder / GENERATION_CONFIG).read_text(encoding="utf-8"))
             model.generation_config = GenerationConfig.from_dict(given)
     return model
+
+
+def _mapped(path: str) -> tuple[Any, dict[str, torch.Tensor]] | None:
+    """A causal language model on torch's device `meta`, and its weights as they are mapped from its files.
+
+    None where transformers has to change them: an adapter is merged, or they have other names in the files.
+    """
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    path, what = local_model(path), "the language model"
+    folder = model_folder(path)
+    if folder is None or (folder / ADAPTER).is_file():
+        return None
+    check_model(CheckpointError, what, path)
+    if (folder / COMPLETE).is_file():
+        verify_folder(folder)
+    config = read_config(path, what)
+    with reading(what, path), init_empty_weights(include_buffers=False):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+        if (stops := folder / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_dict(json.loads(stops.read_text(encoding="utf-8")))
+    model.tie_weights()  # inside, each parameter becomes one of its own
+    weights = read_tensors(folder)
+    known = {id(p) for name, p in model.named_parameters(remove_duplicate=False)
+             if name in weights and weights[name].shape == p.shape}  # fmt: skip
+    if any(id(parameter) not in known for parameter in model.parameters()):
+        log_once(f"{path}: each process reads the whole model, as its weights have other names in its files")
+        return None
+    check_stops(model, f"{what} {path!r}")
+    return model.eval(), weights
 
 
 def give_template(tokenizer: Any, settings: TextPolicySettings) -> None:
@@ -257,11 +288,15 @@ def save_policy(policy: TextPolicy, folder: Path, *, merged: bool = False) -> Pa
     Raises:
         NonFiniteError: a weight is not finite; an existing folder stays.
     """
-    with policy.base.whole():
-        refuse_to_write(policy.named_parameters(), folder)
-        with sealed_folder(folder) as temporary:
-            write_policy(policy, temporary, merged=merged)
+    refuse_to_write(whole_parameters(policy), folder)
+    with sealed_folder(folder) as temporary:
+        write_policy(policy, temporary, merged=merged)
     return folder
+
+
+def whole_parameters(policy: TextPolicy) -> dict[str, torch.Tensor]:
+    """What a policy trains and this process holds whole."""
+    return {name: p for name, p in policy.named_parameters().items() if not distributed.is_sharded(p)}
 
 
 def write_policy(policy: TextPolicy, folder: Path, *, merged: bool = False) -> None:
@@ -283,8 +318,8 @@ def _write_model(policy: TextPolicy, folder: Path) -> None:
         CheckpointError: it does not find each of them; nothing was sealed.
     """
     model = policy.base.model
-    weights = {name: weight.float().cpu().contiguous() if weight.is_floating_point() else weight.cpu()
-               for name, weight in policy.merged_weights()}  # fmt: skip
+    weights = {name: weight.float().contiguous() if weight.is_floating_point() else weight
+               for name, weight in policy.base.stored(policy.adapter).items()}  # fmt: skip
     refuse_to_write(weights, folder)
     if policy.base.halved:
         log_once(

@@ -59,6 +59,12 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     """
     check_of_replay(study)
     runner, algorithm = study.runner, study.control_algorithm
+    sharded = isinstance(study.policy, VLAPolicySettings) and distributed.launched() > 1
+    if sharded and runner.max_staleness and study.engine == "local":
+        raise ConfigError(
+            "runner.max_staleness: several learners of a VLA share its weights out among themselves, so that this "
+            "process cannot collect while they learn; set engine: ray, or max_staleness to 0"
+        )
     torch.manual_seed(runner.seed)  # of dropout, where a policy has any: only gradient steps draw from it
     cluster = study.cluster if study.engine == "ray" else None
     loaded = run_reward_models(cluster, runner, load_model, study.reward.scoring_shards, study.reward.sources)
@@ -428,10 +434,11 @@ def check_bounds(algorithm: ControlAlgorithmSettings, payable: tuple[float, floa
 
 
 def control_optimizer(policy: RobotPolicy, learning_rate: float) -> Optimizer:
-    """Adam on all weights as one tensor; of a policy on a GPU, where that would not lie, on each by itself."""
+    """Adam on all weights as one tensor; of a policy on a GPU or sharded, where that cannot lie, on each by itself."""
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-    if any(parameter.device.type != "cpu" for parameter in trained):
-        return AdamW(trained, learning_rate)
+    on_gpu = any(parameter.device.type != "cpu" for parameter in trained)
+    if on_gpu or policy.sharded:
+        return AdamW(trained, learning_rate, eps=1e-5, flat=not on_gpu)
     return FlatAdam(policy, learning_rate)
 
 

@@ -42,6 +42,8 @@ def run(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any]]:
     """
     if study.text:
         run_prompts(study.data)
+    learners = study.cluster.learners if study.engine == "ray" else distributed.launched()
+    distributed.check_offload(study.policy, learners)
     folder = run_folder(study)
     if resume and (folder / "COMPLETE").is_file() and (folder / "config.yaml").is_file():
         return _run(study, folder, resume=True)  # there is nothing to write
@@ -52,7 +54,7 @@ def run(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any]]:
 
             return lead(
                 study.cluster,
-                study.runner.threads,
+                study.runner,
                 lambda again: _run(study, folder, resume=resume or again),
                 lambda: latest_checkpoint(folder / "checkpoints"),
             )

@@ -171,7 +171,7 @@ VLA_OPTIONS: dict[str, Option] = {
     "vla_path": Option("policy.vla_path"),
     "load_adapter_checkpoint": Option("policy.load_adapter_checkpoint"),
     "use_fast_tokenizer": Option(None, "tokenizers are transformers' fast ones", (True,)),
-    "enable_gradient_checkpointing": Option(None, "policies of robots keep their activations", (False,)),
+    "enable_gradient_checkpointing": Option("policy.gradient_checkpointing", "", (False,)),
     "data_root_dir": Option(None, "demonstrations are those of bc.data_path; action statistics are in the checkpoint"),
     "dataset_name": Option(None, "demonstrations are those of bc.data_path; action statistics are policy.unnorm_key"),
     "center_crop": Option("policy.center_crop"),
@@ -188,7 +188,9 @@ VLA_OPTIONS: dict[str, Option] = {
     "prm_reward_weight": Option("reward.prm_reward_weight"),
     "use_vllm_prm": Option("reward.use_vllm_prm"),
     # critic
-    "use_value_model": Option(None, "the critic follows from algorithm.adv_estimator: gae has one", (True,)),
+    "use_value_model": Option(
+        "algorithm.adv_estimator", "true: gae, which has a critic; false: reinforce", (True,), lambda _: "reinforce"
+    ),
     "value_model_path": Option(None, _CRITIC),
     "value_model_type": Option(None, _CRITIC, ("vla",)),
     "value_use_lora": Option(None, f"{_CRITIC}, and so is LoRA", (False,)),

@@ -284,6 +284,12 @@ def _is_device(given: str) -> str:
 Device = Annotated[str, AfterValidator(_is_device)]
 """Where a part computes; `guerdon.devices.resolve_device` says which device that is here."""
 DEVICE: Any = Field("auto", description="where it computes: auto (a GPU where there is one), cpu, cuda or cuda:1")
+GRADIENT_CHECKPOINTING: Any = Field(False, description="recompute activations backwards: less memory, more time")
+CPU_OFFLOAD: Any = Field(
+    False,
+    description="several learners: each keeps its part of the weights, with gradients and moments, in memory of the "
+    "CPU, and the optimizer steps there; blocks that compute are on the GPU",
+)
 OWN_PARAMS = "of a part of your own: arguments of its factory, by name"
 PARAMS: Any = Field(default_factory=dict, description=OWN_PARAMS)
 """The key of a section with a user's own part."""

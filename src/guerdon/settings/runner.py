@@ -55,6 +55,12 @@ class RunnerSettings(Settings):
     )
     video_share: float = only_with(0.1, gt=0, le=1, save_video=True, description="share of the episodes")
     video_every: int = only_with(1, ge=1, save_video=True, description="steps between two frames")
+    collective_timeout: float = Field(
+        600.0,
+        gt=0,
+        description="several learners: seconds that one may keep the others waiting; then they end with status 3, and "
+        "the run can go on from its last checkpoint",
+    )
     threads: int = Field(1, ge=1, le=1024, description="torch threads")
     rollout_shards: int = Field(
         1,

@@ -13,7 +13,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from guerdon.settings.base import DEVICE, Because, Bf16, ByName, Device, Settings, only_with
+from guerdon.settings.base import (
+    CPU_OFFLOAD,
+    DEVICE,
+    GRADIENT_CHECKPOINTING,
+    Because,
+    Bf16,
+    ByName,
+    Device,
+    Settings,
+    only_with,
+)
 from guerdon.settings.gpus import GPUS_FIELD, known_gpus
 
 PRINTABLE = string.ascii_letters + string.digits + string.punctuation + " \n"
@@ -113,7 +123,8 @@ class ModelKeys(Settings):
     )
     device: Device = DEVICE
     bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: where the hardware has it")
-    gradient_checkpointing: bool = Field(False, description="recompute activations backwards: less memory, more time")
+    gradient_checkpointing: bool = GRADIENT_CHECKPOINTING
+    cpu_offload: bool = CPU_OFFLOAD
     max_tokens_per_pass: int | None = MAX_TOKENS_PER_PASS
     use_remove_padding: bool = Field(False, description="forward without padding: all sequences in one row")
 

@@ -159,12 +159,12 @@ class _ImageTrainSettings(_FrameFitSettings):
         False,
         arch=_PICTURES,
         backbone_frozen=Because(False, "a frozen backbone, where only the head is trained"),
-        description="shard the model over several GPUs (start it with torchrun)",
+        description="shard the model over several processes, which torchrun starts (docs/distributed.md)",
     )
     lr_scheduler: Schedule = Field("constant", description="what the learning rate does after the warm-up")
     warmup: float = Field(0.0, ge=0, lt=1, description="share of the steps over which the learning rate rises")
     weight_decay: float = Field(1e-5, ge=0, description="of AdamW")
-    batch_size: int = Field(64, ge=2, description="frames per optimiser step and process")
+    batch_size: int = Field(64, ge=2, description="frames per optimiser step and process; with fsdp, of all")
     max_epochs: int = Field(100, ge=1, description="passes over the (sub-sampled) training frames")
     fail_success_ratio: float | None = Field(2.0, gt=0, description="failures per success and epoch at most; null: all")
     augment: bool = only_with(
@@ -240,8 +240,6 @@ class ResNetTrainSettings(_ImageTrainSettings):
             raise ValueError(
                 "probabilities are calibrated on held-out rows: val_split must be above 0, or calibrate false"
             )
-        if self.calibrated and self.fsdp:
-            raise ValueError("calibrate needs the whole model in one process: set fsdp false, or calibrate false")
         return self
 
 

@@ -11,7 +11,19 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from guerdon.settings.base import DEVICE, SET, Because, Bf16, ByName, Device, Settings, only_with, refuse
+from guerdon.settings.base import (
+    CPU_OFFLOAD,
+    DEVICE,
+    GRADIENT_CHECKPOINTING,
+    SET,
+    Because,
+    Bf16,
+    ByName,
+    Device,
+    Settings,
+    only_with,
+    refuse,
+)
 from guerdon.settings.gpus import GPUS_FIELD, known_gpus
 
 
@@ -178,6 +190,8 @@ class VLAPolicySettings(Settings):
     detach_critic_input: bool = Field(
         False, description="the value head's loss trains the head alone, not the model under it"
     )
+    gradient_checkpointing: bool = GRADIENT_CHECKPOINTING
+    cpu_offload: bool = CPU_OFFLOAD
     device: Device = DEVICE
     bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: on a GPU that has it")
     gpus: str | None = GPUS_FIELD

@@ -112,7 +112,9 @@ def train_bc(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any
     torch.set_num_threads(study.runner.threads)
     record: dict[str, Any] = {
         "settings": settings.model_dump(mode="json", exclude={"save_dir"}),
-        "policy": study.control_policy.model_dump(mode="json", exclude={"device"}),
+        "policy": study.control_policy.model_dump(
+            mode="json", exclude={"device", "cpu_offload", "gradient_checkpointing"}
+        ),
         "seed": study.runner.seed,
         "data_hash": dataset_hash(settings.data_path),
     }

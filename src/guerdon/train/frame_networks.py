@@ -17,7 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from guerdon import distributed
 from guerdon.models.backbone import ImageScorer, inference_copy, random_shift, to_input
+from guerdon.policies.passes import slices
+from guerdon.sharding import Shards
 from guerdon.types import ByteArray, FloatArray, IntArray
 
 BATCH = 64  # frames per pass through a network that is not trained
@@ -61,8 +64,18 @@ def feature_batch(features_N_d: FloatArray, targets_N: FloatArray, rows: Sequenc
     return {"features": torch.from_numpy(features_N_d[index]), "labels": torch.from_numpy(targets_N[index])}
 
 
+def even_parts(rows: int) -> list[slice]:
+    """Even parts of a batch for the processes; none of one row, of which batch normalisation has no variance."""
+    found = slices(rows, distributed.even(rows, None))
+    if len(found) > 1 and found[-1].stop - found[-1].start == 1:
+        found[-2:] = [slice(found[-2].start, rows)]
+    return found
+
+
 class FrameNetwork(nn.Module):
     """Bytes or states in; binary cross-entropy (with soft targets) and logits out.
+
+    Several processes that train together share the weights out among themselves.
 
     Args:
         scorer: the network.
@@ -74,13 +87,26 @@ class FrameNetwork(nn.Module):
         super().__init__()
         self.scorer = scorer
         self.normalize, self.augment = normalize, augment
-        self.tensors, self.load_tensors = self.state_dict, self.load_state_dict
+        self.shards: Shards | None = None
+        if distributed.peers() > 1:
+            self.shards = Shards(scorer.to(memory_format=torch.contiguous_format))  # type: ignore[call-overload]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All weights and statistics; shards are put together in the first process."""
+        return {name: distributed.gathered(value) for name, value in self.state_dict().items()}
+
+    def load_tensors(self, state: dict[str, Tensor]) -> None:
+        """Return to what `tensors` gave."""
+        for name, value in self.state_dict().items():
+            with torch.no_grad():
+                distributed.put(value, state[name])
 
     def forward(self, pixels: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Loss (a scalar) and logits (N,) for uint8 pixels (N, H, W, 3) or states (N, S), and labels (N,) in [0, 1]."""
         if self.training and self.augment:
             pixels = random_shift(pixels)
-        logits = self.scorer(to_input(pixels, self.normalize))
+        inputs = to_input(pixels, self.normalize)
+        logits = self.scorer(inputs) if self.shards is None else self.shards.run(lambda: self.scorer(inputs))
         return {"loss": F.binary_cross_entropy_with_logits(logits.float(), labels), "logits": logits}
 
 

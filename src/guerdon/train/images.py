@@ -2,7 +2,7 @@
 
 The checkpoint holds everything that scoring needs. Frames are resized as they are read, so that large data sets stay
 small in memory; whole episodes are held out. Frames pass once through a backbone that is not trained, and the head
-learns from their features. Also runs under `torchrun`, one process per device.
+learns from their features. Also runs under `torchrun`, one process per device; with `fsdp`, the model is sharded.
 
     settings = ResNetTrainSettings(data_path="data/window", save_dir="runs/rm", image_size=64)
     result = train_image_model(settings)
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,9 +24,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import EarlyStoppingCallback, EvalPrediction, Trainer
 
+from guerdon import distributed
 from guerdon.devices import resolve_device, seeded
 from guerdon.episodes.targets import frame_targets, no_labels
 from guerdon.errors import ConfigError, DataError
@@ -39,7 +39,7 @@ from guerdon.policies.precision import uses_bf16
 from guerdon.progress import doing
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings, VLMTrainSettings
 from guerdon.train.calibration import calibrate
-from guerdon.train.frame_networks import BATCH, FrameNetwork, HeadNetwork, feature_batch, frame_features
+from guerdon.train.frame_networks import BATCH, FrameNetwork, HeadNetwork, even_parts, feature_batch, frame_features
 from guerdon.train.trainer import FREE, BalancedSampler, BaseTrainer, TrainingFolder, epoch_order
 from guerdon.types import BoolArray, Episode, FloatArray, IntArray
 
@@ -391,7 +391,8 @@ def train_image_model(
     start = time.perf_counter()
     frames = labelled_frames(episodes, settings, held_ids=held_ids)
     frames.check_split(settings.val_split)
-    record = {"settings": settings.model_dump(mode="json", exclude=_FREE), "data_hash": data_hash}
+    same = settings.model_copy(update={"fsdp": False})  # it goes on in any number of processes
+    record = {"settings": same.model_dump(mode="json", exclude=_FREE), "data_hash": data_hash}
     run = TrainingFolder(settings.save_dir, record, resume=resume or settings.resume)
     if run.metrics is not None:
         return TrainResult(run.save_dir, run.metrics)
@@ -419,12 +420,16 @@ def train_image_model(
         **fitted,
         "seconds": time.perf_counter() - start,
     }
-    if trainer.is_fsdp_enabled:
-        scorer = _gathered(trainer, settings)
+    if distributed.peers() > 1:
+        weights = trainer.model.tensors()
+        scorer = seeded_scorer(settings)
+        if trainer.is_world_process_zero():
+            scorer.load_state_dict({name.removeprefix("scorer."): tensor for name, tensor in weights.items()})
     if trainer.is_world_process_zero():
         save_checkpoint(run.save_dir / "model", scorer, _config(settings, data_hash, frames.pixels))
         run.finish(metrics | {"history": history})
     trainer.accelerator.wait_for_everyone()
+    distributed.wait()
     return TrainResult(run.save_dir, metrics)
 
 
@@ -446,15 +451,6 @@ def seeded_scorer(settings: Settings, states_N_S: FloatArray | None = None) -> I
         )
     if states_N_S is not None:
         scorer.backbone.standardise(states_N_S)
-    return scorer
-
-
-def _gathered(trainer: FrameTrainer, settings: Settings) -> ImageScorer:
-    """The network with the weights that FSDP spread over the processes; whole in process 0 only."""
-    weights = trainer.accelerator.get_state_dict(trainer.model)
-    scorer = seeded_scorer(settings)
-    if trainer.is_world_process_zero():
-        scorer.load_state_dict({name.removeprefix("scorer."): tensor for name, tensor in weights.items()})
     return scorer
 
 
@@ -493,7 +489,7 @@ class FrameTrainer(BaseTrainer):
         folder: receives Trainer's checkpoints; TensorBoard's events go to `tensorboard/` in its parent.
 
     Raises:
-        ConfigError: `fsdp` without several GPUs.
+        ConfigError: `fsdp` without several processes.
     """
 
     rate_key = "train.<name>.learning_rate"
@@ -501,12 +497,12 @@ class FrameTrainer(BaseTrainer):
     def __init__(self, scorer: ImageScorer, frames: LabelledFrames, settings: Settings, folder: Path) -> None:
         self._frames, self._ratio = frames, settings.fail_success_ratio
         device = resolve_device(settings.device)
-        processes = int(os.environ.get("WORLD_SIZE", "1"))
-        if settings.fsdp and (device.type != "cuda" or processes < 2):
-            raise ConfigError(
-                f"fsdp: true needs torchrun with several GPUs, here are {processes} process(es) on {device.type}: "
-                "start it as `torchrun --nproc_per_node GPUS -m guerdon train ...`, or leave fsdp out"
-            )
+        sharded = distributed.peers() > 1
+        processes = 1 if sharded else distributed.launched()
+        if settings.fsdp and not sharded:
+            start = "`torchrun --nproc-per-node PROCESSES -m guerdon train ...`"
+            raise ConfigError(f"fsdp: true needs several processes, and this is the only one: {start}, or leave it out")
+        distributed.check_device(device)
         train, val = frames.split()
         sampler = BalancedSampler(frames.positive[train], settings.fail_success_ratio, settings.seed)
         # Batch normalisation has no variance of a last batch that is one frame; several processes fill it up.
@@ -538,14 +534,29 @@ class FrameTrainer(BaseTrainer):
             label_names=["labels"],
             dataloader_pin_memory=device.type == "cuda",
             dataloader_drop_last=lone,
-            fsdp=True if settings.fsdp else None,
         )
         self.compute_metrics = self._metrics
         self._threshold = getattr(settings, "reward_threshold", None)
 
     def training_step(self, *args: Any, **options: Any) -> Tensor:
-        """Trainer's own, with a loss that must be finite."""
-        return self.finite(Trainer.training_step(self, *args, **options))
+        """Trainer's own, with a loss that must be finite; of a model that is sharded, the next method."""
+        if distributed.peers() == 1:
+            return self.finite(Trainer.training_step(self, *args, **options))
+        return self._step_together(*args)
+
+    def _step_together(self, model: nn.Module, inputs: dict[str, Tensor], *_: Any) -> Tensor:
+        """Gradients of the mean loss of the batch, of which each process computes an even part."""
+        model.train()
+        batch = self._prepare_inputs(inputs)
+        rows, total = len(batch["labels"]), torch.zeros((), device=self.args.device)
+        for here, counts in distributed.dealt(even_parts(rows)):
+            part = {name: column[here] for name, column in batch.items()}
+            with self.compute_loss_context_manager():
+                loss = model(**part)["loss"] * (len(part["labels"]) / rows)
+            self.accelerator.backward(loss if counts else loss * 0.0)
+            total += loss.detach() * counts
+        distributed.sum_gradients(model.parameters())
+        return self.finite(distributed.total(total))
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
         """Trainer's own, after calibrating batch normalisation."""

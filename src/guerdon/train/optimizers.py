@@ -19,6 +19,8 @@ from guerdon.errors import CheckpointError
 from guerdon.finite import SkippedSteps
 from guerdon.models.checkpoint import adam_tensors, load_adam
 
+_OTHER = "the optimiser state is for {} parameters, this policy has {}"
+
 
 def flatten(parameters: Sequence[nn.Parameter]) -> Tensor:
     """One tensor with all of these parameters, which become windows into it."""
@@ -102,10 +104,7 @@ class FlatAdam:
         if not tensors:
             return
         if tensors["exp_avg"].numel() != self.flat.numel():
-            raise CheckpointError(
-                f"the optimiser state is for {tensors['exp_avg'].numel()} parameters, "
-                f"this policy has {self.flat.numel()}"
-            )
+            raise CheckpointError(_OTHER.format(tensors["exp_avg"].numel(), self.flat.numel()))
         for name, value in self._moments.items():
             value.copy_(tensors[name])
 
@@ -117,6 +116,8 @@ class AdamW:
         parameters: what is trained.
         learning_rate: until `step` sets another.
         weight_decay: per step, times the learning rate.
+        eps: added to the root of the second moment.
+        flat: store the state as `FlatAdam` does, for one process that goes on with it.
         what: what is trained, in words.
         key: the setting to change where training diverges.
     """
@@ -127,12 +128,15 @@ class AdamW:
         learning_rate: float,
         weight_decay: float = 0.0,
         *,
+        eps: float = 1e-8,
+        flat: bool = False,
         what: str = "the policy",
         key: str = "algorithm.learning_rate",
     ) -> None:
         self.optimizer = torch.optim.AdamW(
-            distributed.alike(parameters), lr=learning_rate, weight_decay=weight_decay, fused=True
+            distributed.alike(parameters), lr=learning_rate, weight_decay=weight_decay, eps=eps, fused=True
         )
+        self._flat = flat
         distributed.keeps_whole_state(self.optimizer)
         self.skipped = SkippedSteps(what, key)
 
@@ -151,15 +155,44 @@ class AdamW:
         if learning_rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
+        if self._flat:  # there, all weights have a gradient and the same number of steps
+            for parameter in self._parameters:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
         return self.skipped.clipped_step(self.optimizer, loss, max_norm)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state as named tensors: `adam.<parameter>.<slot>`."""
-        return adam_tensors(self.optimizer)
+        """The state as named tensors: `adam.<parameter>.<slot>`, or those of `FlatAdam`."""
+        found = adam_tensors(self.optimizer)
+        if not self._flat or not found:
+            return found
+        count = len(self._parameters)
+        joined = {
+            slot: torch.cat([found[f"adam.{i}.{slot}"].reshape(-1) for i in range(count)])
+            for slot in ("exp_avg", "exp_avg_sq")
+        }
+        return {"step": found["adam.0.step"]} | joined
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Return to what `tensors` gave; names that are not of Adam are passed over."""
+        """Return to what `tensors` gave; names that are not of Adam are passed over.
+
+        Raises:
+            CheckpointError: they are of another policy.
+        """
+        if self._flat and tensors:
+            sizes = [p.numel() for p in self._parameters]
+            if tensors["exp_avg"].numel() != sum(sizes):
+                raise CheckpointError(_OTHER.format(tensors["exp_avg"].numel(), sum(sizes)))
+            parts = {slot: torch.split(tensors[slot], sizes) for slot in ("exp_avg", "exp_avg_sq")}
+            tensors = {
+                f"adam.{i}.{slot}": part[i].view(p.shape)
+                for i, p in enumerate(self._parameters) for slot, part in parts.items()
+            } | {f"adam.{i}.step": tensors["step"] for i in range(len(sizes))}  # fmt: skip
         load_adam(self.optimizer, tensors)
+
+    @property
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
 
 
 Optimizer = FlatAdam | AdamW

@@ -122,6 +122,7 @@ def train_sft(
         CheckpointError: the model cannot be read.
     """
     started = time.perf_counter()
+    distributed.check_offload(policy_settings, distributed.peers())
     policy = load_policy(policy_settings, seed=settings.seed)
     policy.dropout = policy_settings.dropout is not False
     longest = settings.max_length or policy.base.positions
@@ -129,7 +130,7 @@ def train_sft(
     train, val = split_by_prompt(tokens, settings.val_split, settings.seed)
     record = {
         "settings": settings.model_dump(mode="json", exclude=_FREE),
-        "policy": policy_settings.model_dump(mode="json", exclude={"device"}),
+        "policy": policy_settings.model_dump(mode="json", exclude={"device", "cpu_offload"}),
         "data": tokens.digest(),
     }
     run = TrainingFolder(settings.save_dir, record, resume=settings.resume)

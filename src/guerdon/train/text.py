@@ -91,6 +91,7 @@ def train_text_model(
     for key in ("wait_for_gpu", "quantize"):
         if distributed.peers() > 1 and getattr(settings, key) is not None:
             raise ConfigError(f"{key} works in one process only; leave it out, or start the training without torchrun")
+    distributed.check_offload(settings, distributed.peers())
     if settings.wait_for_gpu is not None:
         show_only(wait_for_gpu(settings.wait_for_gpu))
     with seeded(None, resolve_device(settings.device)):
@@ -99,7 +100,7 @@ def train_text_model(
         digests = {"train": train.digest(), "val": val.digest()}
         record = {
             "settings": settings.model_dump(mode="json", exclude=_FREE),
-            "policy": settings.start(study.text_default).model_dump(mode="json", exclude={"device"}),
+            "policy": settings.start(study.text_default).model_dump(mode="json", exclude={"device", "cpu_offload"}),
             "data": digests,
         }
         folder = Path(settings.save_dir) / (found.folder or "")

@@ -55,7 +55,7 @@ _SHOWN = {
     "eval_mae": "MAE",
 }
 _ACCELERATE = "ACCELERATE_TORCH_DEVICE"
-FREE = {"save_dir", "resume", "log_every", "tensorboard", "device"}
+FREE = {"save_dir", "resume", "log_every", "tensorboard", "device", "cpu_offload"}
 """Keys of a training that may be others when it is resumed."""
 
 Settings = ResNetTrainSettings | ProgressTrainSettings | SFTSettings | TextTrainSettings | VLMTrainSettings
@@ -328,10 +328,7 @@ class BaseTrainer(Trainer):  # type: ignore[misc]
             super()._save_rng_state(output_dir)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        if self.is_fsdp_enabled:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-        else:
-            self.model.load_tensors(load_weights(Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME))
+        self.model.load_tensors(load_weights(Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME))
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(self.state.best_model_checkpoint)

@@ -15,7 +15,6 @@ import math
 import shutil
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -41,6 +40,7 @@ from guerdon.policies.precision import halve_linear
 from guerdon.policies.text_files import check_disk
 from guerdon.progress import doing
 from guerdon.settings.train import VLMTrainSettings
+from guerdon.sharding import Shards
 from guerdon.train.images import LabelledRows, TrainResult, is_classifier, label_meaning, label_rows, read_data
 from guerdon.train.trainer import FREE, BalancedSampler, BaseTrainer, TrainingFolder
 from guerdon.types import ByteArray, Episode, Failure, IntArray
@@ -89,9 +89,11 @@ def train_vlm(
     summary = trainer.summary()
     metrics = {"loss": loss, "best_step": summary["best_step"], "steps": summary["steps"], **examples.counts("rows")}
 
+    whole = shards is None or settings.lora is not None  # as far as it is written
+    own = None if whole else {name: distributed.gathered(p) for name, p in backend.model.named_parameters()}
+
     def write() -> None:
-        with nullcontext() if shards is None else shards.whole():
-            _write(settings, backend, base, run.save_dir / "model", data_hash)
+        _write(settings, backend, base, run.save_dir / "model", data_hash, own)
         metrics.update(_quality(examples, load_vlm("qwen_vl", run.save_dir, device=settings.device)))
         metrics["seconds"] = round(time.perf_counter() - start, 3)
         run.finish(metrics)
@@ -100,11 +102,11 @@ def train_vlm(
     return TrainResult(run.save_dir, metrics)
 
 
-def _backend(settings: VLMTrainSettings, path: str) -> tuple[TransformersBackend, distributed.Shards | None]:
+def _backend(settings: VLMTrainSettings, path: str) -> tuple[TransformersBackend, Shards | None]:
     """The model to train, with a fresh adapter where `lora` is set, and its shards where several processes train it."""
     model, inputs = read_vlm(path)
     set_arguments(inputs.tokenizer, settings.chat_template_kwargs, "chat_template_kwargs")
-    shards = distributed.Shards(model) if distributed.peers() > 1 else None
+    shards = Shards(model) if distributed.peers() > 1 else None
     if settings.lora is None:
         model.requires_grad_(True)
     else:
@@ -117,7 +119,15 @@ def _backend(settings: VLMTrainSettings, path: str) -> tuple[TransformersBackend
     return backend, shards
 
 
-def _write(settings: VLMTrainSettings, backend: TransformersBackend, base: Path, target: Path, data_hash: str) -> None:
+def _write(
+    settings: VLMTrainSettings,
+    backend: TransformersBackend,
+    base: Path,
+    target: Path,
+    data_hash: str,
+    own: dict[str, Tensor] | None,
+) -> None:
+    """Write the model; `own` are its weights where several processes share them out."""
     names = ["question", "input", "max_pixels"]
     names += ["nframes", "fps"] if settings.input == "video" else []
     names += ["chat_template_kwargs"] if settings.chat_template_kwargs else []
@@ -135,7 +145,7 @@ def _write(settings: VLMTrainSettings, backend: TransformersBackend, base: Path,
     )
 
     def write_weights(into: Path) -> None:
-        refuse_to_write({n: p for n, p in backend.model.named_parameters() if p.requires_grad}, target)
+        refuse_to_write(own or {n: p for n, p in backend.model.named_parameters() if p.requires_grad}, target)
         with quietly():
             if settings.lora is not None:
                 backend.model.peft_config["default"].base_model_name_or_path = card.base
@@ -144,8 +154,7 @@ def _write(settings: VLMTrainSettings, backend: TransformersBackend, base: Path,
                 if settings.tiny is not None:
                     shutil.copytree(base, into / BASE)
             else:
-                own = {name: p.detach().cpu() for name, p in backend.model.named_parameters()}
-                backend.model.save_pretrained(into / BASE, state_dict=own if distributed.launched() > 1 else None)
+                backend.model.save_pretrained(into / BASE, state_dict=own)
                 backend.inputs.tokenizer.save_pretrained(into / BASE)
                 backend.inputs.image_processor.save_pretrained(into / BASE)
                 backend.inputs.video_processor.save_pretrained(into / BASE)
@@ -218,7 +227,7 @@ def vlm_examples(episodes: Iterable[Episode], settings: VLMTrainSettings) -> VLM
 class _AnswerLoss(nn.Module):
     """Summed negative log-likelihood of the answers of some examples."""
 
-    def __init__(self, backend: TransformersBackend, examples: VLMExamples, shards: distributed.Shards | None) -> None:
+    def __init__(self, backend: TransformersBackend, examples: VLMExamples, shards: Shards | None) -> None:
         super().__init__()
         self.model = backend.model
         self._backend, self._examples, self._shards = backend, examples, shards
@@ -279,7 +288,7 @@ class AnswerTrainer(BaseTrainer):
         settings: VLMTrainSettings,
         folder: Path,
         *,
-        shards: distributed.Shards | None = None,
+        shards: Shards | None = None,
     ) -> None:
         train, val = examples.split()
         sampler = BalancedSampler(examples.positive[train], settings.fail_success_ratio, settings.seed)

@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 import torch
 
+from guerdon import distributed
 from guerdon.devices import resolve_device
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.policies.vla.flow import FlowVLA
@@ -57,6 +58,8 @@ def build_vla(
             "policy.use_proprio: this environment does not say which of its observation is proprioception; give it an "
             "attribute `proprioception` with the indices, or set use_proprio to false"
         )
+    device = resolve_device(settings.device)
+    distributed.check_device(device)
     proprio = proprioception_size if settings.use_proprio else 0
     actions = int(np.prod(action_space.shape or ()))
     if settings.vla_path is not None:
@@ -69,13 +72,16 @@ def build_vla(
         else:
             network = tiny_token_network(settings.tiny, proprio, actions if settings.family == "regression" else 0)
     family = FAMILIES[settings.family]
-    device = resolve_device(settings.device)
     bf16 = computes_in_bf16(settings, device)
     if settings.use_quantization:
+        if distributed.peers() > 1:
+            raise ConfigError("policy.use_quantization: weights of 4 bits cannot be sharded; leave it out")
         if device.type != "cuda":
             raise ConfigError(f"policy.use_quantization needs a GPU, and policy.device is {device} here; leave it out")
         quantize(network, family.heads_left_alone, torch.bfloat16 if bf16 else torch.float32)
     policy = family(settings, network, encode, statistics, heads, auxiliary)
+    if policy.shards is not None:  # its parts are where they are to be
+        return policy.shards.with_rest_on(policy, device)
     if settings.vla_path is not None and bf16:
         for parameter in policy.parameters():
             if not parameter.requires_grad:  # it is read from the checkpoint again, never stored

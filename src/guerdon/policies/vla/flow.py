@@ -30,7 +30,7 @@ from guerdon.policies.robot import Action
 from guerdon.policies.vla.policy import VLAInputs, VLAPolicy
 from guerdon.policies.vla.smolvla import ExpertNetwork, Prefix
 from guerdon.settings.vla_policy import FlowDecodingSettings, VLAPolicySettings
-from guerdon.types import BoolArray, Evaluated, FloatArray
+from guerdon.types import BoolArray, FloatArray
 
 _TIME = (1.5, 1.0, 0.999, 0.001)  # of training: Beta(1.5, 1) times 0.999 plus 0.001, as pi0 and SmolVLA draw it
 
@@ -110,9 +110,10 @@ class FlowVLA(VLAPolicy):
             record = torch.cat([record, pad[:, None].expand(-1, steps + 1, -1, -1)], dim=-1)
         return Action(self.executed(x[:, : self.chunk]), record=record.cpu().numpy())
 
-    def evaluate(self, inputs: VLAInputs, *, entropy: bool = False) -> Evaluated:
+    def evaluated(
+        self, inputs: VLAInputs, *, entropy: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """Log-probabilities (N, C) of the paths, the entropy (N, C) of their steps, and values (N, 1, H)."""
-        inputs = inputs.to(self.device)
         assert inputs.record is not None
         path, pad = inputs.record[..., : self.action_size], inputs.record[:, 0, :, self.action_size :]
         log_probs, spread = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
@@ -124,13 +125,12 @@ class FlowVLA(VLAPolicy):
                 log_probs = log_probs + gaussian_log_prob(after, mean, std).sum(-1)
                 spread = spread + (std.log() + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
         values = None if self.vf is None else self.estimate(prefix.hidden)[:, None]
-        return Evaluated(log_probs, spread if entropy else None, values, self.predict(prefix.hidden))
+        return log_probs, spread if entropy else None, values, self.predict(prefix.hidden)
 
-    def values(self, observations: np.ndarray) -> Tensor:
-        """(N, H) from the mean hidden state of pictures, instruction and proprioception."""
-        inputs = self.inputs(observations).to(self.device)
+    def summary(self, inputs: VLAInputs) -> Tensor:
+        """(N, h) the mean hidden state of pictures, instruction and proprioception."""
         with self.computing():
-            return self.estimate(self.model.read(self.pixels(inputs), inputs).hidden)
+            return self.model.read(self.pixels(inputs), inputs).hidden
 
     def imitation_loss(self, observations: np.ndarray, actions_N_C_A: FloatArray, mask_N_C: BoolArray) -> Tensor:
         """(N,) mean squared error of the velocity at random times; noise and times are of torch's generator.

@@ -13,6 +13,7 @@ Actions attend to each other, so the whole chunk is denoised, however many of it
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,7 @@ class Pi0Network(ExpertNetwork):
         self.head_dim, self.groups = int(text.head_dim), text.num_attention_heads // text.num_key_value_heads
         self.see, self.text, self.expert = Siglip(vision, self.width), GemmaModel(text), GemmaModel(expert)
         del self.expert.embed_tokens
+        self._computed_within(self.text, self.expert)
         wide = self.expert_width
         if adaptive:
             for layer in self.expert.layers:
@@ -124,12 +126,17 @@ class Pi0Network(ExpertNetwork):
         attend = mask_N_S[:, None, :].expand(-1, mask_N_S.shape[1], -1)
         turn = rotation(mask_N_S.cumsum(1) - 1, self.head_dim)
         keys, values = [], []
-        for layer in self.text.layers:
+
+        def layered(layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             q, k, v = self._qkv(layer, layer.input_layernorm(x))
-            keys.append(turned(k, turn))
+            k = turned(k, turn)
+            x = x + layer.self_attn.o_proj(self._attention(turned(q, turn), k, v, attend))
+            return x + layer.mlp(layer.post_attention_layernorm(x)), k, v
+
+        for layer in self.text.layers:
+            x, k, v = layer(partial(layered, layer), x)
+            keys.append(k)
             values.append(v)
-            x = x + layer.self_attn.o_proj(self._attention(turned(q, turn), keys[-1], v, attend))
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
         x = self.text.norm(x).float() * mask_N_S[..., None]
         state = None
         if not self.adaptive:
@@ -152,13 +159,18 @@ class Pi0Network(ExpertNetwork):
         attend = torch.cat([prefix.mask[:, None].expand(-1, length, -1), prefix.mask.new_ones(n, length, length)], 2)
         attend[:, : length - count, -count:] = False
         turn = rotation(torch.arange(length, device=x.device) + prefix.mask.sum(1, keepdim=True), self.head_dim)
-        for layer, keys, values in zip(self.expert.layers, prefix.keys, prefix.values, strict=True):
+
+        def layered(layer: Any, x: Tensor, keys: Tensor, values: Tensor, condition: Tensor | None) -> Tensor:
             normed, gate = _normed(layer.input_layernorm, x, condition)
             q, k, v = self._qkv(layer, normed)
             k, v = torch.cat([keys, turned(k, turn)], dim=1), torch.cat([values, v], dim=1)
             x = x + gate * layer.self_attn.o_proj(self._attention(turned(q, turn), k, v, attend))
             normed, gate = _normed(layer.post_attention_layernorm, x, condition)
-            x = x + gate * layer.mlp(normed)
+            found: Tensor = x + gate * layer.mlp(normed)
+            return found
+
+        for layer, keys, values in zip(self.expert.layers, prefix.keys, prefix.values, strict=True):
+            x = layer(partial(layered, layer), x, keys, values, condition)
         hidden = _normed(self.expert.norm, x, condition)[0][:, -count:].float()
         return self.action_out_proj(hidden).float(), hidden
 

@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import gymnasium
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from guerdon import distributed
+from guerdon.devices import resolve_device
 from guerdon.errors import ConfigError, DataError, needs
 from guerdon.policies.adapters import fresh_lora, import_peft
 from guerdon.policies.precision import uses_bf16
@@ -30,10 +32,12 @@ from guerdon.policies.robot import ControlInputs, RobotPolicy
 from guerdon.policies.vla.vision import cropped
 from guerdon.settings.text_policy import LoraSettings
 from guerdon.settings.vla_policy import DecodingSettings, VLAPolicySettings
+from guerdon.sharding import Shards, blocks_of, recompute
 from guerdon.types import Evaluated, FloatArray, IntArray
 from guerdon.worlds.eye import resized
 from guerdon.worlds.observation import ObservationSpec, Padding
 
+T = TypeVar("T")
 PAD, BOS, STOP = 0, 1, 2  # ids that a hashed word never has; BOS and STOP are those of Llama 2, too
 Normalization = Literal["IDENTITY", "MEAN_STD", "MIN_MAX", "QUANTILES", "QUANTILE10"]
 NORMALIZATIONS: dict[Normalization, tuple[str, ...]] = {
@@ -201,6 +205,9 @@ class VLAPolicy(RobotPolicy):
         )  # fmt: skip
         self.prompt: Callable[[str, np.ndarray], str] | None = getattr(network, "prompt", None)
         self.modes = statistics.modes or (self.normalization, self.normalization)
+        self.shards: Shards | None = getattr(network, "shards", None) or self._sharded(network)
+        if settings.gradient_checkpointing:
+            recompute(blocks_of(network))
         self.model: nn.Module = self._adapted(network) if settings.use_lora else network
         self.vf: nn.Module | None = value_head(facts.width, settings.value_hidden, len(heads)) if heads else None
         self.aux: nn.Module | None = nn.Linear(facts.width, len(auxiliary)) if auxiliary else None
@@ -210,6 +217,12 @@ class VLAPolicy(RobotPolicy):
         for name, pair, kind in kinds:
             for part, numbers in zip(("shift", "scale"), pair, strict=True):
                 self.register_buffer(f"{name}_{part}", torch.from_numpy(np.array(numbers, dtype=kind)))
+        distributed.register(self)
+
+    @property
+    def sharded(self) -> bool:  # type: ignore[override]
+        """Whether several processes share the weights out among themselves."""
+        return self.shards is not None
 
     @property
     def device(self) -> torch.device:
@@ -268,10 +281,31 @@ class VLAPolicy(RobotPolicy):
             return tasks_N
         return np.array([self.prompt(str(task), row) for task, row in zip(tasks_N, proprio_N_P.numpy(), strict=True)])
 
+    def evaluate(self, inputs: VLAInputs, *, entropy: bool = False) -> Evaluated:
+        """Log-probabilities of decisions (N, C * D), their entropies, values (N, 1, H), auxiliary predictions."""
+        inputs = inputs.to(self.device)
+        return Evaluated(*self.run(lambda: self.evaluated(inputs, entropy=entropy)))
+
+    @distributed.collective
+    def values(self, observations: np.ndarray) -> Tensor:
+        """(N, H) of the value heads."""
+        inputs = self.inputs(observations).to(self.device)
+        return self.run(lambda: self.estimate(self.summary(inputs)))
+
+    @distributed.collective
     @torch.no_grad()
     def evaluate_all(self, inputs: VLAInputs, *, micro: int) -> Evaluated:
         """`evaluate` without gradients, a few rows at a time; the result is on the CPU."""
         return super().evaluate_all(inputs, micro=micro if self.settings.tiny is not None else min(micro, _MICRO))
+
+    def acting(self) -> AbstractContextManager[None]:
+        """All weights are here inside the block, where they are sharded."""
+        return nullcontext() if self.shards is None else self.shards.whole()
+
+    @distributed.collective
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything to store; shards are put together, tensor by tensor, in the first process."""
+        return super().tensors()
 
     def stored(self) -> dict[str, Tensor]:
         """Weights and statistics; of a checkpoint's model, without frozen weights, which are in `vla_path`."""
@@ -295,6 +329,20 @@ class VLAPolicy(RobotPolicy):
             getattr(self, f"{name}_scale").copy_(torch.from_numpy(wide))
 
     # For the families.
+
+    def evaluated(
+        self, inputs: VLAInputs, *, entropy: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """What `evaluate` returns, in its order, of inputs on the device."""
+        raise NotImplementedError
+
+    def summary(self, inputs: VLAInputs) -> Tensor:
+        """(N, h) the hidden state that values are estimated from, of inputs on the device."""
+        raise NotImplementedError
+
+    def run(self, call: Callable[[], T]) -> T:
+        """What `call` computes with the weights, in one call from the first use of them to the last."""
+        return call() if self.shards is None else self.shards.run(call)
 
     def computing(self, *, dropout: bool = False) -> AbstractContextManager[object]:
         """The precision to compute in; `dropout`: of model and adapters, where gradients are wanted (cloning only)."""
@@ -329,6 +377,12 @@ class VLAPolicy(RobotPolicy):
         """(N, 1, A) of the auxiliary heads; None without any."""
         return None if self.aux is None else self.aux(hidden_N_h.float())[:, None]
 
+    def _sharded(self, network: nn.Module) -> Shards | None:
+        """The network spread over the processes, where there are several."""
+        if distributed.peers() == 1:
+            return None
+        return Shards(network, **sharding(self.settings))
+
     def _adapted(self, network: nn.Module) -> nn.Module:
         """The network with its weights frozen and an adapter on every linear layer but those left alone."""
         settings = self.settings
@@ -347,6 +401,11 @@ def computes_in_bf16(settings: VLAPolicySettings, device: torch.device) -> bool:
     if settings.bf16 == "auto":
         return device.type == "cuda" and uses_bf16("auto", device)
     return settings.bf16
+
+
+def sharding(settings: VLAPolicySettings) -> dict[str, Any]:
+    """Options of `Shards` that the `policy` section says."""
+    return {"half": computes_in_bf16(settings, resolve_device(settings.device)), "offload": settings.cpu_offload}
 
 
 def quantize(network: nn.Module, left_alone: Sequence[str], compute: torch.dtype) -> None:

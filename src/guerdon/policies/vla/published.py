@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from guerdon import distributed
 from guerdon.errors import CheckpointError, ConfigError, boundary
-from guerdon.finite import load_weights, refuse_to_read
+from guerdon.finite import load_weights
 from guerdon.hub import OFT_PARTS, check_folder, reading
 from guerdon.policies.adapter_files import merged_weights
-from guerdon.policies.pretrained import read_tokenizer
+from guerdon.policies.pretrained import read_tensors, read_tokenizer
 from guerdon.policies.vla.checkpoint_config import (
     PROPRIO,
     STATE,
@@ -33,12 +34,13 @@ from guerdon.policies.vla.checkpoint_config import (
     checked,
     json_object,
 )
-from guerdon.policies.vla.policy import BOS, Normalization, Statistics
+from guerdon.policies.vla.policy import BOS, Normalization, Statistics, sharding
 from guerdon.policies.vla.prismatic import PrismaticNetwork
 from guerdon.policies.vla.smolvla import ExpertSize, SmolVLANetwork
 from guerdon.policies.vla.statistics import instruction_length, lerobot_statistics, openvla_statistics
 from guerdon.policies.vla.vision import DinoSiglipTowers, ViTSize
 from guerdon.settings.vla_policy import VLAPolicySettings
+from guerdon.sharding import Shards
 
 TOWERS = {
     "vit_large_patch14_reg4_dinov2.lvd142m": ViTSize(224, 14, 1024, 24, 16, 4096, prefix=5, scaled=True),
@@ -155,7 +157,7 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
         renamed |= {f"action_head.{name.removeprefix('model.')}": t for name, t in parts["action_head"].items()}
     elif head is not None and len(head) == rows:
         renamed["action_head.weight"] = head[vocabulary - bins : vocabulary].flip(0)
-    fill_exactly(network, renamed, openvla_unused(network), folder)
+    fill_exactly(network, renamed, openvla_unused(network), folder, settings=settings)
     return Published(network, _openvla_encoder(folder), statistics)
 
 
@@ -223,7 +225,7 @@ def read_smolvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
     renamed = {_smolvla_name(key): tensor for key, tensor in published_weights(settings).items()}
     unused = {_SMOLVLA_UNUSED: (vlm.text_config.vocab_size, vlm.text_config.hidden_size)}
     statistics = lerobot_statistics(folders(settings), config, renamed, actions=actions, proprio_size=proprio_size)
-    fill_exactly(network, renamed, unused, folder)
+    fill_exactly(network, renamed, unused, folder, settings=settings)
     if config.train_expert_only:
         network.see.requires_grad_(False)
         network.text.requires_grad_(False)
@@ -260,26 +262,6 @@ def check_lerobot(
     config.check_numbers(file, actions=actions, proprio_size=proprio_size)
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All weights of a folder: `model.safetensors`, or the shards that `model.safetensors.index.json` names.
-
-    Raises:
-        CheckpointError: there are none, or a shard is missing or cannot be read.
-    """
-    from safetensors.torch import load_file
-
-    index = folder / "model.safetensors.index.json"
-    names = sorted(set(json_object(index)["weight_map"].values())) if index.is_file() else ["model.safetensors"]
-    tensors: dict[str, Tensor] = {}
-    for name in names:
-        if not (folder / name).is_file():
-            raise CheckpointError(f"{folder} has no {name}; name the folder of a checkpoint, with all of its files")
-        with boundary(CheckpointError, f"{folder / name} cannot be read"):
-            tensors |= load_file(folder / name)
-    refuse_to_read(tensors.items(), folder)
-    return tensors
-
-
 def folders(settings: VLAPolicySettings) -> list[Path]:
     """The checkpoint's, and its adapter's."""
     return [Path(path) for path in (settings.vla_path, settings.load_adapter_checkpoint) if path is not None]
@@ -310,7 +292,7 @@ class _SmolVLMEyes(nn.Module):
 
 def fill_exactly(
     network: nn.Module, stored: dict[str, Tensor], unused: Mapping[str, tuple[int, ...]], folder: Path,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype = torch.float32, settings: VLAPolicySettings | None = None,
 ) -> None:  # fmt: skip
     """Give a network its weights; all of them and nothing else.
 
@@ -320,6 +302,8 @@ def fill_exactly(
         unused: names and shapes of weights that may be there and are left out.
         folder: of the checkpoint, for the message.
         dtype: of the network.
+        settings: of a policy that several processes share out: each takes its part of every tensor, a block at a time;
+            of frozen weights, in the precision that it computes in.
 
     Raises:
         CheckpointError: weights are missing, unknown, or have another shape.
@@ -337,9 +321,14 @@ def fill_exactly(
             f"{wanted[wrong[0]]}" if wrong else "",
         ]  # fmt: skip
         raise CheckpointError(f"{folder} does not have the published layout: it {' and '.join(s for s in said if s)}")
-    network.load_state_dict({name: stored[name].to(dtype) for name in own}, assign=True)
     for parameter in network.parameters():
         parameter.requires_grad_(True)
+    if distributed.peers() > 1 and settings is not None:
+        options = sharding(settings)
+        dtype = torch.bfloat16 if options["half"] and settings.use_lora else dtype
+        network.shards = Shards(network, weights=stored, dtype=dtype, **options)  # type: ignore[assignment]
+        return
+    network.load_state_dict({name: stored[name].to(dtype) for name in own}, assign=True)
 
 
 @contextmanager

@@ -106,7 +106,7 @@ def read_pi0(settings: VLAPolicySettings, *, actions: int, proprio_size: int) ->
     words = len(stored[_WORDS])
     network = _network(config, words, proprio_size, adaptive=adaptive)
     unused = {head: (words, network.width), f"{_EXPERT}lm_head.weight": (words, network.expert_width)}
-    fill_exactly(network, stored, unused, folder)
+    fill_exactly(network, stored, unused, folder, settings=settings)
     if config.train_expert_only:
         network.see.requires_grad_(False)
         network.text.requires_grad_(False)

@@ -20,7 +20,7 @@ from guerdon.policies.robot import Action
 from guerdon.policies.vla.policy import VLAInputs, VLAPolicy
 from guerdon.policies.vla.prismatic import PrismaticNetwork
 from guerdon.settings.vla_policy import RegressionDecodingSettings, VLAPolicySettings
-from guerdon.types import BoolArray, Evaluated, FloatArray
+from guerdon.types import BoolArray, FloatArray
 
 
 def laplace_log_prob(x: Tensor, mean: Tensor, log_scale: Tensor) -> Tensor:
@@ -54,22 +54,23 @@ class RegressionVLA(VLAPolicy):
             x = x + self.log_scale.exp() * noise
         return Action(self.executed(x), record=x.flatten(1).cpu().numpy())
 
-    def evaluate(self, inputs: VLAInputs, *, entropy: bool = False) -> Evaluated:
+    def evaluated(
+        self, inputs: VLAInputs, *, entropy: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """Log-probabilities (N, C * A) of the numbers, their entropies, values (N, 1, H)."""
-        inputs = inputs.to(self.device)
         assert inputs.record is not None
         mean, hidden = self._predicted(inputs)
         log_probs = laplace_log_prob(inputs.record.view_as(mean), mean, self.log_scale).flatten(1)
-        return Evaluated(
+        return (
             log_probs,
             (1 + math.log(2) + self.log_scale).expand_as(mean).flatten(1) if entropy else None,
             None if self.vf is None else self.estimate(hidden)[:, None],
             self.predict(hidden),
         )
 
-    def values(self, observations: np.ndarray) -> Tensor:
-        """(N, H) from the hidden state of the first number of the first action."""
-        return self.estimate(self._predicted(self.inputs(observations).to(self.device))[1])
+    def summary(self, inputs: VLAInputs) -> Tensor:
+        """(N, h) of the first number of the first action."""
+        return self._predicted(inputs)[1]
 
     def imitation_loss(self, observations: np.ndarray, actions_N_C_A: FloatArray, mask_N_C: BoolArray) -> Tensor:
         """(N,) mean absolute error of the actions that there are; it leaves the scale as it is."""

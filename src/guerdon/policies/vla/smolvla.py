@@ -16,6 +16,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,16 @@ class ExpertNetwork(nn.Module):
         attention = layer.self_attn
         return self._heads(attention.q_proj(x)), self._heads(attention.k_proj(x)), self._heads(attention.v_proj(x))
 
+    def _computed_within(self, *models: Any) -> None:
+        """Let the layers of these models carry out a function that they are called with: `layer(compute, x)`.
+
+        Attention of the prefix and of the expert is not that of the layers; what is attached to their calls, such as
+        the gathering of their weights, takes place nevertheless.
+        """
+        for model in models:
+            for layer in model.layers:
+                layer.forward = partial(_forward, layer.forward)
+
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, attend_N_Q_S: Tensor) -> Tensor:
         """(N, Q, heads * size) of (N, ., heads, size)."""
         k, v = (x.repeat_interleave(self.groups, dim=2).to(q.dtype) for x in (k, v))
@@ -119,6 +130,10 @@ class ExpertNetwork(nn.Module):
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=attend_N_Q_S[:, None]
         )
         return mixed.transpose(1, 2).flatten(2)
+
+
+def _forward(own: Callable[..., Any], given: Any, *tensors: Any, **options: Any) -> Any:
+    return own(given, *tensors, **options) if isinstance(given, Tensor) else given(*tensors)
 
 
 class SmolVLANetwork(ExpertNetwork):
@@ -161,6 +176,7 @@ class SmolVLANetwork(ExpertNetwork):
                 layer.self_attn.v_proj = nn.Linear(inside, inside, bias=expert.attention_bias)
         self.groups = expert.num_attention_heads // expert.num_key_value_heads
         self.head_dim = int(expert.head_dim)
+        self._computed_within(self.text, self.expert)
         self.state_proj = nn.Linear(size.max_state_dim, self.width) if proprio_size else None
         self.action_in_proj = nn.Linear(size.max_action_dim, self.expert_width)
         self.action_out_proj = nn.Linear(self.expert_width, size.max_action_dim)
@@ -182,12 +198,16 @@ class SmolVLANetwork(ExpertNetwork):
             attend[:, :-1, -1] = False
         turn = rotation(mask_N_S.cumsum(1) - 1, self.head_dim)
         keys, values = [], []
-        for layer in self.text.layers:
+
+        def layered(layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             q, k, v = self._qkv(layer, layer.input_layernorm(x))
             q, k = turned(q, turn), turned(k, turn)
+            return self._after(layer, x, self._attention(q, k, v, attend)), k, v
+
+        for layer in self.text.layers:
+            x, k, v = layer(partial(layered, layer), x)
             keys.append(k)
             values.append(v)
-            x = self._after(layer, x, self._attention(q, k, v, attend))
         x = self.text.norm(x).float() * mask_N_S[..., None]
         return Prefix(keys, values, mask_N_S, x.sum(1) / mask_N_S.sum(1, keepdim=True))
 
@@ -203,8 +223,8 @@ class SmolVLANetwork(ExpertNetwork):
         from_start, after = (
             rotation(steps, self.head_dim), rotation(steps + prefix.mask.sum(1, keepdim=True), self.head_dim)
         )  # fmt: skip
-        for i, layer in enumerate(self.expert.layers):
-            keys, values = prefix.keys[i * self._every], prefix.values[i * self._every]
+
+        def layered(i: int, layer: Any, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             normed = layer.input_layernorm(x)
             if self._attends_itself(i):
                 q, k, v = self._qkv(layer, normed)
@@ -216,7 +236,10 @@ class SmolVLANetwork(ExpertNetwork):
                     self._heads(layer.self_attn.k_proj(keys.flatten(2))),
                     self._heads(layer.self_attn.v_proj(values.flatten(2))), before,
                 )  # fmt: skip
-            x = self._after(layer, x, self._attention(q, k, v, attend))
+            return self._after(layer, x, self._attention(q, k, v, attend))
+
+        for i, layer in enumerate(self.expert.layers):
+            x = layer(partial(layered, i, layer), x, prefix.keys[i * self._every], prefix.values[i * self._every])
         hidden = self.expert.norm(x).float()
         return self.action_out_proj(hidden).float(), hidden
 

@@ -23,7 +23,7 @@ from guerdon.policies.robot import Action
 from guerdon.policies.vla.policy import VLAInputs, VLAPolicy
 from guerdon.policies.vla.prismatic import PrismaticNetwork
 from guerdon.settings.vla_policy import TokenDecodingSettings, VLAPolicySettings
-from guerdon.types import BoolArray, Evaluated, FloatArray, IntArray
+from guerdon.types import BoolArray, FloatArray, IntArray
 
 
 def bins_of(normalised: np.ndarray, bins: int) -> IntArray:
@@ -78,29 +78,30 @@ class TokenVLA(VLAPolicy):
         values = values_of(tokens, self.bins).view(-1, self.chunk, self.action_size)
         return Action(self.executed(values), record=tokens.cpu().numpy())
 
-    def evaluate(self, inputs: VLAInputs, *, entropy: bool = False) -> Evaluated:
+    def evaluated(
+        self, inputs: VLAInputs, *, entropy: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """Log-probabilities (N, C * D) of the bins at the sampling temperature, their entropies, values (N, 1, H)."""
-        inputs = inputs.to(self.device)
         assert inputs.record is not None
         with self.computing():
             hidden = self._hidden(inputs, inputs.record)
             logits = self.model.logits(hidden).float() / self.decoding.temperature
         log_probs = functional.log_softmax(logits, dim=-1)
-        return Evaluated(
+        return (
             log_probs.gather(-1, inputs.record[..., None]).squeeze(-1),
             -(log_probs.exp() * log_probs).sum(-1) if entropy else None,
             None if self.vf is None else self.estimate(hidden[:, 0])[:, None],
             self.predict(hidden[:, 0]),
         )
 
-    def values(self, observations: np.ndarray) -> Tensor:
-        """(N, H) from the hidden state that the first action token is predicted from."""
-        inputs = self.inputs(observations).to(self.device)
+    def summary(self, inputs: VLAInputs) -> Tensor:
+        """(N, h) that the first action token is predicted from."""
         with self.computing():
             if self.decoding.parallel_decoding:
-                return self.estimate(self._hidden(inputs, None)[:, 0])
+                return self._hidden(inputs, None)[:, 0]
             none = torch.zeros(len(inputs), 1, dtype=torch.int64, device=self.device)
-            return self.estimate(self.model(self.pixels(inputs), inputs, 1, none)[:, 0])
+            found: Tensor = self.model(self.pixels(inputs), inputs, 1, none)
+            return found[:, 0]
 
     def imitation_loss(self, observations: np.ndarray, actions_N_C_A: FloatArray, mask_N_C: BoolArray) -> Tensor:
         """(N,) mean cross-entropy of the bins of the actions that there are."""

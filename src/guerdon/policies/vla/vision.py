@@ -141,6 +141,8 @@ class ViT(nn.Module):
     the block after it, the norm and the pooling of a published checkpoint are left out: see `unused`.
     """
 
+    _no_split_modules = ("_Block",)
+
     def __init__(self, size: ViTSize) -> None:
         super().__init__()
         self.size, self.width = size, size.width
