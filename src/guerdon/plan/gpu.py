@@ -292,26 +292,49 @@ def estimate_vla(study: Study) -> dict[str, str]:
     algorithm = study.on_policy
     shape, p, trained = vla_size(policy)
     tokens = PATCHES * policy.num_images_in_input + INSTRUCTION + ACTION * policy.num_action_chunks
-    state, one = 18 * trained, _decision_bytes(policy, shape, tokens)
-    if policy.use_lora:
-        embedded = 2 * shape.embedding
-        state += 0.5625 * (p - embedded) + 2 * embedded if policy.use_quantization else 2 * p
+    one, cards = _decision_bytes(policy, shape, tokens), gpus_named(policy.gpus)[0]
+    state, gathered, acting = _vla_state(policy, shape, p, trained, cards)
     micro = algorithm.micro_batch_size or algorithm.minibatch_size
     limit, chunk = env.max_episode_steps or 1, policy.num_action_chunks
     steps = env.num_envs * (limit if algorithm.needs.groups else algorithm.rollout_steps)
     decisions = math.ceil(runner.total_steps / steps) * math.ceil(steps / chunk)
     evaluated = runner.total_steps // runner.eval_every * runner.eval_episodes * limit
     per_token = 4 + algorithm.num_epochs * ((4 if policy.use_lora else 6) + 2 * policy.gradient_checkpointing)
-    room = GPUS[gpus_named(policy.gpus)[1]].memory - CONTEXT - state
+    room = GPUS[gpus_named(policy.gpus)[1]].memory - CONTEXT - state - gathered
     parts = {"weights, gradients and moments": state, f"activations of {micro} decisions": micro * one}
+    most = max(sum(parts.values()) + gathered, state + acting)
+    if cards > 1:
+        parts |= {"what is gathered in an update": gathered, "the whole policy, while it acts": acting}
     return {
         **gpu_lines(
-            parts, sum(parts.values()), policy.gpus, _vla_advice(policy, algorithm.minibatch_size, int(room // one)),
+            parts, most, policy.gpus, _vla_advice(policy, algorithm.minibatch_size, int(room // one)),
             f"P = {p / 1e9:.3g}e9, T = {trained / 1e9:.3g}e9, S = {tokens}",
         ),
         **computing(p * tokens * (decisions * per_token + 2 * evaluated / chunk), policy.gpus),
         "time of the simulators": duration((runner.total_steps + evaluated) / (STEPS_PER_SECOND * env.num_envs)),
     }  # fmt: skip
+
+
+def _vla_state(
+    policy: VLAPolicySettings, shape: Shape, p: float, trained: float, cards: int
+) -> tuple[float, float, float]:
+    """Bytes on each of so many GPUs that shard a policy: of its part, gathered in an update, gathered to act.
+
+    One GPU holds all in float32 with a copy in bfloat16, frozen weights in bfloat16. Of several each holds a part of the
+    base. Gathered in an update are two blocks, in bfloat16 and with gradients in float32, and in float32, with
+    gradients, the embeddings; to act all of the base, where no collectors have copies of their own.
+    """
+    embedded = 2 * shape.embedding
+    if policy.use_lora:
+        frozen = 0.5625 * (p - embedded) + 2 * embedded if policy.use_quantization else 2 * p
+        base, own, gradients, whole = frozen, 18 * trained, 0, 2 * p
+    else:
+        base, own, gradients, whole = (18 if cards == 1 else 16) * p, 0, 4, 4 * p
+    if cards == 1 or policy.use_quantization:  # which several learners refuse
+        return base + own, 0.0, 0.0
+    block = (shape.parameters - embedded) / shape.layers
+    root = (2 if policy.use_lora else 4) + gradients
+    return base / cards + own, 2 * block * (2 + gradients) + embedded * root, whole
 
 
 def _decision_bytes(policy: VLAPolicySettings, shape: Shape, tokens: int) -> float:
