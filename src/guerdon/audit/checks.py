@@ -14,10 +14,12 @@ from guerdon.audit import curve_checks, program_checks, robot_checks, text_check
 from guerdon.audit.finding import Audit
 from guerdon.audit.log_view import Checked, Missing, View
 from guerdon.audit.rows import Rows
+from guerdon.audit.second import SecondReward
 from guerdon.evaluate.statistics import holm
 
 ALPHA = 0.03  # after Holm's correction
 _ORDER = {"error": 0, "warning": 1, "info": 2}
+BY_TRUTH = ("truth", "drift", "agreement")
 Check = Callable[[View], Checked | Missing]
 
 OF_RESPONSES: dict[str, Check] = {
@@ -53,18 +55,22 @@ OF_ROBOTS: dict[str, Check] = {
 }
 
 
-def audit(rows: Rows, *, seed: int = 0) -> Audit:
+def audit(rows: Rows, *, seed: int = 0, marks: SecondReward | None = None) -> Audit:
     """What is wrong with the rewards of a log, what is clean, and what could not be checked.
 
     Args:
         rows: of the log.
         seed: of the permutations.
+        marks: of a judge, which stand for the truth in the checks `BY_TRUTH` where the log has none.
     """
     results: dict[str, Checked | Missing] = {"nan": value_checks.check_nan(rows) if len(rows) else Missing("reward")}
     view = View.whole(rows, seed)
     checks = OF_ROBOTS if rows.steps is not None else OF_RESPONSES | {"early_end": robot_checks.check_early_end}
+    marked = view
+    if marks is not None and marks.reward_N is not None and view.truth_M is None:
+        marked = view.marked(marks.name, marks.reward_N)
     for name, check in checks.items():
-        results[name] = check(view) if len(view) else Missing("reward")
+        results[name] = check(marked if name in BY_TRUTH else view) if len(view) else Missing("reward")
     if isinstance(results["truth" if "truth" in results else "nan"], Missing) and rows.curves:
         results["truth"] = curve_checks.check_curves(rows)
     made = {name: one for name, one in results.items() if isinstance(one, Checked)}

@@ -34,12 +34,20 @@ WAIT_S = 2.0  # between two looks at a live log, and at least as long as reading
 
 def audit(
     path: Annotated[Path, typer.Argument(help="A log of a run: a file or a folder.", show_default=False)],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(help="Options of the judge, such as judge.model=NAME max_usd=5.", show_default=False),
+    ] = None,
     columns: Annotated[
         str | None, typer.Option(help="Columns by what they hold: prompt=...,response=...,reward=...,truth=...")
     ] = None,
     second: Annotated[
         Path | None, typer.Option(help="Another reward of the same rows to compare, or reference data: drift.")
     ] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="A model as of `guerdon score`, whose marks of a sample are a second reward.")
+    ] = None,
+    sample: Annotated[int, typer.Option(min=1, help="Rows that the judge marks, at most.")] = 400,
     as_json: Annotated[bool, typer.Option("--json", help="Write findings, clean and unchecked as JSON.")] = False,
     fail_on: Annotated[
         list[str] | None,
@@ -56,19 +64,33 @@ def audit(
     from guerdon.audit.drift import with_drift
     from guerdon.audit.logs import read_log
     from guerdon.audit.page import write_page
-    from guerdon.audit.second import read_second
+    from guerdon.audit.second import read_second, with_second
+    from guerdon.config_tree import Tree, apply_overrides
 
     wanted, named = [_condition(given) for given in fail_on or ()], _columns(columns)
+    keys = apply_overrides(Tree(), options or []).data
+    if judge is None and options:
+        raise ConfigError(f"{' '.join(options)}: options are of a judge; add --judge MODEL, or remove them")
+    if judge is not None and (watch or second is not None):
+        other = "--watch would call it at each change" if watch else "--second is the one second reward"
+        raise ConfigError(f"--judge {judge}: {other}; leave out one of them")
     page = output or Path(f"{path.resolve().name}.audit.html")
     if page.suffix.lower() not in _HTML:
         raise ConfigError(f"--output {page}: the page is HTML; end its name in .html")
 
     def once() -> None:
         rows = read_log(path, columns=named, seed=seed)
-        result, compared = check(rows, seed=seed), None
-        if second is not None:
+        compared = None
+        if judge is not None:
+            from guerdon.audit.judged import judge_sample
+
+            compared = judge_sample(rows, judge, keys, most=sample, seed=seed)
+            result = check(rows, seed=seed, marks=compared)
+        elif second is not None:
             compared = read_second(rows, second, columns=named, seed=seed)
-            result = with_drift(result, compared.drift, second.name)
+            result = with_drift(check(with_second(rows, compared), seed=seed), compared.drift, second.name)
+        else:
+            result = check(rows, seed=seed)
         write_page(page, rows, result, compared, log=path, live=watch)
         said = as_line(rows, result, compared) if as_json else "\n".join([*lines(rows, result), f"page: {page}"])
         sys.stdout.write(hide(said if as_json else shown(said)) + "\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from guerdon.proportion import wilson_bounds
 FEW_LEVELS = 12  # a reward with at most so many values is graded, not continuous
 MOST_ROWS = 1000  # row numbers that a finding keeps
 MOST_EXAMPLES = 5
+THE_TRUTH = "the truth"
 VERIFIED_ROWS = 20_000  # of the sample that the verifier reads again
 
 
@@ -49,6 +50,7 @@ class View:
         truth_M: the log's, or guerdon's verifier's by the reference answers; NaN is unknown, None is no truth.
         copy_M: whether the prompt, the response and the reward came before.
         seed: of permutations.
+        truth_name: what `truth_M` is, in words.
     """
 
     rows: Rows
@@ -58,6 +60,7 @@ class View:
     truth_M: Numbers | None
     copy_M: Flags
     seed: int = 0
+    truth_name: str = THE_TRUTH
 
     @classmethod
     def whole(cls, rows: Rows, seed: int = 0) -> View:
@@ -82,7 +85,15 @@ class View:
         """A view of some of these rows."""
         peers = None if self.peer_M is None else strata(self.peer_M[keep_M])
         truth = None if self.truth_M is None else self.truth_M[keep_M]
-        return View(self.rows, self.row_M[keep_M], self.reward_M[keep_M], peers, truth, self.copy_M[keep_M], self.seed)
+        return replace(
+            self, row_M=self.row_M[keep_M], reward_M=self.reward_M[keep_M], peer_M=peers, truth_M=truth,
+            copy_M=self.copy_M[keep_M],
+        )  # fmt: skip
+
+    def marked(self, name: str, marks_N: Numbers) -> View:
+        """The rows that have a mark, which stands for their truth."""
+        marks = self.of(marks_N)
+        return replace(self, truth_M=marks, truth_name=name).sub(np.isfinite(marks))
 
     @cached_property
     def levels(self) -> Numbers | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -112,8 +112,27 @@ def read_second(rows: Rows, path: Path, *, columns: Mapping[str, str] = {}, seed
     second_N = np.where(place_N >= 0, values[np.maximum(place_N, 0)], np.nan)
     if not np.isfinite(second_N).any():
         raise DataError(f"{path}: none of its rewards in the column {name} is a number")
+    return compared(rows, second_N, f"{name} of {path.name}", matched, seed=seed)
+
+
+def compared(rows: Rows, second_N: Numbers, name: str, matched: str, *, seed: int = 0) -> SecondReward:
+    """A second reward with its figures.
+
+    Args:
+        rows: of the log.
+        second_N: the second reward of each, NaN where it has none.
+        name: of the second reward.
+        matched: how its rows were found, in words.
+        seed: of the bootstrap.
+    """
     figures, advantages = agreement(rows, second_N, seed=seed), advantage_changes(rows, second_N)
-    return SecondReward(f"{name} of {path.name}", matched, second_N, figures, advantages)
+    return SecondReward(name, matched, second_N, figures, advantages)
+
+
+def with_second(rows: Rows, second: SecondReward) -> Rows:
+    """A log with the second reward among its rewards, where the checks look for one that no longer rises."""
+    more = {} if second.reward_N is None else {second.name: second.reward_N}
+    return replace(rows, rewards={**rows.rewards, **more})
 
 
 def match(rows: Rows, other: Rows) -> tuple[Codes | None, str]:

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import ndtr, stdtr
 
 from guerdon.audit.association import associate, strata, stratum_means
-from guerdon.audit.log_view import Checked, Missing, View, classes, found
+from guerdon.audit.log_view import THE_TRUTH, Checked, Missing, View, classes, found
 from guerdon.audit.rows import Codes, Numbers
 
 # practical minima, set on the first half of benchmarks/audit_sets.py
@@ -37,7 +37,7 @@ def check_drift(view: View) -> Checked | Missing:
         return Missing("step, four or more")
     if view.truth_M is None or not view.has_truth:
         return NO_TRUTH
-    return _moved(view, steps, {"the truth": view.truth_M}, "drift")
+    return _moved(view, steps, {view.truth_name: view.truth_M}, "drift")
 
 
 def _progress(view: View) -> Numbers | None:
@@ -50,7 +50,7 @@ def _progress(view: View) -> Numbers | None:
 def _references(view: View) -> dict[str, Numbers]:
     """The truth; without it second rewards that are no parts of the reward and agreed with it in the first third."""
     if view.truth_M is not None and np.isfinite(view.truth_M).any():
-        return {"the truth": view.truth_M}
+        return {view.truth_name: view.truth_M}
     parts = {name: np.asarray(view.of(values), dtype=np.float64) for name, values in view.rows.rewards.items()}
     parts = {name: values for name, values in parts.items() if np.isfinite(values).mean() > 0.5}
     columns = np.column_stack([*parts.values(), np.ones(len(view))])
@@ -270,9 +270,9 @@ def check_agreement(view: View) -> Checked | Missing:
     if share + error >= AGREEMENT:
         return Checked(None, clean)
     flag = ((one.reward_M > view.paid_level) != right) & mixed[peers]
-    title = (
-        f"a right response has a higher reward than a wrong one to the same prompt with probability {share:.2f} only"
-    )
+    by = "" if view.truth_name == THE_TRUTH else f" (right by {view.truth_name})"
+    title = f"a right response has a higher reward than a wrong one to the same prompt with probability {share:.2f} "
+    title += f"only{by}"
     return Checked(
         found(
             one, "agreement", flag, title, effect=share, low=share - error, high=share + error, unit="probability",
