@@ -451,8 +451,10 @@ def test_the_video_of_an_episode_plays_on_the_page_from_the_time_of_the_row(tab,
     assert tab.js("document.querySelector('#detail video') === video")  # not loaded again
     assert tab.js("video.currentTime") == pytest.approx(0.8)
     tab.js("location.hash = '#row=2'")  # another episode
-    tab.wait("document.querySelector('#detail video') !== video && document.querySelector('#detail video').readyState >= 2")
-    assert tab.js("document.querySelector('#detail video').currentTime") == pytest.approx(0.2)
+    tab.wait("document.querySelector('#detail video') !== video")
+    tab.js("window.video = document.querySelector('#detail video')")
+    tab.wait("video.readyState >= 2 && !video.seeking")
+    assert tab.js("video.currentTime") == pytest.approx(0.2)
     next((folder / "videos").rglob("*.mp4")).write_bytes(b"no video")
     tab.open(f"{page.as_uri()}?again#row=3")
     tab.wait("document.getElementById('detail').dataset.row === '3' && !document.querySelector('#detail video')")

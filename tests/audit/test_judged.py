@@ -1,4 +1,4 @@
-"""`guerdon audit --judge`: a random sample of rows that a judge marks, through the stand-in endpoint of the judges' tests."""
+"""`guerdon audit --judge`: a random sample of rows that a judge marks, at the stand-in endpoint of other tests."""
 
 import json
 import re

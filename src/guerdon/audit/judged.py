@@ -2,8 +2,8 @@
 
     second = judge_sample(rows, "rubric.toml", {"max_usd": 5}, most=400, seed=0)
 
-The sample is scored as `guerdon score` scores a file: what it costs is logged before the first call, `max_usd` bounds it,
-and replies are kept in `judge_cache`, so that an audit that is started again pays for nothing twice.
+The sample is scored as `guerdon score` scores a file: what it costs is logged before the first call, `max_usd` bounds
+it, and replies are kept in `judge_cache`, so that an audit that is started again sends nothing again.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ from guerdon.errors import DataError
 from guerdon.evaluate.score_file import load_any_text_model, score_file
 
 
-def judge_sample(
-    rows: Rows, model: str, options: Mapping[str, Any], *, most: int = 400, seed: int = 0
-) -> SecondReward:
+def judge_sample(rows: Rows, model: str, options: Mapping[str, Any], *, most: int = 400, seed: int = 0) -> SecondReward:
     """A second reward of some rows of a log: the values of a model that reads their responses.
 
     Args:

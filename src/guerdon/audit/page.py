@@ -67,7 +67,7 @@ def write_page(
 
 
 class Clip(NamedTuple):
-    """A video of an episode: the camera, the address from the page, its part of the file in seconds, frames per second."""
+    """A video of an episode: camera, address from the page, its part of the file in seconds, frames per second."""
 
     camera: str
     address: str
