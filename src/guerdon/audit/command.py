@@ -6,16 +6,16 @@ guerdon audit rollouts/ --fail-on length:error
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import is_dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic_core import to_jsonable_python
 
+from guerdon.audit.finding import SEVERITIES
 from guerdon.errors import ConfigError, DataError, HarmError, did_you_mean
 from guerdon.process import shown
 from guerdon.progress import log_line
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from guerdon.audit.rows import Rows
     from guerdon.audit.second import SecondReward
 
-SEVERITIES = ("info", "warning", "error")
 ANY = "any"
 _HTML = (".html", ".htm")
 WAIT_S = 2.0  # between two looks at a live log, and at least as long as reading it took
@@ -35,8 +34,7 @@ WAIT_S = 2.0  # between two looks at a live log, and at least as long as reading
 def audit(
     path: Annotated[Path, typer.Argument(help="A log of a run: a file or a folder.", show_default=False)],
     options: Annotated[
-        list[str] | None,
-        typer.Argument(help="Options of the judge, such as judge.model=NAME max_usd=5.", show_default=False),
+        list[str] | None, typer.Argument(help="Options of the judge: judge.model=NAME max_usd=5.", show_default=False)
     ] = None,
     columns: Annotated[
         str | None, typer.Option(help="Columns by what they hold: prompt=...,response=...,reward=...,truth=...")
@@ -50,13 +48,10 @@ def audit(
     sample: Annotated[int, typer.Option(min=1, help="Rows that the judge marks, at most.")] = 400,
     as_json: Annotated[bool, typer.Option("--json", help="Write findings, clean and unchecked as JSON.")] = False,
     fail_on: Annotated[
-        list[str] | None,
-        typer.Option("--fail-on", help="FINDING[:SEVERITY], or any: exit with status 5 if found (repeatable)."),
+        list[str] | None, typer.Option(help="FINDING[:SEVERITY], or any: exit with status 5 if found (repeatable).")
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Read a live log again whenever it has grown.")] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The page; default NAME.audit.html here.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Page; default NAME.audit.html here.")] = None,
     seed: Annotated[int, typer.Option(help="Of samples and permutations.")] = 0,
 ) -> None:
     """Find what is wrong with the rewards of a run that is already there, of any trainer, and write one page."""
@@ -120,19 +115,8 @@ def as_line(rows: Rows, result: Audit, second: SecondReward | None) -> str:
     found = vars(result) | {"rows": len(rows), "layout": rows.layout}
     if second is not None:
         found["second"] = {name: value for name, value in vars(second).items() if name != "reward_N"}
-    return json.dumps(_plain(found), allow_nan=False)
-
-
-def _plain(value: Any) -> Any:
-    """Plain values with null for numbers that JSON cannot say."""
-    if hasattr(value, "_asdict") or is_dataclass(value):
-        value = value._asdict() if hasattr(value, "_asdict") else vars(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    value = value.item() if hasattr(value, "item") else value  # of numpy
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    plain = to_jsonable_python(found, inf_nan_mode="null", fallback=lambda number: number.item())  # of numpy
+    return json.dumps(plain, allow_nan=False)
 
 
 def _columns(given: str | None) -> dict[str, str]:
@@ -159,11 +143,11 @@ def _condition(given: str) -> tuple[str, str]:
     if severity and severity not in SEVERITIES:
         near = did_you_mean(severity, SEVERITIES)
         raise ConfigError(f"--fail-on {given}: the severity is one of {', '.join(SEVERITIES)}{near}")
-    return name, severity or SEVERITIES[0]
+    return name, severity or "info"
 
 
 def _fits(finding: Finding, name: str, severity: str) -> bool:
-    return name in (ANY, finding.name) and SEVERITIES.index(finding.severity) >= SEVERITIES.index(severity)
+    return name in (ANY, finding.name) and SEVERITIES.index(finding.severity) <= SEVERITIES.index(severity)
 
 
 def _whenever_changed(path: Path, page: Path, once: Callable[[], None]) -> None:

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from guerdon import atomic
 from guerdon.audit.browser import MAX_ROWS, MAX_TEXT, MAX_TEXTS, browser_blocks, text_limit
-from guerdon.audit.finding import Audit
+from guerdon.audit.finding import SEVERITIES, Audit
 from guerdon.audit.rows import Codes, Flags, Numbers, Rows
 from guerdon.audit.second import SecondReward
 from guerdon.compare.html_page import render
@@ -25,7 +25,6 @@ from guerdon.evaluate.charts import Box, Line, axes, bar, line_chart, spread, sv
 from guerdon.secrets import hide
 
 TEMPLATES = Path(__file__).parent / "templates"
-SEVERITIES = ("error", "warning", "info")  # the worst first
 MAX_POINTS = 160  # of a curve
 MAX_CURVES = 24  # of a log of scalars
 BINS = 40
