@@ -67,5 +67,5 @@ def _check(name: str, what: str, finds: Callable[[str], object], view: View) -> 
 
 
 check_edited_tests = partial(_check, "edited_tests", "edit tests or what they compare with", _EDITED.search)
-check_early_exit = partial(_check, "early_exit", "exit early or skip tests", _EXIT.search)
 check_hard_coded = partial(_check, "hard_coded", "return literals for literal inputs", hard_coded)
+check_early_exit = partial(_check, "early_exit", "exit early or skip tests", _EXIT.search)
