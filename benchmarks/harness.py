@@ -23,7 +23,7 @@ import numpy as np
 
 from guerdon import provenance
 
-_MARK = "measured: "
+MARK = "measured: "
 
 
 def pin(cores: Sequence[int]) -> None:
@@ -46,10 +46,10 @@ def measure(script: str, options: Mapping[str, Any], *, threads: int = 1) -> dic
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)},
     )
-    found = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
+    found = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     if done.returncode or not found:
         sys.exit(f"{script} {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-    result: dict[str, Any] = json.loads(found[-1].removeprefix(_MARK))
+    result: dict[str, Any] = json.loads(found[-1].removeprefix(MARK))
     return result
 
 
@@ -63,7 +63,10 @@ class Stopwatch:
         self._wall, self._core = time.perf_counter(), time.process_time()
 
     def read(self) -> dict[str, float]:
-        """Both times by name."""
+        """Both times by name, after all work of a GPU that was begun."""
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         return {"seconds": time.perf_counter() - self._wall, "core_seconds": time.process_time() - self._core}
 
 
@@ -101,7 +104,7 @@ def time_guerdon(study: Mapping[str, Any]) -> dict[str, Any]:
 
 def report_measurement(result: Mapping[str, Any]) -> None:
     """Hand a measurement to the process that called `measure`."""
-    print(_MARK + json.dumps(result))
+    print(MARK + json.dumps(result))
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -13,6 +13,7 @@ import resource
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -166,7 +167,10 @@ def run_guerdon(model: str, size: Size, *, matched: bool, prime: bool = False) -
     tokens = [row["tokens_generated"] for row in log if "tokens_generated" in row][-1]
     names = {name for row in times for name in row if name.startswith("seconds/")}
     phases = {name.removeprefix("seconds/"): sum(row.get(name, 0.0) for row in times) for name in sorted(names)}
-    return {**between(marks, size.warm), "samples": rows * size.steps, "tokens": tokens, "phases": phases}
+    return {
+        **between(marks, size.warm), "samples": rows * size.steps, "tokens": tokens, "updates": size.steps,
+        "phases": phases,
+    }  # fmt: skip
 
 
 def run_trl(model: str, size: Size, *, kind: str, bf16: bool) -> dict[str, Any]:
@@ -213,8 +217,9 @@ def run_trl(model: str, size: Size, *, kind: str, bf16: bool) -> dict[str, Any]:
             output_dir=folder, per_device_train_batch_size=rows, gradient_accumulation_steps=1,
             generation_batch_size=rows, num_generations=size.samples, max_completion_length=size.length,
             num_iterations=1, beta=0.0, temperature=1.0, learning_rate=RATE, lr_scheduler_type="constant",
-            max_steps=size.warm + size.steps, bf16=bf16, use_cpu=True, gradient_checkpointing=False, use_vllm=False,
-            logging_strategy="no", save_strategy="no", report_to="none", disable_tqdm=True, seed=SEED,
+            max_steps=size.warm + size.steps, bf16=bf16, use_cpu=not torch.cuda.is_available(),
+            gradient_checkpointing=False, use_vllm=False, logging_strategy="no", save_strategy="no", report_to="none",
+            disable_tqdm=True, seed=SEED,
         )  # fmt: skip
         network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa")
         trainer_ = trainer(
@@ -233,7 +238,8 @@ def run_trl(model: str, size: Size, *, kind: str, bf16: bool) -> dict[str, Any]:
         trainer_.train()
     verifier.close()
     return {
-        **between(marks, size.warm), "samples": rows * size.steps, "tokens": written[-1], "phases": dict(phases.seconds)
+        **between(marks, size.warm), "samples": rows * size.steps, "tokens": written[-1], "updates": size.steps,
+        "phases": dict(phases.seconds),
     }  # fmt: skip
 
 
@@ -249,40 +255,51 @@ def requests(model: str, size: Size) -> tuple[Any, list[np.ndarray]]:
     return tokenizer, [prompt_ids(tokenizer, p.messages) for p in prompts[: size.at_once]]
 
 
-def run_write(model: str, size: Size, *, dtype: str) -> dict[str, Any]:
-    """Generation by guerdon, where its time goes, and what the arithmetic alone would take."""
+def run_write(model: str, size: Size, *, dtype: str, vllm: bool = False) -> dict[str, Any]:
+    """Generation by guerdon; on a CPU with its own engine also where its time goes, and what arithmetic alone takes."""
     import torch
-    from torch.profiler import ProfilerActivity, profile
 
     from guerdon.policies.generate import LocalEngine
     from guerdon.policies.text_files import load_policy
-    from guerdon.settings.text_policy import LocalGenerationSettings, TextPolicySettings
+    from guerdon.settings.text_policy import LocalGenerationSettings, TextPolicySettings, VLLMGenerationSettings
 
     torch.set_num_threads(1)
     _, prompts = requests(model, size)
+    rng = np.random.default_rng(SEED)
     policy = load_policy(TextPolicySettings(path=model, bf16=dtype == "bfloat16"), seed=SEED)
-    engine, rng = LocalEngine(policy, LocalGenerationSettings(batch_size=size.at_once)), np.random.default_rng(SEED)
+    if vllm:
+        from guerdon.policies.generate_vllm import VLLMEngine
+
+        engine: Any = VLLMEngine(policy, VLLMGenerationSettings(engine="vllm"), max_length=1024)
+    else:
+        engine = LocalEngine(policy, LocalGenerationSettings(batch_size=size.at_once))
 
     def write() -> int:
         found = engine.generate(prompts, 1, max_new_tokens=size.written or size.length, rng=rng)
         return int(found.batch.mask_B_T.sum())
 
-    length = max(len(p) for p in prompts)
-    before = floor_seconds(size, length, dtype)
     write()
     watch = Stopwatch()
     tokens = sum(write() for _ in range(size.steps))
-    times = watch.read()
+    result = {**watch.read(), "samples": len(prompts) * size.steps, "tokens": tokens, "runs": size.steps}
+    alone = vllm or torch.cuda.is_available()
+    return result if alone else {**result, **_composition(write, size, max(len(p) for p in prompts), dtype)}
+
+
+def _composition(write: Callable[[], int], size: Size, prompt: int, dtype: str) -> dict[str, Any]:
+    """Shares of a request's time by what it is for, and the `floor` of the measured requests."""
+    from torch.profiler import ProfilerActivity, profile
+
+    before = floor_seconds(size, prompt, dtype)
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         write()
     spent: dict[str, float] = defaultdict(float)
     for event in seen.key_averages():
         spent[_part_of(event.key)] += event.self_cpu_time_total
     return {
-        **times, "samples": len(prompts) * size.steps, "tokens": tokens, "runs": size.steps,
         "shares": {name: value / sum(spent.values()) for name, value in spent.items()},
-        "floor": size.steps * (before + floor_seconds(size, length, dtype)) / 2,
-    }  # fmt: skip
+        "floor": size.steps * (before + floor_seconds(size, prompt, dtype)) / 2,
+    }
 
 
 def _part_of(operation: str) -> str:
@@ -337,16 +354,17 @@ def run_hf(model: str, size: Size, *, dtype: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     tokenizer, prompts = requests(model, size)
     network = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype), attn_implementation="sdpa")
-    network.eval()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    network.eval().to(device)
     ids, real = pad_left(prompts, tokenizer.pad_token_id)
     torch.manual_seed(SEED)
 
     @torch.inference_mode()
     def write() -> int:
         found = network.generate(
-            input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(real).long(), do_sample=True,
-            temperature=1.0, top_k=0, max_new_tokens=size.written or size.length, eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
+            input_ids=torch.from_numpy(ids).to(device), attention_mask=torch.from_numpy(real).long().to(device),
+            do_sample=True, temperature=1.0, top_k=0, max_new_tokens=size.written or size.length,
+            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
         )  # fmt: skip
         return int((found[:, ids.shape[1] :] != tokenizer.pad_token_id).sum())
 
@@ -357,14 +375,20 @@ def run_hf(model: str, size: Size, *, dtype: str) -> dict[str, Any]:
 
 
 def one(side: str, model: str, size: Size) -> dict[str, Any]:
-    """One measurement, in this process, and its peak memory in MB."""
-    return {**_measured(side, model, size), "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    """One measurement, in this process, its peak memory in MB, and that of torch on the GPU in bytes."""
+    import torch
+
+    found = _measured(side, model, size)
+    gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    return {**found, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, "gpu_peak": gpu}
 
 
 def _measured(side: str, model: str, size: Size) -> dict[str, Any]:
     kind, _, how = side.partition("_")
     if kind == "trl":
         return run_trl(model, size, kind=how.split("_")[0], bf16=how.endswith("bf16"))
-    if kind in ("write", "hf"):
-        return (run_write if kind == "write" else run_hf)(model, size, dtype=how)
+    if kind == "hf":
+        return run_hf(model, size, dtype=how)
+    if kind in ("write", "vllm"):
+        return run_write(model, size, dtype=how, vllm=kind == "vllm")
     return run_guerdon(model, size, matched=how in ("matched", "float32"), prime=kind == "prime")

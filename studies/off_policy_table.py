@@ -1,6 +1,7 @@
 """The tables of docs/results.md on studies/off_policy.yaml.
 
-    python studies/off_policy_table.py runs/off_policy
+    python studies/off_policy_table.py studies/off_policy.csv                             the curves that were measured
+    python studies/off_policy_table.py runs/off_policy --keep=studies/off_policy.csv      with those of finished runs
 
 By task: true success at the end and the mean height of the curve, with t intervals over seeds cut to 0 and 1, and the
 difference of the learned reward (L) from 0/1 (A), paired by seed. Then how many steps an arm needs, as a share of
@@ -12,19 +13,42 @@ task.
 from __future__ import annotations
 
 import argparse
+import csv
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from guerdon.compare.report_format import bounds, decimal, signed_interval
-from guerdon.compare.results import StudyRecord, final_success, mean_area, measure_curve, read_study, scores
+from guerdon.compare.results import (
+    SUCCESS,
+    RunRecord,
+    StudyRecord,
+    final_success,
+    mean_area,
+    measure_curve,
+    read_study,
+    scores,
+)
 from guerdon.evaluate.intervals import Float64, Interval
 from guerdon.evaluate.learning_curves import first_reach
 from guerdon.evaluate.statistics import stratified_t_interval
 
 MARGIN = 0.1  # L counts as worse than 0/1 from this difference on
 SOLVED = 0.8  # a task on which 0/1 ends above this leaves no gain to show
+
+
+class Row(NamedTuple):
+    """An evaluation in a file of curves."""
+
+    task: str
+    arm: str
+    seed: str
+    step: str
+    success: str
 
 
 def shares_of_steps(study: StudyRecord, arm: str, reference: str = "P") -> Float64:
@@ -68,9 +92,50 @@ def of_tasks(study: StudyRecord, arm: str, tasks: tuple[str, ...], *, area: bool
     return replace(found, low=max(found.low, 0.0), high=min(found.high, 1.0))
 
 
-def table(folder: Path) -> str:
-    """All lines."""
+def finished(folder: Path) -> Iterator[Row]:
+    """Task, arm, seed, step and success of each evaluation of the complete runs of a study."""
     study = read_study(folder)
+    for run in study.runs:
+        if run.status == "complete":
+            for step, success in zip(*measure_curve(run, study.measure), strict=True):
+                yield Row(run.task, run.arm, str(run.seed), f"{step:.0f}", f"{success:.6g}")
+
+
+def keep(rows: Iterator[Row], file: Path) -> None:
+    """Put evaluations into a file of curves, in place of those of the same runs."""
+    new = list(rows)
+    runs = {row[:3] for row in new}
+    old = [row for row in read_rows(file) if row[:3] not in runs] if file.exists() else []
+    with file.open("w", newline="") as opened:
+        writer = csv.writer(opened, lineterminator="\n")
+        writer.writerow(Row._fields)
+        writer.writerows(sorted([*old, *new], key=lambda row: (*row[:2], int(row[2]), int(row[3]))))
+
+
+def read_rows(file: Path) -> list[Row]:
+    """The evaluations in a file of curves."""
+    with file.open(newline="") as opened:
+        return [Row(**row) for row in csv.DictReader(opened)]
+
+
+def curves(file: Path) -> StudyRecord:
+    """A file of curves as a study."""
+    found = defaultdict(list)
+    for task, arm, seed, step, success in read_rows(file):
+        found[task, arm, int(seed)].append({"step": float(step), SUCCESS: float(success)})
+    tasks, arms, seeds = (sorted({key[k] for key in found}) for k in range(3))
+    runs = tuple(
+        RunRecord(task, arm, seed, file, "complete", evals=tuple(rows)) for (task, arm, seed), rows in found.items()
+    )
+    return StudyRecord(
+        name=file.stem, path=file, arms={arm: arm for arm in arms}, baseline="A", tasks=tuple(tasks),
+        seeds=tuple(seeds), runs=runs, cards=(), config_text="", info={},
+    )  # fmt: skip
+
+
+def table(path: Path) -> str:
+    """All lines, of a study's folder or of a file of curves."""
+    study = curves(path) if path.is_file() else read_study(path)
     tasks, arms = tuple(study.tasks), list(study.arms)
     lines = ["| task | " + " | ".join(arms) + " | L − A | L − A, area |", "| --- |" + " ---: |" * (len(arms) + 2)]
     better, worse = [], []
@@ -103,5 +168,11 @@ def table(folder: Path) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="what `guerdon compare` wrote")
-    print(table(parser.parse_args().folder))
+    parser.add_argument("path", type=Path, help="what `guerdon compare` wrote, or a file of curves")
+    parser.add_argument(
+        "--keep", type=Path, help="file of curves that its finished runs are put into, then shown"
+    )
+    options = parser.parse_args()
+    if options.keep:
+        keep(finished(options.path), options.keep)
+    print(table(options.keep or options.path))

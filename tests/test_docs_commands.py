@@ -57,6 +57,7 @@ RUN_BY = {  # what tests run as it is
     "python studies/gate_preferences.py rows": "tests/examples/test_gate_preferences.py",
     "python studies/preference_pairs.py runs/preference": "tests/compare/test_preference_study.py",
     "python studies/preference_pairs.py runs/preference_smollm2 --words": "tests/compare/test_preference_study.py",
+    "python benchmarks/gpu_check.py --tiny": "tests/test_gpu_check.py",
     "python studies/preference_table.py runs/preference": "tests/compare/test_report_gold.py",
     "python studies/gate.py prepare": "tests/examples/test_gate_study.py",
     "python studies/gate.py table runs/gate/gate.jsonl ... --out gate.parquet": "tests/examples/test_gate_study.py",

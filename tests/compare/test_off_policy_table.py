@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import synthetic_study
-from studies.off_policy_table import median_interval, shares_of_steps, table
+from studies.off_policy_table import finished, keep, median_interval, read_rows, shares_of_steps, table
 from synthetic_study import write_study
 
 from guerdon.compare.results import measure_curve, read_study
@@ -42,3 +42,16 @@ def test_the_counts_of_tasks(folder):
     assert "| +0.70" in lines[3]
     assert "Where 0/1 ends below 0.8: L above on 1 of 1 tasks; elsewhere L lower by 0.1 or more on 0 of 1." in lines
     assert next(line for line in lines if line.startswith("| P |")).endswith("of 6 |")
+
+
+def test_curves_are_kept_in_a_file_that_grows(folder, tmp_path):
+    """The same runs again replace themselves; others stay."""
+    file = tmp_path / "curves.csv"
+    keep(finished(folder), file)
+    whole = read_rows(file)
+    assert table(file) == table(folder)
+    keep((row for row in finished(folder) if row.task == "first"), file)
+    assert read_rows(file) == whole
+    file.write_text(file.read_text().replace("second,", "third,"))
+    keep(finished(folder), file)
+    assert {row.task for row in read_rows(file)} == {"first", "second", "third"}
