@@ -169,9 +169,7 @@ def table(path: Path) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path, help="what `guerdon compare` wrote, or a file of curves")
-    parser.add_argument(
-        "--keep", type=Path, help="file of curves that its finished runs are put into, then shown"
-    )
+    parser.add_argument("--keep", type=Path, help="file of curves that its finished runs are put into, then shown")
     options = parser.parse_args()
     if options.keep:
         keep(finished(options.path), options.keep)
