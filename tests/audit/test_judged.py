@@ -118,7 +118,8 @@ def test_calls_that_fail_and_money_that_does_not_suffice_are_said(folder):
 
 def test_words_that_do_not_fit_are_refused_before_anything_is_read(folder):
     for words, said in (
-        (["judge.model=m"], "add --judge MODEL"),
+        (["judge.model=m"], "judge.model=m: of a judge, and there is none; add --judge MODEL"),
+        (["--sample", "9"], "--sample 9: of a judge, and there is none; add --judge MODEL"),
         (["--judge", "rubric.toml", "--second", "log.jsonl"], "--second is the one second reward"),
         (["--judge", "rubric.toml", "--watch"], "--watch would call it at each change"),
     ):

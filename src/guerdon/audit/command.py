@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 ANY = "any"
 _HTML = (".html", ".htm")
+MARKED = 400  # rows of a judge's sample
 WAIT_S = 2.0  # between two looks at a live log, and at least as long as reading it took
 
 
@@ -45,7 +46,7 @@ def audit(
     judge: Annotated[
         str | None, typer.Option(help="A model as of `guerdon score`, whose marks of a sample are a second reward.")
     ] = None,
-    sample: Annotated[int, typer.Option(min=1, help="Rows that the judge marks, at most.")] = 400,
+    sample: Annotated[int | None, typer.Option(min=1, help="Rows that the judge marks, at most; default 400.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write findings, clean and unchecked as JSON.")] = False,
     fail_on: Annotated[
         list[str] | None, typer.Option(help="FINDING[:SEVERITY], or any: exit with status 5 if found (repeatable).")
@@ -64,8 +65,9 @@ def audit(
 
     wanted, named = [_condition(given) for given in fail_on or ()], _columns(columns)
     keys = apply_overrides(Tree(), options or []).data
-    if judge is None and options:
-        raise ConfigError(f"{' '.join(options)}: options are of a judge; add --judge MODEL, or remove them")
+    if judge is None and (options or sample):
+        words = " ".join(options or [f"--sample {sample}"])
+        raise ConfigError(f"{words}: of a judge, and there is none; add --judge MODEL, or remove it")
     if judge is not None and (watch or second is not None):
         other = "--watch would call it at each change" if watch else "--second is the one second reward"
         raise ConfigError(f"--judge {judge}: {other}; leave out one of them")
@@ -79,7 +81,7 @@ def audit(
         if judge is not None:
             from guerdon.audit.judged import judge_sample
 
-            compared = judge_sample(rows, judge, keys, most=sample, seed=seed)
+            compared = judge_sample(rows, judge, keys, most=sample or MARKED, seed=seed)
             result = check(rows, seed=seed, marks=compared)
         elif second is not None:
             compared = read_second(rows, second, columns=named, seed=seed)

@@ -25,7 +25,7 @@ from guerdon.errors import DataError
 from guerdon.evaluate.score_file import load_any_text_model, score_file
 
 
-def judge_sample(rows: Rows, model: str, options: Mapping[str, Any], *, most: int = 400, seed: int = 0) -> SecondReward:
+def judge_sample(rows: Rows, model: str, options: Mapping[str, Any], *, most: int, seed: int = 0) -> SecondReward:
     """A second reward of some rows of a log: the values of a model that reads their responses.
 
     Args:
