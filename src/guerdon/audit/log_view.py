@@ -144,10 +144,10 @@ class View:
             ways.append((self.peer_M, "within prompt and step", 1.0))
         return ways
 
-    @property
+    @cached_property
     def has_texts(self) -> bool:
-        """Whether the log has responses."""
-        return self.rows.texts is not None and len(self.rows.texts.row_M) > 0
+        """Whether any of these rows has its text."""
+        return self.rows.texts is not None and bool(np.isin(self.row_M, self.rows.texts.row_M).any())
 
     def texts(self) -> tuple[View, list[str]]:
         """The rows that have a text, and the response of each.
