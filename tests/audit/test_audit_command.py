@@ -86,7 +86,7 @@ def test_a_finding_that_was_named_ends_with_five(tmp_path):
     ("words", "said"),
     [
         (("--fail-on", "lenth"), "no check has this name; did you mean length?"),
-        (("--fail-on", "length:eror"), "one of info, warning, error; did you mean error"),
+        (("--fail-on", "length:eror"), "one of error, warning, info; did you mean error"),
         (("--columns", "reward"), "as in reward=score"),
         (("--output", "page.txt"), "end its name in .html"),
         (("--second", "nothing.jsonl"), "nothing.jsonl: there is no such file"),

@@ -424,9 +424,9 @@ def test_steps_of_a_robot_are_shown_by_episode(tab, tmp_path):
 
 @pytest.mark.browser
 @in_browser
-def test_an_episode_links_to_its_video(tab, tmp_path):
+def test_the_video_of_an_episode_plays_on_the_page_from_the_time_of_the_row(tab, tmp_path):
     random = np.random.default_rng(0)
-    folder = tmp_path / "robot data"
+    folder = tmp_path / "robot <b>data"
     with EpisodeWriter(folder, fps=10, video=True) as writer:
         for k in range(3):
             frames = random.integers(0, 255, (5, 32, 32, 3)).astype(np.uint8)
@@ -436,13 +436,37 @@ def test_an_episode_links_to_its_video(tab, tmp_path):
             )
     log = read_log(folder)
     page = write_page(tmp_path / "pages" / "p.html", log, Audit(), log=folder)
+    assert "media-src 'self' file:;" in page.read_text(encoding="utf-8")
     tab.open(f"{page.as_uri()}#row=7")
     tab.wait("document.getElementById('detail').dataset.row === '7'")
-    address = tab.js("document.querySelector('#detail p a').href")
-    path, _, span = address.partition("#t=")
+    path, _, span = tab.js("document.querySelector('#detail .video a').href").partition("#t=")
     assert Path(unquote(path.removeprefix("file://"))).is_file()
     assert [float(x) for x in span.split(",")] == pytest.approx([0.5, 1.0], abs=1e-3)
+    tab.js("window.video = document.querySelector('#detail video')")
+    tab.wait("video.readyState >= 2 && !video.seeking")  # it has been decoded: the page may load it, and nothing else
+    assert tab.js("[video.videoWidth, video.currentTime, video.error]") == [32, pytest.approx(0.7), None]
+    tab.js("document.getElementById('list').focus()")
+    tab.key("ArrowDown", 40)
+    tab.wait("document.getElementById('detail').dataset.row === '8' && !video.seeking")
+    assert tab.js("document.querySelector('#detail video') === video")  # not loaded again
+    assert tab.js("video.currentTime") == pytest.approx(0.8)
+    tab.js("location.hash = '#row=2'")  # another episode
+    tab.wait("document.querySelector('#detail video') !== video")
+    tab.js("window.video = document.querySelector('#detail video')")
+    tab.wait("video.readyState >= 2 && !video.seeking")
+    assert tab.js("video.currentTime") == pytest.approx(0.2)
+    next((folder / "videos").rglob("*.mp4")).write_bytes(b"no video")
+    tab.open(f"{page.as_uri()}?again#row=3")
+    tab.wait("document.getElementById('detail').dataset.row === '3' && !document.querySelector('#detail video')")
+    assert tab.js("document.querySelectorAll('#detail .video a').length") == 1  # the link stays
+    assert tab.js("document.documentElement.dataset.error") is None
     assert episode_videos(tmp_path, page) == {}
+
+
+def test_a_page_without_videos_may_load_nothing(tmp_path):
+    text = write_page(tmp_path / "p.html", rows(), Audit()).read_text(encoding="utf-8")
+    assert "media-src" not in text
+    assert "it loads nothing and sends nothing" in text
 
 
 @pytest.mark.browser

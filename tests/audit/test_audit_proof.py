@@ -5,9 +5,11 @@ import json
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from guerdon.audit.checks import audit
 from guerdon.audit.rows import Rows
+from guerdon.cli import app
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +52,65 @@ def test_sets_are_written_as_rows_that_people_log(sets, tmp_path):
     assert [row["reward"] for row in written] == rows.reward_N.tolist()
     assert [row["truncated"] for row in written] == rows.truncated_N.tolist()
     assert {"prompt", "response"} <= set(written[0])
+
+
+VERL = {"prompt": "input", "response": "output", "reward": "score", "answer": "gts", "group": "uid"}  # its columns
+
+
+def lines_of_verl(folder, rows, with_text):
+    """A set as the dumps of verl, a file for each step."""
+    folder.mkdir()
+    for row in with_text(rows):
+        with (folder / f"{row['step']}.jsonl").open("a", encoding="utf-8") as out:
+            row = {VERL.get(name, name): value for name, value in row.items() if name != "prompt_id"}
+            out.write(json.dumps(row) + "\n")
+
+
+@pytest.mark.parametrize("layout", ["plain columns", "a dump of verl"])
+@pytest.mark.parametrize(("fault", "number"), [("length", 0), ("truth", 0)])
+def test_the_command_finds_in_a_file_what_is_found_in_memory(sets, tmp_path, monkeypatch, fault, number, layout):
+    made, _ = sets
+    rows, log = made.faulty_set(fault, strength=2, half=0, number=number), tmp_path / "log.jsonl"
+    if layout == "plain columns":
+        made.write_jsonl(log, rows)
+    else:
+        lines_of_verl(log := tmp_path / "log", rows, made.with_text)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["audit", str(log), "--json"])
+    assert done.exit_code == 0, done.output
+    written, expected = json.loads(done.stdout), audit(rows)
+    assert written["layout"] == layout
+    assert fault in [one["name"] for one in written["findings"]]
+    assert [(f["name"], f["severity"], f["title"], f["count"], f["rows"]) for f in written["findings"]] == [
+        (f.name, f.severity, f.title, f.count, list(f.rows)) for f in expected.findings
+    ]
+    assert (written["clean"], written["unchecked"]) == (expected.clean, expected.unchecked)
+
+
+def test_steps_of_robots_are_found_in_a_data_set_as_in_memory(sets, tmp_path, monkeypatch):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    made, _ = sets
+    rows = made.faulty_set("first_frame", strength=2, half=0, number=7)
+    steps = rows.steps
+    columns = {
+        "episode_index": steps.episode_N, "frame_index": steps.frame_N, "observation.state": list(steps.state_N_D),
+        "next.reward": rows.reward_N, "next.done": steps.done_N, "next.success": rows.truth_N,
+    }  # fmt: skip
+    for name in ("meta", "data"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+    (tmp_path / "set" / "meta" / "info.json").write_text("{}")
+    pq.write_table(pa.table(columns), tmp_path / "set" / "data" / "file-000.parquet")
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["audit", "set", "--json"])
+    assert done.exit_code == 0, done.output
+    found = {one["name"]: one for one in json.loads(done.stdout)["findings"]}
+    expected = {one.name: one for one in audit(rows).findings}
+    assert "first_frame" in found
+    assert {name: (one["count"], one["rows"]) for name, one in found.items()} == {
+        name: (one.count, list(one.rows)) for name, one in expected.items()
+    }
 
 
 def test_clopper_pearson(sets):

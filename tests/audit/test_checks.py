@@ -392,6 +392,14 @@ def test_a_log_without_columns_and_an_empty_one():
     assert [one.name for one in audit(lost).findings] == ["nan"]
 
 
+def test_texts_of_rows_without_a_reward_are_no_texts():
+    rows = log()
+    few = Texts(np.arange(10), rows.texts.prompts[:10], rows.texts.responses[:10])
+    found = audit(replace(rows, reward_N=np.where(np.arange(len(rows)) < 10, np.nan, rows.reward_N), texts=few))
+    assert {"format", "repetition", "tail", "hard_coded"} <= found.unchecked.keys()
+    assert {"length", "saturation"} <= found.clean.keys()
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     st.sampled_from(["clean", "length", "tail", "truth"]), st.floats(-50, 50), st.floats(0.05, 20), st.integers(0, 99)

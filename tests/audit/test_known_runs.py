@@ -1,7 +1,10 @@
 """Runs of guerdon whose reward is known to be right or wrong.
 
 `quickstart_B0`, `C0` and `C1` are `episodes.jsonl` of `guerdon quickstart`, arms B (the change of learned progress,
-which teaches the task) and C (learned success at every step, whose return rises while nobody reaches the top).
+which teaches the task) and C (learned success at every step, whose return rises while nobody reaches the top). The
+others are every second or third line, with the columns that are read, of longer runs: `quickstart_text_C0` of
+`guerdon quickstart --text`, arm C (a weak judge of lines), and `preference_mean0` of configs/preference.yaml, arm
+`mean`, whose reward model learned a planted preference for length; its truth is the gold reward.
 """
 
 from pathlib import Path
@@ -24,6 +27,18 @@ def test_a_return_that_rises_without_any_success_is_found(name):
     assert (one.name, one.severity) == ("truth", "error")
     assert one.p < 0.01
     assert one.effect > 2
+
+
+@pytest.mark.parametrize("name", ["quickstart_text_C0", "preference_mean0"])
+def test_a_learned_reward_that_rises_while_the_truth_falls_is_found(name):
+    rows = read_log(KNOWN / f"{name}.jsonl")
+    early, late = (rows.truth_N[half].mean() for half in np.array_split(np.arange(len(rows)), 2))
+    assert late < early
+    found = {one.name: one for one in audit(rows).findings}
+    assert found.keys() == {"truth", "agreement"}
+    assert found["truth"].effect > 1.5
+    assert found["truth"].p < 1e-6
+    assert found["agreement"].interval[1] < 0.65
 
 
 def test_a_return_that_rises_with_success_is_clean():

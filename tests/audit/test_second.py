@@ -9,9 +9,20 @@ from hypothesis import strategies as st
 from scipy import stats
 from test_score_logs import DATA, Length
 
+from guerdon.audit.checks import audit
 from guerdon.audit.logs import read_log
 from guerdon.audit.rows import Rows, Texts
-from guerdon.audit.second import advantage_changes, agreement, group_ranks, match, pair_orders, read_second, winners
+from guerdon.audit.second import (
+    SecondReward,
+    advantage_changes,
+    agreement,
+    group_ranks,
+    match,
+    pair_orders,
+    read_second,
+    winners,
+    with_second,
+)
 from guerdon.errors import DataError
 from guerdon.evaluate.score_logs import score_path
 
@@ -214,6 +225,15 @@ def test_the_same_file_or_two_new_columns_are_refused(tmp_path):
     both = write(tmp_path / "both.jsonl", [{**row, "a_score": 1, "b_score": 2} for row in TABLE])
     with pytest.raises(DataError, match="a_score, b_score"):
         read_second(log, both)
+
+
+def test_a_second_reward_that_no_longer_rises_is_a_finding():
+    random, step = np.random.default_rng(0), np.arange(400) // 40
+    good = random.standard_normal(400)
+    log = rows(good + 0.6 * step, step=step)
+    second = SecondReward("another", "", good + 0.1 * random.standard_normal(400))
+    assert [one.name for one in audit(with_second(log, second)).findings] == ["truth"]
+    assert audit(log).findings == ()
 
 
 def test_rows_that_differ_are_compared_as_distributions(tmp_path):

@@ -70,6 +70,15 @@ def stratum_means(values_N: Numbers, stratum_N: Codes) -> Numbers:
     return means
 
 
+def stratum_ends(values_N: Numbers, stratum_N: Codes) -> tuple[Numbers, Numbers]:
+    """The smallest and the largest value of each stratum, (S,) each; NaN does not count."""
+    known, strata_count = np.isfinite(values_N), int(stratum_N.max(initial=-1)) + 1
+    low, high = np.full(strata_count, np.inf), np.full(strata_count, -np.inf)
+    np.minimum.at(low, stratum_N[known], values_N[known])
+    np.maximum.at(high, stratum_N[known], values_N[known])
+    return low, high
+
+
 def associate(x_N: ArrayLike, y_N: Numbers, stratum_N: Codes, *, seed: int | None) -> Association:
     """How a feature and the reward go together within strata.
 

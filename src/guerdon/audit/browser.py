@@ -71,7 +71,7 @@ def browser_blocks(
         rows: of the log.
         audit: whose rows are marked.
         second_N: another reward.
-        videos: camera and address of videos, by episode.
+        videos: of each episode, as `page.Clip`.
     """
     shown_n = shown_rows(rows, audit)
     found = columns(rows, shown_n, second_N)

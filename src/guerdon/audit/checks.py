@@ -9,73 +9,68 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from types import ModuleType
 
-from guerdon.audit import curve_checks, program_checks, robot_checks, text_checks, time_checks, value_checks
-from guerdon.audit.finding import Audit
-from guerdon.audit.log_view import Checked, Missing, View
+from guerdon.audit import program_checks, robot_checks, text_checks, time_checks, value_checks
+from guerdon.audit.curve_checks import curves_disagree
+from guerdon.audit.finding import SEVERITIES, Audit
+from guerdon.audit.log_view import Checked, MissingColumn, View, needed
 from guerdon.audit.rows import Rows
+from guerdon.audit.second import SecondReward
+from guerdon.audit.value_checks import missing_rewards
 from guerdon.evaluate.statistics import holm
 
 ALPHA = 0.03  # after Holm's correction
-_ORDER = {"error": 0, "warning": 1, "info": 2}
-Check = Callable[[View], Checked | Missing]
-
-OF_RESPONSES: dict[str, Check] = {
-    "truth": time_checks.check_truth,
-    "drift": time_checks.check_drift,
-    "jump": time_checks.check_jump,
-    "shift": time_checks.check_shift,
-    "agreement": time_checks.check_agreement,
-    "no_variance": value_checks.check_no_variance,
-    "same_reward": value_checks.check_same_reward,
-    "saturation": value_checks.check_saturation,
-    "clipping": value_checks.check_clipping,
-    "failures": value_checks.check_failures,
-    "truncated": value_checks.check_truncated,
-    "length": text_checks.check_length,
-    "format": text_checks.check_format,
-    "language": text_checks.check_language,
-    "repetition": text_checks.check_repetition,
-    "refusal": text_checks.check_refusal,
-    "flattery": text_checks.check_flattery,
-    "position": text_checks.check_position,
-    "duplicates": text_checks.check_duplicates,
-    "inconsistent": text_checks.check_inconsistent,
-    "tail": text_checks.check_tail,
-    "edited_tests": program_checks.check_edited_tests,
-    "hard_coded": program_checks.check_hard_coded,
-    "early_exit": program_checks.check_early_exit,
-}
-OF_ROBOTS: dict[str, Check] = {
-    "motionless": robot_checks.check_motionless,
-    "first_frame": robot_checks.check_first_frame,
-    "early_end": robot_checks.check_early_end,
-}
+BY_TRUTH = ("truth", "drift", "agreement")
+Check = Callable[[View], Checked]
 
 
-def audit(rows: Rows, *, seed: int = 0) -> Audit:
+def _checks(*modules: ModuleType) -> dict[str, Check]:
+    """The functions `check_NAME` of these modules by name, in their order."""
+    return {
+        name.removeprefix("check_"): function
+        for module in modules
+        for name, function in vars(module).items()
+        if name.startswith("check_")
+    }
+
+
+OF_RESPONSES = _checks(time_checks, value_checks, text_checks, program_checks)
+OF_ROBOTS = _checks(robot_checks)
+
+
+def audit(rows: Rows, *, seed: int = 0, marks: SecondReward | None = None) -> Audit:
     """What is wrong with the rewards of a log, what is clean, and what could not be checked.
 
     Args:
         rows: of the log.
         seed: of the permutations.
+        marks: of a judge, which stand for the truth in the checks `BY_TRUTH` where the log has none.
     """
-    results: dict[str, Checked | Missing] = {"nan": value_checks.check_nan(rows) if len(rows) else Missing("reward")}
-    view = View.whole(rows, seed)
+    made, unchecked = dict[str, Checked](), dict[str, str]()
+
+    def make(name: str, check: Callable[[], Checked], *, has_rows: int) -> None:
+        try:
+            needed(has_rows or None, "reward")
+            made[name] = check()
+        except MissingColumn as missing:
+            unchecked[name] = f"needs {missing}"
+
+    view = marked = View.whole(rows, seed)
+    if marks is not None and marks.reward_N is not None and view.truth_M is None:
+        marked = view.marked(marks.name, marks.reward_N)
+    make("nan", partial(missing_rewards, rows), has_rows=len(rows))
     checks = OF_ROBOTS if rows.steps is not None else OF_RESPONSES | {"early_end": robot_checks.check_early_end}
     for name, check in checks.items():
-        results[name] = check(view) if len(view) else Missing("reward")
-    if isinstance(results["truth" if "truth" in results else "nan"], Missing) and rows.curves:
-        results["truth"] = curve_checks.check_curves(rows)
-    made = {name: one for name, one in results.items() if isinstance(one, Checked)}
-    adjusted = dict(zip(made, holm([one.p for one in made.values()]), strict=True))
+        make(name, partial(check, marked if name in BY_TRUTH else view), has_rows=len(view))
+    if rows.curves and unchecked.pop("truth", ""):
+        make("truth", partial(curves_disagree, rows), has_rows=1)
     findings, clean = [], {}
-    for name, one in made.items():
-        p = adjusted[name]
+    for (name, one), p in zip(made.items(), holm([one.p for one in made.values()]), strict=True):
         if one.finding is not None and (p is None or p < ALPHA):
             findings.append(replace(one.finding, p=p))
         else:
             clean[name] = one.clean
-    findings.sort(key=lambda one: (_ORDER[one.severity], -one.count / max(one.total, 1)))
-    missing = {name: f"needs {one.column}" for name, one in results.items() if isinstance(one, Missing)}
-    return Audit(tuple(findings), clean, missing)
+    findings.sort(key=lambda one: (SEVERITIES.index(one.severity), -one.count / max(one.total, 1)))
+    return Audit(tuple(findings), clean, unchecked)

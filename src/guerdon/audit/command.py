@@ -6,16 +6,16 @@ guerdon audit rollouts/ --fail-on length:error
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import is_dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic_core import to_jsonable_python
 
+from guerdon.audit.finding import SEVERITIES
 from guerdon.errors import ConfigError, DataError, HarmError, did_you_mean
 from guerdon.process import shown
 from guerdon.progress import log_line
@@ -26,29 +26,33 @@ if TYPE_CHECKING:
     from guerdon.audit.rows import Rows
     from guerdon.audit.second import SecondReward
 
-SEVERITIES = ("info", "warning", "error")
 ANY = "any"
 _HTML = (".html", ".htm")
+MARKED = 400  # rows of a judge's sample
 WAIT_S = 2.0  # between two looks at a live log, and at least as long as reading it took
 
 
 def audit(
     path: Annotated[Path, typer.Argument(help="A log of a run: a file or a folder.", show_default=False)],
+    options: Annotated[
+        list[str] | None, typer.Argument(help="Options of the judge: judge.model=NAME max_usd=5.", show_default=False)
+    ] = None,
     columns: Annotated[
         str | None, typer.Option(help="Columns by what they hold: prompt=...,response=...,reward=...,truth=...")
     ] = None,
     second: Annotated[
         Path | None, typer.Option(help="Another reward of the same rows to compare, or reference data: drift.")
     ] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="A model as of `guerdon score`, whose marks of a sample are a second reward.")
+    ] = None,
+    sample: Annotated[int | None, typer.Option(min=1, help="Rows that the judge marks, at most; default 400.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write findings, clean and unchecked as JSON.")] = False,
     fail_on: Annotated[
-        list[str] | None,
-        typer.Option("--fail-on", help="FINDING[:SEVERITY], or any: exit with status 5 if found (repeatable)."),
+        list[str] | None, typer.Option(help="FINDING[:SEVERITY], or any: exit with status 5 if found (repeatable).")
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Read a live log again whenever it has grown.")] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The page; default NAME.audit.html here.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Page; default NAME.audit.html here.")] = None,
     seed: Annotated[int, typer.Option(help="Of samples and permutations.")] = 0,
 ) -> None:
     """Find what is wrong with the rewards of a run that is already there, of any trainer, and write one page."""
@@ -56,19 +60,34 @@ def audit(
     from guerdon.audit.drift import with_drift
     from guerdon.audit.logs import read_log
     from guerdon.audit.page import write_page
-    from guerdon.audit.second import read_second
+    from guerdon.audit.second import read_second, with_second
+    from guerdon.config_tree import Tree, apply_overrides
 
     wanted, named = [_condition(given) for given in fail_on or ()], _columns(columns)
+    keys = apply_overrides(Tree(), options or []).data
+    if judge is None and (options or sample):
+        words = " ".join(options or [f"--sample {sample}"])
+        raise ConfigError(f"{words}: of a judge, and there is none; add --judge MODEL, or remove it")
+    if judge is not None and (watch or second is not None):
+        other = "--watch would call it at each change" if watch else "--second is the one second reward"
+        raise ConfigError(f"--judge {judge}: {other}; leave out one of them")
     page = output or Path(f"{path.resolve().name}.audit.html")
     if page.suffix.lower() not in _HTML:
         raise ConfigError(f"--output {page}: the page is HTML; end its name in .html")
 
     def once() -> None:
         rows = read_log(path, columns=named, seed=seed)
-        result, compared = check(rows, seed=seed), None
-        if second is not None:
+        compared = None
+        if judge is not None:
+            from guerdon.audit.judged import judge_sample
+
+            compared = judge_sample(rows, judge, keys, most=sample or MARKED, seed=seed)
+            result = check(rows, seed=seed, marks=compared)
+        elif second is not None:
             compared = read_second(rows, second, columns=named, seed=seed)
-            result = with_drift(result, compared.drift, second.name)
+            result = with_drift(check(with_second(rows, compared), seed=seed), compared.drift, second.name)
+        else:
+            result = check(rows, seed=seed)
         write_page(page, rows, result, compared, log=path, live=watch)
         said = as_line(rows, result, compared) if as_json else "\n".join([*lines(rows, result), f"page: {page}"])
         sys.stdout.write(hide(said if as_json else shown(said)) + "\n")
@@ -98,19 +117,8 @@ def as_line(rows: Rows, result: Audit, second: SecondReward | None) -> str:
     found = vars(result) | {"rows": len(rows), "layout": rows.layout}
     if second is not None:
         found["second"] = {name: value for name, value in vars(second).items() if name != "reward_N"}
-    return json.dumps(_plain(found), allow_nan=False)
-
-
-def _plain(value: Any) -> Any:
-    """Plain values with null for numbers that JSON cannot say."""
-    if hasattr(value, "_asdict") or is_dataclass(value):
-        value = value._asdict() if hasattr(value, "_asdict") else vars(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    value = value.item() if hasattr(value, "item") else value  # of numpy
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    plain = to_jsonable_python(found, inf_nan_mode="null", fallback=lambda number: number.item())  # of numpy
+    return json.dumps(plain, allow_nan=False)
 
 
 def _columns(given: str | None) -> dict[str, str]:
@@ -137,11 +145,11 @@ def _condition(given: str) -> tuple[str, str]:
     if severity and severity not in SEVERITIES:
         near = did_you_mean(severity, SEVERITIES)
         raise ConfigError(f"--fail-on {given}: the severity is one of {', '.join(SEVERITIES)}{near}")
-    return name, severity or SEVERITIES[0]
+    return name, severity or "info"
 
 
 def _fits(finding: Finding, name: str, severity: str) -> bool:
-    return name in (ANY, finding.name) and SEVERITIES.index(finding.severity) >= SEVERITIES.index(severity)
+    return name in (ANY, finding.name) and SEVERITIES.index(finding.severity) <= SEVERITIES.index(severity)
 
 
 def _whenever_changed(path: Path, page: Path, once: Callable[[], None]) -> None:

@@ -11,12 +11,11 @@ permutation of whole prompts, corrected by Holm over all quantities.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from guerdon.audit.finding import Audit, Finding
+from guerdon.audit.finding import SEVERITIES, Audit, Finding
 from guerdon.audit.rows import Codes, Numbers, Rows
 from guerdon.evaluate.statistics import holm
 
@@ -27,7 +26,8 @@ SMALL, LARGE = 0.1, 0.25  # PSI
 CHECKS = ("score_drift", "input_drift")
 
 
-class Drift(NamedTuple):
+@dataclass(frozen=True)
+class Drift:
     """How differently a quantity is distributed in two logs.
 
     Attributes:
@@ -84,9 +84,8 @@ def drift_between(rows: Rows, reference: Rows, *, seed: int = 0) -> tuple[Drift,
             (a, of_a), (b, of_b) = sides
             p = permutation_p(a, of_a, b, of_b, random)
             found.append(Drift(what, psi(a, b), ks(a, b), p, a.mean(), b.mean(), len(a), len(b)))
-    corrected = [
-        one._replace(p=p) for one, p in zip(found, holm([one.p for one in found]), strict=True) if p is not None
-    ]
+    adjusted = holm([one.p for one in found])
+    corrected = [replace(one, p=p) for one, p in zip(found, adjusted, strict=True) if p is not None]
     return tuple(sorted(corrected, key=lambda one: -one.psi))
 
 
@@ -100,8 +99,8 @@ def with_drift(audit: Audit, drift: tuple[Drift, ...], name: str) -> Audit:
             findings.append(_finding(check, large[0], name))
         elif of:
             clean[check] = f"{', '.join(one.what for one in of)}: distributed as in {name}"
-    order = ("error", "warning", "info")
-    return replace(audit, findings=tuple(sorted(findings, key=lambda one: order.index(one.severity))), clean=clean)
+    findings.sort(key=lambda one: SEVERITIES.index(one.severity))
+    return replace(audit, findings=tuple(findings), clean=clean)
 
 
 def _finding(check: str, one: Drift, name: str) -> Finding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -14,12 +14,13 @@ from numpy.typing import ArrayLike, NDArray
 from guerdon.audit.association import strata, stratum_means
 from guerdon.audit.finding import Finding
 from guerdon.audit.remedies import REMEDIES
-from guerdon.audit.rows import Codes, Flags, Numbers, Rows, Texts
+from guerdon.audit.rows import Codes, Flags, Numbers, Rows
 from guerdon.proportion import wilson_bounds
 
 FEW_LEVELS = 12  # a reward with at most so many values is graded, not continuous
 MOST_ROWS = 1000  # row numbers that a finding keeps
 MOST_EXAMPLES = 5
+THE_TRUTH = "the truth"
 VERIFIED_ROWS = 20_000  # of the sample that the verifier reads again
 
 
@@ -31,10 +32,19 @@ class Checked(NamedTuple):
     p: float | None = None
 
 
-class Missing(NamedTuple):
-    """The column that a check needs and the log lacks."""
+class MissingColumn(Exception):
+    """A check cannot be made; the text names the column that it needs and the log lacks."""
 
-    column: str
+
+def needed(column: Any, what: str) -> Any:
+    """A column that a check needs.
+
+    Raises:
+        MissingColumn: the log lacks it.
+    """
+    if column is None:
+        raise MissingColumn(what)
+    return column
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,7 @@ class View:
         truth_M: the log's, or guerdon's verifier's by the reference answers; NaN is unknown, None is no truth.
         copy_M: whether the prompt, the response and the reward came before.
         seed: of permutations.
+        truth_name: what `truth_M` is, in words.
     """
 
     rows: Rows
@@ -58,6 +69,7 @@ class View:
     truth_M: Numbers | None
     copy_M: Flags
     seed: int = 0
+    truth_name: str = THE_TRUTH
 
     @classmethod
     def whole(cls, rows: Rows, seed: int = 0) -> View:
@@ -82,7 +94,15 @@ class View:
         """A view of some of these rows."""
         peers = None if self.peer_M is None else strata(self.peer_M[keep_M])
         truth = None if self.truth_M is None else self.truth_M[keep_M]
-        return View(self.rows, self.row_M[keep_M], self.reward_M[keep_M], peers, truth, self.copy_M[keep_M], self.seed)
+        return replace(
+            self, row_M=self.row_M[keep_M], reward_M=self.reward_M[keep_M], peer_M=peers, truth_M=truth,
+            copy_M=self.copy_M[keep_M],
+        )  # fmt: skip
+
+    def marked(self, name: str, marks_N: Numbers) -> View:
+        """The rows that have a mark, which stands for their truth."""
+        marks = self.of(marks_N)
+        return replace(self, truth_M=marks, truth_name=name).sub(np.isfinite(marks))
 
     @cached_property
     def levels(self) -> Numbers | None:
@@ -124,15 +144,22 @@ class View:
             ways.append((self.peer_M, "within prompt and step", 1.0))
         return ways
 
-    def texts(self) -> tuple[View, Texts, Codes] | None:
-        """The rows that have a text, the texts, and which text each row has."""
-        texts = self.rows.texts
-        if texts is None or not len(texts.row_M):
-            return None
+    @cached_property
+    def has_texts(self) -> bool:
+        """Whether any of these rows has its text."""
+        return self.rows.texts is not None and bool(np.isin(self.row_M, self.rows.texts.row_M).any())
+
+    def texts(self) -> tuple[View, list[str]]:
+        """The rows that have a text, and the response of each.
+
+        Raises:
+            MissingColumn: none has.
+        """
+        texts = needed(self.rows.texts if self.has_texts else None, "response")
         place_N = np.full(len(self.rows), -1)
         place_N[texts.row_M] = np.arange(len(texts.row_M))
         place_M = place_N[self.row_M]
-        return self.sub(place_M >= 0), texts, place_M[place_M >= 0]
+        return self.sub(place_M >= 0), [texts.responses[i] for i in place_M[place_M >= 0]]
 
     @cached_property
     def spread(self) -> float:
@@ -211,20 +238,19 @@ def verified_N(rows: Rows) -> Numbers | None:
 
 
 def found(
-    view: View, name: str, flag_M: Flags, title: str, *, effect: float | None = None, low: float = 0.0,
-    high: float = 0.0, unit: str = "share of the rows", of: int | None = None, p: float | None = None,
+    view: View, name: str, flag_M: Flags, title: str, clean: str, *, effect: tuple[float, float, float] | None = None,
+    unit: str = "share of the rows", of: int | None = None, p: float | None = None,
     say: Callable[[int], str] | str = "", order_M: ArrayLike | None = None,
-) -> Finding:  # fmt: skip
-    """A finding of a check; without an effect it is the share of rows with the flag, with Wilson's interval.
+) -> Checked:  # fmt: skip
+    """A finding of a check.
 
     Args:
         view: the rows looked at.
         name: of the check.
         flag_M: the rows concerned.
         title: may have `{share}` and `{count}`.
-        effect: how large it is.
-        low: bound of its interval.
-        high: the other one.
+        clean: what to say where Holm's correction takes the finding away.
+        effect: how large it is, and its interval; else it is the share of rows with the flag, with Wilson's interval.
         unit: of the effect.
         of: how many the share is of; all of the view by default.
         p: before correction.
@@ -232,15 +258,13 @@ def found(
         order_M: the rows with the largest value come first.
     """
     total, count = len(view) if of is None else of, int(np.sum(flag_M))
-    if effect is None:
-        effect, (low, high) = count / total, wilson_bounds(min(count, total), total)
+    value, low, high = effect or (count / total, *wilson_bounds(min(count, total), total))
     places = np.flatnonzero(flag_M)
     if order_M is not None:
         places = places[np.argsort(-np.asarray(order_M, dtype=np.float64)[places], kind="stable")]
     examples = tuple((int(view.row_M[i]), say if isinstance(say, str) else say(int(i))) for i in places[:MOST_EXAMPLES])
     text = title.format(share=f"{count / max(total, 1):.1%}", count=f"{count:,}")
     severity, remedy = REMEDIES[name]
-    rows = tuple(view.row_M[places[:MOST_ROWS]].tolist())
-    return Finding(
-        name, severity, text, float(effect), (float(low), float(high)), unit, p, rows, examples, remedy, count, total
-    )
+    rows, interval = tuple(view.row_M[places[:MOST_ROWS]].tolist()), (float(low), float(high))
+    finding = Finding(name, severity, text, float(value), interval, unit, p, rows, examples, remedy, count, total)
+    return Checked(finding, clean, p)

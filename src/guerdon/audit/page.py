@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -14,7 +15,7 @@ from markupsafe import Markup
 
 from guerdon import atomic
 from guerdon.audit.browser import MAX_ROWS, MAX_TEXT, MAX_TEXTS, browser_blocks, text_limit
-from guerdon.audit.finding import Audit
+from guerdon.audit.finding import SEVERITIES, Audit
 from guerdon.audit.rows import Codes, Flags, Numbers, Rows
 from guerdon.audit.second import SecondReward
 from guerdon.compare.html_page import render
@@ -24,7 +25,6 @@ from guerdon.evaluate.charts import Box, Line, axes, bar, line_chart, spread, sv
 from guerdon.secrets import hide
 
 TEMPLATES = Path(__file__).parent / "templates"
-SEVERITIES = ("error", "warning", "info")  # the worst first
 MAX_POINTS = 160  # of a curve
 MAX_CURVES = 24  # of a log of scalars
 BINS = 40
@@ -57,15 +57,26 @@ def write_page(
         "live": live, "charts": charts(rows), "how": _how(rows), "number": number, "bounded": bounded,
         "severe": [(s, sum(f.severity == s for f in audit.findings)) for s in SEVERITIES],
     }  # fmt: skip
-    head, tail = render("audit.html.j2", context, TEMPLATES, "audit.js").split(_BLOCKS)
     videos = {} if log is None else episode_videos(log, out)
+    context["media"] = bool(videos)
+    head, tail = render("audit.html.j2", context, TEMPLATES, "audit.js").split(_BLOCKS)
     blocks = browser_blocks(rows, audit, None if second is None else second.reward_N, videos)
     atomic.write_bytes(out, b"".join([_encoded(head), *blocks, _encoded(tail)]))
     return out
 
 
-def episode_videos(log: Path, out: Path) -> dict[int, list[tuple[str, str]]]:
-    """Links from a page to the videos of a LeRobot data set, by episode: the camera and the address; else empty."""
+class Clip(NamedTuple):
+    """A video of an episode: camera, address from the page, its part of the file in seconds, frames per second."""
+
+    camera: str
+    address: str
+    start: float
+    stop: float
+    fps: float
+
+
+def episode_videos(log: Path, out: Path) -> dict[int, list[Clip]]:
+    """The videos of a LeRobot data set by episode; else empty."""
     if not (log / "meta" / "info.json").is_file():
         return {}
     from guerdon.episodes.index import load_index
@@ -76,12 +87,12 @@ def episode_videos(log: Path, out: Path) -> dict[int, list[tuple[str, str]]]:
         entries = load_index(log, info)[0]
     except DataError:  # of another version: its rows were read, its index is another
         return {}
-    found: dict[int, list[tuple[str, str]]] = {}
+    found: dict[int, list[Clip]] = {}
     for entry in entries:
         for camera, span in entry.videos.items():
             file = shard_path(log, info.video_path or VIDEO_PATH, span.where, video_key=camera)
-            address = quote(os.path.relpath(file, out.parent))
-            found.setdefault(entry.index, []).append((camera, f"./{address}#t={span.start:.3f},{span.stop:.3f}"))
+            address = f"./{quote(os.path.relpath(file, out.parent))}"
+            found.setdefault(entry.index, []).append(Clip(camera, address, span.start, span.stop, info.fps))
     return found
 
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import rankdata
 
+from guerdon.audit.association import strata, stratum_ends
 from guerdon.audit.drift import Drift, drift_between
 from guerdon.audit.logs import read_log
 from guerdon.audit.rows import Codes, Flags, Numbers, Rows
@@ -33,7 +34,8 @@ MOST_STEPS = 2_000  # training steps whose batches are whitened one by one; more
 CONFIRMED = 0.99  # share of texts that are equal in both files
 
 
-class Figure(NamedTuple):
+@dataclass(frozen=True)
+class Figure:
     """A figure of agreement.
 
     Attributes:
@@ -50,7 +52,8 @@ class Figure(NamedTuple):
     unit: str
 
 
-class AdvantageChange(NamedTuple):
+@dataclass(frozen=True)
+class AdvantageChange:
     """How an estimator's advantages would change with the second reward.
 
     Attributes:
@@ -112,8 +115,27 @@ def read_second(rows: Rows, path: Path, *, columns: Mapping[str, str] = {}, seed
     second_N = np.where(place_N >= 0, values[np.maximum(place_N, 0)], np.nan)
     if not np.isfinite(second_N).any():
         raise DataError(f"{path}: none of its rewards in the column {name} is a number")
+    return compared(rows, second_N, f"{name} of {path.name}", matched, seed=seed)
+
+
+def compared(rows: Rows, second_N: Numbers, name: str, matched: str, *, seed: int = 0) -> SecondReward:
+    """A second reward with its figures.
+
+    Args:
+        rows: of the log.
+        second_N: the second reward of each, NaN where it has none.
+        name: of the second reward.
+        matched: how its rows were found, in words.
+        seed: of the bootstrap.
+    """
     figures, advantages = agreement(rows, second_N, seed=seed), advantage_changes(rows, second_N)
-    return SecondReward(f"{name} of {path.name}", matched, second_N, figures, advantages)
+    return SecondReward(name, matched, second_N, figures, advantages)
+
+
+def with_second(rows: Rows, second: SecondReward) -> Rows:
+    """A log with the second reward among its rewards, where the checks look for one that no longer rises."""
+    more = {} if second.reward_N is None else {second.name: second.reward_N}
+    return replace(rows, rewards={**rows.rewards, **more})
 
 
 def match(rows: Rows, other: Rows) -> tuple[Codes | None, str]:
@@ -236,15 +258,8 @@ def pair_orders(first_N: Numbers, second_N: Numbers, group_N: Codes) -> Numbers:
 
 def group_ranks(values_N: Numbers, group_N: Codes) -> Numbers:
     """The rank of each row in its group, from 1 for the smallest; equal values share their mean rank."""
-    order = np.lexsort((values_N, group_N))
-    values, group = values_N[order], group_N[order]
-    place = np.arange(len(order)) - np.searchsorted(group, group)
-    new = np.ones(len(order), bool)
-    new[1:] = (np.diff(group) != 0) | (np.diff(values) != 0)
-    tie = np.cumsum(new) - 1
-    ranks = np.empty(len(order))
-    ranks[order] = (np.bincount(tie, place) / np.maximum(np.bincount(tie), 1))[tie] + 1
-    return ranks
+    in_order = strata(group_N, values_N)  # by group, then by value
+    return np.asarray(rankdata(in_order) - np.searchsorted(np.sort(group_N), group_N))
 
 
 def winners(first_N: Numbers, second_N: Numbers, group_N: Codes) -> tuple[Flags, Flags]:
@@ -253,15 +268,12 @@ def winners(first_N: Numbers, second_N: Numbers, group_N: Codes) -> tuple[Flags,
     Returns:
         Two flags per group, (G,) each.
     """
-    best = []
-    decided = np.ones(int(group_N.max(initial=-1)) + 1, bool)
+    best_in_both, decided = np.ones(len(group_N), bool), np.ones(int(group_N.max(initial=-1)) + 1, bool)
     for values in (first_N, second_N):
-        top, low = np.full(len(decided), -np.inf), np.full(len(decided), np.inf)
-        np.maximum.at(top, group_N, values)
-        np.minimum.at(low, group_N, values)
-        best.append(values == top[group_N])
+        low, top = stratum_ends(values, group_N)
+        best_in_both &= values == top[group_N]
         decided &= top > low
-    shared = np.bincount(group_N, best[0] & best[1], len(decided)) > 0
+    shared = np.bincount(group_N, best_in_both, len(decided)) > 0
     return decided, decided & ~shared
 
 

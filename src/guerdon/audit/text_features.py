@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from guerdon.audit.log_view import View
 from guerdon.audit.rows import Flags
 
+Features = Mapping[str, np.ndarray]  # by what rows with much of it are called
 _LOOKED = 6000  # characters of a response that are read
 _SCRIPTS = {
-    "zh": r"[\u4e00-\u9fff]",
-    "ja": r"[\u3040-\u30ff]",
-    "ko": r"[\uac00-\ud7af]",
-    "ru": r"[\u0400-\u04ff]",
-    "ar": r"[\u0600-\u06ff]",
-    "hi": r"[\u0900-\u097f]",
-    "el": r"[\u0370-\u03ff]",
-    "he": r"[\u0590-\u05ff]",
+    "zh": r"[\u4e00-\u9fff]", "ja": r"[\u3040-\u30ff]", "ko": r"[\uac00-\ud7af]", "ru": r"[\u0400-\u04ff]",
+    "ar": r"[\u0600-\u06ff]", "hi": r"[\u0900-\u097f]", "el": r"[\u0370-\u03ff]", "he": r"[\u0590-\u05ff]",
     "th": r"[\u0e00-\u0e7f]",
-}
+}  # fmt: skip
 _ANY_SCRIPT = re.compile("|".join(f"(?P<{name}>{one}{{2,}})" for name, one in _SCRIPTS.items()))
 _STOP_WORDS = {
     "en": "the of and to is that it you for are with this as be have not from or we so what which there",
@@ -107,26 +103,48 @@ def repetition(text: str) -> tuple[float, int]:
     return 1 - len(phrases) / (len(words) - 3), max(phrases.values())
 
 
-def mostly_programs(responses: list[str]) -> bool:
+def mostly_programs(responses: Sequence[str]) -> bool:
     """Whether most responses have a program."""
     return sum("```" in text or "def " in text for text in responses) > len(responses) / 2
 
 
+def layouts(responses: Sequence[str]) -> Features:
+    """Which responses have each of the layouts."""
+    return {name: np.array([bool(of.search(text)) for text in responses]) for name, of in LAYOUTS.items()}
+
+
+def languages(responses: Sequence[str]) -> Features:
+    """Which responses are in each language."""
+    names = np.array([language_of(text) for text in responses])
+    return {f"responses in {name}": names == name for name in np.unique(names) if name}
+
+
+def repeats(responses: Sequence[str]) -> Features:
+    """How much each response repeats itself."""
+    share, most = np.array([repetition(text) for text in responses]).T
+    return {
+        "responses that repeat themselves": share,
+        "responses with a phrase that comes five times": most >= 5,
+    }
+
+
+def flatters(responses: Sequence[str]) -> Features:
+    """Which responses flatter, at their beginning or end."""
+    flag = np.array([bool(FLATTERY.search(f"{text[:400]} {text[-200:]}")) for text in responses])
+    return {"responses that flatter": flag}
+
+
 def unanswered_M(view: View) -> tuple[Flags | None, str]:
     """Which responses end without an answer, in the middle of a sentence, or at the limit; None without any column."""
-    found, what = np.zeros(len(view), bool), "failed, are truncated or have no answer"
-    cut, failed = view.of(view.rows.truncated_N), view.of(view.rows.failed_N)
-    for flags in (cut, failed):
-        if flags is not None:
-            found |= flags.astype(bool)
-    text_view = view.texts()
-    if text_view is None:
-        return (None if cut is None and failed is None else found), what
-    _, texts, place = text_view
-    responses = [texts.responses[i] for i in place]
-    unmarked = np.array([MARKS.search(one) is None for one in responses])
-    unfinished = np.array([_FINISHED.search(one[-40:]) is None for one in responses])
+    what = "failed, are truncated or have no answer"
+    flags = [view.of(column) for column in (view.rows.truncated_N, view.rows.failed_N) if column is not None]
+    found = np.any([np.zeros(len(view), bool), *flags], axis=0)
+    if not view.has_texts:
+        return (found if flags else None), what
+    of, responses = view.texts()
+    unmarked = np.array([MARKS.search(text) is None for text in responses])
+    unfinished = np.array([_FINISHED.search(text[-40:]) is None for text in responses])
     for flag in (unmarked, unfinished):
         if flag.mean() < 0.35:
-            found[np.isin(view.row_M, texts.row_M)] |= flag
+            found[np.isin(view.row_M, of.row_M)] |= flag
     return found, what

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtr, stdtr
 
-from guerdon.audit.association import associate, strata, stratum_means
-from guerdon.audit.log_view import Checked, Missing, View, classes, found
+from guerdon.audit.association import associate, strata, stratum_ends, stratum_means
+from guerdon.audit.log_view import THE_TRUTH, Checked, MissingColumn, View, classes, found, needed
 from guerdon.audit.rows import Codes, Numbers
 
 # practical minima, set on the first half of benchmarks/audit_sets.py
@@ -19,38 +19,38 @@ RESCALED = 1.6  # ratio of standard deviations
 AGREEMENT = 0.65  # probability that a right response has a higher reward than a wrong one
 LAGGED = 0.25  # correlation with the truth of another row above that with its own
 SPREADS = "standard deviations of the reward"
-NO_TRUTH = Missing("truth, or reference answers")
+STEPS, TRUTH = "step, four or more", "truth, or reference answers"
 
 
-def check_truth(view: View) -> Checked | Missing:
+def check_truth(view: View) -> Checked:
     """The reward rises by more than the truth, or a second reward that agreed with it at first, explains."""
     steps, references = _progress(view), _references(view)
-    if steps is None or not references:
-        return Missing("step, four or more" if steps is None else "truth, reference answers or a second reward")
-    return _moved(view, steps, references, "truth")
+    return _moved(view, steps, needed(references or None, "truth, reference answers or a second reward"), "truth")
 
 
-def check_drift(view: View) -> Checked | Missing:
+def check_drift(view: View) -> Checked:
     """What right and wrong responses get falls over the run."""
-    steps = _progress(view)
-    if steps is None:
-        return Missing("step, four or more")
-    if view.truth_M is None or not view.has_truth:
-        return NO_TRUTH
-    return _moved(view, steps, {"the truth": view.truth_M}, "drift")
+    return _moved(view, _progress(view), {view.truth_name: _truth(view)}, "drift")
 
 
-def _progress(view: View) -> Numbers | None:
-    """How far the run is at each row, 0 to 1 by the order of steps; None with fewer than four steps."""
-    step = view.of(view.rows.step_N)
-    order = np.zeros(1) if step is None else np.unique(step, return_inverse=True)[1]
-    return None if order.max() < 3 else order / order.max()
+def _truth(view: View) -> Numbers:
+    """A truth that tells right responses from wrong ones."""
+    truth: Numbers = needed(view.truth_M if view.has_truth else None, TRUTH)
+    return truth
+
+
+def _progress(view: View) -> Numbers:
+    """How far the run is at each row, 0 to 1 by the order of its steps, four or more."""
+    order = np.unique(needed(view.of(view.rows.step_N), STEPS), return_inverse=True)[1]
+    if order.max() < 3:
+        raise MissingColumn(STEPS)
+    return np.asarray(order / order.max())
 
 
 def _references(view: View) -> dict[str, Numbers]:
     """The truth; without it second rewards that are no parts of the reward and agreed with it in the first third."""
     if view.truth_M is not None and np.isfinite(view.truth_M).any():
-        return {"the truth": view.truth_M}
+        return {view.truth_name: view.truth_M}
     parts = {name: np.asarray(view.of(values), dtype=np.float64) for name, values in view.rows.rewards.items()}
     parts = {name: values for name, values in parts.items() if np.isfinite(values).mean() > 0.5}
     columns = np.column_stack([*parts.values(), np.ones(len(view))])
@@ -89,11 +89,10 @@ def _moved(view: View, steps: Numbers, references: dict[str, Numbers], check: st
             title = f"the reward rises by {rise:.2f} standard deviations over the run, {name} by {gained:.2f}: "
             title += f"{moved:.2f} of it is not explained"
         lines = [f"reward {a:g}, {name} {b:g}" for a, b in zip(one.reward_M, reference[known], strict=True)]
-        return Checked(
-            found(
-                one, check, (steps[known] > 2 / 3) & (sign * excess > 0), title, effect=moved, low=within.low * scale,
-                high=within.high * scale, unit=SPREADS, p=p, order_M=sign * excess, say=lines.__getitem__,
-            ), said, p,
+        return found(
+            one, check, (steps[known] > 2 / 3) & (sign * excess > 0), title, said,
+            effect=(moved, within.low * scale, within.high * scale), unit=SPREADS, p=p, order_M=sign * excess,
+            say=lines.__getitem__,
         )  # fmt: skip
     return Checked(None, said, p)
 
@@ -120,23 +119,21 @@ class _Break(NamedTuple):
     unit: str = SPREADS
 
 
-def check_jump(view: View) -> Checked | Missing:
+def check_jump(view: View) -> Checked:
     """From one step to the next the values, the level or the scale of the reward change."""
-    step = view.of(view.rows.step_N)
-    if step is None or len(np.unique(step)) < 4:
-        return Missing("step, four or more")
+    step = needed(view.of(view.rows.step_N), STEPS)
     names, order = np.unique(step, return_inverse=True)
+    if len(names) < 4:
+        raise MissingColumn(STEPS)
     clean = f"no jump of values, level or scale over {len(names):,} steps"
     one = _new_values(view, order) or _level_jump(view, order) or _scale_jump(view, order)
     if one is None:
         return Checked(None, clean)
     near = np.abs(order - one.at + 0.5) < 1
-    return Checked(
-        found(
-            view, "jump", near, f"at step {names[one.at]} {one.text}", effect=one.effect, low=one.low, high=one.high,
-            unit=one.unit, p=one.p, order_M=-np.abs(order - one.at),
-            say=lambda i: f"reward {view.reward_M[i]:g} at step {step[i]}",
-        ), clean, one.p,
+    return found(
+        view, "jump", near, f"at step {names[one.at]} {one.text}", clean, effect=(one.effect, one.low, one.high),
+        unit=one.unit, p=one.p, order_M=-np.abs(order - one.at),
+        say=lambda i: f"reward {view.reward_M[i]:g} at step {step[i]}",
     )  # fmt: skip
 
 
@@ -145,9 +142,7 @@ def _new_values(view: View, order: Codes) -> _Break | None:
     values, codes, counts = np.unique(view.reward_M, return_inverse=True, return_counts=True)
     if len(values) > 24:
         return None
-    last, first = np.zeros(len(values)), np.full(len(values), np.inf)
-    np.maximum.at(last, codes, order)
-    np.minimum.at(first, codes, order)
+    first, last = stratum_ends(order.astype(np.float64), codes)
     for at in range(1, int(order.max()) + 1):
         before, after = (last < at) & (counts >= 5), (first >= at) & (counts >= 5)
         rows = int((order < at).sum()), int((order >= at).sum())
@@ -214,22 +209,20 @@ def _break(order: Codes, values: Numbers, limit: float) -> _Break | None:
     return best
 
 
-def check_shift(view: View) -> Checked | Missing:
+def check_shift(view: View) -> Checked:
     """Rewards agree with the truth of another row better than with their own."""
-    if view.truth_M is None:
-        return NO_TRUTH
-    known = np.isfinite(view.truth_M)
+    known = np.isfinite(needed(view.truth_M, TRUTH))
     one = view.sub(known)
-    reward, truth, step = one.reward_M, view.truth_M[known], one.of(view.rows.step_N)
+    reward, step = one.reward_M, one.of(view.rows.step_N)
+    truth: Numbers = needed(one.truth_M, TRUTH)
     if known.mean() < 0.9 or len(one) < 60:
         return Checked(None, "too few rows in order with a known truth")
     sizes = [int(np.median(np.bincount(strata(column)))) for column in (step, one.peer_M) if column is not None]
     lags = sorted({1, -1, 2, -2} | {sign * size for size in sizes for sign in (1, -1)})
     if step is not None:  # what success is common at a step is no agreement of rows
         reward, truth = (values - stratum_means(values, strata(step)) for values in (reward, truth))
-    parts = [np.arange(len(reward)), *np.array_split(np.arange(len(reward)), 4)]
     tried = []
-    for part in parts:
+    for part in (np.arange(len(reward)), *np.array_split(np.arange(len(reward)), 4)):
         own = _correlation(reward[part], truth[part])
         for lag in lags:
             kept = part[(part - lag >= 0) & (part - lag < len(truth))]
@@ -238,13 +231,14 @@ def check_shift(view: View) -> Checked | Missing:
     clean = f"rewards agree best with the truth of their own row ({len(lags)} shifts tried)"
     if other - own < LAGGED or other < LAGGED:
         return Checked(None, clean)
-    n, where = len(part), f"{abs(lag)} {'before' if lag > 0 else 'after'}"
-    p = min(1.0, 2 * float(ndtr(-np.arctanh(min(other, 1 - 1e-9)) * np.sqrt(n - 3))) * len(tried))
-    flag = np.isin(np.arange(len(one)), part)
+    where = f"{abs(lag)} {'before' if lag > 0 else 'after'}"
     title = f"rewards go with the truth of the row {where} (correlation {other:.2f}; with their own {own:.2f})"
-    excess, half, unit = other - own, 1.96 * np.sqrt(2 / n), "difference of correlations"
-    low, high = excess - half, excess + half
-    return Checked(found(one, "shift", flag, title, effect=excess, low=low, high=high, unit=unit, p=p), clean, p)
+    z = np.arctanh(min(other, 1 - 1e-9)) * np.sqrt(len(part) - 3)
+    excess, half = other - own, 1.96 * np.sqrt(2 / len(part))
+    return found(
+        one, "shift", np.isin(np.arange(len(one)), part), title, clean, effect=(excess, excess - half, excess + half),
+        unit="difference of correlations", p=min(1.0, 2 * float(ndtr(-z)) * len(tried)),
+    )  # fmt: skip
 
 
 def _correlation(x: Numbers, y: Numbers) -> float:
@@ -252,14 +246,12 @@ def _correlation(x: Numbers, y: Numbers) -> float:
     return float(((x - x.mean()) * (y - y.mean())).mean() / spread) if spread > 1e-12 else 0.0
 
 
-def check_agreement(view: View) -> Checked | Missing:
+def check_agreement(view: View) -> Checked:
     """Right responses hardly get more than wrong ones to the same prompt."""
-    truth = view.truth_class_M
-    if truth is None or not view.has_truth:
-        return NO_TRUTH
-    known = truth >= 0
-    one, right = view.sub(known), truth[known] == truth.max()
-    peers = np.zeros(len(one), np.int64) if view.peer_M is None else strata(view.peer_M[known])
+    known = np.isfinite(_truth(view))
+    one, truth = view.sub(known), classes(_truth(view))
+    right = truth[known] == truth.max()
+    peers = np.zeros(len(one), np.int64) if one.peer_M is None else one.peer_M
     wins, pairs = _pairs(one.reward_M, right, peers)
     mixed = pairs > 0
     if mixed[peers].sum() < 40:
@@ -270,14 +262,12 @@ def check_agreement(view: View) -> Checked | Missing:
     if share + error >= AGREEMENT:
         return Checked(None, clean)
     flag = ((one.reward_M > view.paid_level) != right) & mixed[peers]
-    title = (
-        f"a right response has a higher reward than a wrong one to the same prompt with probability {share:.2f} only"
-    )
-    return Checked(
-        found(
-            one, "agreement", flag, title, effect=share, low=share - error, high=share + error, unit="probability",
-            say=lambda i: f"reward {one.reward_M[i]:g}, {'right' if right[i] else 'wrong'}",
-        ), clean,
+    by = "" if view.truth_name == THE_TRUTH else f" (right by {view.truth_name})"
+    title = f"a right response has a higher reward than a wrong one to the same prompt with probability {share:.2f} "
+    title += f"only{by}"
+    return found(
+        one, "agreement", flag, title, clean, effect=(share, share - error, share + error), unit="probability",
+        say=lambda i: f"reward {one.reward_M[i]:g}, {'right' if right[i] else 'wrong'}",
     )  # fmt: skip
 
 

@@ -223,16 +223,32 @@ async function start() {
     if (names.length) fact("findings", [...new Set(names)].join(", "));
     detail.replaceChildren(title, facts);
     for (const [of, name, line] of about.notes) if (of === row) detail.append(element("p", `${name}: ${line}`, { className: "notice" }));
-    for (const [camera, address] of about.videos[get("episode", place)] || []) {
-      const line = element("p");
-      line.append(element("a", `video of the episode, ${camera}`, { href: address, target: "_blank" }));
-      detail.append(line);
-    }
+    detail.append(...videosOf(place));
     detail.append(...groupOf(place));
     if (text === null) detail.append(element("p", about.texts ? "The text of this row is not on the page: texts are of a sample." : "The log has no texts.", { className: "lead" }));
     else detail.append(...texts(text));
     detail.scrollTop = 0;
     detail.dataset.row = row;
+  }
+
+  // ---- videos of an episode, at the time of the row; the next row of the same episode moves them there
+  let players = { episode: NaN, figures: [] };
+  function videosOf(place) {
+    const episode = get("episode", place), clips = about.videos[episode] || [];
+    if (players.episode !== episode) players = { episode, figures: clips.map(player) };
+    clips.forEach(([, , start, stop, fps], i) => {
+      const video = players.figures[i].querySelector("video");
+      if (video) video.currentTime = Math.min(start + get("frame", place) / fps, stop);
+    });
+    return players.figures;
+  }
+  function player([camera, address, start, stop]) {
+    const file = `${address}#t=${start.toFixed(3)},${stop.toFixed(3)}`;
+    const video = element("video", "", { src: file, controls: true, muted: true, preload: "metadata" });
+    video.addEventListener("error", () => video.remove(), { once: true }); // the link stays
+    const figure = element("figure", "", { className: "video" });
+    figure.append(video, element("a", `video of the episode, ${camera}`, { href: file, target: "_blank" }));
+    return figure;
   }
 
   function texts(text) {
