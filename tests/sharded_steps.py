@@ -52,7 +52,7 @@ class Built(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.sizes, self.most = {}, 0
+        self.storages, self.most = {}, 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         found = function(*args, **(kwargs or {}))
@@ -63,11 +63,12 @@ class Built(TorchDispatchMode):
 
     def add(self, storage):
         key = storage._cdata
-        if key in self.sizes or not storage.nbytes() or mapped(storage.data_ptr()):
+        if key in self.storages or not storage.nbytes() or mapped(storage.data_ptr()):
             return
-        self.sizes[key] = storage.nbytes()
-        weakref.finalize(storage, self.sizes.pop, key, None)
-        self.most = max(self.most, sum(self.sizes.values()))
+        self.storages[key] = weakref.ref(storage)
+        weakref.finalize(storage, self.storages.pop, key, None)
+        alive = [found for one in list(self.storages.values()) if (found := one()) is not None]
+        self.most = max(self.most, sum(one.nbytes() for one in alive))  # FSDP empties storages that it keeps
 
 
 def mapped(address):

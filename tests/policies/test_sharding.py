@@ -111,7 +111,7 @@ def test_four_processes_hold_a_third_of_one_at_most(tmp_path):
 @pytest.mark.slow
 def test_no_process_holds_a_model_that_is_read(tmp_path):
     """A language model and pi0, whose files are mapped: a block is in memory at a time, and the own part."""
-    deep = {"num_hidden_layers": 8, "hidden_size": 64, "intermediate_size": 128, "tie_word_embeddings": True}
+    deep = {"num_hidden_layers": 16, "hidden_size": 64, "intermediate_size": 128, "tie_word_embeddings": True}
     architectures.save("qwen2", tmp_path / "qwen2", **deep)
     folder = pi0.lerobot(tmp_path / "vla", "pi0")
     read = {"folder": str(tmp_path), "vla_path": str(folder), "num_steps": 2}
@@ -125,4 +125,4 @@ def test_no_process_holds_a_model_that_is_read(tmp_path):
     compared(tmp_path, trainings, 2)
     total = sum(tensor.nbytes for tensor in load_file(tmp_path / "1" / "read_text.safetensors").values())
     built = [facts["built"] for facts in facts_of(tmp_path / "2", "read_text", 2)]
-    assert max(built) < 0.75 * total
+    assert max(built) < 0.8 * total
