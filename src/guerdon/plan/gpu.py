@@ -320,8 +320,8 @@ def _vla_state(
 ) -> tuple[float, float, float]:
     """Bytes on each of so many GPUs that shard a policy: of its part, gathered in an update, gathered to act.
 
-    One GPU holds all in float32 with a copy in bfloat16, frozen weights in bfloat16. Of several each holds a part of the
-    base. Gathered in an update are two blocks, in bfloat16 and with gradients in float32, and in float32, with
+    One GPU holds all in float32 with a copy in bfloat16, frozen weights in bfloat16. Each of several holds a part of
+    the base. Gathered in an update are two blocks, in bfloat16 and with gradients in float32, and in float32, with
     gradients, the embeddings; to act all of the base, where no collectors have copies of their own.
     """
     embedded = 2 * shape.embedding
