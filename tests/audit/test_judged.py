@@ -126,7 +126,7 @@ def test_words_that_do_not_fit_are_refused_before_anything_is_read(folder):
         with pytest.raises(ConfigError, match=said):
             CliRunner().invoke(app, ["audit", "none.jsonl", *words], catch_exceptions=False)
     Path("numbers.csv").write_text("reward,step\n" + "".join(f"{k % 2},{k}\n" for k in range(50)))
-    with pytest.raises(DataError, match="no responses"):
+    with pytest.raises(DataError, match="has no column of responses"):
         CliRunner().invoke(app, ["audit", "numbers.csv", "--judge", "rubric.toml"], catch_exceptions=False)
 
 

@@ -41,7 +41,7 @@ def judge_sample(rows: Rows, model: str, options: Mapping[str, Any], *, most: in
         DataError: the log has no responses, or none of them got a value.
     """
     if rows.texts is None:
-        raise DataError(f"--judge {model}: the log has no responses that it could read, found {rows.layout}")
+        raise DataError(f"--judge {model}: this log, {rows.layout}, has no column of responses for it to read")
     judge, chosen_M = load_any_text_model(model, options=options), sampled(rows, rows.texts, most, seed)
     with TemporaryDirectory() as folder:
         asked, marked = Path(folder, "rows.jsonl"), Path(folder, "marked.jsonl")

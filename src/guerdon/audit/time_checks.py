@@ -10,6 +10,7 @@ from scipy.special import ndtr, stdtr
 from guerdon.audit.association import associate, strata, stratum_ends, stratum_means
 from guerdon.audit.log_view import THE_TRUTH, Checked, MissingColumn, View, classes, found, needed
 from guerdon.audit.rows import Codes, Numbers
+from guerdon.proportion import wilson_bounds
 
 # practical minima, set on the first half of benchmarks/audit_sets.py
 UNEXPLAINED = 0.25  # standard deviations of the reward, over the run
@@ -79,7 +80,9 @@ def _moved(view: View, steps: Numbers, references: dict[str, Numbers], check: st
         x_G, excess_G = _of_groups(one, x), _of_groups(one, excess)
         within = associate(x_G, excess_G, np.zeros(len(x_G), np.int64), seed=view.seed)
         moved, p = within.difference / spread, within.p
-        said = f"given {name} the reward moves by {moved:+.2f} standard deviations over the run"
+        way = "rise" if check == "truth" else "fall"
+        said = f"given {name} the reward {way}s by {sign * moved:.2f} standard deviations over the run"
+        said = said if sign * moved > 0 else f"given {name} the reward does not {way} over the run"
         partial = BEYOND * max(gained, 0.0) if view.rows.texts is None else 0.0  # returns rise within failures, too
         if sign * moved < UNEXPLAINED or (check == "truth" and rise < partial + UNEXPLAINED / 2):
             continue
@@ -150,7 +153,8 @@ def _new_values(view: View, order: Codes) -> _Break | None:
         if min(gone, new) > 0.25 and min(rows) >= 20:
             lists = [", ".join(f"{value:.4g}" for value in values[one][:6]) for one in (before, after)]
             text = f"the values {lists[0]} give way to {lists[1]}"
-            return _Break(at, float(new), float(new), float(new), None, text, "share of the rows after it")
+            low, high = wilson_bounds(int(counts[after].sum()), rows[1])
+            return _Break(at, float(new), low, high, None, text, "share of the rows after it")
     return None
 
 
