@@ -236,16 +236,17 @@ def test_what_an_adapter_trains_besides_is_refused_by_name():
 @pytest.mark.parametrize("drop", ["model.layers.1.self_attn.o_proj.weight", "lm_head.weight"])
 def test_a_folder_that_lacks_a_weight_is_never_complete(tmp_path, monkeypatch, family, drop):
     policy = start(model_folder(family, tmp_path / "start"), ALL)
-    whole, kept = TextPolicy.merged_weights, tmp_path / "merged"
+    whole, kept = SharedBase.stored, tmp_path / "merged"
     kept.mkdir()
     (kept / "older").write_text("stays")
-    monkeypatch.setattr(TextPolicy, "merged_weights", lambda self: (x for x in whole(self) if x[0] != drop))
+    lacking = lambda *given: {name: weight for name, weight in whole(*given).items() if name != drop}  # noqa: E731
+    monkeypatch.setattr(SharedBase, "stored", lacking)
     with pytest.raises(CheckpointError, match=f"such as {drop}"):
         save_policy(policy, kept, merged=True)
     assert [p.name for p in tmp_path.iterdir() if p.name != "start"] == ["merged"]
     assert (kept / "older").read_text() == "stays"
-    odd = {"model.layers.0.mlp.gate.bias": torch.zeros(3)}.items()
-    monkeypatch.setattr(TextPolicy, "merged_weights", lambda self: [*whole(self), *odd])
+    odd = {"model.layers.0.mlp.gate.bias": torch.zeros(3)}
+    monkeypatch.setattr(SharedBase, "stored", lambda *given: whole(*given) | odd)
     with pytest.raises(CheckpointError, match=r"mlp\.gate\.bias"):
         save_policy(policy, kept, merged=True)
 
