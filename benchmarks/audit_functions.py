@@ -8,9 +8,9 @@ and rewardlint read the functions themselves (`audit_functions::longer`, `audit_
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +97,9 @@ def write_log(path: Path, reward, *, exploited: bool) -> None:
 
 def main() -> None:
     """Write the logs and ten tasks."""
-    folder = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="where the files are written")
+    folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     for reward in EXPLOITS:
         for kind in ("ordinary", "exploited"):
