@@ -1,6 +1,7 @@
 """`guerdon audit` as a process: what it prints, its exit status, and watching a log that grows."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -199,11 +200,12 @@ def test_a_live_log_is_read_again_when_it_has_grown(tmp_path, watched):
     watching.wait_for(r"^40 rows")
     page = folder / "page.html"
     watching.wait_for("^page: ")
-    before = page.stat().st_ino
-    write(tmp_path / "2", 80, start=40).rename(folder / "2.jsonl")
-    watching.wait_for(r"^80 rows")
-    watching.wait_for("^page: ", times=2)
-    assert page.stat().st_ino != before, "written anew and renamed, so that a reader never sees half of it"
+    with page.open() as before:  # while it is open, its inode is not given to another file
+        write(tmp_path / "2", 80, start=40).rename(folder / "2.jsonl")
+        watching.wait_for(r"^80 rows")
+        watching.wait_for("^page: ", times=2)
+        inode = os.fstat(before.fileno()).st_ino
+        assert page.stat().st_ino != inode, "written anew and renamed, so that a reader never sees half of it"
     assert "live" in page.read_text()
     assert watching.end() == 0
     watching.wait_for("ended; the page is")
