@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from guerdon.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from guerdon.finite import first_non_finite
 from guerdon.policies.generate import LocalEngine
-from guerdon.policies.text import TextPolicy
+from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text_files import load_policy, read_model
 from guerdon.policies.tiny_text import build_tokenizer
 from guerdon.policies.tokens import prompt_ids, response_texts
@@ -168,12 +168,13 @@ def test_the_folder_has_the_loss_that_was_reported(tmp_path, family, target):
 
 def test_a_folder_that_cannot_be_read_leaves_the_checkpoint(tmp_path, monkeypatch):
     policy = POLICY.model_copy(update={"lora": LoraSettings(r=2)})
-    whole, merged = train_sft(SUMS, settings_for(tmp_path / "whole"), policy)[0], TextPolicy.merged_weights
-    monkeypatch.setattr(TextPolicy, "merged_weights", lambda self: (w for w in merged(self) if "up_proj" not in w[0]))
+    whole, stored = train_sft(SUMS, settings_for(tmp_path / "whole"), policy)[0], SharedBase.stored
+    lacking = lambda *given: {name: w for name, w in stored(*given).items() if "up_proj" not in name}  # noqa: E731
+    monkeypatch.setattr(SharedBase, "stored", lacking)
     with pytest.raises(CheckpointError, match=r"cannot be read back|not the model"):
         train_sft(SUMS, settings_for(tmp_path / "cut"), policy)
     assert sorted(p.name for p in (tmp_path / "cut").iterdir()) == ["trainer", "training.json"]
-    monkeypatch.setattr(TextPolicy, "merged_weights", merged)
+    monkeypatch.setattr(SharedBase, "stored", stored)
     monkeypatch.setattr(ResponseTrainer, "training_step", lambda *_, **__: pytest.fail("trained again"))
     assert_same_weights(train_sft(SUMS, settings_for(tmp_path / "cut", resume=True), policy)[0], whole)
 
