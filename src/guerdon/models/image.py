@@ -357,11 +357,12 @@ class ImageRewardModel:
         self._network = None
 
     def _forward(self, pixels_N_H_W_C: NDArray[Any]) -> FloatArray:
-        if self._network is None:
-            self._network = inference_copy(self.scorer, bf16=self.bf16)
+        network = self._network  # `refresh` may be called meanwhile
+        if network is None:
+            network = self._network = inference_copy(self.scorer, bf16=self.bf16)
         with torch.inference_mode():
             inputs = to_input(torch.from_numpy(pixels_N_H_W_C).to(self.device), self.config.normalize)
-            values: FloatArray = torch.sigmoid(self._network(inputs)).cpu().numpy()
+            values: FloatArray = torch.sigmoid(network(inputs)).cpu().numpy()
         return np.where(np.isfinite(values), values, np.float32(np.nan))
 
 
