@@ -435,7 +435,7 @@ def test_what_vllm_cannot_do_is_refused_before_it_starts(vllm, monkeypatch):
     policy = tiny_policy()
     monkeypatch.setattr(generate_vllm, "usable_cores", lambda: 3)
     monkeypatch.setattr(generate_vllm, "visible_gpus", list)
-    with pytest.raises(ConfigError, match=r"tensor_parallel_size 3 cannot share out the 4 attention heads"):
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size 3 does not divide the 4 attention heads"):
         VLLMEngine(policy, VLLMGenerationSettings(tensor_parallel_size=3))
     with pytest.raises(ConfigError, match=r"starts 4 processes, and this process has 3 core\(s\).*collector_gpus"):
         VLLMEngine(policy, VLLMGenerationSettings(tensor_parallel_size=4))

@@ -101,7 +101,7 @@ def test_the_first_process_ends_all_of_them(tmp_path):
     assert "a process that trains with this one has ended" in said
     found = finished(start_together("-m", "guerdon", "run", file, "generation={engine: vllm, tensor_parallel_size: 3}"))
     assert [status for status, _ in found] == [2, 2]
-    assert "cannot share out the 2 attention heads" in found[0][1]
+    assert "does not divide the 2 attention heads" in found[0][1]
     assert "attention heads" not in found[1][1]
 
 

@@ -181,7 +181,7 @@ def test_ahead_with_weights_is_accepted(tmp_path):
 def test_heads_that_cannot_be_shared_out_are_refused_before_a_cluster_is_asked(tmp_path):
     given = {**VLLM, "tensor_parallel_size": 3}
     study = letter_study(tmp_path, generation=given, runner={"rollout_shards": 2}, **RAY)
-    with pytest.raises(ConfigError, match="cannot share out the 2 attention heads"):
+    with pytest.raises(ConfigError, match="does not divide the 2 attention heads"):
         check_text(study)
-    with pytest.raises(ConfigError, match="cannot share out the 2 attention heads"):
+    with pytest.raises(ConfigError, match="does not divide the 2 attention heads"):
         start(study)

@@ -1,6 +1,7 @@
 """Environments of other packages as they are: their spaces, and a short run each."""
 
 import json
+import sys
 from importlib.util import find_spec
 
 import numpy as np
@@ -8,13 +9,14 @@ import pytest
 import torch
 
 from guerdon.episodes.read import read_episodes
-from guerdon.errors import ConfigError
+from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.rl.run import run
 from guerdon.settings.collect import ActorShare
 from guerdon.settings.policy import CNNPolicySettings
 from guerdon.settings.study import Study
 from guerdon.settings.world import GymnasiumSettings
 from guerdon.worlds.build import build_world
+from guerdon.worlds.gymnasium_env import make_gymnasium_env
 
 torch.set_num_threads(1)
 MLP, CNN = {"type": "mlp", "hidden": [8]}, {"type": "cnn", "channels": [4, 4], "hidden": [8]}
@@ -141,3 +143,22 @@ def test_demonstrations_of_pick_and_place_go_into_a_replay_with_goals(tmp_path):
     folder, _ = run(study)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert any(row.get("critic_loss", 0) > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("task", "package", "loaded"),
+    [
+        ("gymnasium_robotics:FetchReach-v4", "gymnasium_robotics", ()),
+        ("minigrid:MiniGrid-Empty-5x5-v0", "minigrid", ()),
+        ("LunarLander-v3", "Box2D", ("gymnasium.envs.box2d", "gymnasium.envs.box2d.lunar_lander")),
+    ],
+)
+def test_a_package_that_is_not_installed_is_named_with_its_extra(task, package, loaded, monkeypatch):
+    for module in loaded:
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        MissingDependencyError, match=rf"{task}.*{package} is not installed.*guerdon\[games\]"
+    ) as caught:
+        make_gymnasium_env(task, 1)
+    assert "swig" not in str(caught.value)

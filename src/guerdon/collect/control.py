@@ -180,9 +180,8 @@ class ControlCollector:
             self._begin()
         self._observed.observes = self.observes
         watched = bool(self.watchers) and not warm_up
-        with timed(seconds, "simulate"):
-            with policy.acting():
-                acted = self._act(policy, seconds, watched=watched)
+        with timed(seconds, "simulate"), policy.acting():
+            acted = self._act(policy, seconds, watched=watched)
             alive = _rows(acted.alive)
             flags: dict[str, Any] = {name: _rows(acted.columns[name]) & alive for name in FLAGS}
         seconds["simulate"] -= seconds.get("render", 0.0)  # of what was drawn meanwhile

@@ -94,13 +94,13 @@ def check_vllm(policy: TextPolicy, settings: VLLMGenerationSettings, *, here: bo
         here: whether it will be in this process, so that its package and its devices must be here.
 
     Raises:
-        ConfigError: the attention heads cannot be shared out, or there are too few devices.
+        ConfigError: the number of attention heads is not divisible, or there are too few devices.
         MissingDependencyError: vLLM is not installed.
     """
     size, heads = settings.tensor_parallel_size, policy.base.model.config.get_text_config().num_attention_heads
     if heads % size:
         raise ConfigError(
-            f"generation.tensor_parallel_size {size} cannot share out the {heads} attention heads of the model: set it "
+            f"generation.tensor_parallel_size {size} does not divide the {heads} attention heads of the model: set it "
             f"to a divisor of {heads}"
         )
     if not here:

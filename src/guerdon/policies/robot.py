@@ -78,7 +78,7 @@ class RobotPolicy(nn.Module):
     chunk: int = 1
     tokens_per_action: int = 1
     card: dict[str, Any]
-    sharded = False  # whether several processes share the weights out among themselves
+    sharded = False  # whether the weights are sharded over several processes
 
     @property
     def in_parts(self) -> bool:

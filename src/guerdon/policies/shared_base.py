@@ -48,7 +48,7 @@ class SharedBase:
         model: a transformers causal language model in float32.
         tokenizer: its tokenizer.
         settings: how it computes.
-        weights: of a model that is on torch's device `meta`, by name, where several processes share it out.
+        weights: of a model that is on torch's device `meta`, by name, where it is sharded over several processes.
 
     Attributes:
         device: where the weights are.

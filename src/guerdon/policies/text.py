@@ -101,7 +101,7 @@ class TextPolicy:
 
     @property
     def sharded(self) -> bool:
-        """Whether several processes share the weights out among themselves."""
+        """Whether the weights are sharded over several processes."""
         return self.base.shards is not None
 
     def prepared(self, inputs: WithTokens) -> TokenBatch:

@@ -38,7 +38,7 @@ from guerdon.progress import doing, log_once
 from guerdon.settings.text_policy import NAME_A_MODEL, TextPolicySettings
 
 BASE = "base"
-GENERATION_CONFIG = "generation_config.json"
+_WHAT = "the language model"
 VALUE_HEAD = "value_head.safetensors"
 _HEAD = re.compile(r"\.(score|classifier)(\.(dense|out_proj))?\.(weight|bias)$")  # of a classifier, after its body
 
@@ -92,9 +92,7 @@ def outline(settings: TextPolicySettings, *, value_heads: int = 0) -> TextPolicy
 
 def _outlined(path: str) -> Any:
     """A causal language model without weights, with as many tokens as its adapters have."""
-    from transformers import AutoModelForCausalLM, GenerationConfig
-
-    path, what = local_model(path, convert=False), "the language model"
+    path = local_model(path, convert=False)
     folder = model_folder(path)
     if (Path(path) / ADAPTER).is_file():
         model = _outlined(base_of(Path(path)))
@@ -102,12 +100,19 @@ def _outlined(path: str) -> Any:
         return model
     if folder is None:
         raise MissingDependencyError(f"{path} is not on this machine")
-    config = read_config(path, what)
-    with reading(what, path), torch.device("meta"):
+    return _of_configuration(path, folder, buffers=False)
+
+
+def _of_configuration(path: str, folder: Path, *, buffers: bool) -> Any:
+    """A causal language model whose weights, and without `buffers` all tensors, are on torch's device `meta`."""
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    config = read_config(path, _WHAT)
+    with reading(_WHAT, path), init_empty_weights(include_buffers=not buffers):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
-        if (folder / GENERATION_CONFIG).is_file():  # the tokens that end a response
-            given = json.loads((folder / GENERATION_CONFIG).read_text(encoding="utf-8"))
-            model.generation_config = GenerationConfig.from_dict(given)
+        if (stops := folder / "generation_config.json").is_file():  # the tokens that end a response
+            model.generation_config = GenerationConfig.from_dict(json.loads(stops.read_text(encoding="utf-8")))
     return model
 
 
@@ -116,21 +121,14 @@ def _mapped(path: str) -> tuple[Any, dict[str, torch.Tensor]] | None:
 
     None where transformers has to change them: an adapter is merged, or they have other names in the files.
     """
-    from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM, GenerationConfig
-
-    path, what = local_model(path), "the language model"
+    path = local_model(path)
     folder = model_folder(path)
     if folder is None or (folder / ADAPTER).is_file():
         return None
-    check_model(CheckpointError, what, path)
+    check_model(CheckpointError, _WHAT, path)
     if (folder / COMPLETE).is_file():
         verify_folder(folder)
-    config = read_config(path, what)
-    with reading(what, path), init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
-        if (stops := folder / "generation_config.json").is_file():
-            model.generation_config = GenerationConfig.from_dict(json.loads(stops.read_text(encoding="utf-8")))
+    model = _of_configuration(path, folder, buffers=True)
     model.tie_weights()  # inside, each parameter becomes one of its own
     weights = read_tensors(folder)
     known = {id(p) for name, p in model.named_parameters(remove_duplicate=False)
@@ -138,7 +136,7 @@ def _mapped(path: str) -> tuple[Any, dict[str, torch.Tensor]] | None:
     if any(id(parameter) not in known for parameter in model.parameters()):
         log_once(f"{path}: each process reads the whole model, as its weights have other names in its files")
         return None
-    check_stops(model, f"{what} {path!r}")
+    check_stops(model, f"{_WHAT} {path!r}")
     return model.eval(), weights
 
 
@@ -199,7 +197,7 @@ def read_model(path: str, *, template: bool = True) -> tuple[Any, Any]:
     if (folder / ADAPTER).is_file():
         model, tokenizer = read_under(folder, template=template)
         return merge(model, folder), tokenizer
-    return read_pretrained(AutoModelForCausalLM, path, "the language model"), read_tokenizer(path, template=template)
+    return read_pretrained(AutoModelForCausalLM, path, _WHAT), read_tokenizer(path, template=template)
 
 
 def fit_vocabulary(model: Any, folder: Path) -> None:

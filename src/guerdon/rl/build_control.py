@@ -62,7 +62,7 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     sharded = isinstance(study.policy, VLAPolicySettings) and distributed.launched() > 1
     if sharded and runner.max_staleness and study.engine == "local":
         raise ConfigError(
-            "runner.max_staleness: several learners of a VLA share its weights out among themselves, so that this "
+            "runner.max_staleness: several learners shard the weights of a VLA, so that this "
             "process cannot collect while they learn; set engine: ray, or max_staleness to 0"
         )
     torch.manual_seed(runner.seed)  # of dropout, where a policy has any: only gradient steps draw from it

@@ -75,7 +75,7 @@ def even_parts(rows: int) -> list[slice]:
 class FrameNetwork(nn.Module):
     """Bytes or states in; binary cross-entropy (with soft targets) and logits out.
 
-    Several processes that train together share the weights out among themselves.
+    With several processes that train together, the weights are sharded.
 
     Args:
         scorer: the network.

@@ -127,7 +127,7 @@ def _write(
     data_hash: str,
     own: dict[str, Tensor] | None,
 ) -> None:
-    """Write the model; `own` are its weights where several processes share them out."""
+    """Write the model; `own` are its weights where they are sharded."""
     names = ["question", "input", "max_pixels"]
     names += ["nframes", "fps"] if settings.input == "video" else []
     names += ["chat_template_kwargs"] if settings.chat_template_kwargs else []

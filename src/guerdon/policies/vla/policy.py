@@ -221,7 +221,7 @@ class VLAPolicy(RobotPolicy):
 
     @property
     def sharded(self) -> bool:  # type: ignore[override]
-        """Whether several processes share the weights out among themselves."""
+        """Whether the weights are sharded over several processes."""
         return self.shards is not None
 
     @property

@@ -302,8 +302,8 @@ def fill_exactly(
         unused: names and shapes of weights that may be there and are left out.
         folder: of the checkpoint, for the message.
         dtype: of the network.
-        settings: of a policy that several processes share out: each takes its part of every tensor, a block at a time;
-            of frozen weights, in the precision that it computes in.
+        settings: of a policy that is sharded over several processes: each takes its part of every tensor, a block at a
+            time; of frozen weights, in the precision that it computes in.
 
     Raises:
         CheckpointError: weights are missing, unknown, or have another shape.
