@@ -111,6 +111,8 @@ class SharedBase:
         what = f"{type(model).__name__} cannot be read as a causal language model"
         with nullcontext() if self.shards else boundary(ConfigError, what):  # among several, a lost one is an error too
             self.fused, self.width, self.plain_head = self.run(self._probed)
+        if self.shards is not None:  # here, where all processes are: later some may need it for their part of a batch
+            _ = self.packs, self.reads_masks
         if self.fused == "eager":
             log_once(f"{type(model).__name__} has no sdpa attention: attention is computed by plain matrix products")
 
@@ -159,7 +161,7 @@ class SharedBase:
         if self.device.type == "meta":
             return True
         with self._lock, torch.autocast(self.device.type, torch.bfloat16, enabled=self.halved):
-            return packing.packs(self.model, bf16=self.halved)
+            return self.run(lambda: packing.packs(self.model, bf16=self.halved))
 
     def freeze(self) -> None:
         """Nobody trains these weights: on a GPU that computes in bfloat16 they are kept in it (`halve_linear`)."""
@@ -183,9 +185,9 @@ class SharedBase:
         if self.device.type == "meta":
             return True
         with self._lock, torch.autocast(self.device.type, torch.bfloat16, enabled=self.halved):
-            return packing.reads_masks(
+            return self.run(lambda: packing.reads_masks(
                 self.model, self.decoder, self._in_layers, attention=self.fused, bf16=self.halved
-            )
+            ))  # fmt: skip
 
     def shares_prompts(self, batch: TokenBatch, longest: int) -> bool:
         """Whether reading each prompt of a batch once is possible, wanted, and worth it.
