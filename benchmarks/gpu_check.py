@@ -7,8 +7,8 @@ table goes to standard output, table and numbers go to `--out`. At most 25 minut
     python benchmarks/gpu_check.py --only=collective,vla
     python benchmarks/gpu_check.py --tiny          every part with small shapes, on a CPU as well
 
-Parts: `tests-...`, a suite with its tensors on the GPU. `smollm2-...` (135M parameters, of a package) and `1.5B-...`
-(the shape of Qwen2-1.5B, random weights): `write`, `hf` and `vllm` are generation by guerdon's own engine, by
+Parts: `tests-...`, a suite with its tensors on the GPU. `smollm2-...` (135M parameters, of a package; random weights of
+that shape where it is not installed) and `1.5B-...` (the shape of Qwen2-1.5B, random weights): `write`, `hf` and `vllm` are generation by guerdon's own engine, by
 transformers and by vLLM; `guerdon` and `trl` whole steps (generate, check, update), guerdon's with the peak of memory
 as a share of the estimate of docs/memory.md, and with MFU. `vla`: an action chunk of a 7B-shaped OpenVLA-OFT.
 `collective`: sums and broadcasts between the GPUs, NCCL with one process where there is one GPU.
@@ -20,6 +20,7 @@ recomputation of gradient checkpointing and the products of attention with itsel
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -63,10 +64,12 @@ def card() -> str | None:
 
 def model_folder(model: str, folder: Path, *, tiny: bool) -> str:
     """The path of a model, made where it is not there yet."""
+    from guerdon.errors import GuerdonError
     from guerdon.packaged import local_model
 
     if model == "smollm2" and not tiny:
-        return local_model("package:smollm2")
+        with contextlib.suppress(GuerdonError):
+            return local_model("package:smollm2")
     path = folder / model
     return str(path) if path.is_dir() else make_model(path, size_of(model, tiny=tiny))
 
@@ -258,13 +261,13 @@ def measured(name: str, folder: Path, *, tiny: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"part": name, "seconds": time.monotonic() - start}
     found = [line for line in out.splitlines() if line.startswith(MARK)]
     if process.returncode or not found:
-        return row | {"reason": reason(said)}
+        return row | {"reason": reason(said), "said": said[-4000:]}
     return row | json.loads(found[-1].removeprefix(MARK))
 
 
 def shown(row: dict[str, Any]) -> list[str]:
     """A line of the table."""
-    numbers = {k: v for k, v in row.items() if k not in ("part", "seconds", "names")}
+    numbers = {k: v for k, v in row.items() if k not in ("part", "seconds", "names", "said")}
     cells = [f"{k} {v:.3g}" if isinstance(v, float) else f"{k}: {v}" if isinstance(v, str) else f"{k} {v}"
              for k, v in numbers.items()]  # fmt: skip
     return [row["part"], f"{row['seconds']:.0f}", "; ".join(cells)]
