@@ -74,7 +74,7 @@ def trained(folder, target):
 
 def scores(policy):
     with torch.no_grad():
-        return policy.log_probs(BATCH).numpy()
+        return policy.log_probs(BATCH).cpu().numpy()
 
 
 def merged_by_peft(policy):
@@ -191,7 +191,7 @@ def test_a_folder_in_bfloat16_is_merged_and_written_in_float32(tmp_path, target)
 
 def test_weights_that_were_rounded_are_written_in_float32_and_said_to_be_rounded(tmp_path, capsys):
     policy = trained(model_folder("llama", tmp_path / "start"), ("q_proj",))
-    exact = {name: weight.clone() for name, weight in policy.merged_weights()}
+    exact = {name: weight.cpu().clone() for name, weight in policy.merged_weights()}
     policy.base.halved = halve_linear(policy.base.model)  # as on a GPU that computes in bfloat16
     written = load_file(save_policy(policy, tmp_path / "rounded_once", merged=True) / "model.safetensors")
     assert "rounded_once" in (said := capsys.readouterr().err)

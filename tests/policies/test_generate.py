@@ -194,7 +194,7 @@ def test_each_adapter_writes_as_it_scores(by_hand, monkeypatch):
     written = [write(view, 2) for view in views]
     for view, found in zip(views, written, strict=True):
         with torch.no_grad():
-            np.testing.assert_allclose(found.log_probs_B_T, view.log_probs(found.batch).numpy(), atol=1e-4)
+            np.testing.assert_allclose(found.log_probs_B_T, view.log_probs(found.batch).cpu().numpy(), atol=1e-4)
     assert not np.array_equal(written[0].batch.responses_B_T, written[1].batch.responses_B_T)
     assert all(p.requires_grad for view in views for p in view.parameters())
 
@@ -213,7 +213,7 @@ def test_bf16_writes_close_to_what_it_scores():
     policy = tiny_policy(bf16=True)
     found = write(policy)
     with torch.no_grad():
-        scored = policy.log_probs(found.batch).numpy()
+        scored = policy.log_probs(found.batch).cpu().numpy()
     assert found.log_probs_B_T.dtype == np.float32
     assert np.abs(scored - found.log_probs_B_T).mean() < 0.02
 

@@ -21,11 +21,11 @@ LORA = LoraSettings(r=3, alpha=6.0)
 
 
 def numbers(tensor):
-    return tensor.detach().numpy()
+    return tensor.detach().cpu().numpy()
 
 
 def gradients(policy, batch=BATCH):
-    weights = torch.linspace(-1, 1, batch.mask_B_T.size).view(batch.mask_B_T.shape)
+    weights = torch.linspace(-1, 1, batch.mask_B_T.size, device=policy.device).view(batch.mask_B_T.shape)
     policy.base.model.zero_grad()
     (policy.log_probs(batch) * weights).sum().backward()
     return {n: p.grad.clone() for n, p in policy.named_parameters().items() if p.grad is not None}

@@ -166,7 +166,7 @@ def test_tokens_are_sampled_by_their_probabilities():
         probabilities = evaluated(policy, seen[:3], np.array([[0, 0], [1, 1], [2, 2]])).log_probs.exp()
     assert probabilities.std() > 0.02
     shares = np.stack([(record == i).mean(axis=0) for i in range(3)])
-    assert shares == pytest.approx(probabilities.numpy(), abs=0.03)
+    assert shares == pytest.approx(probabilities.cpu().numpy(), abs=0.03)
 
 
 @pytest.mark.usefixtures("no_gpu")
