@@ -9,7 +9,8 @@ tensor on a GPU, a generator of the CPU for numbers of a GPU. Threads that start
 
 A test may mix devices itself, to compare with what it computes by hand: the innermost code of guerdon's or of the tests
 decides. With `--pretend-cuda-strict` it may not, and the GPU computes in bfloat16 where models do so by default: what
-passes should pass on a real GPU, too. Not covered: kernels, number formats, memory, streams, C++ that never meets Python, processes that start.
+passes then should pass on a real GPU. Not covered: kernels, TF32, memory, streams, C++ that never meets Python, processes
+that start.
 """
 
 from __future__ import annotations
@@ -87,7 +88,10 @@ class _Operators(TorchDispatchMode):
         name, given = func._schema.name, _tensors(args, kwargs)
         at = self._together(name, given, args)
         before = {_storage(t)._cdata for t in given}
-        out = func(*args, **kwargs)
+        if name == "aten::histc" and not args[0].is_floating_point():  # which CUDA has for integers, too
+            out = func(args[0].float(), *args[1:], **kwargs).to(args[0].dtype)
+        else:
+            out = func(*args, **kwargs)
         if name == "aten::copy_":
             return out
         for tensor in _tensors(out):

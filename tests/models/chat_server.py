@@ -63,7 +63,7 @@ class ChatServer(ThreadingHTTPServer):
         """What an endpoint sends."""
         question = question_of(body["messages"])
         inputs = self.backend.inputs
-        batch = inputs.batch([question])
+        batch = inputs.batch([question]).to(self.backend.device)
         usage = {"prompt_tokens": int(batch["attention_mask"].sum())}
         if not body.get("logprobs"):
             reply = self.backend.generate([question], GenerationOptions(body["max_tokens"], body["temperature"]))[0]

@@ -309,7 +309,7 @@ def _serve_log_probs(backend, asked, count):
     import torch
 
     with torch.no_grad():
-        logits = backend.model(**backend.inputs.batch([asked]), use_cache=False).logits[0, -1]
+        logits = backend.model(**backend.inputs.batch([asked]).to(backend.device), use_cache=False).logits[0, -1]
     best = logits.double().log_softmax(-1).topk(count)
     entry = types.SimpleNamespace
     decode = backend.inputs.tokenizer.decode

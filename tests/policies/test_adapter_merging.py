@@ -136,7 +136,7 @@ def adapted(policy):
 
     def call(ids):
         with policy.base.adapter(policy.adapter):
-            return SimpleNamespace(logits=policy.base.model(ids).logits)
+            return SimpleNamespace(logits=policy.base.model(ids.to(policy.device)).logits)
 
     return call
 

@@ -88,7 +88,7 @@ def test_the_first_step_follows_advantage_times_score(loss):
     batch, advantages = responses()
     policy, by_hand = policy_of(), policy_of()
     updated(policy, taught(batch, advantages), algorithm(loss=loss, loss_agg="token"))
-    expected = -(by_hand.log_probs(batch).cpu() * advantages).sum() / int(batch.mask_B_T.sum())
+    expected = -(by_hand.log_probs(batch) * advantages.to(by_hand.device)).sum() / int(batch.mask_B_T.sum())
     expected.backward()
     with torch.no_grad():
         for p in by_hand.parameters():
