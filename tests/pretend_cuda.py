@@ -264,7 +264,7 @@ def pretended(gpus: int = 1, *, strict: bool = False) -> Iterator[None]:
 
     values = {
         "is_available": True, "device_count": gpus, "current_device": 0, "is_bf16_supported": strict,
-        "is_initialized": False, "get_device_name": "a pretended GPU", "memory_allocated": 0, "memory_reserved": 0,
+        "is_initialized": False, "get_device_capability": (7, 0), "get_device_name": "a pretended GPU", "memory_allocated": 0, "memory_reserved": 0,
         "max_memory_allocated": 0, "_lazy_init": None, "synchronize": None, "set_device": None, "empty_cache": None,
         "reset_peak_memory_stats": None, "_is_in_bad_fork": False,
     }  # fmt: skip

@@ -124,7 +124,7 @@ def test_what_was_trained_is_what_is_written_and_read(tmp_path, family, target):
     )
     assert supports(policy) == (family in ("llama", "llama_tied", "qwen2"))
     with torch.no_grad():
-        np.testing.assert_allclose(found.log_probs_B_T, policy.log_probs(found.batch).numpy(), atol=1e-4)
+        np.testing.assert_allclose(found.log_probs_B_T, policy.log_probs(found.batch).cpu().numpy(), atol=1e-4)
 
 
 def head_of(model):

@@ -1,7 +1,9 @@
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from tiny_models import oracle, tiny_policy
 
 import fake_vllm
 from guerdon.errors import ConfigError, DataError, MissingDependencyError
-from guerdon.policies import decode, generate_vllm
+from guerdon.policies import decode, generate_vllm, packing
 from guerdon.policies.generate import LocalEngine, draw
 from guerdon.policies.generate_vllm import VLLMEngine
 from guerdon.policies.text import add_policy
@@ -113,6 +115,19 @@ def test_fused_attention_and_two_products_agree(bf16):
                 found = decoder.step(torch.tensor(tokens, device=policy.device))
             logits.append(found)
     torch.testing.assert_close(*logits, rtol=0, atol=0.3 if bf16 else 1e-4)
+
+
+@pytest.mark.usefixtures("frequent_switches")
+def test_threads_do_not_change_each_others_kernels(monkeypatch):
+    """Which kernels may be used is a setting of the process: cuDNN's is off in every call, and on afterwards."""
+    seen = []
+    monkeypatch.setattr(
+        packing.F, "scaled_dot_product_attention", lambda *_: seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+    )
+    on_a_gpu, before = SimpleNamespace(is_cuda=True), torch.backends.cuda.cudnn_sdp_enabled()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: packing.fused_attention(on_a_gpu, None, None), range(300)))
+    assert (set(seen), torch.backends.cuda.cudnn_sdp_enabled()) == ({False}, before)
 
 
 def test_both_decoders_write_the_same():
