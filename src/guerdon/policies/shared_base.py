@@ -149,7 +149,7 @@ class SharedBase:
     @property
     def tokens_per_pass(self) -> int | None:
         """Most tokens in a forward pass, padding included; None: no limit."""
-        return token_limit(self.settings.max_tokens_per_pass, self.device)
+        return token_limit(self.settings.max_tokens_per_pass, self.model, self.device)
 
     @property
     def adapters(self) -> tuple[str, ...]:
