@@ -282,7 +282,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="small shapes, on a CPU as well")
     parser.add_argument("--out", type=Path, default=Path("build/gpu_check.json"))
     parser.add_argument("--part", choices=list(PARTS), help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help="where models are made and kept for the next time")
     parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of:
@@ -299,7 +299,8 @@ def main() -> None:
     where = machine_line(["transformers", "trl", "vllm"])
     gpus = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
     rows, start = [], time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
+    with contextlib.nullcontext(options.folder) if options.folder else tempfile.TemporaryDirectory() as folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
         for name in wanted:
             if time.monotonic() - start + PARTS[name][0] > 60 * options.minutes:
                 rows.append({"part": name, "seconds": 0.0, "reason": f"left out after {options.minutes:g} minutes"})
