@@ -17,14 +17,14 @@ from typing import Any
 
 from guerdon.durations import duration
 from guerdon.plan.text_size import Shape, Size, read_config, shape_of, size_of_start
-from guerdon.settings.gpus import GPUS, gpus_named
+from guerdon.settings.gpus import GPUS, gpus_named, tokens_per_pass
 from guerdon.settings.reward_models import PrimeModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train import TextTrainSettings
 from guerdon.settings.vla_policy import VLAPolicySettings
 
-TOKENS_PER_PASS, LOGITS_AT_ONCE = 8192, 2**26  # on a GPU (guerdon.policies.passes and text; a test compares them)
+LOGITS_AT_ONCE = 2**26  # on a GPU (guerdon.policies.text; a test compares them)
 PER_LOGIT = 22  # bytes of a logit of the piece that goes backward: counted from the operators of `token_log_probs`
 CONTEXT = 1e9  # bytes of CUDA, cuBLAS and what the allocator cannot use
 USED, READ = 0.4, 0.6  # shares of the peak rate of products, and of the peak rate of reading memory
@@ -163,7 +163,7 @@ def estimate_text_run(study: Study, *, written: int) -> dict[str, str]:
         return nothing or {}
     shape, gpu = size.shape, GPUS[gpus_named(policy.gpus)[1]]
     length = data.max_prompt_length + data.max_response_length
-    tokens = max(policy.max_tokens_per_pass or TOKENS_PER_PASS, length)
+    tokens = max(policy.max_tokens_per_pass or tokens_per_pass(shape.layers, shape.width), length)
     parts = update_memory(
         shape, rank=size.rank, tokens=tokens, answered=tokens * data.max_response_length // length,
         checkpointing=policy.gradient_checkpointing,
@@ -211,8 +211,9 @@ def estimate_text_train(
     size, implicit = size_of_start(start), model.type == "implicit"
     if (nothing := _no_lines(size)) is not None:
         return nothing
-    length = model.max_length or TOKENS_PER_PASS
-    tokens = max(model.max_tokens_per_pass or TOKENS_PER_PASS, length)
+    usual = tokens_per_pass(size.shape.layers, size.shape.width)
+    length = model.max_length or usual
+    tokens = max(model.max_tokens_per_pass or usual, length)
     if model.micro_batch_size is not None:
         tokens = min(tokens, model.micro_batch_size * length)
     parts = update_memory(
