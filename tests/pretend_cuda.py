@@ -9,8 +9,8 @@ tensor on a GPU, a generator of the CPU for numbers of a GPU. Threads that start
 
 A test may mix devices itself, to compare with what it computes by hand: the innermost code of guerdon's or of the tests
 decides. With `--pretend-cuda-strict` it may not, and the GPU computes in bfloat16 where models do so by default: what
-passes then should pass on a real GPU. Not covered: kernels, TF32, memory, streams, C++ that never meets Python, processes
-that start.
+passes then should pass on a real GPU. Not covered: kernels, TF32, memory, streams, C++ that never meets Python,
+processes that start.
 """
 
 from __future__ import annotations
@@ -264,7 +264,8 @@ def pretended(gpus: int = 1, *, strict: bool = False) -> Iterator[None]:
 
     values = {
         "is_available": True, "device_count": gpus, "current_device": 0, "is_bf16_supported": strict,
-        "is_initialized": False, "get_device_capability": (7, 0), "get_device_name": "a pretended GPU", "memory_allocated": 0, "memory_reserved": 0,
+        "get_device_capability": (7, 0),
+        "is_initialized": False, "get_device_name": "a pretended GPU", "memory_allocated": 0, "memory_reserved": 0,
         "max_memory_allocated": 0, "_lazy_init": None, "synchronize": None, "set_device": None, "empty_cache": None,
         "reset_peak_memory_stats": None, "_is_in_bad_fork": False,
     }  # fmt: skip

@@ -325,7 +325,8 @@ def test_the_question_of_topreward_is_that_of_its_code(architecture, task):
     assert backend.inputs.render(asked) == head + words
     (token,) = tokenizer(" True", add_special_tokens=False)["input_ids"]
     with torch.no_grad():
-        expected = backend.model(**backend.inputs.batch([asked]).to(backend.device)).logits[0, -1].double().log_softmax(-1)[token]
+        logits = backend.model(**backend.inputs.batch([asked]).to(backend.device)).logits[0, -1]
+    expected = logits.double().log_softmax(-1)[token]
     model = VLMRewardModel("true_logprob", VLMSettings(path="x", nframes=16), backend)
     (score,) = model.score([Episode(id="0", task=task, frames=episode(3).frames)])
     assert score.total == pytest.approx(float(expected), abs=1e-5)
