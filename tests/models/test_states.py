@@ -37,6 +37,7 @@ def trained(tmp_path, kind=ResNetTrainSettings, **options):
     return train_image_model(kind(save_dir=str(tmp_path / "rm"), **{**FAST, **options}), walks(20))
 
 
+@pytest.mark.usefixtures("by_hand")  # a GPU has other kernels for other batches
 def test_a_classifier_learns_from_states_and_its_checkpoint_scores(tmp_path):
     result = trained(tmp_path)
     assert result.metrics["auroc"] > 0.9
@@ -45,7 +46,7 @@ def test_a_classifier_learns_from_states_and_its_checkpoint_scores(tmp_path):
     good, bad = model.score([walk(100, succeeds=True), walk(101, succeeds=False)])
     assert good.total > 0.5 > bad.total
     alone = model.probabilities(walk(100, succeeds=True).states)
-    np.testing.assert_allclose(good.steps, alone, rtol=1e-5)
+    np.testing.assert_array_equal(good.steps, alone)
 
 
 def test_a_progress_model_orders_states(tmp_path):
