@@ -78,6 +78,14 @@ def no_gpu(monkeypatch):
 
 
 @pytest.fixture
+def shares_on_gpus(monkeypatch):
+    """Prompts are read once on a GPU, too, where that saves little."""
+    from guerdon.policies import prompt_sharing
+
+    monkeypatch.setattr(prompt_sharing, "WORTH_ON_GPU", prompt_sharing.WORTH_IT)
+
+
+@pytest.fixture
 def by_hand(request):
     """As `no_gpu`, but a GPU that only seems to be there (`pretend_cuda`) stays: it computes exactly, and mixes."""
     if request.config.getoption("--pretend-cuda", None) != "usual":

@@ -327,6 +327,7 @@ def test_folders_are_recognised_by_what_their_trainers_leave(known):
     assert told == (None if family.name in ("math_shepherd", "rlhflow") else family.name)  # those are told by name
 
 
+@pytest.mark.usefixtures("by_hand")
 def test_the_one_door_to_reward_models_of_text_finds_the_family(known):
     family, model, folder = known
     named = family.name if family.name in ("math_shepherd", "rlhflow") else "auto"

@@ -114,7 +114,7 @@ def denoised(policy):
     mask = torch.tensor([[False] * (longest - len(one)) + [True] * len(one) for one in made.IDS])
     inputs = VLAInputs(torch.from_numpy(made.pictures()), ids, mask, made.drawn((2, 3), 2)).to(policy.device)
     x = made.drawn((2, made.CHUNK, 32), 1).to(policy.device)
-    with torch.no_grad(), policy.computing():
+    with torch.no_grad():
         prefix = policy.model.read(policy.pixels(inputs), inputs)
         for step in range(3):
             x = x - policy.model.velocity(prefix, x, torch.full((2,), 1 - step / 3, device=x.device))[0] / 3

@@ -427,7 +427,8 @@ def test_reading_prompts_once_changes_neither_loss_nor_gradients(tmp_path, monke
         model.policy.base.settings = model.policy.base.settings.model_copy(
             update={"attention": attention, "share_prompts": how != "padded"}
         )
-        monkeypatch.setattr(prompt_sharing, "WORTH_IT", 0.9 if how == "shared" else 0.0)
+        for share in ("WORTH_IT", "WORTH_ON_GPU"):
+            monkeypatch.setattr(prompt_sharing, share, 0.9 if how == "shared" else 0.0)
         lessons, none = read_preference_data(settings).lessons(model, settings)
         trainer = PreferenceTrainer(model, lessons, none, settings, tmp_path)
         loss = trainer.loss_sum(trainer.model, list(range(len(lessons.items))))
