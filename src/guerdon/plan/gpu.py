@@ -1,6 +1,6 @@
 """Memory and time of language models and vision-language-action policies on a GPU, by part: what `--dry-run` prints.
 
-None of it was measured on a GPU. docs/memory.md and docs/libero.md have the formulas and where their inputs come from;
+docs/memory.md and docs/libero.md have the formulas and where their inputs come from, and what was compared with a GPU;
 `benchmarks/memory.py` prints them next to the peak of an update on a CPU.
 
     memory = update_memory(shape, rank=None, tokens=8192, answered=8192, checkpointing=True)
