@@ -80,7 +80,8 @@ test: env  ## the tests, without the slow ones
 test-slow: env  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
 
-# Tests that compute by hand on the CPU what a policy computes, or inspect devices, use the fixture `no_gpu`.
+# Tests that compute by hand on the CPU what a policy computes, or inspect devices, use the fixture `no_gpu`
+# (or `by_hand`, where only a real GPU would spoil it).
 SUITES = policies rl models train labels evaluate serve
 test-device: env  ## the suites that use tensors, with a simulated GPU: finds tensors on the wrong device
 	GUERDON_FUZZ_SCALE=0.1 PYTHONPATH=tests $(BIN)/python -m pytest $(PARALLEL) -p pretend_cuda --pretend-cuda -m "not slow" $(addprefix tests/,$(SUITES))

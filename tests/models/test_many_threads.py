@@ -44,7 +44,7 @@ def moved(parameters, seed=1):
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in parameters:
-            p.add_(0.1 * torch.randn(p.shape, generator=generator))
+            p.add_(0.1 * torch.randn(p.shape, generator=generator).to(p.device))
 
 
 def card(kind, **changes):

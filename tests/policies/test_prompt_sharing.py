@@ -36,14 +36,14 @@ def test_log_probs_and_entropy_are_those_of_all_logits(architecture, attention):
     assert policy.base.shares_prompts(BATCH, 16)
     found = policy.evaluate(BATCH, temperature=0.7, entropy=True)
     log_probs, entropies = oracle(policy.base.model, BATCH, 0.7)
-    np.testing.assert_allclose(found.log_probs.detach().numpy(), log_probs, atol=2e-5)
-    np.testing.assert_allclose(found.entropy.detach().numpy(), entropies, atol=2e-5)
+    np.testing.assert_allclose(found.log_probs.detach().cpu().numpy(), log_probs, atol=2e-5)
+    np.testing.assert_allclose(found.entropy.detach().cpu().numpy(), entropies, atol=2e-5)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_gradients_are_those_of_whole_sequences(checkpointing):
     shared, plain = pair(gradient_checkpointing=checkpointing)
-    weights = torch.linspace(-1, 1, BATCH.mask_B_T.size).view(BATCH.mask_B_T.shape)
+    weights = torch.linspace(-1, 1, BATCH.mask_B_T.size, device=plain.device).view(BATCH.mask_B_T.shape)
     for policy in (shared, plain):
         (policy.log_probs(BATCH) * weights).sum().backward()
     expected = dict(plain.base.model.named_parameters())
