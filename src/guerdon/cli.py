@@ -11,7 +11,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from functools import partial, wraps
 from itertools import groupby
 from pathlib import Path
@@ -374,11 +374,10 @@ def score(
     check_paths(file, output, only_failed=only_failed)
     given = apply_overrides(Tree(), options or []).data
     judge = load_scoring_model(file, model, given)
-    try:
+    with ExitStack() as stack:
+        stack.callback(getattr(judge, "close", lambda: None))  # a judge's files of replies and costs
         _say(score_path(file, judge, output, name=model, options=given, only_failed=only_failed, aggregation=how,
                         dry_run=dry_run))  # fmt: skip
-    finally:  # a judge's files of replies and costs
-        getattr(judge, "close", lambda: None)()
 
 
 @app.command()
