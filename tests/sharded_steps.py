@@ -86,10 +86,11 @@ class Held:
 
     Attributes:
         most: at a time.
+        gathered: in which dtypes blocks were.
     """
 
     def __init__(self, policy, learns):
-        self.policy, self.learns, self.most = policy, learns, 0
+        self.policy, self.learns, self.most, self.gathered = policy, learns, 0, set()
 
     def look(self):
         found = [getattr(self.learns, "flat", None)]
@@ -106,6 +107,8 @@ class Held:
                 whole = getattr(one, "_unsharded_param", None)
                 found += [one._sharded_param_data, whole, None if whole is None else whole.grad]
                 found += one.all_gather_outputs
+                if group._module_fqn:  # of a block; the rest of the model has none
+                    self.gathered |= {str(output.dtype) for output in one.all_gather_outputs}
         sizes = {}
         for tensor in found:
             if isinstance(tensor, torch.Tensor):
@@ -215,7 +218,7 @@ def trained(kind, options):
             learned = update_policy(policy, learns, batch, settings, rng, learning_rate=1e-2)
             losses.append([learned[name] for name in ("policy_loss", "value_loss") if name in learned])
     learns.zero_grad()
-    facts = {"losses": losses, "built": built.most, "held": held.most}
+    facts = {"losses": losses, "built": built.most, "held": held.most, "gathered": sorted(held.gathered)}
     return facts, policy.tensors(), learns.tensors() if optimizer != "sgd" else {}
 
 

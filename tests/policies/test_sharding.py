@@ -39,6 +39,7 @@ HALF = [
     ["oft_half", "vla", {**TOKENS, "bf16": True}],
     ["flow_lora_half", "vla", {**FLOW, **LORA, "bf16": True}],
     ["qwen2_half", "text", {"family": "qwen2", "bf16": True}],
+    ["gemma_lora_half", "text", {"family": "gemma", "lora": {"r": 2}, "bf16": True, "gradient_checkpointing": True}],
 ]
 BOUNDS = {name: (1e-5, 1e-5) for name, *_ in QUICK + EXACT} | {name: (1e-5, 1e-4) for name, *_ in ADAPTED}
 BOUNDS |= {name: (1e-2, 4e-2) for name, *_ in HALF}  # four steps of AdamW move a weight by at most 4e-2
@@ -85,6 +86,9 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
 @pytest.mark.parametrize("count", [2, 4])
 def test_processes_take_the_steps_of_one(count, tmp_path):
     compared(tmp_path, [*QUICK, *EXACT, *ADAPTED, *HALF], count)
+    for name, *_ in [*EXACT, *HALF]:
+        blocks = "torch.bfloat16" if name.endswith("_half") else "torch.float32"
+        assert {tuple(facts["gathered"]) for facts in facts_of(tmp_path / str(count), name, count)} == {(blocks,)}, name
 
 
 @pytest.mark.slow
