@@ -30,7 +30,7 @@ Module = TypeVar("Module", bound=nn.Module)
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The layers that a model of transformers, or a part of it, says are not to be split, in their order."""
     kinds = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
-    return [module for module in model.modules() if type(module).__name__ in kinds]
+    return [m for m in model.modules() if kinds & {kind.__name__ for kind in type(m).__mro__}]  # FSDP derives from theirs
 
 
 def recompute(blocks: Sequence[nn.Module]) -> None:
@@ -85,6 +85,8 @@ class Shards:
         self._root: Any = _Root(model)
         for block in reversed(blocks_of(model)):  # what is inside another one comes before it
             _fill(block, places, weights, dtype)
+            for norm in (part for part in block.modules() if half and isinstance(part, nn.LayerNorm)):
+                norm.forward = partial(_normalised, norm)  # type: ignore[method-assign]
             fully_shard(block, **of_blocks)
         _fill(model, places, weights, dtype)
         for name, buffer in model.named_buffers():
@@ -167,6 +169,12 @@ class _Root(nn.Module):
 
     def forward(self, call: Callable[[], Any]) -> Any:
         return call()
+
+
+def _normalised(norm: nn.LayerNorm, states: Tensor) -> Tensor:
+    """What a layer norm gives, whose weights were gathered in bfloat16; a CPU refuses them on float32 states."""
+    weight, bias = (None if one is None else one.to(states.dtype) for one in (norm.weight, norm.bias))
+    return nn.functional.layer_norm(states, norm.normalized_shape, weight, bias, norm.eps)
 
 
 def _places(model: nn.Module) -> dict[int, list[tuple[nn.Module, str, str]]]:
