@@ -48,7 +48,8 @@ def study(model: str, size: Size, folder: Path, side: str, *, bf16: bool, checkp
         "policy": {"type": "text", "path": model, "bf16": bf16, "gradient_checkpointing": checkpointing,
                    "share_prompts": False},
         "data": {
-            "task": {"family": "chain", "steps": 5}, "train_size": 64, "val_size": 1, "max_response_length": size.length,
+            "task": {"family": "chain", "steps": 5}, "train_size": 64, "val_size": 1,
+            "max_response_length": size.length,
             "train_batch_size": prompts, "n_samples": size.samples, "filter_accuracy": False, "filter_truncated": False,
         },
         "algorithm": ALGORITHM,
@@ -86,7 +87,7 @@ def seconds(model: str, size: Size, side: str, **options: bool) -> dict[str, flo
 def report(results: dict[str, list[dict[str, float]]]) -> str:
     """Seconds of each side, and how much faster than one process it is, repetition by repetition."""
     rows = []
-    for side, runs in results.items():
+    for side in results:
         row = [SIDES[side]]
         for what in ("update", "step"):
             own, one = ([run[what] for run in results[name]] for name in (side, "one"))

@@ -30,7 +30,7 @@ Module = TypeVar("Module", bound=nn.Module)
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The layers that a model of transformers, or a part of it, says are not to be split, in their order."""
     kinds = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
-    return [m for m in model.modules() if kinds & {kind.__name__ for kind in type(m).__mro__}]  # FSDP derives from theirs
+    return [m for m in model.modules() if kinds & {kind.__name__ for kind in type(m).__mro__}]  # FSDP derives classes
 
 
 def recompute(blocks: Sequence[nn.Module]) -> None:

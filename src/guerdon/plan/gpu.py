@@ -86,7 +86,9 @@ def update_memory(
         trained = shape.adapters(rank)
         each = 4.0 if several else 0.5625 if quantized else 2.0 if halved else 4.0
         weights = (each * (p - e) + 4.0 * e) / processes + 4.0 * trained
-        casts = 2.0 * e * (head and shape.tied) + 2.0 * trained + (0.0 if several or halved or quantized else 2.0 * (p - e))
+        casts = (
+            2.0 * e * (head and shape.tied) + 2.0 * trained + (0.0 if several or halved or quantized else 2.0 * (p - e))
+        )
     layer = layer_bytes(shape, rank)
     kept = tokens * (shape.layers * (4 * shape.width if checkpointing else layer) + 10 * shape.width)
     logits = 0.0
@@ -207,7 +209,9 @@ def estimate_text_run(study: Study, *, written: int) -> dict[str, str]:
     rollouts = duration(math.ceil(responses / rows) * written * max(step, launches))
     advice = _advice(policy.gradient_checkpointing)
     return {
-        **gpu_lines(parts | others | whole | {"the rollout": rollout}, most, policy.gpus, advice, f"{tokens} tokens in a pass"),
+        **gpu_lines(
+            parts | others | whole | {"the rollout": rollout}, most, policy.gpus, advice, f"{tokens} tokens in a pass"
+        ),
         **computing(per_token * shape.parameters * responses * read, policy.gpus),
         "time of rollouts on one of them": f"{rollouts} = {math.ceil(responses / rows)} batches x {written} tokens",
     }
