@@ -26,7 +26,7 @@ from harness import machine_line, ratios, spread, table
 from text_sides import ALGORITHM, Size, make_model
 
 SIZES = {
-    "30M": Size(512, 8, 8, 8, 1536, 8192, 4, 4, 95, 1, 6),  # with prompts of 33 tokens, 16 x 128 tokens in an update
+    "30M": Size(512, 8, 8, 8, 1536, 8192, 4, 4, 35, 1, 3),  # with prompts of 93 tokens, 16 x 128 tokens in an update
     "tiny": Size(64, 2, 4, 4, 128, None, 2, 2, 4, 1, 1),
 }
 SIDES = {
@@ -48,7 +48,7 @@ def study(model: str, size: Size, folder: Path, side: str, *, bf16: bool, checkp
         "policy": {"type": "text", "path": model, "bf16": bf16, "gradient_checkpointing": checkpointing,
                    "share_prompts": False},
         "data": {
-            "task": {"family": "chain", "steps": 5}, "train_size": 64, "val_size": 1,
+            "task": {"family": "chain", "steps": 15}, "train_size": 64, "val_size": 1,
             "max_response_length": size.length,
             "train_batch_size": prompts, "n_samples": size.samples, "filter_accuracy": False, "filter_truncated": False,
         },
