@@ -124,21 +124,22 @@ class Side:
             log.close()
 
 
-def others(known: dict[int, bool]) -> float:
-    """Core-seconds up to now of processes that this one did not start.
+def others(known: dict[int, bool]) -> dict[int, float]:
+    """Core-seconds up to now of each process that this one did not start, by its number.
 
     Args:
         known: whether a process is one of them, by its number; filled here.
     """
-    spent = 0
+    spent = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             number = int(folder.name)
             if number not in known:
                 known[number] = MINE.encode() not in (folder / "environ").read_bytes() and number != os.getpid()
             if known[number]:
-                spent += sum(map(int, (folder / "stat").read_text().rpartition(")")[2].split()[11:13]))
-    return spent / os.sysconf("SC_CLK_TCK")
+                ticks = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]
+                spent[number] = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+    return spent
 
 
 def in_turn(sides: Mapping[str, Side], repetitions: int, turns: int) -> dict[str, list[dict[str, float]]]:
@@ -150,7 +151,8 @@ def in_turn(sides: Mapping[str, Side], repetitions: int, turns: int) -> dict[str
     for turn in range(turns):
         before, start = others(known), time.perf_counter()
         took = {name: side.turn() for name, side in sides.items()}
-        share = (others(known) - before) / (time.perf_counter() - start)
+        spent = sum(now - before.get(number, 0.0) for number, now in others(known).items())
+        share = spent / (time.perf_counter() - start)
         shown = ", ".join(f"{name} {one['update']:.2f} s" for name, one in took.items())
         print(f"turn {turn}: {shown}; other processes took {share:.2f} of a core", flush=True)
         if share <= BUSY:

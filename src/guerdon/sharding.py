@@ -97,6 +97,9 @@ class Shards:
         for block in self._blocks:  # gradients are added up, as each is of a part of one loss
             block.set_gradient_divide_factor(1.0)
             block.set_force_sum_reduction_for_comms(True)
+            if distributed.mesh().device_type == "cpu":
+                block.set_custom_reduce_scatter(_Exchange())
+                block._set_unshard_async_op(True)  # gathered while the block after it goes backward
         self._running = self._whole = 0
         self.device = torch.empty(0, device=distributed.mesh().device_type).device
         self.run(lambda: None)  # FSDP finds out which module is the outermost one
@@ -169,6 +172,25 @@ class _Root(nn.Module):
 
     def forward(self, call: Callable[[], Any]) -> Any:
         return call()
+
+
+class _Exchange:
+    """Adds up gradients over the processes: each sends the parts of the others.
+
+    Gloo's own reduce-scatter sends every process all of the sum.
+    """
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for what is sent or received."""
+        return torch.empty(size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
+        """Put the sum of the own part, over all processes, into `output_tensor`."""
+        received = torch.empty_like(input_tensor)
+        torch.distributed.all_to_all_single(received, input_tensor, group=group)
+        torch.sum(received.view(group.size(), -1), 0, out=output_tensor)
 
 
 def _normalised(norm: nn.LayerNorm, states: Tensor) -> Tensor:

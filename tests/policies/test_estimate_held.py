@@ -23,7 +23,7 @@ TEXT = {"family": "qwen2", "changes": WIDE, "bf16": True, "length": LENGTH, "ste
 LANGUAGE = {"all": {}, "lora": {"lora": {"r": RANK}}, "checkpointed": {"gradient_checkpointing": True}}
 MADE = {"tiny": {"hidden_size": 64, "layers": LAYERS, "heads": 4, "words": 48, "vision": "vit", "n_action_bins": 16}}
 LORA = {"use_lora": True, "lora_rank": RANK}
-ROBOTS = {"vla": {}, "vla_lora": LORA, "pi0_lora": LORA}
+ROBOTS = {"vla": {}, "vla_checkpointed": {"gradient_checkpointing": True}, "vla_lora": LORA, "pi0_lora": LORA}
 SHAPE = Shape(64, LAYERS, 352, 64, 32, 103, False)  # of a Qwen2 with the tokenizer's words
 SEES = Shape(64, LAYERS, 128, 64, 64, 64, False)  # of a VLA's language part
 SEEN = 1 + 4 + 3 + 6  # tokens of a decision: the first, patches of 8 in 16 pixels, the sentence, 3 actions of 2
@@ -62,10 +62,12 @@ def check(found, count, monkeypatch):
         p = own["parameters"] - own["trained"] * policy.use_lora
         parts = vla_state(policy, SEES, p, own["trained"], count)
         gathered = parts.get(GATHERED, 0.0)
-        kept = None if name == "pi0_lora" else rows * decision_bytes(policy, SEES, SEEN)
+        kept = None if name in ("vla_checkpointed", "pi0_lora") else rows * decision_bytes(policy, SEES, SEEN)
         float32 = name == "vla_lora"  # made in code: only what is read is kept in bfloat16
         state = None if float32 else parts["weights, gradients and moments"]
         cases.append((name, state, gathered, kept))
+    for own in found["vla_checkpointed"]:
+        assert own["kept"] < found["vla"][0]["kept"] / 4
     for name, state, gathered, kept in cases:
         for own in found[name]:
             if state is not None:
