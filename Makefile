@@ -80,7 +80,8 @@ test: env  ## the tests, without the slow ones
 test-slow: env  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
 
-# Tests that compute by hand on the CPU what a policy computes, or inspect devices, use the fixture `no_gpu`.
+# Tests that compute by hand on the CPU what a policy computes, or inspect devices, use the fixture `no_gpu`
+# (or `by_hand`, where only a real GPU would spoil it).
 SUITES = policies rl models train labels evaluate serve
 test-device: env  ## the suites that use tensors, with a simulated GPU: finds tensors on the wrong device
 	GUERDON_FUZZ_SCALE=0.1 PYTHONPATH=tests $(BIN)/python -m pytest $(PARALLEL) -p pretend_cuda --pretend-cuda -m "not slow" $(addprefix tests/,$(SUITES))
@@ -102,13 +103,13 @@ soak: env  ## kill nodes and processes of a simulated Ray cluster at random: mak
 
 # An environment of its own: LIBERO needs hydra's antlr, which math-verify cannot use, and brings a torchvision that does
 # not load next to a CPU build of torch (nothing of LIBERO loads it).
-env-libero: $(LIBERO_VENV)/.installed  ## create $(LIBERO_VENV) with LIBERO and its scenes (3.5 GB)
+env-libero: $(LIBERO_VENV)/.installed  ## create $(LIBERO_VENV) with LIBERO and its scenes, and Ray (4 GB)
 
 $(LIBERO_VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(LIBERO_VENV)/bin/python || $(PYTHON) -m venv $(LIBERO_VENV)
 	$(LIBERO_VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(LIBERO_VENV)/bin/python -m pip install --quiet -c constraints.txt torch
-	$(LIBERO_VENV)/bin/python -m pip install --quiet -c constraints.txt -e ".[libero,video,serve,dev]" peft
+	$(LIBERO_VENV)/bin/python -m pip install --quiet -c constraints.txt -e ".[libero,video,serve,ray,dev]" peft
 	$(LIBERO_VENV)/bin/python -c "import torchvision" 2>/dev/null || \
 		$(LIBERO_VENV)/bin/python -m pip uninstall --quiet --yes torchvision
 	@touch $@

@@ -7,11 +7,12 @@ table goes to standard output, table and numbers go to `--out`. At most 25 minut
     python benchmarks/gpu_check.py --only=collective,vla
     python benchmarks/gpu_check.py --tiny          every part with small shapes, on a CPU as well
 
-Parts: `tests-...`, a suite with its tensors on the GPU. `smollm2-...` (135M parameters, of a package) and `1.5B-...`
-(the shape of Qwen2-1.5B, random weights): `write`, `hf` and `vllm` are generation by guerdon's own engine, by
-transformers and by vLLM; `guerdon` and `trl` whole steps (generate, check, update), guerdon's with the peak of memory
-as a share of the estimate of docs/memory.md, and with MFU. `vla`: an action chunk of a 7B-shaped OpenVLA-OFT.
-`collective`: sums and broadcasts between the GPUs, NCCL with one process where there is one GPU.
+Parts: `tests-...`, a suite with its tensors on the GPU. `smollm2-...` (135M parameters, of a package; random weights of
+that shape where it is not installed) and `1.5B-...` (the shape of Qwen2-1.5B, random weights): `write`, `hf` and `vllm`
+are generation by guerdon's own engine, by transformers and by vLLM; `guerdon` and `trl` whole steps (generate, check,
+update), guerdon's with the peak of memory as a share of the estimate of docs/memory.md, and with MFU. `vla`: an action
+chunk of a 7B-shaped OpenVLA-OFT. `collective`: sums and broadcasts between the GPUs, NCCL with one process where there
+is one GPU.
 
 MFU = 6 x parameters x tokens of the update (prompts and responses) / seconds of the update / peak rate in bfloat16. The
 recomputation of gradient checkpointing and the products of attention with itself are not counted.
@@ -20,6 +21,7 @@ recomputation of gradient checkpointing and the products of attention with itsel
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -63,10 +65,12 @@ def card() -> str | None:
 
 def model_folder(model: str, folder: Path, *, tiny: bool) -> str:
     """The path of a model, made where it is not there yet."""
+    from guerdon.errors import GuerdonError
     from guerdon.packaged import local_model
 
     if model == "smollm2" and not tiny:
-        return local_model("package:smollm2")
+        with contextlib.suppress(GuerdonError):
+            return local_model("package:smollm2")
     path = folder / model
     return str(path) if path.is_dir() else make_model(path, size_of(model, tiny=tiny))
 
@@ -91,16 +95,16 @@ def text_part(model: str, side: str, *, folder: Path, tiny: bool) -> dict[str, A
 
 def update_figures(found: dict[str, Any], size: Size, path: str, prompt_tokens: int) -> dict[str, float]:
     """Seconds and MFU of guerdon's update, and its peak of memory as a share of the estimate; on a known GPU."""
-    from guerdon.plan.gpu import TOKENS_PER_PASS, rollout_memory, update_memory
+    from guerdon.plan.gpu import rollout_memory, update_memory
     from guerdon.plan.text_size import read_config, shape_of
-    from guerdon.settings.gpus import GPUS
+    from guerdon.settings.gpus import GPUS, tokens_per_pass
 
     shape, rows = shape_of(read_config(Path(path) / "config.json")), size.prompts * size.samples
     longest = prompt_tokens // rows + size.length
     seconds, tokens = found["phases"]["update"] / size.steps, prompt_tokens + found["tokens"]
+    most = min(tokens_per_pass(shape.layers, shape.width), tokens)
     parts = update_memory(
-        shape, rank=None, tokens=TOKENS_PER_PASS, answered=TOKENS_PER_PASS * size.length // longest,
-        checkpointing=False,
+        shape, rank=None, tokens=most, answered=most * size.length // longest, checkpointing=False
     )  # fmt: skip
     rollout = sum(rollout_memory(shape, rows=rows, length=longest).values())
     estimate = max(sum(parts.values()), parts["weights"] + parts["Adam"] + rollout)
@@ -258,13 +262,13 @@ def measured(name: str, folder: Path, *, tiny: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"part": name, "seconds": time.monotonic() - start}
     found = [line for line in out.splitlines() if line.startswith(MARK)]
     if process.returncode or not found:
-        return row | {"reason": reason(said)}
+        return row | {"reason": reason(said), "said": said[-4000:]}
     return row | json.loads(found[-1].removeprefix(MARK))
 
 
 def shown(row: dict[str, Any]) -> list[str]:
     """A line of the table."""
-    numbers = {k: v for k, v in row.items() if k not in ("part", "seconds", "names")}
+    numbers = {k: v for k, v in row.items() if k not in ("part", "seconds", "names", "said")}
     cells = [f"{k} {v:.3g}" if isinstance(v, float) else f"{k}: {v}" if isinstance(v, str) else f"{k} {v}"
              for k, v in numbers.items()]  # fmt: skip
     return [row["part"], f"{row['seconds']:.0f}", "; ".join(cells)]
@@ -278,7 +282,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="small shapes, on a CPU as well")
     parser.add_argument("--out", type=Path, default=Path("build/gpu_check.json"))
     parser.add_argument("--part", choices=list(PARTS), help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help="where models are made and kept for the next time")
     parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of:
@@ -295,7 +299,8 @@ def main() -> None:
     where = machine_line(["transformers", "trl", "vllm"])
     gpus = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
     rows, start = [], time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
+    with contextlib.nullcontext(options.folder) if options.folder else tempfile.TemporaryDirectory() as folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
         for name in wanted:
             if time.monotonic() - start + PARTS[name][0] > 60 * options.minutes:
                 rows.append({"part": name, "seconds": 0.0, "reason": f"left out after {options.minutes:g} minutes"})

@@ -55,6 +55,13 @@ def _no_heartbeat(monkeypatch):
     monkeypatch.setattr("guerdon.progress.QUIET_S", 3600.0)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_tf32():
+    """Convolutions on a GPU are in float32, as matrix products: torch's default rounds what they read to TF32."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].backends.cudnn.allow_tf32 = False
+
+
 @pytest.fixture
 def frequent_switches():
     """Threads are switched very often, so that unprotected calls interfere."""
@@ -68,3 +75,18 @@ def frequent_switches():
 def no_gpu(monkeypatch):
     """The test computes by hand on the CPU what a policy computes: that has to be there, too."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+@pytest.fixture
+def shares_on_gpus(monkeypatch):
+    """Prompts are read once on a GPU, too, where that saves little."""
+    from guerdon.policies import prompt_sharing
+
+    monkeypatch.setattr(prompt_sharing, "WORTH_ON_GPU", prompt_sharing.WORTH_IT)
+
+
+@pytest.fixture
+def by_hand(request):
+    """As `no_gpu`, but a GPU that only seems to be there (`pretend_cuda`) stays: it computes exactly, and mixes."""
+    if request.config.getoption("--pretend-cuda", None) != "usual":
+        request.getfixturevalue("no_gpu")

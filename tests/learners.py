@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.torch import load_file
+from torch.distributed.fsdp import FSDPModule
 
 from child import environment
 from guerdon.rl.run import run_folder
@@ -18,6 +20,8 @@ LIMIT = 500  # seconds
 
 def start_together(*arguments, count=2, **variables):
     """`python ARGUMENTS...` in so many processes of one group; the first one first."""
+    if not hasattr(FSDPModule, "reset_iter_state"):
+        pytest.skip("several processes need torch 2.13 or newer")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

@@ -167,8 +167,8 @@ MARKED = sorted({(block.page, command) for block in BLOCKS if block.marked for c
 
 
 def words_of(command):
-    """The program of a command without its folder, and its words, without variables before it."""
-    words = shlex.split(command)
+    """The program of a command without its folder, and its words, those of files included, without variables before."""
+    words = shlex.split(re.sub(r"\$\(cat (\S+)\)", lambda found: (ROOT / found[1]).read_text(), command))
     while re.match(r"\w+=", words[0]):
         words = words[1:]
     return [words[0] if words[0] == "." else Path(words[0]).name, *words[1:]]

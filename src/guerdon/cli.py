@@ -374,8 +374,11 @@ def score(
     check_paths(file, output, only_failed=only_failed)
     given = apply_overrides(Tree(), options or []).data
     judge = load_scoring_model(file, model, given)
-    _say(score_path(file, judge, output, name=model, options=given, only_failed=only_failed, aggregation=how,
-                    dry_run=dry_run))  # fmt: skip
+    try:
+        _say(score_path(file, judge, output, name=model, options=given, only_failed=only_failed, aggregation=how,
+                        dry_run=dry_run))  # fmt: skip
+    finally:  # a judge's files of replies and costs
+        getattr(judge, "close", lambda: None)()
 
 
 @app.command()

@@ -26,6 +26,7 @@ def test_runs_without_a_fault_are_clean(sets):
     assert sum(bool(one) for one in alarms) <= 1, alarms  # at 5 % each two of eight are a chance of 5.7 %
 
 
+@pytest.mark.slow
 def test_faults_at_full_strength_are_found(sets):
     made, proof = sets
     found = {fault: proof.findings(proof.Case(fault, 2, 0, 1, None))[2] for fault in made.FAULTS}

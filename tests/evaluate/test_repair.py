@@ -218,6 +218,7 @@ def with_rounds(study, rounds):
     return study.model_copy(update={"evaluate": study.control_evaluate.model_copy(update={"repair": plan})})
 
 
+@pytest.mark.slow
 def test_the_cost_is_what_is_played(study, monkeypatch):
     played, play = [], exploits.play
     monkeypatch.setattr(exploits, "play", lambda *a, **k: played.append(len(a[3])) or play(*a, **k))

@@ -51,7 +51,8 @@ def home(tmp_path_factory):
     policy = load_policy(TextPolicySettings(tiny=TINY, bf16=False), seed=3)
     with torch.no_grad():
         for parameter in policy.parameters():
-            parameter.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(parameter))))
+            drawn = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(parameter)))
+            parameter.add_(0.2 * drawn.to(parameter.device))
     outputs = {"member_0": 0.5, "member_1": 0.5}
     card = TextModelCard(
         "preference", "conversation", "bradley_terry", threshold=None, bf16=False, outputs=outputs, combine="mean"

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import torch
 from PIL import Image
+from vlm_samples import batch_of
 
 from guerdon.models.vlm_prompts import FilledPrompt, GenerationOptions, Picture, PromptTemplate, Question, Video
 from local_server import running
@@ -63,7 +64,7 @@ class ChatServer(ThreadingHTTPServer):
         """What an endpoint sends."""
         question = question_of(body["messages"])
         inputs = self.backend.inputs
-        batch = inputs.batch([question])
+        batch = batch_of(self.backend, question)
         usage = {"prompt_tokens": int(batch["attention_mask"].sum())}
         if not body.get("logprobs"):
             reply = self.backend.generate([question], GenerationOptions(body["max_tokens"], body["temperature"]))[0]

@@ -21,6 +21,7 @@ from transformers import (
 from guerdon.models.adapters.steps import layer, pack, pad
 from guerdon.models.text_inputs import Reading, split_steps
 from guerdon.policies.packing import packs
+from guerdon.policies.pretrained import caps_attention
 from guerdon.policies.tiny_text import byte_tokenizer
 
 SHAPE = {
@@ -44,8 +45,11 @@ TOKENIZER = byte_tokenizer()
 
 def network(kind):
     torch.manual_seed(0)
-    model, config, more = kind
-    return model(config(**SHAPE, **more)).eval()
+    kind, config, more = kind
+    model = kind(config(**SHAPE, **more)).eval()
+    if caps_attention(model):  # as models are read
+        model.set_attn_implementation("eager")
+    return model
 
 
 def marked(lengths, seed=0):

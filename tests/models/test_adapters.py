@@ -47,7 +47,8 @@ OTHERS = (
 def known(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param.name)
     family = request.param(folder)
-    return family, load_adapter(family.name, str(folder), 3), folder
+    device = "cpu" if torch.cuda.is_bf16_supported() else "auto"  # compared with what is computed in float32
+    return family, load_adapter(family.name, str(folder), 3, device), folder
 
 
 def episode(question=QUESTION, steps=STEPS, name="e"):
@@ -193,6 +194,7 @@ def test_steps_that_are_numbered_already_stay_as_they_are(known):
     assert (plain == numbered) == (family.name in ("math_shepherd", "implicit"))
 
 
+@pytest.mark.usefixtures("by_hand")
 def test_math_shepherd_with_the_tokenizer_class_that_mistrals_are_saved_with(tmp_path):
     learnt = json.loads(mistral_tokenizer().backend_tokenizer.to_str())["model"]
     merges = [tuple(pair) for pair in learnt["merges"]]
@@ -277,6 +279,7 @@ def test_an_implicit_model_needs_a_reference_with_the_same_tokens(tmp_path):
         load_adapter("implicit", str(tmp_path), 1)
 
 
+@pytest.mark.usefixtures("by_hand")
 def test_without_a_beta_it_is_that_of_the_cards(tmp_path):
     family = Implicit(tmp_path)
     (tmp_path / "adapter.json").write_text('{"ref_path": "reference"}')
@@ -324,6 +327,7 @@ def test_folders_are_recognised_by_what_their_trainers_leave(known):
     assert told == (None if family.name in ("math_shepherd", "rlhflow") else family.name)  # those are told by name
 
 
+@pytest.mark.usefixtures("by_hand")
 def test_the_one_door_to_reward_models_of_text_finds_the_family(known):
     family, model, folder = known
     named = family.name if family.name in ("math_shepherd", "rlhflow") else "auto"

@@ -118,6 +118,7 @@ def test_rlhflow_fails_by_name_too(tmp_path):
         load_adapter("rlhflow", str(tmp_path), 8)
 
 
+@pytest.mark.usefixtures("by_hand")
 def test_the_marks_of_math_shepherd_with_a_byte_level_tokenizer(tmp_path):
     """Its mark and its verdicts are other tokens behind a space than alone; values are read at the former."""
     family = MathShepherd(tmp_path, tokenizer=byte_level(["<s>", "</s>"], bos="<s>", eos="</s>"))

@@ -47,6 +47,7 @@ def episode(length, seed=0, size=32, name="e"):
     return Episode(name, "t", frames=rng.integers(0, 256, (length, size, size, 3), dtype=np.uint8))
 
 
+@pytest.mark.usefixtures("by_hand")  # a GPU has other kernels for other batches
 def test_scores_do_not_depend_on_the_batch(model):
     episodes = [episode(n, seed=n, size=s) for n, s in ((1, 32), (5, 40), (9, 32), (3, 20))]
     together = model.score(episodes)
@@ -115,7 +116,7 @@ def test_a_checkpoint_comes_back_exactly(checkpoint, scorer):
     for path in (checkpoint, checkpoint / "model.safetensors", str(checkpoint)):
         loaded, config = load_checkpoint(path, hidden_dim=8, image_size=(3, 32, 32))
         assert config == CONFIG
-        assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), scorer.parameters(), strict=True))
+        assert all(torch.equal(a, b.cpu()) for a, b in zip(loaded.parameters(), scorer.parameters(), strict=True))
     assert not [p for p in checkpoint.parent.iterdir() if p != checkpoint]
 
 
@@ -178,7 +179,7 @@ def test_missing_tensors_are_refused(checkpoint):
 def test_pretrained_backbones_must_fit(tmp_path, scorer):
     scorer.backbone.save_pretrained(tmp_path / "good")
     loaded = ImageScorer("resnet18", hidden_dim=8, dropout=0.0, pretrained_path=str(tmp_path / "good"))
-    assert torch.equal(next(loaded.backbone.parameters()), next(scorer.backbone.parameters()))
+    assert torch.equal(next(loaded.backbone.parameters()), next(scorer.backbone.parameters()).cpu())
     with pytest.raises(CheckpointError, match="depths"):
         ImageScorer("resnet34", hidden_dim=8, dropout=0.0, pretrained_path=str(tmp_path / "good"))
     weights = tmp_path / "good" / "model.safetensors"

@@ -49,9 +49,8 @@ def folder(request, tmp_path_factory):
     policy = load_policy(TextPolicySettings(tiny={**TINY, "architecture": request.param}, bf16=False), seed=3)
     with torch.no_grad():
         for parameter in policy.parameters():
-            parameter.add_(
-                0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
-            )
+            drawn = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+            parameter.add_(0.2 * drawn.to(parameter.device))
     card = TextModelCard("preference", "conversation", "bradley_terry", threshold=None, bf16=False)
     return PreferenceModel(policy, card).write(place)
 

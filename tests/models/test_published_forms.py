@@ -98,6 +98,7 @@ def test_a_template_may_drop_the_reasoning_of_earlier_turns_but_not_the_turns():
         prompt_ids(tokenizer, told)
 
 
+@pytest.mark.usefixtures("by_hand")
 @pytest.mark.parametrize("pad", ["own", "eos", None])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_value_is_that_of_transformers_alone_and_in_any_batch(family, pad, tmp_path):
@@ -115,6 +116,7 @@ def test_a_value_is_that_of_transformers_alone_and_in_any_batch(family, pad, tmp
     assert judge.model.config.pad_token_id == tokenizer.pad_token_id  # it is left as it was
 
 
+@pytest.mark.usefixtures("by_hand")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_without_a_token_for_padding_the_last_token_is_read(family, tmp_path):
     path, tokenizer = folder_of(tmp_path, family, None)
@@ -136,6 +138,7 @@ def test_a_conversation_that_the_template_refuses_is_a_failure_of_its_item(tmp_p
     assert "System role not supported" in scores[1].failure.detail
 
 
+@pytest.mark.usefixtures("by_hand")
 def test_tools_reach_the_template(tmp_path):
     path, tokenizer = folder_of(tmp_path, "chatml", "own")
     judge = SequenceClassifier(path)

@@ -56,6 +56,7 @@ def test_company_does_not_change_a_score(labels, pad, tmp_path):
     assert np.std(together) > 0.01
 
 
+@pytest.mark.usefixtures("by_hand")
 @pytest.mark.parametrize("labels", [1, 2])
 def test_it_is_the_models_own_logit_or_log_odds(labels, tmp_path):
     judge = SequenceClassifier(written(tmp_path, labels=labels))
@@ -132,6 +133,7 @@ def _classifiers():
     }
 
 
+@pytest.mark.usefixtures("by_hand")
 @pytest.mark.parametrize("pad", [True, False])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "window", "gpt2"])
 def test_prompts_that_are_read_once_give_transformers_values(family, pad, tmp_path, monkeypatch):

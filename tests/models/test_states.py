@@ -37,6 +37,7 @@ def trained(tmp_path, kind=ResNetTrainSettings, **options):
     return train_image_model(kind(save_dir=str(tmp_path / "rm"), **{**FAST, **options}), walks(20))
 
 
+@pytest.mark.usefixtures("by_hand")  # a GPU has other kernels for other batches
 def test_a_classifier_learns_from_states_and_its_checkpoint_scores(tmp_path):
     result = trained(tmp_path)
     assert result.metrics["auroc"] > 0.9

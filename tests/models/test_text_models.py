@@ -69,7 +69,7 @@ def moved(parameters, seed=1):
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in parameters:
-            p.add_(0.03 * torch.randn(p.shape, generator=generator))
+            p.add_(0.03 * torch.randn(p.shape, generator=generator).to(p.device))
 
 
 def implicit(lora=True, read="cumulative", **card):
@@ -91,7 +91,7 @@ MAKERS = {
 
 def hidden_states(policy, ids):
     with torch.no_grad():
-        return policy.base.model.get_decoder()(torch.as_tensor(ids)[None]).last_hidden_state[0]
+        return policy.base.model.get_decoder()(torch.as_tensor(ids)[None].to(policy.device)).last_hidden_state[0]
 
 
 def values(score):
@@ -161,7 +161,7 @@ def test_implicit_is_beta_times_the_log_ratio_so_far():
 
 def log_prob(policy, reading):
     with policy.base.adapter(policy.adapter), torch.no_grad():
-        logits = policy.base.model(torch.from_numpy(reading.ids)[None]).logits[0].double()
+        logits = policy.base.model(torch.from_numpy(reading.ids)[None].to(policy.device)).logits[0].double().cpu()
     table = torch.log_softmax(logits[reading.start - 1 : -1], -1)
     return float(table.gather(1, torch.from_numpy(reading.ids[reading.start :])[:, None]).sum())
 
@@ -216,7 +216,7 @@ def test_the_slow_form_reads_the_seeds_own_text():
     for k, (row, found) in enumerate(zip(rows, prefix_scores(model, [EPISODES[1]])[0], strict=True)):
         assert row["input_text"] == training_text(solution.question, solution.steps[: k + 1])
         logits = model.policy.base.model(
-            torch.tensor([model.tokenizer.encode(row["input_text"], add_special_tokens=False)])
+            torch.tensor([model.tokenizer.encode(row["input_text"], add_special_tokens=False)]).to(model.policy.device)
         ).logits[0, -1]
         right, wrong = (logits[model.tokenizer.encode(t)[0]].item() for t in ("CORRECT (+1)", "INCORRECT (-1)"))
         assert found == pytest.approx(1 / (1 + math.exp(wrong - right)), abs=1e-6)

@@ -6,7 +6,7 @@ import types
 import numpy as np
 import pytest
 from chat_server import DROP, NOT_JSON, question_of, serving
-from vlm_samples import episode, tiny_backend
+from vlm_samples import batch_of, episode, tiny_backend
 
 from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError
 from guerdon.models.load import load_reward_model
@@ -309,7 +309,7 @@ def _serve_log_probs(backend, asked, count):
     import torch
 
     with torch.no_grad():
-        logits = backend.model(**backend.inputs.batch([asked]), use_cache=False).logits[0, -1]
+        logits = backend.model(**batch_of(backend, asked), use_cache=False).logits[0, -1]
     best = logits.double().log_softmax(-1).topk(count)
     entry = types.SimpleNamespace
     decode = backend.inputs.tokenizer.decode

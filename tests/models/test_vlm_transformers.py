@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from vlm_samples import FAMILIES, episode, tiny_backend, tiny_folder
+from vlm_samples import FAMILIES, batch_of, episode, tiny_backend, tiny_folder
 
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.models.tiny_vlm import IMAGE, VIDEO, build_image_processor, build_tokenizer, build_video_processor
@@ -174,7 +174,7 @@ def test_log_probs_are_those_of_the_whole_vocabulary():
     assert np.logaddexp(found[0], found[1]) == pytest.approx(found[2])
     assert len(every) > 4
     with torch.no_grad():
-        batch = backend.inputs.batch([question()])
+        batch = batch_of(backend, question())
         probabilities = backend.model(**batch).logits[0, -1].double().softmax(-1)
     assert np.exp(found[0]) == pytest.approx(float(probabilities[backend.word_ids(YES)].sum()), rel=1e-4)
 
@@ -202,11 +202,11 @@ CHECKPOINT = {
 
 def likeliest(backend, asked, count, ends, never=()):
     """Greedy answers by hand: one forward pass for each token, with no cache."""
-    batch = backend.inputs.batch([asked])
+    batch = batch_of(backend, asked)
     written = []
     with torch.no_grad():
         while len(written) < count and (not written or written[-1] not in ends):
-            tail = torch.tensor([written], dtype=torch.int64)
+            tail = torch.tensor([written], dtype=torch.int64, device=backend.device)
             more = {"input_ids": tail, "attention_mask": torch.ones_like(tail), "mm_token_type_ids": tail.int() * 0}
             grown = {k: torch.cat([v, more[k]], 1) if k in more else v for k, v in batch.items()}
             logits = backend.model(**grown, use_cache=False).logits[0, -1]
@@ -325,7 +325,8 @@ def test_the_question_of_topreward_is_that_of_its_code(architecture, task):
     assert backend.inputs.render(asked) == head + words
     (token,) = tokenizer(" True", add_special_tokens=False)["input_ids"]
     with torch.no_grad():
-        expected = backend.model(**backend.inputs.batch([asked])).logits[0, -1].double().log_softmax(-1)[token]
+        logits = backend.model(**batch_of(backend, asked)).logits[0, -1]
+    expected = logits.double().log_softmax(-1)[token]
     model = VLMRewardModel("true_logprob", VLMSettings(path="x", nframes=16), backend)
     (score,) = model.score([Episode(id="0", task=task, frames=episode(3).frames)])
     assert score.total == pytest.approx(float(expected), abs=1e-5)

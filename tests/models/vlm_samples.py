@@ -26,6 +26,11 @@ def tiny_folder(architecture="qwen2_5_vl"):
 
 
 @functools.cache
+def batch_of(backend, question):
+    """What the network of a backend reads for one question, where it computes."""
+    return {name: tensor.to(backend.device) for name, tensor in backend.inputs.batch([question]).items()}
+
+
 def tiny_backend(architecture="qwen2_5_vl"):
     """The same in memory, in float32."""
     return TransformersBackend(*read_vlm(tiny_folder(architecture)), bf16=False, batch_size=4)

@@ -11,7 +11,6 @@ from guerdon.plan import gpu
 from guerdon.plan.estimate import estimate_run, estimate_train
 from guerdon.plan.gpu import layer_bytes, rollout_memory, update_memory
 from guerdon.plan.text_size import PUBLISHED, size_of_start
-from guerdon.policies.passes import TOKENS_ON_GPU
 from guerdon.policies.precision import halve_linear
 from guerdon.policies.text import LOGITS_AT_ONCE as OF_THE_POLICY
 from guerdon.policies.text_files import load_policy
@@ -59,7 +58,6 @@ def test_a_layer_keeps_what_the_formula_says(lora):
 
 
 def test_the_numbers_are_those_that_a_gpu_gets():
-    assert gpu.TOKENS_PER_PASS == TOKENS_ON_GPU
     assert OF_THE_POLICY["cuda"] == gpu.LOGITS_AT_ONCE
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from tiny_models import enliven
 
+from guerdon.policies.pretrained import caps_attention
 from guerdon.policies.tiny_text import CHAT_TEMPLATE, build_tokenizer
 from guerdon.settings.text_policy import TinyModelSettings
 
@@ -59,6 +60,8 @@ def build(family: str, *, seed: int = 0, tokenizer=None, **changes):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    if caps_attention(model):  # of which transformers 5.17 has a wrong default
+        model.set_attn_implementation("eager")
     enliven(model, seed)
     with torch.no_grad():
         if (bias := getattr(model.get_output_embeddings(), "bias", None)) is not None:

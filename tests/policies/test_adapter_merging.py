@@ -74,7 +74,7 @@ def trained(folder, target):
 
 def scores(policy):
     with torch.no_grad():
-        return policy.log_probs(BATCH).numpy()
+        return policy.log_probs(BATCH).cpu().numpy()
 
 
 def merged_by_peft(policy):
@@ -124,7 +124,7 @@ def test_what_was_trained_is_what_is_written_and_read(tmp_path, family, target):
     )
     assert supports(policy) == (family in ("llama", "llama_tied", "qwen2"))
     with torch.no_grad():
-        np.testing.assert_allclose(found.log_probs_B_T, policy.log_probs(found.batch).numpy(), atol=1e-4)
+        np.testing.assert_allclose(found.log_probs_B_T, policy.log_probs(found.batch).cpu().numpy(), atol=1e-4)
 
 
 def head_of(model):
@@ -136,7 +136,7 @@ def adapted(policy):
 
     def call(ids):
         with policy.base.adapter(policy.adapter):
-            return SimpleNamespace(logits=policy.base.model(ids).logits)
+            return SimpleNamespace(logits=policy.base.model(ids.to(policy.device)).logits)
 
     return call
 
@@ -191,7 +191,7 @@ def test_a_folder_in_bfloat16_is_merged_and_written_in_float32(tmp_path, target)
 
 def test_weights_that_were_rounded_are_written_in_float32_and_said_to_be_rounded(tmp_path, capsys):
     policy = trained(model_folder("llama", tmp_path / "start"), ("q_proj",))
-    exact = {name: weight.clone() for name, weight in policy.merged_weights()}
+    exact = {name: weight.cpu().clone() for name, weight in policy.merged_weights()}
     policy.base.halved = halve_linear(policy.base.model)  # as on a GPU that computes in bfloat16
     written = load_file(save_policy(policy, tmp_path / "rounded_once", merged=True) / "model.safetensors")
     assert "rounded_once" in (said := capsys.readouterr().err)

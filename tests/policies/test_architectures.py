@@ -89,6 +89,7 @@ def test_log_probs_are_those_of_transformers(family, way):
         np.testing.assert_allclose(found.entropy, entropies, atol=EXACT)
 
 
+@pytest.mark.usefixtures("shares_on_gpus")
 @every_family
 def test_prompts_are_shared_where_no_window_is_shorter(family):
     base = policy_of(family).base

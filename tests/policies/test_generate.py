@@ -2,6 +2,7 @@ import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from tiny_models import oracle, tiny_policy
 
 import fake_vllm
 from guerdon.errors import ConfigError, DataError, MissingDependencyError
-from guerdon.policies import decode, generate_vllm
+from guerdon.policies import decode, generate_vllm, packing
 from guerdon.policies.generate import LocalEngine, draw
 from guerdon.policies.generate_vllm import VLLMEngine
 from guerdon.policies.text import add_policy
@@ -115,6 +116,18 @@ def test_fused_attention_and_two_products_agree(bf16):
     torch.testing.assert_close(*logits, rtol=0, atol=0.3 if bf16 else 1e-4)
 
 
+def test_threads_choose_kernels_one_at_a_time(monkeypatch):
+    """Which kernels may be used is a setting of the process: cuDNN is off in a call, and no other thread changes it."""
+
+    def kernel(*_):
+        return torch.backends.cuda.cudnn_sdp_enabled(), packing._KERNELS.locked()
+
+    monkeypatch.setattr(packing.F, "scaled_dot_product_attention", kernel)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    assert packing.fused_attention(SimpleNamespace(is_cuda=True), None, None) == (False, True)
+    assert (torch.backends.cuda.cudnn_sdp_enabled(), packing._KERNELS.locked()) == (before, False)
+
+
 def test_both_decoders_write_the_same():
     policy = keen(tiny_policy("qwen2"))
     by_hand = write(policy)
@@ -194,7 +207,7 @@ def test_each_adapter_writes_as_it_scores(by_hand, monkeypatch):
     written = [write(view, 2) for view in views]
     for view, found in zip(views, written, strict=True):
         with torch.no_grad():
-            np.testing.assert_allclose(found.log_probs_B_T, view.log_probs(found.batch).numpy(), atol=1e-4)
+            np.testing.assert_allclose(found.log_probs_B_T, view.log_probs(found.batch).cpu().numpy(), atol=1e-4)
     assert not np.array_equal(written[0].batch.responses_B_T, written[1].batch.responses_B_T)
     assert all(p.requires_grad for view in views for p in view.parameters())
 
@@ -213,7 +226,7 @@ def test_bf16_writes_close_to_what_it_scores():
     policy = tiny_policy(bf16=True)
     found = write(policy)
     with torch.no_grad():
-        scored = policy.log_probs(found.batch).numpy()
+        scored = policy.log_probs(found.batch).cpu().numpy()
     assert found.log_probs_B_T.dtype == np.float32
     assert np.abs(scored - found.log_probs_B_T).mean() < 0.02
 

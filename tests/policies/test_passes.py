@@ -1,6 +1,7 @@
 """Forward passes of a limited number of tokens, and weights that nobody trains in bfloat16."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,10 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import oracle, random_batch, tiny_policy
+from transformers import Qwen2Config
 
 from guerdon.policies import decode
 from guerdon.policies.generate import LocalEngine
-from guerdon.policies.passes import TOKENS_ON_GPU, passes, slices, token_limit
+from guerdon.policies.passes import passes, slices, token_limit
 from guerdon.policies.precision import halve_linear, product_of_cast
 from guerdon.policies.text import add_policy, reference, token_log_probs
 from guerdon.settings.text_policy import LocalGenerationSettings, LoraSettings
@@ -41,9 +43,15 @@ def test_without_a_limit_rows_stay_in_their_order():
 
 
 def test_a_gpu_has_a_limit_of_its_own():
-    assert token_limit(None, torch.device("cpu")) is None
-    assert token_limit(None, torch.device("cuda")) == TOKENS_ON_GPU
-    assert token_limit(7, torch.device("cuda")) == token_limit(7, torch.device("cpu")) == 7
+    def limit(given, device, layers=28, width=1536):
+        config = Qwen2Config(num_hidden_layers=layers, hidden_size=width)
+        return token_limit(given, SimpleNamespace(config=config), torch.device(device))
+
+    assert limit(None, "cpu") is None
+    assert limit(None, "cuda") == limit(None, "cuda", layers=80, width=8192) == 8192
+    assert limit(None, "cuda", layers=30, width=576) == 8192 * 28 * 1536 // (30 * 576)
+    assert limit(None, "cuda", layers=2, width=64) == 65_536
+    assert limit(7, "cuda") == limit(7, "cpu") == 7
 
 
 def test_groups_stay_together():

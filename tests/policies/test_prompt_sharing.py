@@ -29,6 +29,7 @@ def pair(architecture="llama", **given):
     return shared, tiny_policy(architecture, share_prompts=False, **given)
 
 
+@pytest.mark.usefixtures("shares_on_gpus")
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_log_probs_and_entropy_are_those_of_all_logits(architecture, attention):
@@ -36,14 +37,14 @@ def test_log_probs_and_entropy_are_those_of_all_logits(architecture, attention):
     assert policy.base.shares_prompts(BATCH, 16)
     found = policy.evaluate(BATCH, temperature=0.7, entropy=True)
     log_probs, entropies = oracle(policy.base.model, BATCH, 0.7)
-    np.testing.assert_allclose(found.log_probs.detach().numpy(), log_probs, atol=2e-5)
-    np.testing.assert_allclose(found.entropy.detach().numpy(), entropies, atol=2e-5)
+    np.testing.assert_allclose(found.log_probs.detach().cpu().numpy(), log_probs, atol=2e-5)
+    np.testing.assert_allclose(found.entropy.detach().cpu().numpy(), entropies, atol=2e-5)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_gradients_are_those_of_whole_sequences(checkpointing):
     shared, plain = pair(gradient_checkpointing=checkpointing)
-    weights = torch.linspace(-1, 1, BATCH.mask_B_T.size).view(BATCH.mask_B_T.shape)
+    weights = torch.linspace(-1, 1, BATCH.mask_B_T.size, device=plain.device).view(BATCH.mask_B_T.shape)
     for policy in (shared, plain):
         (policy.log_probs(BATCH) * weights).sum().backward()
     expected = dict(plain.base.model.named_parameters())
@@ -73,6 +74,14 @@ def test_any_grouping_gives_the_same(prompts, answers, seed):
     assert layout.attention == SHARED_ATTENTION
 
 
+def test_on_a_gpu_it_has_to_leave_half_of_the_tokens():
+    gpu = torch.device("cuda")
+    assert worth_sharing(batch_of([30], [(0, 5)] * 4), gpu), "50 of 140 are left"
+    assert not worth_sharing(batch_of([30], [(0, 30)] * 4), gpu), "150 of 240"
+    assert not worth_sharing(batch_of([900], [(0, 513)] * 4), gpu), "a long response"
+
+
+@pytest.mark.usefixtures("shares_on_gpus")
 def test_it_is_used_where_it_saves_tokens_and_nothing_forbids_it():
     shared, plain = pair()
     once = batch_of([5, 9], [(0, 4), (1, 7)])

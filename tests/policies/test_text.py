@@ -21,11 +21,11 @@ LORA = LoraSettings(r=3, alpha=6.0)
 
 
 def numbers(tensor):
-    return tensor.detach().numpy()
+    return tensor.detach().cpu().numpy()
 
 
 def gradients(policy, batch=BATCH):
-    weights = torch.linspace(-1, 1, batch.mask_B_T.size).view(batch.mask_B_T.shape)
+    weights = torch.linspace(-1, 1, batch.mask_B_T.size, device=policy.device).view(batch.mask_B_T.shape)
     policy.base.model.zero_grad()
     (policy.log_probs(batch) * weights).sum().backward()
     return {n: p.grad.clone() for n, p in policy.named_parameters().items() if p.grad is not None}
@@ -196,7 +196,7 @@ def test_one_base_costs_one_copy_of_the_weights():
 def test_gradients_reach_the_adapter_that_answered_in_any_order(checkpointing, packed):
     expected = [gradients(p) for p in shared()[:2]]
     policy, prm, frozen = shared(gradient_checkpointing=checkpointing, use_remove_padding=packed)
-    weights = torch.linspace(-1, 1, BATCH.mask_B_T.size).view(BATCH.mask_B_T.shape)
+    weights = torch.linspace(-1, 1, BATCH.mask_B_T.size, device=policy.device).view(BATCH.mask_B_T.shape)
     first, second = (policy.log_probs(BATCH) * weights).sum(), (prm.log_probs(BATCH) * weights).sum()
     frozen.log_probs(BATCH)  # the adapters are switched off when the backward passes come
     second.backward()

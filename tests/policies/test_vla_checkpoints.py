@@ -158,7 +158,7 @@ def test_openvla_and_oft(keys, tmp_path, small_towers):
     tensors = filled(openvla_shapes())
     folder = write_openvla(tmp_path / "vla", tensors)
     policy, seen = read(folder, heads=("env",), **keys), observations(2, tasks=("Open it",))
-    own = policy.model.state_dict()
+    own = {name: tensor.cpu() for name, tensor in policy.model.state_dict().items()}
     assert torch.equal(own["language_model.layers.1.mlp.up_proj.weight"],
                        tensors["language_model.model.layers.1.mlp.up_proj.weight"])  # fmt: skip
     assert torch.equal(own["vision_backbone.fused_featurizer.blocks.1.attn.qkv.bias"],

@@ -90,6 +90,7 @@ def l1_head(hidden_N_K_h, stored):
     return layer("linear", "fc2", layer("norm", "layer_norm2", x))
 
 
+@pytest.mark.usefixtures("by_hand")
 @pytest.mark.parametrize("suffix", ["150000_checkpoint.pt", "latest_checkpoint.pt"])
 def test_the_l1_head_predicts_the_chunk(suffix, tmp_path):
     head, projector = filled(head_shapes(), 1), filled(proprio_shapes(), 2)

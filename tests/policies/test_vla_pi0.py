@@ -156,7 +156,7 @@ def test_decisions_are_evaluated_and_stored(kind, tmp_path):
     assert torch.equal(found.values[:, 0], policy.values(seen))
     inputs, record = policy.inputs(seen).to(policy.device), torch.from_numpy(action.record).to(policy.device)
     wanted = 0
-    with torch.no_grad():
+    with torch.no_grad(), policy.computing():
         prefix = policy.model.read(policy.pixels(inputs), inputs)
         for step in range(3):
             mean, std = policy._step(prefix, record[:, step, :, :3], record[:, 0, :, 3:], step)

@@ -124,6 +124,7 @@ def test_with_a_reference_of_its_own_under_adapters(tmp_path):
         np.testing.assert_allclose(score.steps, values, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_server_and_another_run_get_the_same_scores(tmp_path):
     loop = learnt(tmp_path, **FORMS["system_prompt"])
     prompts, folder = prompts_of(loop), run_folder(loop.study) / "reward_models" / "prime"

@@ -54,6 +54,7 @@ def test_evaluate_gives_the_values_of_transformers(published, tmp_path):
     assert (record["model"]["form"], record["model"]["granularity"]) == ("conversation", "total")
 
 
+@pytest.mark.slow
 def test_serve_gives_the_values_of_transformers(published, tmp_path):
     path, tokenizer = published
     running = start_server(tmp_path, models={"theirs": {"model_path": path}})

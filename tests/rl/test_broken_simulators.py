@@ -146,7 +146,9 @@ def test_simulators_that_break_all_the_time_stop_the_run(tmp_path):
 CHUNKS = {"type": "chunk_policy:ChunkPolicy", "params": {}}
 
 
-@pytest.mark.parametrize("policy", [None, CHUNKS], ids=["single actions", "chunks"])
+@pytest.mark.parametrize(
+    "policy", [pytest.param(None, id="single actions"), pytest.param(CHUNKS, id="chunks", marks=pytest.mark.slow)]
+)
 def test_a_rollout_that_loses_every_episode_goes_on_and_counts(policy, tmp_path):
     broken = {(copy, episode): "raises" for copy in range(2) for episode in range(4)}
     ppo = {"rollout_steps": 4, "minibatch_size": 4, "num_epochs": 1, "normalize_rewards": True}

@@ -93,6 +93,7 @@ def test_fresh_frames_are_labelled_by_what_the_expert_needs_from_there(model, tm
     oracle.close()
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bytes(model, tmp_path):
     model()
     whole, cut = study_of(tmp_path, "whole"), study_of(tmp_path, "cut")

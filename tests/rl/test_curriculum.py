@@ -35,7 +35,9 @@ GRPO = {"adv_estimator": "grpo", "group_size": 2, "minibatch_size": 8, "num_epoc
 PROCESSES = {"vectorization": "async", "num_envs_per_process": 2}
 
 
-@pytest.mark.parametrize(("over", "env"), [*((over, {}) for over in OVER), ("both", PROCESSES)])
+@pytest.mark.parametrize(
+    ("over", "env"), [*((over, {}) for over in OVER), pytest.param("both", PROCESSES, marks=pytest.mark.slow)]
+)
 def test_a_run_that_was_cut_off_ends_the_same(over, env, tmp_path):
     whole = study_of(tmp_path, over, env=env, name="whole")
     start(whole).run()

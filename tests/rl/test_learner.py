@@ -88,7 +88,7 @@ def test_the_first_step_follows_advantage_times_score(loss):
     batch, advantages = responses()
     policy, by_hand = policy_of(), policy_of()
     updated(policy, taught(batch, advantages), algorithm(loss=loss, loss_agg="token"))
-    expected = -(by_hand.log_probs(batch) * advantages).sum() / int(batch.mask_B_T.sum())
+    expected = -(by_hand.log_probs(batch) * advantages.to(by_hand.device)).sum() / int(batch.mask_B_T.sum())
     expected.backward()
     with torch.no_grad():
         for p in by_hand.parameters():
@@ -181,7 +181,7 @@ def test_each_value_head_learns_its_own_source_where_it_is_known():
     losses = [updated(policy, told, settings, optimizer=optimizer, learning_rate=3e-2)["value_loss"] for _ in range(60)]
     assert losses[-1] < 0.02 * losses[0]
     with torch.no_grad():
-        values = policy.evaluate(batch).values
+        values = policy.evaluate(batch).values.cpu()
     assert (values[..., 0] - 0.7 * mask).abs().max() < 0.1
     assert not policy.value_head.weight[1].any()
     assert float(policy.value_head.bias[1].detach()) == 0

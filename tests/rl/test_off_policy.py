@@ -195,6 +195,7 @@ def test_a_killed_run_with_a_model_that_learns_goes_on_to_the_same_bytes(tmp_pat
     assert all("q/resnet" in row for row in train if row["updates"])
 
 
+@pytest.mark.slow
 def test_a_killed_run_with_demonstrations_goes_on_to_the_same_bytes(tmp_path):
     path = demonstrations(tmp_path / "shown")
     reward = image_reward(tmp_path, shaping="raw")

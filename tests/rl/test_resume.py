@@ -145,7 +145,11 @@ def test_a_killed_run_with_all_options_of_the_process_reward_goes_on_to_the_same
 
 @pytest.mark.parametrize(
     ("kind", "arch", "update"),
-    [("resnet", "resnet18", "after"), ("progress", "resnet18", "before"), ("progress", "mlp", "after")],
+    [
+        pytest.param("resnet", "resnet18", "after", marks=pytest.mark.slow),
+        ("progress", "resnet18", "before"),
+        ("progress", "mlp", "after"),
+    ],
 )
 def test_a_model_that_keeps_up_is_part_of_the_checkpoint(kind, arch, update, tmp_path):
     setup = {

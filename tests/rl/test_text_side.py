@@ -419,7 +419,7 @@ def test_every_part_of_a_batch_can_have_its_own_unit_as_the_ranks_of_the_origina
         loop = start(study)
         answered = loop.collector.sampler.answer(loop.collector.prompts.validation[:2], 4)
         log_ratio = torch.linspace(0.5, 4.0, answered.mask.size).view(answered.mask.shape)
-        old = (loop.learner.policy.log_probs(answered.inputs.batch).detach() - log_ratio).numpy()
+        old = (loop.learner.policy.log_probs(answered.inputs.batch).detach().cpu() - log_ratio).numpy()
         measured = loop.sources["prime"].measure(replace(answered, log_probs=old), learn=False)
         rewards = measured.values * answered.mask
         loop.close()

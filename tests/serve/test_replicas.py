@@ -272,7 +272,7 @@ def test_a_copy_that_cannot_be_started_again_is_the_servers_fault(server, tmp_pa
     assert running.stop() == 0
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_server_of_copies(server, end):
     models = {"toy": {"custom_backend": "toys:make_mortal", "processes": 2}}
     running = server(models=models, batch={"cache_items": 0})

@@ -108,6 +108,7 @@ class Count:
             self.wrong.append(told)
 
 
+@pytest.mark.slow
 def test_typos_in_the_shipped_studies():
     rng, count, tried = random.Random(1), Count(), set()
     for path in SHIPPED:

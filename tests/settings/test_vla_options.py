@@ -110,8 +110,10 @@ def test_every_option_works_or_is_refused_with_its_reason(name):
 def test_engines_that_generate_are_collectors():
     given = study("engine=ray", "runner.rollout_shards=2", "vllm_num_engines=2", "vllm_sync_backend=nccl")
     assert (given.cluster.collectors, given.cluster.weight_transfer) == (2, "auto")
-    with pytest.raises(ConfigError, match="engine: local"):
-        study("vllm_num_engines=2")
+    assert study("engine=ray", "gpu_memory_utilization=0.4").cluster.collector_gpus == 0.4
+    for name in ("vllm_num_engines=2", "gpu_memory_utilization=0.4"):
+        with pytest.raises(ConfigError, match="engine: local"):
+            study(name)
 
 
 def test_a_file_may_have_them_at_its_top(tmp_path):

@@ -85,7 +85,7 @@ def test_scores_are_those_of_the_training(tmp_path, backbone):
     pixels = to_pixels(episodes[0].frames, (3, 32, 32), channels_last=True)
     features = frame_features(seeded_scorer(chosen), pixels, "none", bf16=False)
     with torch.no_grad():
-        expected = model.scorer.head(torch.from_numpy(features)).squeeze(1).sigmoid().numpy()
+        expected = model.scorer.head(torch.from_numpy(features).to(model.device)).squeeze(1).sigmoid().cpu().numpy()
     np.testing.assert_allclose(model.score([episodes[0]])[0].steps, expected, atol=1e-5)
     (result.save_dir / "model" / "config.json").write_text(
         json.dumps({k: v for k, v in json.loads((result.save_dir / "model" / "config.json").read_text()).items()

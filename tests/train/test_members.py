@@ -91,7 +91,7 @@ def test_the_lower_bound_of_a_probability_is_the_mean_minus_deviations_and_at_le
     model = load_text_model(str(found.folder))
     readings = [model.reading_of(one) for one in episodes()]
     with torch.no_grad():
-        p = torch.sigmoid(model.logits(readings)).double().numpy()
+        p = torch.sigmoid(model.logits(readings)).double().cpu().numpy()
     assert p.shape == (len(readings), 4)
     wanted = np.maximum(p.mean(axis=1) - 2 * p.std(axis=1, ddof=1), 0)
     scores = model.score(episodes())

@@ -51,8 +51,9 @@ def test_a_class_and_its_settings_are_a_new_head(tmp_path, monkeypatch):
     assert isinstance(score, Score)
     reading = model.read(episode.task, episode.texts)
     with torch.no_grad():
-        hidden = model.policy.base.model.get_decoder()(torch.as_tensor(reading.ids)[None]).last_hidden_state[0]
+        ids = torch.as_tensor(reading.ids)[None].to(model.policy.device)
+        hidden = model.policy.base.model.get_decoder()(ids).last_hidden_state[0]
         expected = torch.sigmoid(model.head(hidden[model.places(reading)])[:, 0])
-    np.testing.assert_allclose(score.steps, expected.numpy(), atol=1e-5)
+    np.testing.assert_allclose(score.steps, expected.cpu().numpy(), atol=1e-5)
     resumed = train_text_model(settings, study_of(), data_of(), resume=True)
     assert resumed.metrics == result.metrics

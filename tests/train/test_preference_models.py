@@ -200,7 +200,7 @@ def test_transformers_reads_the_folder_with_the_same_values(model):
     classifier = AutoModelForSequenceClassification.from_pretrained(model.folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(model.folder)
     assert classifier.config.num_labels == 1
-    own = [one.total for one in load_text_model(str(model.folder)).score(episodes())]
+    own = [one.total for one in load_text_model(str(model.folder), device="cpu").score(episodes())]
     chats = [
         [{"role": "user", "content": e.task}, {"role": "assistant", "content": "".join(e.texts)}] for e in episodes()
     ]
@@ -342,12 +342,12 @@ def test_odins_loss_of_a_batch_by_hand(tmp_path):
     items = list(range(len(lessons.items)))
     with torch.no_grad():
         found = float(trainer.loss_sum(trainer.model, items)) / trainer.weight(items)
-        both = model.lesson_logits(lessons.readings).double().numpy()
+        both = model.lesson_logits(lessons.readings).double().cpu().numpy()
     better, worse = (both[[item[k] for item in lessons.items]].sum(axis=1) for k in (0, 1))
     used = [one for row in rows if row["chosen"] != row["rejected"] for one in (row["chosen"], row["rejected"])]
     assert sorted(lessons.lengths) == sorted(map(len, used))  # a token per character
     quality, length = (np.corrcoef(both[:, k], lessons.lengths)[0, 1] for k in (0, 1))
-    weight = model.head.weight.detach().double().numpy()
+    weight = model.head.weight.detach().double().cpu().numpy()
     cosine = weight[0] @ weight[1] / np.linalg.norm(weight[0]) / np.linalg.norm(weight[1])
     ranking = np.mean([-math.log(sigma(one)) for one in better - worse])
     assert found == pytest.approx(ranking + 0.5 * (abs(quality) - length + abs(cosine)), abs=1e-5)
@@ -427,12 +427,13 @@ def test_reading_prompts_once_changes_neither_loss_nor_gradients(tmp_path, monke
         model.policy.base.settings = model.policy.base.settings.model_copy(
             update={"attention": attention, "share_prompts": how != "padded"}
         )
-        monkeypatch.setattr(prompt_sharing, "WORTH_IT", 0.9 if how == "shared" else 0.0)
+        for share in ("WORTH_IT", "WORTH_ON_GPU"):
+            monkeypatch.setattr(prompt_sharing, share, 0.9 if how == "shared" else 0.0)
         lessons, none = read_preference_data(settings).lessons(model, settings)
         trainer = PreferenceTrainer(model, lessons, none, settings, tmp_path)
         loss = trainer.loss_sum(trainer.model, list(range(len(lessons.items))))
         loss.backward()
-        gradients = {name: p.grad for name, p in model.named_parameters().items() if name != "head.log_ties"}
+        gradients = {name: p.grad.cpu() for name, p in model.named_parameters().items() if name != "head.log_ties"}
         return lessons, loss.detach(), gradients
 
     used = text_inputs.hidden_of

@@ -57,8 +57,9 @@ def mean_loss(folder, pairs):
     tokens = tokenize_pairs(policy.tokenizer, pairs, None)
     total = count = 0
     for prompt, response in zip(tokens.prompts, tokens.responses, strict=True):
+        ids = torch.from_numpy(np.concatenate([prompt, response]))
         with torch.no_grad():
-            logits = policy.base.model(torch.from_numpy(np.concatenate([prompt, response]))[None]).logits[0]
+            logits = policy.base.model(ids[None].to(policy.device)).logits[0].cpu()
         table = torch.log_softmax(logits[len(prompt) - 1 : -1].double(), -1)
         total -= float(table.gather(1, torch.from_numpy(response)[:, None]).sum())
         count += len(response)

@@ -60,7 +60,7 @@ def trainer_for(kind, folder, solutions=None, **options):
     elif kind in ("implicit", "dpo"):
         with torch.no_grad():
             for p in model.policy.parameters():
-                p.add_(0.02 * torch.randn(p.shape, generator=generator))
+                p.add_(0.02 * torch.randn(p.shape, generator=generator).to(p.device))
     solutions = sums() if solutions is None else solutions
     rows, held = split_questions(solutions, settings.val_split, settings.seed)
     train, val = (make_lessons(model, [solutions[i] for i in part], settings) for part in (rows, held))
@@ -71,7 +71,7 @@ def expected_loss(trainer, lessons, settings):
     """The loss from scores of the model, one solution at a time."""
     model = trainer._reward
     with torch.no_grad():
-        logits = [model.lesson_logits([r]).double() for r in lessons.readings]
+        logits = [model.lesson_logits([r]).double().cpu() for r in lessons.readings]
     items = items_of(lessons, settings)
     if len(items[0]) == 2:
         return float(np.mean([-functional.logsigmoid(logits[a] - logits[b]).item() for a, b in items]))

@@ -294,4 +294,7 @@ def test_on_a_gpu_frozen_matrices_are_kept_in_bfloat16_and_the_adapter_learns_th
             assert kinds == {torch.bfloat16 if device == "cuda" else torch.float32}
             found.append({n: p.grad.cpu() for n, p in weights.items() if p.requires_grad})
     assert found[0].keys() == found[1].keys()
-    assert all(torch.equal(gradient, found[1][name]) for name, gradient in found[0].items())
+    amx = torch.cpu.get_capabilities().get("amx_bf16")  # where bfloat16 has kernels of its own, the last bits differ
+    for name, gradient in found[0].items():
+        within = 2**-6 * float(gradient.abs().max()) if amx else 0.0
+        torch.testing.assert_close(found[1][name], gradient, rtol=0.0, atol=within)

@@ -3,6 +3,8 @@
 LIBERO and ManiSkill have this test in files of their own.
 """
 
+import pytest
+
 import corridor
 from guerdon.settings.world import GymnasiumSettings, MetaWorldSettings
 from restored import check_restored
@@ -14,6 +16,7 @@ def test_metaworld():
     check_restored(*(MetaWorldSettings(task=task, **GIVEN) for task in ("hammer", "drawer-open", "peg-insert-side")))
 
 
+@pytest.mark.slow
 def test_gymnasium():
     tasks = ("HalfCheetah-v5", "Reacher-v5", "Pusher-v5")
     given = GIVEN | {"max_episode_steps": 100}

@@ -121,7 +121,8 @@ class SequenceClassifier:
         longest = [max(len(sequences[row]) for row in rows) for rows in same.values() for _ in rows]
         logits_N_K = np.zeros((len(sequences), self.labels), dtype=np.float32)
         starts = self._starts(sequences, list(same.values())) if self._compact else None
-        for part in passes(longest, size=self.micro_batch_size, tokens=token_limit(None, self.model.device)):
+        most = token_limit(None, self.model, self.model.device)
+        for part in passes(longest, size=self.micro_batch_size, tokens=most):
             rows = order[part]
             logits_N_K[rows] = self._logits([sequences[i] for i in rows], None if starts is None else starts[rows])
         values, spreads = self._values(logits_N_K)

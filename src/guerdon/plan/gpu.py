@@ -1,6 +1,6 @@
 """Memory and time of language models and vision-language-action policies on a GPU, by part: what `--dry-run` prints.
 
-None of it was measured on a GPU. docs/memory.md and docs/libero.md have the formulas and where their inputs come from;
+docs/memory.md and docs/libero.md have the formulas and where their inputs come from, and what was compared with a GPU;
 `benchmarks/memory.py` prints them next to the peak of an update on a CPU.
 
     memory = update_memory(shape, rank=None, tokens=8192, answered=8192, checkpointing=True)
@@ -17,14 +17,14 @@ from typing import Any
 
 from guerdon.durations import duration
 from guerdon.plan.text_size import Shape, Size, read_config, shape_of, size_of_start
-from guerdon.settings.gpus import GPUS, gpus_named
+from guerdon.settings.gpus import GPUS, gpus_named, tokens_per_pass
 from guerdon.settings.reward_models import PrimeModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train import TextTrainSettings
 from guerdon.settings.vla_policy import VLAPolicySettings
 
-TOKENS_PER_PASS, LOGITS_AT_ONCE = 8192, 2**26  # on a GPU (guerdon.policies.passes and text; a test compares them)
+LOGITS_AT_ONCE = 2**26  # on a GPU (guerdon.policies.text; a test compares them)
 PER_LOGIT = 22  # bytes of a logit of the piece that goes backward: counted from the operators of `token_log_probs`
 CONTEXT = 1e9  # bytes of CUDA, cuBLAS and what the allocator cannot use
 USED, READ = 0.4, 0.6  # shares of the peak rate of products, and of the peak rate of reading memory
@@ -184,7 +184,7 @@ def estimate_text_run(study: Study, *, written: int) -> dict[str, str]:
     shape, (cards, name) = size.shape, gpus_named(policy.gpus)
     gpu = GPUS[name]
     length = data.max_prompt_length + data.max_response_length
-    tokens = max(policy.max_tokens_per_pass or TOKENS_PER_PASS, length)
+    tokens = max(policy.max_tokens_per_pass or tokens_per_pass(shape.layers, shape.width), length)
     parts = update_memory(
         shape, rank=size.rank, tokens=tokens, answered=tokens * data.max_response_length // length,
         checkpointing=policy.gradient_checkpointing, processes=cards,
@@ -236,8 +236,9 @@ def estimate_text_train(
     size, implicit = size_of_start(start), model.type == "implicit"
     if (nothing := _no_lines(size)) is not None:
         return nothing
-    length = model.max_length or TOKENS_PER_PASS
-    tokens = max(model.max_tokens_per_pass or TOKENS_PER_PASS, length)
+    usual = tokens_per_pass(size.shape.layers, size.shape.width)
+    length = model.max_length or usual
+    tokens = max(model.max_tokens_per_pass or usual, length)
     if model.micro_batch_size is not None:
         tokens = min(tokens, model.micro_batch_size * length)
     parts = update_memory(

@@ -10,6 +10,7 @@ back from, so no mask is needed either way.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from guerdon.policies.tokens import TokenBatch, pad_right
 from guerdon.types import IntArray
 
 PACKED_ATTENTION = "guerdon_packed"
+_KERNELS = threading.Lock()  # which of them may be used is a setting of the process
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,7 +285,7 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     """`scaled_dot_product_attention`, but on a GPU never by cuDNN, which compiles a program for every new shape."""
     if not q.is_cuda:
         return F.scaled_dot_product_attention(q, k, v, **options)
-    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+    with _KERNELS, sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
         return F.scaled_dot_product_attention(q, k, v, **options)
 
 

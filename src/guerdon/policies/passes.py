@@ -9,20 +9,21 @@ step are divided by the counts of the whole step, so its gradient does not depen
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
+from guerdon.settings.gpus import tokens_per_pass
 from guerdon.types import IntArray
 
-# At 1.5 billion parameters a pass of so many tokens keeps about 29 GB of activations, 2 GB with gradient_checkpointing
-# (arithmetic, not measured); larger passes are hardly faster, as the products are wide enough by then.
-TOKENS_ON_GPU = 8192
 
-
-def token_limit(given: int | None, device: torch.device) -> int | None:
-    """`max_tokens_per_pass`, the default of the device filled in; None: no limit."""
-    return TOKENS_ON_GPU if given is None and device.type == "cuda" else given
+def token_limit(given: int | None, model: Any, device: torch.device) -> int | None:
+    """`max_tokens_per_pass`, the default of the device for this model of transformers filled in; None: no limit."""
+    if given is not None or device.type != "cuda":
+        return given
+    config = model.config.get_text_config()
+    return tokens_per_pass(config.num_hidden_layers, config.hidden_size)
 
 
 def slices(rows: int, size: int | None) -> list[slice]:

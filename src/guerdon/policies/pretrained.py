@@ -56,6 +56,8 @@ def read_pretrained(
         model, report = kind.from_pretrained(
             path, dtype=dtype, output_loading_info=True, trust_remote_code=False, use_safetensors=True, **options
         )
+    if caps_attention(model):
+        model.set_attn_implementation("eager")
     missing = sorted({*report["missing_keys"], *(str(k) for k in report["mismatched_keys"])} - set(given))
     extra = sorted(k for k in report["unexpected_keys"] if exact and not str(k).startswith("lm_head."))
     if missing or extra:
@@ -68,6 +70,11 @@ def read_pretrained(
     refuse_to_read(model.named_parameters(), f"{what} {path!r}")
     check_stops(model, f"{what} {path!r}")
     return model
+
+
+def caps_attention(model: Any) -> bool:
+    """Whether the logits of attention are capped (Gemma 2), which sdpa leaves out in transformers 5.17."""
+    return bool(getattr(model.config.get_text_config(), "attn_logit_softcapping", None))
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:

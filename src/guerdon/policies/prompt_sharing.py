@@ -37,6 +37,7 @@ from guerdon.types import IntArray
 
 SHARED_ATTENTION = "guerdon_shared_prompts"
 WORTH_IT = 0.9  # share of all tokens that may be left for sharing to be used
+WORTH_ON_GPU = 0.5  # there it takes twice the kernels: with 0.83 left 1.3 to 1.7 times the time (docs/benchmarks.md)
 MOST_SLOTS = 2  # rows for each response, where groups differ in size
 LONGEST_ON_GPU = 512  # tokens of a response (not measured: no GPU was available)
 
@@ -81,15 +82,16 @@ def groups_of(batch: TokenBatch) -> tuple[list[int], IntArray]:
 def worth_sharing(batch: TokenBatch, device: torch.device) -> bool:
     """Whether prompts repeat so much that reading each once leaves clearly fewer tokens.
 
-    On a GPU not for long responses: attention with a mask has no flash kernel there, and each layer would keep
-    a bias of response times sequence.
+    On a GPU half of them, and not for long responses: attention with a mask has no flash kernel there, and each layer
+    would keep a bias of response times sequence.
     """
     if device.type == "cuda" and int(batch.lengths_B.max(initial=0)) > LONGEST_ON_GPU:
         return False
     first, _ = groups_of(batch)
     responses = int(batch.lengths_B.sum())
     left = sum(len(batch.prompts[row]) for row in first) + responses
-    return left < WORTH_IT * (sum(len(p) for p in batch.prompts) + responses)
+    most = WORTH_ON_GPU if device.type == "cuda" else WORTH_IT
+    return left < most * (sum(len(p) for p in batch.prompts) + responses)
 
 
 def lay_out_shared(batch: TokenBatch, *, device: torch.device, eager: bool = False) -> Layout:

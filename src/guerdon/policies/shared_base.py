@@ -28,6 +28,7 @@ from guerdon.policies.adapters import adapter_layers, carries, fresh_lora, impor
 from guerdon.policies.packing import Layout
 from guerdon.policies.passes import token_limit
 from guerdon.policies.precision import halve_linear, product_of_cast, uses_bf16
+from guerdon.policies.pretrained import caps_attention
 from guerdon.policies.tokens import TokenBatch, check_vocabulary
 from guerdon.progress import log_once
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
@@ -150,7 +151,7 @@ class SharedBase:
     @property
     def tokens_per_pass(self) -> int | None:
         """Most tokens in a forward pass, padding included; None: no limit."""
-        return token_limit(self.settings.max_tokens_per_pass, self.device)
+        return token_limit(self.settings.max_tokens_per_pass, self.model, self.device)
 
     @property
     def rounded(self) -> bool:
@@ -478,7 +479,7 @@ class SharedBase:
         def close(a: Tensor, b: Tensor) -> bool:  # two passes may differ in the last bits of the largest terms
             return bool((a - b).abs().max() <= allowed * b.abs().max() + 1e-5)
 
-        fused = "sdpa"
+        fused = "eager" if caps_attention(self.model) else "sdpa"
         try:
             with self.attention(fused):
                 logits = self.model(input_ids=ids, use_cache=False).logits[0]

@@ -246,9 +246,14 @@ VLA_OPTIONS: dict[str, Option] = {
     "vllm_num_engines": Option("cluster.collectors", f"{_ACTS}; engine: ray"),
     "vllm_tensor_parallel_size": Option(None, f"{_ACTS}, each of which holds all of it", (1,)),
     "vllm_enforce_eager": Option(None, f"{_ACTS}, without CUDA graphs", (True,)),
-    "vllm_sync_backend": Option(None, "cluster.weight_transfer: auto takes nccl where it can", ("nccl",)),
+    "vllm_sync_backend": Option(
+        None, "cluster.weight_transfer: auto takes nccl where it can, object_store never does", ("nccl",)
+    ),
     "enable_prefix_caching": Option(None, f"{_ACTS}, and reads other pictures for each decision", (False,)),
-    "gpu_memory_utilization": Option(None, f"{_ACTS}, each of which has cluster.collector_gpus of a GPU"),
+    "gpu_memory_utilization": Option(
+        "cluster.collector_gpus",
+        f"{_ACTS}; the part of a GPU that each collector reserves, which does not limit its memory; engine: ray",
+    ),
     # curriculum
     "use_curriculum": Option("env.use_curriculum", "over initial states; env.curriculum_over says tasks or both"),
     "curriculum_temp": Option("env.curriculum_temp"),

@@ -237,7 +237,7 @@ def _with_head(
 
     return StepReader(
         name, form, read, tokenizer=tokenizer, room=room_of(model), micro_batch_size=micro,
-        tokens_per_pass=token_limit(None, model.device), conversations=conversations,
+        tokens_per_pass=token_limit(None, model, model.device), conversations=conversations,
     )  # fmt: skip
 
 
