@@ -78,6 +78,7 @@ def check(found, count, monkeypatch):
 
 
 def test_one_process_holds_what_is_estimated(tmp_path, monkeypatch):
+    pi0.shrink(monkeypatch)  # which a training does, too, and this takes back
     check(facts(tmp_path, 1), 1, monkeypatch)
 
 
