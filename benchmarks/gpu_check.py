@@ -49,7 +49,7 @@ MODELS = {
     "smollm2": replace(SIZES["smollm2"], lora=None, **ON_GPU),
     "1.5B": Size(1536, 28, 12, 2, 8960, 151_936, **ON_GPU),
 }
-SIDES = ("write_bfloat16", "hf_bfloat16", "vllm_bfloat16", "guerdon_defaults", "trl_grpo_bf16")
+SIDES = ("write_bfloat16", "hf_bfloat16", "vllm_bfloat16", "guerdon_defaults", "trl_grpo_bf16", "verl_grpo_bf16")
 BUCKET = 64 * 2**20  # bytes, as weights are sent to collectors
 
 

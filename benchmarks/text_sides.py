@@ -387,6 +387,10 @@ def _measured(side: str, model: str, size: Size) -> dict[str, Any]:
     kind, _, how = side.partition("_")
     if kind == "trl":
         return run_trl(model, size, kind=how.split("_")[0], bf16=how.endswith("bf16"))
+    if kind == "verl":
+        from verl_side import run_verl
+
+        return run_verl(model, size)
     if kind == "hf":
         return run_hf(model, size, dtype=how)
     if kind in ("write", "vllm"):

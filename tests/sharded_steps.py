@@ -32,6 +32,7 @@ from guerdon.policies.robot import ControlInputs
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.text_files import load_policy
+from guerdon.policies.tokens import token_batch
 from guerdon.rl.build_control import control_optimizer
 from guerdon.rl.update import make_batch, update_policy
 from guerdon.settings.algorithm import ControlAlgorithmSettings
@@ -86,19 +87,24 @@ class Held:
 
     Attributes:
         most: at a time.
+        gathered: in which dtypes blocks were.
     """
 
     def __init__(self, policy, learns):
-        self.policy, self.learns, self.most = policy, learns, 0
+        self.policy, self.learns, self.most, self.gathered = policy, learns, 0, set()
 
-    def look(self):
+    def resting(self):
+        """Weights, gradients and moments, as they are between steps."""
         found = [getattr(self.learns, "flat", None)]
-        for parameter in self.policy.parameters():
+        model = self.policy.base.model if hasattr(self.policy, "base") else self.policy
+        for parameter in (*model.parameters(), *self.policy.parameters()):
             found += [parameter, parameter.grad]
         if hasattr(self.learns, "optimizer"):
-            found += tree_leaves(dict(self.learns.optimizer.state))
-        else:
-            found += list(self.learns._moments.values())
+            return found + tree_leaves(dict(self.learns.optimizer.state))
+        return found + list(self.learns._moments.values())
+
+    def look(self):
+        found = self.resting()
         for group in {g for m in self.modules() for g in m._get_fsdp_state()._fsdp_param_groups}:
             states = [*group.comm_ctx.reduce_scatter_states, group.comm_ctx.all_gather_state, group._all_gather_result]
             found += [one for state in states for one in tree_leaves(state)]
@@ -106,12 +112,9 @@ class Held:
                 whole = getattr(one, "_unsharded_param", None)
                 found += [one._sharded_param_data, whole, None if whole is None else whole.grad]
                 found += one.all_gather_outputs
-        sizes = {}
-        for tensor in found:
-            if isinstance(tensor, torch.Tensor):
-                storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
-                sizes[storage.data_ptr()] = storage.nbytes()
-        self.most = max(self.most, sum(sizes.values()))
+                if group._module_fqn:  # of a block; the rest of the model has none
+                    self.gathered |= {str(output.dtype) for output in one.all_gather_outputs}
+        self.most = max(self.most, bytes_of(found))
 
     def modules(self):
         shards = getattr(self.policy, "shards", None) or getattr(getattr(self.policy, "base", None), "shards", None)
@@ -129,6 +132,51 @@ class Held:
                 return found
 
             stack.enter_context(mock.patch.object(owner, name, called))
+
+
+def bytes_of(tensors):
+    """Bytes of these tensors, by storage; of shards, those of this process."""
+    sizes = {}
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor):
+            storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
+
+
+class Kept:
+    """Counts the bytes that autograd keeps of a pass, by storage; not those of weights, nor of casts of weights.
+
+    Attributes:
+        most: of a pass.
+    """
+
+    def __init__(self, policy):
+        self.most, evaluate = 0, policy.evaluate
+        model = policy.base.model if hasattr(policy, "base") else policy
+        shapes = {tuple(p.shape) for p in model.parameters() if p.ndim > 1}
+        shapes |= {shape[::-1] for shape in shapes}
+        owners = [module for module in model.modules() if module._parameters]  # a parameter changes where it is sharded
+
+        def evaluated(*args, **options):
+            found, alive = {}, []
+
+            def pack(tensor):
+                storage = tensor.untyped_storage()
+                cast = tensor.dtype == torch.bfloat16 and tuple(tensor.shape) in shapes
+                own = {getattr(p, "_local_tensor", p).untyped_storage().data_ptr()
+                       for module in owners for p in module._parameters.values() if p is not None}  # fmt: skip
+                if storage.data_ptr() not in own and not cast:
+                    found[storage.data_ptr()] = storage.nbytes()
+                    alive.append(tensor)
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                result = evaluate(*args, **options)
+            self.most = max(self.most, sum(found.values()))
+            return result
+
+        policy.evaluate = evaluated
 
 
 class SGD:
@@ -173,6 +221,7 @@ def text(options):
         policy, inputs = load_policy(TextPolicySettings(bf16=False, device="cpu", **given), seed=0), random_batch(ROWS)
         return policy, inputs, inputs.mask_B_T.shape[1]
     family, heads, changes = given.pop("family"), given.pop("value_heads", 0), given.pop("changes", {})
+    length = given.pop("length", None)
     model, tokenizer = build(family, **changes)
     settings = TextPolicySettings(bf16=given.pop("bf16", False), device="cpu", **given)
     base = SharedBase(model, tokenizer, settings)
@@ -182,6 +231,9 @@ def text(options):
     else:
         policy = TextPolicy(base, value_heads=heads)
     inputs = random_batch(ROWS)
+    if length is not None:  # of every sequence, half of it the response
+        tokens = np.random.default_rng(0).integers(7, base.vocabulary, (2, ROWS, length // 2))
+        inputs = token_batch(list(tokens[0]), list(tokens[1]), np.ones(ROWS, bool), pad_id=0)
     return policy, inputs, inputs.mask_B_T.shape[1]
 
 
@@ -207,15 +259,18 @@ def trained(kind, options):
     found = Advantages(advantages, advantages, {}, {"env": mask[:, : heads["env"].shape[1]]}, heads)
     batch = make_batch(inputs, mask, found, values=heads if has_critic else None)
     settings = ControlAlgorithmSettings(num_epochs=1, minibatch_size=ROWS, micro_batch_size=micro)
-    losses, held = [], Held(policy, learns)
+    losses, held, kept = [], Held(policy, learns), Kept(policy)
     with ExitStack() as stack:
         held.watching(FSDPParamGroup, ("unshard", "wait_for_unshard", "post_backward", "reshard"), stack)
         held.watching(learns, ("step",), stack)
         for _ in range(steps):
             learned = update_policy(policy, learns, batch, settings, rng, learning_rate=1e-2)
             losses.append([learned[name] for name in ("policy_loss", "value_loss") if name in learned])
+    facts = {"losses": losses, "built": built.most, "held": held.most, "gathered": sorted(held.gathered)}
+    every = (policy.base.model if kind == "text" else policy).parameters()
+    facts |= {"resting": bytes_of(held.resting()), "kept": kept.most}
+    facts |= {"parameters": sum(p.numel() for p in every), "trained": sum(p.numel() for p in parameters)}
     learns.zero_grad()
-    facts = {"losses": losses, "built": built.most, "held": held.most}
     return facts, policy.tensors(), learns.tensors() if optimizer != "sgd" else {}
 
 

@@ -30,7 +30,7 @@ Module = TypeVar("Module", bound=nn.Module)
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The layers that a model of transformers, or a part of it, says are not to be split, in their order."""
     kinds = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
-    return [module for module in model.modules() if type(module).__name__ in kinds]
+    return [m for m in model.modules() if kinds & {kind.__name__ for kind in type(m).__mro__}]  # FSDP derives classes
 
 
 def recompute(blocks: Sequence[nn.Module]) -> None:
@@ -85,6 +85,8 @@ class Shards:
         self._root: Any = _Root(model)
         for block in reversed(blocks_of(model)):  # what is inside another one comes before it
             _fill(block, places, weights, dtype)
+            for norm in (part for part in block.modules() if half and isinstance(part, nn.LayerNorm)):
+                norm.forward = partial(_normalised, norm)  # type: ignore[method-assign]
             fully_shard(block, **of_blocks)
         _fill(model, places, weights, dtype)
         for name, buffer in model.named_buffers():
@@ -95,6 +97,9 @@ class Shards:
         for block in self._blocks:  # gradients are added up, as each is of a part of one loss
             block.set_gradient_divide_factor(1.0)
             block.set_force_sum_reduction_for_comms(True)
+            if distributed.mesh().device_type == "cpu":
+                block.set_custom_reduce_scatter(_Exchange())
+                block._set_unshard_async_op(True)  # gathered while the block after it goes backward
         self._running = self._whole = 0
         self.device = torch.empty(0, device=distributed.mesh().device_type).device
         self.run(lambda: None)  # FSDP finds out which module is the outermost one
@@ -167,6 +172,31 @@ class _Root(nn.Module):
 
     def forward(self, call: Callable[[], Any]) -> Any:
         return call()
+
+
+class _Exchange:
+    """Adds up gradients over the processes: each sends the parts of the others.
+
+    Gloo's own reduce-scatter sends every process all of the sum.
+    """
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for what is sent or received."""
+        return torch.empty(size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
+        """Put the sum of the own part, over all processes, into `output_tensor`."""
+        received = torch.empty_like(input_tensor)
+        torch.distributed.all_to_all_single(received, input_tensor, group=group)
+        torch.sum(received.view(group.size(), -1), 0, out=output_tensor)
+
+
+def _normalised(norm: nn.LayerNorm, states: Tensor) -> Tensor:
+    """What a layer norm gives, whose weights were gathered in bfloat16; a CPU refuses them on float32 states."""
+    weight, bias = (None if one is None else one.to(states.dtype) for one in (norm.weight, norm.bias))
+    return nn.functional.layer_norm(states, norm.normalized_shape, weight, bias, norm.eps)
 
 
 def _places(model: nn.Module) -> dict[int, list[tuple[nn.Module, str, str]]]:

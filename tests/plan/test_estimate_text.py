@@ -129,6 +129,24 @@ def test_a_run_says_memory_by_part_and_time():
     )
 
 
+@pytest.mark.parametrize("lora", [None, {"r": 16}], ids=["all weights", "lora"])
+def test_gpus_share_the_weights(lora):
+    """By hand: a part of the base in float32, all of an adapter, two blocks in bfloat16, embeddings in float32."""
+    shape, path = PUBLISHED[7.0], "Qwen/Qwen2.5-Math-7B"
+    p, e = shape.parameters, shape.embedding
+    block, trained = (p - 2 * e) / 28, p / 8 if lora is None else shape.adapters(16)
+    weights = 4 * p / 8 + (4 * trained if lora else 0)
+    gathered = 2 * block * (2 if lora else 6) + 2 * e * (4 if lora else 8)
+    found = estimate_run(study(path, policy={"lora": lora, "gpus": "8 x H100"}, algorithm={"kl_coef": 0.1}))
+    parts = {"weights": weights, "gradients": 4 * trained, "Adam": 8 * trained, gpu.GATHERED: gathered,
+             gpu.WHOLE: 2 * (p - e) + 4 * e}  # fmt: skip
+    parts |= {"the reference of the KL": 4 * p / 8} if lora is None else {}
+    for name, size in parts.items():
+        assert found[f"memory of {name}"] == f"{size / 1e9:.1f} GB", name
+    vllm = {"engine": "vllm", "gpu_memory_utilization": 0.3}
+    assert f"memory of {gpu.WHOLE}" not in estimate_run(study(path, policy={"gpus": "8 x H100"}, generation=vllm))
+
+
 def test_other_models_of_a_run_count():
     prime = {"reward_model": {"mini_batch_size": 64, "micro_batch_size": 64}}
     alone = estimate_run(study("x/y-1.5B", algorithm={"kl_coef": 0.1}))

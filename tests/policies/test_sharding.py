@@ -37,8 +37,11 @@ ADAPTED = [
 ]
 HALF = [
     ["oft_half", "vla", {**TOKENS, "bf16": True}],
+    ["oft_vit_half", "vla", {**VIT, "bf16": True}],
     ["flow_lora_half", "vla", {**FLOW, **LORA, "bf16": True}],
     ["qwen2_half", "text", {"family": "qwen2", "bf16": True}],
+    ["gpt2_half", "text", {"family": "gpt2", "bf16": True, "optimizer": "sgd"}],
+    ["gemma_lora_half", "text", {"family": "gemma", "lora": {"r": 2}, "bf16": True, "gradient_checkpointing": True}],
 ]
 BOUNDS = {name: (1e-5, 1e-5) for name, *_ in QUICK + EXACT} | {name: (1e-5, 1e-4) for name, *_ in ADAPTED}
 BOUNDS |= {name: (1e-2, 4e-2) for name, *_ in HALF}  # four steps of AdamW move a weight by at most 4e-2
@@ -85,6 +88,9 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
 @pytest.mark.parametrize("count", [2, 4])
 def test_processes_take_the_steps_of_one(count, tmp_path):
     compared(tmp_path, [*QUICK, *EXACT, *ADAPTED, *HALF], count)
+    for name, *_ in [*EXACT, *HALF]:
+        blocks = "torch.bfloat16" if name.endswith("_half") else "torch.float32"
+        assert {tuple(facts["gathered"]) for facts in facts_of(tmp_path / str(count), name, count)} == {(blocks,)}, name
 
 
 @pytest.mark.slow
@@ -119,8 +125,9 @@ def test_no_process_holds_a_model_that_is_read(tmp_path):
         ["read_text", "text", {"path": str(tmp_path / "qwen2")}],
         ["read_pi0", "vla", read],
         ["read_pi0_lora", "vla", {**read, **LORA}],
+        ["read_pi0_lora_half", "vla", {**read, **LORA, "bf16": True}],
     ]
-    BOUNDS.update({name: (1e-5, 1e-4) for name, *_ in trainings})
+    BOUNDS.update({name: (1e-5, 1e-4) for name, *_ in trainings[:3]} | {trainings[3][0]: (1e-2, 4e-2)})
     pi0.tokenizer(tmp_path)
     compared(tmp_path, trainings, 2)
     total = sum(tensor.nbytes for tensor in load_file(tmp_path / "1" / "read_text.safetensors").values())

@@ -29,6 +29,7 @@ PER_LOGIT = 22  # bytes of a logit of the piece that goes backward: counted from
 CONTEXT = 1e9  # bytes of CUDA, cuBLAS and what the allocator cannot use
 USED, READ = 0.4, 0.6  # shares of the peak rate of products, and of the peak rate of reading memory
 LAUNCHES, LAUNCH = 25, 8e-6  # kernels per layer and token of the local engine, seconds of each
+GATHERED, WHOLE = "what is gathered in an update", "the whole policy, while it acts"  # of sharded weights
 SMALLEST = 100.0  # millions of parameters from which the memory of a GPU is worth a line
 PROMPT = 100  # tokens of a prompt for the time; the memory is that of data.max_prompt_length
 ADVICE = "a smaller max_tokens_per_pass, lora, or (in a run) a smaller generation.batch_size"
@@ -59,8 +60,11 @@ def update_memory(
     halved: bool = True,
     quantized: bool = False,
     logits_at_once: int = LOGITS_AT_ONCE,
+    processes: int = 1,
 ) -> dict[str, float]:
     """Bytes of each part while a gradient step's largest pass is under way; their sum is the peak.
+
+    Of several processes each holds its part of the base, frozen or not, in float32, and all of an adapter.
 
     Args:
         shape: of the model.
@@ -72,17 +76,19 @@ def update_memory(
         halved: frozen matrices are kept in bfloat16 (on a GPU); else in float32.
         quantized: frozen matrices are in 4 bits with a scale per 64.
         logits_at_once: in a piece.
+        processes: that share the weights; `tokens` are of one of them.
     """
-    p, e = shape.parameters, shape.embedding
-    tied_head = e if head and shape.tied else 0
+    p, e, several = shape.parameters, shape.embedding, processes > 1
     if rank is None:
-        trained, weights = p, 4.0 * p
-        casts = 2.0 * (p - e - (0 if head or shape.tied else e)) + 2.0 * tied_head
+        trained, weights = p / processes, 4.0 * p / processes
+        casts = 2.0 * e * head + (0.0 if several else 2.0 * (p - e * (1 if shape.tied else 2)))  # else gathered in it
     else:
         trained = shape.adapters(rank)
-        each = 0.5625 if quantized else 2.0 if halved else 4.0
-        weights = each * (p - e) + 4.0 * e + 4.0 * trained
-        casts = 2.0 * tied_head + 2.0 * trained + (0.0 if halved or quantized else 2.0 * (p - e))
+        each = 4.0 if several else 0.5625 if quantized else 2.0 if halved else 4.0
+        weights = (each * (p - e) + 4.0 * e) / processes + 4.0 * trained
+        casts = (
+            2.0 * e * (head and shape.tied) + 2.0 * trained + (0.0 if several or halved or quantized else 2.0 * (p - e))
+        )
     layer = layer_bytes(shape, rank)
     kept = tokens * (shape.layers * (4 * shape.width if checkpointing else layer) + 10 * shape.width)
     logits = 0.0
@@ -90,7 +96,7 @@ def update_memory(
         logits = PER_LOGIT * min(answered * shape.vocabulary, max(logits_at_once, shape.vocabulary))
         logits += 6.0 * e if rank is None else 0.0  # the gradient of the matrix of a piece, in bfloat16 and float32
     again = tokens * layer if checkpointing else 0
-    return {
+    parts = {
         "weights": weights,
         "gradients": 4.0 * trained,
         "Adam": 8.0 * trained,
@@ -98,6 +104,20 @@ def update_memory(
         "activations": kept,
         "logits, or a layer computed again": max(logits, again),
     }
+    return parts | ({GATHERED: gathered_bytes(shape, full=rank is None)} if several else {})
+
+
+def gathered_bytes(shape: Shape, *, full: bool, root: float = 4.0) -> float:
+    """Bytes that a process gathers in an update of sharded weights: two blocks in bfloat16, and the embeddings.
+
+    Args:
+        shape: of the model.
+        full: all weights are trained: with gradients in float32.
+        root: bytes of each weight of the embeddings.
+    """
+    embedded, gradients = shape.embedding * (1 if shape.tied else 2), 4.0 if full else 0.0
+    block = (shape.parameters - embedded) / shape.layers
+    return 2 * block * (2.0 + gradients) + embedded * (root + gradients)
 
 
 def rollout_memory(shape: Shape, *, rows: int, length: int) -> dict[str, float]:
@@ -161,22 +181,25 @@ def estimate_text_run(study: Study, *, written: int) -> dict[str, str]:
     size = size_of_start(policy)
     if (nothing := _no_lines(size)) is not None or data is None:
         return nothing or {}
-    shape, gpu = size.shape, GPUS[gpus_named(policy.gpus)[1]]
+    shape, (cards, name) = size.shape, gpus_named(policy.gpus)
+    gpu = GPUS[name]
     length = data.max_prompt_length + data.max_response_length
     tokens = max(policy.max_tokens_per_pass or tokens_per_pass(shape.layers, shape.width), length)
     parts = update_memory(
         shape, rank=size.rank, tokens=tokens, answered=tokens * data.max_response_length // length,
-        checkpointing=policy.gradient_checkpointing,
+        checkpointing=policy.gradient_checkpointing, processes=cards,
     )  # fmt: skip
-    others = _others(study, policy, size, parts)
+    others = _others(study, policy, size, parts, cards)
     batch = data.train_batch_size * data.n_samples
     if generation.engine == "local":
         rows, launches = min(batch, generation.batch_size), LAUNCHES * shape.layers * LAUNCH
         rollout = sum(rollout_memory(shape, rows=rows, length=length).values())
+        whole = {WHOLE: _frozen(shape)} if cards > 1 else {}  # in every process
     else:
-        rows, launches = batch, 0.0
+        rows, launches, whole = batch, 0.0, {}
         rollout = generation.gpu_memory_utilization * gpu.memory
-    most = max(sum(parts.values()), parts["weights"] + parts["Adam"] + rollout) + sum(others.values())
+    acting = parts["weights"] + parts["Adam"] + sum(whole.values()) + rollout
+    most = max(sum(parts.values()), acting) + sum(others.values())
     learn = _per_token(size, policy.gradient_checkpointing)
     per_token = learn * study.text_algorithm.num_epochs + 2  # and the log-probabilities before the update
     per_token += 2 if study.text_algorithm.kl_coef else 0
@@ -186,7 +209,9 @@ def estimate_text_run(study: Study, *, written: int) -> dict[str, str]:
     rollouts = duration(math.ceil(responses / rows) * written * max(step, launches))
     advice = _advice(policy.gradient_checkpointing)
     return {
-        **gpu_lines(parts | others | {"the rollout": rollout}, most, policy.gpus, advice, f"{tokens} tokens in a pass"),
+        **gpu_lines(
+            parts | others | whole | {"the rollout": rollout}, most, policy.gpus, advice, f"{tokens} tokens in a pass"
+        ),
         **computing(per_token * shape.parameters * responses * read, policy.gpus),
         "time of rollouts on one of them": f"{rollouts} = {math.ceil(responses / rows)} batches x {written} tokens",
     }
@@ -237,11 +262,14 @@ def started(study: Study) -> TextPolicySettings:
     return study.text_policy.model_copy(update={key: getattr(first, key) for key in same} if first is not None else {})
 
 
-def _others(study: Study, policy: TextPolicySettings, size: Size, update: Mapping[str, float]) -> dict[str, float]:
+def _others(
+    study: Study, policy: TextPolicySettings, size: Size, update: Mapping[str, float], cards: int
+) -> dict[str, float]:
     """Bytes of the KL's reference and of reward models, by name, that are there next to the policy."""
     found: dict[str, float] = {}
+    reference = _frozen(size.shape) if cards == 1 else 4.0 * size.shape.parameters / cards
     if study.text_algorithm.kl_coef and policy.lora is None:
-        found["the reference of the KL"] = _frozen(size.shape)
+        found["the reference of the KL"] = reference
     for name, source in study.text_sources.items():
         model = source.model
         if isinstance(model, PrimeModelSettings):  # on adapters that share the base, only the adapters
@@ -249,7 +277,7 @@ def _others(study: Study, policy: TextPolicySettings, size: Size, update: Mappin
             weights = 4e6 * size.trained if shared else update["weights"]
             found[f"{name}'s weights, gradients and Adam"] = weights + update["gradients"] + update["Adam"]
             if model.prime_model.ref_type == "freeze" and not shared:
-                found[f"{name}'s reference"] = _frozen(size.shape)
+                found[f"{name}'s reference"] = reference
         elif (path := getattr(model, "checkpoint_path", None)) is not None:
             made = (one for one in study.text_models.values() if str(path).startswith(one.save_dir))
             first = next((one.start(study.text_default) for one in made), TextPolicySettings(path=str(path)))
@@ -293,19 +321,19 @@ def estimate_vla(study: Study) -> dict[str, str]:
     algorithm = study.on_policy
     shape, p, trained = vla_size(policy)
     tokens = PATCHES * policy.num_images_in_input + INSTRUCTION + ACTION * policy.num_action_chunks
-    one, cards = _decision_bytes(policy, shape, tokens), gpus_named(policy.gpus)[0]
-    state, gathered, acting = _vla_state(policy, shape, p, trained, cards)
+    one, cards = decision_bytes(policy, shape, tokens), gpus_named(policy.gpus)[0]
+    held = vla_state(policy, shape, p, trained, cards)
+    acting = held.get(WHOLE, 0.0)
+    updating = sum(held.values()) - acting
     micro = algorithm.micro_batch_size or algorithm.minibatch_size
     limit, chunk = env.max_episode_steps or 1, policy.num_action_chunks
     steps = env.num_envs * (limit if algorithm.needs.groups else algorithm.rollout_steps)
     decisions = math.ceil(runner.total_steps / steps) * math.ceil(steps / chunk)
     evaluated = runner.total_steps // runner.eval_every * runner.eval_episodes * limit
     per_token = 4 + algorithm.num_epochs * ((4 if policy.use_lora else 6) + 2 * policy.gradient_checkpointing)
-    room = GPUS[gpus_named(policy.gpus)[1]].memory - CONTEXT - state - gathered
-    parts = {"weights, gradients and moments": state, f"activations of {micro} decisions": micro * one}
-    most = max(sum(parts.values()) + gathered, state + acting)
-    if cards > 1:
-        parts |= {"what is gathered in an update": gathered, "the whole policy, while it acts": acting}
+    room = GPUS[gpus_named(policy.gpus)[1]].memory - CONTEXT - updating
+    parts = {**held, f"activations of {micro} decisions": micro * one}
+    most = max(updating + micro * one, held["weights, gradients and moments"] + acting)
     return {
         **gpu_lines(
             parts, most, policy.gpus, _vla_advice(policy, algorithm.minibatch_size, int(room // one)),
@@ -316,29 +344,31 @@ def estimate_vla(study: Study) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _vla_state(
-    policy: VLAPolicySettings, shape: Shape, p: float, trained: float, cards: int
-) -> tuple[float, float, float]:
-    """Bytes on each of so many GPUs that shard a policy: of its part, gathered in an update, gathered to act.
+def vla_state(policy: VLAPolicySettings, shape: Shape, p: float, trained: float, cards: int) -> dict[str, float]:
+    """Bytes of each part but activations, on each of so many GPUs that shard a policy.
 
-    One GPU holds all in float32 with a copy in bfloat16, frozen weights in bfloat16. Each of several holds a part of
-    the base. Gathered in an update are two blocks, in bfloat16 and with gradients in float32, and in float32, with
-    gradients, the embeddings; to act all of the base, where no collectors have copies of their own.
+    Weights are float32, frozen ones bfloat16, and the base is shared. To act, each of several GPUs gathers all of it,
+    where no collectors have copies of their own.
+
+    Args:
+        policy: the `policy` section.
+        shape: of the language part.
+        p: all parameters.
+        trained: those that are trained.
+        cards: GPUs.
     """
-    embedded = 2 * shape.embedding
-    if policy.use_lora:
-        frozen = 0.5625 * (p - embedded) + 2 * embedded if policy.use_quantization else 2 * p
-        base, own, gradients, whole = frozen, 18 * trained, 0, 2 * p
-    else:
-        base, own, gradients, whole = (18 if cards == 1 else 16) * p, 0, 4, 4 * p
-    if cards == 1 or policy.use_quantization:  # which several learners refuse
-        return base + own, 0.0, 0.0
-    block = (shape.parameters - embedded) / shape.layers
-    root = (2 if policy.use_lora else 4) + gradients
-    return base / cards + own, 2 * block * (2 + gradients) + embedded * root, whole
+    embedded, full = 2 * shape.embedding, not policy.use_lora
+    base, own, copied = (16.0 * p, 0.0, p if cards == 1 else 0.0) if full else (2.0 * p, 16.0 * trained, trained)
+    if policy.use_quantization:
+        base = 0.5625 * (p - embedded) + 2 * embedded
+    several = cards > 1 and not policy.use_quantization  # which several learners refuse
+    parts = {"weights, gradients and moments": (base / cards if several else base) + own}
+    parts |= {"bfloat16 copies in an update": 2.0 * copied} if copied else {}
+    each = 4.0 if full else 2.0
+    return parts | ({GATHERED: gathered_bytes(shape, full=full, root=each), WHOLE: each * p} if several else {})
 
 
-def _decision_bytes(policy: VLAPolicySettings, shape: Shape, tokens: int) -> float:
+def decision_bytes(policy: VLAPolicySettings, shape: Shape, tokens: int) -> float:
     """Bytes that autograd keeps for one decision.
 
     Of a block of a vision transformer of width w and inner width m, with adapters of rank r: 18 w + 4 m + 8 r per

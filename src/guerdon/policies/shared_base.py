@@ -78,7 +78,8 @@ class SharedBase:
         self._carriers: dict[nn.Module, list[Any]] = {}  # the layers of peft on each module
         self.shards = None
         if distributed.peers() > 1:
-            self.shards = Shards(model, weights=weights, offload=settings.cpu_offload)
+            half = uses_bf16(settings.bf16, torch.device(distributed.mesh().device_type))
+            self.shards = Shards(model, weights=weights, half=half, offload=settings.cpu_offload)
             distributed.register(self)
         self.device: torch.device = next(model.parameters()).device if self.shards is None else self.shards.device
         self.bf16 = uses_bf16(settings.bf16, self.device)
@@ -110,7 +111,8 @@ class SharedBase:
                 )
         self.model.eval()
         what = f"{type(model).__name__} cannot be read as a causal language model"
-        with nullcontext() if self.shards else boundary(ConfigError, what):  # among several, a lost one is an error too
+        lost = self.shards is not None  # among several processes, a lost one is an error too
+        with nullcontext() if lost else boundary(ConfigError, what), self._as_gathered():
             self.fused, self.width, self.plain_head = self.run(self._probed)
         if self.shards is not None:  # here, where all processes are: later some may need it for their part of a batch
             _ = self.packs, self.reads_masks
@@ -152,6 +154,11 @@ class SharedBase:
         return token_limit(self.settings.max_tokens_per_pass, self.model, self.device)
 
     @property
+    def rounded(self) -> bool:
+        """Whether matrices are bfloat16 where they compute: kept in it, or gathered in it from shards."""
+        return self.halved or (self.bf16 and self.shards is not None)
+
+    @property
     def adapters(self) -> tuple[str, ...]:
         """Names of the adapters."""
         return () if self.peft is None else tuple(self.peft.peft_config)
@@ -161,8 +168,8 @@ class SharedBase:
         """Whether it can read sequences without padding; tested when first needed."""
         if self.device.type == "meta":
             return True
-        with self._lock, torch.autocast(self.device.type, torch.bfloat16, enabled=self.halved):
-            return self.run(lambda: packing.packs(self.model, bf16=self.halved))
+        with self._lock, self._as_gathered():
+            return self.run(lambda: packing.packs(self.model, bf16=self.rounded))
 
     def freeze(self) -> None:
         """Nobody trains these weights: on a GPU that computes in bfloat16 they are kept in it (`halve_linear`)."""
@@ -185,9 +192,9 @@ class SharedBase:
         """Whether a mask decides which token sees which; tested when first needed."""
         if self.device.type == "meta":
             return True
-        with self._lock, torch.autocast(self.device.type, torch.bfloat16, enabled=self.halved):
+        with self._lock, self._as_gathered():
             return self.run(lambda: packing.reads_masks(
-                self.model, self.decoder, self._in_layers, attention=self.fused, bf16=self.halved
+                self.model, self.decoder, self._in_layers, attention=self.fused, bf16=self.rounded
             ))  # fmt: skip
 
     def shares_prompts(self, batch: TokenBatch, longest: int) -> bool:
@@ -456,6 +463,10 @@ class SharedBase:
             if before is not None:
                 decoder.forward = before
 
+    def _as_gathered(self) -> AbstractContextManager[object]:
+        """Products of `rounded` matrices with float32 states."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self.rounded else nullcontext()
+
     @torch.no_grad()
     def _probed(self) -> tuple[str, int, bool]:
         """`fused`, `width` and `plain_head`, found by forward passes of a few tokens."""
@@ -463,8 +474,10 @@ class SharedBase:
             return "sdpa", self.model.config.get_text_config().hidden_size, True
         ids = torch.arange(min(4, self.vocabulary), device=self.device)[None]
 
+        allowed = 3e-2 if self.rounded else 1e-4
+
         def close(a: Tensor, b: Tensor) -> bool:  # two passes may differ in the last bits of the largest terms
-            return bool((a - b).abs().max() <= 1e-4 * b.abs().max() + 1e-5)
+            return bool((a - b).abs().max() <= allowed * b.abs().max() + 1e-5)
 
         fused = "eager" if caps_attention(self.model) else "sdpa"
         try:

@@ -393,7 +393,11 @@ class VLAPolicy(RobotPolicy):
             target_modules=targets,
         )  # fmt: skip
         with fresh_lora(lora, seed=torch.initial_seed() % 2**63) as config:
-            return import_peft().inject_adapter_in_model(config, network)  # type: ignore[no-any-return]
+            adapted: nn.Module = import_peft().inject_adapter_in_model(config, network)
+        for parameter in adapted.parameters():  # peft makes them as the weights are that they sit on
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+        return adapted
 
 
 def computes_in_bf16(settings: VLAPolicySettings, device: torch.device) -> bool:
