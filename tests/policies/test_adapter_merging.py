@@ -5,6 +5,7 @@ import json
 from types import SimpleNamespace
 
 import numpy as np
+import peft
 import pytest
 import torch
 import transformers
@@ -16,6 +17,7 @@ from guerdon.atomic import COMPLETE
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.labels.completions import weights_hash
 from guerdon.policies import text_files
+from guerdon.policies.adapter_files import MergedOnReading
 from guerdon.policies.decode import supports
 from guerdon.policies.generate import LocalEngine
 from guerdon.policies.precision import halve_linear
@@ -286,3 +288,43 @@ def test_a_disk_that_is_too_small_is_found_out_first(tmp_path, monkeypatch):
     assert asked == [tmp_path]
     with pytest.raises(ConfigError, match=r"free.*at least \(one 6e-07 GB, two 4.01e-07 GB\).*another disk"):
         check_disk(tmp_path / "a" / "b", {"one": 600, "two": 401})
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("qwen2", {}),
+        ("gpt2", {}),
+        ("llama", {"use_rslora": True, "alpha_pattern": {"q_proj": 3}, "rank_pattern": {"v_proj": 1}}),
+    ],
+)
+def test_a_matrix_is_merged_when_it_is_read(family, options, tmp_path):
+    """As peft merges the whole model, for learners that share it."""
+    adapter_of(family, tmp_path, **options)
+    model, weights = text_files._mapped(str(tmp_path / "adapter"))
+    assert isinstance(weights, MergedOnReading)
+    assert all(parameter.device.type == "meta" for parameter in model.parameters())
+    whole = dict(read_model(str(tmp_path / "adapter"))[0].named_parameters())
+    assert whole.keys() <= weights.keys()
+    changed = 0
+    for name, parameter in whole.items():
+        torch.testing.assert_close(weights[name].float(), parameter.detach(), atol=1e-6, rtol=1e-6)
+        changed += not torch.equal(weights[name].float(), dict.__getitem__(weights, name).float())
+    assert changed >= 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"use_dora": True}, {"modules_to_save": ["lm_head"]}, {"bias": "all"}, {"target_modules": ["embed_tokens"]}],
+)
+def test_other_adapters_are_merged_into_the_whole_model(options, tmp_path):
+    adapter_of("qwen2" if "bias" in options else "llama", tmp_path, **options)
+    assert text_files._mapped(str(tmp_path / "adapter")) is None
+
+
+def adapter_of(family, folder, **options):
+    """The folder `adapter` of one that changes its model, which is in the folder `base`."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_folder(family, folder / "base"))
+    config = {"r": 2, "lora_alpha": 6, "target_modules": ALL, "init_lora_weights": False, "task_type": "CAUSAL_LM"}
+    adapted = peft.get_peft_model(model, peft.LoraConfig(**{**config, **options}))
+    adapted.save_pretrained(folder / "adapter")

@@ -9,6 +9,8 @@ import test_vla_pi0 as pi0
 import torch
 from safetensors.torch import load_file
 
+from guerdon.policies.text_files import load_policy, save_policy
+from guerdon.settings.text_policy import TextPolicySettings
 from learners import TESTS, run_together
 from sharded_steps import main
 
@@ -119,17 +121,24 @@ def test_no_process_holds_a_model_that_is_read(tmp_path):
     """A language model and pi0, whose files are mapped: a block is in memory at a time, and the own part."""
     deep = {"num_hidden_layers": 16, "hidden_size": 64, "intermediate_size": 128, "tie_word_embeddings": True}
     architectures.save("qwen2", tmp_path / "qwen2", **deep)
+    start = load_policy(TextPolicySettings(path=str(tmp_path / "qwen2"), bf16=False, lora={"r": 2, "alpha": 8}), seed=1)
+    with torch.no_grad():
+        for weight in start.named_parameters().values():
+            weight.normal_(std=0.05)
+    save_policy(start, tmp_path / "adapter")
+    assert (tmp_path / "adapter" / "adapter_config.json").is_file()
     folder = pi0.lerobot(tmp_path / "vla", "pi0")
     read = {"folder": str(tmp_path), "vla_path": str(folder), "num_steps": 2}
     trainings = [
         ["read_text", "text", {"path": str(tmp_path / "qwen2")}],
+        ["read_adapter", "text", {"path": str(tmp_path / "adapter")}],
         ["read_pi0", "vla", read],
         ["read_pi0_lora", "vla", {**read, **LORA}],
         ["read_pi0_lora_half", "vla", {**read, **LORA, "bf16": True}],
     ]
-    BOUNDS.update({name: (1e-5, 1e-4) for name, *_ in trainings[:3]} | {trainings[3][0]: (1e-2, 4e-2)})
+    BOUNDS.update({name: (1e-5, 1e-4) for name, *_ in trainings[:4]} | {trainings[4][0]: (1e-2, 4e-2)})
     pi0.tokenizer(tmp_path)
     compared(tmp_path, trainings, 2)
     total = sum(tensor.nbytes for tensor in load_file(tmp_path / "1" / "read_text.safetensors").values())
-    built = [facts["built"] for facts in facts_of(tmp_path / "2", "read_text", 2)]
-    assert max(built) < 0.8 * total
+    for name in ("read_text", "read_adapter"):
+        assert max(facts["built"] for facts in facts_of(tmp_path / "2", name, 2)) < 0.8 * total, name

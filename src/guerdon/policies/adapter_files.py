@@ -9,11 +9,14 @@ change again when it reads one, and so do all readers here. What it cannot make 
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -225,6 +228,66 @@ def merged_weights(weights: Mapping[str, Tensor], folder: Path) -> dict[str, Ten
     if lost := sorted(weights.keys() ^ found.keys()):
         raise CheckpointError(f"the adapter {folder} does not fit the weights: they have no {lost[0]}")
     return found
+
+
+class MergedOnReading(dict[str, Tensor]):
+    """Weights by name; those under an adapter are merged with it, in float32, each time they are read.
+
+    Args:
+        weights: without the adapter.
+        added: what it adds, by the name of the weight.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], added: Mapping[str, Callable[[], Tensor]]) -> None:
+        super().__init__(weights)
+        self._added = added
+
+    def __getitem__(self, name: str) -> Tensor:
+        weight = super().__getitem__(name)
+        return weight.float() + self._added[name]() if name in self._added else weight
+
+
+def merged_on_reading(model: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> MergedOnReading | None:
+    """Weights of a model with the LoRA adapter of a folder: W + s B A for each matrix (2106.09685, section 4.1).
+
+    Args:
+        model: on torch's device `meta`; it stays as it is.
+        weights: of the model, by name.
+        folder: of the adapter.
+
+    Returns:
+        None where the adapter is more than low-rank products on matrices, each of which is a weight of its own.
+
+    Raises:
+        CheckpointError: as `read_adapter`.
+        MissingDependencyError: as `read_adapter`.
+    """
+    stored, config = stored_adapter(folder), adapter_config(folder)
+    if config.get("peft_type") != "LORA" or changes_base(config):
+        return None
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")  # only sizes and scales are wanted
+        adapted = read_adapter(copy.deepcopy(model), folder)
+    from peft.tuners.lora import LoraLayer
+
+    added: dict[str, Callable[[], Tensor]] = {}
+    for name, layer in adapted.base_model.model.named_modules():
+        if not isinstance(layer, LoraLayer):
+            continue
+        a, b = (stored.pop(f"{PEFT_PREFIX}{name}.lora_{side}.weight", None) for side in "AB")
+        weight, turned = f"{name}.weight", bool(getattr(layer, "fan_in_fan_out", False))
+        if a is None or b is None or a.ndim != 2 or weight not in weights or layer.lora_variant:
+            return None
+        if weights[weight].shape != ((a.shape[1], b.shape[0]) if turned else (b.shape[0], a.shape[1])):
+            return None
+        added[weight] = partial(_product, a, b, float(layer.scaling["default"]), turned)
+    return None if stored else MergedOnReading(weights, added)
+
+
+def _product(a: Tensor, b: Tensor, scale: float, turned: bool) -> Tensor:
+    """What an adapter adds to a matrix, in float32; `turned`: the matrix is stored as (inputs, outputs)."""
+    found = scale * (b.float() @ a.float())
+    return found.T if turned else found
 
 
 def _owner(root: nn.Module, path: str, weight: Tensor | None, bias: bool) -> nn.Module:

@@ -27,7 +27,14 @@ from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError,
 from guerdon.finite import load_weights, refuse_to_write, save_weights
 from guerdon.hub import ADAPTER, adapter_config, base_of, check_model, model_folder, quietly, reading
 from guerdon.packaged import local_model
-from guerdon.policies.adapter_files import ADAPTER_WEIGHTS, PEFT_PREFIX, read_adapter, stored_adapter
+from guerdon.policies.adapter_files import (
+    ADAPTER_WEIGHTS,
+    PEFT_PREFIX,
+    MergedOnReading,
+    merged_on_reading,
+    read_adapter,
+    stored_adapter,
+)
 from guerdon.policies.adapters import adapter_layers, mark_untied, untie
 from guerdon.policies.chat_template import check_templates, set_arguments
 from guerdon.policies.pretrained import check_stops, read_config, read_pretrained, read_tensors, read_tokenizer
@@ -69,7 +76,7 @@ def load_base(settings: TextPolicySettings, *, seed: int, device: torch.device |
         tokenizer = read_tokenizer(tokenizer_home(settings.path), template=settings.chat_template is None)
     elif distributed.peers() > 1 and (mapped := _mapped(settings.path)) is not None:
         model, weights = mapped
-        tokenizer = read_tokenizer(settings.path, template=settings.chat_template is None)
+        tokenizer = read_tokenizer(tokenizer_home(settings.path), template=settings.chat_template is None)
     else:
         model, tokenizer = read_model(settings.path, template=settings.chat_template is None)
     give_template(tokenizer, settings)
@@ -119,15 +126,22 @@ def _of_configuration(path: str, folder: Path, *, buffers: bool) -> Any:
 def _mapped(path: str) -> tuple[Any, dict[str, torch.Tensor]] | None:
     """A causal language model on torch's device `meta`, and its weights as they are mapped from its files.
 
-    None where transformers has to change them: an adapter is merged, or they have other names in the files.
+    A LoRA adapter is merged into each when it is read. None where more has to be changed: another kind of adapter, or
+    weights with other names in the files.
     """
     path = local_model(path)
     folder = model_folder(path)
-    if folder is None or (folder / ADAPTER).is_file():
+    if folder is None:
         return None
-    check_model(CheckpointError, _WHAT, path)
     if (folder / COMPLETE).is_file():
         verify_folder(folder)
+    if (folder / ADAPTER).is_file():
+        found = _mapped(base_of(folder))
+        if found is None or isinstance(found[1], MergedOnReading):
+            return None
+        merged = merged_on_reading(*found, folder)
+        return None if merged is None else (found[0], merged)
+    check_model(CheckpointError, _WHAT, path)
     model = _of_configuration(path, folder, buffers=True)
     model.tie_weights()  # inside, each parameter becomes one of its own
     weights = read_tensors(folder)
