@@ -12,6 +12,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import wait
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -39,7 +40,10 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
         return await coroutine
 
     try:  # an interrupt may come before the call that starts it has returned
-        return asyncio.run_coroutine_threadsafe(cancellable(), loop).result()
+        found = asyncio.run_coroutine_threadsafe(cancellable(), loop)
+        while not found.done():  # a wait without an end does not notice an interrupt that comes just before it
+            wait([found], timeout=1.0)
+        return found.result()
     except BaseException:
         loop.call_soon_threadsafe(loop.call_soon, lambda: [task.cancel() for task in running])  # after it has begun
         raise
