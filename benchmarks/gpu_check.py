@@ -9,10 +9,10 @@ table goes to standard output, table and numbers go to `--out`. At most 25 minut
 
 Parts: `tests-...`, a suite with its tensors on the GPU. `smollm2-...` (135M parameters, of a package; random weights of
 that shape where it is not installed) and `1.5B-...` (the shape of Qwen2-1.5B, random weights): `write`, `hf` and `vllm`
-are generation by guerdon's own engine, by transformers and by vLLM; `guerdon` and `trl` whole steps (generate, check,
-update), guerdon's with the peak of memory as a share of the estimate of docs/memory.md, and with MFU. `vla`: an action
-chunk of a 7B-shaped OpenVLA-OFT. `collective`: sums and broadcasts between the GPUs, NCCL with one process where there
-is one GPU.
+are generation by guerdon's own engine, by transformers and by vLLM (which then gives its memory back and wakes up
+again); `guerdon`, `trl` and `verl` whole steps (generate, check, update), guerdon's with the peak of memory as a share
+of the estimate of docs/memory.md, and with MFU. `vla`: an action chunk of a 7B-shaped OpenVLA-OFT. `collective`: sums
+and broadcasts between the GPUs, NCCL with one process where there is one GPU.
 
 MFU = 6 x parameters x tokens of the update (prompts and responses) / seconds of the update / peak rate in bfloat16. The
 recomputation of gradient checkpointing and the products of attention with itself are not counted.
@@ -65,11 +65,11 @@ def card() -> str | None:
 
 def model_folder(model: str, folder: Path, *, tiny: bool) -> str:
     """The path of a model, made where it is not there yet."""
-    from guerdon.errors import GuerdonError
+    from guerdon.errors import MissingDependencyError
     from guerdon.packaged import local_model
 
     if model == "smollm2" and not tiny:
-        with contextlib.suppress(GuerdonError):
+        with contextlib.suppress(MissingDependencyError):
             return local_model("package:smollm2")
     path = folder / model
     return str(path) if path.is_dir() else make_model(path, size_of(model, tiny=tiny))
@@ -87,6 +87,8 @@ def text_part(model: str, side: str, *, folder: Path, tiny: bool) -> dict[str, A
     result = {"tokens per second": found["tokens"] * found.get("updates", 1) / found["seconds"]}
     if found["gpu_peak"]:
         result["peak, GB"] = found["gpu_peak"] / 1e9
+    if "given_back" in found:
+        result["given back asleep, GB"] = found["given_back"] / 1e9
     if side.startswith("guerdon"):
         prompts = sum(map(len, requests(path, replace(size, at_once=size.prompts))[1])) * size.samples
         result |= update_figures(found, size, path, prompts)
@@ -296,7 +298,7 @@ def main() -> None:
         parser.error(f"--only: no part is called {', '.join(unknown)}; known are {', '.join(PARTS)}")
     if card() is None and not options.tiny:
         parser.error("this machine has no GPU that torch can use: --tiny runs everything with small shapes on the CPU")
-    where = machine_line(["transformers", "trl", "vllm"])
+    where = machine_line(["transformers", "trl", "vllm", "verl"])
     gpus = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
     rows, start = [], time.monotonic()
     with contextlib.nullcontext(options.folder) if options.folder else tempfile.TemporaryDirectory() as folder:

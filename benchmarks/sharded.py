@@ -1,7 +1,7 @@
 """The update of a language model by one process, by two that torchrun starts, and by two on a Ray cluster.
 
 Whole runs (`guerdon run`) of a model of random weights with one thread per process: all weights are trained, by AdamW,
-a gradient step per rollout. The runs are there at the same time and take a step in turn, while the others wait.
+a gradient step per rollout. All runs are started at once and take a step in turn, while the others wait.
 `update` is what the run writes as the time of its gradient step, in the first process, which waits for the other;
 `step` the whole iteration, in which the first process, or a collector of Ray, generates. `apart` is what two processes
 reach that share nothing but the machine: a run each, with half of the responses. Needs two quiet cores: a turn in which

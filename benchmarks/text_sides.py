@@ -282,6 +282,11 @@ def run_write(model: str, size: Size, *, dtype: str, vllm: bool = False) -> dict
     watch = Stopwatch()
     tokens = sum(write() for _ in range(size.steps))
     result = {**watch.read(), "samples": len(prompts) * size.steps, "tokens": tokens, "runs": size.steps}
+    if vllm and torch.cuda.is_available():
+        free = torch.cuda.mem_get_info()[0]
+        engine.rest()
+        result["given_back"] = torch.cuda.mem_get_info()[0] - free
+        write()
     alone = vllm or torch.cuda.is_available()
     return result if alone else {**result, **_composition(write, size, max(len(p) for p in prompts), dtype)}
 

@@ -87,7 +87,7 @@ def run_verl(model: str, size: Size) -> dict[str, Any]:
                 "verl takes the configuration; its trainer generates by vLLM on a GPU, which is not here"
             )
         subprocess.run(
-            [sys.executable, "-m", "verl.trainer.main_ppo", *keys], check=True,
+            [sys.executable, "-m", "verl.trainer.main_ppo", *keys, f"hydra.run.dir={folder}"], check=True,
             env=os.environ | {"VERL_FILE_LOGGER_PATH": str(log)}, stdout=sys.stderr,
         )  # fmt: skip
         steps = [json.loads(line)["data"] for line in log.read_text().splitlines()][size.warm :][: size.steps]
