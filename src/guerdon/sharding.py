@@ -220,6 +220,7 @@ def _fill(
             continue
         names = [name for _, _, name in places[id(parameter)]]
         value = next(weights[name] for name in names if name in weights)
-        filled = nn.Parameter(value.to(dtype).contiguous(), requires_grad=parameter.requires_grad)
+        value = value.to(dtype, copy=True, memory_format=torch.contiguous_format)
+        filled = nn.Parameter(value, requires_grad=parameter.requires_grad)
         for owner, leaf, _ in places[id(parameter)]:
             setattr(owner, leaf, filled)

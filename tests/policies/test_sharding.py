@@ -8,6 +8,7 @@ import pytest
 import test_vla_pi0 as pi0
 import torch
 from safetensors.torch import load_file
+from test_vla_checkpoints import adapter_by_peft
 
 from guerdon.policies.text_files import load_policy, save_policy
 from guerdon.settings.text_policy import TextPolicySettings
@@ -118,7 +119,10 @@ def test_four_processes_hold_a_third_of_one_at_most(tmp_path):
 
 @pytest.mark.slow
 def test_no_process_holds_a_model_that_is_read(tmp_path):
-    """A language model and pi0, whose files are mapped: a block is in memory at a time, and the own part."""
+    """A language model and pi0, whose files are mapped: a block is in memory at a time, and the own part.
+
+    So it is with the adapters that they start from.
+    """
     deep = {"num_hidden_layers": 16, "hidden_size": 64, "intermediate_size": 128, "tie_word_embeddings": True}
     architectures.save("qwen2", tmp_path / "qwen2", **deep)
     start = load_policy(TextPolicySettings(path=str(tmp_path / "qwen2"), bf16=False, lora={"r": 2, "alpha": 8}), seed=1)
@@ -129,16 +133,20 @@ def test_no_process_holds_a_model_that_is_read(tmp_path):
     assert (tmp_path / "adapter" / "adapter_config.json").is_file()
     folder = pi0.lerobot(tmp_path / "vla", "pi0")
     read = {"folder": str(tmp_path), "vla_path": str(folder), "num_steps": 2}
+    adapter_by_peft(tmp_path / "dora", load_file(folder / "model.safetensors"), ["q_proj", "fc1"], use_dora=True)
+    adapted = {**read, "load_adapter_checkpoint": str(tmp_path / "dora")}
     trainings = [
         ["read_text", "text", {"path": str(tmp_path / "qwen2")}],
         ["read_adapter", "text", {"path": str(tmp_path / "adapter")}],
         ["read_pi0", "vla", read],
+        ["read_pi0_adapter", "vla", adapted],
         ["read_pi0_lora", "vla", {**read, **LORA}],
         ["read_pi0_lora_half", "vla", {**read, **LORA, "bf16": True}],
     ]
-    BOUNDS.update({name: (1e-5, 1e-4) for name, *_ in trainings[:4]} | {trainings[4][0]: (1e-2, 4e-2)})
+    BOUNDS.update({name: (1e-5, 1e-4) for name, *_ in trainings[:-1]} | {trainings[-1][0]: (1e-2, 4e-2)})
     pi0.tokenizer(tmp_path)
     compared(tmp_path, trainings, 2)
     total = sum(tensor.nbytes for tensor in load_file(tmp_path / "1" / "read_text.safetensors").values())
-    for name in ("read_text", "read_adapter"):
-        assert max(facts["built"] for facts in facts_of(tmp_path / "2", name, 2)) < 0.8 * total, name
+    built = {name: max(facts["built"] for facts in facts_of(tmp_path / "2", name, 2)) for name, *_ in trainings}
+    assert max(built["read_text"], built["read_adapter"]) < 0.8 * total
+    assert built["read_pi0_adapter"] < 1.01 * built["read_pi0"]

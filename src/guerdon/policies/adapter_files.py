@@ -14,7 +14,6 @@ import json
 import re
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
@@ -23,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from guerdon.errors import CheckpointError, MissingDependencyError, boundary
 from guerdon.finite import load_weights
@@ -66,7 +66,9 @@ def changes_base(config: Mapping[str, Any]) -> str | None:
     return made if made.startswith(("pissa", "olora", "loftq", *_LOST)) else None
 
 
-def read_adapter(model: Any, folder: Path, *, name: str = "default", trainable: bool = False) -> Any:
+def read_adapter(
+    model: Any, folder: Path, *, name: str = "default", trainable: bool = False, assign: bool = False
+) -> Any:
     """A model with the peft adapter of a folder on it, every weight of which must fit.
 
     Args:
@@ -74,6 +76,7 @@ def read_adapter(model: Any, folder: Path, *, name: str = "default", trainable: 
         folder: of the adapter.
         name: of the adapter on the model.
         trainable: whether it is to be trained.
+        assign: weights of the model itself that the adapter's folder holds replace its parameters.
 
     Raises:
         CheckpointError: there is no adapter, it cannot be read, or it does not fit.
@@ -92,8 +95,12 @@ def read_adapter(model: Any, folder: Path, *, name: str = "default", trainable: 
             how.task_type = None  # peft's classes for tasks need a model of transformers
         if new := _renamed(model, stored):
             _follow(how, stored, new)
+        if assign and changes_base(config):
+            how.init_lora_weights = True
         adapted = peft.get_peft_model(model, how, adapter_name=name)
-        report = adapted.load_adapter(str(folder), name, is_trainable=trainable, key_mapping=new)
+        report = adapted.load_adapter(
+            str(folder), name, is_trainable=trainable, key_mapping=new, low_cpu_mem_usage=assign
+        )
     given = dict(adapted.named_parameters(remove_duplicate=False))
     there = {id(p) for key, p in given.items() if key not in report.missing_keys}  # layers may share one (VB-LoRA)
     missing = {key for key in report.missing_keys if id(given.get(key)) not in there}
@@ -201,6 +208,35 @@ def _follow(config: Any, stored: Mapping[str, Tensor], new: Mapping[str, str]) -
                 patterns[renamed(name)] = patterns.pop(name)
 
 
+class MergedOnReading(Tensor):
+    """A weight in float32 with an adapter merged into it, computed anew each time an operation reads it.
+
+    Args:
+        shape: of the weight.
+        merge: computes it.
+    """
+
+    merge: Callable[[], Tensor]
+
+    @staticmethod
+    def __new__(cls: type[MergedOnReading], shape: torch.Size, merge: Callable[[], Tensor]) -> MergedOnReading:
+        """A tensor without memory."""
+        return Tensor._make_wrapper_subclass(cls, shape, dtype=torch.float32)
+
+    def __init__(self, shape: torch.Size, merge: Callable[[], Tensor]) -> None:
+        self.merge = merge
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """What an operation gives for the merged weight."""
+        read = partial(tree_map_only, cls, lambda one: one.merge())
+        return func(*read(args), **read(kwargs or {}))
+
+
 def merged_weights(weights: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
     """Weights with the adapter of a folder merged into them by peft, as `read_adapter` reads it.
 
@@ -209,85 +245,95 @@ def merged_weights(weights: Mapping[str, Tensor], folder: Path) -> dict[str, Ten
         folder: of the adapter.
 
     Returns:
-        The same names; weights with an adapter in float32.
+        The same names; weights with an adapter in float32, merged when they are read (`merged_on_reading`) or now.
 
     Raises:
         CheckpointError: the adapter cannot be read, is of another kind, or does not fit.
         MissingDependencyError: peft is not installed.
     """
-    named = {key.removeprefix(PEFT_PREFIX).partition(".lora_")[0] for key in stored_adapter(folder)}
-    root = nn.Module()
-    for name in sorted(weights, key=lambda name: (not name.endswith(".weight"), name)):
-        path, _, leaf = name.rpartition(".")
-        owner = _owner(root, path, weights[name] if leaf == "weight" else None, f"{path}.bias" in weights)
-        whole = weights[name].to(torch.float32, copy=True) if path in named else weights[name]
-        owner.register_parameter(leaf, nn.Parameter(whole, requires_grad=False))
     with quietly(), boundary(CheckpointError, f"the adapter {folder} does not fit the weights"):
-        merged = read_adapter(root, folder).merge_and_unload(safe_merge=True)
-    found = {name: tensor.detach() for name, tensor in merged.state_dict().items()}
+        found = merged_on_reading(_modules(weights, values=False), weights, folder)
+        if found is None:
+            merged = read_adapter(_modules(weights, values=True), folder).merge_and_unload(safe_merge=True)
+            found = {name: tensor.detach() for name, tensor in merged.state_dict().items()}
     if lost := sorted(weights.keys() ^ found.keys()):
         raise CheckpointError(f"the adapter {folder} does not fit the weights: they have no {lost[0]}")
     return found
 
 
-class MergedOnReading(dict[str, Tensor]):
-    """Weights by name; those under an adapter are merged with it, in float32, each time they are read.
+def merged_on_reading(model: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor] | None:
+    """Weights of a model with the adapter of a folder, each merged by peft when it is read.
 
     Args:
-        weights: without the adapter.
-        added: what it adds, by the name of the weight.
-    """
-
-    def __init__(self, weights: Mapping[str, Tensor], added: Mapping[str, Callable[[], Tensor]]) -> None:
-        super().__init__(weights)
-        self._added = added
-
-    def __getitem__(self, name: str) -> Tensor:
-        weight = super().__getitem__(name)
-        return weight.float() + self._added[name]() if name in self._added else weight
-
-
-def merged_on_reading(model: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> MergedOnReading | None:
-    """Weights of a model with the LoRA adapter of a folder: W + s B A for each matrix (2106.09685, section 4.1).
-
-    Args:
-        model: on torch's device `meta`; it stays as it is.
+        model: on torch's device `meta`; it is changed.
         weights: of the model, by name.
         folder: of the adapter.
 
     Returns:
-        None where the adapter is more than low-rank products on matrices, each of which is a weight of its own.
+        None where an adapter is not one of single modules: of stacked experts, of layers that share a weight, LoftQ's.
 
     Raises:
         CheckpointError: as `read_adapter`.
         MissingDependencyError: as `read_adapter`.
     """
-    stored, config = stored_adapter(folder), adapter_config(folder)
-    if config.get("peft_type") != "LORA" or changes_base(config):
+    if changes_base(adapter_config(folder)) == "loftq":
         return None
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")  # only sizes and scales are wanted
-        adapted = read_adapter(copy.deepcopy(model), folder)
-    from peft.tuners.lora import LoraLayer
+    paths = {id(module): path for path, module in model.named_modules()}
+    hollow: dict[int, nn.Parameter] = {}  # all of a weight's numbers are one: peft looks at shapes, types and devices
+    for module in model.modules():
+        for leaf, own in module.named_parameters(recurse=False):
+            made = nn.Parameter(torch.zeros((), dtype=own.dtype).expand(own.shape), requires_grad=False)
+            module.register_parameter(leaf, hollow.setdefault(id(own), made))
+    kept = {id(own) for own in hollow.values()}
+    adapted = read_adapter(model, folder, assign=True)
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import ModulesToSaveWrapper
 
-    added: dict[str, Callable[[], Tensor]] = {}
-    for name, layer in adapted.base_model.model.named_modules():
-        if not isinstance(layer, LoraLayer):
-            continue
-        a, b = (stored.pop(f"{PEFT_PREFIX}{name}.lora_{side}.weight", None) for side in "AB")
-        weight, turned = f"{name}.weight", bool(getattr(layer, "fan_in_fan_out", False))
-        if a is None or b is None or a.ndim != 2 or weight not in weights or layer.lora_variant:
+    found = dict(weights)
+    layers: list[tuple[str, Any]] = []
+    for module in adapted.modules():
+        if isinstance(module, ModulesToSaveWrapper):
+            path, whole = paths[id(module.original_module)], module.modules_to_save["default"]
+            found |= {f"{path}.{leaf}": tensor for leaf, tensor in whole.state_dict().items()}
+        elif isinstance(module, BaseTunerLayer):
+            layers.append((paths.get(id(module.get_base_layer()), ""), module))
+        for leaf, own in module.named_parameters(recurse=False):  # biases, which the adapter's file has whole
+            if id(module) in paths and id(own) not in kept:
+                found[f"{paths[id(module)]}.{leaf}"] = own.detach()
+    for path, layer in layers:
+        names = {leaf: f"{path}.{leaf}" for leaf, _ in layer.get_base_layer().named_parameters(recurse=False)}
+        if not path or not found.keys() >= {*names.values()}:
             return None
-        if weights[weight].shape != ((a.shape[1], b.shape[0]) if turned else (b.shape[0], a.shape[1])):
-            return None
-        added[weight] = partial(_product, a, b, float(layer.scaling["default"]), turned)
-    return None if stored else MergedOnReading(weights, added)
+        values = {leaf: found[name] for leaf, name in names.items()}
+        for leaf, name in names.items():
+            found[name] = MergedOnReading(values[leaf].shape, partial(_merged, layer, values, leaf, folder))
+    return found
 
 
-def _product(a: Tensor, b: Tensor, scale: float, turned: bool) -> Tensor:
-    """What an adapter adds to a matrix, in float32; `turned`: the matrix is stored as (inputs, outputs)."""
-    found = scale * (b.float() @ a.float())
-    return found.T if turned else found
+def _merged(layer: Any, values: Mapping[str, Tensor], leaf: str, folder: Path) -> Tensor:
+    """A weight of a layer of peft that has the values given here, with the adapter of a folder."""
+    one, made = copy.deepcopy(layer), changes_base(adapter_config(folder))
+    base = one.get_base_layer()
+    for name, value in values.items():
+        base.register_parameter(name, nn.Parameter(value.to(torch.float32, copy=True), requires_grad=False))
+    with boundary(CheckpointError, f"the adapter {folder} cannot be merged into its model"):
+        if made:  # the same change again, without what it makes of the adapter
+            stored = {name: tensor.clone() for name, tensor in one.state_dict().items() if "base_layer." not in name}
+            one.olora_init("default") if made == "olora" else one.pissa_init("default", made)
+            one.load_state_dict(stored, strict=False)
+        one.merge(safe_merge=True)
+    return one.get_base_layer().get_parameter(leaf).detach()  # type: ignore[no-any-return]
+
+
+def _modules(weights: Mapping[str, Tensor], *, values: bool) -> nn.Module:
+    """Modules with parameters of these names and shapes, in float32 with their values or on torch's device `meta`."""
+    root = nn.Module()
+    for name in sorted(weights, key=lambda name: (not name.endswith(".weight"), name)):
+        path, _, leaf = name.rpartition(".")
+        owner = _owner(root, path, weights[name] if leaf == "weight" else None, f"{path}.bias" in weights)
+        value = weights[name].to(torch.float32, copy=True) if values else torch.empty_like(weights[name], device="meta")
+        owner.register_parameter(leaf, nn.Parameter(value, requires_grad=False))
+    return root
 
 
 def _owner(root: nn.Module, path: str, weight: Tensor | None, bias: bool) -> nn.Module:

@@ -9,10 +9,12 @@ and are checked when they are read.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -30,7 +32,6 @@ from guerdon.packaged import local_model
 from guerdon.policies.adapter_files import (
     ADAPTER_WEIGHTS,
     PEFT_PREFIX,
-    MergedOnReading,
     merged_on_reading,
     read_adapter,
     stored_adapter,
@@ -126,8 +127,8 @@ def _of_configuration(path: str, folder: Path, *, buffers: bool) -> Any:
 def _mapped(path: str) -> tuple[Any, dict[str, torch.Tensor]] | None:
     """A causal language model on torch's device `meta`, and its weights as they are mapped from its files.
 
-    A LoRA adapter is merged into each when it is read. None where more has to be changed: another kind of adapter, or
-    weights with other names in the files.
+    An adapter is merged into each when it is read. None where more has to be changed: an adapter of several weights at
+    a time or of a matrix that two layers share, or weights with other names in the files.
     """
     path = local_model(path)
     folder = model_folder(path)
@@ -137,10 +138,7 @@ def _mapped(path: str) -> tuple[Any, dict[str, torch.Tensor]] | None:
         verify_folder(folder)
     if (folder / ADAPTER).is_file():
         found = _mapped(base_of(folder))
-        if found is None or isinstance(found[1], MergedOnReading):
-            return None
-        merged = merged_on_reading(*found, folder)
-        return None if merged is None else (found[0], merged)
+        return None if found is None else _under(*found, folder)
     check_model(CheckpointError, _WHAT, path)
     model = _of_configuration(path, folder, buffers=True)
     model.tie_weights()  # inside, each parameter becomes one of its own
@@ -152,6 +150,20 @@ def _mapped(path: str) -> tuple[Any, dict[str, torch.Tensor]] | None:
         return None
     check_stops(model, f"{_WHAT} {path!r}")
     return model.eval(), weights
+
+
+def _under(model: Any, weights: dict[str, torch.Tensor], folder: Path) -> tuple[Any, dict[str, torch.Tensor]] | None:
+    """What `_mapped` returns, with an adapter; the model keeps its modules."""
+    fit_vocabulary(model, folder)
+    merged = merged_on_reading(copy.deepcopy(model), weights, folder)
+    own = dict(model.named_parameters(remove_duplicate=False))
+    shared = Counter(id(parameter) for parameter in own.values())
+    if merged is not None:
+        pairs = [(value, own[name], value is not weights.get(name)) for name, value in merged.items() if name in own]
+        if all(v.shape == p.shape and not (changed and shared[id(p)] > 1) for v, p, changed in pairs):
+            return model, merged
+    log_once(f"{folder}: each process reads the whole model to merge this adapter")
+    return None
 
 
 def give_template(tokenizer: Any, settings: TextPolicySettings) -> None:
