@@ -48,7 +48,9 @@ def test_a_gpu_has_a_limit_of_its_own():
         return token_limit(given, SimpleNamespace(config=config), torch.device(device))
 
     assert limit(None, "cpu") is None
-    assert limit(None, "cuda") == limit(None, "cuda", layers=80, width=8192) == 8192
+    assert limit(None, "cuda") == 8192
+    assert limit(None, "cuda", width=3584) == 3510
+    assert limit(None, "cuda", layers=80, width=8192) == 2048
     assert limit(None, "cuda", layers=30, width=576) == 8192 * 28 * 1536 // (30 * 576)
     assert limit(None, "cuda", layers=2, width=64) == 65_536
     assert limit(7, "cuda") == limit(7, "cpu") == 7
@@ -171,15 +173,3 @@ def test_the_cache_of_transformers_in_memory_that_is_there(bf16, monkeypatch):
         written.append(engine.generate(prompts, 3, max_new_tokens=30, rng=np.random.default_rng(0)))
     assert np.array_equal(written[0].batch.responses_B_T, written[1].batch.responses_B_T)
     assert np.array_equal(written[0].log_probs_B_T, written[1].log_probs_B_T)
-
-
-@pytest.mark.parametrize(
-    ("layers", "width", "tokens"),
-    [(28, 1536, 8192), (30, 576, 20387), (28, 3584, 3510), (80, 8192, 2048), (2, 64, 65_536)],
-    ids=["1.5B", "135M", "7B", "72B", "tiny"],
-)
-def test_tokens_of_a_pass_on_a_gpu_keep_the_same_activations(layers, width, tokens):
-    model = SimpleNamespace(config=Qwen2Config(num_hidden_layers=layers, hidden_size=width))
-    gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert token_limit(None, model, gpu) == tokens
-    assert (token_limit(None, model, cpu), token_limit(77, model, gpu)) == (None, 77)
