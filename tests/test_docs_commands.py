@@ -77,6 +77,11 @@ MADE = {  # instead of files that a script makes before
         "data.path=tests/questions.jsonl", "data.val_size=1", "data.train_batch_size=1"
     ),
 }  # fmt: skip
+LONG = (  # planning them takes seconds each; quick tests plan every study (tests/test_docs.py)
+    "studies/backbones.yaml", "studies/gate.yaml", "studies/gate_preferences.yaml", "studies/gate_text.yaml",
+    "studies/metaworld.yaml", "studies/off_policy.yaml", "studies/prime.yaml", "studies/prime_long.yaml",
+    "studies/ten_tasks.yaml", "configs/prime_math.yaml", "configs/prm_rewards.yaml", "configs/prm_demo.yaml policy=sft",
+)  # fmt: skip
 README = {  # the page is kept short: why these are not run
     "python3 -m venv .venv": "make env, with which the checks begin, does the same",
     '.venv/bin/pip install -c constraints.txt -e ".[gymnasium,metaworld,video,text,serve,dev]"': "as above",
@@ -160,6 +165,15 @@ def heads():
 
 
 BLOCKS = [*(block for page in PAGES for block in blocks(page)), *heads()]
+
+
+
+
+def by_length(commands):
+    """The parameters of a test of each command; those that take long are slow."""
+    slow = pytest.mark.slow
+    return [pytest.param(page, command, marks=[slow] if any(one in command for one in LONG) else [])
+            for page, command in commands]  # fmt: skip
 
 
 UNMARKED = sorted({(block.page, command) for block in BLOCKS if not block.marked for command in block.commands})
@@ -248,7 +262,7 @@ class Parsed(Exception):
     """The options of a script were read."""
 
 
-@pytest.mark.parametrize(("page", "command"), UNMARKED)
+@pytest.mark.parametrize(("page", "command"), by_length(UNMARKED))
 def test_a_command_runs_or_its_page_says_why_not(page, command, monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     run_by = RUN_BY.get(" ".join(words_of(command)))
@@ -274,7 +288,7 @@ def test_a_command_runs_or_its_page_says_why_not(page, command, monkeypatch, tmp
         raise AssertionError(f"{page}: no test runs `{command}`; write before it: Not run here: <why>.")
 
 
-@pytest.mark.parametrize(("page", "command"), MARKED)
+@pytest.mark.parametrize(("page", "command"), by_length(MARKED))
 def test_commands_that_are_not_run_have_these_options(page, command, monkeypatch):
     """As far as that can be seen here: options of guerdon and of scripts, extras, files of tests, targets."""
     monkeypatch.chdir(ROOT)

@@ -1,6 +1,7 @@
 """The rules of the house: who may import whom, how long a file may be, what must never appear."""
 
 import ast
+import functools
 import io
 import json
 import re
@@ -258,11 +259,16 @@ def functions_of(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             names.add(node.name)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("guerdon."):
-            source = SOURCE.joinpath(*node.module.split(".")[1:]).with_suffix(".py")
-            inside = ast.parse(source.read_text(encoding="utf-8")).body if source.is_file() else []
-            functions = {n.name for n in inside if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+            functions = defined(SOURCE.joinpath(*node.module.split(".")[1:]).with_suffix(".py"))
             names |= {alias.asname or alias.name for alias in node.names if alias.name in functions}
     return names
+
+
+@functools.cache
+def defined(source):
+    """Names of the functions of a module; none where there is no such file."""
+    inside = ast.parse(source.read_text(encoding="utf-8")).body if source.is_file() else []
+    return {node.name for node in inside if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 def written_functions(tree, functions):
