@@ -73,7 +73,7 @@ def whole(tmp_path_factory):
         (["run"], "runs", 40_000, "report.html"),
         (["collect"], "data", 700, "data"),
         (["collect"], "data", 6000, "data"),
-        (["train", "policy=sft"], "sft", 500_000, "sft"),  # weights, by safetensors
+        pytest.param(["train", "policy=sft"], "sft", 500_000, "sft", marks=pytest.mark.slow),  # weights, by safetensors
         (["train", "policy=sft"], "sft", 1_700_000, "sft"),  # the state of the optimizer, by torch.save
     ],
 )  # fmt: skip

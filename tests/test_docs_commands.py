@@ -167,8 +167,6 @@ def heads():
 BLOCKS = [*(block for page in PAGES for block in blocks(page)), *heads()]
 
 
-
-
 def by_length(commands):
     """The parameters of a test of each command; those that take long are slow."""
     slow = pytest.mark.slow

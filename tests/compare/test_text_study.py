@@ -127,6 +127,7 @@ def test_what_a_judge_is_trained_on_decides_what_comes_before_it(study):
     assert jobs["four.judged.seed0"].needs == ("four.sft", "four.evaluate.hub")
 
 
+@pytest.mark.slow
 def test_from_the_supervised_start_to_the_report(study, tmp_path):
     report, table = run_study(plan_study(study, [], parallel=1))
     assert "| four |" in table

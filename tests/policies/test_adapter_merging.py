@@ -45,8 +45,9 @@ CASES = {
     "phi": [ALL, ("dense", "lm_head")],
     "gpt_neox": [ALL, ("query_key_value", "embed_out", "embed_in")],
 }  # fmt: skip
-EVERY = [pytest.param(family, target, id=f"{family}-{'+'.join([target] if isinstance(target, str) else target)}")
-         for family, targets in CASES.items() for target in targets]  # fmt: skip
+EVERY = [pytest.param(family, target, id=f"{family}-{'+'.join([target] if isinstance(target, str) else target)}",
+                      marks=[pytest.mark.slow] * (k > 0 and family not in ("llama_tied", "gpt2")))
+         for family, targets in CASES.items() for k, target in enumerate(targets)]  # fmt: skip
 
 
 def model_folder(family, folder):

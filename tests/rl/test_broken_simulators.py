@@ -122,6 +122,7 @@ def test_a_group_leaves_out_the_lost_episode(tmp_path):
     assert (found["failed"], found["unfinished"]) == (1, 0)
 
 
+@pytest.mark.slow
 def test_processes_change_no_byte_of_a_run_and_it_resumes_to_the_same_bytes(tmp_path):
     reward = reader_reward(shaping="relative", score_every=2)
     alone = fragile_study(tmp_path, name="alone", env={"vectorization": "sync"}, reward=reward)

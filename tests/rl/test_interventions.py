@@ -116,8 +116,10 @@ def test_a_report_that_is_no_flag_is_refused():
 # Rollouts and the replay.
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-@pytest.mark.parametrize("names", [("is_intervention", "teleop_action"), ("human", "joystick")])
+@pytest.mark.parametrize(
+    ("vectorization", "names"),
+    [("sync", ("is_intervention", "teleop_action")), ("async", ("human", "joystick"))],
+)
 def test_what_is_stored_is_what_was_executed(tmp_path, vectorization, names):
     keys = {} if names[0] in NAMES else {"info_keys": dict(zip(NAMES, names, strict=True))}
     env = {"kwargs": {"names": list(names)}, "vectorization": vectorization, **keys}

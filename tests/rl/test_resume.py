@@ -147,7 +147,7 @@ def test_a_killed_run_with_all_options_of_the_process_reward_goes_on_to_the_same
     ("kind", "arch", "update"),
     [
         pytest.param("resnet", "resnet18", "after", marks=pytest.mark.slow),
-        ("progress", "resnet18", "before"),
+        pytest.param("progress", "resnet18", "before", marks=pytest.mark.slow),
         ("progress", "mlp", "after"),
     ],
 )

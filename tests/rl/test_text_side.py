@@ -229,7 +229,7 @@ SETUPS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("setup", SETUPS)
+@pytest.mark.parametrize("setup", [pytest.param(one, marks=[pytest.mark.slow] * (one == "prime")) for one in SETUPS])
 def test_a_run_that_was_cut_off_anywhere_ends_the_same(setup, tmp_path):
     build, given = SETUPS[setup]
     given = {**given, "runner": {"total_steps": 80}}

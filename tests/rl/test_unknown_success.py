@@ -91,7 +91,7 @@ def test_an_evaluation_in_words_never_says_0_for_unknown():
     assert said == "true success 0.50 over 2 of 8 evaluation episodes, unknown in the rest"
 
 
-@pytest.mark.parametrize("reports", ["never", "every other"])
+@pytest.mark.parametrize("reports", ["never", pytest.param("every other", marks=pytest.mark.slow)])
 def test_a_refit_by_true_success_stops_or_counts_what_it_cannot_label(tmp_path, reports):
     study = corridor_study(tmp_path, reports, reward=image_reward(tmp_path))
     if reports == "never":

@@ -288,6 +288,7 @@ def study_file(folder, arms, **given):
     return path
 
 
+@pytest.mark.slow
 def test_arms_are_compared_by_the_truth_and_refused_without_one(tmp_path, monkeypatch):
     shown = {"reward": {"sources": {"gold": own("gold")}, "truth": "gold"}}
     with pytest.raises(ConfigError, match=r"arm B: true success is unknown with data.type prompts"):

@@ -81,7 +81,12 @@ def test_keys_of_a_critic_that_is_not_there_are_refused(given, tmp_path):
         vla_study(tmp_path, policy=given, algorithm=GRPO)
 
 
-@pytest.mark.parametrize("given", RUNS.values(), ids=RUNS)
+QUICK = ("token", "flow", "grpo_token")
+
+
+@pytest.mark.parametrize(
+    "given", [pytest.param(RUNS[name], marks=[pytest.mark.slow] * (name not in QUICK), id=name) for name in RUNS]
+)
 def test_a_run_that_was_cut_off_ends_the_same(given, tmp_path):
     studies = [vla_study(tmp_path, name=name, **given) for name in "ab"]
     start(studies[0]).run()
@@ -154,7 +159,9 @@ def test_chunks_of_two_cameras(tmp_path):
         gather_chunks(read_episodes(tmp_path, camera="scene"), spec, chunk=2)
 
 
-@pytest.mark.parametrize("family", ["token", "flow", "regression"])
+@pytest.mark.parametrize(
+    "family", ["token", *(pytest.param(one, marks=pytest.mark.slow) for one in ("flow", "regression"))]
+)
 def test_a_clone_does_what_was_shown_and_starts_a_run(family, tmp_path):
     right_going(tmp_path / "data")
     bc = {"data_path": str(tmp_path / "data"), "save_dir": str(tmp_path / "clone"), "epochs": 15, "batch_size": 16,

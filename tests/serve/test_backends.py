@@ -108,6 +108,7 @@ def steps_of(scores):
     return [score.steps.tolist() for score in scores]
 
 
+@pytest.mark.slow
 def test_the_implicit_model_served_and_taught_says_what_the_local_one_says(server, tmp_path):
     from guerdon.models.text_load import load_text_model
 

@@ -123,6 +123,7 @@ def test_closed_copies_are_not_started_again():
         model.judge(episodes("a"), JudgeOptions())
 
 
+@pytest.mark.slow
 def test_a_copy_whose_restart_failed_is_started_at_the_next_call(tmp_path):
     fails = tmp_path / "fails"
     model = replicas(count=1, factory="make_mortal", fail_file=str(fails))
@@ -238,6 +239,7 @@ def test_a_single_episode_is_sent_once_more(tmp_path):
         model.close()
 
 
+@pytest.mark.slow
 def test_copies_that_die_while_nobody_asks_fail_no_item(server):
     models = {"toy": {"custom_backend": "toys:make_mortal", "processes": 2}}
     running = server(models=models, batch={"cache_items": 0})
@@ -254,6 +256,7 @@ def test_copies_that_die_while_nobody_asks_fail_no_item(server):
     assert running.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_copy_that_cannot_be_started_again_is_the_servers_fault(server, tmp_path):
     fails = tmp_path / "fails"
     models = {"toy": {"custom_backend": "toys:make_mortal", "processes": 1, "options": {"fail_file": str(fails)}}}

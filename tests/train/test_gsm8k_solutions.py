@@ -81,6 +81,7 @@ def test_figures_by_hand(tmp_path, module):
         module.judged(solutions, [[Score(failure=Failure("too_long"))] * 120], probabilities=True)
 
 
+@pytest.mark.slow
 def test_the_study_at_a_tiny_size(tmp_path, module):
     path = write(tmp_path / "s.jsonl", module, 24)
     tiny = "policy={type: text, tiny: {hidden_size: 16, layers: 1, heads: 2, intermediate: 16}}"

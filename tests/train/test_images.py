@@ -55,6 +55,7 @@ def test_a_last_batch_of_one_frame_is_left_out(tmp_path):
         seeded_scorer(chosen).train()(torch.zeros(1, 3, 32, 32))
 
 
+@pytest.mark.slow
 def test_same_seed_same_weights_and_early_stopping(tmp_path, monkeypatch):
     monkeypatch.setattr("guerdon.train.images.MIN_DELTA", 10.0)  # nothing counts as an improvement
     weights = []
@@ -66,6 +67,7 @@ def test_same_seed_same_weights_and_early_stopping(tmp_path, monkeypatch):
     assert all(torch.equal(weights[0][k], weights[1][k]) for k in weights[0])
 
 
+@pytest.mark.slow
 def test_resuming_gives_the_weights_of_an_uninterrupted_training(tmp_path):
     episodes = square_episodes(4)
     whole = train_image_model(settings(tmp_path / "whole", max_steps=8, eval_every=4), episodes)

@@ -21,8 +21,10 @@ torch.set_num_threads(1)
 LETTERS = {name: value for name, value in TINY.items() if name != "alphabet"}
 LORA = {"r": 4, "alpha": 8}
 FORMS = [
-    ("stepwise", "heads"), ("stepwise", "adapters"), ("outcome", "heads"), ("outcome", "adapters"),
-    ("verdict", None), ("implicit", None), ("preference", "heads"), ("preference", "adapters"),
+    ("stepwise", "heads"), ("outcome", "adapters"), ("preference", "heads"),
+    *(pytest.param(*form, marks=pytest.mark.slow)
+      for form in (("stepwise", "adapters"), ("outcome", "heads"), ("verdict", None), ("implicit", None),
+                   ("preference", "adapters"))),
 ]  # fmt: skip
 
 

@@ -315,6 +315,7 @@ def liked_for_length_too(n=240):
         yield {"prompt": prompt, "chosen": texts[first], "rejected": texts[1 - first]}
 
 
+@pytest.mark.slow
 def test_odins_reward_depends_less_on_length_and_the_head_of_length_is_not_stored(tmp_path):
     every = [(prompt, answer + " sea" * more) for prompt, *both in answers(seed=5, n=6)
              for answer in both for more in range(6)]  # fmt: skip

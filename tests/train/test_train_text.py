@@ -113,8 +113,11 @@ class Killed(BaseException):
 @pytest.mark.parametrize(
     ("kind", "lora"),
     [
-        ("stepwise", None), ("stepwise", LoraSettings(r=2, dropout=0.1)), ("verdict", None), ("bradley_terry", None),
-        ("implicit", LoraSettings(r=2)), ("dpo", None),
+        ("stepwise", None),
+        *(pytest.param(*case, marks=pytest.mark.slow)
+          for case in (("stepwise", LoraSettings(r=2, dropout=0.1)), ("verdict", None), ("bradley_terry", None))),
+        ("implicit", LoraSettings(r=2)),
+        pytest.param("dpo", None, marks=pytest.mark.slow),
     ],
     ids=["stepwise", "stepwise with dropout", "verdict", "outcome", "implicit on an adapter", "implicit"],
 )  # fmt: skip

@@ -52,7 +52,7 @@ def check_bits(task, *, expert):
     env.close()
 
 
-@pytest.mark.parametrize(("task", "expert"), [("window-close", False), ("hammer", True), ("pick-place-wall", False)])
+@pytest.mark.parametrize(("task", "expert"), [("window-close", False), ("hammer", True)])
 def test_a_restored_reset_is_metaworlds_own(task, expert):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

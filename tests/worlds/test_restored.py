@@ -12,6 +12,7 @@ from restored import check_restored
 GIVEN = {"num_envs": 2, "frame_size": (48, 64), "native_reward": "dense"}
 
 
+@pytest.mark.slow
 def test_metaworld():
     check_restored(*(MetaWorldSettings(task=task, **GIVEN) for task in ("hammer", "drawer-open", "peg-insert-side")))
 

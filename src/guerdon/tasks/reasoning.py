@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -241,7 +241,7 @@ def _symbol_after_equals(line: str) -> str | None:
 class _Chain(_Arithmetic[ChainSettings]):
     """Long arithmetic: every line applies one operation to the result of the line before."""
 
-    @property
+    @cached_property
     def _width(self) -> int:
         """Characters per number; 0: as many as it has."""
         s = self.settings
