@@ -10,7 +10,8 @@ import torch
 from guerdon.plan import gpu
 from guerdon.plan.gpu import GATHERED, decision_bytes, update_memory, vla_state
 from guerdon.plan.text_size import Shape
-from guerdon.policies.vla import published_pi0
+from guerdon.policies.vla import published, published_pi0
+from guerdon.policies.vla.smolvla import ExpertSize, SmolVLANetwork
 from guerdon.settings.vla_policy import VLAPolicySettings
 from learners import TESTS, run_together
 from sharded_steps import GEMMAS, LAYERS, ROWS, SIGLIP, main, widen
@@ -29,15 +30,18 @@ TINY = {"hidden_size": 64, "layers": LAYERS, "heads": 4, "words": 48, "vision": 
 FLOW = {"family": "flow", "num_steps": 3}
 LORA, AGAIN = {"use_lora": True, "lora_rank": RANK}, {"gradient_checkpointing": True}
 ROBOTS = {  # by name: a kind, and what is trained
-    "made": {}, "oft_lora": LORA, "pi0_lora": LORA, "flow_again": AGAIN, "flow": {}, "oft_again": AGAIN,
+    "made": {}, "oft_lora": LORA, "pi0_lora": LORA, "smolvla_lora_again": LORA | AGAIN, "flow": {}, "oft_again": AGAIN,
     "oft_lora_again": LORA | AGAIN, "pi0": {}, "pi0_again": AGAIN, "pi0_lora_again": LORA | AGAIN, "pi05": {},
-    "pi05_lora": LORA, "pi05_lora_again": LORA | AGAIN,
+    "pi05_lora": LORA, "pi05_lora_again": LORA | AGAIN, "flow_again": AGAIN,
+    "smolvla": {}, "smolvla_lora": LORA, "smolvla_again": AGAIN,
 }  # fmt: skip
 QUICK, TOGETHER = list(ROBOTS)[:3], list(ROBOTS)[:4]
 LLAMA = {
     "model_type": "llama", "vocab_size": checkpoints.VOCABULARY + checkpoints.PADDING, "hidden_size": 128,
     "intermediate_size": 352, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "pad_token_id": 0,
 }  # fmt: skip
+SMOL = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": LAYERS, "head_dim": 16,
+        "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
 TWO = ((32, 64, 2, 9), (32, 64, 2, 4))  # of models made in code; nothing of the third block is used
 ONE = ((*(SIGLIP[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers")), 16),)
 READS, ACTS = (Shape(*GEMMAS[name][:3], 64, 16, 64, True) for name in ("gemma_2b", "gemma_300m"))
@@ -50,6 +54,9 @@ SEES = {  # the language part, tokens of a decision, towers, the expert
     # patches, the sentence
     "flow": (Shape(64, LAYERS, 128, 64, 64, 48, True), 4 + 3, {"flow": TWO},
              {"flow": Shape(64, LAYERS, 256, 64, 64, 0, True)}),
+    # a quarter of the patches of 4 in 32 pixels, the sentence, the state
+    "smolvla": (Shape(64, LAYERS, 256, 64, 32, 40, True), 16 + 4 + 1, {"flow": ((64, 256, 4, 64),)},
+                {"flow": Shape(48, LAYERS, 256, 64, 32, 0, True)}),
     # patches of two pictures, the sentence
     "pi0": (READS, 2 * 16 + 4, {"pi0": ONE}, {"pi0": ACTS}),
     "pi05": (READS, 2 * 16 + 4, {"pi0": ONE}, {"pi0": ACTS}),
@@ -73,6 +80,11 @@ def settings(folder, name):
                 path, checkpoints.filled(shapes), image_sizes=[16, 16], n_action_bins=16, text_config=LLAMA
             )
         return {"vla_path": str(path), "num_action_chunks": 3, **ROBOTS[name]}
+    if kind == "smolvla":
+        if not path.exists():
+            write_smolvla(folder, path)
+        return {"vla_path": str(path), "vlm_path": str(folder / "vlm"), "use_proprio": True, "num_action_chunks": 3,
+                **FLOW, **ROBOTS[name]}  # fmt: skip
     if not path.exists():
         form = published_pi0.Pi0Config if kind == "pi0" else published_pi0.Pi05Config
         config = form.model_validate(pi0.REFERENCE[kind]["config"])
@@ -81,11 +93,28 @@ def settings(folder, name):
     return {"vla_path": str(path), "vlm_path": pi0.tokenizer(folder), "num_images_in_input": 2, **FLOW, **ROBOTS[name]}
 
 
+def write_smolvla(folder, path):
+    """All weights of this one are trained, and its files have the names of the network."""
+    from transformers.models.smolvlm.modeling_smolvlm import SmolVLMConnector, SmolVLMVisionTransformer
+
+    tower = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
+    vlm = published._vlm_config(
+        str(checkpoints.write_vlm(folder / "vlm", text=SMOL, vision={**tower, "image_size": 32}))
+    )
+    see = published._SmolVLMEyes(SmolVLMVisionTransformer(vlm.vision_config), SmolVLMConnector(vlm))
+    network = SmolVLANetwork(see, vlm.text_config, ExpertSize(), image_size=32, proprio_size=3)
+    checkpoints.write_smolvla(
+        path, network.state_dict(), num_vlm_layers=LAYERS, resize_imgs_with_padding=[32, 32],
+        freeze_vision_encoder=False, train_expert_only=False,
+    )  # fmt: skip
+
+
 def facts(folder, count, language, robots):
     """What every process of a training held."""
     trainings = [[name, "text", {**TEXT, **LANGUAGE[name]}] for name in language]
     for name in robots:
-        more = {"wide": True, "folder": str(folder)} if "pi0" in name else {"wide": True} if "oft" in name else {}
+        more = {"pi0": {"folder": str(folder)}, "pi05": {"folder": str(folder)}, "smolvla": {"measured": 3}}
+        more = {"wide": True, **more.get(kind_of(name), {})} if kind_of(name) not in ("made", "flow") else {}
         trainings.append([name, "vla", {**settings(folder, name), "bf16": True, "steps": 1, **more}])
     if count == 1:
         main(folder / "out", trainings)

@@ -506,17 +506,17 @@ def write_smolvla(folder, tensors, *, statistics=SMOLVLA_STATISTICS, **changes):
     return folder
 
 
-def write_vlm(folder):
+def write_vlm(folder, *, text=None, vision=None):
     from transformers import SmolVLMConfig
 
     SmolVLMConfig(
         text_config={
             "model_type": "llama", "hidden_size": TEXT, "intermediate_size": 20, "num_hidden_layers": 3, "head_dim": 8,
-            "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": WORDS, "pad_token_id": 0,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": WORDS, "pad_token_id": 0, **(text or {}),
         },
         vision_config={
             "hidden_size": VISION, "intermediate_size": 10, "num_hidden_layers": 1, "num_attention_heads": 2,
-            "image_size": 16, "patch_size": 4,
+            "image_size": 16, "patch_size": 4, **(vision or {}),
         }, scale_factor=2,
     ).save_pretrained(folder)  # fmt: skip
     write_tokenizer(folder, ["open", "it", "close", "the", "window"])
