@@ -172,9 +172,9 @@ def test_training_a_reward_model_says_its_memory():
     found = estimate_train(given)
     assert found["memory of weights"].startswith("16.5 GB")
     head = found["estimated, not measured, for"]
-    assert head == "1 x H100; 4096 tokens in a pass (formulas: docs/memory.md)"
+    assert head == "1 x H100; 3510 tokens in a pass (formulas: docs/memory.md)"
     shape = PUBLISHED[7.0]
-    one = 4096 * (shape.layers * layer_bytes(shape, 16) + 10 * shape.width)
+    one = 3510 * (shape.layers * layer_bytes(shape, 16) + 10 * shape.width)
     assert gigabytes(found["memory of activations"]) == pytest.approx(one / 1e9, abs=0.05)
     operations = found["gradient steps"] * given.train["prm"].batch_size * (100 + 300) * 4 * shape.parameters
     assert found["time on 1 x H100"] == duration(operations / (989e12 * 0.4))

@@ -48,7 +48,9 @@ def test_a_gpu_has_a_limit_of_its_own():
         return token_limit(given, SimpleNamespace(config=config), torch.device(device))
 
     assert limit(None, "cpu") is None
-    assert limit(None, "cuda") == limit(None, "cuda", layers=80, width=8192) == 8192
+    assert limit(None, "cuda") == 8192
+    assert limit(None, "cuda", width=3584) == 3510
+    assert limit(None, "cuda", layers=80, width=8192) == 2048
     assert limit(None, "cuda", layers=30, width=576) == 8192 * 28 * 1536 // (30 * 576)
     assert limit(None, "cuda", layers=2, width=64) == 65_536
     assert limit(7, "cuda") == limit(7, "cpu") == 7

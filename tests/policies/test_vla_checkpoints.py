@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from vla_models import observations
 
 from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError
+from guerdon.policies.adapter_files import merged_weights
 from guerdon.policies.control import build_policy, load_policy, save_policy
 from guerdon.policies.vla import published
 from guerdon.policies.vla.policy import quantize
@@ -225,6 +226,20 @@ def adapter_by_peft(folder, tensors, targets, **changes):
                 parameter.normal_()
     model.save_pretrained(folder)
     return {name: value for name, value in model.merge_and_unload().state_dict().items() if name in tensors}
+
+
+@pytest.mark.parametrize("options", [{}, {"use_dora": True}], ids=str)
+def test_an_adapter_on_weights_in_bfloat16_is_merged_in_float32(options, tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    weights = {f"{name}.weight": torch.randn(6, 6, generator=generator).bfloat16() for name in ("up_proj", "other")}
+    floats = {name: weight.float() for name, weight in weights.items()}
+    by_peft = adapter_by_peft(tmp_path, floats, ["up_proj"], **options)
+    merged = merged_weights(weights, tmp_path)
+    assert {name: weight.dtype for name, weight in merged.items()} == {
+        "up_proj.weight": torch.float32, "other.weight": torch.bfloat16,
+    }  # fmt: skip
+    assert all(torch.equal(weight.float(), by_peft[name]) for name, weight in merged.items())
+    assert not torch.equal(by_peft["up_proj.weight"], floats["up_proj.weight"])
 
 
 @pytest.mark.usefixtures("no_gpu")

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from scipy.stats import rankdata
 
 from guerdon.audit.association import strata, stratum_ends
 from guerdon.audit.drift import Drift, drift_between
@@ -258,6 +257,8 @@ def pair_orders(first_N: Numbers, second_N: Numbers, group_N: Codes) -> Numbers:
 
 def group_ranks(values_N: Numbers, group_N: Codes) -> Numbers:
     """The rank of each row in its group, from 1 for the smallest; equal values share their mean rank."""
+    from scipy.stats import rankdata
+
     in_order = strata(group_N, values_N)  # by group, then by value
     return np.asarray(rankdata(in_order) - np.searchsorted(np.sort(group_N), group_N))
 

@@ -9,7 +9,6 @@ from functools import partial
 
 import numpy as np
 from scipy.special import bdtrc, ndtr
-from scipy.stats import rankdata
 
 from guerdon.audit.association import associate, strata, stratum_means
 from guerdon.audit.log_view import Checked, MissingColumn, View, found, needed
@@ -88,6 +87,8 @@ def check_position(view: View) -> Checked:
 
 def _explains(view: View, name: str, features: Features, strictness: float = 1.0) -> Checked:
     """The feature that explains most of the reward, if it explains enough; p is Bonferroni's over the features."""
+    from scipy.stats import rankdata
+
     fresh = ~view.copy_M  # copies of a response have its reward: they are no evidence, but count for the effect
     one, tried = view.sub(fresh), []
     ways = one.comparable()

@@ -16,7 +16,6 @@ from typing import Literal
 import krippendorff
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import t
 
 from guerdon.errors import DataError
 from guerdon.evaluate.intervals import LEVEL, Float64, Interval, bootstrap_weighted, widen_at_edge
@@ -163,6 +162,8 @@ def corrected_mean(judge_N: ArrayLike, labels_N: ArrayLike, groups: ArrayLike | 
 
 def _mean_interval(parts: list[tuple[Float64, np.ndarray]]) -> Interval:
     """The sum of the means of samples, each with the groups of its items."""
+    from scipy.stats import t
+
     estimate = float(sum(part.mean() for part, _ in parts))
     n, most = sum(len(part) for part, _ in parts), max(group.max() for _, group in parts) + 1
     sums = [np.bincount(group, (part - part.mean()) / len(part), most) for part, group in parts]

@@ -16,9 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 from scipy.special import expit
-from scipy.stats import rankdata
 
 from guerdon.evaluate.gate_table import EFFECTS, Effect, GateTable, Names
 from guerdon.evaluate.intervals import Float64, Interval, percentile_interval, resampling_weights, wilson_interval
@@ -200,6 +198,8 @@ def fit_ordinal(scores_N: Float64, effects_N: NDArray[np.int64]) -> tuple[float,
         scores_N: of reward models on tasks that were left out.
         effects_N: indices into `EFFECTS`.
     """
+    from scipy.optimize import minimize
+
     centre, spread = float(scores_N.mean()), float(scores_N.std()) or 1.0
     z = np.append((scores_N - centre) / spread, np.zeros(len(EFFECTS)))
     y = np.append(effects_N, np.arange(len(EFFECTS)))
@@ -380,6 +380,8 @@ def correlation(x_N: Float64, gains_N: Float64, *, reps: int, seed: int, minus_N
 
 def spearman_by_row(x_R_N: Float64, y_R_N: Float64) -> Float64:
     """(R,) Spearman correlation of each row; NaN where a side is constant."""
+    from scipy.stats import rankdata
+
     x, y = (ranks - ranks.mean(axis=1, keepdims=True) for ranks in (rankdata(x_R_N, axis=1), rankdata(y_R_N, axis=1)))
     scale = np.sqrt((x * x).sum(axis=1) * (y * y).sum(axis=1))
     return np.asarray(np.divide((x * y).sum(axis=1), scale, out=np.full(len(scale), np.nan), where=scale > 1e-9))

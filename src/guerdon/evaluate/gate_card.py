@@ -12,14 +12,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from guerdon.errors import DataError, HarmError, boundary
-from guerdon.evaluate.gate import GateForecast, gate_forecast
 from guerdon.evaluate.gate_table import EFFECTS, PACKAGED, GateTable, read_gate_table
 from guerdon.evaluate.scores import RECORD
 from guerdon.settings.evaluate import GateSettings
 from guerdon.settings.study import Study
+
+if TYPE_CHECKING:
+    from guerdon.evaluate.gate import GateForecast
 
 
 def card_forecast(features: Mapping[str, float | None], kind: str, gate: GateSettings) -> GateForecast:
@@ -33,6 +35,8 @@ def card_forecast(features: Mapping[str, float | None], kind: str, gate: GateSet
     Raises:
         DataError: the table cannot be read.
     """
+    from guerdon.evaluate.gate import gate_forecast
+
     return gate_forecast(features, kind, gate_table(gate))
 
 

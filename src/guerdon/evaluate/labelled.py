@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import rankdata
 
 from guerdon.episodes.preferences import ATTRIBUTES, comparison, is_preference
 from guerdon.episodes.row_files import RowFields
@@ -141,6 +140,8 @@ def label_figures(
     Returns:
         Plain values for `evaluation.json`.
     """
+    from scipy.stats import rankdata
+
     judge = np.array([np.nan if isinstance(value, Failure) else value for value in values])
     measured = ~np.isnan(judge)
     both = measured & ~np.isnan(labels_N)

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import rankdata
 
 from guerdon.episodes.targets import episode_success, first_success, progress_targets, success_labels
 from guerdon.evaluate import classification
@@ -195,6 +194,8 @@ def spearman(x_N: ArrayLike, y_N: ArrayLike) -> float | None:
 
     With y the row index this is the value-order correlation of GVL (arXiv 2411.04549), VLAC and TOPReward.
     """
+    from scipy.stats import rankdata
+
     pair = _pair(x_N, y_N)
     return None if pair is None else pearson(*map(rankdata, pair))
 

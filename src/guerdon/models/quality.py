@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 
 def auroc(scores_N: NDArray[Any], labels_N: NDArray[Any]) -> float | None:
@@ -26,6 +25,8 @@ def auroc(scores_N: NDArray[Any], labels_N: NDArray[Any]) -> float | None:
     Returns:
         None when one of the classes is empty.
     """
+    from scipy.stats import rankdata
+
     positive = np.asarray(labels_N, dtype=bool)
     p, n = int(positive.sum()), int((~positive).sum())
     if p == 0 or n == 0:

@@ -282,7 +282,7 @@ def merged_on_reading(model: nn.Module, weights: Mapping[str, Tensor], folder: P
     hollow: dict[int, nn.Parameter] = {}  # all of a weight's numbers are one: peft looks at shapes, types and devices
     for module in model.modules():
         for leaf, own in module.named_parameters(recurse=False):
-            made = nn.Parameter(torch.zeros((), dtype=own.dtype).expand(own.shape), requires_grad=False)
+            made = nn.Parameter(torch.zeros(()).expand(own.shape), requires_grad=False)
             module.register_parameter(leaf, hollow.setdefault(id(own), made))
     kept = {id(own) for own in hollow.values()}
     adapted = read_adapter(model, folder, assign=True)

@@ -17,8 +17,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.optimize import minimize
-from scipy.sparse import csr_array
 from scipy.special import expit
 from torch import Tensor
 
@@ -65,6 +63,9 @@ class OutcomeTable:
         Returns:
             The mean loss without the penalty; None where there is no response.
         """
+        from scipy.optimize import minimize
+        from scipy.sparse import csr_array
+
         if not self._rows or not self._places:
             return None
         lengths = [len(row) for row in self._rows]

@@ -30,8 +30,8 @@ GPUS = {  # from NVIDIA's data sheets
     "L40S": GPU(48e9, 362e12, 0.864e12), "RTX4090": GPU(24e9, 165e12, 1.01e12),
 }  # fmt: skip
 
-TOKENS_PER_PASS = 8192  # of a model of 1.5 billion parameters or more; it then keeps 29 GB of activations
-MOST_PER_PASS = 65_536
+TOKENS_PER_PASS = 8192  # of a model of 1.5 billion parameters, which then keeps 29 GB of activations
+LEAST_PER_PASS, MOST_PER_PASS = 2048, 65_536
 _LAYERS, _WIDTH = 28, 1536  # of that model
 
 GPUS_FIELD: Any = Field(
@@ -44,14 +44,15 @@ GPUS_FIELD: Any = Field(
 def tokens_per_pass(layers: int, width: int) -> int:
     """The tokens that share a pass on a GPU where `max_tokens_per_pass` is null.
 
-    8,192, and more where a model is smaller: as many as keep activations of about the same size, since a small model
-    waits for the launches of its kernels. Measured on an H200: docs/benchmarks.md.
+    8,192 of a model of 1.5 billion parameters, and of others as many as keep activations of about the same size: a
+    small model waits for the launches of its kernels (measured on an H200: docs/benchmarks.md), a large one would not
+    fit.
 
     Args:
         layers: of the model.
         width: of its hidden states.
     """
-    return min(max(TOKENS_PER_PASS, TOKENS_PER_PASS * _LAYERS * _WIDTH // (layers * width)), MOST_PER_PASS)
+    return min(max(LEAST_PER_PASS, TOKENS_PER_PASS * _LAYERS * _WIDTH // (layers * width)), MOST_PER_PASS)
 
 
 def known_gpus(given: str | None) -> str | None:

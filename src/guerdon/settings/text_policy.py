@@ -34,8 +34,8 @@ MAX_TOKENS_PER_PASS: Any = Field(
     None,
     ge=1,
     description="most tokens in a forward (and backward) pass, prompts and padding included; sequences of like length "
-    "share one, a longer one has its own; the loss stays the same. null: 8192 on a GPU, "
-    "more for models below 1.5 billion parameters, no limit on a CPU",
+    "share one, a longer one has its own; the loss stays the same. null: on a GPU 8192 "
+    "of a model of 1.5 billion parameters, more of a smaller and fewer of a larger one; no limit on a CPU",
 )
 
 CHAT_TEMPLATE: Any = Field(

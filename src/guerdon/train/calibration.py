@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 from torch import nn
 
 from guerdon.models.backbone import ImageScorer
@@ -38,6 +37,8 @@ def fit_scaling(logits_N: NDArray[Any], labels_N: BoolArray) -> Scaling:
         logits_N: of held-out frames.
         labels_N: their truth.
     """
+    from scipy.optimize import minimize
+
     z, labels = np.asarray(logits_N, dtype=np.float64), np.asarray(labels_N, dtype=np.bool_)
     positives, negatives = int(labels.sum()), int((~labels).sum())
     targets = np.where(labels, (positives + 1) / (positives + 2), 1 / (negatives + 2))
