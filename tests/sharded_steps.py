@@ -11,11 +11,13 @@ import os
 import sys
 import weakref
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
+import test_vla_checkpoints as checkpoints
 import test_vla_pi0 as pi0
 import torch
 from architectures import build
@@ -26,13 +28,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from vla_models import observations, policy_of
 
-from guerdon import distributed
+from guerdon import distributed, sharding
 from guerdon.finite import SkippedSteps
 from guerdon.policies.robot import ControlInputs
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy
 from guerdon.policies.text_files import load_policy
 from guerdon.policies.tokens import token_batch
+from guerdon.policies.vla import published, published_pi0
+from guerdon.policies.vla.vision import ViTSize
 from guerdon.rl.build_control import control_optimizer
 from guerdon.rl.update import make_batch, update_policy
 from guerdon.settings.algorithm import ControlAlgorithmSettings
@@ -42,6 +46,15 @@ from guerdon.types import Advantages
 
 STEPS = 4
 ROWS = 6
+LAYERS = 8
+GEMMAS = {name: published_pi0.GemmaSize(width, LAYERS, 4 * width, 4, 1, 16)
+          for name, width in (("gemma_2b", 64), ("gemma_300m", 32))}  # fmt: skip
+SIGLIP = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
+          "patch_size": 4}  # fmt: skip
+TOWERS = {
+    checkpoints.DINO: ViTSize(16, 4, 32, 4, 4, 64, prefix=5, scaled=True),
+    checkpoints.SIGLIP: ViTSize(16, 4, 32, 4, 4, 64),
+}  # of OpenVLA
 
 
 class Built(TorchDispatchMode):
@@ -149,34 +162,56 @@ class Kept:
 
     Attributes:
         most: of a pass.
+        again: of the block that keeps most, of those that checkpointing computes again.
     """
 
-    def __init__(self, policy):
-        self.most, evaluate = 0, policy.evaluate
+    def __init__(self, policy, stack):
+        self.most = self.again = 0
         model = policy.base.model if hasattr(policy, "base") else policy
-        shapes = {tuple(p.shape) for p in model.parameters() if p.ndim > 1}
-        shapes |= {shape[::-1] for shape in shapes}
-        owners = [module for module in model.modules() if module._parameters]  # a parameter changes where it is sharded
+        self.shapes = {tuple(p.shape) for p in model.parameters()}
+        self.shapes |= {shape[::-1] for shape in self.shapes}
+        self.owners = [module for module in model.modules() if module._parameters]
+        evaluate, checkpoint = policy.evaluate, sharding.checkpoint
 
         def evaluated(*args, **options):
-            found, alive = {}, []
-
-            def pack(tensor):
-                storage = tensor.untyped_storage()
-                cast = tensor.dtype == torch.bfloat16 and tuple(tensor.shape) in shapes
-                own = {getattr(p, "_local_tensor", p).untyped_storage().data_ptr()
-                       for module in owners for p in module._parameters.values() if p is not None}  # fmt: skip
-                if storage.data_ptr() not in own and not cast:
-                    found[storage.data_ptr()] = storage.nbytes()
-                    alive.append(tensor)
-                return tensor
-
-            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-                result = evaluate(*args, **options)
-            self.most = max(self.most, sum(found.values()))
+            result, kept = self.counted(evaluate, *args, **options)
+            self.most = max(self.most, kept)
             return result
 
-        policy.evaluate = evaluated
+        def checkpointed(forward, *args, use_reentrant, **options):
+            self.again = max(self.again, self.counted(forward, *args, **options)[1])
+            return checkpoint(forward, *args, use_reentrant=use_reentrant, **options)
+
+        stack.enter_context(mock.patch.object(policy, "evaluate", evaluated))
+        stack.enter_context(mock.patch.object(sharding, "checkpoint", checkpointed))
+
+    def own(self):
+        """Addresses of weights; a parameter changes where it is sharded."""
+        return {getattr(p, "_local_tensor", p).untyped_storage().data_ptr()
+                for module in self.owners for p in module._parameters.values() if p is not None}  # fmt: skip
+
+    def counted(self, compute, *args, **options):
+        """What is computed, and the bytes that are kept of it."""
+        found, alive = {}, []
+
+        def pack(tensor):
+            shape, storage = tuple(tensor.shape), tensor.untyped_storage()
+            cast = tensor.dtype == torch.bfloat16 and len(shape) > 1
+            if shape not in self.shapes or not (cast or storage.data_ptr() in self.own()):
+                found[storage.data_ptr()] = storage.nbytes()
+                alive.append(tensor)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            result = compute(*args, **options)
+        return result, sum(found.values())
+
+
+def widen(patch):
+    """Checkpoints of pi0 and OpenVLA are so wide that what their layers keep is most of what is kept."""
+    for sizes, own in ((published_pi0.GEMMAS, GEMMAS), (published_pi0.SIGLIP, SIGLIP), (published.TOWERS, TOWERS)):
+        for name, size in own.items():
+            patch.setitem(sizes, name, size)
 
 
 class SGD:
@@ -196,9 +231,11 @@ class SGD:
 def vla(options):
     """A policy with what it decided at random observations, and their batch."""
     if "vla_path" in options:
-        pi0.shrink(pytest.MonkeyPatch())
         given = dict(options)
-        policy = pi0.read(given.pop("vla_path"), Path(given.pop("folder")), heads=("env",), **given)
+        (widen if given.pop("wide", False) else pi0.shrink)(pytest.MonkeyPatch())
+        path, folder = given.pop("vla_path"), given.pop("folder", None)
+        read = checkpoints.read if folder is None else partial(pi0.read, tmp_path=Path(folder))
+        policy = read(path, heads=("env",), **given)
     else:
         policy = policy_of(seed=3, **options)
     rng = np.random.default_rng(0)
@@ -242,7 +279,7 @@ def trained(kind, options):
     given = dict(options)
     optimizer, micro = given.pop("optimizer", "adamw"), given.pop("micro", None)
     steps, built = given.pop("steps", STEPS), Built()
-    with built if {"path", "vla_path"} & given.keys() else nullcontext():
+    with built if {"path", "vla_path"} & given.keys() and not given.get("wide") else nullcontext():
         policy, inputs, width = {"vla": vla, "text": text}[kind](given)
     parameters = [p for p in policy.parameters() if p.requires_grad]
     if optimizer == "sgd":
@@ -259,8 +296,9 @@ def trained(kind, options):
     found = Advantages(advantages, advantages, {}, {"env": mask[:, : heads["env"].shape[1]]}, heads)
     batch = make_batch(inputs, mask, found, values=heads if has_critic else None)
     settings = ControlAlgorithmSettings(num_epochs=1, minibatch_size=ROWS, micro_batch_size=micro)
-    losses, held, kept = [], Held(policy, learns), Kept(policy)
+    losses, held = [], Held(policy, learns)
     with ExitStack() as stack:
+        kept = Kept(policy, stack)
         held.watching(FSDPParamGroup, ("unshard", "wait_for_unshard", "post_backward", "reshard"), stack)
         held.watching(learns, ("step",), stack)
         for _ in range(steps):
@@ -268,7 +306,7 @@ def trained(kind, options):
             losses.append([learned[name] for name in ("policy_loss", "value_loss") if name in learned])
     facts = {"losses": losses, "built": built.most, "held": held.most, "gathered": sorted(held.gathered)}
     every = (policy.base.model if kind == "text" else policy).parameters()
-    facts |= {"resting": bytes_of(held.resting()), "kept": kept.most}
+    facts |= {"resting": bytes_of(held.resting()), "kept": kept.most, "again": kept.again}
     facts |= {"parameters": sum(p.numel() for p in every), "trained": sum(p.numel() for p in parameters)}
     learns.zero_grad()
     return facts, policy.tensors(), learns.tensors() if optimizer != "sgd" else {}

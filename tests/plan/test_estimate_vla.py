@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from guerdon.compare.study import plan_study
 from guerdon.config import load
 from guerdon.durations import duration
+from guerdon.plan import gpu
 from guerdon.plan.estimate import estimate
 from guerdon.plan.gpu import estimate_vla, layer_bytes, vla_bytes, vla_size
 from guerdon.plan.text_size import Shape
@@ -49,7 +50,7 @@ def test_openvla_has_seven_and_a_half_billion_parameters_of_sixteen_bytes_and_a_
     assert found["memory of weights, gradients and moments"] == f"{16 * PARAMETERS / 1e9:.1f} GB"
     assert found["memory of bfloat16 copies in an update"] == f"{2 * PARAMETERS / 1e9:.1f} GB"
     seen = 23 * 261 * (24 * 1024 + 4 * 4096) + 26 * 256 * (24 * 1152 + 4 * 4304)
-    one = seen + 32 * 347 * (34 * 4096 + 8 * 11008)
+    one = seen + 32 * 347 * (34 * 4096 + 8 * 11008) + 10 * 347 * 4096
     assert found["memory of activations of 16 decisions"] == f"{16 * one / 1e9:.1f} GB"
     assert found["memory at most"].endswith("does not fit on one H100 of 80.0 GB: take policy.use_lora: true")
     decisions = 4096000 // 8
@@ -63,10 +64,10 @@ def test_openvla_has_seven_and_a_half_billion_parameters_of_sixteen_bytes_and_a_
 @pytest.mark.parametrize(
     ("cards", "keys", "gb"),
     [
-        (1, [], 62.4),
+        (1, [], 62.7),
         (4, [FULL, "policy.gradient_checkpointing=true"], 61.3),
-        (4, [FULL, "algorithm.micro_batch_size=10"], 66.4),
-        (8, [FULL], 69.7),
+        (4, [FULL, "algorithm.micro_batch_size=10"], 66.5),
+        (8, [FULL], 69.9),
     ],
 )
 def test_the_runs_of_the_guides_fit_on_one_four_and_eight_gpus(name, cards, keys, gb):
@@ -102,7 +103,7 @@ def test_adapters_need_less_memory_and_no_gradients_of_frozen_weights():
     one_gpu = "policy.gpus='1 x H100'"
     found = estimate_vla(study("libero_10_grpo_openvlaoft_runA", one_gpu))
     seen = 23 * 261 * (22 * 1024 + 4 * 4096 + 8 * 32) + 26 * 256 * (22 * 1152 + 4 * 4304 + 8 * 32)
-    one = seen + 32 * 347 * (28 * 4096 + 8 * 11008 + 14 * 32)
+    one = seen + 32 * 347 * (28 * 4096 + 8 * 11008 + 14 * 32) + 10 * 347 * 4096
     held = 2 * PARAMETERS + 18 * adapters + 1e9
     assert found["memory at most"].startswith(f"{(held + 16 * one) / 1e9:.1f} GB")
     assert found["memory at most"].endswith(": fits on one GPU")
@@ -173,8 +174,61 @@ def test_checkpointing_keeps_what_goes_into_a_layer():
     given = "policy.gradient_checkpointing=true"
     found = estimate_vla(study("libero_10_grpo_openvlaoft_runA", FULL, given))
     layer = 34 * 4096 + 8 * 11008
-    one = 4 * (23 * 261 * 1024 + 26 * 256 * 1152 + 32 * 347 * 4096) + 347 * layer
+    towers = 23 * 261 * 1024 + 26 * 256 * 1152
+    one = 4 * (towers + 32 * 347 * 4096) + 10 * 347 * 4096 + 347 * layer
     assert found["memory of activations of 16 decisions"] == f"{16 * one / 1e9:.1f} GB"
+    adapted = VLAPolicySettings(vla_path="x", use_lora=True, gradient_checkpointing=True)
+    kept, again = gpu.decision_bytes(adapted, vla_size(adapted)[0], 347)
+    assert kept == 2 * (towers + 32 * 347 * 4096) + 10 * 347 * 4096, "frozen embeddings are bfloat16, so are the sums"
+    assert again == 347 * (layer - 6 * 4096 + 14 * 32)
+
+
+PI0 = {"type": "pi0", "paligemma_variant": "gemma_2b", "chunk_size": 20}
+
+
+def test_smolvla_and_pi0_keep_their_tower_and_every_denoising_step_of_their_expert(tmp_path):
+    """By hand, at the published sizes; two pictures and an instruction."""
+    (tmp_path / "config.json").write_text(json.dumps(PI0))
+    seen, decoding = 2 * 256 + 35 + 1, {"family": "flow", "num_steps": 4}
+    pi0 = {"vla_path": str(tmp_path), "num_images_in_input": 2, "decoding": decoding, "num_action_chunks": 5}
+    tower = 27 * 2 * 256 * (24 * 1152 + 4 * 4304)
+    layer, acting = 22 * 2048 + 8 * 2048 + 8 * 16384, 22 * 1024 + 8 * 2048 + 8 * 4096
+    expert = 18 * (21 * acting + 4 * 2048 * seen) + 16 * 21 * 1024
+    policy = VLAPolicySettings(**pi0)
+    shape = vla_size(policy)[0]
+    whole = tower + seen * (18 * layer + 10 * 2048) + 4 * expert
+    assert gpu.decision_bytes(policy, shape, seen) == (whole, 0)
+    kept, again = gpu.decision_bytes(VLAPolicySettings(**pi0, gradient_checkpointing=True), shape, seen)
+    inputs = 27 * 2 * 256 * 4 * 1152 + seen * (18 * (2 * 2048 + 4 * 256) + 10 * 2048)
+    assert kept == inputs + 4 * (18 * 21 * 2 * 1024 + 16 * 21 * 1024)
+    assert again == seen * layer
+    seen = 2 * 64 + 35 + 1
+    policy = VLAPolicySettings(**{**pi0, "vla_path": "x"}, use_lora=True, lora_rank=8)
+    tower = 12 * 2 * 1024 * (26 * 768 + 4 * 3072 + 12 * 8)
+    layer = 18 * 960 + 10 * 960 + 8 * 2560 + 14 * 8
+    acting = 18 * 720 + 10 * 960 + 8 * 2048 + 14 * 8
+    expert = 16 * (5 * acting + 4 * 960 * seen) + 16 * 5 * 720
+    kept = gpu.decision_bytes(policy, vla_size(policy)[0], seen)[0]
+    assert kept == tower + seen * (16 * layer + 10 * 960) + 4 * expert
+
+
+def test_the_estimate_of_smolvla():
+    policy = {"type": "vla", "vla_path": "x", "decoding": {"family": "flow", "num_steps": 4}, "num_action_chunks": 5}
+    policy |= {"num_images_in_input": 2, "gpus": "1 x H100"}
+    given = {"env": {"type": "libero", "task_suite_name": "libero_10"}, "policy": policy,
+             "algorithm": {"adv_estimator": "gae", "rollout_steps": 100, "minibatch_size": 8, "num_epochs": 1},
+             "runner": {"total_steps": 10**6, "eval_every": 10**6, "eval_episodes": 10}}  # fmt: skip
+    whole = Study.model_validate(given)
+    found, seen = estimate_vla(whole), 2 * 64 + 35 + 1
+    assert head(found) == f"1 x H100; P = 0.403e9, T = 0.403e9, S = {seen}"
+    shape, p, _ = vla_size(whole.policy)
+    one = gpu.decision_bytes(whole.policy, shape, seen)[0]
+    assert found["memory of activations of 8 decisions"] == f"{8 * one / 1e9:.1f} GB"
+    tower, expert = 12 * (4 * 768**2 + 2 * 768 * 3072), gpu.EXPERTS["flow"].parameters
+    work = (p - 49280 * 960 - tower - expert) * seen + tower * 2 * 1024 + expert * 5 * 4
+    decisions = 10**6 // 5
+    operations = work * (decisions * (4 + 6) + 2 * 10 * whole.env.max_episode_steps / 5)
+    assert found["time on 1 x H100"] == duration(operations / (989e12 * 0.4))
 
 
 @pytest.mark.parametrize("sizes", [(64, 128), (64, 256), (128, 128)])
@@ -218,17 +272,22 @@ def test_the_shape_is_that_of_the_checkpoint_where_it_is_here(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("config", "keys", "parameters"),
-    [  # of the networks at their published sizes: OpenVLA's and an L1 head of 7 numbers; pi0 without its unused heads
-        ({}, {"family": "regression"}, 7_541_237_184 + 151_117_831),
-        ({"type": "pi0", "paligemma_variant": "gemma_2b"}, {"family": "flow"}, 3_238_048_528),
-        ({"action_horizon": 10, "paligemma_variant": "gemma_2b"}, {"family": "flow"}, 3_238_048_528),
+    ("config", "keys", "parameters", "adapters"),
+    [  # of the networks at their published sizes: OpenVLA's and an L1 head of 7 numbers; SmolVLA, pi0 without their
+        # unused heads, and their adapters of rank 1
+        ({}, {"family": "regression"}, 7_541_237_184 + 151_117_831, None),
+        ({}, {"family": "flow"}, 402_737_376, 670_096),
+        (PI0, {"family": "flow"}, 3_238_048_528, 2_213_824),
+        ({"action_horizon": 10, "paligemma_variant": "gemma_2b"}, {"family": "flow"}, 3_238_048_528, 2_213_824),
     ],
 )
-def test_published_heads_and_experts_are_counted(config, keys, parameters, tmp_path):
+def test_published_heads_and_experts_are_counted(config, keys, parameters, adapters, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     policy = VLAPolicySettings(vla_path=str(tmp_path), gpus="1 x H100", **keys)
     assert vla_size(policy)[1] == pytest.approx(parameters, rel=0.01)
+    if adapters is not None:
+        trained = vla_size(policy.model_copy(update={"use_lora": True, "lora_rank": 8}))[2]
+        assert trained == pytest.approx(8 * adapters, rel=0.02)
 
 
 @pytest.mark.parametrize("gpus", ["8 H100", "0 x H100", "8 x TPU", "x H100"])

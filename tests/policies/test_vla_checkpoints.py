@@ -48,7 +48,7 @@ def small_towers(monkeypatch):
         monkeypatch.setitem(published.TOWERS, name, size)
 
 
-def vit(prefix, width, mlp, patches, *, depth=3, patch=4, dino):
+def vit(prefix, width, mlp, patches, depth, *, patch=4, dino):
     shapes = {"pos_embed": (1, patches, width), "patch_embed.proj.weight": (width, 3, patch, patch),
               "patch_embed.proj.bias": (width,), "norm.weight": (width,), "norm.bias": (width,)}  # fmt: skip
     if dino:
@@ -87,12 +87,14 @@ def llama(prefix, width, inside, layers, vocabulary, *, heads=1.0, embedded=True
     return shapes
 
 
-def openvla_shapes(width=WIDTH, inside=24, layers=2):
-    both = 8 + 12
+def openvla_shapes(width=WIDTH, inside=24, layers=2, towers=((8, 16, 4, 3), (12, 20, 4, 3))):
+    """Names and shapes; of each tower its width, inner width, patches and depth."""
+    (dino, dino_mlp, *first), (siglip, siglip_mlp, *second) = towers
+    both = dino + siglip
     linear = {"fc1": (4 * both, both), "fc2": (width, 4 * both), "fc3": (width, width)}
     return {
-        **vit("vision_backbone.featurizer.", 8, 16, 4, dino=True),
-        **vit("vision_backbone.fused_featurizer.", 12, 20, 4, dino=False),
+        **vit("vision_backbone.featurizer.", dino, dino_mlp, *first, dino=True),
+        **vit("vision_backbone.fused_featurizer.", siglip, siglip_mlp, *second, dino=False),
         **{f"projector.{name}.weight": shape for name, shape in linear.items()},
         **{f"projector.{name}.bias": shape[:1] for name, shape in linear.items()},
         **llama("language_model.model.", width, inside, layers, VOCABULARY + PADDING),
@@ -519,17 +521,17 @@ def write_smolvla(folder, tensors, *, statistics=SMOLVLA_STATISTICS, **changes):
     return folder
 
 
-def write_vlm(folder):
+def write_vlm(folder, *, text=None, vision=None):
     from transformers import SmolVLMConfig
 
     SmolVLMConfig(
         text_config={
             "model_type": "llama", "hidden_size": TEXT, "intermediate_size": 20, "num_hidden_layers": 3, "head_dim": 8,
-            "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": WORDS, "pad_token_id": 0,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": WORDS, "pad_token_id": 0, **(text or {}),
         },
         vision_config={
             "hidden_size": VISION, "intermediate_size": 10, "num_hidden_layers": 1, "num_attention_heads": 2,
-            "image_size": 16, "patch_size": 4,
+            "image_size": 16, "patch_size": 4, **(vision or {}),
         }, scale_factor=2,
     ).save_pretrained(folder)  # fmt: skip
     write_tokenizer(folder, ["open", "it", "close", "the", "window"])

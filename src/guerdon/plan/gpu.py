@@ -22,7 +22,7 @@ from guerdon.settings.reward_models import PrimeModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train import TextTrainSettings
-from guerdon.settings.vla_policy import VLAPolicySettings
+from guerdon.settings.vla_policy import FlowDecodingSettings, VLAPolicySettings
 
 LOGITS_AT_ONCE = 2**26  # on a GPU (guerdon.policies.text; a test compares them)
 PER_LOGIT = 22  # bytes of a logit of the piece that goes backward: counted from the operators of `token_log_probs`
@@ -296,20 +296,26 @@ _PRISMATIC = ((1024, 4096, 23, 261), (1152, 4304, 26, 256))  # DINOv2 L with reg
 PUBLISHED_VLA = {  # configurations of the language part
     "token": _LLAMA,
     "regression": _LLAMA,
-    "flow": {"hidden_size": 960, "num_hidden_layers": 16, "intermediate_size": 2560, "vocab_size": 49280},
+    "flow": {
+        "hidden_size": 960, "num_hidden_layers": 16, "intermediate_size": 2560, "vocab_size": 49280,
+        "num_attention_heads": 15, "num_key_value_heads": 5, "tie_word_embeddings": True,
+    },
     "pi0": {
         "hidden_size": 2048, "num_hidden_layers": 18, "intermediate_size": 16384, "vocab_size": 257152,
         "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "tie_word_embeddings": True,
     },
 }  # fmt: skip
-REST = {"token": 0.80e9, "regression": 0.95e9, "flow": 0.20e9, "pi0": 0.73e9}  # parameters of the other parts
+REST = {"token": 0.80e9, "regression": 0.95e9, "flow": 0.198e9, "pi0": 0.73e9}  # parameters of the other parts
 TOWERS = {  # of vision, as far as they are computed: width, inner width, blocks, tokens of a picture
     "token": _PRISMATIC,
     "regression": _PRISMATIC,
-    "flow": (),  # its tower is not counted
+    "flow": ((768, 3072, 12, 1024),),
     "pi0": ((1152, 4304, 27, 256),),
 }
-PATCHES, INSTRUCTION, ACTION = 256, 35, 7  # tokens of a picture, of an instruction, of an action
+EXPERTS = {"flow": Shape(720, 16, 2048, 960, 320, 0, True), "pi0": Shape(1024, 18, 4096, 2048, 256, 0, True)}
+HORIZON = 50  # actions that pi0 denoises, where the checkpoint does not say
+PATCHES = {"token": 256, "regression": 256, "flow": 64, "pi0": 256}  # tokens that the language part reads of a picture
+INSTRUCTION, ACTION = 35, 7  # tokens of an instruction, of an action
 STEPS_PER_SECOND = 13.0  # of one copy of LIBERO with pictures
 
 
@@ -320,8 +326,11 @@ def estimate_vla(study: Study) -> dict[str, str]:
         return {}
     algorithm = study.on_policy
     shape, p, trained = vla_size(policy)
-    tokens = PATCHES * policy.num_images_in_input + INSTRUCTION + ACTION * policy.num_action_chunks
-    one, cards = decision_bytes(policy, shape, tokens), gpus_named(policy.gpus)[0]
+    kind = _kind(policy)
+    tokens = PATCHES[kind] * policy.num_images_in_input + INSTRUCTION
+    tokens += 1 if kind in EXPERTS else ACTION * policy.num_action_chunks
+    (one, again), cards = decision_bytes(policy, shape, tokens), gpus_named(policy.gpus)[0]
+    one += again
     held = vla_state(policy, shape, p, trained, cards)
     acting = held.get(WHOLE, 0.0)
     updating = sum(held.values()) - acting
@@ -339,9 +348,20 @@ def estimate_vla(study: Study) -> dict[str, str]:
             parts, most, policy.gpus, _vla_advice(policy, algorithm.minibatch_size, int(room // one)),
             f"P = {p / 1e9:.3g}e9, T = {trained / 1e9:.3g}e9, S = {tokens}",
         ),
-        **computing(p * tokens * (decisions * per_token + 2 * evaluated / chunk), policy.gpus),
+        **computing(_work(policy, shape, p, tokens) * (decisions * per_token + 2 * evaluated / chunk), policy.gpus),
         "time of the simulators": duration((runner.total_steps + evaluated) / (STEPS_PER_SECOND * env.num_envs)),
     }  # fmt: skip
+
+
+def _work(policy: VLAPolicySettings, shape: Shape, p: float, tokens: int) -> float:
+    """Parameters times the tokens of a decision that they are applied to."""
+    if (expert := EXPERTS.get(kind := _kind(policy))) is None:
+        return p * tokens
+    actions, steps = denoised(policy)
+    ((w, m, blocks, patches),) = TOWERS[kind]
+    tower, own = blocks * (4 * w * w + 2 * w * m), expert.parameters
+    seen = tower * patches * policy.num_images_in_input
+    return (p - shape.embedding - tower - own) * tokens + seen + own * actions * steps
 
 
 def vla_state(policy: VLAPolicySettings, shape: Shape, p: float, trained: float, cards: int) -> dict[str, float]:
@@ -357,7 +377,7 @@ def vla_state(policy: VLAPolicySettings, shape: Shape, p: float, trained: float,
         trained: those that are trained.
         cards: GPUs.
     """
-    embedded, full = 2 * shape.embedding, not policy.use_lora
+    embedded, full = shape.embedding * (1 if shape.tied else 2), not policy.use_lora
     base, own, copied = (16.0 * p, 0.0, p if cards == 1 else 0.0) if full else (2.0 * p, 16.0 * trained, trained)
     if policy.use_quantization:
         base = 0.5625 * (p - embedded) + 2 * embedded
@@ -368,21 +388,59 @@ def vla_state(policy: VLAPolicySettings, shape: Shape, p: float, trained: float,
     return parts | ({GATHERED: gathered_bytes(shape, full=full, root=each), WHOLE: each * p} if several else {})
 
 
-def decision_bytes(policy: VLAPolicySettings, shape: Shape, tokens: int) -> float:
-    """Bytes that autograd keeps for one decision.
+def decision_bytes(policy: VLAPolicySettings, shape: Shape, tokens: int) -> tuple[float, float]:
+    """Bytes that autograd keeps for one decision; with gradient checkpointing, of the largest block, computed again.
 
-    Of a block of a vision transformer of width w and inner width m, with adapters of rank r: 18 w + 4 m + 8 r per
-    token, and on a GPU, whose layer norms are in float32, 22 w + 4 m + 8 r; 24 w + 4 m where all weights are trained.
-    With gradient checkpointing 4 w of every block, and the whole of the largest.
+    A block of a vision transformer of width w and inner width m keeps 24 w + 4 m per token where all weights are
+    trained; with adapters of rank r 18 w + 4 m + 8 r, and on a GPU, whose layer norms are in float32, 22 w + 4 m + 8 r;
+    where queries, keys and values are three matrices (SmolVLA, pi0), 4 w + 4 r more. A layer of the language part keeps
+    b = `layer_bytes` per token, and the norm after the last 10 h.
+
+    SmolVLA and pi0 read S tokens once; their layers add up in bfloat16 (4 h less where all weights are trained) and
+    repeat keys and values for every head (4 q - 4 k more). All denoising steps are evaluated with gradients, and in
+    each of them every layer of the expert attends to keys and values of the S tokens, copied and repeated for every
+    head. So the expert keeps steps (L (C b + 4 q S) + 16 C h), with L, b, q and h of the expert and C its tokens: the
+    actions that are executed (SmolVLA), or those of the checkpoint's horizon and the state (pi0).
+
+    With gradient checkpointing only what goes into a block is kept of it: 4 w per token, 2 w in bfloat16 (adapters; the
+    language part and the expert of SmolVLA and pi0), and 4 k of each layer of S tokens for the expert.
+
+    Args:
+        policy: the `policy` section; all weights are counted as trained, also those that a checkpoint says are not.
+        shape: of the language part.
+        tokens: that it reads, S.
     """
-    rank = policy.lora_rank if policy.use_lora else None
-    parts = [
-        (policy.num_images_in_input * patches, blocks, w, 24 * w + 4 * m if rank is None else 22 * w + 4 * m + 8 * rank)
-        for w, m, blocks, patches in TOWERS[_kind(policy)]
-    ] + [(tokens, shape.layers, shape.width, layer_bytes(shape, rank))]  # fmt: skip
+    kind, rank, pictures = _kind(policy), policy.lora_rank if policy.use_lora else None, policy.num_images_in_input
+    expert, each, ends = EXPERTS.get(kind), 4 if rank is None else 2, 10.0 * tokens * shape.width
+    parts: list[tuple[int, float, float]] = []  # blocks, what goes into one, what one keeps
+    for w, m, blocks, patches in TOWERS[kind]:
+        of_width = 24 * w if rank is None else 22 * w + 8 * rank + (4 * w + 4 * rank if expert else 0)
+        parts.append((blocks, pictures * patches * each * w, pictures * patches * (of_width + 4 * m)))
+    if expert is None:
+        parts.append((shape.layers, tokens * each * shape.width, tokens * layer_bytes(shape, rank)))
+    else:
+        actions, steps = denoised(policy)
+        one = actions * _reading_bytes(expert, rank) + 4 * expert.queries * tokens
+        ends += 16 * actions * steps * expert.width
+        parts.append((shape.layers, tokens * (2 * shape.width + 4 * shape.keys), tokens * _reading_bytes(shape, rank)))
+        parts.append((steps * expert.layers, actions * 2 * expert.width, one))
     if not policy.gradient_checkpointing:
-        return sum(count * blocks * whole for count, blocks, _, whole in parts)
-    return sum(4 * count * blocks * w for count, blocks, w, _ in parts) + max(c * whole for c, _, _, whole in parts)
+        return ends + sum(blocks * whole for blocks, _, whole in parts), 0.0
+    return ends + sum(blocks * inputs for blocks, inputs, _ in parts), max(whole for *_, whole in parts)
+
+
+def _reading_bytes(shape: Shape, rank: int | None) -> int:
+    """`layer_bytes` of SmolVLA and pi0."""
+    return layer_bytes(shape, rank) + 4 * (shape.queries - shape.keys) - (4 * shape.width if rank is None else 0)
+
+
+def denoised(policy: VLAPolicySettings) -> tuple[int, int]:
+    """Tokens that the expert computes together, and how often: 0 of a policy without one."""
+    if not isinstance(policy.decoding, FlowDecodingSettings):
+        return 0, 0
+    config = _configuration(policy)
+    horizon = int(config.get("chunk_size", config.get("action_horizon", HORIZON))) + 1
+    return horizon if _kind(policy) == "pi0" else policy.num_action_chunks, policy.decoding.num_steps
 
 
 def _vla_advice(policy: VLAPolicySettings, minibatch: int, most: int) -> str:
@@ -416,14 +474,16 @@ def vla_size(policy: VLAPolicySettings) -> tuple[Shape, float, float]:
     """The language part, all parameters, and those that are trained.
 
     Shapes are those of the checkpoint's configuration, of the published model where that does not say. Adapters are on
-    all matrices of the language part, of the towers of vision (qkv, proj, fc1, fc2) and of what projects these.
+    all matrices of the language part, of the towers of vision (qkv, proj, fc1, fc2; of SmolVLA and pi0 q, k, v, out,
+    fc1, fc2), of what projects these, and of the expert.
     """
     kind, rank = _kind(policy), policy.lora_rank
     shape = shape_of({"tie_word_embeddings": False, **PUBLISHED_VLA[kind], **_configuration(policy)})
     p = shape.parameters + REST[kind]
     if not policy.use_lora:
         return shape, p, p
-    seen = sum(blocks * (8 * w + 2 * m) for w, m, blocks, _ in TOWERS[kind])
-    features = sum(w for w, *_ in TOWERS[kind])
-    projector = 9 * features + 3 * shape.width if features else 0
-    return shape, p, shape.adapters(rank) + rank * (seen + projector)
+    if (expert := EXPERTS.get(kind)) is not None:
+        seen = sum(n * (10 * w + 2 * m) + w * patches // PATCHES[kind] for w, m, n, patches in TOWERS[kind])
+        return shape, p, shape.adapters(rank) + expert.adapters(rank) + rank * (seen + shape.width)
+    seen = sum(blocks * (8 * w + 2 * m) + 9 * w for w, m, blocks, _ in TOWERS[kind])
+    return shape, p, shape.adapters(rank) + rank * (seen + 3 * shape.width)

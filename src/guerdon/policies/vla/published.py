@@ -284,6 +284,8 @@ class _SmolVLMEyes(nn.Module):
     def __init__(self, vision_model: nn.Module, connector: nn.Module) -> None:
         super().__init__()
         self.vision_model, self.connector = vision_model, connector
+        # transformers names the attention, so that most of a layer was neither computed again nor sharded as a block
+        vision_model._no_split_modules = {"SmolVLMEncoderLayer"}  # type: ignore[assignment]
 
     def forward(self, pixels: Tensor) -> Tensor:
         found: Tensor = self.connector(self.vision_model(pixel_values=pixels * 2 - 1).last_hidden_state)
