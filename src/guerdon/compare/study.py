@@ -134,14 +134,16 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> St
     Args:
         path: of the study file.
         overrides: `section.key=value`; a list of names in place of `compare.arms` or `compare.tasks` chooses among
-            those of the file.
+            those of the file, as the other overrides change them.
         parallel: processes at a time; 0: as `compare.parallel` says.
 
     Raises:
         ConfigError: anything wrong in the file, in any arm and any task.
     """
     file = read_yaml(path)
-    tree = _chosen(file, apply_overrides(file, overrides))
+    choices = [override for override in overrides if override.startswith(("compare.arms=", "compare.tasks="))]
+    changed = apply_overrides(file, [override for override in overrides if override not in choices])
+    tree = _chosen(file, changed, apply_overrides(changed, choices))
     base = validate(Study, resolve_refs(tree, Study), origin=str(path))
     if base.compare is None:
         raise ConfigError(f"{path} has no compare section: it names the arms, seeds and tasks of a study")
@@ -314,8 +316,8 @@ def _resolved(tree: Tree, change: dict[str, Any], origin: str, *, verb: str = "r
     return validate(Study, Tree(alone, changed.places), origin=origin)
 
 
-def _chosen(file: Tree, tree: Tree) -> Tree:
-    """The tree, with the arms and tasks of the file that overrides name (`compare.arms=[outcome,prime]`)."""
+def _chosen(file: Tree, changed: Tree, tree: Tree) -> Tree:
+    """The tree, with the arms and tasks of the file, as `changed`, that overrides name (`compare.arms=[outcome]`)."""
     written, given = (held.data.get("compare") for held in (file, tree))
     if not isinstance(written, dict) or not isinstance(given, dict):
         return tree
@@ -331,7 +333,8 @@ def _chosen(file: Tree, tree: Tree) -> Tree:
             if name not in list(every or ()):  # a list, for a name may be unhashable
                 has = ", ".join(every or ()) or "none"
                 raise ConfigError(f"override compare.{key}: {name!r} is not in the file; it has {has}")
-    kept = {key: {name: written[key][name] for name in names} for key, names in chosen.items()}
+    of = changed.data["compare"]
+    kept = {key: {name: of[key][name] for name in names} for key, names in chosen.items()}
     return Tree(tree.data | {"compare": given | kept}, tree.places) if kept else tree
 
 
