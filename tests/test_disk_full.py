@@ -106,6 +106,7 @@ def space(folder, size):
     return mount
 
 
+@pytest.mark.slow
 def test_a_file_system_without_space(tmp_path, whole):
     """Not a limit on files but on all of them together: the last bytes go to whichever comes first."""
     (tmp_path / "small").mkdir()

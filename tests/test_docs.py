@@ -61,7 +61,16 @@ def test_the_table_of_verbs_is_complete():
     assert set(re.findall(r"^\| \[`guerdon (\w+)", page, re.M)) == verbs
 
 
-@pytest.mark.parametrize("path", STUDIES, ids=names(STUDIES))
+LONG = "gate_text.yaml"  # 200 jobs
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(p, id=name, marks=[pytest.mark.slow] * (p.name == LONG))
+        for p, name in zip(STUDIES, names(STUDIES), strict=True)
+    ],
+)
 def test_studies_are_valid(path):
     study = load(Study, path)
     if study.compare is not None:

@@ -115,6 +115,7 @@ def test_letters_that_the_output_lacks_are_escapes(folder, encoding):
     assert "ns/one/report.html" in ended.said
 
 
+@pytest.mark.slow
 def test_a_locale_of_ascii_is_one_line_where_names_need_more(folder):
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     status, _, said = shell("guerdon run tiny.yaml", folder, **plain)

@@ -78,6 +78,7 @@ def lines_of(process, pattern):
     return (line for line in process.stderr if re.search(pattern, line))
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_no_such_lines(slow_run, tmp_path):
     ours, theirs = pty.openpty()
     process = slow_run(theirs, text=False)

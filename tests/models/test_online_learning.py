@@ -86,6 +86,7 @@ def test_episodes_of_several_sizes_and_none_to_learn_from(checkpoint):
     assert model.learn([episode("a", None)]) == {"skipped": 1.0}
 
 
+@pytest.mark.slow
 def test_a_restored_model_goes_on_to_the_same_bits(checkpoint, tmp_path):
     lessons = [[episode(f"{'y' * i}{k}", i % 2 == 0) for i in range(4)] for k in range(2)]
     whole = load_online_image_model(checkpoint(), kind="resnet", **OPTIONS)

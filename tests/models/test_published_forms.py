@@ -99,7 +99,7 @@ def test_a_template_may_drop_the_reasoning_of_earlier_turns_but_not_the_turns():
 
 
 @pytest.mark.usefixtures("by_hand")
-@pytest.mark.parametrize("pad", ["own", "eos", None])
+@pytest.mark.parametrize("pad", ["own", *(pytest.param(pad, marks=pytest.mark.slow) for pad in ("eos", None))])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_value_is_that_of_transformers_alone_and_in_any_batch(family, pad, tmp_path):
     path, tokenizer = folder_of(tmp_path, family, pad, side="left" if pad == "own" else "right")

@@ -31,6 +31,7 @@ def restarted(tmp_path, settings, clock, gone):
         return before, found, client.counts
 
 
+@pytest.mark.slow
 def test_a_call_outlives_a_restart_that_takes_more_tries_than_five(tmp_path):
     """Where a circuit breaker once ended it; the clock runs twenty times as fast."""
     seventh, pauses = threading.Event(), []

@@ -149,8 +149,10 @@ def test_a_task_needs_a_user():
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "piece",
-    ["</s>", " ", "\n", "</s> ", "[INST]", "[INST] [/INST]", "<|im_start|>user\n", "<s>", "<s> ", " ки", "<extra_0>",
-     "<<SYS>>", "[INST]<<SYS>>[/INST]", "performing the task: ", "\n\n", "<|", "<｜User｜>"],
+    [" ", "\n", "</s> ", "[INST] [/INST]", "<|im_start|>user\n", " ки", "performing the task: ", "<|",
+     *(pytest.param(piece, marks=pytest.mark.slow)
+       for piece in ("</s>", "[INST]", "<s>", "<s> ", "<extra_0>", "<<SYS>>", "[INST]<<SYS>>[/INST]", "\n\n",
+                     "<｜User｜>"))],
 )  # fmt: skip
 def test_long_texts_made_to_be_slow_are_not(piece):
     """Each would take hours if anything here took time by the square of the length."""

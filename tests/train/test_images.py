@@ -36,6 +36,7 @@ def test_a_classifier_learns_and_its_checkpoint_scores(tmp_path):
     assert model.config.data_hash == "abc"
 
 
+@pytest.mark.slow
 def test_a_progress_model_orders_frames(tmp_path):
     chosen = settings(tmp_path, ProgressTrainSettings, max_steps=24)
     result = train_image_model(chosen, square_episodes(8))
@@ -107,8 +108,7 @@ def test_only_failures_is_an_error(tmp_path):
         train_image_model(settings(tmp_path), [square_episode(1, succeeds=False)])
 
 
-@pytest.mark.parametrize("kind", [ResNetTrainSettings, ProgressTrainSettings])
-@pytest.mark.parametrize("steps", [1, 6])
+@pytest.mark.parametrize(("kind", "steps"), [(ResNetTrainSettings, 1), (ProgressTrainSettings, 6)])
 def test_a_training_that_diverges_writes_no_weights(kind, steps, tmp_path):
     chosen = settings(tmp_path, kind, max_steps=steps, learning_rate=1e30)
     with pytest.raises(NonFiniteError, match=r"not finite|loss is nan|loss is inf") as caught:

@@ -331,7 +331,9 @@ def test_pairs_are_of_the_same_question(tmp_path):
     assert {i for item in trainer._items for i in item} == set(range(len(trainer._lessons)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (k > 1)) for k, kind in enumerate(KINDS)]
+)
 def test_a_training_that_diverges_writes_no_weights(kind, tmp_path):
     for steps in (2, 4):  # the first may be that of the head alone
         wild = {"learning_rate": 1e30, "max_grad_norm": 1e30, "max_steps": steps, "save_steps": 1, "head_epochs": 0}
