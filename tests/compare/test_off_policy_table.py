@@ -1,5 +1,7 @@
 """The tables of the study of off-policy learning, on runs whose curves are given."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import synthetic_study
@@ -7,6 +9,8 @@ from studies.off_policy_table import finished, keep, median_interval, read_rows,
 from synthetic_study import write_study
 
 from guerdon.compare.results import measure_curve, read_study
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -55,3 +59,12 @@ def test_curves_are_kept_in_a_file_that_grows(folder, tmp_path):
     file.write_text(file.read_text().replace("second,", "third,"))
     keep(finished(folder), file)
     assert {row.task for row in read_rows(file)} == {"first", "second", "third"}
+
+
+def test_the_curves_that_were_measured_give_the_table_of_the_results():
+    found = table(ROOT / "studies" / "off_policy.csv").splitlines()
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    rows = [[cell.partition(" [")[0] for cell in line.strip("| ").split(" | ")] for line in found[2:13]]
+    assert [row[0] for row in rows][:2] == ["all", "button-press"]
+    for task, zero_one, learned, ppo, _, area in rows:
+        assert f"| {task} | {zero_one} | {learned} | {ppo} | {area} |\n" in page, task
