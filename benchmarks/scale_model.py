@@ -188,9 +188,7 @@ SIMULATORS, EPISODE, CHUNK = 1000, 280, 8  # of LIBERO; steps of an episode; act
 PICTURES, VLM_PICTURES, VLM_TOKENS = 2, 16, 300  # of a decision; those that the VLM sees of an episode; its words
 GPUS_OF_NODE, GRADIENT_STEPS = 8, 4
 VISION = PATCHES["token"] * PICTURES + INSTRUCTION + ACTION * CHUNK  # tokens of a decision
-VLM_READS = (
-    PATCHES["token"] // 4 * VLM_PICTURES + 200
-)  # tokens that it reads per episode: pictures of 64 tokens, and words
+VLM_READS = PATCHES["token"] // 4 * VLM_PICTURES + 200  # tokens of an episode: pictures of 64 tokens, and words
 CACHED = 2 * 2 * SHAPE["num_hidden_layers"] * SHAPE["num_key_value_heads"] * 128  # bytes of keys and values of a token
 WRITING = "keys and values"  # of memory: what is there while responses are written, and not in an update
 UPDATING = "activations and logits"  # the other way around

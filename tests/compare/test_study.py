@@ -107,6 +107,8 @@ def test_overrides_choose_arms_and_tasks_of_the_file_by_name(tmp_path):
                   ["compare.arms=[A]", "compare.arms.A.config.runner.total_steps=90"]):  # fmt: skip
         found = plan_study(path, [*words, "compare.tasks=[near]", "compare.seeds=[3]"]).configs
         assert {name: config.runner.total_steps for name, config in found.items()} == {"near.A.seed3": 90}
+    with pytest.raises(ConfigError, match=r"override compare.arms: 'Z' is not in the file; it has A, K"):
+        plan_study(path, ["compare.arms.Z.config.runner.total_steps=90", "compare.arms=[A]"])
     with pytest.raises(ConfigError, match=r"override compare.tasks: 'nera' is not in the file; it has near, far"):
         plan_study(path, ["compare.tasks=[nera]"])
     with pytest.raises(ConfigError, match=r"override compare.arms: \['A'\] is not in the file; it has A, K"):

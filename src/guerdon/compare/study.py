@@ -322,6 +322,7 @@ def _chosen(file: Tree, changed: Tree, tree: Tree) -> Tree:
     if not isinstance(written, dict) or not isinstance(given, dict):
         return tree
     chosen: dict[str, list[Any]] = {}
+    of = changed.data["compare"]
     for key in ("arms", "tasks"):
         every, names = written.get(key), given.get(key)
         if isinstance(names, dict):
@@ -329,11 +330,10 @@ def _chosen(file: Tree, changed: Tree, tree: Tree) -> Tree:
         else:
             named = names if isinstance(names, list) and isinstance(every, dict) else []
             chosen |= {key: named} if named else {}
-        for name in named:
+        for name in (*named, *((of.get(key) or ()) if key in chosen else ())):
             if name not in list(every or ()):  # a list, for a name may be unhashable
                 has = ", ".join(every or ()) or "none"
                 raise ConfigError(f"override compare.{key}: {name!r} is not in the file; it has {has}")
-    of = changed.data["compare"]
     kept = {key: {name: of[key][name] for name in names} for key, names in chosen.items()}
     return Tree(tree.data | {"compare": given | kept}, tree.places) if kept else tree
 

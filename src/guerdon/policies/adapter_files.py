@@ -279,7 +279,7 @@ def merged_on_reading(model: nn.Module, weights: Mapping[str, Tensor], folder: P
     if changes_base(adapter_config(folder)) == "loftq":
         return None
     paths = {id(module): path for path, module in model.named_modules()}
-    hollow: dict[int, nn.Parameter] = {}  # all of a weight's numbers are one: peft looks at shapes, types and devices
+    hollow: dict[int, nn.Parameter] = {}  # one number in memory each: peft reads shapes, types and devices
     for module in model.modules():
         for leaf, own in module.named_parameters(recurse=False):
             made = nn.Parameter(torch.zeros(()).expand(own.shape), requires_grad=False)
@@ -317,7 +317,7 @@ def _merged(layer: Any, values: Mapping[str, Tensor], leaf: str, folder: Path) -
     for name, value in values.items():
         base.register_parameter(name, nn.Parameter(value.to(torch.float32, copy=True), requires_grad=False))
     with boundary(CheckpointError, f"the adapter {folder} cannot be merged into its model"):
-        if made:  # the same change again, without what it makes of the adapter
+        if made:  # peft changes the base weight as it did when the adapter was made; the adapter keeps its values
             stored = {name: tensor.clone() for name, tensor in one.state_dict().items() if "base_layer." not in name}
             one.olora_init("default") if made == "olora" else one.pissa_init("default", made)
             one.load_state_dict(stored, strict=False)

@@ -138,7 +138,7 @@ def _mapped(path: str) -> tuple[Any, dict[str, torch.Tensor]] | None:
         verify_folder(folder)
     if (folder / ADAPTER).is_file():
         found = _mapped(base_of(folder))
-        return None if found is None else _under(*found, folder)
+        return None if found is None else _with_adapter(*found, folder)
     check_model(CheckpointError, _WHAT, path)
     model = _of_configuration(path, folder, buffers=True)
     model.tie_weights()  # inside, each parameter becomes one of its own
@@ -152,8 +152,10 @@ def _mapped(path: str) -> tuple[Any, dict[str, torch.Tensor]] | None:
     return model.eval(), weights
 
 
-def _under(model: Any, weights: dict[str, torch.Tensor], folder: Path) -> tuple[Any, dict[str, torch.Tensor]] | None:
-    """What `_mapped` returns, with an adapter; the model keeps its modules."""
+def _with_adapter(
+    model: Any, weights: dict[str, torch.Tensor], folder: Path
+) -> tuple[Any, dict[str, torch.Tensor]] | None:
+    """What `_mapped` returns for a model, with the adapter of a folder merged into its weights."""
     fit_vocabulary(model, folder)
     merged = merged_on_reading(copy.deepcopy(model), weights, folder)
     own = dict(model.named_parameters(remove_duplicate=False))

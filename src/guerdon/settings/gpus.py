@@ -45,8 +45,8 @@ def tokens_per_pass(layers: int, width: int) -> int:
     """The tokens that share a pass on a GPU where `max_tokens_per_pass` is null.
 
     8,192 of a model of 1.5 billion parameters, and of others as many as keep activations of about the same size: a
-    small model waits for the launches of its kernels (measured on an H200: docs/benchmarks.md), a large one would not
-    fit.
+    small model waits for the launches of its kernels (measured on an H200: docs/benchmarks.md), and 8,192 tokens of
+    one of 7 billion parameters keep 55 GB with adapters (`--dry-run`).
 
     Args:
         layers: of the model.
