@@ -52,21 +52,22 @@ def saved(adapted, tokenizer, folder, **options):
     return str(folder)
 
 
-def same(path, adapted, extra=(), *, whole=False):
+def same(path, adapted, extra=()):
     """The model that guerdon reads is the one of peft; with tokens in the prompts that were added.
 
-    So are the weights that learners read which share it, a matrix at a time, but for `whole` ones.
+    So are the weights that learners read which share it, a matrix at a time.
     """
     batch = random_batch(4, seed=5)
     batch.prompts[0][:] = [*extra, *batch.prompts[0]][: len(batch.prompts[0])]
     expected = oracle(adapted, batch)[0]
     model, _ = read_model(path)
     np.testing.assert_allclose(expected, oracle(model, batch)[0], atol=1e-5)
-    mapped = text_files._mapped(path)
-    assert (mapped is None) == whole
-    for name, parameter in model.named_parameters() if mapped else ():
-        assert mapped[0].get_parameter(name).is_meta
-        assert torch.equal(mapped[1][name].float(), parameter), name
+    outlined, weights = text_files._mapped(path)
+    assert [name for name, _ in outlined.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert outlined.config.tie_word_embeddings == model.config.tie_word_embeddings
+    for name, parameter in model.named_parameters():
+        assert outlined.get_parameter(name).is_meta
+        assert torch.equal(weights[name].float(), parameter), name
     with adapted.disable_adapter():
         assert np.abs(expected - oracle(adapted, batch)[0]).max() > 0.05
 
@@ -105,7 +106,7 @@ def test_adapters_of_every_make_are_read_as_peft_reads_them(tmp_path, changes, o
     config = peft.LoraConfig(**{"r": 2, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM", **options})
     adapted = shaken(model, config)
     path = saved(adapted, tokenizer, tmp_path / "adapter")
-    same(path, adapted, whole=bool(changes) and any(name in str(options) for name in ("embed_tokens", "lm_head")))
+    same(path, adapted)
     policy = load_policy(TextPolicySettings(path=path, bf16=False), seed=0)
     written = save_policy(policy, tmp_path / "again")
     again = transformers.AutoModelForCausalLM.from_pretrained(written)
@@ -123,7 +124,7 @@ def test_embeddings_that_come_with_an_adapter(tmp_path, changes, target, tokens)
         with pytest.raises(CheckpointError, match="not the rows of both"):
             read_model(path)
         return
-    same(path, adapted, extra=[len(tokenizer) - 1], whole=bool(changes))
+    same(path, adapted, extra=[len(tokenizer) - 1])
     assert len(read_model(path)[0].get_input_embeddings().weight) == len(tokenizer)
 
 
@@ -141,7 +142,7 @@ def test_the_rows_of_single_tokens_are_enough(tmp_path):
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], trainable_token_indices=[103, 104], task_type="CAUSAL_LM")
     adapted = shaken(model, config)
     path = saved(adapted, tokenizer, tmp_path / "adapter", save_embedding_layers=False)
-    same(path, adapted, extra=[104, 103], whole=True)
+    same(path, adapted, extra=[104, 103])
 
 
 KINDS = {
@@ -175,7 +176,7 @@ def test_parameters_of_fused_experts(tmp_path, family, options):
     model, tokenizer = start(tmp_path / "start", family)
     given = {"target_modules": [], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"], **options}
     adapted = shaken(model, peft.LoraConfig(r=2, task_type="CAUSAL_LM", **given))
-    same(saved(adapted, tokenizer, tmp_path / "adapter"), adapted, whole=True)
+    same(saved(adapted, tokenizer, tmp_path / "adapter"), adapted)
 
 
 @pytest.mark.parametrize("made", ["corda", "lora_ga", "pissa_niter_16"])

@@ -9,18 +9,18 @@ import peft
 import pytest
 import torch
 import transformers
-from architectures import build
-from safetensors.torch import load_file
+from architectures import FAMILIES, OTHERS, build
+from safetensors.torch import load_file, save_file
 from tiny_models import oracle, random_batch, tiny_policy
 
 from guerdon.atomic import COMPLETE
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.labels.completions import weights_hash
 from guerdon.policies import text_files
-from guerdon.policies.adapter_files import MergedOnReading
 from guerdon.policies.decode import supports
 from guerdon.policies.generate import LocalEngine
 from guerdon.policies.precision import halve_linear
+from guerdon.policies.pretrained import ComputedWeight
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy, reference
 from guerdon.policies.text_files import check_disk, load_policy, read_model, save_policy, written_bytes
@@ -310,7 +310,7 @@ def test_a_matrix_is_merged_when_it_is_read(family, options, tmp_path):
     for name, parameter in whole.items():
         assert torch.equal(weights[name].float(), parameter), name
     assert sum(not torch.equal(parameter, before[name]) for name, parameter in whole.items()) >= 4
-    assert sum(isinstance(weight, MergedOnReading) for weight in weights.values()) >= 4
+    assert sum(isinstance(weight, ComputedWeight) for weight in weights.values()) >= 4
 
 
 def test_an_adapter_on_an_adapter_is_merged_when_it_is_read(tmp_path):
@@ -332,3 +332,45 @@ def adapter_of(family, folder, **options):
     config = {"r": 2, "lora_alpha": 6, "target_modules": ALL, "init_lora_weights": False, "task_type": "CAUSAL_LM"}
     adapted = peft.get_peft_model(model, peft.LoraConfig(**{**config, **options}))
     adapted.save_pretrained(folder / "adapter")
+
+
+def test_an_adapter_of_loftq_is_merged_when_it_is_read(tmp_path, monkeypatch):
+    """On weights rounded as when it was made; peft rounds on a GPU, so a rule of the CPU is in its place."""
+
+    def rounded(weight, num_bits, reduced_rank, num_iter):
+        return (weight * 4).round() / 4, torch.zeros(reduced_rank, weight.shape[1]), weight[:, :reduced_rank].clone()
+
+    monkeypatch.setattr("peft.tuners.lora.layer.loftq_init", rounded)
+    monkeypatch.setattr("guerdon.policies.adapter_files.find_spec", lambda name: True)
+    adapter_of("qwen2", tmp_path, init_lora_weights="loftq", loftq_config=peft.LoftQConfig())
+    _, weights = text_files._mapped(str(tmp_path / "adapter"))
+    whole, before = (dict(read_model(str(tmp_path / name))[0].named_parameters()) for name in ("adapter", "base"))
+    for name, parameter in whole.items():
+        assert torch.equal(weights[name].float(), parameter), name
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert not torch.equal(whole[name], before[name])
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
+def test_weights_are_read_as_transformers_reads_them(family, tmp_path):
+    """One at a time, whatever their names in the files; stacked experts are stacked when they are read."""
+    folder = model_folder(family, tmp_path / "model")
+    whole = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    outlined, weights = text_files._mapped(str(folder))
+    assert outlined.config._attn_implementation == read_model(str(folder))[0].config._attn_implementation
+    for name, parameter in whole.named_parameters():
+        assert outlined.get_parameter(name).is_meta
+        assert torch.equal(weights[name].float(), parameter), name
+
+
+def test_embeddings_with_other_values_than_the_output_are_two(tmp_path):
+    """Though the configuration says that they are one, as transformers reads them."""
+    folder = model_folder("llama_tied", tmp_path / "model")
+    stored = load_file(folder / "model.safetensors")
+    stored["lm_head.weight"] = stored["model.embed_tokens.weight"] + 1
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    whole = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    outlined, weights = text_files._mapped(str(folder))
+    assert torch.equal(whole.lm_head.weight, stored["lm_head.weight"])
+    assert torch.equal(weights["lm_head.weight"], whole.lm_head.weight)
+    assert outlined.lm_head.weight is not outlined.model.embed_tokens.weight

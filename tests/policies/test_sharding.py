@@ -4,9 +4,11 @@ import json
 
 import architectures
 import numpy as np
+import peft
 import pytest
 import test_vla_pi0 as pi0
 import torch
+import transformers
 from safetensors.torch import load_file
 from test_vla_checkpoints import adapter_by_peft
 
@@ -119,9 +121,9 @@ def test_four_processes_hold_a_third_of_one_at_most(tmp_path):
 
 @pytest.mark.slow
 def test_no_process_holds_a_model_that_is_read(tmp_path):
-    """A language model and pi0, whose files are mapped: a block is in memory at a time, and the own part.
+    """Language models and pi0, whose files are mapped: a block is in memory at a time, and the own part.
 
-    So it is with the adapters that they start from.
+    So it is with the adapters that they start from, stacked experts, and an adapter on a shared embedding.
     """
     deep = {"num_hidden_layers": 16, "hidden_size": 64, "intermediate_size": 128, "tie_word_embeddings": True}
     architectures.save("qwen2", tmp_path / "qwen2", **deep)
@@ -131,6 +133,10 @@ def test_no_process_holds_a_model_that_is_read(tmp_path):
             weight.normal_(std=0.05)
     save_policy(start, tmp_path / "adapter")
     assert (tmp_path / "adapter" / "adapter_config.json").is_file()
+    architectures.save("qwen3_moe", tmp_path / "moe", num_hidden_layers=16)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "qwen2")
+    both = peft.LoraConfig(r=2, target_modules=["lm_head", "embed_tokens"], init_lora_weights=False)
+    peft.get_peft_model(model, both).save_pretrained(tmp_path / "embedding")
     folder = pi0.lerobot(tmp_path / "vla", "pi0")
     read = {"folder": str(tmp_path), "vla_path": str(folder), "num_steps": 2}
     adapter_by_peft(tmp_path / "dora", load_file(folder / "model.safetensors"), ["q_proj", "fc1"], use_dora=True)
@@ -138,6 +144,8 @@ def test_no_process_holds_a_model_that_is_read(tmp_path):
     trainings = [
         ["read_text", "text", {"path": str(tmp_path / "qwen2")}],
         ["read_adapter", "text", {"path": str(tmp_path / "adapter")}],
+        ["read_moe", "text", {"path": str(tmp_path / "moe")}],
+        ["read_embedding", "text", {"path": str(tmp_path / "embedding")}],
         ["read_pi0", "vla", read],
         ["read_pi0_adapter", "vla", adapted],
         ["read_pi0_lora", "vla", {**read, **LORA}],
@@ -146,7 +154,8 @@ def test_no_process_holds_a_model_that_is_read(tmp_path):
     BOUNDS.update({name: (1e-5, 1e-4) for name, *_ in trainings[:-1]} | {trainings[-1][0]: (1e-2, 4e-2)})
     pi0.tokenizer(tmp_path)
     compared(tmp_path, trainings, 2)
-    total = sum(tensor.nbytes for tensor in load_file(tmp_path / "1" / "read_text.safetensors").values())
     built = {name: max(facts["built"] for facts in facts_of(tmp_path / "2", name, 2)) for name, *_ in trainings}
-    assert max(built["read_text"], built["read_adapter"]) < 0.8 * total
+    for name in ("read_text", "read_adapter", "read_moe", "read_embedding"):
+        total = sum(tensor.nbytes for tensor in load_file(tmp_path / "1" / f"{name}.safetensors").values())
+        assert built[name] < 0.8 * total, name
     assert built["read_pi0_adapter"] < 1.01 * built["read_pi0"]

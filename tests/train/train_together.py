@@ -20,11 +20,10 @@ from text_lessons import data_of, sums
 from guerdon import distributed
 from guerdon.errors import NonFiniteError
 from guerdon.policies.passes import slices
-from guerdon.train import images
+from guerdon.train import images, vlm
 from guerdon.train.images import FrameTrainer, train_image_model
 from guerdon.train.sft import train_sft
 from guerdon.train.text import train_text_model
-from guerdon.train.vlm import train_vlm
 
 
 def train_images(folder, *, dies=None, **options):
@@ -60,7 +59,10 @@ def main(output, trainings):
             )
             train_sft(test_sft.SUMS, test_sft.settings_for(folder, **own), policy)
         elif kind == "vlm":
-            train_vlm(test_vlm_train.settings(folder, **options), test_vlm_train.lamps(), data_hash="abc")
+            whole = mock.Mock(wraps=vlm.read_vlm)
+            with mock.patch.object(vlm, "read_vlm", whole):
+                vlm.train_vlm(test_vlm_train.settings(folder, **options), test_vlm_train.lamps(), data_hash="abc")
+            assert whole.called == (distributed.peers() == 1)  # several read a weight at a time
         else:
             settings = test_train_text.settings_for(kind, folder, **options)
             train_text_model(settings, test_train_text.STUDY, data_of(sums()))

@@ -34,12 +34,13 @@ from guerdon.models.vlm_prompts import GenerationOptions, Picture, Question, Vid
 from guerdon.policies.adapter_files import read_adapter
 from guerdon.policies.chat_template import check_templates, templates_of
 from guerdon.policies.precision import uses_bf16
-from guerdon.policies.pretrained import read_pretrained, read_tokenizer
+from guerdon.policies.pretrained import map_pretrained, read_pretrained, read_tokenizer
 from guerdon.policies.tokens import check_unchanged, pad_left
 from guerdon.replies import opened_reasoning
 from guerdon.types import Failure, IntArray
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+_WHAT = "the vision-language model"
 START, END, IMAGE, VIDEO = "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"
 
 
@@ -260,12 +261,28 @@ def read_vlm(path: str | Path, adapter: str | Path | None = None, *, dtype: torc
     for folder in (Path(path), *([] if adapter is None else [Path(adapter)])):
         if (folder / COMPLETE).is_file():
             verify_folder(folder)
-    what = "the vision-language model"
-    model = read_pretrained(AutoModelForImageTextToText, str(path), what, dtype=dtype)
+    model = read_pretrained(AutoModelForImageTextToText, str(path), _WHAT, dtype=dtype)
     inputs = read_inputs(str(path), model.config.model_type)
     if adapter is not None:
         model = read_adapter(model, Path(adapter))
     return LoadedVLM(model.eval(), inputs)
+
+
+def map_vlm(path: str) -> tuple[LoadedVLM, dict[str, torch.Tensor] | None]:
+    """The model of `read_vlm` on torch's device `meta`, and its weights by name, to be read one at a time.
+
+    Args:
+        path: folder.
+
+    Raises:
+        CheckpointError: as `read_vlm`.
+    """
+    from transformers import AutoModelForImageTextToText
+
+    if (found := map_pretrained(AutoModelForImageTextToText, path, _WHAT)) is None:
+        return read_vlm(path), None
+    model, weights = found
+    return LoadedVLM(model, read_inputs(path, model.config.model_type)), weights
 
 
 def read_inputs(path: str, family: str) -> VisionInputs:
@@ -277,7 +294,7 @@ def read_inputs(path: str, family: str) -> VisionInputs:
     from transformers import AutoImageProcessor
 
     tokenizer = read_tokenizer(path)
-    with reading("the vision-language model", path):
+    with reading(_WHAT, path):
         if not tokenizer.chat_template:  # older folders keep it for their processor only
             tokenizer.chat_template = _processor_template(path)
             check_templates(templates_of(tokenizer), path)

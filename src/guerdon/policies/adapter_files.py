@@ -14,7 +14,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from guerdon.errors import CheckpointError, MissingDependencyError, boundary
 from guerdon.finite import load_weights
 from guerdon.hub import ADAPTER, adapter_config, check_folder, quietly, reading
 from guerdon.policies.adapters import import_peft
+from guerdon.policies.pretrained import ComputedWeight
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 PEFT_PREFIX = "base_model.model."  # before the names in an adapter's file
@@ -208,35 +208,6 @@ def _follow(config: Any, stored: Mapping[str, Tensor], new: Mapping[str, str]) -
                 patterns[renamed(name)] = patterns.pop(name)
 
 
-class MergedOnReading(Tensor):
-    """A weight in float32 with an adapter merged into it, computed anew each time an operation reads it.
-
-    Args:
-        shape: of the weight.
-        merge: computes it.
-    """
-
-    merge: Callable[[], Tensor]
-
-    @staticmethod
-    def __new__(cls: type[MergedOnReading], shape: torch.Size, merge: Callable[[], Tensor]) -> MergedOnReading:
-        """A tensor without memory."""
-        return Tensor._make_wrapper_subclass(cls, shape, dtype=torch.float32)
-
-    def __init__(self, shape: torch.Size, merge: Callable[[], Tensor]) -> None:
-        self.merge = merge
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """What an operation gives for the merged weight."""
-        read = partial(tree_map_only, cls, lambda one: one.merge())
-        return func(*read(args), **read(kwargs or {}))
-
-
 def merged_weights(weights: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
     """Weights with the adapter of a folder merged into them by peft, as `read_adapter` reads it.
 
@@ -270,47 +241,57 @@ def merged_on_reading(model: nn.Module, weights: Mapping[str, Tensor], folder: P
         folder: of the adapter.
 
     Returns:
-        None where an adapter is not one of single modules: of stacked experts, of layers that share a weight, LoftQ's.
+        The names of weights that the model shares have the same tensor, unless the adapter changes one of them only.
+        None where the adapter has a layer on what is not a weight of the model.
 
     Raises:
         CheckpointError: as `read_adapter`.
         MissingDependencyError: as `read_adapter`.
     """
-    if changes_base(adapter_config(folder)) == "loftq":
-        return None
     paths = {id(module): path for path, module in model.named_modules()}
     hollow: dict[int, nn.Parameter] = {}  # one number in memory each: peft reads shapes, types and devices
     for module in model.modules():
         for leaf, own in module.named_parameters(recurse=False):
             made = nn.Parameter(torch.zeros(()).expand(own.shape), requires_grad=False)
             module.register_parameter(leaf, hollow.setdefault(id(own), made))
-    kept = {id(own) for own in hollow.values()}
+    names_of: dict[int, list[str]] = {}
+    for name, own in model.named_parameters(remove_duplicate=False):
+        names_of.setdefault(id(own), []).append(name)
+    alike = {name: names for names in names_of.values() for name in names}
     adapted = read_adapter(model, folder, assign=True)
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import ModulesToSaveWrapper
 
-    found = dict(weights)
+    found, config = dict(weights), adapted.peft_config["default"]
+    tied = getattr(config, "ensure_weight_tying", False)
     layers: list[tuple[str, Any]] = []
     for module in adapted.modules():
         if isinstance(module, ModulesToSaveWrapper):
             path, whole = paths[id(module.original_module)], module.modules_to_save["default"]
-            found |= {f"{path}.{leaf}": tensor for leaf, tensor in whole.state_dict().items()}
+            for leaf, tensor in whole.state_dict(keep_vars=True).items():
+                name = f"{path}.{leaf}"
+                found |= dict.fromkeys(alike.get(name, [name]) if tied else [name], tensor.detach())
         elif isinstance(module, BaseTunerLayer):
             layers.append((paths.get(id(module.get_base_layer()), ""), module))
-        for leaf, own in module.named_parameters(recurse=False):  # biases, which the adapter's file has whole
-            if id(module) in paths and id(own) not in kept:
-                found[f"{paths[id(module)]}.{leaf}"] = own.detach()
+        for leaf, own in module.named_parameters(recurse=False):  # those which the adapter's file has whole
+            if id(module) in paths and id(own) not in names_of:
+                found |= dict.fromkeys(alike[f"{paths[id(module)]}.{leaf}"], own.detach())
     for path, layer in layers:
-        names = {leaf: f"{path}.{leaf}" for leaf, _ in layer.get_base_layer().named_parameters(recurse=False)}
+        leaves = [leaf for leaf, _ in layer.get_base_layer().named_parameters(recurse=False)]
+        one = getattr(layer, "parameter_name", None)  # of stacked experts, which have a layer for each weight
+        names = {leaf: f"{path}.{leaf}" for leaf in leaves if one in (None, leaf)}
         if not path or not found.keys() >= {*names.values()}:
             return None
+        if getattr(layer, "tied_adapter", None) is not None:  # single tokens: as the layer that it follows
+            continue
         values = {leaf: found[name] for leaf, name in names.items()}
         for leaf, name in names.items():
-            found[name] = MergedOnReading(values[leaf].shape, partial(_merged, layer, values, leaf, folder))
+            merged = ComputedWeight(values[leaf].shape, partial(_merged, layer, values, leaf, config, folder))
+            found |= dict.fromkeys(alike[name] if hasattr(layer, "tied_adapter") else [name], merged)
     return found
 
 
-def _merged(layer: Any, values: Mapping[str, Tensor], leaf: str, folder: Path) -> Tensor:
+def _merged(layer: Any, values: Mapping[str, Tensor], leaf: str, config: Any, folder: Path) -> Tensor:
     """A weight of a layer of peft that has the values given here, with the adapter of a folder."""
     one, made = copy.deepcopy(layer), changes_base(adapter_config(folder))
     base = one.get_base_layer()
@@ -319,7 +300,8 @@ def _merged(layer: Any, values: Mapping[str, Tensor], leaf: str, folder: Path) -
     with boundary(CheckpointError, f"the adapter {folder} cannot be merged into its model"):
         if made:  # peft changes the base weight as it did when the adapter was made; the adapter keeps its values
             stored = {name: tensor.clone() for name, tensor in one.state_dict().items() if "base_layer." not in name}
-            one.olora_init("default") if made == "olora" else one.pissa_init("default", made)
+            how = {"olora": (), "loftq": (config,)}.get(made, (made,))
+            getattr(one, f"{made.partition('_')[0]}_init")("default", *how)
             one.load_state_dict(stored, strict=False)
         one.merge(safe_merge=True)
     return one.get_base_layer().get_parameter(leaf).detach()  # type: ignore[no-any-return]

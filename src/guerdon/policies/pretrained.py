@@ -8,19 +8,24 @@ Errors name the folder, code in a folder is never run, and weights that are miss
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from guerdon.errors import CheckpointError, boundary
 from guerdon.finite import refuse_to_read
 from guerdon.hub import check_configs, check_links, check_model, model_folder, reading
 from guerdon.packaged import local_model
+from guerdon.policies.adapters import mark_untied
 from guerdon.policies.chat_template import check_templates, templates_of
+from guerdon.progress import log_once
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model",
                 "sentencepiece.bpe.model", "spm.model", "vocab.bpe")  # fmt: skip
@@ -97,6 +102,158 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
             tensors |= load_file(folder / name)
     refuse_to_read(tensors.items(), folder)
     return tensors
+
+
+class ComputedWeight(Tensor):
+    """A weight in float32 that is computed anew each time an operation reads it.
+
+    Args:
+        shape: of the weight.
+        compute: its values.
+    """
+
+    compute: Callable[[], Tensor]
+
+    @staticmethod
+    def __new__(cls: type[ComputedWeight], shape: torch.Size, compute: Callable[[], Tensor]) -> ComputedWeight:
+        """A tensor without memory."""
+        return Tensor._make_wrapper_subclass(cls, shape, dtype=torch.float32)
+
+    def __init__(self, shape: torch.Size, compute: Callable[[], Tensor]) -> None:
+        self.compute = compute
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """What an operation gives for the computed weight."""
+        read = partial(tree_map_only, cls, lambda one: one.compute())
+        return func(*read(args), **read(kwargs or {}))
+
+
+def as_transformers_names(model: Any, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a folder by the names of a model's weights, as transformers reads them.
+
+    A weight that it makes of others, such as stacked experts, is computed when it is read.
+
+    Args:
+        model: of transformers; its values are not used.
+        stored: of the folder, by the names in its files. Those that belong to no weight keep their names.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+    rules, own = get_model_conversion_mapping(model), model.state_dict()
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    found: dict[str, Tensor] = {}
+    parts: dict[str, list[tuple[str, str]]] = {}  # what each first weight of a rule is made of
+    for key in sorted(stored, key=dot_natural_key):
+        name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, own)
+        if name not in own and key in own:
+            name, pattern = key, None
+        if pattern is None or name not in own:
+            found[name if name in own else key] = stored[key]
+        else:
+            parts.setdefault(name, []).append((pattern, key))
+    for name, keys in parts.items():
+        rule = next(rule for rule in converters if keys[0][0] in rule.source_patterns)
+        made = partial(_converted, rule, name, {key: (pattern, stored[key]) for pattern, key in keys}, model)
+        for target, outline in made("meta").items():
+            found[target] = ComputedWeight(outline.shape, partial(_one_of, made, target))
+    return found
+
+
+def _converted(
+    rule: Any, name: str, parts: Mapping[str, tuple[str, Tensor]], model: Any, device: str | None = None
+) -> dict[str, Tensor]:
+    """The weights that a rule of transformers makes of tensors, given with their pattern in the rule, in float32."""
+    one = copy.deepcopy(rule)
+    for key, (pattern, tensor) in parts.items():
+        one.add_tensor(name, key, pattern, tensor.to(device, torch.float32))
+    made = one.convert(name, model=model, config=model.config)
+    return {key: value[0] if isinstance(value, list) else value for key, value in made.items()}
+
+
+def _one_of(made: Callable[[], dict[str, Tensor]], name: str) -> Tensor:
+    return made()[name]
+
+
+def outlined(kind: Any, path: str, what: str, *, buffers: bool) -> Any:
+    """A model of transformers as its configuration says, without weights.
+
+    Args:
+        kind: a class with `from_config`.
+        path: folder, `package:<name>` or hub id, on this machine.
+        what: as of `read_pretrained`.
+        buffers: whether its buffers have values; otherwise they are on torch's device `meta`, as all weights are.
+
+    Raises:
+        CheckpointError: the configuration cannot be read.
+    """
+    from accelerate import init_empty_weights
+    from transformers import GenerationConfig
+
+    config, folder = read_config(path, what), model_folder(local_model(path, convert=False))
+    with reading(what, path), init_empty_weights(include_buffers=not buffers):
+        model = kind.from_config(config, dtype=torch.float32, trust_remote_code=False)
+        if folder is not None and (stops := folder / "generation_config.json").is_file():  # tokens that end a response
+            model.generation_config = GenerationConfig.from_dict(json.loads(stops.read_text(encoding="utf-8")))
+    if caps_attention(model):
+        model.set_attn_implementation("eager")
+    return model
+
+
+def map_pretrained(kind: Any, path: str, what: str) -> tuple[Any, dict[str, Tensor]] | None:
+    """The model of `read_pretrained` on torch's device `meta`, and its weights by name, to be read one at a time.
+
+    Args:
+        kind: a class with `from_config`.
+        path: folder or `package:<name>`.
+        what: as of `read_pretrained`.
+
+    Returns:
+        None where transformers does more than to read, as for weights in 8 bits, or a weight is missing.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    if (folder := model_folder(local_model(path))) is None:
+        return None
+    check_model(CheckpointError, what, path)
+    model = outlined(kind, path, what, buffers=True)
+    model.tie_weights()  # inside, each parameter becomes one of its own
+    weights = as_transformers_names(model, read_tensors(folder))
+    for names in _shared(model):
+        there = [weights[name] for name in names if name in weights]
+        if there and all(one is there[0] or torch.equal(one, there[0]) for one in there):
+            weights |= dict.fromkeys(names, there[0])
+    untie_outline(model, weights)
+    lost = [name for name, own in model.named_parameters()
+            if name not in weights or weights[name].shape != own.shape]  # fmt: skip
+    if lost or getattr(model.config, "quantization_config", None) is not None:
+        log_once(f"{path}: each process reads the whole model, as its weights have other names or types in its files")
+        return None
+    check_stops(model, f"{what} {path!r}")
+    return model.eval(), weights
+
+
+def _shared(model: Any) -> list[list[str]]:
+    """The names of each parameter that has several."""
+    names_of: dict[int, list[str]] = {}
+    for name, own in model.named_parameters(remove_duplicate=False):
+        names_of.setdefault(id(own), []).append(name)
+    return [names for names in names_of.values() if len(names) > 1]
+
+
+def untie_outline(model: Any, weights: Mapping[str, Tensor]) -> None:
+    """Give the output layer of a model on `meta` a matrix of its own, where `weights` has another tensor for it."""
+    head = model.get_output_embeddings()
+    if any(len({id(weights.get(name)) for name in names}) > 1 for names in _shared(model)) and head is not None:
+        head.weight = nn.Parameter(torch.empty_like(head.weight))
+        mark_untied(model)
 
 
 def read_config(path: str, what: str) -> Any:

@@ -10,13 +10,12 @@ and are checked when they are read.
 from __future__ import annotations
 
 import copy
-import json
 import os
 import re
 import shutil
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from guerdon.atomic import COMPLETE, sealed_folder, verify_folder
 from guerdon.devices import resolve_device
 from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError, boundary
 from guerdon.finite import load_weights, refuse_to_write, save_weights
-from guerdon.hub import ADAPTER, adapter_config, base_of, check_model, model_folder, quietly, reading
+from guerdon.hub import ADAPTER, adapter_config, base_of, model_folder, quietly
 from guerdon.packaged import local_model
 from guerdon.policies.adapter_files import (
     ADAPTER_WEIGHTS,
@@ -38,7 +37,15 @@ from guerdon.policies.adapter_files import (
 )
 from guerdon.policies.adapters import adapter_layers, mark_untied, untie
 from guerdon.policies.chat_template import check_templates, set_arguments
-from guerdon.policies.pretrained import check_stops, read_config, read_pretrained, read_tensors, read_tokenizer
+from guerdon.policies.pretrained import (
+    ComputedWeight,
+    map_pretrained,
+    outlined,
+    read_config,
+    read_pretrained,
+    read_tokenizer,
+    untie_outline,
+)
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy
 from guerdon.policies.tiny_text import build_model, build_tokenizer
@@ -108,27 +115,16 @@ def _outlined(path: str) -> Any:
         return model
     if folder is None:
         raise MissingDependencyError(f"{path} is not on this machine")
-    return _of_configuration(path, folder, buffers=False)
+    from transformers import AutoModelForCausalLM
 
-
-def _of_configuration(path: str, folder: Path, *, buffers: bool) -> Any:
-    """A causal language model whose weights, and without `buffers` all tensors, are on torch's device `meta`."""
-    from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM, GenerationConfig
-
-    config = read_config(path, _WHAT)
-    with reading(_WHAT, path), init_empty_weights(include_buffers=not buffers):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
-        if (stops := folder / "generation_config.json").is_file():  # the tokens that end a response
-            model.generation_config = GenerationConfig.from_dict(json.loads(stops.read_text(encoding="utf-8")))
-    return model
+    return outlined(AutoModelForCausalLM, path, _WHAT, buffers=False)
 
 
 def _mapped(path: str) -> tuple[Any, dict[str, torch.Tensor]] | None:
     """A causal language model on torch's device `meta`, and its weights as they are mapped from its files.
 
-    An adapter is merged into each when it is read. None where more has to be changed: an adapter of several weights at
-    a time or of a matrix that two layers share, or weights with other names in the files.
+    An adapter is merged into each when it is read. None where transformers does more than to read, as for weights in 4
+    or 8 bits, or an adapter is on what is not a weight of the model.
     """
     path = local_model(path)
     folder = model_folder(path)
@@ -139,17 +135,9 @@ def _mapped(path: str) -> tuple[Any, dict[str, torch.Tensor]] | None:
     if (folder / ADAPTER).is_file():
         found = _mapped(base_of(folder))
         return None if found is None else _with_adapter(*found, folder)
-    check_model(CheckpointError, _WHAT, path)
-    model = _of_configuration(path, folder, buffers=True)
-    model.tie_weights()  # inside, each parameter becomes one of its own
-    weights = read_tensors(folder)
-    known = {id(p) for name, p in model.named_parameters(remove_duplicate=False)
-             if name in weights and weights[name].shape == p.shape}  # fmt: skip
-    if any(id(parameter) not in known for parameter in model.parameters()):
-        log_once(f"{path}: each process reads the whole model, as its weights have other names in its files")
-        return None
-    check_stops(model, f"{_WHAT} {path!r}")
-    return model.eval(), weights
+    from transformers import AutoModelForCausalLM
+
+    return map_pretrained(AutoModelForCausalLM, path, _WHAT)
 
 
 def _with_adapter(
@@ -157,15 +145,21 @@ def _with_adapter(
 ) -> tuple[Any, dict[str, torch.Tensor]] | None:
     """What `_mapped` returns for a model, with the adapter of a folder merged into its weights."""
     fit_vocabulary(model, folder)
+    grown = {id(weight): ComputedWeight(own.shape, partial(_grown, weight, len(own)))
+             for name, own in model.named_parameters() if len(weight := weights[name]) < len(own)}  # fmt: skip
+    weights = {name: grown.get(id(weight), weight) for name, weight in weights.items()}
     merged = merged_on_reading(copy.deepcopy(model), weights, folder)
-    own = dict(model.named_parameters(remove_duplicate=False))
-    shared = Counter(id(parameter) for parameter in own.values())
     if merged is not None:
-        pairs = [(value, own[name], value is not weights.get(name)) for name, value in merged.items() if name in own]
-        if all(v.shape == p.shape and not (changed and shared[id(p)] > 1) for v, p, changed in pairs):
+        untie_outline(model, merged)
+        if all(merged[name].shape == own.shape for name, own in model.named_parameters()):
             return model, merged
     log_once(f"{folder}: each process reads the whole model to merge this adapter")
     return None
+
+
+def _grown(weight: torch.Tensor, rows: int) -> torch.Tensor:
+    """A weight in float32 with rows of zeros at its end."""
+    return torch.cat([weight.float(), torch.zeros(rows - len(weight), *weight.shape[1:])])
 
 
 def give_template(tokenizer: Any, settings: TextPolicySettings) -> None:

@@ -33,7 +33,7 @@ from guerdon.models.quality import frame_quality
 from guerdon.models.tiny_vlm import write_tiny_vlm
 from guerdon.models.vlm import ADAPTER, BASE, VLMCard, VLMRewardModel, load_vlm, write_vlm_checkpoint
 from guerdon.models.vlm_prompts import PROMPTS, FilledPrompt, Question, make_question
-from guerdon.models.vlm_transformers import TransformersBackend, read_vlm
+from guerdon.models.vlm_transformers import TransformersBackend, map_vlm, read_vlm
 from guerdon.policies.adapters import fresh_lora, import_peft
 from guerdon.policies.chat_template import set_arguments
 from guerdon.policies.precision import halve_linear
@@ -104,9 +104,9 @@ def train_vlm(
 
 def _backend(settings: VLMTrainSettings, path: str) -> tuple[TransformersBackend, Shards | None]:
     """The model to train, with a fresh adapter where `lora` is set, and its shards where several processes train it."""
-    model, inputs = read_vlm(path)
+    (model, inputs), weights = map_vlm(path) if distributed.peers() > 1 else (read_vlm(path), None)
     set_arguments(inputs.tokenizer, settings.chat_template_kwargs, "chat_template_kwargs")
-    shards = Shards(model) if distributed.peers() > 1 else None
+    shards = Shards(model, weights=weights) if distributed.peers() > 1 else None
     if settings.lora is None:
         model.requires_grad_(True)
     else:

@@ -22,8 +22,8 @@ from guerdon import distributed
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.finite import load_weights
 from guerdon.hub import OFT_PARTS, check_folder, reading
-from guerdon.policies.adapter_files import MergedOnReading, merged_weights
-from guerdon.policies.pretrained import read_tensors, read_tokenizer
+from guerdon.policies.adapter_files import merged_weights
+from guerdon.policies.pretrained import ComputedWeight, read_tensors, read_tokenizer
 from guerdon.policies.vla.checkpoint_config import (
     PROPRIO,
     STATE,
@@ -330,7 +330,7 @@ def fill_exactly(
         dtype = torch.bfloat16 if options["half"] and settings.use_lora else dtype
         network.shards = Shards(network, weights=stored, dtype=dtype, **options)  # type: ignore[assignment]
         return
-    given = {name: stored[name].to(dtype, copy=isinstance(stored[name], MergedOnReading)) for name in own}
+    given = {name: stored[name].to(dtype, copy=isinstance(stored[name], ComputedWeight)) for name in own}
     network.load_state_dict(given, assign=True)
 
 
