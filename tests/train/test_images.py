@@ -118,3 +118,21 @@ def test_a_training_that_diverges_writes_no_weights(kind, steps, tmp_path):
     assert first_non_finite(pair for tensors in stored for pair in tensors.items()) is None
     with pytest.raises(CheckpointError, match="no reward model"):
         load_reward_model("resnet" if kind is ResNetTrainSettings else "progress", chosen.save_dir)
+
+
+def test_gradient_checkpointing_keeps_less_and_changes_nothing(tmp_path):
+    kept = []
+
+    def keep(tensor):
+        kept[-1] += tensor.nbytes
+        return tensor
+
+    for on in (False, True):
+        kept.append(0)
+        chosen = settings(tmp_path / str(on), gradient_checkpointing=on, max_steps=1, val_split=0.0)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            train_image_model(chosen, square_episodes(2), data_hash="abc")
+    plain, less = (load_file(next((tmp_path / name).rglob("model/*.safetensors"))) for name in ("False", "True"))
+    assert plain.keys() == less.keys()
+    assert all(torch.equal(plain[name], less[name]) for name in plain)
+    assert kept[1] < 0.7 * kept[0]

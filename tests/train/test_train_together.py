@@ -32,7 +32,7 @@ TRAININGS = [
     ("sft_lora", "sft", {"max_steps": 4, "lora": LORA["lora"]}),
     ("vlm", "vlm", {"max_steps": 4, "lora": None}),
     ("vlm_lora", "vlm", {"max_steps": 4}),
-    ("images", "images", IMAGES),
+    ("images", "images", {**IMAGES, "gradient_checkpointing": True}),
     ("calibrated", "images", {**IMAGES, "within_steps": 3}),
 ]
 MEASURED = {"seconds", "finished", "train_runtime", "save_dir"}

@@ -185,6 +185,13 @@ class StateLayers(nn.Module):
         return found
 
 
+def residual_layers(scorer: ImageScorer) -> list[nn.Module]:
+    """The layers of a residual network, in their order: each adds what its convolutions give to what goes in."""
+    from transformers.models.resnet.modeling_resnet import ResNetBasicLayer, ResNetBottleNeckLayer
+
+    return [layer for layer in scorer.modules() if isinstance(layer, ResNetBasicLayer | ResNetBottleNeckLayer)]
+
+
 def batch_normalizations(network: nn.Module) -> list[nn.BatchNorm2d]:
     """The layers whose statistics follow the batches in training: not those of frozen or fixed backbones."""
     training = network.training

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from guerdon.errors import ConfigError
 from guerdon.settings.base import (
     DEVICE,
+    GRADIENT_CHECKPOINTING,
     Because,
     Bf16,
     Device,
@@ -160,6 +161,12 @@ class _ImageTrainSettings(_FrameFitSettings):
         arch=_PICTURES,
         backbone_frozen=Because(False, "a frozen backbone, where only the head is trained"),
         description="shard the model over several processes, which torchrun starts (docs/distributed.md)",
+    )
+    gradient_checkpointing: bool = only_with(
+        False,
+        arch=Because(Unless("mlp", "efficientnet_lite0"), "arch {}, which is small"),
+        backbone_frozen=Because(False, "a frozen backbone, where only the head is trained"),
+        description=GRADIENT_CHECKPOINTING.description,
     )
     lr_scheduler: Schedule = Field("constant", description="what the learning rate does after the warm-up")
     warmup: float = Field(0.0, ge=0, lt=1, description="share of the steps over which the learning rate rises")

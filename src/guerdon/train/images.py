@@ -31,13 +31,14 @@ from guerdon import distributed
 from guerdon.devices import resolve_device, seeded
 from guerdon.episodes.targets import frame_targets, no_labels
 from guerdon.errors import ConfigError, DataError
-from guerdon.models.backbone import MLP, ImageScorer, batch_normalizations, calibrating, to_pixels
+from guerdon.models.backbone import MLP, ImageScorer, batch_normalizations, calibrating, residual_layers, to_pixels
 from guerdon.models.image import ImageModelConfig, save_checkpoint, state_rows
 from guerdon.models.quality import frame_quality
 from guerdon.packaged import local_model
 from guerdon.policies.precision import uses_bf16
 from guerdon.progress import doing
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings, VLMTrainSettings
+from guerdon.sharding import recompute
 from guerdon.train.calibration import calibrate
 from guerdon.train.frame_networks import BATCH, FrameNetwork, HeadNetwork, even_parts, feature_batch, frame_features
 from guerdon.train.trainer import FREE, BalancedSampler, BaseTrainer, TrainingFolder, epoch_order
@@ -512,6 +513,8 @@ class FrameTrainer(BaseTrainer):
         epochs_between = settings.eval_every or math.ceil(MIN_STEPS_BETWEEN_EVALUATIONS / steps_per_epoch)
         patience = settings.early_stopping_patience if len(val) else None
         bf16 = uses_bf16(settings.bf16, device) and not sees_states(settings)
+        if settings.gradient_checkpointing:
+            recompute(residual_layers(scorer))
         network: FrameNetwork | HeadNetwork = FrameNetwork(scorer, settings.normalize, settings.augmented)
         self._batch: Callable[[Sequence[int] | IntArray], dict[str, Tensor]] = frames.batch
         if scorer.frozen:
