@@ -211,6 +211,7 @@ def test_a_live_log_is_read_again_when_it_has_grown(tmp_path, watched):
     watching.wait_for("ended; the page is")
 
 
+@pytest.mark.slow
 def test_a_watch_ends_with_five_as_soon_as_the_finding_is_there(tmp_path, watched):
     log = write(tmp_path / "log.jsonl", 40)
     watching = watched(tmp_path, log, "--fail-on", "truncated")

@@ -400,6 +400,7 @@ def test_texts_of_rows_without_a_reward_are_no_texts():
     assert {"length", "saturation"} <= found.clean.keys()
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(
     st.sampled_from(["clean", "length", "tail", "truth"]), st.floats(-50, 50), st.floats(0.05, 20), st.integers(0, 99)

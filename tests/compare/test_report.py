@@ -499,6 +499,7 @@ def test_curves_of_runs_with_other_evaluation_steps_are_interpolated(tmp_path):
     np.testing.assert_allclose(np.diff(xs), np.diff(xs)[0], atol=0.11)
 
 
+@pytest.mark.slow
 def test_large_study_stays_small(tmp_path):
     study = write_study(
         tmp_path, finals_any, tasks=tuple(f"task-{i}" for i in range(8)), seeds=tuple(range(5)), videos=False

@@ -110,6 +110,7 @@ def test_the_interval_of_a_model_without_bias_covers_zero_as_often_as_it_says():
     assert 0.88 <= np.mean(covered) <= 0.99
 
 
+@pytest.mark.slow
 def test_the_interval_of_a_known_bias_covers_it_as_often_as_it_says():
     """Values are standard normal, so that the bonus is its own effect."""
     covered = []

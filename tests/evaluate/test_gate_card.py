@@ -186,6 +186,7 @@ def test_no_warning_of_a_model_that_likely_helps(call):
     assert reward_warnings(load(Study, Path("study.yaml"))) == []
 
 
+@pytest.mark.slow
 def test_a_server_lists_the_forecast_of_its_models(call):
     pytest.importorskip("fastapi")
     from fastapi.testclient import TestClient

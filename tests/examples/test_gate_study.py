@@ -95,6 +95,7 @@ def test_outcomes_follow_from_labels_and_frames_stay(script, name):
         assert np.array_equal(episode.states, original[episode.id].states)
 
 
+@pytest.mark.slow
 def test_every_model_of_the_study_is_an_arm_and_reads_a_data_set_that_is_made(script):
     study = plan_study(FILE.with_suffix(".yaml"), []).study
     assert set(study.compare.arms) == {"native", *study.train}
@@ -132,6 +133,7 @@ def test_a_clone_is_the_first_that_succeeds_often_enough(script, tmp_path, monke
     assert tried[-1] == script.DEMONSTRATIONS[5 if place is None else place]
 
 
+@pytest.mark.slow
 def test_prepare_makes_every_data_set(script, tmp_path, monkeypatch):
     pytest.importorskip("metaworld")
     monkeypatch.setattr(script, "HELD_OUT", 2)

@@ -92,6 +92,7 @@ def test_no_copy_holds_a_question_that_models_are_evaluated_on(labels, place):
     assert gate_text["copies"]([solution(i, one) for i, one in enumerate(labels)], place)["noise"] == made["noise"]
 
 
+@pytest.mark.slow
 def test_every_model_of_the_study_is_the_only_reward_of_an_arm():
     plan = plan_study(STUDY, [])
     tasks, arms = plan.study.compare.tasks, plan.study.compare.arms

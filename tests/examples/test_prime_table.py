@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_it_prints_a_row_for_each_task():
     command = [sys.executable, str(ROOT / "studies" / "prime_table.py"), str(ROOT / "studies" / "prime.yaml")]
     sizes = ["--seeds", "0", "--outcomes", "16", "200", "--fresh", "40"]

@@ -5,6 +5,7 @@ import importlib.util
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rl_minimal.py"
@@ -24,6 +25,7 @@ def test_it_is_short_and_takes_pure_functions_only():
     assert used == {"guerdon.rl.advantages", "guerdon.rl.losses", "guerdon.rewards.shaping"}
 
 
+@pytest.mark.slow
 def test_the_policy_learns_the_task_from_the_learned_reward_alone(capsys):
     torch.set_num_threads(1)
     before, after = example().main(iterations=30)

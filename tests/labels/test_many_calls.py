@@ -102,7 +102,10 @@ def start(folder, url, n, concurrency, files):
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
-@pytest.mark.parametrize(("files", "concurrency", "opens_at"), [(1024, 300, 300), (100, 300, 20), (4096, 1000, 1000)])
+@pytest.mark.parametrize(
+    ("files", "concurrency", "opens_at"),
+    [(1024, 300, 300), (100, 300, 20), pytest.param(4096, 1000, 1000, marks=pytest.mark.slow)],
+)
 def test_many_calls_at_once_stay_below_the_limit_of_open_files(tmp_path, files, concurrency, opens_at):
     n = concurrency + 100
     with gate(opens_at) as (judge, url):

@@ -304,7 +304,8 @@ def test_two_numbers_are_no_answer(first, second):
     assert isinstance(found, Failure)
 
 
-def test_20_000_random_strings():
+@pytest.mark.parametrize("count", [2_000, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_random_strings(count):
     import random
 
     rng = random.Random(0)
@@ -322,11 +323,11 @@ def test_20_000_random_strings():
         "\x00",
     ]
     values = 0
-    for _ in range(20_000):
+    for _ in range(count):
         text = "".join(rng.choices(pieces, k=rng.randrange(10)))
         check_all(text)
         values += isinstance(parse_number(text), ParsedAnswer)
-    assert values > 400  # the fuzz reaches the parser's good side too
+    assert values > count / 50  # the fuzz reaches the parser's good side too
 
 
 @pytest.mark.parametrize("piece", ["x", "1", "<answer>", "[[", "a1 ", "</think>", "1,000", "/", ".", "{", "not "])

@@ -67,6 +67,7 @@ def study_of(folder, name, **given):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_fresh_frames_are_labelled_by_what_the_expert_needs_from_there(model, tmp_path):
     model()
     loop = Loop(study_of(tmp_path, "one"), tmp_path / "runs" / "one")

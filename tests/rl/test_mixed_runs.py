@@ -167,6 +167,7 @@ def test_the_card_of_a_model_says_what_it_looks_at(data, tmp_path):
     assert model.info.keys == ("arm.mode",)
 
 
+@pytest.mark.slow
 def test_a_picture_of_a_key_is_learned_from_and_refitted_in_a_run(data, tmp_path):
     found = trained(data, tmp_path, "picture")
     assert load_image_model(found.save_dir, kind="progress").config.camera == "front"

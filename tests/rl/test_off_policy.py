@@ -217,6 +217,7 @@ def test_a_killed_run_on_pictures_goes_on_to_the_same_bytes(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_frozen_backbone_sees_each_picture_of_a_replay_once(tmp_path, monkeypatch):
     with torch.random.fork_rng():
         torch.manual_seed(0)

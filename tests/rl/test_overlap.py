@@ -75,9 +75,8 @@ def test_all_that_was_seen_in_a_part_is_one_call(tmp_path):
     assert max(reader.sizes) == 4, "four environments finished together"
 
 
-@pytest.mark.parametrize(
-    "mode", ["per_step", *(pytest.param(m, marks=pytest.mark.slow) for m in MODES if m != "per_step")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
 def test_lost_episodes_are_not_paid(mode, tmp_path):
     makes = {"make": lambda folder, **given: fragile_study(folder, BROKEN, **given)}
     after, beside = (ran(tmp_path, mode, overlap, **makes)[0] for overlap in (None, 2))

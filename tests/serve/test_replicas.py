@@ -158,6 +158,7 @@ def test_a_model_that_raises_goes_on():
         model.close()
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_built(tmp_path):
     (tmp_path / "fails").touch()
     with pytest.raises(GuerdonError, match="cannot load from"):
@@ -183,6 +184,7 @@ def test_copies_do_not_learn():
         ServedModelSettings(backend="qwen_vl", tensor_parallel_size=2, processes=2)
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_whole_group_lets_copies_finish(server, tmp_path):
     gate = tmp_path / "gate"
     gate.touch()
@@ -296,6 +298,7 @@ def test_a_server_of_copies(server, end):
     assert gone([int(pid) for pid in children])
 
 
+@pytest.mark.slow
 def test_a_reload_ends_the_old_copies(server, tmp_path):
     version = tmp_path / "version"
     version.write_text("one")

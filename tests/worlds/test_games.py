@@ -93,6 +93,7 @@ def test_a_short_run(name, tmp_path):
     assert any(row.get("kind") == "eval" for row in rows)
 
 
+@pytest.mark.slow
 def test_pictures_of_gym_hil():
     pytest.importorskip("gym_hil", reason="needs guerdon[games]")
     from guerdon.policies.control import build_policy
@@ -112,6 +113,7 @@ def test_pictures_of_gym_hil():
     world.close()
 
 
+@pytest.mark.slow
 def test_demonstrations_of_pick_and_place_go_into_a_replay_with_goals(tmp_path):
     pytest.importorskip("gymnasium_robotics", reason="needs guerdon[games]")
     from guerdon.collect.collect import collect
