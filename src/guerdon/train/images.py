@@ -513,8 +513,7 @@ class FrameTrainer(BaseTrainer):
         epochs_between = settings.eval_every or math.ceil(MIN_STEPS_BETWEEN_EVALUATIONS / steps_per_epoch)
         patience = settings.early_stopping_patience if len(val) else None
         bf16 = uses_bf16(settings.bf16, device) and not sees_states(settings)
-        if settings.gradient_checkpointing:
-            recompute(residual_layers(scorer))
+        recompute(residual_layers(scorer) if settings.gradient_checkpointing else [])
         network: FrameNetwork | HeadNetwork = FrameNetwork(scorer, settings.normalize, settings.augmented)
         self._batch: Callable[[Sequence[int] | IntArray], dict[str, Tensor]] = frames.batch
         if scorer.frozen:
