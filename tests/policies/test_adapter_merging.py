@@ -374,3 +374,22 @@ def test_embeddings_with_other_values_than_the_output_are_two(tmp_path):
     assert torch.equal(whole.lm_head.weight, stored["lm_head.weight"])
     assert torch.equal(weights["lm_head.weight"], whole.lm_head.weight)
     assert outlined.lm_head.weight is not outlined.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("lost", ["experts.1.up_proj", ".up_proj"])
+def test_experts_that_are_not_all_there_are_one_line(lost, tmp_path):
+    folder = model_folder("qwen3_moe", tmp_path / "model")
+    stored = {name: weight for name, weight in load_file(folder / "model.safetensors").items() if lost not in name}
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="the language model .*model' cannot be read: "):
+        text_files._mapped(str(folder))
+
+
+def test_weights_in_8_bits_are_not_read_as_they_are(tmp_path):
+    """They have the names and shapes of the others, and mean something else."""
+    folder = model_folder("llama", tmp_path / "model")
+    assert text_files._mapped(str(folder)) is not None
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [8, 8]}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert text_files._mapped(str(folder)) is None

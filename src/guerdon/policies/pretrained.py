@@ -225,7 +225,9 @@ def map_pretrained(kind: Any, path: str, what: str) -> tuple[Any, dict[str, Tens
     check_model(CheckpointError, what, path)
     model = outlined(kind, path, what, buffers=True)
     model.tie_weights()  # inside, each parameter becomes one of its own
-    weights = as_transformers_names(model, read_tensors(folder))
+    stored = read_tensors(folder)
+    with reading(what, path):
+        weights = as_transformers_names(model, stored)
     for names in _shared(model):
         there = [weights[name] for name in names if name in weights]
         if there and all(one is there[0] or torch.equal(one, there[0]) for one in there):
