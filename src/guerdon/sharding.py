@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from guerdon import distributed
@@ -36,11 +37,12 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 def recompute(blocks: Sequence[nn.Module]) -> None:
     """Keep only what goes into these layers for the backward pass, and compute the rest there again."""
     for block in blocks:
-        block.forward = partial(_recomputed, block.forward)
+        block.forward = partial(_recomputed, block, block.forward)
 
 
-def _recomputed(forward: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    if not torch.is_grad_enabled():
+def _recomputed(block: nn.Module, forward: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    read = (one for one in tree_leaves((given, options)) if isinstance(one, Tensor))
+    if not torch.is_grad_enabled() or not any(one.requires_grad for one in (*block.parameters(), *read)):
         return forward(*given, **options)
     return checkpoint(forward, *given, use_reentrant=False, **options)
 

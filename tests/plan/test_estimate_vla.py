@@ -220,8 +220,9 @@ def test_the_estimate_of_smolvla():
              "runner": {"total_steps": 10**6, "eval_every": 10**6, "eval_episodes": 10}}  # fmt: skip
     whole = Study.model_validate(given)
     found, seen = estimate_vla(whole), 2 * 64 + 35 + 1
-    assert head(found) == f"1 x H100; P = 0.403e9, T = 0.403e9, S = {seen}"
-    shape, p, _ = vla_size(whole.policy)
+    assert head(found) == f"1 x H100; P = 0.403e9, T = 0.113e9, S = {seen}"
+    shape, p, trained = vla_size(whole.policy)
+    assert trained == p - shape.parameters - 12 * (4 * 768**2 + 2 * 768 * 3072)
     one = gpu.decision_bytes(whole.policy, shape, seen)[0]
     assert found["memory of activations of 8 decisions"] == f"{8 * one / 1e9:.1f} GB"
     tower, expert = 12 * (4 * 768**2 + 2 * 768 * 3072), gpu.EXPERTS["flow"].parameters

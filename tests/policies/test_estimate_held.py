@@ -34,8 +34,15 @@ ROBOTS = {  # by name: a kind, and what is trained
     "oft_lora_again": LORA | AGAIN, "pi0": {}, "pi0_again": AGAIN, "pi0_lora_again": LORA | AGAIN, "pi05": {},
     "pi05_lora": LORA, "pi05_lora_again": LORA | AGAIN, "flow_again": AGAIN,
     "smolvla": {}, "smolvla_lora": LORA, "smolvla_again": AGAIN,
+    "smolvla-expert": {}, "smolvla-expert_again": AGAIN, "smolvla-expert_lora": LORA, "smolvla-blind": {},
+    "pi0-expert": {}, "pi0-blind": {},
 }  # fmt: skip
-QUICK, TOGETHER = list(ROBOTS)[:3], list(ROBOTS)[:4]
+QUICK, TOGETHER = list(ROBOTS)[:3], [*list(ROBOTS)[:4], "smolvla-expert"]
+FROZEN = {  # what a checkpoint freezes
+    "": {"freeze_vision_encoder": False, "train_expert_only": False},
+    "blind": {"freeze_vision_encoder": True, "train_expert_only": False},
+    "expert": {"freeze_vision_encoder": True, "train_expert_only": True},
+}
 LLAMA = {
     "model_type": "llama", "vocab_size": checkpoints.VOCABULARY + checkpoints.PADDING, "hidden_size": 128,
     "intermediate_size": 352, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "pad_token_id": 0,
@@ -64,12 +71,13 @@ SEES = {  # the language part, tokens of a decision, towers, the expert
 
 
 def kind_of(name):
-    return name.partition("_")[0]
+    return name.partition("_")[0].partition("-")[0]
 
 
 def settings(folder, name):
     """The `policy` section; a checkpoint is written with random weights where it is not there."""
-    kind, path = kind_of(name), folder / kind_of(name)
+    kind, path = kind_of(name), folder / name.partition("_")[0]
+    frozen = FROZEN[path.name.partition("-")[2]]
     if kind in ("made", "flow"):
         return {"tiny": TINY | ({} if kind == "flow" else {"n_action_bins": 16}), **(FLOW if kind == "flow" else {}),
                 "num_action_chunks": 3, **ROBOTS[name]}  # fmt: skip
@@ -82,19 +90,20 @@ def settings(folder, name):
         return {"vla_path": str(path), "num_action_chunks": 3, **ROBOTS[name]}
     if kind == "smolvla":
         if not path.exists():
-            write_smolvla(folder, path)
+            write_smolvla(folder, path, **frozen)
         return {"vla_path": str(path), "vlm_path": str(folder / "vlm"), "use_proprio": True, "num_action_chunks": 3,
                 **FLOW, **ROBOTS[name]}  # fmt: skip
     if not path.exists():
         form = published_pi0.Pi0Config if kind == "pi0" else published_pi0.Pi05Config
         config = form.model_validate(pi0.REFERENCE[kind]["config"])
         own = published_pi0._network(config, READS.vocabulary, 3, adaptive=kind == "pi05").state_dict()
-        pi0.lerobot(path, kind, tensors=checkpoints.filled({name: tensor.shape for name, tensor in own.items()}))
+        tensors = checkpoints.filled({name: tensor.shape for name, tensor in own.items()})
+        pi0.lerobot(path, kind, tensors=tensors, **frozen)
     return {"vla_path": str(path), "vlm_path": pi0.tokenizer(folder), "num_images_in_input": 2, **FLOW, **ROBOTS[name]}
 
 
-def write_smolvla(folder, path):
-    """All weights of this one are trained, and its files have the names of the network."""
+def write_smolvla(folder, path, **frozen):
+    """Its files have the names of the network."""
     from transformers.models.smolvlm.modeling_smolvlm import SmolVLMConnector, SmolVLMVisionTransformer
 
     tower = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
@@ -104,9 +113,8 @@ def write_smolvla(folder, path):
     see = published._SmolVLMEyes(SmolVLMVisionTransformer(vlm.vision_config), SmolVLMConnector(vlm))
     network = SmolVLANetwork(see, vlm.text_config, ExpertSize(), image_size=32, proprio_size=3)
     checkpoints.write_smolvla(
-        path, network.state_dict(), num_vlm_layers=LAYERS, resize_imgs_with_padding=[32, 32],
-        freeze_vision_encoder=False, train_expert_only=False,
-    )  # fmt: skip
+        path, network.state_dict(), num_vlm_layers=LAYERS, resize_imgs_with_padding=[32, 32], **frozen
+    )
 
 
 def facts(folder, count, language, robots):

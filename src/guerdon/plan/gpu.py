@@ -367,8 +367,8 @@ def _work(policy: VLAPolicySettings, shape: Shape, p: float, tokens: int) -> flo
 def vla_state(policy: VLAPolicySettings, shape: Shape, p: float, trained: float, cards: int) -> dict[str, float]:
     """Bytes of each part but activations, on each of so many GPUs that shard a policy.
 
-    Weights are float32, frozen ones bfloat16, and the base is shared. To act, each of several GPUs gathers all of it,
-    where no collectors have copies of their own.
+    Weights are float32, frozen ones bfloat16 but for those that a checkpoint freezes on several GPUs, and the base is
+    shared. To act, each of several GPUs gathers all of it, where no collectors have copies of their own.
 
     Args:
         policy: the `policy` section.
@@ -378,7 +378,9 @@ def vla_state(policy: VLAPolicySettings, shape: Shape, p: float, trained: float,
         cards: GPUs.
     """
     embedded, full = shape.embedding * (1 if shape.tied else 2), not policy.use_lora
-    base, own, copied = (16.0 * p, 0.0, p if cards == 1 else 0.0) if full else (2.0 * p, 16.0 * trained, trained)
+    base, own, copied = 2.0 * p, 16.0 * trained, trained
+    if full:
+        base, own, copied = 16.0 * trained + (2.0 if cards == 1 else 4.0) * (p - trained), 0.0, trained * (cards == 1)
     if policy.use_quantization:
         base = 0.5625 * (p - embedded) + 2 * embedded
     several = cards > 1 and not policy.use_quantization  # which several learners refuse
@@ -403,17 +405,24 @@ def decision_bytes(policy: VLAPolicySettings, shape: Shape, tokens: int) -> tupl
     actions that are executed (SmolVLA), or those of the checkpoint's horizon and the state (pi0).
 
     With gradient checkpointing only what goes into a block is kept of it: 4 w per token, 2 w in bfloat16 (adapters; the
-    language part and the expert of SmolVLA and pi0), and 4 k of each layer of S tokens for the expert.
+    language part and the expert of SmolVLA and pi0), and 4 k of each layer of S tokens for the expert. Parts that a
+    checkpoint freezes keep nothing, but for the language part of SmolVLA, through which gradients go to the projection
+    of the state: 8 h + 8 q + 6 I per token of a layer.
 
     Args:
-        policy: the `policy` section; all weights are counted as trained, also those that a checkpoint says are not.
+        policy: the `policy` section.
         shape: of the language part.
         tokens: that it reads, S.
     """
     kind, rank, pictures = _kind(policy), policy.lora_rank if policy.use_lora else None, policy.num_images_in_input
-    expert, each, ends = EXPERTS.get(kind), 4 if rank is None else 2, 10.0 * tokens * shape.width
+    blind, mute = _frozen_parts(policy)
+    expert, each, ends = EXPERTS.get(kind), 4 if rank is None else 2, 0.0 if mute else 10.0 * tokens * shape.width
+    read = 0 if expert is None else _reading_bytes(shape, rank)
+    if mute:
+        passed = kind == "flow" and policy.use_proprio
+        read = (8 * shape.width + 8 * shape.queries + 6 * shape.inner) * passed
     parts: list[tuple[int, float, float]] = []  # blocks, what goes into one, what one keeps
-    for w, m, blocks, patches in TOWERS[kind]:
+    for w, m, blocks, patches in () if blind else TOWERS[kind]:
         of_width = 24 * w if rank is None else 22 * w + 8 * rank + (4 * w + 4 * rank if expert else 0)
         parts.append((blocks, pictures * patches * each * w, pictures * patches * (of_width + 4 * m)))
     if expert is None:
@@ -422,7 +431,7 @@ def decision_bytes(policy: VLAPolicySettings, shape: Shape, tokens: int) -> tupl
         actions, steps = denoised(policy)
         one = actions * _reading_bytes(expert, rank) + 4 * expert.queries * tokens
         ends += 16 * actions * steps * expert.width
-        parts.append((shape.layers, tokens * (2 * shape.width + 4 * shape.keys), tokens * _reading_bytes(shape, rank)))
+        parts.append((shape.layers, tokens * (2 * shape.width + 4 * shape.keys) * (read > 0), tokens * read))
         parts.append((steps * expert.layers, actions * 2 * expert.width, one))
     if not policy.gradient_checkpointing:
         return ends + sum(blocks * whole for blocks, _, whole in parts), 0.0
@@ -432,6 +441,16 @@ def decision_bytes(policy: VLAPolicySettings, shape: Shape, tokens: int) -> tupl
 def _reading_bytes(shape: Shape, rank: int | None) -> int:
     """`layer_bytes` of SmolVLA and pi0."""
     return layer_bytes(shape, rank) + 4 * (shape.queries - shape.keys) - (4 * shape.width if rank is None else 0)
+
+
+def _frozen_parts(policy: VLAPolicySettings) -> tuple[bool, bool]:
+    """Whether the checkpoint freezes the towers of vision, and whether the language part, too."""
+    kind, config = _kind(policy), _configuration(policy)
+    if policy.use_lora or kind not in EXPERTS or policy.vla_path is None:
+        return False, False
+    published = kind == "flow"  # LeRobot's default of SmolVLA
+    mute = bool(config.get("train_expert_only", published))
+    return mute or bool(config.get("freeze_vision_encoder", published)), mute
 
 
 def denoised(policy: VLAPolicySettings) -> tuple[int, int]:
@@ -480,9 +499,13 @@ def vla_size(policy: VLAPolicySettings) -> tuple[Shape, float, float]:
     kind, rank = _kind(policy), policy.lora_rank
     shape = shape_of({"tie_word_embeddings": False, **PUBLISHED_VLA[kind], **_configuration(policy)})
     p = shape.parameters + REST[kind]
+    if (expert := EXPERTS.get(kind)) is not None and not policy.use_lora:
+        blind, mute = _frozen_parts(policy)
+        seen = sum(n * (4 * w * w + 2 * w * m) for w, m, n, _ in TOWERS[kind])
+        return shape, p, p - seen * blind - shape.parameters * mute
     if not policy.use_lora:
         return shape, p, p
-    if (expert := EXPERTS.get(kind)) is not None:
+    if expert is not None:
         seen = sum(n * (10 * w + 2 * m) + w * patches // PATCHES[kind] for w, m, n, patches in TOWERS[kind])
         return shape, p, shape.adapters(rank) + expert.adapters(rank) + rank * (seen + shape.width)
     seen = sum(blocks * (8 * w + 2 * m) + 9 * w for w, m, blocks, _ in TOWERS[kind])
