@@ -132,3 +132,16 @@ def test_clip_ratio_c_reaches_the_loss_of_a_language_model(c, expected):
     settings = TextAlgorithmSettings(num_epochs=2, clip_ratio_c=c)
     terms, _ = _policy_terms(new, torch.zeros(1, 3), advantages, torch.ones(1, 3), settings)
     np.testing.assert_allclose(terms[0], expected, rtol=1e-5)
+
+
+def test_adam_leaves_no_denormal_numbers():
+    """A unit that died has a gradient of 0 for good; its mean would stay denormal, where a CPU is slow."""
+    module = torch.nn.Linear(4, 1)
+    optimizer = FlatAdam(module, 1e-3)
+    before = optimizer.flat.clone()
+    optimizer._moments["exp_avg"].fill_(1e-39)
+    optimizer._moments["exp_avg_sq"].fill_(1e-39)
+    optimizer.step(0.0, max_norm=1.0)
+    assert not optimizer._moments["exp_avg"].any()
+    assert torch.equal(optimizer.flat, before)
+    assert torch.tensor(1e-39).mul(1.0) != 0  # elsewhere they are as they were

@@ -8,7 +8,8 @@ norm = optimizer.step(float(loss.detach()), max_norm=0.5)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,16 @@ def flatten(parameters: Sequence[nn.Parameter]) -> Tensor:
         p.data = flat[offset : offset + p.numel()].view_as(p)
         offset += p.numel()
     return flat
+
+
+@contextmanager
+def _flushed() -> Iterator[None]:
+    """Denormal numbers are zero: the mean of a gradient that stays 0 becomes one, and slows a CPU down 30 times."""
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 class FlatAdam:
@@ -84,15 +95,11 @@ class FlatAdam:
         if learning_rate is not None:
             self.learning_rate = learning_rate
         steps, mean, square = self._moments.values()
-        torch.set_flush_denormal(True)  # the mean of a unit that died stays denormal, and a CPU takes 30 times as long
-        try:
-            with torch.no_grad():  # the function, as `torch.optim.Adam.step` takes longer than the computation
-                adam(
-                    [self.flat], [grad], [mean], [square], [], [steps], fused=True, amsgrad=False, beta1=0.9,
-                    beta2=0.999, lr=self.learning_rate, weight_decay=0.0, eps=self._eps, maximize=False,
-                )  # fmt: skip
-        finally:
-            torch.set_flush_denormal(False)
+        with torch.no_grad(), _flushed():  # the function: `torch.optim.Adam.step` takes longer than the computation
+            adam(
+                [self.flat], [grad], [mean], [square], [], [steps], fused=True, amsgrad=False, beta1=0.9, beta2=0.999,
+                lr=self.learning_rate, weight_decay=0.0, eps=self._eps, maximize=False,
+            )  # fmt: skip
         return norm
 
     def tensors(self) -> dict[str, Tensor]:
@@ -163,7 +170,8 @@ class AdamW:
             for parameter in self._parameters:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-        return self.skipped.clipped_step(self.optimizer, loss, max_norm)
+        with _flushed():
+            return self.skipped.clipped_step(self.optimizer, loss, max_norm)
 
     def tensors(self) -> dict[str, Tensor]:
         """The state as named tensors: `adam.<parameter>.<slot>`, or those of `FlatAdam`."""
