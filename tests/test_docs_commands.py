@@ -60,6 +60,7 @@ RUN_BY = {  # what tests run as it is
     "python benchmarks/gpu_check.py --tiny": "tests/test_gpu_check.py",
     "python studies/preference_table.py runs/preference": "tests/compare/test_report_gold.py",
     "python studies/off_policy_table.py studies/off_policy.csv": "tests/compare/test_off_policy_table.py",
+    "python studies/unsteady_ends.py studies/unsteady_ends.csv": "tests/examples/test_unsteady_ends.py",
     "python studies/gate.py prepare": "tests/examples/test_gate_study.py",
     "python studies/gate.py table runs/gate/gate.jsonl ... --out gate.parquet": "tests/examples/test_gate_study.py",
     "python examples/trl_grpo.py": "tests/integrations/test_trl.py",

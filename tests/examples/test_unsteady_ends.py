@@ -67,3 +67,8 @@ def test_what_is_counted(script, tmp_path, capsys):
         )
     script.report(tmp_path / "ends.csv")
     assert capsys.readouterr().out.splitlines()[2] == "| as in the file | last | 2 of 3 | 1 of 2 | 0.57 |"
+
+
+def test_the_runs_that_were_measured_give_the_table_of_the_results(script, capsys):
+    script.report(FILE.with_suffix(".csv"))
+    assert capsys.readouterr().out in (FILE.parents[1] / "docs" / "results.md").read_text(encoding="utf-8")
