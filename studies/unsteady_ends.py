@@ -10,8 +10,8 @@ and weights, how many runs reached 0.95, how many of these ended below 0.9, and 
 
 from __future__ import annotations
 
+import argparse
 import csv
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
@@ -84,10 +84,19 @@ def report(table: Path) -> None:
         print(f"| {keys} | {weights} | {len(reached)} of {len(runs)} | {lost} of {len(reached)} | {mean:.2f} |")
 
 
+def main() -> None:
+    """Repeat runs, or print the table of those that were repeated."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("table", type=Path, help="a file of CSV, which grows")
+    parser.add_argument("given", nargs="*", help="configurations of runs, and key=value for all of them")
+    options = parser.parse_args()
+    keys = [one for one in options.given if "=" in one]
+    for job in options.given:
+        if job not in keys:
+            measure(options.table, Path(job), keys)
+    if not options.given:
+        report(options.table)
+
+
 if __name__ == "__main__":
-    out, *given = sys.argv[1:]
-    changed = [one for one in given if "=" in one]
-    for file in given[: len(given) - len(changed)]:
-        measure(Path(out), Path(file), changed)
-    if not given:
-        report(Path(out))
+    main()
