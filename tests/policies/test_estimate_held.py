@@ -34,13 +34,13 @@ ROBOTS = {  # by name: a kind, and what is trained
     "oft_lora_again": LORA | AGAIN, "pi0": {}, "pi0_again": AGAIN, "pi0_lora_again": LORA | AGAIN, "pi05": {},
     "pi05_lora": LORA, "pi05_lora_again": LORA | AGAIN, "flow_again": AGAIN,
     "smolvla": {}, "smolvla_lora": LORA, "smolvla_again": AGAIN,
-    "smolvla-expert": {}, "smolvla-expert_again": AGAIN, "smolvla-expert_lora": LORA, "smolvla-blind": {},
-    "pi0-expert": {}, "pi0-blind": {},
+    "smolvla-expert": {}, "smolvla-expert_again": AGAIN, "smolvla-expert_lora": LORA, "smolvla-tower": {},
+    "pi0-expert": {}, "pi0-tower": {},
 }  # fmt: skip
 QUICK, TOGETHER = list(ROBOTS)[:3], [*list(ROBOTS)[:4], "smolvla-expert"]
 FROZEN = {  # what a checkpoint freezes
     "": {"freeze_vision_encoder": False, "train_expert_only": False},
-    "blind": {"freeze_vision_encoder": True, "train_expert_only": False},
+    "tower": {"freeze_vision_encoder": True, "train_expert_only": False},
     "expert": {"freeze_vision_encoder": True, "train_expert_only": True},
 }
 LLAMA = {

@@ -415,14 +415,18 @@ def decision_bytes(policy: VLAPolicySettings, shape: Shape, tokens: int) -> tupl
         tokens: that it reads, S.
     """
     kind, rank, pictures = _kind(policy), policy.lora_rank if policy.use_lora else None, policy.num_images_in_input
-    blind, mute = _frozen_parts(policy)
-    expert, each, ends = EXPERTS.get(kind), 4 if rank is None else 2, 0.0 if mute else 10.0 * tokens * shape.width
+    tower_frozen, language_frozen = _frozen_parts(policy)
+    expert, each, ends = (
+        EXPERTS.get(kind),
+        4 if rank is None else 2,
+        0.0 if language_frozen else 10.0 * tokens * shape.width,
+    )
     read = 0 if expert is None else _reading_bytes(shape, rank)
-    if mute:
+    if language_frozen:
         passed = kind == "flow" and policy.use_proprio
         read = (8 * shape.width + 8 * shape.queries + 6 * shape.inner) * passed
     parts: list[tuple[int, float, float]] = []  # blocks, what goes into one, what one keeps
-    for w, m, blocks, patches in () if blind else TOWERS[kind]:
+    for w, m, blocks, patches in () if tower_frozen else TOWERS[kind]:
         of_width = 24 * w if rank is None else 22 * w + 8 * rank + (4 * w + 4 * rank if expert else 0)
         parts.append((blocks, pictures * patches * each * w, pictures * patches * (of_width + 4 * m)))
     if expert is None:
@@ -449,8 +453,8 @@ def _frozen_parts(policy: VLAPolicySettings) -> tuple[bool, bool]:
     if policy.use_lora or kind not in EXPERTS or policy.vla_path is None:
         return False, False
     published = kind == "flow"  # LeRobot's default of SmolVLA
-    mute = bool(config.get("train_expert_only", published))
-    return mute or bool(config.get("freeze_vision_encoder", published)), mute
+    language_frozen = bool(config.get("train_expert_only", published))
+    return language_frozen or bool(config.get("freeze_vision_encoder", published)), language_frozen
 
 
 def denoised(policy: VLAPolicySettings) -> tuple[int, int]:
@@ -500,9 +504,9 @@ def vla_size(policy: VLAPolicySettings) -> tuple[Shape, float, float]:
     shape = shape_of({"tie_word_embeddings": False, **PUBLISHED_VLA[kind], **_configuration(policy)})
     p = shape.parameters + REST[kind]
     if (expert := EXPERTS.get(kind)) is not None and not policy.use_lora:
-        blind, mute = _frozen_parts(policy)
+        tower_frozen, language_frozen = _frozen_parts(policy)
         seen = sum(n * (4 * w * w + 2 * w * m) for w, m, n, _ in TOWERS[kind])
-        return shape, p, p - seen * blind - shape.parameters * mute
+        return shape, p, p - seen * tower_frozen - shape.parameters * language_frozen
     if not policy.use_lora:
         return shape, p, p
     if expert is not None:

@@ -27,7 +27,7 @@ from guerdon.errors import CheckpointError, MissingDependencyError, boundary
 from guerdon.finite import load_weights
 from guerdon.hub import ADAPTER, adapter_config, check_folder, quietly, reading
 from guerdon.policies.adapters import import_peft
-from guerdon.policies.pretrained import ComputedWeight
+from guerdon.policies.pretrained import ComputedWeight, names_of_parameters
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 PEFT_PREFIX = "base_model.model."  # before the names in an adapter's file
@@ -254,9 +254,7 @@ def merged_on_reading(model: nn.Module, weights: Mapping[str, Tensor], folder: P
         for leaf, own in module.named_parameters(recurse=False):
             made = nn.Parameter(torch.zeros(()).expand(own.shape), requires_grad=False)
             module.register_parameter(leaf, hollow.setdefault(id(own), made))
-    names_of: dict[int, list[str]] = {}
-    for name, own in model.named_parameters(remove_duplicate=False):
-        names_of.setdefault(id(own), []).append(name)
+    names_of = names_of_parameters(model)
     alike = {name: names for names in names_of.values() for name in names}
     adapted = read_adapter(model, folder, assign=True)
     from peft.tuners.tuners_utils import BaseTunerLayer

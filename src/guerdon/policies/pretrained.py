@@ -181,7 +181,7 @@ def _one_of(made: Callable[[], dict[str, Tensor]], name: str) -> Tensor:
     return made()[name]
 
 
-def outlined(kind: Any, path: str, what: str, *, buffers: bool) -> Any:
+def meta_model(kind: Any, path: str, what: str, *, buffers: bool) -> Any:
     """A model of transformers as its configuration says, without weights.
 
     Args:
@@ -223,16 +223,16 @@ def map_pretrained(kind: Any, path: str, what: str) -> tuple[Any, dict[str, Tens
     if (folder := model_folder(local_model(path))) is None:
         return None
     check_model(CheckpointError, what, path)
-    model = outlined(kind, path, what, buffers=True)
+    model = meta_model(kind, path, what, buffers=True)
     model.tie_weights()  # inside, each parameter becomes one of its own
     stored = read_tensors(folder)
     with reading(what, path):
         weights = as_transformers_names(model, stored)
-    for names in _shared(model):
+    for names in names_of_parameters(model).values():
         there = [weights[name] for name in names if name in weights]
         if there and all(one is there[0] or torch.equal(one, there[0]) for one in there):
             weights |= dict.fromkeys(names, there[0])
-    untie_outline(model, weights)
+    untie_meta(model, weights)
     lost = [name for name, own in model.named_parameters()
             if name not in weights or weights[name].shape != own.shape]  # fmt: skip
     if lost or getattr(model.config, "quantization_config", None) is not None:
@@ -242,18 +242,19 @@ def map_pretrained(kind: Any, path: str, what: str) -> tuple[Any, dict[str, Tens
     return model.eval(), weights
 
 
-def _shared(model: Any) -> list[list[str]]:
-    """The names of each parameter that has several."""
-    names_of: dict[int, list[str]] = {}
+def names_of_parameters(model: nn.Module) -> dict[int, list[str]]:
+    """The names of each parameter, by its `id`; several where modules share it."""
+    found: dict[int, list[str]] = {}
     for name, own in model.named_parameters(remove_duplicate=False):
-        names_of.setdefault(id(own), []).append(name)
-    return [names for names in names_of.values() if len(names) > 1]
+        found.setdefault(id(own), []).append(name)
+    return found
 
 
-def untie_outline(model: Any, weights: Mapping[str, Tensor]) -> None:
+def untie_meta(model: Any, weights: Mapping[str, Tensor]) -> None:
     """Give the output layer of a model on `meta` a matrix of its own, where `weights` has another tensor for it."""
     head = model.get_output_embeddings()
-    if any(len({id(weights.get(name)) for name in names}) > 1 for names in _shared(model)) and head is not None:
+    shared = names_of_parameters(model).values()
+    if head is not None and any(len({id(weights.get(name)) for name in names}) > 1 for names in shared):
         head.weight = nn.Parameter(torch.empty_like(head.weight))
         mark_untied(model)
 

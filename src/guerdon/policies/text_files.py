@@ -40,11 +40,11 @@ from guerdon.policies.chat_template import check_templates, set_arguments
 from guerdon.policies.pretrained import (
     ComputedWeight,
     map_pretrained,
-    outlined,
+    meta_model,
     read_config,
     read_pretrained,
     read_tokenizer,
-    untie_outline,
+    untie_meta,
 )
 from guerdon.policies.shared_base import SharedBase
 from guerdon.policies.text import TextPolicy, add_policy
@@ -117,7 +117,7 @@ def _outlined(path: str) -> Any:
         raise MissingDependencyError(f"{path} is not on this machine")
     from transformers import AutoModelForCausalLM
 
-    return outlined(AutoModelForCausalLM, path, _WHAT, buffers=False)
+    return meta_model(AutoModelForCausalLM, path, _WHAT, buffers=False)
 
 
 def _mapped(path: str) -> tuple[Any, dict[str, torch.Tensor]] | None:
@@ -150,7 +150,7 @@ def _with_adapter(
     weights = {name: grown.get(id(weight), weight) for name, weight in weights.items()}
     merged = merged_on_reading(copy.deepcopy(model), weights, folder)
     if merged is not None:
-        untie_outline(model, merged)
+        untie_meta(model, merged)
         if all(merged[name].shape == own.shape for name, own in model.named_parameters()):
             return model, merged
     log_once(f"{folder}: each process reads the whole model to merge this adapter")
