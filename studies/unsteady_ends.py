@@ -17,9 +17,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from guerdon.config import load
+from guerdon.rl.average import PolicyAverage
 from guerdon.rl.loop import Loop
 from guerdon.settings.study import Study
 
@@ -36,27 +35,22 @@ class AveragingLoop(Loop):
     def __init__(self, study: Study, folder: Path) -> None:
         super().__init__(study, folder)
         self.found: list[tuple[int, str, float]] = []
-        self.averages = {decay: self._weights() for decay in DECAYS}
+        self.averages = {decay: PolicyAverage(self.learner.policy, decay) for decay in DECAYS}
 
     def iterate(self) -> None:
         """One iteration, and the averages after it."""
         super().iterate()
-        for decay, average in self.averages.items():
-            for name, value in self._weights().items():
-                average[name].lerp_(value, 1 - decay)
-
-    def _weights(self) -> dict[str, torch.Tensor]:
-        return {name: value.clone() for name, value in self.learner.policy.state_dict().items()}
+        for average in self.averages.values():
+            average.follow()
 
     def _evaluate(self) -> None:
         super()._evaluate()
         self.found.append((self.step, "last", self._true_success()["success"]))
-        policy, own = self.learner.policy, self._weights()
+        policy, episodes = self.learner.policy, self.study.runner.eval_episodes
         for decay, average in self.averages.items():
-            policy.load_state_dict(average)
-            result = self.collector.evaluate(policy, episodes=self.study.runner.eval_episodes, step=self.step)
+            with average.acting():
+                result = self.collector.evaluate(policy, episodes=episodes, step=self.step)
             self.found.append((self.step, f"average {decay}", result["success"]))
-        policy.load_state_dict(own)
 
 
 def measure(table: Path, job: Path, keys: Sequence[str]) -> None:

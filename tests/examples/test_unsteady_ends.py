@@ -26,14 +26,15 @@ def script():
 def test_averages_are_of_the_weights_after_each_update_and_act_nowhere_else(script, tmp_path):
     plain = start(clock_study(tmp_path, name="plain"))
     loop = script.AveragingLoop(study := clock_study(tmp_path, name="averaging"), run_folder(study))
-    first = loop._weights()
-    wanted, whole = {decay: dict(first) for decay in script.DECAYS}, Loop.iterate
+    policy, whole = loop.learner.policy, Loop.iterate
+    first = {name: value.clone() for name, value in policy.named_parameters()}
+    wanted = {decay: dict(first) for decay in script.DECAYS}
 
     def iterate(self):
         whole(self)
         for decay, average in wanted.items():
-            for name, value in loop._weights().items():
-                average[name] = decay * average[name] + (1 - decay) * value
+            for name, value in policy.named_parameters():
+                average[name] = decay * average[name] + (1 - decay) * value.detach()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Loop, "iterate", iterate)
@@ -42,9 +43,9 @@ def test_averages_are_of_the_weights_after_each_update_and_act_nowhere_else(scri
     for name, value in plain.learner.policy.state_dict().items():
         assert torch.equal(loop.learner.policy.state_dict()[name], value)
     for decay, average in loop.averages.items():
-        for name, value in average.items():
-            torch.testing.assert_close(value, wanted[decay][name])
-    assert any(not torch.equal(value, first[name]) for name, value in loop.averages[0.8].items())
+        for name, value in wanted[decay].items():
+            torch.testing.assert_close(average.tensors()[name], value.detach())
+    assert any(not torch.equal(value, first[name]) for name, value in wanted[0.8].items())
 
 
 def test_a_run_is_repeated_with_other_keys(script, tmp_path):

@@ -385,11 +385,40 @@ def test_experts_that_are_not_all_there_are_one_line(lost, tmp_path):
         text_files._mapped(str(folder))
 
 
-def test_weights_in_8_bits_are_not_read_as_they_are(tmp_path):
-    """They have the names and shapes of the others, and mean something else."""
-    folder = model_folder("llama", tmp_path / "model")
-    assert text_files._mapped(str(folder)) is not None
+def in_8_bits(folder, block=8):
+    """A folder whose linear layers are stored in fp8, each block with its scale."""
+    stored, out = load_file(folder / "model.safetensors"), {}
+    for name, weight in stored.items():
+        rows, columns = weight.shape if weight.ndim == 2 else (1, 1)
+        if "proj" not in name or rows % block or columns % block:
+            out[name] = weight
+            continue
+        blocks = weight.reshape(rows // block, block, columns // block, block)
+        scales = blocks.abs().amax((1, 3)).clamp_min(1e-6) / 448
+        out[name] = (blocks / scales[:, None, :, None]).reshape(rows, columns).to(torch.float8_e4m3fn)
+        out[f"{name}_scale_inv"] = scales
+    save_file(out, folder / "model.safetensors", metadata={"format": "pt"})
+    stored_as(folder, {"quant_method": "fp8", "weight_block_size": [block, block], "activation_scheme": "dynamic"})
+    return folder
+
+
+def stored_as(folder, quantization):
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [8, 8]}
-    (folder / "config.json").write_text(json.dumps(config))
-    assert text_files._mapped(str(folder)) is None
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3_moe"])
+def test_weights_in_8_bits_are_read_as_transformers_reads_them(family, tmp_path):
+    folder = in_8_bits(model_folder(family, tmp_path / "model"))
+    whole = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model, weights = text_files._mapped(str(folder))
+    assert {name for name, _ in model.named_parameters()} == {name for name, _ in whole.named_parameters()}
+    for name, value in whole.named_parameters():
+        assert torch.equal(weights[name].to(torch.float32, copy=True), value), name
+
+
+def test_weights_in_4_bits_are_refused_for_several_learners(tmp_path):
+    folder = model_folder("llama", tmp_path / "model")
+    stored_as(folder, {"quant_method": "gptq", "bits": 4})
+    with pytest.raises(CheckpointError, match=r"model': weights that are stored by gptq cannot be shared by several"):
+        text_files._mapped(str(folder))

@@ -149,6 +149,7 @@ ALGORITHM = {  # each key with another value than its default, and what else tha
     "value_coef": {"value_coef": 0.3},
     "max_grad_norm": {"max_grad_norm": 0.01},
     "target_kl": {"target_kl": 1e-6},
+    "ema_decay": {"ema_decay": 0.5},
     "normalize_advantages": {"normalize_advantages": False},
     "normalize_rewards": {"normalize_rewards": True},
     "group_size": {**GROUPS, "group_size": 4},

@@ -32,6 +32,7 @@ SETUPS = {
     "rloo": {"algorithm": {**GRPO, "adv_estimator": "rloo"}, "env": {"num_envs": 4}},
     "reinforce_pp": {"algorithm": {"adv_estimator": "reinforce_pp", "rollout_steps": 12, "minibatch_size": 8}},
     "grpo_same_step": {"algorithm": GRPO, "env": {"autoreset_mode": "same_step"}},
+    "average": {"algorithm": {"ema_decay": 0.8, "rollout_steps": 12, "minibatch_size": 8, "num_epochs": 2}},
 }
 
 

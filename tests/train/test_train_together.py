@@ -33,7 +33,8 @@ TRAININGS = [
     ("vlm", "vlm", {"max_steps": 4, "lora": None}),
     ("vlm_lora", "vlm", {"max_steps": 4}),
     ("images", "images", {**IMAGES, "gradient_checkpointing": True}),
-    ("calibrated", "images", {**IMAGES, "within_steps": 3}),
+    ("calibrated", "images", {**IMAGES, "within_steps": 3, "cpu_offload": True}),
+    ("pretrained", "images", {**IMAGES, "pretrained": True}),
 ]
 MEASURED = {"seconds", "finished", "train_runtime", "save_dir"}
 

@@ -6,6 +6,7 @@ python train_together.py OUTPUT '[["name", "stepwise", {"max_steps": 4}], ...]'
 import json
 import sys
 from contextlib import ExitStack
+from functools import partial
 from itertools import count
 from pathlib import Path
 from unittest import mock
@@ -15,21 +16,37 @@ import test_sft
 import test_train_text
 import test_vlm_train
 import torch
+import transformers
 from text_lessons import data_of, sums
 
 from guerdon import distributed
+from guerdon.devices import seeded
 from guerdon.errors import NonFiniteError
 from guerdon.policies.passes import slices
-from guerdon.train import images, vlm
+from guerdon.sharding import Shards
+from guerdon.train import frame_networks, images, vlm
 from guerdon.train.images import FrameTrainer, train_image_model
 from guerdon.train.sft import train_sft
 from guerdon.train.text import train_text_model
+from sharded_steps import mapped
 
 
-def train_images(folder, *, dies=None, **options):
+class Moved(Exception):
+    """Trainer moves weights, which are shards."""
+
+
+def sharded(settings, scorer, *, weights, offload):
+    """`Shards` of a network that nobody holds whole: its weights are not there yet, or are mapped files."""
+    for weight in scorer.backbone.parameters():
+        assert weight.is_meta if settings.pretrained_path is None else mapped(weight.data_ptr())
+    assert offload == settings.cpu_offload
+    return Shards(scorer, weights=weights, offload=offload)
+
+
+def train_images(folder, *, dies=None, pretrained=False, **options):
     """On frames; alone, too, each batch in the parts of two processes, of which batch normalisation sees one.
 
-    `dies`: the step that fails, as if all processes were killed.
+    `dies`: the step that fails, as if all processes were killed. `pretrained`: from the backbone of a classifier.
     """
     steps, step, alone = count(), FrameTrainer._step_together, distributed.peers() == 1
 
@@ -38,11 +55,25 @@ def train_images(folder, *, dies=None, **options):
             raise NonFiniteError("killed")
         return step(self, *args, **more)
 
+    if pretrained:
+        options["pretrained_path"] = str(folder / "backbone")
+        if distributed.is_first():
+            config = transformers.ResNetConfig(
+                depths=[2, 2, 2, 2], layer_type="basic", hidden_sizes=[64, 128, 256, 512], num_labels=3
+            )
+            with seeded(0):
+                transformers.ResNetForImageClassification(config).save_pretrained(folder / "backbone")
+        distributed.wait()
+    if alone:
+        options.pop("cpu_offload", None)
     chosen = test_images.settings(folder, **options, fsdp=not alone)
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(FrameTrainer, "training_step", mortal))
         if alone:
             stack.enter_context(mock.patch.object(images, "even_parts", lambda n: slices(n, -(-n // 2))))
+        else:
+            stack.enter_context(mock.patch.object(frame_networks, "Shards", partial(sharded, chosen)))
+            stack.enter_context(mock.patch.object(FrameTrainer, "_move_model_to_device", mock.Mock(side_effect=Moved)))
         train_image_model(chosen, test_images.square_episodes(6), data_hash="abc")
 
 

@@ -32,6 +32,7 @@ from guerdon.models import vlm_frames
 from guerdon.packaged import local_model
 from guerdon.policies.efficientnet import EfficientNetLite0, read_efficientnet
 from guerdon.policies.precision import PaddedConv2d
+from guerdon.policies.pretrained import map_pretrained
 from guerdon.types import ByteArray
 
 if TYPE_CHECKING:  # a model on states does not need transformers
@@ -65,6 +66,7 @@ class ImageScorer(nn.Module):
             or `package:<name>` of an EfficientNet-lite0; None for random ones.
         freeze_backbone: only the head can be trained; the backbone stays in evaluation mode.
         state_size: S, numbers of a state; of `mlp` alone.
+        sharded: for `Shards`: weights that are read stay mapped files.
 
     Raises:
         ConfigError: unknown `arch`.
@@ -80,6 +82,7 @@ class ImageScorer(nn.Module):
         pretrained_path: str | None = None,
         freeze_backbone: bool = False,
         state_size: int | None = None,
+        sharded: bool = False,
     ) -> None:
         super().__init__()
         self.frozen = freeze_backbone
@@ -88,13 +91,17 @@ class ImageScorer(nn.Module):
             assert state_size is not None
             self.backbone, width = StateLayers(state_size), StateLayers.width
         elif arch == EFFICIENTNET:
-            self.backbone = EfficientNetLite0() if pretrained_path is None else read_efficientnet(pretrained_path)
+            self.backbone = (
+                EfficientNetLite0() if pretrained_path is None else read_efficientnet(pretrained_path, mapped=sharded)
+            )
             width = self.backbone.width
         else:
             from transformers import ResNetModel
 
             self.backbone = (
-                ResNetModel(_config(arch)) if pretrained_path is None else _load_backbone(arch, pretrained_path)
+                ResNetModel(_config(arch))
+                if pretrained_path is None
+                else _load_backbone(arch, pretrained_path, mapped=sharded)
             )
             width = self.backbone.config.hidden_sizes[-1]
             for layer in self.backbone.modules():
@@ -111,7 +118,9 @@ class ImageScorer(nn.Module):
             if isinstance(layer, nn.Linear):
                 nn.init.xavier_uniform_(layer.weight)
                 nn.init.zeros_(layer.bias)
-        self.train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.train()
+        if not sharded:
+            self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def train(self, mode: bool = True) -> ImageScorer:
         """A frozen backbone stays in evaluation mode."""
@@ -249,15 +258,22 @@ def _config(arch: str) -> ResNetConfig:
     )
 
 
-def _load_backbone(arch: str, path: str) -> Any:
-    from transformers import ResNetModel
+def _load_backbone(arch: str, path: str, *, mapped: bool) -> Any:
+    from transformers import AutoModel, ResNetModel
 
     expected, path = _config(arch), local_model(path)
     check_model(CheckpointError, "pretrained_path", path)
     with boundary(CheckpointError, f"pretrained_path {path!r} cannot be read as a transformers ResNet"):
-        backbone, report = ResNetModel.from_pretrained(
-            path, output_loading_info=True, trust_remote_code=False, use_safetensors=True
-        )
+        found = map_pretrained(AutoModel, path, "pretrained_path") if mapped else None
+        if found is None:
+            backbone, report = ResNetModel.from_pretrained(
+                path, output_loading_info=True, trust_remote_code=False, use_safetensors=True
+            )
+        else:
+            backbone, weights = found
+            loaded = backbone.load_state_dict(weights, assign=True, strict=False)
+            missing = [name for name in loaded.missing_keys if not name.endswith("num_batches_tracked")]
+            report = {"missing_keys": missing, "unexpected_keys": loaded.unexpected_keys, "mismatched_keys": []}
     for name in ("layer_type", "depths", "hidden_sizes"):
         found, wanted = getattr(backbone.config, name), getattr(expected, name)
         if found != wanted:

@@ -122,11 +122,12 @@ class _FixedNorm(nn.BatchNorm2d):
         return super().train(False)
 
 
-def read_efficientnet(path: str = PACKAGE) -> EfficientNetLite0:
+def read_efficientnet(path: str = PACKAGE, *, mapped: bool = False) -> EfficientNetLite0:
     """The network with the weights of a packaged model or of a folder in the layout of a converted one.
 
     Args:
         path: `package:<name>`, or a folder with `model.safetensors`.
+        mapped: its weights stay a mapped file, which must not change.
 
     Raises:
         MissingDependencyError: the package is not installed.
@@ -138,5 +139,5 @@ def read_efficientnet(path: str = PACKAGE) -> EfficientNetLite0:
     with torch.random.fork_rng(devices=[]):
         network = EfficientNetLite0()
     with boundary(CheckpointError, f"{path!r} cannot be read as EfficientNet-lite0"):
-        network.load_state_dict(load_weights(folder / "model.safetensors"), strict=True)
+        network.load_state_dict(load_weights(folder / "model.safetensors"), strict=True, assign=mapped)
     return network

@@ -133,7 +133,7 @@ class ComputedWeight(Tensor):
         return func(*read(args), **read(kwargs or {}))
 
 
-def as_transformers_names(model: Any, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def as_transformers_names(model: Any, stored: Mapping[str, Tensor], quantizer: Any = None) -> dict[str, Tensor]:
     """The tensors of a folder by the names of a model's weights, as transformers reads them.
 
     A weight that it makes of others, such as stacked experts, is computed when it is read.
@@ -141,11 +141,12 @@ def as_transformers_names(model: Any, stored: Mapping[str, Tensor]) -> dict[str,
     Args:
         model: of transformers; its values are not used.
         stored: of the folder, by the names in its files. Those that belong to no weight keep their names.
+        quantizer: as of `dequantizer`.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
-    rules, own = get_model_conversion_mapping(model), model.state_dict()
+    rules, own = get_model_conversion_mapping(model, hf_quantizer=quantizer), model.state_dict()
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
     found: dict[str, Tensor] = {}
@@ -172,13 +173,39 @@ def _converted(
     """The weights that a rule of transformers makes of tensors, given with their pattern in the rule, in float32."""
     one = copy.deepcopy(rule)
     for key, (pattern, tensor) in parts.items():
-        one.add_tensor(name, key, pattern, tensor.to(device, torch.float32))
+        wide = tensor.is_floating_point() and tensor.element_size() > 1  # others are made float32 by their rule
+        one.add_tensor(name, key, pattern, tensor.to(device, torch.float32 if wide else tensor.dtype))
     made = one.convert(name, model=model, config=model.config)
     return {key: value[0] if isinstance(value, list) else value for key, value in made.items()}
 
 
 def _one_of(made: Callable[[], dict[str, Tensor]], name: str) -> Tensor:
     return made()[name]
+
+
+def dequantizer(config: Any, where: str) -> Any:
+    """The quantizer of transformers that makes float32 of stored weights in 8 bits (`fp8`); None where there are none.
+
+    Args:
+        config: of a model.
+        where: named in errors.
+
+    Raises:
+        CheckpointError: the weights are stored in another way, of which no block can be read alone.
+    """
+    if (given := getattr(config, "quantization_config", None)) is None:
+        return None
+    from transformers.quantizers import AutoHfQuantizer
+
+    method = given.get("quant_method") if isinstance(given, dict) else given.quant_method
+    if method != "fp8":
+        raise CheckpointError(
+            f"{where}: weights that are stored by {method} cannot be shared by several learners; store them in bfloat16"
+            " (`dequantize()` and `save_pretrained` of transformers), or use one learner"
+        )
+    found = AutoHfQuantizer.from_config(given, pre_quantized=True)
+    found.quantization_config.dequantize = True
+    return found
 
 
 def meta_model(kind: Any, path: str, what: str, *, buffers: bool) -> Any:
@@ -215,10 +242,10 @@ def map_pretrained(kind: Any, path: str, what: str) -> tuple[Any, dict[str, Tens
         what: as of `read_pretrained`.
 
     Returns:
-        None where transformers does more than to read, as for weights in 8 bits, or a weight is missing.
+        None where a weight is missing.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: it cannot be read, or its weights are stored in another way than in floats (fp8 among them).
     """
     if (folder := model_folder(local_model(path))) is None:
         return None
@@ -227,7 +254,7 @@ def map_pretrained(kind: Any, path: str, what: str) -> tuple[Any, dict[str, Tens
     model.tie_weights()  # inside, each parameter becomes one of its own
     stored = read_tensors(folder)
     with reading(what, path):
-        weights = as_transformers_names(model, stored)
+        weights = as_transformers_names(model, stored, dequantizer(model.config, f"{what} {path!r}"))
     for names in names_of_parameters(model).values():
         there = [weights[name] for name in names if name in weights]
         if there and all(one is there[0] or torch.equal(one, there[0]) for one in there):
@@ -235,8 +262,8 @@ def map_pretrained(kind: Any, path: str, what: str) -> tuple[Any, dict[str, Tens
     untie_meta(model, weights)
     lost = [name for name, own in model.named_parameters()
             if name not in weights or weights[name].shape != own.shape]  # fmt: skip
-    if lost or getattr(model.config, "quantization_config", None) is not None:
-        log_once(f"{path}: each process reads the whole model, as its weights have other names or types in its files")
+    if lost:
+        log_once(f"{path}: each process reads the whole model, as its weights have other names in its files")
         return None
     check_stops(model, f"{what} {path!r}")
     return model.eval(), weights
@@ -280,7 +307,7 @@ def read_config(path: str, what: str) -> Any:
 def check_stops(model: Any, where: str) -> None:
     """Refuse a generation configuration whose `eos_token_id` is not a token id."""
     given = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    size = model.config.get_text_config().vocab_size
+    size = getattr(model.config.get_text_config(), "vocab_size", 0)
     for one in given if isinstance(given, list | tuple) else [given]:
         if one is not None and not (isinstance(one, int) and 0 <= one < size):
             raise CheckpointError(

@@ -37,6 +37,7 @@ from guerdon.policies.adapter_files import (
 )
 from guerdon.policies.adapters import adapter_layers, mark_untied, untie
 from guerdon.policies.chat_template import check_templates, set_arguments
+from guerdon.policies.deferred import deferred
 from guerdon.policies.pretrained import (
     ComputedWeight,
     map_pretrained,
@@ -75,8 +76,9 @@ def load_base(settings: TextPolicySettings, *, seed: int, device: torch.device |
     without_weights, weights = device.type == "meta", None
     if settings.tiny is not None:
         tokenizer = build_tokenizer(settings.tiny)
+        make = partial(build_model, settings.tiny, tokenizer, seed=seed)
         with device if without_weights else nullcontext():
-            model = build_model(settings.tiny, tokenizer, seed=seed)
+            model, weights = deferred(make) if distributed.peers() > 1 and not without_weights else (make(), None)
     elif settings.path is None:
         raise ConfigError(f"no language model is named: {NAME_A_MODEL}")
     elif without_weights:
@@ -123,8 +125,8 @@ def _outlined(path: str) -> Any:
 def _mapped(path: str) -> tuple[Any, dict[str, torch.Tensor]] | None:
     """A causal language model on torch's device `meta`, and its weights as they are mapped from its files.
 
-    An adapter is merged into each when it is read. None where transformers does more than to read, as for weights in 4
-    or 8 bits, or an adapter is on what is not a weight of the model.
+    An adapter is merged into each when it is read. None where a weight is missing, or an adapter is on what is not a
+    weight of the model.
     """
     path = local_model(path)
     folder = model_folder(path)

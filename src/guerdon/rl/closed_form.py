@@ -31,7 +31,7 @@ _OUTSIDE = {
     "type", "adv_estimator", "estimator_params", "rollout_steps", "gamma", "gae_lambda", "normalize_advantages",
     "normalize_rewards", "group_size", "grpo_std", "filter_rewards", "rewards_lower_bound", "rewards_upper_bound",
     "value_init_steps", "reward_type", "num_epochs", "minibatch_size", "micro_batch_size", "learning_rate",
-    "lr_schedule", "max_grad_norm", "target_kl",
+    "lr_schedule", "max_grad_norm", "target_kl", "ema_decay",
 }  # fmt: skip
 _OF_POLICY = {"type", "hidden", "activation", "log_std_init", "normalize_observations", "device", "checkpoint", "keys"}
 _ONE = torch.ones(())

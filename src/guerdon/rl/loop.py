@@ -14,7 +14,7 @@ import copy
 import shutil
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,12 @@ from guerdon.progress import ProgressBar, doing, timed
 from guerdon.rewards.failures import EVALUATION, FailureCounter, failure_rows, refuse_failures
 from guerdon.rewards.source import GroundTruth
 from guerdon.rl import checkpoint as ckpt
+from guerdon.rl.average import PolicyAverage
 from guerdon.rl.episode_stats import TRUTH
 from guerdon.rl.log import RunLog, open_sinks, true_success
 from guerdon.rl.parts import Parts
 from guerdon.rl.reward_warnings import reward_warnings
+from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.study import Study
 from guerdon.types import Failure, Metrics, Rewards, Rollout
 
@@ -63,6 +65,7 @@ class Loop:
 
     Attributes:
         collector, sources, learner, stats: the parts that hold state.
+        average: of the policy's weights, which is evaluated and kept in its place; None: the last ones are.
         step: environment steps, or responses, up to now: what `runner.total_steps` counts.
     """
 
@@ -73,6 +76,8 @@ class Loop:
         self.parts = parts = build_parts(study, folder, fresh=found is None)
         self.collector, self.sources = parts.collector, parts.sources
         self.learner, self.stats = parts.learner, parts.stats
+        decay = study.algorithm.ema_decay if isinstance(study.algorithm, ControlAlgorithmSettings) else None
+        self.average = None if decay is None else PolicyAverage(self.learner.policy, decay)
         self.failures = FailureCounter(study.reward.max_failure_rate, study.reward.failure_window)
         self.step = 0
         self._wall_before = 0.0
@@ -135,6 +140,8 @@ class Loop:
         with timed(self._seconds, "update"):
             terms = {name: terms for name, terms in self.parts.terms.items() if name in ready}
             learned = self.learner.update(rollout, rewards, terms, progress=progress)
+            if self.average is not None:
+                self.average.follow()
         metrics |= self._learn(rollout, before=False)
         if self.parts.videos is not None:
             with timed(self._seconds, "video"):
@@ -235,10 +242,11 @@ class Loop:
             if lost:
                 raise NonFiniteError(f"the policy cannot be evaluated: {lost} is not finite. Lower the learning rate")
             episodes = self.study.runner.eval_episodes
-            if self.parts.evaluate is not None:
-                found = self.parts.evaluate(episodes)
-            else:
-                found = self.collector.evaluate(self.learner.policy, episodes=episodes, step=self.step)
+            with self._averaged():
+                if self.parts.evaluate is not None:
+                    found = self.parts.evaluate(episodes)
+                else:
+                    found = self.collector.evaluate(self.learner.policy, episodes=episodes, step=self.step)
             self._evaluated = (self.step, found)
             broken = int(found.get("episodes_failed", 0))
             if broken or EVALUATION in self.failures.recent:
@@ -276,9 +284,13 @@ class Loop:
     def _show(self) -> None:
         self.progress.write_line(f"step {self.step}: writing episodes for the report")
         try:  # a picture for the report: where nothing can be drawn, the run goes on
-            self.parts.show(self.folder / "films", self.step)  # the name of the folder in older runs
+            with self._averaged():
+                self.parts.show(self.folder / "films", self.step)  # the name of the folder in older runs
         except GuerdonError as error:
             self.progress.write_line(f"no episodes for the report: {error}")
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.average is None else self.average.acting()
 
     @property
     def wall_time(self) -> float:
@@ -290,6 +302,8 @@ class Loop:
     def _state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Tensors and JSON-able values of everything that decides what comes next."""
         tensors, learner = self.learner.state()
+        if self.average is not None:
+            tensors |= {f"average.{k}": v for k, v in self.average.tensors().items()}
         values: dict[str, Any] = {"sources": learner["sources"], "learner": learner}
         stored = {f"source/{name}": source.state() for name, source in self.sources.items()}
         for name, (more, own) in {"collector": self.collector.state(), **stored}.items():
@@ -308,6 +322,8 @@ class Loop:
         """Return to a checkpoint; the sizes of the log files at that time."""
         tensors, values = ckpt.load_state(path)
         self.learner.restore(tensors, values["learner"])
+        if self.average is not None:
+            self.average.load_tensors(under("average", tensors))
         self.collector.restore(under("collector", tensors), values["collector"])
         for name, source in self.sources.items():
             source.restore(under(f"source/{name}", tensors), values[f"source/{name}"])
@@ -355,7 +371,8 @@ class Loop:
 
     def _complete(self) -> dict[str, Any]:
         self._show()
-        self.parts.save_policy(self.folder / "policy")
+        with self._averaged():
+            self.parts.save_policy(self.folder / "policy")
         if self.study.runner.save_reward_models:
             for name, source in self.sources.items():
                 source.save(self.folder / "reward_models" / name)

@@ -389,6 +389,14 @@ class RobotStudy(Study):
         return self
 
     @model_validator(mode="after")
+    def _average_fits(self) -> Self:
+        if not self.algorithm.replayed and self.on_policy.ema_decay is not None and self.policy.type == "vla":
+            raise ValueError(
+                "algorithm.ema_decay is not supported with policy.type vla, which would be kept twice; remove it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _auxiliary_losses_have_targets(self) -> Self:
         for name in self.on_policy.auxiliary_losses if not self.algorithm.replayed else ():
             source = self.reward.sources.get(name) if self.reward.use_reward_model else None

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from guerdon.errors import ConfigError
 from guerdon.settings.base import (
+    CPU_OFFLOAD,
     DEVICE,
     GRADIENT_CHECKPOINTING,
     Because,
@@ -161,6 +162,9 @@ class _ImageTrainSettings(_FrameFitSettings):
         arch=_PICTURES,
         backbone_frozen=Because(False, "a frozen backbone, where only the head is trained"),
         description="shard the model over several processes, which torchrun starts (docs/distributed.md)",
+    )
+    cpu_offload: bool = only_with(
+        False, fsdp=Because(True, "fsdp false, where one process trains"), description=CPU_OFFLOAD.description
     )
     gradient_checkpointing: bool = only_with(
         False,

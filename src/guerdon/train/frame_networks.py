@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,39 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from guerdon import distributed
+from guerdon.devices import seeded
 from guerdon.models.backbone import ImageScorer, inference_copy, random_shift, to_input
 from guerdon.policies.passes import slices
+from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
 from guerdon.sharding import Shards
 from guerdon.types import ByteArray, FloatArray, IntArray
 
 BATCH = 64  # frames per pass through a network that is not trained
 FEATURES: dict[bytes, FloatArray] = {}  # of the frames that were asked for last, by their hash
+
+
+def seeded_scorer(
+    settings: ResNetTrainSettings | ProgressTrainSettings, states_N_S: FloatArray | None = None
+) -> ImageScorer:
+    """The network before its first step; the seed decides its random weights.
+
+    Args:
+        settings: of the training.
+        states_N_S: what a network on states is trained on, which it standardises by.
+    """
+    with seeded(settings.seed):
+        scorer = ImageScorer(
+            settings.arch,
+            hidden_dim=settings.hidden_dim,
+            dropout=settings.dropout,
+            pretrained_path=settings.backbone_path,
+            freeze_backbone=settings.backbone_frozen,
+            state_size=None if states_N_S is None else states_N_S.shape[1],
+            sharded=distributed.peers() > 1,
+        )
+    if states_N_S is not None:
+        scorer.backbone.standardise(states_N_S)
+    return scorer
 
 
 def frame_features(scorer: ImageScorer, pixels_N_H_W_C: ByteArray, normalize: Any, *, bf16: bool) -> FloatArray:
@@ -81,15 +107,25 @@ class FrameNetwork(nn.Module):
         scorer: the network.
         normalize: see `to_input`.
         augment: shift training frames randomly.
+        weights: of a scorer on torch's device `meta`, as of `Shards`.
+        offload: as of `Shards`.
     """
 
-    def __init__(self, scorer: ImageScorer, normalize: Any, augment: bool) -> None:
+    def __init__(
+        self,
+        scorer: ImageScorer,
+        normalize: Any,
+        augment: bool,
+        weights: Mapping[str, Tensor] | None = None,
+        *,
+        offload: bool = False,
+    ) -> None:
         super().__init__()
         self.scorer = scorer
         self.normalize, self.augment = normalize, augment
         self.shards: Shards | None = None
         if distributed.peers() > 1:
-            self.shards = Shards(scorer.to(memory_format=torch.contiguous_format))  # type: ignore[call-overload]
+            self.shards = Shards(scorer, weights=weights, offload=offload)
 
     def tensors(self) -> dict[str, Tensor]:
         """All weights and statistics; shards are put together in the first process."""

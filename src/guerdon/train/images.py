@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,19 +28,28 @@ from torch import Tensor, nn
 from transformers import EarlyStoppingCallback, EvalPrediction, Trainer
 
 from guerdon import distributed
-from guerdon.devices import resolve_device, seeded
+from guerdon.devices import resolve_device
 from guerdon.episodes.targets import frame_targets, no_labels
 from guerdon.errors import ConfigError, DataError
 from guerdon.models.backbone import MLP, ImageScorer, batch_normalizations, calibrating, residual_layers, to_pixels
 from guerdon.models.image import ImageModelConfig, save_checkpoint, state_rows
 from guerdon.models.quality import frame_quality
 from guerdon.packaged import local_model
+from guerdon.policies.deferred import deferred
 from guerdon.policies.precision import uses_bf16
 from guerdon.progress import doing
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings, VLMTrainSettings
 from guerdon.sharding import recompute
 from guerdon.train.calibration import calibrate
-from guerdon.train.frame_networks import BATCH, FrameNetwork, HeadNetwork, even_parts, feature_batch, frame_features
+from guerdon.train.frame_networks import (
+    BATCH,
+    FrameNetwork,
+    HeadNetwork,
+    even_parts,
+    feature_batch,
+    frame_features,
+    seeded_scorer,
+)
 from guerdon.train.trainer import FREE, BalancedSampler, BaseTrainer, TrainingFolder, epoch_order
 from guerdon.types import BoolArray, Episode, FloatArray, IntArray
 
@@ -398,8 +407,10 @@ def train_image_model(
     if run.metrics is not None:
         return TrainResult(run.save_dir, run.metrics)
     run.begin()
-    scorer = seeded_scorer(settings, frames.pixels[~frames.held] if sees_states(settings) else None)
-    trainer = FrameTrainer(scorer, frames, settings, run.checkpoints)
+    make = partial(seeded_scorer, settings, frames.pixels[~frames.held] if sees_states(settings) else None)
+    random = distributed.peers() > 1 and settings.backbone_path is None
+    scorer, weights = deferred(make) if random else (make(), None)
+    trainer = FrameTrainer(scorer, frames, settings, run.checkpoints, weights)
     run.train(trainer)
     names = ("loss", "accuracy", "auroc") if settings.type == "resnet" else ("loss", "mae")
     fitted: dict[str, Any] = {}
@@ -422,37 +433,16 @@ def train_image_model(
         "seconds": time.perf_counter() - start,
     }
     if distributed.peers() > 1:
-        weights = trainer.model.tensors()
-        scorer = seeded_scorer(settings)
+        trained = {name.removeprefix("scorer."): tensor for name, tensor in trainer.model.tensors().items()}
         if trainer.is_world_process_zero():
-            scorer.load_state_dict({name.removeprefix("scorer."): tensor for name, tensor in weights.items()})
+            scorer = make()
+            scorer.load_state_dict(trained, assign=True)
     if trainer.is_world_process_zero():
         save_checkpoint(run.save_dir / "model", scorer, _config(settings, data_hash, frames.pixels))
         run.finish(metrics | {"history": history})
     trainer.accelerator.wait_for_everyone()
     distributed.wait()
     return TrainResult(run.save_dir, metrics)
-
-
-def seeded_scorer(settings: Settings, states_N_S: FloatArray | None = None) -> ImageScorer:
-    """The network before its first step; the seed decides its random weights.
-
-    Args:
-        settings: of the training.
-        states_N_S: what a network on states is trained on, which it standardises by.
-    """
-    with seeded(settings.seed):
-        scorer = ImageScorer(
-            settings.arch,
-            hidden_dim=settings.hidden_dim,
-            dropout=settings.dropout,
-            pretrained_path=settings.backbone_path,
-            freeze_backbone=settings.backbone_frozen,
-            state_size=None if states_N_S is None else states_N_S.shape[1],
-        )
-    if states_N_S is not None:
-        scorer.backbone.standardise(states_N_S)
-    return scorer
 
 
 def _config(settings: Settings, data_hash: str, rows: NDArray[Any]) -> ImageModelConfig:
@@ -488,6 +478,7 @@ class FrameTrainer(BaseTrainer):
         frames: training and held-out frames.
         settings: everything the user chose.
         folder: receives Trainer's checkpoints; TensorBoard's events go to `tensorboard/` in its parent.
+        weights: of a scorer on `meta`, as of `FrameNetwork`.
 
     Raises:
         ConfigError: `fsdp` without several processes.
@@ -495,7 +486,14 @@ class FrameTrainer(BaseTrainer):
 
     rate_key = "train.<name>.learning_rate"
 
-    def __init__(self, scorer: ImageScorer, frames: LabelledFrames, settings: Settings, folder: Path) -> None:
+    def __init__(
+        self,
+        scorer: ImageScorer,
+        frames: LabelledFrames,
+        settings: Settings,
+        folder: Path,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self._frames, self._ratio = frames, settings.fail_success_ratio
         device = resolve_device(settings.device)
         sharded = distributed.peers() > 1
@@ -514,7 +512,9 @@ class FrameTrainer(BaseTrainer):
         patience = settings.early_stopping_patience if len(val) else None
         bf16 = uses_bf16(settings.bf16, device) and not sees_states(settings)
         recompute(residual_layers(scorer) if settings.gradient_checkpointing else [])
-        network: FrameNetwork | HeadNetwork = FrameNetwork(scorer, settings.normalize, settings.augmented)
+        network: FrameNetwork | HeadNetwork = FrameNetwork(
+            scorer, settings.normalize, settings.augmented, weights, offload=settings.cpu_offload
+        )
         self._batch: Callable[[Sequence[int] | IntArray], dict[str, Tensor]] = frames.batch
         if scorer.frozen:
             features = frame_features(scorer.to(device), frames.pixels, settings.normalize, bf16=bf16)

@@ -153,6 +153,11 @@ class _Arguments(TrainingArguments):  # type: ignore[misc]
         """Only the first process writes."""
         return distributed.is_first()
 
+    @property
+    def place_model_on_device(self) -> bool:
+        """False: shards are where they are to be."""
+        return False
+
 
 class BaseTrainer(Trainer):  # type: ignore[misc]
     """transformers' `Trainer` over indices of examples.

@@ -6,6 +6,7 @@ policy = build_vla(settings, action_space, heads=("env",), proprioception_size=4
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import gymnasium
@@ -15,14 +16,25 @@ import torch
 from guerdon import distributed
 from guerdon.devices import resolve_device
 from guerdon.errors import CheckpointError, ConfigError
+from guerdon.policies.deferred import deferred
 from guerdon.policies.vla.flow import FlowVLA
-from guerdon.policies.vla.policy import VLAPolicy, bounds_as_statistics, computes_in_bf16, hashed_words, quantize
+from guerdon.policies.vla.policy import (
+    VLAPolicy,
+    bounds_as_statistics,
+    computes_in_bf16,
+    hashed_words,
+    quantize,
+    sharding,
+)
+from guerdon.policies.vla.prismatic import PrismaticNetwork
 from guerdon.policies.vla.published import Published, read_config, read_openvla, read_smolvla
 from guerdon.policies.vla.published_pi0 import OPENPI, is_openpi, read_pi0
 from guerdon.policies.vla.regression import RegressionVLA
+from guerdon.policies.vla.smolvla import SmolVLANetwork
 from guerdon.policies.vla.tiny import tiny_flow_network, tiny_token_network
 from guerdon.policies.vla.token import TokenVLA
 from guerdon.settings.vla_policy import VLAPolicySettings
+from guerdon.sharding import Shards
 
 FAMILIES: dict[str, type[VLAPolicy]] = {"token": TokenVLA, "flow": FlowVLA, "regression": RegressionVLA}
 READERS: dict[str, tuple[tuple[str, ...], Callable[..., Published]]] = {
@@ -67,10 +79,17 @@ def build_vla(
     else:
         assert settings.tiny is not None
         encode, statistics = hashed_words(settings.tiny.words), bounds_as_statistics(action_space)
+        make: Callable[[], PrismaticNetwork | SmolVLANetwork]
         if settings.family == "flow":
-            network = tiny_flow_network(settings.tiny, actions, proprio)
+            make = partial(tiny_flow_network, settings.tiny, actions, proprio)
         else:
-            network = tiny_token_network(settings.tiny, proprio, actions if settings.family == "regression" else 0)
+            numbers = actions if settings.family == "regression" else 0
+            make = partial(tiny_token_network, settings.tiny, proprio, numbers)
+        if distributed.peers() == 1:
+            network = make()
+        else:
+            network, weights = deferred(make)
+            network.shards = Shards(network, weights=weights, **sharding(settings))  # type: ignore[assignment]
     family = FAMILIES[settings.family]
     bf16 = computes_in_bf16(settings, device)
     if settings.use_quantization:

@@ -205,7 +205,7 @@ class VLAPolicy(RobotPolicy):
         )  # fmt: skip
         self.prompt: Callable[[str, np.ndarray], str] | None = getattr(network, "prompt", None)
         self.modes = statistics.modes or (self.normalization, self.normalization)
-        self.shards: Shards | None = getattr(network, "shards", None) or self._sharded(network)
+        self.shards: Shards | None = getattr(network, "shards", None)
         if settings.gradient_checkpointing:
             recompute(blocks_of(network))
         self.model: nn.Module = self._adapted(network) if settings.use_lora else network
@@ -376,12 +376,6 @@ class VLAPolicy(RobotPolicy):
     def predict(self, hidden_N_h: Tensor) -> Tensor | None:
         """(N, 1, A) of the auxiliary heads; None without any."""
         return None if self.aux is None else self.aux(hidden_N_h.float())[:, None]
-
-    def _sharded(self, network: nn.Module) -> Shards | None:
-        """The network spread over the processes, where there are several."""
-        if distributed.peers() == 1:
-            return None
-        return Shards(network, **sharding(self.settings))
 
     def _adapted(self, network: nn.Module) -> nn.Module:
         """The network with its weights frozen and an adapter on every linear layer but those left alone."""

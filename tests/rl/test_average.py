@@ -1,0 +1,100 @@
+"""Averaged weights: what is evaluated and kept, while what learns and acts is as without them."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from guerdon.rl.average import PolicyAverage
+from guerdon.rl.run import run_folder
+from guerdon.settings.study import Study
+from rl_clock import clock_study, lines, start
+
+torch.set_num_threads(1)
+STEPS = {"rollout_steps": 12, "minibatch_size": 8, "num_epochs": 2}
+
+
+def kept(study):
+    return load_file(run_folder(study) / "policy" / "policy.safetensors")
+
+
+def watched(study):
+    """What the policy stores at the start and after each update, and where it acts, with the updates up to then."""
+    loop = start(study)
+    policy = loop.learner.policy
+    learned, seen = [stored(policy)], {"evaluate": [], "show": [], "collect": []}
+
+    update = loop.learner.update
+
+    def updated(*args, **options):
+        found = update(*args, **options)
+        learned.append(stored(policy))
+        return found
+
+    def noting(name, original):
+        def call(*args, **options):
+            seen[name].append((len(learned) - 1, stored(policy)))
+            return original(*args, **options)
+
+        return call
+
+    loop.learner.update = updated
+    for name in seen:
+        setattr(loop.collector, name, noting(name, getattr(loop.collector, name)))
+    loop.run()
+    return learned, seen
+
+
+def stored(policy):
+    return {name: value.clone() for name, value in policy.tensors().items()}
+
+
+def averages(learned, decay):
+    """The average after each update: every weight times its power of the decay (closed form)."""
+    for count in range(len(learned)):
+        powers = np.array([decay**count, *[(1 - decay) * decay ** (count - k) for k in range(1, count + 1)]])
+        yield {name: np.tensordot(powers, np.stack([one[name].double() for one in learned[: count + 1]]), 1)
+               for name, value in learned[0].items() if value.is_floating_point()}  # fmt: skip
+
+
+def assert_near(found, expected):
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name].double().numpy(), value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_averages_are_evaluated_shown_and_kept_and_nothing_else_changes(tmp_path):
+    plain = clock_study(tmp_path, name="plain", algorithm=STEPS)
+    study = clock_study(tmp_path, name="averaged", algorithm={**STEPS, "ema_decay": 0.7})
+    (last, _), (learned, seen) = watched(plain), watched(study)
+    for one, other in zip(last, learned, strict=True):
+        assert all(torch.equal(value, other[name]) for name, value in one.items())
+    expected = list(averages(learned, 0.7))
+    assert_near(kept(study), expected[-1])
+    assert [count for count, _ in seen["evaluate"]] == [3, 5, 7]
+    for count, found in (*seen["evaluate"], *seen["show"]):
+        assert_near(found, expected[count])
+    for count, found in seen["collect"]:
+        assert all(torch.equal(value, found[name]) for name, value in learned[count].items())
+    assert any(not torch.equal(value, kept(study)[name]) for name, value in kept(plain).items())
+    own, other = ([row for row in lines(one) if row["kind"] == "train"] for one in (plain, study))
+    assert own == other
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.9])
+def test_weights_are_the_own_ones_again_to_the_bit(decay, tmp_path):
+    policy = start(clock_study(tmp_path)).learner.policy
+    average, before = PolicyAverage(policy, decay), stored(policy)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(1.0)
+    average.follow()
+    own = stored(policy)
+    with average.acting():
+        for name, value in policy.named_parameters():
+            torch.testing.assert_close(value.detach(), before[name] + (1 - decay))
+    assert all(torch.equal(value, own[name]) for name, value in stored(policy).items())
+
+
+def test_a_vla_is_refused():
+    with pytest.raises(ValueError, match=r"algorithm\.ema_decay is not supported with policy\.type vla"):
+        Study.model_validate({"policy": {"type": "vla", "tiny": {}}, "algorithm": {"ema_decay": 0.8}})
