@@ -195,17 +195,16 @@ def dequantizer(config: Any, where: str) -> Any:
     """
     if (given := getattr(config, "quantization_config", None)) is None:
         return None
-    from transformers.quantizers import AutoHfQuantizer
+    from transformers import FineGrainedFP8Config
+    from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 
-    method = given.get("quant_method") if isinstance(given, dict) else given.quant_method
-    if method != "fp8":
+    stored = given if isinstance(given, dict) else given.to_dict()
+    if (method := stored.get("quant_method")) != "fp8":
         raise CheckpointError(
             f"{where}: weights that are stored by {method} cannot be shared by several learners; store them in bfloat16"
             " (`dequantize()` and `save_pretrained` of transformers), or use one learner"
         )
-    found = AutoHfQuantizer.from_config(given, pre_quantized=True)
-    found.quantization_config.dequantize = True
-    return found
+    return FineGrainedFP8HfQuantizer(FineGrainedFP8Config.from_dict({**stored, "dequantize": True}), pre_quantized=True)
 
 
 def meta_model(kind: Any, path: str, what: str, *, buffers: bool) -> Any:

@@ -383,17 +383,11 @@ class RobotStudy(Study):
         return self
 
     @model_validator(mode="after")
-    def _replay_fits(self) -> Self:
+    def _algorithm_fits(self) -> Self:
         if isinstance(self.algorithm, ReplayAlgorithmSettings):
             self.algorithm.check_study(self.env, self.reward, learners=self.cluster.learners)
-        return self
-
-    @model_validator(mode="after")
-    def _average_fits(self) -> Self:
-        if not self.algorithm.replayed and self.on_policy.ema_decay is not None and self.policy.type == "vla":
-            raise ValueError(
-                "algorithm.ema_decay is not supported with policy.type vla, which would be kept twice; remove it"
-            )
+        elif self.algorithm.ema_decay is not None and self.policy.type == "vla":
+            raise ValueError("algorithm.ema_decay is not supported with policy.type vla, which would be kept twice")
         return self
 
     @model_validator(mode="after")
