@@ -226,10 +226,18 @@ def test_the_estimate_of_smolvla():
     one = gpu.decision_bytes(whole.policy, shape, seen)[0]
     assert found["memory of activations of 8 decisions"] == f"{8 * one / 1e9:.1f} GB"
     tower, expert = 12 * (4 * 768**2 + 2 * 768 * 3072), gpu.EXPERTS["flow"].parameters
-    work = (p - 49280 * 960 - tower - expert) * seen + tower * 2 * 1024 + expert * 5 * 4
-    decisions = 10**6 // 5
-    operations = work * (decisions * (4 + 6) + 2 * 10 * whole.env.max_episode_steps / 5)
-    assert found["time on 1 x H100"] == duration(operations / (989e12 * 0.4))
+    works = {"language": (p - 49280 * 960 - tower - expert) * seen, "tower": tower * 2 * 1024, "expert": expert * 5 * 4}
+    decisions, evaluated = 10**6 // 5, 2 * 10 * whole.env.max_episode_steps / 5
+
+    def time(**learned):
+        operations = sum(works[part] * (decisions * (4 + each) + evaluated) for part, each in learned.items())
+        return duration(operations / (989e12 * 0.4))
+
+    assert found["time on 1 x H100"] == time(tower=2, language=2, expert=6)  # LeRobot's default freezes the first two
+    given["policy"] = policy | {"use_proprio": True, "gradient_checkpointing": True}
+    assert estimate_vla(Study.model_validate(given))["time on 1 x H100"] == time(tower=2, language=6, expert=8)
+    given["policy"] = policy | {"use_lora": True, "lora_rank": 8}
+    assert estimate_vla(Study.model_validate(given))["time on 1 x H100"] == time(tower=4, language=4, expert=4)
 
 
 @pytest.mark.parametrize("sizes", [(64, 128), (64, 256), (128, 128)])

@@ -339,7 +339,6 @@ def estimate_vla(study: Study) -> dict[str, str]:
     steps = env.num_envs * (limit if algorithm.needs.groups else algorithm.rollout_steps)
     decisions = math.ceil(runner.total_steps / steps) * math.ceil(steps / chunk)
     evaluated = runner.total_steps // runner.eval_every * runner.eval_episodes * limit
-    per_token = 4 + algorithm.num_epochs * ((4 if policy.use_lora else 6) + 2 * policy.gradient_checkpointing)
     room = GPUS[gpus_named(policy.gpus)[1]].memory - CONTEXT - updating
     parts = {**held, f"activations of {micro} decisions": micro * one}
     most = max(updating + micro * one, held["weights, gradients and moments"] + acting)
@@ -348,20 +347,31 @@ def estimate_vla(study: Study) -> dict[str, str]:
             parts, most, policy.gpus, _vla_advice(policy, algorithm.minibatch_size, int(room // one)),
             f"P = {p / 1e9:.3g}e9, T = {trained / 1e9:.3g}e9, S = {tokens}",
         ),
-        **computing(_work(policy, shape, p, tokens) * (decisions * per_token + 2 * evaluated / chunk), policy.gpus),
+        **computing(
+            sum(
+                work * (decisions * (4 + algorithm.num_epochs * learned) + 2 * evaluated / chunk)
+                for work, learned in _work(policy, shape, p, tokens)
+            ),
+            policy.gpus,
+        ),
         "time of the simulators": duration((runner.total_steps + evaluated) / (STEPS_PER_SECOND * env.num_envs)),
     }  # fmt: skip
 
 
-def _work(policy: VLAPolicySettings, shape: Shape, p: float, tokens: int) -> float:
-    """Parameters times the tokens of a decision that they are applied to."""
+def _work(policy: VLAPolicySettings, shape: Shape, p: float, tokens: int) -> list[tuple[float, int]]:
+    """Of each part: parameters times the tokens of a decision, and the operations on each of them per epoch."""
+    again = 2 * policy.gradient_checkpointing
+    each = (4 if policy.use_lora else 6) + again
     if (expert := EXPERTS.get(kind := _kind(policy))) is None:
-        return p * tokens
+        return [(p * tokens, each)]
+    tower_frozen, language_frozen = _frozen_parts(policy)
+    read = each if not language_frozen else 4 + again if _passes_gradients(policy) else 2
     actions, steps = denoised(policy)
     ((w, m, blocks, patches),) = TOWERS[kind]
     tower, own = blocks * (4 * w * w + 2 * w * m), expert.parameters
     seen = tower * patches * policy.num_images_in_input
-    return (p - shape.embedding - tower - own) * tokens + seen + own * actions * steps
+    language = (p - shape.embedding - tower - own) * tokens
+    return [(seen, 2 if tower_frozen else each), (language, read), (own * actions * steps, each)]
 
 
 def vla_state(policy: VLAPolicySettings, shape: Shape, p: float, trained: float, cards: int) -> dict[str, float]:
@@ -423,8 +433,7 @@ def decision_bytes(policy: VLAPolicySettings, shape: Shape, tokens: int) -> tupl
     )
     read = 0 if expert is None else _reading_bytes(shape, rank)
     if language_frozen:
-        passed = kind == "flow" and policy.use_proprio
-        read = (8 * shape.width + 8 * shape.queries + 6 * shape.inner) * passed
+        read = (8 * shape.width + 8 * shape.queries + 6 * shape.inner) * _passes_gradients(policy)
     parts: list[tuple[int, float, float]] = []  # blocks, what goes into one, what one keeps
     for w, m, blocks, patches in () if tower_frozen else TOWERS[kind]:
         of_width = 24 * w if rank is None else 22 * w + 8 * rank + (4 * w + 4 * rank if expert else 0)
@@ -455,6 +464,11 @@ def _frozen_parts(policy: VLAPolicySettings) -> tuple[bool, bool]:
     published = kind == "flow"  # LeRobot's default of SmolVLA
     language_frozen = bool(config.get("train_expert_only", published))
     return language_frozen or bool(config.get("freeze_vision_encoder", published)), language_frozen
+
+
+def _passes_gradients(policy: VLAPolicySettings) -> bool:
+    """Whether gradients go through a frozen language part: to SmolVLA's projection of the state."""
+    return _kind(policy) == "flow" and policy.use_proprio
 
 
 def denoised(policy: VLAPolicySettings) -> tuple[int, int]:
