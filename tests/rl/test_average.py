@@ -11,7 +11,8 @@ from guerdon.settings.study import Study
 from rl_clock import clock_study, lines, start
 
 torch.set_num_threads(1)
-STEPS = {"rollout_steps": 12, "minibatch_size": 8, "num_epochs": 2}
+PPO = {"rollout_steps": 12, "minibatch_size": 8, "num_epochs": 2}
+SAC = {"type": "sac", "rollout_steps": 12, "batch_size": 8, "online_step_before_learning": 12}
 
 
 def kept(study):
@@ -62,9 +63,11 @@ def assert_near(found, expected):
         np.testing.assert_allclose(found[name].double().numpy(), value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_averages_are_evaluated_shown_and_kept_and_nothing_else_changes(tmp_path):
-    plain = clock_study(tmp_path, name="plain", algorithm=STEPS)
-    study = clock_study(tmp_path, name="averaged", algorithm={**STEPS, "ema_decay": 0.7})
+@pytest.mark.parametrize("steps", [PPO, SAC], ids=["ppo", "sac"])
+def test_averages_are_evaluated_shown_and_kept_and_nothing_else_changes(steps, tmp_path):
+    dense = {"native_reward": "dense"}
+    plain = clock_study(tmp_path, name="plain", algorithm=steps, env=dense)
+    study = clock_study(tmp_path, name="averaged", algorithm={**steps, "ema_decay": 0.7}, env=dense)
     (last, _), (learned, seen) = watched(plain), watched(study)
     for one, other in zip(last, learned, strict=True):
         assert all(torch.equal(value, other[name]) for name, value in one.items())

@@ -207,6 +207,10 @@ def test_collected_ahead_and_in_shards(tmp_path, more):
     both(tmp_path, **more["runner"])
 
 
+def test_averaged_weights_go_on_to_the_same_bytes(tmp_path):
+    both(tmp_path, algorithm={"ema_decay": 0.8}, max_staleness=1)
+
+
 def test_a_killed_run_on_pictures_goes_on_to_the_same_bytes(tmp_path):
     policy = {"type": "cnn", "channels": [4, 4], "hidden": [8]}
     both(

@@ -33,7 +33,7 @@ from guerdon.rl.episode_stats import TRUTH
 from guerdon.rl.log import RunLog, open_sinks, true_success
 from guerdon.rl.parts import Parts
 from guerdon.rl.reward_warnings import reward_warnings
-from guerdon.settings.algorithm import ControlAlgorithmSettings
+from guerdon.settings.algorithm import RobotAlgorithmSettings
 from guerdon.settings.study import Study
 from guerdon.types import Failure, Metrics, Rewards, Rollout
 
@@ -76,7 +76,7 @@ class Loop:
         self.parts = parts = build_parts(study, folder, fresh=found is None)
         self.collector, self.sources = parts.collector, parts.sources
         self.learner, self.stats = parts.learner, parts.stats
-        decay = study.algorithm.ema_decay if isinstance(study.algorithm, ControlAlgorithmSettings) else None
+        decay = study.algorithm.ema_decay if isinstance(study.algorithm, RobotAlgorithmSettings) else None
         self.average = None if decay is None else PolicyAverage(self.learner.policy, decay)
         self.failures = FailureCounter(study.reward.max_failure_rate, study.reward.failure_window)
         self.step = 0

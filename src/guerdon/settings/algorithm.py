@@ -112,6 +112,13 @@ class RobotAlgorithmSettings(Settings):
 
     gamma: float = Field(0.99, ge=0, le=1, description="discount; a source may have its own")
     learning_rate: float = Field(1e-3, ge=0, description="of Adam")
+    ema_decay: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="evaluate, show and keep an exponential moving average of the policy's weights with this decay per "
+        "rollout, such as 0.8; null: the last weights",
+    )
 
     if TYPE_CHECKING:
         type: Any
@@ -149,13 +156,6 @@ class ControlAlgorithmSettings(_SharedSettings, RobotAlgorithmSettings):
     )
     max_grad_norm: float = Field(0.5, gt=0, description="clip gradients to this norm")
     target_kl: float | None = Field(None, gt=0, description="stop the update when the policy moved this far")
-    ema_decay: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="evaluate, show and keep an exponential moving average of the policy's weights with this decay per "
-        "update, such as 0.8; null: the last weights",
-    )
     normalize_advantages: bool = only_with(
         True, adv_estimator=_CRITIC, description="zero mean and unit variance over the batch"
     )
