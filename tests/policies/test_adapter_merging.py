@@ -407,7 +407,7 @@ def stored_as(folder, quantization):
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama_tied", "qwen2", "qwen3_moe"])
 def test_weights_in_8_bits_are_read_as_transformers_reads_them(family, tmp_path):
     folder = in_8_bits(model_folder(family, tmp_path / "model"))
     whole = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -415,6 +415,12 @@ def test_weights_in_8_bits_are_read_as_transformers_reads_them(family, tmp_path)
     assert {name for name, _ in model.named_parameters()} == {name for name, _ in whole.named_parameters()}
     for name, value in whole.named_parameters():
         assert torch.equal(weights[name].to(torch.float32, copy=True), value), name
+    policy = load_policy(TextPolicySettings(path=str(folder), bf16=False, device="cpu"), seed=0)  # in one process
+    save_policy(policy, tmp_path / "written")
+    assert "quantization_config" not in json.loads((tmp_path / "written" / "config.json").read_text())
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "written")
+    for name, value in whole.named_parameters():
+        assert torch.equal(dict(again.named_parameters())[name], value), name
 
 
 def test_weights_in_4_bits_are_refused_for_several_learners(tmp_path):

@@ -35,6 +35,8 @@ class Odd(nn.Module):
         with torch.no_grad():
             self.square.bias[1:3].normal_().mul_(2)
             self.square.weight.data[0] = self.output.bias[:6]
+            self.square.weight[1].copy_(row := torch.ones(6))
+            row.zero_()
             self.embedding.weight += 1
 
 
@@ -76,6 +78,8 @@ def test_weights_are_those_of_the_model_made_at_once(name):
 def test_what_cannot_be_written_again_is_refused():
     with pytest.raises(AssertionError, match="that a tensor names cannot be written to"):
         deferred(lambda: nn.init.sparse_(nn.Linear(4, 4).weight, 0.5))
+    with pytest.raises(AssertionError, match="are drawn from the global random state"):
+        deferred(lambda: nn.init.normal_(nn.Linear(4, 4).weight, generator=torch.Generator()))
 
 
 @pytest.mark.parametrize("name", ["resnet50", "qwen2"])

@@ -1,10 +1,13 @@
 """Averaged weights: what is evaluated and kept, while what learns and acts is as without them."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from guerdon.errors import ConfigError
 from guerdon.rl.average import PolicyAverage
 from guerdon.rl.run import run_folder
 from guerdon.settings.study import Study
@@ -96,6 +99,33 @@ def test_weights_are_the_own_ones_again_to_the_bit(decay, tmp_path):
         for name, value in policy.named_parameters():
             torch.testing.assert_close(value.detach(), before[name] + (1 - decay))
     assert all(torch.equal(value, own[name]) for name, value in stored(policy).items())
+    load, policy.load_tensors = policy.load_tensors, interrupted(policy)
+    with pytest.raises(KeyboardInterrupt):
+        average.acting().__enter__()
+    policy.load_tensors = load
+    assert all(torch.equal(value, own[name]) for name, value in stored(policy).items())
+
+
+def interrupted(policy):
+    """`load_tensors` of a policy, which ends in Ctrl-C the first time."""
+    load, calls = policy.load_tensors, []
+
+    def call(state):
+        load(state)
+        calls.append(state)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    return call
+
+
+@pytest.mark.parametrize("other", [{"new": torch.zeros(2)}, {}, {"weight": torch.zeros(3)}])
+def test_tensors_that_change_their_names_or_shapes_are_refused(other):
+    policy = SimpleNamespace(tensors=lambda: {"weight": torch.zeros(2)})
+    average = PolicyAverage(policy, 0.5)
+    policy.tensors = lambda: other
+    with pytest.raises(ConfigError, match=r"keep their names and shapes, unlike (new|weight): remove it"):
+        average.follow()
 
 
 def test_a_vla_is_refused():

@@ -275,9 +275,9 @@ def _load_backbone(arch: str, path: str, *, mapped: bool) -> Any:
             missing = [name for name in loaded.missing_keys if not name.endswith("num_batches_tracked")]
             report = {"missing_keys": missing, "unexpected_keys": loaded.unexpected_keys, "mismatched_keys": []}
     for name in ("layer_type", "depths", "hidden_sizes"):
-        found, wanted = getattr(backbone.config, name), getattr(expected, name)
-        if found != wanted:
-            raise CheckpointError(f"pretrained_path {path!r} has {name} {found}, but arch {arch!r} has {wanted}")
+        has, wanted = getattr(backbone.config, name, None), getattr(expected, name)
+        if has != wanted:
+            raise CheckpointError(f"pretrained_path {path!r} has {name} {has}, but arch {arch!r} has {wanted}")
     # The classifier of an image classification checkpoint is not part of the backbone.
     unexpected = sorted(k for k in report["unexpected_keys"] if not k.startswith("classifier."))
     misfits = sorted(str(k) for k in report["mismatched_keys"])

@@ -1,8 +1,10 @@
 """Models made in code on torch's device `meta`, whose random weights are drawn when they are read, one at a time.
 
-with seeded(0):
-model, weights = deferred(lambda: nn.Linear(4096, 4096))
-weights["weight"].to(copy=True)     # what nn.Linear would have drawn, to the bit
+    with seeded(0):
+        model, weights = deferred(lambda: nn.Linear(4096, 4096))
+    weights["weight"].to(torch.float32, copy=True)      # what nn.Linear would have drawn, to the bit
+
+What was written to a weight is recorded with the state of the random numbers before it, and repeated at each reading.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ def deferred(make: Callable[[], Model]) -> tuple[Model, dict[str, Tensor]]:
         make: makes a model in float32 on the CPU.
 
     Raises:
-        AssertionError: it writes to places of a weight that another tensor names (`weight[rows] = 0`).
+        AssertionError: it writes to places of a weight that another tensor names (`weight[rows] = 0`), or draws from a
+            generator of its own.
     """
     with _Deferring() as records, _Drawn():
         model = make()
@@ -68,9 +71,11 @@ class _Deferring(TorchDispatchMode):  # type: ignore[no-untyped-call]
             there = {**options, "device": torch.device("cpu")} if "device" in options else options
             return func(*self._read(args), **self._read(there))
         assert self._known(args[0]), f"{func} writes to more than its first argument"
+        assert options.get("generator") is None, "deferred weights are drawn from the global random state"
         drawn = torch.Tag.nondeterministic_seeded in func.tags
         steps, state = self._written[args[0].untyped_storage()._cdata][1], torch.get_rng_state() if drawn else None
-        written, (rest, options) = args[0].detach(), self._read((args[1:], options))
+        written = args[0].detach()
+        rest, options = tree_map_only(Tensor, lambda one: self.value(one).clone(), (args[1:], options))
         if drawn:
             func(self.value(written), *rest, **options)  # moves the random numbers on
         steps.append((func, (written, *rest), options, state))

@@ -183,6 +183,12 @@ def _one_of(made: Callable[[], dict[str, Tensor]], name: str) -> Tensor:
     return made()[name]
 
 
+def quantization_of(config: Any) -> dict[str, Any] | None:
+    """How the weights of a model are stored, where they are not floats."""
+    given = getattr(config, "quantization_config", None)
+    return given if given is None or isinstance(given, dict) else dict(given.to_dict())
+
+
 def dequantizer(config: Any, where: str) -> Any:
     """The quantizer of transformers that makes float32 of stored weights in 8 bits (`fp8`); None where there are none.
 
@@ -193,16 +199,15 @@ def dequantizer(config: Any, where: str) -> Any:
     Raises:
         CheckpointError: the weights are stored in another way, of which no block can be read alone.
     """
-    if (given := getattr(config, "quantization_config", None)) is None:
+    if (stored := quantization_of(config)) is None:
         return None
     from transformers import FineGrainedFP8Config
     from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 
-    stored = given if isinstance(given, dict) else given.to_dict()
     if (method := stored.get("quant_method")) != "fp8":
         raise CheckpointError(
             f"{where}: weights that are stored by {method} cannot be shared by several learners; store them in bfloat16"
-            " (`dequantize()` and `save_pretrained` of transformers), or use one learner"
+            " (`dequantize()` and `save_pretrained` of transformers)"
         )
     return FineGrainedFP8HfQuantizer(FineGrainedFP8Config.from_dict({**stored, "dequantize": True}), pre_quantized=True)
 
@@ -244,16 +249,19 @@ def map_pretrained(kind: Any, path: str, what: str) -> tuple[Any, dict[str, Tens
         None where a weight is missing.
 
     Raises:
-        CheckpointError: it cannot be read, or its weights are stored in another way than in floats (fp8 among them).
+        CheckpointError: it cannot be read, or its weights are stored neither in floats nor in fp8.
     """
     if (folder := model_folder(local_model(path))) is None:
         return None
     check_model(CheckpointError, what, path)
     model = meta_model(kind, path, what, buffers=True)
     model.tie_weights()  # inside, each parameter becomes one of its own
+    quantizer = dequantizer(model.config, f"{what} {path!r}")
+    if quantizer is not None:
+        del model.config.quantization_config  # of the files, not of the model
     stored = read_tensors(folder)
     with reading(what, path):
-        weights = as_transformers_names(model, stored, dequantizer(model.config, f"{what} {path!r}"))
+        weights = as_transformers_names(model, stored, quantizer)
     for names in names_of_parameters(model).values():
         there = [weights[name] for name in names if name in weights]
         if there and all(one is there[0] or torch.equal(one, there[0]) for one in there):
@@ -266,6 +274,14 @@ def map_pretrained(kind: Any, path: str, what: str) -> tuple[Any, dict[str, Tens
         return None
     check_stops(model, f"{what} {path!r}")
     return model.eval(), weights
+
+
+def filled(model: Any, weights: Mapping[str, Tensor]) -> Any:
+    """A model of `map_pretrained` with its weights in float32, in memory."""
+    own = {name: weights[name].to(torch.float32, copy=True) for name in model.state_dict() if name in weights}
+    model.load_state_dict(own, assign=True, strict=False)
+    model.tie_weights()
+    return model
 
 
 def names_of_parameters(model: nn.Module) -> dict[int, list[str]]:

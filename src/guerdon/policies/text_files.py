@@ -40,8 +40,10 @@ from guerdon.policies.chat_template import check_templates, set_arguments
 from guerdon.policies.deferred import deferred
 from guerdon.policies.pretrained import (
     ComputedWeight,
+    filled,
     map_pretrained,
     meta_model,
+    quantization_of,
     read_config,
     read_pretrained,
     read_tokenizer,
@@ -221,7 +223,10 @@ def read_model(path: str, *, template: bool = True) -> tuple[Any, Any]:
     if (folder / ADAPTER).is_file():
         model, tokenizer = read_under(folder, template=template)
         return merge(model, folder), tokenizer
-    return read_pretrained(AutoModelForCausalLM, path, _WHAT), read_tokenizer(path, template=template)
+    in_fp8 = (quantization_of(read_config(path, _WHAT)) or {}).get("quant_method") == "fp8"
+    mapped = map_pretrained(AutoModelForCausalLM, path, _WHAT) if in_fp8 else None
+    model = read_pretrained(AutoModelForCausalLM, path, _WHAT) if mapped is None else filled(*mapped)
+    return model, read_tokenizer(path, template=template)
 
 
 def fit_vocabulary(model: Any, folder: Path) -> None:

@@ -1,9 +1,11 @@
-"""Averaged weights of a policy (Polyak & Juditsky 1992), which keep what noisy updates reached.
+"""Averaged weights of a policy, which keep what noisy updates reached.
 
-average = PolicyAverage(policy, decay=0.8)
-average.follow()            # after each update
-with average.acting():      # the policy has the averaged weights
-evaluate(policy)
+    average = PolicyAverage(policy, decay=0.8)
+    average.follow()                # after each rollout
+    with average.acting():          # the policy has the averaged weights
+        evaluate(policy)
+
+The policy itself learns and collects with its last weights.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from guerdon.errors import ConfigError
 from guerdon.types import Policy
 
 
@@ -22,7 +25,8 @@ class PolicyAverage:
 
     Args:
         policy: learns; its weights now are the first average.
-        decay: share of the average that an update keeps; about 1 / (1 - decay) updates count.
+        decay: share of the average that a rollout leaves; about 1 / (1 - decay) rollouts count, and the start with
+            decay ** rollouts.
     """
 
     def __init__(self, policy: Policy[Any, Any], decay: float) -> None:
@@ -30,8 +34,20 @@ class PolicyAverage:
         self._average = self._weights()
 
     def follow(self) -> None:
-        """Take in the weights after an update."""
-        for name, value in self._weights().items():
+        """Take in the weights after the updates of a rollout.
+
+        Raises:
+            ConfigError: the policy stores other tensors than before.
+        """
+        now, before = self._weights(), self._average
+        shapes = [{name: value.shape for name, value in one.items()} for one in (now, before)]
+        if shapes[0] != shapes[1]:
+            changed = min(name for name in now.keys() | before.keys() if shapes[0].get(name) != shapes[1].get(name))
+            raise ConfigError(
+                f"algorithm.ema_decay needs a policy whose tensors keep their names and shapes, unlike {changed}: "
+                "remove it"
+            )
+        for name, value in now.items():
             average = self._average[name]
             self._average[name] = average.lerp(value, 1 - self._decay) if value.is_floating_point() else value
 
@@ -39,8 +55,8 @@ class PolicyAverage:
     def acting(self) -> Iterator[None]:
         """Inside the block the policy has the averaged weights."""
         own = self._weights()
-        self._policy.load_tensors(self._average)
         try:
+            self._policy.load_tensors(self._average)
             yield
         finally:
             self._policy.load_tensors(own)
