@@ -1,10 +1,11 @@
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import ResNetModel
+from transformers import ResNetModel, ViTConfig, ViTModel
 
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.models.backbone import ImageScorer, inference_copy, to_pixels
@@ -176,18 +177,24 @@ def test_missing_tensors_are_refused(checkpoint):
         load_checkpoint(checkpoint)
 
 
-def test_pretrained_backbones_must_fit(tmp_path, scorer):
+@pytest.mark.parametrize("sharded", [False, True])
+def test_pretrained_backbones_must_fit(sharded, tmp_path, scorer):
+    scorer_of = partial(ImageScorer, hidden_dim=8, dropout=0.0, sharded=sharded)
     scorer.backbone.save_pretrained(tmp_path / "good")
-    loaded = ImageScorer("resnet18", hidden_dim=8, dropout=0.0, pretrained_path=str(tmp_path / "good"))
+    loaded = scorer_of("resnet18", pretrained_path=str(tmp_path / "good"))
     assert torch.equal(next(loaded.backbone.parameters()), next(scorer.backbone.parameters()).cpu())
     with pytest.raises(CheckpointError, match="depths"):
-        ImageScorer("resnet34", hidden_dim=8, dropout=0.0, pretrained_path=str(tmp_path / "good"))
+        scorer_of("resnet34", pretrained_path=str(tmp_path / "good"))
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    ViTModel(ViTConfig(image_size=32, **small)).save_pretrained(tmp_path / "vit")
+    with pytest.raises(CheckpointError, match=r"pretrained_path .*vit"):
+        scorer_of("resnet18", pretrained_path=str(tmp_path / "vit"))
     weights = tmp_path / "good" / "model.safetensors"
     tensors = load_file(weights)
     tensors.pop(sorted(tensors)[0])
     save_file(tensors, weights, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match="missing"):
-        ImageScorer("resnet18", hidden_dim=8, dropout=0.0, pretrained_path=str(tmp_path / "good"))
+        scorer_of("resnet18", pretrained_path=str(tmp_path / "good"))
     assert isinstance(loaded.backbone, ResNetModel)
 
 

@@ -154,6 +154,12 @@ def test_it_is_evaluated_and_served(tmp_path, backbone):
     assert not evaluation.failures
 
 
+def test_weights_of_a_mapped_file_are_those_that_are_read(backbone):
+    read, mapped = (read_efficientnet(str(backbone), mapped=one).state_dict() for one in (False, True))
+    assert read.keys() == mapped.keys()
+    assert all(torch.equal(value, mapped[name]) for name, value in read.items())
+
+
 def test_folding_keeps_the_values(backbone):
     scorer = ImageScorer("efficientnet_lite0", hidden_dim=8, dropout=0.0, pretrained_path=str(backbone)).eval()
     inputs = to_input(torch.randint(0, 256, (3, 64, 32, 3), dtype=torch.uint8), "none")
