@@ -46,19 +46,20 @@ def watched(study):
     for name in seen:
         setattr(loop.collector, name, noting(name, getattr(loop.collector, name)))
     loop.run()
-    return learned, seen
+    return learned, seen, {name for name, _ in policy.named_parameters()}
 
 
 def stored(policy):
     return {name: value.clone() for name, value in policy.tensors().items()}
 
 
-def averages(learned, decay):
-    """The average after each update: every weight times its power of the decay (closed form)."""
+def averages(learned, names, decay):
+    """The average after each update: every weight times its power of the decay (closed form), and the rest."""
     for count in range(len(learned)):
         powers = np.array([decay**count, *[(1 - decay) * decay ** (count - k) for k in range(1, count + 1)]])
-        yield {name: np.tensordot(powers, np.stack([one[name].double() for one in learned[: count + 1]]), 1)
-               for name, value in learned[0].items() if value.is_floating_point()}  # fmt: skip
+        past = {name: np.stack([one[name].double() for one in learned[: count + 1]]) for name in names}
+        rest = {name: value.numpy() for name, value in learned[count].items() if name not in names}
+        yield {name: np.tensordot(powers, values, 1) for name, values in past.items()} | rest
 
 
 def assert_near(found, expected):
@@ -71,10 +72,11 @@ def test_averages_are_evaluated_shown_and_kept_and_nothing_else_changes(steps, t
     dense = {"native_reward": "dense"}
     plain = clock_study(tmp_path, name="plain", algorithm=steps, env=dense)
     study = clock_study(tmp_path, name="averaged", algorithm={**steps, "ema_decay": 0.7}, env=dense)
-    (last, _), (learned, seen) = watched(plain), watched(study)
+    (last, _, _), (learned, seen, names) = watched(plain), watched(study)
     for one, other in zip(last, learned, strict=True):
         assert all(torch.equal(value, other[name]) for name, value in one.items())
-    expected = list(averages(learned, 0.7))
+    expected = list(averages(learned, names, 0.7))
+    assert {"normalizer.mean", "normalizer.var"} < expected[-1].keys() - names
     assert_near(kept(study), expected[-1])
     assert [count for count, _ in seen["evaluate"]] == [3, 5, 7]
     for count, found in (*seen["evaluate"], *seen["show"]):
@@ -121,11 +123,13 @@ def interrupted(policy):
 
 @pytest.mark.parametrize("other", [{"new": torch.zeros(2)}, {}, {"weight": torch.zeros(3)}])
 def test_tensors_that_change_their_names_or_shapes_are_refused(other):
-    policy = SimpleNamespace(tensors=lambda: {"weight": torch.zeros(2)})
+    policy = SimpleNamespace(tensors=lambda: {"weight": torch.zeros(2)}, named_parameters=lambda: [("weight", None)])
     average = PolicyAverage(policy, 0.5)
     policy.tensors = lambda: other
     with pytest.raises(ConfigError, match=r"keep their names and shapes, unlike (new|weight): remove it"):
         average.follow()
+    with pytest.raises(ConfigError, match="whose tensors have the names of its parameters: remove it"):
+        PolicyAverage(SimpleNamespace(tensors=lambda: {"pi": torch.zeros(2)}, named_parameters=list), 0.5)
 
 
 def test_a_vla_is_refused():

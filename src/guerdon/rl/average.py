@@ -12,16 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from torch import Tensor
 
 from guerdon.errors import ConfigError
-from guerdon.types import Policy
+from guerdon.policies.robot import RobotPolicy
 
 
 class PolicyAverage:
-    """An exponential moving average of everything that a policy stores: weights and statistics of observations.
+    """An exponential moving average of a policy's weights; what else it stores, such as statistics, is current.
 
     Args:
         policy: learns; its weights now are the first average.
@@ -29,9 +28,14 @@ class PolicyAverage:
             decay ** rollouts.
     """
 
-    def __init__(self, policy: Policy[Any, Any], decay: float) -> None:
+    def __init__(self, policy: RobotPolicy, decay: float) -> None:
         self._policy, self._decay = policy, decay
+        self._learned = {name for name, _ in policy.named_parameters()}
         self._average = self._weights()
+        if not self._learned & self._average.keys():
+            raise ConfigError(
+                "algorithm.ema_decay needs a policy whose tensors have the names of its parameters: remove it"
+            )
 
     def follow(self) -> None:
         """Take in the weights after the updates of a rollout.
@@ -48,8 +52,7 @@ class PolicyAverage:
                 "remove it"
             )
         for name, value in now.items():
-            average = self._average[name]
-            self._average[name] = average.lerp(value, 1 - self._decay) if value.is_floating_point() else value
+            self._average[name] = before[name].lerp(value, 1 - self._decay) if name in self._learned else value
 
     @contextmanager
     def acting(self) -> Iterator[None]:
