@@ -77,7 +77,6 @@ class Loop:
         self.collector, self.sources = parts.collector, parts.sources
         self.learner, self.stats = parts.learner, parts.stats
         decay = study.algorithm.ema_decay if isinstance(study.algorithm, RobotAlgorithmSettings) else None
-        self.average = None if decay is None else PolicyAverage(self.learner.policy, decay)
         self.failures = FailureCounter(study.reward.max_failure_rate, study.reward.failure_window)
         self.step = 0
         self._wall_before = 0.0
@@ -86,6 +85,7 @@ class Loop:
         self._evaluated: tuple[int, Mapping[str, float]] | None = None
         self._before: int | None = None  # the step before an iteration after which an evaluation or `_show` is due
         try:
+            self.average = None if decay is None else PolicyAverage(self.learner.policy, decay)
             offsets = None if found is None else self._load(found)
             warnings = [f"WARNING: {line}" for line in reward_warnings(study)]
             at = None if found is None else self.step
