@@ -163,9 +163,7 @@ class _ImageTrainSettings(_FrameFitSettings):
         backbone_frozen=Because(False, "a frozen backbone, where only the head is trained"),
         description="shard the model over several processes, which torchrun starts (docs/distributed.md)",
     )
-    cpu_offload: bool = only_with(
-        False, fsdp=Because(True, "fsdp false, where one process trains"), description=CPU_OFFLOAD.description
-    )
+    cpu_offload: bool = CPU_OFFLOAD
     gradient_checkpointing: bool = only_with(
         False,
         arch=Because(Unless("mlp", "efficientnet_lite0"), "arch {}, which is small"),
@@ -215,6 +213,8 @@ class _ImageTrainSettings(_FrameFitSettings):
             raise ValueError(f"efficientnet_lite0 needs an image_size in multiples of 32, got {self.image_size}")
         if self.backbone_frozen and self.backbone_path is None:
             raise ValueError("freeze_backbone with random weights would learn little: give pretrained_path")
+        if self.cpu_offload and not self.fsdp:
+            raise ValueError("cpu_offload would do nothing with fsdp false, where one process trains; remove it")
         asked = "early_stopping_patience" in self.model_fields_set and self.early_stopping_patience is not None
         if self.val_split == 0 and asked:
             raise ValueError("val_split 0 leaves nothing to stop early on: set early_stopping_patience: null")
