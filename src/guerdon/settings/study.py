@@ -387,7 +387,7 @@ class RobotStudy(Study):
         if isinstance(self.algorithm, ReplayAlgorithmSettings):
             self.algorithm.check_study(self.env, self.reward, learners=self.cluster.learners)
         elif self.algorithm.ema_decay is not None and self.policy.type == "vla":
-            raise ValueError("algorithm.ema_decay is not supported with policy.type vla, which would be kept twice")
+            raise ValueError("algorithm.ema_decay is not supported with policy.type vla (weights twice); remove it")
         return self
 
     @model_validator(mode="after")
