@@ -164,6 +164,11 @@ def test_a_frozen_backbone_looks_once_at_each_picture(backbone, monkeypatch):
     mine.observe(ControlInputs(seen, np.zeros((4, 2))), np.ones((1, 4), np.bool_))
     mine.mean(seen)
     assert sum(looked) > 7, "features are not kept for ever"
+    mine.encoder.look_one_by_one(keep=True)
+    mine.observe(ControlInputs(seen, np.zeros((4, 2))), np.ones((1, 4), np.bool_))
+    looked.clear()
+    mine.mean(seen)
+    assert not looked, "but with goals in hindsight they are"
 
 
 def test_a_frozen_resnet(tmp_path):

@@ -230,8 +230,13 @@ def test_a_frozen_backbone_sees_each_picture_of_a_replay_once(tmp_path, monkeypa
     seen, computed = [], FrozenFeatures._computed
     monkeypatch.setattr(FrozenFeatures, "_computed", lambda self, f: seen.append(f.tobytes()) or computed(self, f))
     policy = {"type": "cnn", "backbone": str(tmp_path / "backbone"), "hidden": [8]}
-    start(study(tmp_path, policy=policy, env={"observation": "pixels"}, total_steps=60), reader="own").run()
-    assert len(seen) == len(set(seen)) > 30
+    loop = start(study(tmp_path, policy=policy, env={"observation": "pixels"}, total_steps=60), reader="own")
+    for _ in range(3):
+        loop.iterate()
+    again = 2 * 2  # what each of two copies shows after a rollout begins the next one
+    assert len(seen) - again == len(set(seen)) > 30
+    assert set(seen) == {one[None].tobytes() for one in loop.learner.memory.rows("observations")}
+    loop.close()
     both(tmp_path, policy=policy, env={"observation": "pixels"}, total_steps=80)
 
 

@@ -164,7 +164,7 @@ class Encoder:
     @property
     def acts_in_numpy(self) -> bool:
         """Whether copies of the networks in numpy can act: there are only numbers, and no backbone makes any."""
-        return not self.pictures and self._features is None
+        return not self.pictures and not self.looks
 
     def numbers(self, rows: np.ndarray) -> np.ndarray:
         """(N, F) of what the world shows, as it is; without keys, the array itself."""
@@ -184,9 +184,13 @@ class Encoder:
             return next(iter(parts.values()))
         if not self.size:
             return dict(parts)
-        numbers = torch.from_numpy(np.ascontiguousarray(self.numbers(rows), dtype=np.float32)).to(self.device)
-        x = ((numbers - self.shift) * self.factor).clamp_(-CLIP, CLIP)
+        x = self.normalised(self.numbers(rows))
         return {**parts, NUMBERS: x} if parts else x
+
+    def normalised(self, numbers: np.ndarray) -> Tensor:
+        """(N, F) of what `numbers` returns."""
+        x = torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float32)).to(self.device)
+        return ((x - self.shift) * self.factor).clamp_(-CLIP, CLIP)
 
     def _pixels(self, frames: np.ndarray) -> Tensor:
         pixels = torch.from_numpy(np.ascontiguousarray(frames)).to(self.device)
@@ -199,10 +203,19 @@ class Encoder:
         if self._features is not None:
             self._features.forget()
 
-    def keep_features(self) -> None:
-        """Keep the backbone's features of all pictures from now on: they are learned from again and again."""
+    @property
+    def looks(self) -> bool:
+        """Whether a backbone makes numbers of pictures."""
+        return self._features is not None
+
+    def look_one_by_one(self, *, keep: bool) -> None:
+        """Compute the features of each picture alone from now on: in any order and company they have the same bits.
+
+        Args:
+            keep: `observe` does not drop them.
+        """
         if self._features is not None:
-            self._features.kept = True
+            self._features.together, self._features.kept = 1, keep
 
     def refresh(self) -> None:
         """Make the running statistics the ones in use. Between calls they stay fixed, for acting and learning alike."""
@@ -293,20 +306,20 @@ def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> nn.Module:
 
 
 class FrozenFeatures:
-    """Features of pictures by a pretrained network that is not trained; each picture passes through it once.
+    """Features of pictures by a pretrained network that is not trained; each picture passes once until `forget`.
 
     Args:
         path: folder or `package:<name>` of an EfficientNet-lite0, folder or hub id of a ResNet of transformers.
         device: where it computes.
 
     Attributes:
-        kept: features are never dropped. Each picture is then computed alone, so that a resumed run, which computes
-            them again, has the same bits.
+        together: pictures that are computed at once.
+        kept: `forget` does nothing.
     """
 
     def __init__(self, path: str, device: torch.device) -> None:
         self._network, self.width, self._imagenet = _frozen(path, device)
-        self._device, self.kept = device, False
+        self._device, self.together, self.kept = device, 64, False
         self._found: dict[bytes, FloatArray] = {}
 
     def width_of(self, column: ObservedColumn) -> int:
@@ -321,9 +334,9 @@ class FrozenFeatures:
         """(N, d) float32 of pictures (N, H, W, C) uint8."""
         names = [hashlib.blake2b(np.ascontiguousarray(one).data, digest_size=16).digest() for one in frames_N]
         missing = {name: i for i, name in enumerate(names) if name not in self._found}
-        rows, together = list(missing.values()), 1 if self.kept else 64
-        for start in range(0, len(rows), together):
-            part = rows[start : start + together]
+        rows = list(missing.values())
+        for start in range(0, len(rows), self.together):
+            part = rows[start : start + self.together]
             self._found |= dict(zip([names[i] for i in part], self._computed(frames_N[part]), strict=True))
         return np.stack([self._found[name] for name in names]) if names else np.zeros((0, self.width), np.float32)
 

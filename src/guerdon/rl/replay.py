@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,7 @@ class Replay:
         self._paid = {name: ReplayColumn((), PAID) for name in sources}
         self._transitions = ReplayColumn((), np.dtype(np.int64))
         self._interventions = ReplayColumn((), np.dtype(np.int64))
+        self._numbers: ReplayColumn | None = None  # in memory alone
         self._open: dict[int, int] = {}  # streams to the last row of their open episodes
         self._episodes = 0
 
@@ -151,6 +152,16 @@ class Replay:
     def rows(self, name: str) -> NDArray[Any]:
         """A column."""
         return self._columns[name].rows
+
+    def numbers(self, of: Callable[[NDArray[Any]], FloatArray]) -> FloatArray:
+        """(N, F) of all observations by a function that is slow: of each row it is computed once, and kept."""
+        start = 0 if self._numbers is None else self._numbers.count
+        if start < len(self):
+            new = of(self.rows("observations")[start:])
+            self._numbers = self._numbers or ReplayColumn(new.shape[1:], new.dtype)
+            self._numbers.extend(new)
+        assert self._numbers is not None
+        return self._numbers.rows
 
     def add(
         self, rollout: Rollout[Any], actions_B_T_A: FloatArray, rewards: Mapping[str, Rewards]
@@ -280,6 +291,7 @@ class Replay:
         self._columns = {
             name: ReplayColumn.read(self.folder / f"{name}.bin", stored) for name, stored in values["columns"].items()
         }
+        self._numbers = None
         self._open = {int(stream): int(row) for stream, row in values["open"]}
         self._episodes = int(values["episodes"])
         for name in self._paid:

@@ -66,10 +66,13 @@ class DrawnRows(NamedTuple):
         """Those of some gradient steps."""
         return DrawnRows(self.replay, self.rows[part], None if self.goals is None else self.goals[part])
 
+    def moments(self, *, before: bool) -> IntArray:
+        """(U, n) rows before or after the actions."""
+        return self.replay.rows("before")[self.rows] if before else self.rows
+
     def observations(self, *, before: bool) -> np.ndarray:
         """(U, n, ...) before or after the actions, with the goals that are taken."""
-        rows = self.replay.rows("before")[self.rows] if before else self.rows
-        found = self.replay.rows("observations")[rows]
+        found = self.replay.rows("observations")[self.moments(before=before)]
         if self.goals is not None:
             there = self.goals >= 0
             found[DESIRED][there] = self.replay.rows("observations")[ACHIEVED][self.goals[there]]
@@ -128,7 +131,7 @@ def _gathered(
     terms: Mapping[str, SourceTerms],
     pays: Pays | None,
 ) -> Iterator[Transitions]:
-    device = policy.device
+    device, encoder = policy.device, policy.encoder
 
     def whole(parts: Sequence[np.ndarray]) -> np.ndarray:
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
@@ -136,7 +139,11 @@ def _gathered(
     def column(name: str) -> np.ndarray:
         return whole([d.replay.rows(name)[d.rows] for d in drawn])
 
-    def prepared(observations: np.ndarray) -> list[Any]:
+    def prepared(*, before: bool) -> list[Any]:
+        if encoder.looks and pays is None:  # the backbone looked at each row when it came
+            numbers = whole([d.replay.numbers(encoder.numbers)[d.moments(before=before)] for d in drawn])
+            return list(encoder.normalised(numbers))
+        observations = following if not before else whole([d.observations(before=True) for d in drawn])
         steps, n = observations.shape[:2]
         x = policy.prepare(observations.reshape(steps * n, *observations.shape[2:]))
         if isinstance(x, Tensor):
@@ -145,7 +152,7 @@ def _gathered(
         return [{name: part[k] for name, part in parts.items()} for k in range(steps)]
 
     following = whole([d.observations(before=False) for d in drawn])
-    x, next_x = prepared(whole([d.observations(before=True) for d in drawn])), prepared(following)
+    x, next_x = prepared(before=True), prepared(before=False)
     goes_on = 1.0 - whole([d.replay.terminated(d.rows) for d in drawn]).astype(np.float32)[..., None]
     rewards, known = (np.full((*goes_on.shape[:2], len(outputs)), value, np.float32) for value in (0, 1))
     for h, name in enumerate(outputs):
@@ -157,7 +164,7 @@ def _gathered(
     if pays is not None:
         taken = whole([np.full(d.rows.shape, -1) if d.goals is None else d.goals for d in drawn]) >= 0
         rewards[taken, 0], known[taken, 0] = pays(following[ACHIEVED][taken], following[DESIRED][taken]), 1.0
-    usable = policy.encoder.allowed(following.reshape(-1, *following.shape[2:]))
+    usable = encoder.allowed(following.reshape(-1, *following.shape[2:]))
     allowed: Iterable[Any] = repeat(None)
     if usable is not None:
         allowed = torch.from_numpy(np.ascontiguousarray(usable.reshape(*following.shape[:2], -1))).to(device)
