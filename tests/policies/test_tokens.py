@@ -14,7 +14,6 @@ from guerdon.policies.tokens import (
     pad_right,
     prompt_ids,
     response_ids,
-    response_step_ends,
     response_texts,
     sequence,
     split_steps,
@@ -152,8 +151,8 @@ def test_ends_of_steps_by_hand():
     assert ends.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 11]
     assert step_ends(ends, "1+2=3;\n0;\n5", "\n").tolist() == [6, 9, 11]
     # a text that ends with the separator: the end-of-sequence token belongs to the last step
-    batch = token_batch([ids[:1]] * 2, [response_ids(CHARACTERS, "1;2;"), ids[:0]], np.array([True, False]), pad_id=0)
-    assert [e.tolist() for e in response_step_ends(CHARACTERS, batch, ";")] == [[1, 4], []]
+    assert step_ends(token_ends(CHARACTERS, response_ids(CHARACTERS, "1;2;")), "1;2;", ";").tolist() == [1, 4]
+    assert step_ends(token_ends(CHARACTERS, ids[:0]), "", ";").tolist() == []
 
 
 def test_a_token_across_the_end_of_a_step_ends_it():
@@ -188,8 +187,8 @@ def test_tokens_and_characters_keep_step(text, tokenizer):
 def test_a_response_cut_inside_a_character():
     ids = response_ids(BYTES, "a😀")[:3]
     assert token_ends(BYTES, ids).tolist()[:1] == [1]
-    batch = token_batch([ids[:1]], [ids], np.array([False]), pad_id=0)
-    assert response_step_ends(BYTES, batch, "\n")[0].tolist() == [2]
+    text = BYTES.decode(ids, skip_special_tokens=True)
+    assert step_ends(token_ends(BYTES, ids, text), text, "\n").tolist() == [2]
 
 
 def test_a_tokenizer_that_changes_does_not_mislead_what_was_decoded_before():

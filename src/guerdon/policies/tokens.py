@@ -11,7 +11,7 @@ that were there; nothing is tokenised a second time.
     prompt = prompt_ids(tokenizer, [{"role": "user", "content": "3+5=?"}])
     ids = sequence(prompt, response_ids(tokenizer, "3+5=8"))
     ids = conversation_ids(tokenizer, [{"role": "user", "content": "3+5=?"}, {"role": "assistant", "content": "8"}])
-    ends_B = response_step_ends(tokenizer, batch, separator="\n")
+    ends_S = step_ends(token_ends(tokenizer, ids, text), text, separator="\n")
 """
 
 from __future__ import annotations
@@ -352,15 +352,6 @@ def step_ends(ends_T: IntArray, text: str, separator: str) -> IntArray:
     found_S = np.minimum(np.searchsorted(ends_T, closes_S, side="left"), len(ends_T) - 1)
     found_S[-1] = len(ends_T) - 1
     return np.asarray(found_S, dtype=np.int64)
-
-
-def response_step_ends(tokenizer: Any, batch: TokenBatch, separator: str) -> tuple[IntArray, ...]:
-    """`step_ends` of each response of a batch; an empty response has none."""
-    texts = response_texts(tokenizer, batch)
-    return tuple(
-        step_ends(token_ends(tokenizer, ids, text), text, separator)
-        for ids, text in zip(batch.responses(), texts, strict=True)
-    )
 
 
 def chat_text(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool] = (), *, answered: bool) -> str:
