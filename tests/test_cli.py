@@ -102,6 +102,20 @@ def test_missing_file_and_folder(call, tmp_path):
     refused(call("run", tmp_path), "directory")
 
 
+def test_an_environment_by_its_id(call):
+    small = ["env.num_envs=2", "algorithm.rollout_steps=20", "runner.total_steps=40", "runner.eval_every=40"]
+    status, out, err = call("run", "CartPole-v1", *small, "runner.eval_episodes=2")
+    assert status == 0, err
+    assert "wrote runs/CartPole-v1/run" in out
+    config = (Path("runs/CartPole-v1/run") / "config.yaml").read_text()
+    assert "task: CartPole-v1" in config
+    assert "native_reward: dense" in config
+    refused(call("run", "CartPol-v1", *small), "env.task 'CartPol-v1'", "CartPole")
+    refused(call("run", "tiny_world:Dot-v1", "runner.steps=3"), "runner.steps", "total_steps")
+    refused(call("collect", "CartPole-v1"), "collect.save_dir")
+    refused(call("run", "study-v2", files={"study-v2": "enf: {}\n"}), "study-v2", "enf")
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [
@@ -183,8 +197,8 @@ def test_an_unknown_key_of_an_arm_names_its_line(call):
         (["evaluate", "train.yaml", "--only", "zz", "--dry-run"], ["--only zz", "rm"]),
         (["train", "train.yaml"], ["nowhere"]),
         (["evaluate", "train.yaml"], ["models/rm", "guerdon train"]),
-        (["report", "."], ["neither a study"]),
-        (["report", "tiny.yaml"], ["neither a study"]),
+        (["report", "."], ["no study (study.json)"]),
+        (["report", "tiny.yaml"], ["no study (study.json)"]),
         (["report", "nowhere"], ["nowhere"]),
         (["run", "tiny.yaml", "runner.logger.log_path=tiny.yaml"], ["tiny.yaml"]),
         (["run", "tiny.yaml", "runner.logger.log_path=tiny.yaml/x/y"], ["tiny.yaml"]),

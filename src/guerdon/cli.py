@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext
@@ -35,8 +36,7 @@ if TYPE_CHECKING:
 
 _PARTS = {  # kinds of parts that the configuration of a command names, listed in its help
     "collect": ("world",), "label": ("verifier", "labeler", "judge"), "train": ("policy", "packaged model"),
-    "serve": ("reward model", "packaged model"),
-    "search": ("reward model", "verifier"),
+    "serve": ("reward model", "packaged model"), "search": ("reward model", "verifier"),
     "run": ("reward model", "world", "policy", "estimator", "verifier", "packaged model"),
     "compare": ("reward model", "world", "policy", "estimator", "verifier", "packaged model"),
 }  # fmt: skip
@@ -95,11 +95,11 @@ app = typer.Typer(
     help="The whole life of a reward model: collect, train, evaluate, serve, run, compare.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=True,
     rich_markup_mode=None,  # its tables cut off the names of options on narrow screens
 )
 
 File = Annotated[Path, typer.Argument(help="Study file (YAML).", show_default=False)]
+FileOrId = Annotated[Path, typer.Argument(help="Study file (YAML), or a Gymnasium id.", show_default=False)]
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Dotted overrides, such as runner.seed=3.", show_default=False)
 ]
@@ -109,7 +109,7 @@ Only = Annotated[list[str] | None, typer.Option("--only", help="Only this model 
 
 
 @app.command()
-def collect(study: File, overrides: Overrides = None, dry_run: DryRun = False) -> None:
+def collect(study: FileOrId, overrides: Overrides = None, dry_run: DryRun = False) -> None:
     """Collect episodes from experts, noise or policies into a LeRobot data set."""
     config = _load(study, overrides)
     if config.collect is None:
@@ -192,9 +192,7 @@ def train(
     if method is not None or reward is not None:
         fixed = [name for name in only or config.train if getattr(config.train[name], "data_path", None) is not None]
         if fixed:
-            raise ConfigError(
-                f"train.{fixed[0]}.data_path already names the data: --method and --reward would do nothing"
-            )
+            raise ConfigError(f"train.{fixed[0]}.data_path already names the data: --method and --reward do nothing")
     if dry_run:
         from guerdon.train.dry_run import check_data
 
@@ -397,7 +395,7 @@ def search(study: File, overrides: Overrides = None, dry_run: DryRun = False) ->
 
 
 @app.command()
-def run(study: File, overrides: Overrides = None, dry_run: DryRun = False, resume: Resume = False) -> None:
+def run(study: FileOrId, overrides: Overrides = None, dry_run: DryRun = False, resume: Resume = False) -> None:
     """Train a policy with the rewards of the reward section."""
     config = _load(study, overrides)
     if dry_run:
@@ -483,9 +481,7 @@ def report(
         return _say(f"report: {write_report(folder)}")
     if (folder / "metrics.jsonl").is_file():
         return _say(f"report: {write_single_report(folder)}")
-    raise ConfigError(
-        f"{folder} holds neither a study (study.json) nor a run (metrics.jsonl) nor episodes (meta/info.json)"
-    )
+    raise ConfigError(f"{folder} holds no study (study.json), run (metrics.jsonl) or episodes (meta/info.json)")
 
 
 @app.command()
@@ -551,6 +547,10 @@ def _load(path: Path, overrides: list[str] | None) -> Study:
     from guerdon.config import load
     from guerdon.settings.study import Study
 
+    named = re.fullmatch(r"(?:.+[:/])?([^:/]+-v\d+)", str(path))
+    if named and not path.exists():  # an environment by its id, with its own reward
+        words = [f"env.task={path}", "env.type=gymnasium", "env.native_reward=dense", f"work_dir=runs/{named[1]}"]
+        return load(Study, None, [*words, *(overrides or [])], origin=str(path))
     return load(Study, path, overrides or [])
 
 

@@ -1,6 +1,7 @@
 """Environments of other packages as they are: their spaces, and a short run each."""
 
 import json
+import subprocess
 import sys
 from importlib.util import find_spec
 
@@ -16,7 +17,7 @@ from guerdon.settings.policy import CNNPolicySettings
 from guerdon.settings.study import Study
 from guerdon.settings.world import GymnasiumSettings
 from guerdon.worlds.build import build_world
-from guerdon.worlds.gymnasium_env import make_gymnasium_env
+from guerdon.worlds.gymnasium_env import known_id, make_gymnasium_env
 
 torch.set_num_threads(1)
 MLP, CNN = {"type": "mlp", "hidden": [8]}, {"type": "cnn", "channels": [4, 4], "hidden": [8]}
@@ -145,6 +146,25 @@ def test_demonstrations_of_pick_and_place_go_into_a_replay_with_goals(tmp_path):
     folder, _ = run(study)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert any(row.get("critic_loss", 0) > 0 for row in rows)
+
+
+def test_an_id_is_found_in_the_package_that_registers_it():
+    tasks = {
+        "gymnasium_robotics": "FetchReach-v4", "minigrid": "MiniGrid-Empty-5x5-v0", "ale_py": "ALE/Pong-v5",
+        "gym_hil": "gym_hil/PandaPickCubeBase-v0",
+    }  # fmt: skip
+    there = {package: task for package, task in tasks.items() if find_spec(package)}
+    if not there:
+        pytest.skip("none of these packages is installed")
+    code = "import sys; from guerdon.worlds.gymnasium_env import known_id; print(*map(known_id, sys.argv[1:]))"
+    fresh = [sys.executable, "-c", code, *there.values()]  # here other tests have imported them
+    done = subprocess.run(fresh, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split()[-len(there) :] == [f"{package}:{task}" for package, task in there.items()]
+
+
+def test_an_id_that_nothing_registers():
+    with pytest.raises(ConfigError, match=r"'CartPol-v1' could not be found.*Did you mean: `CartPole`.*PACKAGE:ID"):
+        known_id("CartPol-v1")
 
 
 @pytest.mark.parametrize(

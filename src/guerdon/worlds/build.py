@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from guerdon.errors import ConfigError, MissingDependencyError, boundary
+from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.progress import doing, log_once
 from guerdon.settings.world import (
     PROTOCOLS,
@@ -28,6 +28,7 @@ from guerdon.worlds.eye import Eye
 from guerdon.worlds.gymnasium_env import (
     RenderEye,
     SceneEye,
+    known_id,
     make_gymnasium_env,
     named_copy,
     never_reports_success,
@@ -154,8 +155,7 @@ def check_tasks(settings: WorldSettings, *, drawn: bool = False) -> None:
         elif isinstance(settings, MetaWorldSettings):
             metaworld_task(task)
         elif isinstance(settings, GymnasiumSettings) and ":" not in task:  # a module registers the others
-            with boundary(ConfigError, f"env.task {task!r} could not be found"):
-                entry_point = str(gymnasium.spec(task).entry_point)
+            entry_point = str(gymnasium.spec(known_id(task)).entry_point)
             classic = entry_point.startswith("gymnasium.envs.classic_control.")
             if drawn and classic and find_spec("pygame") is None:
                 raise MissingDependencyError(f"env.task {task} needs pygame to draw: pip install 'guerdon[gymnasium]'")

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
@@ -121,6 +123,30 @@ class GoalReached(_MoreInfo):
         return {"success": bool(terminated)}
 
 
+def known_id(env_id: str) -> str:
+    """An id of Gymnasium's registry, or `package:id` where importing an installed package of `_GAMES` registers it.
+
+    Raises:
+        ConfigError: nothing registers it.
+    """
+    if ":" in env_id:
+        return env_id
+    try:
+        with boundary(ConfigError, f"env.task {env_id!r} could not be found"):
+            gymnasium.spec(env_id)
+    except ConfigError as error:
+        if not isinstance(error.__cause__, gymnasium.error.UnregisteredEnv):
+            raise
+        for package in filter(find_spec, _GAMES):
+            with boundary(MissingDependencyError, f"env.task {env_id!r}: {package} cannot be imported"):
+                import_module(package)
+            if env_id in gymnasium.registry:
+                return f"{package}:{env_id}"
+        hint = "guerdon[games] installs MiniGrid, ALE, Fetch and Adroit; an id of another package is PACKAGE:ID"
+        raise ConfigError(f"{error} ({hint})") from error.__cause__
+    return env_id
+
+
 def make_gymnasium_env(
     env_id: str,
     num_envs: int,
@@ -144,6 +170,7 @@ def make_gymnasium_env(
         ConfigError: the id is not registered, or its observations or actions are of another kind than `plain` takes.
     """
     choose_headless_backend()
+    env_id = known_id(env_id)
 
     def one(index: int) -> gymnasium.Env:
         extra = {} if max_episode_steps is None else {"max_episode_steps": max_episode_steps}
