@@ -16,8 +16,8 @@ from guerdon.settings.collect import ActorShare
 from guerdon.settings.policy import CNNPolicySettings
 from guerdon.settings.study import Study
 from guerdon.settings.world import GymnasiumSettings
-from guerdon.worlds.build import build_world
-from guerdon.worlds.gymnasium_env import known_id, make_gymnasium_env
+from guerdon.worlds.build import build_world, check_tasks
+from guerdon.worlds.gymnasium_env import make_gymnasium_env
 
 torch.set_num_threads(1)
 MLP, CNN = {"type": "mlp", "hidden": [8]}, {"type": "cnn", "channels": [4, 4], "hidden": [8]}
@@ -156,15 +156,32 @@ def test_an_id_is_found_in_the_package_that_registers_it():
     there = {package: task for package, task in tasks.items() if find_spec(package)}
     if not there:
         pytest.skip("none of these packages is installed")
-    code = "import sys; from guerdon.worlds.gymnasium_env import known_id; print(*map(known_id, sys.argv[1:]))"
+    code = """
+import sys
+from guerdon.settings.world import GymnasiumSettings
+from guerdon.worlds.build import check_tasks
+
+for task in sys.argv[1:]:
+    settings = GymnasiumSettings(task=task)
+    check_tasks(settings)
+    print(settings.task, settings.max_episode_steps)
+print(*GymnasiumSettings(task_ids=sys.argv[1:]).task_ids)
+"""
     fresh = [sys.executable, "-c", code, *there.values()]  # here other tests have imported them
-    done = subprocess.run(fresh, capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout.split()[-len(there) :] == [f"{package}:{task}" for package, task in there.items()]
+    said = subprocess.run(fresh, capture_output=True, text=True, check=True, timeout=120).stdout
+    *found, together = said.splitlines()[-len(there) - 1 :]
+    names = [f"{package}:{task}" for package, task in there.items()]
+    assert [line.split()[0] for line in found] == names
+    assert together.split() == names
+    assert "gymnasium_robotics:FetchReach-v4 50" in found or "gymnasium_robotics" not in there
 
 
 def test_an_id_that_nothing_registers():
-    with pytest.raises(ConfigError, match=r"'CartPol-v1' could not be found.*Did you mean: `CartPole`.*PACKAGE:ID"):
-        known_id("CartPol-v1")
+    settings = GymnasiumSettings(task="CartPol-v1")
+    assert settings.task == "CartPol-v1"
+    for make in (lambda: check_tasks(settings), lambda: make_gymnasium_env(settings.task, 1)):
+        with pytest.raises(ConfigError, match=r"'CartPol-v1' could not be .*Did you mean: `CartPole`.*PACKAGE:ID"):
+            make()
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
-from guerdon.errors import ConfigError, boundary
 from guerdon.registry import Registry
 from guerdon.settings.base import PARAMS, SET, Because, ByName, Named, Settings, only_with, refuse
+from guerdon.settings.gymnasium_ids import known_id, time_limit
 
 WORLDS = Registry(
     "world", "guerdon.worlds",
@@ -489,30 +487,6 @@ class _ReportsSuccess(EnvSettings):
         return self
 
 
-def time_limit(env_id: str) -> int | None:
-    """Steps after which an environment of Gymnasium ends an episode, by its registration; None: it has no limit.
-
-    Makes nothing; an id of the form `module:id` imports the module, which may register it.
-
-    Raises:
-        LookupError: the id is not registered.
-    """
-    import gymnasium
-    from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
-
-    module, _, name = env_id.rpartition(":")
-    with suppress(ConfigError), boundary(ConfigError, module):  # making the environment says what is wrong with it
-        if module:
-            importlib.import_module(module)
-    try:
-        namespace, base, version = parse_env_id(name)
-    except gymnasium.error.Error as error:
-        raise LookupError(env_id) from error
-    newest = find_highest_version(namespace, base) if version is None else version
-    limit = gymnasium.registry[get_env_id(namespace, base, newest)].max_episode_steps
-    return limit if limit is not None and limit > 0 else None
-
-
 _GYMNASIUM_KEYS = {"max_episode_steps": "set env.max_episode_steps", "render_mode": "only rgb_array"}
 """Arguments of `gymnasium.make` that have a key of their own, or one value."""
 
@@ -534,9 +508,15 @@ class GymnasiumSettings(_ReportsSuccess):
 
     @model_validator(mode="before")
     @classmethod
-    def _registered_limit(cls, given: Any) -> Any:
-        """The registered limit, where all tasks have the same one; of tasks that differ, each keeps its own."""
-        if not isinstance(given, dict) or given.get("max_episode_steps") is not None:
+    def _registered(cls, given: Any) -> Any:
+        """Ids with their packages; the registered limit, where all tasks have the same one: else each keeps its own."""
+        if not isinstance(given, dict):
+            return given
+        if isinstance(task := given.get("task"), str):
+            given = {**given, "task": known_id(task)}
+        if isinstance(ids := given.get("task_ids"), list | tuple):
+            given = {**given, "task_ids": [known_id(task) if isinstance(task, str) else task for task in ids]}
+        if given.get("max_episode_steps") is not None:
             return given
         tasks = given.get("task_ids") or [given.get("task")]
         if not isinstance(tasks, list | tuple) or not all(isinstance(task, str) for task in tasks):

@@ -28,7 +28,7 @@ from guerdon.worlds.eye import Eye
 from guerdon.worlds.gymnasium_env import (
     RenderEye,
     SceneEye,
-    known_id,
+    gymnasium_errors,
     make_gymnasium_env,
     named_copy,
     never_reports_success,
@@ -155,7 +155,8 @@ def check_tasks(settings: WorldSettings, *, drawn: bool = False) -> None:
         elif isinstance(settings, MetaWorldSettings):
             metaworld_task(task)
         elif isinstance(settings, GymnasiumSettings) and ":" not in task:  # a module registers the others
-            entry_point = str(gymnasium.spec(known_id(task)).entry_point)
+            with gymnasium_errors(ConfigError, f"env.task {task!r} could not be found"):
+                entry_point = str(gymnasium.spec(task).entry_point)
             classic = entry_point.startswith("gymnasium.envs.classic_control.")
             if drawn and classic and find_spec("pygame") is None:
                 raise MissingDependencyError(f"env.task {task} needs pygame to draw: pip install 'guerdon[gymnasium]'")

@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
@@ -19,6 +17,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from guerdon.episodes.images import rgb_picture
 from guerdon.errors import ConfigError, DataError, GuerdonError, MissingDependencyError, boundary
 from guerdon.progress import log_once
+from guerdon.settings.gymnasium_ids import GAMES
 from guerdon.settings.world import UNLIMITED
 from guerdon.types import BoolArray, ByteArray
 from guerdon.worlds.camera import choose_headless_backend, close_at_exit
@@ -69,20 +68,20 @@ class PlainVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         raise NotImplementedError
 
 
-_GAMES = ("gymnasium_robotics", "minigrid", "ale_py", "gym_hil")  # packages of the extra that register environments
-
-
 @contextmanager
-def _gymnasium(error: type[GuerdonError], what: str) -> Iterator[None]:
+def gymnasium_errors(error: type[GuerdonError], what: str) -> Iterator[None]:
     """`boundary`, with guerdon's extra in the message about a package that is not installed."""
     try:
         with boundary(error, what):
             yield
     except GuerdonError as exc:
         missing = exc.__cause__ and exc.__cause__.__cause__
-        if isinstance(missing, ModuleNotFoundError) and missing.name in _GAMES:
+        if isinstance(missing, ModuleNotFoundError) and missing.name in GAMES:
             said = f"{what}: the package {missing.name} is not installed: pip install 'guerdon[games]'"
             raise MissingDependencyError(said) from missing
+        if isinstance(exc.__cause__, gymnasium.error.UnregisteredEnv):
+            hint = "guerdon[games] installs MiniGrid, ALE, Fetch and Adroit; an id of another package is PACKAGE:ID"
+            raise ConfigError(f"{exc} ({hint})") from exc.__cause__
         if not isinstance(exc.__cause__, gymnasium.error.DependencyNotInstalled):
             raise
         said = re.sub(r"gymnasium\[(classic[-_]control|mujoco)\]", "guerdon[gymnasium]", str(exc))
@@ -123,30 +122,6 @@ class GoalReached(_MoreInfo):
         return {"success": bool(terminated)}
 
 
-def known_id(env_id: str) -> str:
-    """An id of Gymnasium's registry, or `package:id` where importing an installed package of `_GAMES` registers it.
-
-    Raises:
-        ConfigError: nothing registers it.
-    """
-    if ":" in env_id:
-        return env_id
-    try:
-        with boundary(ConfigError, f"env.task {env_id!r} could not be found"):
-            gymnasium.spec(env_id)
-    except ConfigError as error:
-        if not isinstance(error.__cause__, gymnasium.error.UnregisteredEnv):
-            raise
-        for package in filter(find_spec, _GAMES):
-            with boundary(MissingDependencyError, f"env.task {env_id!r}: {package} cannot be imported"):
-                import_module(package)
-            if env_id in gymnasium.registry:
-                return f"{package}:{env_id}"
-        hint = "guerdon[games] installs MiniGrid, ALE, Fetch and Adroit; an id of another package is PACKAGE:ID"
-        raise ConfigError(f"{error} ({hint})") from error.__cause__
-    return env_id
-
-
 def make_gymnasium_env(
     env_id: str,
     num_envs: int,
@@ -170,7 +145,6 @@ def make_gymnasium_env(
         ConfigError: the id is not registered, or its observations or actions are of another kind than `plain` takes.
     """
     choose_headless_backend()
-    env_id = known_id(env_id)
 
     def one(index: int) -> gymnasium.Env:
         extra = {} if max_episode_steps is None else {"max_episode_steps": max_episode_steps}
@@ -183,7 +157,7 @@ def make_gymnasium_env(
         return named_copy(KeepTerminalFrame(env) if autoreset == "same_step" else env, index, num_envs, env_id)
 
     mode = AutoresetMode[autoreset.upper()]
-    with _gymnasium(ConfigError, f"env.task {env_id!r} could not be made"):
+    with gymnasium_errors(ConfigError, f"env.task {env_id!r} could not be made"):
         env = SyncVectorEnv([partial(one, i) for i in range(num_envs)], autoreset_mode=mode)
         return plain(env, f"env.task {env_id!r}")
 
@@ -277,7 +251,7 @@ class RenderEye:
             ConfigError: `render()` does not return one picture per copy.
             MissingDependencyError: it raises.
         """
-        with _gymnasium(MissingDependencyError, "the environment cannot draw itself"):
+        with gymnasium_errors(MissingDependencyError, "the environment cannot draw itself"):
             if isinstance(self._env.unwrapped, SyncVectorEnv):
                 drawn = {index: self._env.unwrapped.envs[index].render() for index in indices}
             elif isinstance(self._env.unwrapped, AsyncVectorEnv):
