@@ -94,7 +94,8 @@ def test_a_terminal_gets_no_such_lines(slow_run, tmp_path):
     assert b" s: " not in text
 
 
-def test_what_is_under_way_is_said_in_order(capsys):
+def test_what_is_under_way_is_said_in_order(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "_under_way", [])  # bars of other tests
     bar = ProgressBar(8, what="questions")
     bar.advance(3, "")
     with doing("loading it"):

@@ -1,10 +1,10 @@
 """Environments of other packages as they are: their spaces, and a short run each."""
 
 import json
-import subprocess
 import sys
 from importlib.util import find_spec
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -13,9 +13,10 @@ from guerdon.episodes.read import read_episodes
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.rl.run import run
 from guerdon.settings.collect import ActorShare
+from guerdon.settings.gymnasium_ids import known_id
 from guerdon.settings.policy import CNNPolicySettings
 from guerdon.settings.study import Study
-from guerdon.settings.world import GymnasiumSettings
+from guerdon.settings.world import UNLIMITED, GymnasiumSettings
 from guerdon.worlds.build import build_world, check_tasks
 from guerdon.worlds.gymnasium_env import make_gymnasium_env
 
@@ -148,32 +149,29 @@ def test_demonstrations_of_pick_and_place_go_into_a_replay_with_goals(tmp_path):
     assert any(row.get("critic_loss", 0) > 0 for row in rows)
 
 
-def test_an_id_is_found_in_the_package_that_registers_it():
-    tasks = {
-        "gymnasium_robotics": "FetchReach-v4", "minigrid": "MiniGrid-Empty-5x5-v0", "ale_py": "ALE/Pong-v5",
-        "gym_hil": "gym_hil/PandaPickCubeBase-v0",
-    }  # fmt: skip
-    there = {package: task for package, task in tasks.items() if find_spec(package)}
-    if not there:
-        pytest.skip("none of these packages is installed")
-    code = """
-import sys
-from guerdon.settings.world import GymnasiumSettings
-from guerdon.worlds.build import check_tasks
+@pytest.mark.parametrize(
+    ("package", "task"),
+    [
+        ("gymnasium_robotics", "FetchReach-v4"), ("gymnasium_robotics", "AdroitHandDoor-v1"),
+        ("minigrid", "MiniGrid-Empty-5x5-v0"), ("ale_py", "ALE/Pong-v5"), ("ale_py", "BreakoutNoFrameskip-v4"),
+        ("gym_hil", "gym_hil/PandaPickCubeBase-v0"),
+    ],
+)  # fmt: skip
+def test_an_id_is_completed_by_the_package_that_registers_it(package, task, monkeypatch):
+    assert GymnasiumSettings(task=task).task == f"{package}:{task}"
+    assert GymnasiumSettings(task_ids=["CartPole-v1", task]).task_ids == ("CartPole-v1", f"{package}:{task}")
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, package, None)
+        with pytest.raises(MissingDependencyError, match=rf"{package} is not installed.*guerdon\[games\]"):
+            make_gymnasium_env(GymnasiumSettings(task=task).task, 1)
+    pytest.importorskip(package)
+    assert GymnasiumSettings(task=task).max_episode_steps == (gymnasium.spec(task).max_episode_steps or UNLIMITED)
 
-for task in sys.argv[1:]:
-    settings = GymnasiumSettings(task=task)
-    check_tasks(settings)
-    print(settings.task, settings.max_episode_steps)
-print(*GymnasiumSettings(task_ids=sys.argv[1:]).task_ids)
-"""
-    fresh = [sys.executable, "-c", code, *there.values()]  # here other tests have imported them
-    said = subprocess.run(fresh, capture_output=True, text=True, check=True, timeout=120).stdout
-    *found, together = said.splitlines()[-len(there) - 1 :]
-    names = [f"{package}:{task}" for package, task in there.items()]
-    assert [line.split()[0] for line in found] == names
-    assert together.split() == names
-    assert "gymnasium_robotics:FetchReach-v4 50" in found or "gymnasium_robotics" not in there
+
+def test_ids_of_gymnasium_stay_as_they_are():
+    own = [name for name, spec in gymnasium.registry.items() if str(spec.entry_point).startswith("gymnasium.")]
+    assert len(own) > 30
+    assert [known_id(name) for name in own] == own
 
 
 def test_an_id_that_nothing_registers():

@@ -221,7 +221,7 @@ class ReplayLearner:
         units = self.policy.units
         actions = rollout.actions if units is None else np.clip(units.within(rollout.actions), -1.0, 1.0)
         after, first = replay.add(rollout, actions.astype(np.float32), rewards)
-        if self.policy.encoder.looks and self.pays is None:
+        if self.policy.encoder.looks and self.pays is None and len(replay):
             replay.numbers(self.policy.encoder.numbers)  # before the encoder forgets what acting saw
         for name, source in self.learning.items():
             if name in rewards:

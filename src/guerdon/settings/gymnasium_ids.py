@@ -1,4 +1,4 @@
-"""Ids of Gymnasium environments, read in its registry; no environment is made.
+"""Ids of Gymnasium environments: the packages that register them, and their time limits; no environment is made.
 
 known_id("FetchReach-v4")  # gymnasium_robotics:FetchReach-v4
 time_limit("CartPole-v1")  # 500
@@ -9,26 +9,21 @@ from __future__ import annotations
 import importlib
 import re
 from contextlib import suppress
-from importlib.util import find_spec
 
 from guerdon.errors import ConfigError, boundary
 
-GAMES = ("gymnasium_robotics", "minigrid", "ale_py", "gym_hil")  # packages of the extra that register environments
+GAMES = {
+    "gymnasium_robotics": "Fetch|HandReach|HandManipulate|Adroit|FrankaKitchen|PointMaze|AntMaze",
+    "minigrid": "MiniGrid-|BabyAI-",
+    "ale_py": r"ALE/|\w+NoFrameskip-",
+    "gym_hil": "gym_hil/",
+}
+"""Packages of the extra `games`, and how ids begin that they register when they are imported."""
 
 
 def known_id(env_id: str) -> str:
-    """The id, as `package:id` where it is of one of `GAMES`, which are imported where Gymnasium does not know it."""
-    import gymnasium
-
-    if ":" in env_id:
-        return env_id
-    for package in ("", *filter(find_spec, GAMES)):
-        if package:
-            _import(package)
-        with suppress(gymnasium.error.Error):  # making the environment says what is wrong with it
-            owner = re.split("[.:]", str(gymnasium.spec(env_id).entry_point))[0]
-            return f"{owner}:{env_id}" if owner in GAMES else env_id
-    return env_id
+    """The id, as `package:id` where it is of one of `GAMES`."""
+    return next((f"{package}:{env_id}" for package, begin in GAMES.items() if re.match(begin, env_id)), env_id)
 
 
 def time_limit(env_id: str) -> int | None:
@@ -43,8 +38,9 @@ def time_limit(env_id: str) -> int | None:
     from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
 
     module, _, name = env_id.rpartition(":")
-    if module:
-        _import(module)
+    with suppress(ConfigError), boundary(ConfigError, module):  # making the environment says what is wrong with it
+        if module:
+            importlib.import_module(module)
     try:
         namespace, base, version = parse_env_id(name)
     except gymnasium.error.Error as error:
@@ -52,9 +48,3 @@ def time_limit(env_id: str) -> int | None:
     newest = find_highest_version(namespace, base) if version is None else version
     limit = gymnasium.registry[get_env_id(namespace, base, newest)].max_episode_steps
     return limit if limit is not None and limit > 0 else None
-
-
-def _import(module: str) -> None:
-    """Import a module, if that is possible: making the environment says what is wrong with it."""
-    with suppress(ConfigError), boundary(ConfigError, module):
-        importlib.import_module(module)
