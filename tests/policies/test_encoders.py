@@ -164,7 +164,7 @@ def test_a_frozen_backbone_looks_once_at_each_picture(backbone, monkeypatch):
     mine.observe(ControlInputs(seen, np.zeros((4, 2))), np.ones((1, 4), np.bool_))
     mine.mean(seen)
     assert sum(looked) > 7, "features are not kept for ever"
-    mine.encoder.look_one_by_one(keep=True)
+    mine.encoder.compute_pictures_alone(keep=True)
     mine.observe(ControlInputs(seen, np.zeros((4, 2))), np.ones((1, 4), np.bool_))
     looked.clear()
     mine.mean(seen)

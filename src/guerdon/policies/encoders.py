@@ -164,7 +164,7 @@ class Encoder:
     @property
     def acts_in_numpy(self) -> bool:
         """Whether copies of the networks in numpy can act: there are only numbers, and no backbone makes any."""
-        return not self.pictures and not self.looks
+        return not self.pictures and not self.has_backbone
 
     def numbers(self, rows: np.ndarray) -> np.ndarray:
         """(N, F) of what the world shows, as it is; without keys, the array itself."""
@@ -204,15 +204,15 @@ class Encoder:
             self._features.forget()
 
     @property
-    def looks(self) -> bool:
+    def has_backbone(self) -> bool:
         """Whether a backbone makes numbers of pictures."""
         return self._features is not None
 
-    def look_one_by_one(self, *, keep: bool) -> None:
-        """Compute the features of each picture alone from now on: in any order and company they have the same bits.
+    def compute_pictures_alone(self, *, keep: bool) -> None:
+        """Compute the backbone's features in batches of one picture from now on, so that they do not depend on others.
 
         Args:
-            keep: `observe` does not drop them.
+            keep: `observe` does not drop features.
         """
         if self._features is not None:
             self._features.together, self._features.kept = 1, keep

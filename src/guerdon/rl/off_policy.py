@@ -45,8 +45,13 @@ ENTROPY = "entropy"  # what the last output of a critic of SAC is about
 
 def smallest(values_M_N_H: Tensor, weights_H: Tensor) -> Tensor:
     """(N, H) all outputs of the critic with the smallest weighted sum, row by row."""
-    chosen = (values_M_N_H @ weights_H).min(0).indices  # `argmin` of a few rows takes seven times as long
+    chosen = _lowest(values_M_N_H, weights_H)
     return values_M_N_H.gather(0, chosen[None, :, None].expand(1, *values_M_N_H.shape[1:]))[0]
+
+
+def _lowest(values_M_N_H: Tensor, weights_H: Tensor) -> Tensor:
+    """(N,) the critic with the smallest weighted sum; `argmin` over a dimension of 2 takes several times as long."""
+    return (values_M_N_H @ weights_H).min(0).indices
 
 
 def sac_targets(
@@ -140,8 +145,8 @@ class ReplayLearner:
     ) -> None:
         self.policy, self.settings, self.terms, self.learning = policy, settings, dict(terms), dict(learning)
         self.memory, self.demonstrations, self.pays = memory, demonstrations, pays
-        # A resumed run looks again. With other goals pictures are looked up one by one (see `gathered`).
-        policy.encoder.look_one_by_one(keep=settings.goal_relabelling is not None)
+        # A resumed run computes features again. With other goals they are found by picture, not by row: see `gathered`
+        policy.encoder.compute_pictures_alone(keep=settings.goal_relabelling is not None)
         self.rng = generator(seed, LEARNING)
         self.version, self.steps, self._skipped = 0, 0, 0
         self.source_weights: dict[str, float] = {}
@@ -221,8 +226,8 @@ class ReplayLearner:
         units = self.policy.units
         actions = rollout.actions if units is None else np.clip(units.within(rollout.actions), -1.0, 1.0)
         after, first = replay.add(rollout, actions.astype(np.float32), rewards)
-        if self.policy.encoder.looks and self.pays is None and len(replay):
-            replay.numbers(self.policy.encoder.numbers)  # before the encoder forgets what acting saw
+        if self.policy.encoder.has_backbone and self.pays is None and len(replay):
+            replay.features(self.policy.encoder.numbers)  # before the encoder drops those that acting computed
         for name, source in self.learning.items():
             if name in rewards:
                 remember(replay, source, rollout, rewards[name], after, first)
@@ -527,7 +532,7 @@ def policy_gradient(values_M_N_H: Tensor, weights_H: Tensor, *, mean: bool) -> T
     members, rows, _ = values_M_N_H.shape
     if mean:
         return (weights_H / -(members * rows)).expand(values_M_N_H.shape).contiguous()
-    chosen = (values_M_N_H @ weights_H).min(0).indices  # `argmin` of a few rows takes seven times as long
+    chosen = _lowest(values_M_N_H, weights_H)
     picked = chosen == torch.arange(members, device=chosen.device)[:, None]
     return picked[..., None] * (weights_H / -rows)
 

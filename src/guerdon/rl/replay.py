@@ -122,7 +122,7 @@ class Replay:
         self._paid = {name: ReplayColumn((), PAID) for name in sources}
         self._transitions = ReplayColumn((), np.dtype(np.int64))
         self._interventions = ReplayColumn((), np.dtype(np.int64))
-        self._numbers: ReplayColumn | None = None  # in memory alone
+        self._features: ReplayColumn | None = None  # not stored: a resumed run computes them again
         self._open: dict[int, int] = {}  # streams to the last row of their open episodes
         self._episodes = 0
 
@@ -153,15 +153,15 @@ class Replay:
         """A column."""
         return self._columns[name].rows
 
-    def numbers(self, of: Callable[[NDArray[Any]], FloatArray]) -> FloatArray:
-        """(N, F) of all observations by a function that is slow: of each row it is computed once, and kept."""
-        start = 0 if self._numbers is None else self._numbers.count
+    def features(self, compute: Callable[[NDArray[Any]], FloatArray]) -> FloatArray:
+        """(N, F) of all observations by a slow function, which is called once for each row."""
+        start = 0 if self._features is None else self._features.count
         if start < len(self):
-            new = of(self.rows("observations")[start:])
-            self._numbers = self._numbers or ReplayColumn(new.shape[1:], new.dtype)
-            self._numbers.extend(new)
-        assert self._numbers is not None
-        return self._numbers.rows
+            new = compute(self.rows("observations")[start:])
+            self._features = self._features or ReplayColumn(new.shape[1:], new.dtype)
+            self._features.extend(new)
+        assert self._features is not None
+        return self._features.rows
 
     def add(
         self, rollout: Rollout[Any], actions_B_T_A: FloatArray, rewards: Mapping[str, Rewards]
@@ -291,7 +291,7 @@ class Replay:
         self._columns = {
             name: ReplayColumn.read(self.folder / f"{name}.bin", stored) for name, stored in values["columns"].items()
         }
-        self._numbers = None
+        self._features = None
         self._open = {int(stream): int(row) for stream, row in values["open"]}
         self._episodes = int(values["episodes"])
         for name in self._paid:

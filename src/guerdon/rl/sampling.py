@@ -140,8 +140,8 @@ def _gathered(
         return whole([d.replay.rows(name)[d.rows] for d in drawn])
 
     def prepared(*, before: bool) -> list[Any]:
-        if encoder.looks and pays is None:  # the backbone looked at each row when it came
-            numbers = whole([d.replay.numbers(encoder.numbers)[d.moments(before=before)] for d in drawn])
+        if encoder.has_backbone and pays is None:  # its features were computed when the rows were added
+            numbers = whole([d.replay.features(encoder.numbers)[d.moments(before=before)] for d in drawn])
             return list(encoder.normalised(numbers))
         observations = following if not before else whole([d.observations(before=True) for d in drawn])
         steps, n = observations.shape[:2]

@@ -18,7 +18,7 @@ GAMES = {
     "ale_py": r"ALE/|\w+NoFrameskip-",
     "gym_hil": "gym_hil/",
 }
-"""Packages of the extra `games`, and how ids begin that they register when they are imported."""
+"""Packages of the extra `games`, with the beginnings of the ids that they register on import."""
 
 
 def known_id(env_id: str) -> str:

@@ -80,8 +80,7 @@ def gymnasium_errors(error: type[GuerdonError], what: str) -> Iterator[None]:
             said = f"{what}: the package {missing.name} is not installed: pip install 'guerdon[games]'"
             raise MissingDependencyError(said) from missing
         if isinstance(exc.__cause__, gymnasium.error.UnregisteredEnv):
-            hint = "guerdon[games] installs MiniGrid, ALE, Fetch and Adroit; an id of another package is PACKAGE:ID"
-            raise ConfigError(f"{exc} ({hint})") from exc.__cause__
+            raise ConfigError(f"{exc} (an id that a package registers is PACKAGE:ID)") from exc.__cause__
         if not isinstance(exc.__cause__, gymnasium.error.DependencyNotInstalled):
             raise
         said = re.sub(r"gymnasium\[(classic[-_]control|mujoco)\]", "guerdon[gymnasium]", str(exc))
