@@ -304,6 +304,38 @@ def test_what_is_null_is_unknown(tmp_path, kind):
     assert summarize(tmp_path).successes == 2
 
 
+@pytest.mark.parametrize("share", [0.2, 2.0])
+def test_a_success_that_is_neither_yes_nor_no_is_named(tmp_path, share):
+    column = [0.0, 0.0, 1.0, 0.0, -1.0, 0.0, 0.0, 0.0, share]
+    foreign(tmp_path, ACTIONS, {"next.success": (column, vector(1))})
+    skipped = []
+    assert [e.outcome for e in read_episodes(tmp_path, on_skip=lambda one: skipped.append(one.reason))] == [True, None]
+    assert f"its next.success is {share:g} in a row" in skipped[0]
+    assert [part.episode for part in summarize(tmp_path).skipped] == [2]
+
+
+def test_an_episode_with_several_tasks_has_that_of_its_first_row(tmp_path, caplog):
+    """LeRobot lists the tasks of an episode in no order, and gives each row its own."""
+    foreign(tmp_path, ACTIONS, {"task_index": ([1, 0, 0, 0, 0, 2, 2, 1, 0], vector(1, "int64"))})
+    names = ["close it", "open it", "lift it"]
+    pq.write_table(
+        pa.table({"task_index": [2, 0, 1], "task": ["lift it", *names[:2]]}), tmp_path / "meta/tasks.parquet"
+    )
+    change_index(tmp_path, tasks=[["close it", "open it"], ["close it"], ["close it", "lift it", "open it"]])
+    assert [e.task for e in read_episodes(tmp_path)] == ["open it", "close it", "lift it"]
+    assert "2 episodes have several tasks: that of the first row counts" in caplog.text
+    assert [e.task for e in read_episodes(tmp_path, task="lift it")] == ["lift it"]
+    (tmp_path / "meta/tasks.parquet").unlink()
+    assert next(read_episodes(tmp_path)).task == "close it"
+
+
+def test_rows_of_an_episode_that_are_not_together_are_named(tmp_path):
+    foreign(tmp_path, ACTIONS, {"episode_index": ([0, 1, 0, 1, 0, 2, 2, 2, 2], vector(1, "int64"))})
+    skipped = []
+    assert [e.id for e in read_episodes(tmp_path, on_skip=lambda one: skipped.append(one.reason))] == ["2"]
+    assert "holds 3 rows of episode 0, with others between them" in skipped[0]
+
+
 def test_success_in_words_is_named(tmp_path):
     foreign(tmp_path, ACTIONS, {"next.success": (["yes"] * 9, TRAINED["next.success"])})
     skipped = []

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import struct
 import sys
+from fractions import Fraction
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ from guerdon.errors import DataError, MissingDependencyError
 from guerdon.serve.decode import decode_video as serve_video
 from guerdon.settings.serve import MediaSettings
 
-pytest.importorskip("av")
+av = pytest.importorskip("av")
 
 
 def clip(length, *, height=32, width=48, level=0):
@@ -373,7 +374,7 @@ def test_frames_of_removed_episodes_may_stay_in_a_file(root):
         ([0.0, 0.0, 0.0, 0.0], "do not increase"),
         ([0.0, 0.1, 0.1, 0.2], "do not increase"),
         ([0.4, 0.5, 0.6, 0.7], "run from 0.400 to 0.700 s"),
-        ([5.0, 5.1, 5.2, 5.3], "must begin at 0"),
+        ([5.0, 5.1, 5.2, 5.3], "time stamps begin at 0"),
     ],
 )
 def test_time_stamps_that_do_not_tell_frames_apart_are_refused(root, stamps, reason):
@@ -384,6 +385,31 @@ def test_time_stamps_that_do_not_tell_frames_apart_are_refused(root, stamps, rea
     assert [e.id for e in read_episodes(root, on_skip=skipped.append)] == ["episode-1", "episode-2", "episode-3"]
     assert reason in skipped[0].reason
     assert [part.episode for part in summarize(root).skipped] == [0]
+
+
+def test_the_end_of_a_part_follows_from_its_rows_where_the_index_does_not_say(root):
+    """LeRobot does not read `to_timestamp`."""
+    change_rows(root / INDEX, **{TO: [None, 0.9]})
+    first = next(read_episodes(root))
+    assert np.abs(first.frames.astype(int) - clip(4)).max() <= 4
+    assert summarize(root).skipped == ()
+
+
+def test_parts_may_begin_later_than_their_rows_take_where_the_file_does_too(root):
+    """Joined files last as long as their headers said: here the first part of 4 rows at 10 per second takes 0.5 s."""
+    (path,) = root.glob("videos/*/chunk-000/file-000.mp4")
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=20, options={"g": "1", "crf": "10"})
+        stream.height, stream.width, stream.pix_fmt = (*clip(4).shape[1:3], "yuv420p")
+        for frame, at in zip([*clip(4), *clip(5, level=20)], [0, 2, 4, 6, 10, 12, 14, 16, 18], strict=True):
+            picture = av.VideoFrame.from_ndarray(frame, format="rgb24")
+            picture.pts, picture.time_base = at, Fraction(1, 20)
+            container.mux(stream.encode(picture))
+        container.mux(stream.encode())
+    change_rows(root / INDEX, **{FROM: [0.0, 0.5], TO: [0.5, 1.0]})
+    first, second, *_ = read_episodes(root)
+    assert np.abs(first.frames.astype(int) - clip(4)).max() <= 12
+    assert np.abs(second.frames.astype(int) - clip(5, level=20)).max() <= 12
 
 
 def test_a_camera_without_a_video_in_one_episode_is_absent_there(root):

@@ -296,6 +296,33 @@ def test_what_lerobot_does_not_measure_is_a_failure(told, given, reason):
     assert (bad.steps, bad.total, bad.failure.reason) == (None, None, reason)
 
 
+class Classifies:
+    """LeRobot's classifier of pictures: a value for each of a batch, (B, 3, H, W) of each camera."""
+
+    name = "reward_classifier"
+
+    def __init__(self, *cameras):
+        self.config, self.batches = SimpleNamespace(input_features=dict.fromkeys([*cameras, "observation.state"])), []
+
+    def compute_reward(self, batch):
+        pictures = [batch[key] for key in self.config.input_features if key.startswith("observation.image")]
+        assert [one.ndim for one in pictures] == [4]
+        self.batches.append(len(pictures[0]))
+        return (pictures[0].mean((1, 2, 3)) > 0.3).float()
+
+
+def test_the_classifier_of_lerobot_judges_each_picture():
+    model = LeRobotReward(told := Classifies(KEY), lambda batch: batch | {KEY: batch[KEY] * 1}, image_key=KEY)
+    info = model.info
+    assert (info.granularity, info.causal, info.frames_needed, info.success_threshold) == ("step", True, 1, 0.5)
+    short, long = model.score([bright(), Episode(id="1", task="x", frames=np.full((70, 6, 8, 3), 99, np.uint8))])
+    assert short.steps.tolist() == [0, 0, 1, 1]
+    assert long.steps.tolist() == [1] * 70
+    assert told.batches == [4, 64, 6]
+    with pytest.raises(ConfigError, match=r"looks at observation\.images\.a, observation\.images\.b"):
+        LeRobotReward(Classifies("observation.images.a", "observation.images.b"), image_key="observation.images.a")
+
+
 def test_compute_reward_of_lerobot_gives_one_value():
     model = LeRobotReward(Computes(), image_key=KEY)
     assert (model.info.granularity, model.info.progress) == ("total", False)

@@ -55,7 +55,7 @@ def sarm(folder):
 
 
 def robometer(folder):
-    """Progress and success at the last of the frames up to every row, as `compute_rabc_weights` takes them."""
+    """Progress and success at the last of four frames up to every row (positions between are rounded down)."""
     from lerobot.configs.rewards import RewardModelConfig
     from lerobot.lerobot_types import TransitionKey
     from lerobot.rewards.robometer.modeling_robometer import RobometerRewardModel, decode_progress_outputs

@@ -91,13 +91,11 @@ def preprocessor(norm_map=None):
 
 
 def statistics(size=STATES):
-    """Mean and standard deviation of the states."""
+    """All statistics of the states, as LeRobot's normaliser stores them; it uses mean and standard deviation."""
     random = np.random.default_rng(7)
     mean, std = random.normal(size=size), random.uniform(0.5, 2, size)
-    return {
-        "observation.state.mean": torch.from_numpy(mean.astype(np.float32)),
-        "observation.state.std": torch.from_numpy(std.astype(np.float32)),
-    }
+    found = {"count": [11.0], "max": mean + 3 * std, "mean": mean, "min": mean - 3 * std, "std": std}
+    return {f"observation.state.{name}": torch.tensor(np.float32(value)) for name, value in found.items()}
 
 
 def write_sarm(folder, *, seed=0, states=STATES, **changes):

@@ -10,6 +10,7 @@ weights of `published_robots.py`. The slow test computes them again:
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from guerdon.errors import CheckpointError, ConfigError, GuerdonError
 from guerdon.models.load import kind_at, load_reward_model
 from guerdon.models.sarm import SarmConfig, windows
 from guerdon.models.vlm import VLMRewardModel
-from guerdon.models.vlm_prompts import PROMPTS, make_question
+from guerdon.models.vlm_prompts import PROMPTS, Picture, make_question
 from guerdon.settings.vlm import VLMSettings
 from guerdon.types import ALL_FRAMES, Episode
 
@@ -104,6 +105,9 @@ def test_stages_take_their_share_of_the_way():
     np.testing.assert_allclose(config.ends("dense"), [0, 0.1, 0.3, 0.6, 1])
     doubled = SarmConfig(**published.SARM | {"sparse_temporal_proportions": [2, 5, 3]})
     np.testing.assert_allclose(doubled.ends("sparse"), [0, 0.2, 0.7, 1])
+    without = SarmConfig(**published.SARM | {"sparse_temporal_proportions": [0.5, 0, 0.5]})  # shorter than a second
+    assert without.ends("sparse").tolist() == [0, 0.5, 0.5, 1]
+    without.refuse_others("config.json", "sparse")
     equal = SarmConfig(**published.SARM | {"sparse_temporal_proportions": None})
     np.testing.assert_allclose(equal.ends("sparse"), [0, 1 / 3, 2 / 3, 1])
     single = SarmConfig(**published.SARM | {"annotation_mode": "dense_only"})  # LeRobot sets one coarse stage then
@@ -194,7 +198,8 @@ def processed(change):
         (configured(state_key="observation.joints"), "state_key is observation.joints"),
         (configured(hidden_dim="wide"), "hidden_dim"),
         (configured(sparse_temporal_proportions=[0.5, 0.5]), "2 shares for 3 stages"),
-        (configured(sparse_temporal_proportions=[1.0, 0.0, 0.0]), "shares are above 0"),
+        (configured(sparse_temporal_proportions=[1.0, 0.0, -0.1]), "a share is 0 or more"),
+        (configured(sparse_temporal_proportions=[0.0, 0.0, 0.0]), "one is above 0"),
         (configured(image_dim=512), "such as stage_model.visual_proj|name the CLIP model"),
         (processed(lambda p: p["steps"].insert(0, {"registry_name": "crop"})), "crop is not supported"),
         (processed(lambda p: p["steps"][2]["config"]["norm_map"].update(VISUAL="MEAN_STD")), "VISUAL is normalised"),
@@ -229,12 +234,22 @@ def test_clip_lies_in_the_folder_where_it_is_not_named(home, tmp_path):
 # Robometer.
 
 
+def four_frames():
+    """Episodes of the frames that LeRobot was given: four of those up to each row (`lerobot_rewards_side.py`)."""
+    whole = recorded(6, SIZE)
+    chosen = [np.linspace(0, row, 4).astype(int) for row in range(6)]
+    return [replace(whole, frames=whole.frames[rows], states=whole.states[rows]) for rows in chosen]
+
+
+def at_the_last_of_four(model):
+    return [score.steps[-1] for score in model.score(four_frames())]
+
+
 @pytest.mark.parametrize("folder", ["robometer", "authors"])
 @pytest.mark.parametrize(("question", "expected"), [("progress", PROGRESS), ("completed", SUCCESS), (None, PROGRESS)])
 def test_robometer_gives_what_lerobot_gives_from_both_layouts(home, folder, question, expected):
     model = robometer(home, folder, **({} if question is None else {"question": question}))
-    score = model.score([recorded(6, SIZE)])[0]
-    np.testing.assert_allclose(score.steps, expected, atol=2e-5)
+    np.testing.assert_allclose(at_the_last_of_four(model), expected, atol=2e-5)
     info = model.info
     assert (info.range, info.granularity, info.frames_needed) == ((0.0, 1.0), "step", ALL_FRAMES)
     assert info.progress == (question != "completed")
@@ -246,15 +261,13 @@ def test_robometer_gives_what_lerobot_gives_from_both_layouts(home, folder, ques
 def test_the_published_output_counts_where_the_question_is_not_set(home, tmp_path):
     published.write_robometer(tmp_path / "rm", home / "base", reward_output="success")
     model = robometer(home, tmp_path / "rm")
-    np.testing.assert_allclose(model.score([recorded(6, SIZE)])[0].steps, SUCCESS, atol=2e-5)
+    np.testing.assert_allclose(at_the_last_of_four(model), SUCCESS, atol=2e-5)
     assert (model.info.progress, model.info.success_threshold) == (False, 0.4)
 
 
 def test_a_head_that_regresses(home, tmp_path):
     published.write_robometer(tmp_path / "rm", home / "base", discrete=False)
-    np.testing.assert_allclose(
-        robometer(home, tmp_path / "rm").score([recorded(6, SIZE)])[0].steps, REGRESSED, atol=2e-5
-    )
+    np.testing.assert_allclose(at_the_last_of_four(robometer(home, tmp_path / "rm")), REGRESSED, atol=2e-5)
 
 
 def test_robometer_scores_do_not_depend_on_the_batch(home):
@@ -267,7 +280,7 @@ def test_robometer_scores_do_not_depend_on_the_batch(home):
 def test_the_last_row_alone(home):
     model = robometer(home, rows="last")
     assert (model.info.granularity, model.info.frames_needed) == ("total", 4)
-    score = model.score([recorded(6, SIZE)])[0]
+    score = model.score([four_frames()[-1]])[0]
     assert score.steps is None
     assert score.total == pytest.approx(PROGRESS[-1], abs=2e-5)
 
@@ -281,6 +294,15 @@ def test_robometer_always_sees_as_many_frames_up_to_the_moment(rows, nframes):
     assert seen == sorted(seen)
     assert seen[-1] == rows - 1
     assert nframes == 1 or seen[0] == 0
+
+
+def test_frames_are_those_of_lerobots_progress_files():
+    """Its tests of `build_subsample_indices` list them (huggingface/lerobot)."""
+    frames = np.zeros((6, 8, 8, 3), np.uint8) + np.arange(6, dtype=np.uint8)[:, None, None, None]
+    listed = [[0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 1, 2], [0, 1, 2, 3], [0, 1, 3, 4], [0, 2, 3, 5]]
+    for row, expected in enumerate(listed):
+        asked = make_question(PROMPTS["robometer"].fill(TASK), frames[: row + 1], nframes=4, max_pixels=10**6)
+        assert [int(picture.pixels[0, 0, 0]) for picture in asked.media] == expected
 
 
 def test_the_text_of_robometer_has_a_token_after_each_picture(home):
@@ -308,6 +330,8 @@ def test_the_text_of_robometer_has_a_token_after_each_picture(home):
         ("authors", lambda folder: (folder / "config.yaml").write_text("a: [1"), "cannot be read"),
         ("authors", lambda folder: (folder / "config.yaml").write_text("model: {}"), "use_multi_image false"),
         ("authors", lambda folder: next(folder.glob("model-*")).unlink(), "has no model-0000"),
+        ("authors", lambda folder: (folder / "adapter_config.json").write_text("{}"), "merge them into the model"),
+        ("lerobot", configured(max_frames=None), "max_frames is null"),
     ],
 )
 def test_a_checkpoint_of_robometer_is_read_whole_or_refused(home, tmp_path, layout, change, match):
@@ -317,11 +341,30 @@ def test_a_checkpoint_of_robometer_is_read_whole_or_refused(home, tmp_path, layo
         robometer(home, folder)
 
 
+def test_the_training_may_have_written_its_configuration_above_its_checkpoints(home, tmp_path):
+    folder = published.write_robometer(tmp_path / "run" / "checkpoint", home / "base", layout="authors")
+    said = (folder / "config.yaml").read_text()
+    tag = "!!python/object:robometer.models.rewind_transformer.ReWINDTransformerConfig {width: 8}"
+    (tmp_path / "run" / "config.yaml").write_text(said.replace("model:\n", f"model:\n  rewind: {tag}\n"))
+    (folder / "config.yaml").unlink()
+    np.testing.assert_allclose(at_the_last_of_four(robometer(home, folder)), PROGRESS, atol=2e-5)
+
+
+def test_frames_of_a_full_camera_keep_their_size_as_qwen_vl_utils_has_it(home):
+    model = robometer(home)
+    inputs, unit = model.backend.inputs, 32
+    inputs.image_processor.patch_size, inputs.image_processor.merge_size = 16, 2  # of the published checkpoints
+    inputs.image_processor.size = {"shortest_edge": 4 * unit**2, "longest_edge": 16384 * unit**2}
+    for size, expected in (((720, 1280), (704, 1280)), ((1080, 1920), (1088, 1920)), ((2160, 3840), (2176, 3840))):
+        _, grid = inputs._picture(Picture(np.zeros((*size, 3), np.uint8), model.settings.max_pixels))
+        assert (16 * grid[1], 16 * grid[2]) == expected
+
+
 def test_weights_of_the_training_alone_are_left_out(home, tmp_path):
     folder = published.write_robometer(tmp_path / "rm", home / "base")
     without("frame_pool_attn.weight")(folder)
     with_weight("similarity_head.4.bias", (1,))(folder)
-    np.testing.assert_allclose(robometer(home, folder).score([recorded(6, SIZE)])[0].steps, PROGRESS, atol=2e-5)
+    np.testing.assert_allclose(at_the_last_of_four(robometer(home, folder)), PROGRESS, atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -360,7 +403,9 @@ def roboreward(*replies, **given):
     [
         ("ANSWER: 1", 0.0), ("ANSWER: 2", 0.25), ("ANSWER: 3", 0.5), ("ANSWER: 4", 0.75), ("ANSWER: 5", 1.0),
         ("answer: 4", 0.75), ("ANSWER: 4.", 0.75), ("**ANSWER: 5**", 1.0), ("4", 0.75), ("ANSWER:2", 0.25),
-        ("The cube lies beside the plate.\nANSWER: 3", 0.5),
+        ("The cube lies beside the plate.\nANSWER: 3", 0.5), ("ANSWER: <3>", 0.5), ("ANSWER: 4.0", 0.75),
+        ("ANSWER: 5 - Perfect Completion", 1.0), ("ANSWER: 3 (Partial Completion)", 0.5), ("ANSWER: 5/5", 1.0),
+        ("ANSWER: 5 – Perfect Completion: Final state satisfies all requirements.", 1.0),
     ],
 )  # fmt: skip
 def test_a_grade_of_roboreward_is_a_share_of_the_way(reply, value):
@@ -371,8 +416,12 @@ def test_a_grade_of_roboreward_is_a_share_of_the_way(reply, value):
 
 
 @pytest.mark.parametrize(
-    "reply", ["ANSWER: 6", "ANSWER: 0", "ANSWER: 3 or 4", "ANSWER: 2\nANSWER: 3", "ANSWER: ", "good", "ANSWER: 4.5", ""]
-)
+    "reply",
+    [
+        "ANSWER: 6", "ANSWER: 0", "ANSWER: 3 or 4", "ANSWER: 2\nANSWER: 3", "ANSWER: ", "good", "ANSWER: 4.5", "",
+        "ANSWER: 5 - Near Completion", "ANSWER: 4/10", "ANSWER: 3 - maybe",
+    ],
+)  # fmt: skip
 def test_a_reply_without_one_grade_is_a_failure(reply):
     score = roboreward(reply).score([recorded(4)])[0]
     assert score.total is None
@@ -408,7 +457,7 @@ def test_roboreward_of_every_row():
 def test_a_folder_of_roboreward_answers(tmp_path):
     """Random weights write no grade."""
     model = load_reward_model("roboreward", tiny_folder("qwen3_vl"), device="cpu", vlm=EXACT | {"max_tokens": 4})
-    assert (model.settings.fps, model.settings.max_pixels) == (1.0, 2048 * 28 * 28)
+    assert (model.settings.fps, model.settings.max_pixels) == (1.0, 16384 * 32 * 32)
     assert model.score([recorded(3)])[0].failure.reason in ("no_verdict", "truncated", "several_answers", "empty")
 
 
@@ -462,11 +511,15 @@ def test_lerobot_itself_agrees(home, tmp_path, kind):
         np.testing.assert_array_equal(
             values["compute_reward"].astype(np.float32), values["progress"].astype(np.float32)
         )
+
+    def measured(model):
+        return model.score([episode])[0].steps if kind == "sarm" else at_the_last_of_four(model)
+
     for name, model in found.items():
-        np.testing.assert_allclose(model.score([episode])[0].steps, values[name], atol=1e-5)
+        np.testing.assert_allclose(measured(model), values[name], atol=1e-5)
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (home / kind, tmp_path / "theirs"))
     assert {k: tuple(v.shape) for k, v in ours.items()} == {k: tuple(v.shape) for k, v in theirs.items()}
     again = load_reward_model(
         kind, tmp_path / "theirs", **({"clip_path": str(home / "clip")} if kind == "sarm" else {"vlm": EXACT})
     )
-    np.testing.assert_allclose(again.score([episode])[0].steps, next(iter(values.values())), atol=1e-5)
+    np.testing.assert_allclose(measured(again), next(iter(values.values())), atol=1e-5)

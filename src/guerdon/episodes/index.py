@@ -16,8 +16,10 @@ Statistics are per episode and over a data set, as LeRobot stores and uses them 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +28,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from guerdon.episodes.layout import TASKS_PATH, Feature, FileIndex, Info
+from guerdon.episodes.layout import TASKS_PATH, Feature, FileIndex, Info, shard_path
 from guerdon.episodes.row_files import write_parquet
 from guerdon.errors import DataError, boundary
 from guerdon.types import ByteArray
+
+_log = logging.getLogger(__name__)
 
 FeatureStats = dict[str, NDArray[Any]]
 Stats = dict[str, FeatureStats]
@@ -220,6 +224,7 @@ def load_index(root: Path, info: Info) -> tuple[list[Entry], list[Skipped]]:
     entries: dict[int, Entry] = {}
     skipped: list[Skipped] = []
     video_keys = [key for key, feature in info.features.items() if feature["dtype"] == "video"]
+    several: set[int] = set()  # episodes with several tasks
     for path in index_files(root):
         try:
             with boundary(DataError, "cannot be read"):
@@ -230,17 +235,36 @@ def load_index(root: Path, info: Info) -> tuple[list[Entry], list[Skipped]]:
         for row in rows:
             try:
                 with boundary(DataError, "its row of the index cannot be read"):
-                    entry = _entry(row, video_keys)
+                    entry = _entry(row, video_keys, info.fps)
                     if entry.index in entries:
                         raise DataError(f"another row of the index has the episode_index {entry.index}, too")
                     entries[entry.index] = entry
+                    several |= {entry.index} if len(row["tasks"]) > 1 else set()
             except DataError as exc:
                 index = row.get("episode_index")
                 skipped.append(Skipped(path, str(exc), index if isinstance(index, int) else None))
+    entries |= _first_tasks(root, info, [entries[index] for index in sorted(several)])
     return [entries[index] for index in sorted(entries)], skipped
 
 
-def _entry(row: Mapping[str, Any], video_keys: Iterable[str]) -> Entry:
+def _first_tasks(root: Path, info: Info, entries: Sequence[Entry]) -> dict[int, Entry]:
+    """Episodes with several tasks, each with that of its first row: the index lists them in no order."""
+    found: dict[int, Entry] = {}
+    shards = {entry.data: shard_path(root, info.data_path, entry.data) for entry in entries}
+    for where, path in shards.items():
+        with suppress(DataError), boundary(DataError, f"{path} cannot be read"):  # said where its rows are needed
+            tasks, table = load_tasks(root), pq.read_table(path, columns=["episode_index", "task_index"])
+            owners, of_rows = (table[name].to_numpy() for name in table.column_names)
+            firsts = dict(zip(*np.unique(owners, return_index=True), strict=True))
+            for entry in entries:
+                if entry.data == where and entry.index in firsts:
+                    found[entry.index] = replace(entry, task=tasks[of_rows[firsts[entry.index]]])
+    if entries:
+        _log.warning("%s: %d episodes have several tasks: that of the first row counts", root, len(entries))
+    return found
+
+
+def _entry(row: Mapping[str, Any], video_keys: Iterable[str], fps: float) -> Entry:
     for name in ("episode_index", "length", "tasks", "data/chunk_index", "data/file_index"):
         if row.get(name) is None:
             raise DataError(f"has no {name} in the index")
@@ -251,9 +275,11 @@ def _entry(row: Mapping[str, Any], video_keys: Iterable[str]) -> Entry:
         key: tuple(row.get(f"videos/{key}/{name}") for name in SPAN) for key in video_keys
     }
     videos = {
-        key: VideoSpan((int(chunk), int(file)), float(start), float(stop))
+        key: VideoSpan(
+            (int(chunk), int(file)), float(start), float(start + row["length"] / fps if stop is None else stop)
+        )
         for key, (chunk, file, start, stop) in spans.items()
-        if None not in (chunk, file, start, stop)
+        if None not in (chunk, file, start)
     }
     return Entry(
         index=index,

@@ -395,10 +395,25 @@ def from_rows(
 
 
 def last_success(columns: Mapping[str, NDArray[Any]]) -> bool | None:
-    """The outcome by the rows: `next.success` of the last row, None where it was not recorded (null, NaN, negative)."""
+    """The outcome by the rows: `next.success` of the last row, None where it was not recorded (null, NaN, negative).
+
+    Raises:
+        DataError: numbers that are neither 0, 1 nor negative, such as probabilities.
+    """
     column = columns.get(SUCCESS)
+    if column is not None:
+        _refuse_shares(column)
     last = None if column is None or len(column) == 0 else column.reshape(-1)[-1]
     return None if last is None or last != last or last < 0 else bool(last)
+
+
+def _refuse_shares(column: NDArray[Any]) -> None:
+    flat = column.reshape(-1).astype(np.float64)
+    if (wrong := flat[(flat > 0) & (flat != 1)]).size:
+        raise DataError(
+            f"its {SUCCESS} is {wrong[0]:g} in a row: success is 1 or true, failure 0 or false, unknown null or "
+            "negative; store probabilities under another name"
+        )
 
 
 def _earlier(column: FloatArray) -> FloatArray:
@@ -414,6 +429,7 @@ def _later(column: NDArray[Any]) -> FloatArray:
 
 def _success(column: NDArray[Any], at_reset: bool) -> BoolArray | None:
     """Success of each row; None where it is missing (null, NaN, negative) in one of them."""
+    _refuse_shares(column)
     if column.dtype != np.bool_ and not (column.astype(np.float64) >= 0).all():
         return None
     flat = column.reshape(-1).astype(np.bool_)

@@ -206,7 +206,8 @@ def _times(entry: Entry, key: str, columns: Columns, fps: float) -> NDArray[np.f
     if not (stamps_T[0] > -0.5 / fps and stamps_T[-1] < span.stop - span.start - 0.5 / fps):
         raise DataError(
             f"its time stamps run from {stamps_T[0]:.3f} to {stamps_T[-1]:.3f} s, but its part of the video is "
-            f"{span.stop - span.start:.3f} s long: time stamps must begin at 0 in each episode"
+            f"{span.stop - span.start:.3f} s long: time stamps begin at 0 in each episode, and a part (from_timestamp "
+            "to to_timestamp in the index) holds a frame for each"
         )
     return span.start + stamps_T
 
@@ -298,8 +299,8 @@ def _entries(root: Path, info: Info, skip: OnSkip, cameras: Sequence[str] = ()) 
 def _misplaced(root: Path, info: Info, entries: Sequence[Entry], cameras: Sequence[str]) -> list[Skipped]:
     """The episodes whose part of a video does not hold their own frames, as far as index and headers show it.
 
-    Parts of one file may not overlap. Where a file has exactly the frames of its episodes, each part begins where the
-    one before it ends; where it has more (of episodes that were removed), gaps are allowed.
+    Parts of one file may not overlap. Where a file has exactly the frames of its episodes, evenly spaced, each part
+    begins where the one before it ends; where it has more (of episodes that were removed), gaps are allowed.
     """
     found: list[Skipped] = []
     files: dict[tuple[str, Path], list[Entry]] = {}
@@ -310,7 +311,7 @@ def _misplaced(root: Path, info: Info, entries: Sequence[Entry], cameras: Sequen
     for (key, path), owners in files.items():
         owners.sort(key=lambda entry: entry.videos[key].start)
         try:
-            frames = declared_frames(path)
+            frames = declared_frames(path, info.fps)
         except DataError:
             continue  # said where its frames are needed
         whole = frames == sum(entry.length for entry in owners)
@@ -491,7 +492,8 @@ class _DataShard:
         """
         rows = np.flatnonzero(self._owners == entry.index)
         if len(rows) != entry.length or rows[-1] - rows[0] + 1 != len(rows):
-            raise DataError(f"holds {len(rows)} rows of episode {entry.index}, its index says {entry.length}")
+            apart = "with others between them" if len(rows) == entry.length else f"its index says {entry.length}"
+            raise DataError(f"holds {len(rows)} rows of episode {entry.index}, {apart}")
         first, last = (int(np.searchsorted(self._ends, row, side="right")) for row in (rows[0], rows[-1]))
         size = sum(group.total_byte_size for group in self._groups[first : last + 1])
         if size > MAX_EPISODE_BYTES:

@@ -199,15 +199,19 @@ def _from_time(container: Any, stream: Any, time: float) -> Iterator[Any]:
         yield from pictures
 
 
-def declared_frames(path: Path) -> int:
-    """How many frames the header of a file declares; 0 where it does not say.
+def declared_frames(path: Path, fps: float | None = None) -> int:
+    """How many frames the header of a file declares; 0 where it does not say, or declares another duration at `fps`.
 
     Raises:
         DataError: the file is truncated or corrupt.
         MissingDependencyError: PyAV is not installed.
     """
     with _opened(path) as (_, stream):
-        return int(stream.frames)
+        frames = int(stream.frames)
+        if fps is not None and stream.duration is not None:
+            seconds = float(stream.duration * stream.time_base)
+            return frames if abs(seconds * fps - frames) < 0.4 else 0
+        return frames
 
 
 def count_frames(path: Path) -> int:

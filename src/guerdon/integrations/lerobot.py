@@ -14,7 +14,7 @@ Nothing here imports LeRobot. The `PreTrainedRewardModel` of LeRobot 0.6 is in `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from guerdon.integrations.frame_batches import FrameRewards
 from guerdon.settings.sample_weighting import RABCSettings
 from guerdon.train.rabc import scored_progress
 from guerdon.types import ALL_FRAMES, Episode, Failure, RewardInfo, RewardModel, Score
+
+_PICTURES = 64  # in a batch of the classifier
 
 
 def write_progress_file(
@@ -83,17 +85,18 @@ class LeRobotReward:
     """A reward model of LeRobot as one of guerdon: to evaluate, to serve, and as a source of a run.
 
     `predict_progress`, which LeRobot proposes, gives a value for each row; a row that it marks as invalid makes the
-    episode fail. `compute_reward`, of models without it, gives one for the episode.
+    episode fail. `compute_reward`, of models without it, gives one for the episode. LeRobot's own classifier
+    (`reward_classifier`) judges each picture by itself.
 
     Args:
-        model: has one of these two methods; it gets a batch of one episode.
+        model: has one of these two methods; it gets a batch of one episode, the classifier one of its pictures.
         prepare: LeRobot's preprocessor of the model; None: it takes the batch as it is.
-        image_key: feature key of the pictures, (1, T, 3, H, W) floats from 0 to 1.
+        image_key: feature key of the pictures, (1, T, 3, H, W) floats from 0 to 1; of the classifier (B, 3, H, W).
         limits: smallest and largest value.
         states: the model needs `observation.state`, (1, T, S).
 
     Raises:
-        ConfigError: it has neither method.
+        ConfigError: it has neither method, or is a classifier of another camera or several.
     """
 
     def __init__(
@@ -105,15 +108,25 @@ class LeRobotReward:
         limits: tuple[float, float] = (0.0, 1.0),
         states: bool = False,
     ) -> None:
-        self._by_row = hasattr(model, "predict_progress")
-        found = getattr(model, "predict_progress" if self._by_row else "compute_reward", None)
+        name = str(getattr(model, "name", type(model).__name__))
+        self._classifies = name == "reward_classifier"
+        progress = hasattr(model, "predict_progress") and not self._classifies
+        self._by_row = progress or self._classifies
+        found = getattr(model, "predict_progress" if progress else "compute_reward", None)
         if found is None:
             raise ConfigError(f"{type(model).__name__} has neither predict_progress nor compute_reward of LeRobot")
+        if self._classifies:
+            seen = [key for key in model.config.input_features if key.startswith("observation.image")]
+            if seen != [image_key]:
+                raise ConfigError(
+                    f"image_key {image_key}: the classifier looks at {', '.join(seen)}, and an episode has the "
+                    "pictures of one camera: name that one, or train a classifier of one camera"
+                )
         self._measure, self._prepare, self._camera = found, prepare or dict, image_key
         self.info = RewardInfo(
-            name=str(getattr(model, "name", type(model).__name__)), range=limits,
-            granularity="step" if self._by_row else "total", causal=False, frames_needed=ALL_FRAMES,
-            progress=self._by_row, states=states, camera=image_key,
+            name=name, range=limits, granularity="step" if self._by_row else "total", causal=self._classifies,
+            frames_needed=1 if self._classifies else ALL_FRAMES, progress=progress, states=states, camera=image_key,
+            success_threshold=0.5 if self._classifies else None,
         )  # fmt: skip
 
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
@@ -125,15 +138,10 @@ class LeRobotReward:
             return Score(failure=Failure("no_frames", "the episode has no frames"))
         if self.info.states and episode.states is None:
             return Score(failure=Failure("no_states", "the episode has no states"))
-        pictures = torch.from_numpy(np.moveaxis(episode.frames, -1, 1)).float()[None] / 255
-        batch: dict[str, Any] = {
-            self._camera: pictures, "task": [episode.task], "index": 0, "episode_index": number
-        }  # fmt: skip
-        if episode.states is not None:
-            batch["observation.state"] = torch.from_numpy(np.asarray(episode.states, np.float32))[None]
         try:
             with boundary(DataError, f"{self.info.name} of LeRobot"), torch.no_grad():
-                found = self._measure(self._prepare(batch))
+                answers = [self._measure(self._prepare(batch)) for batch in self._batches(number, episode)]
+                found = torch.cat(answers) if self._classifies else answers[0]
                 values = torch.as_tensor(getattr(found, "progress", found)).double().reshape(-1).cpu().numpy()
         except DataError as error:
             return Score(failure=Failure("raised", str(error)))
@@ -149,6 +157,21 @@ class LeRobotReward:
         if invalid:
             return Score(failure=Failure("invalid", f"{invalid} of {len(values)} rows have no valid progress"))
         return Score.from_values(values, total=float(values[-1]))
+
+    def _batches(self, number: int, episode: Episode) -> Iterator[dict[str, Any]]:
+        """The episode as LeRobot's models take it: in one piece, or picture by picture."""
+        assert episode.frames is not None
+        pieces = range(0, len(episode), _PICTURES) if self._classifies else (0,)
+        for start in pieces:
+            rows = slice(start, start + _PICTURES) if self._classifies else slice(None)
+            batch: dict[str, Any] = {
+                self._camera: torch.from_numpy(np.moveaxis(episode.frames[rows], -1, 1)).float() / 255
+            }
+            if episode.states is not None:
+                batch["observation.state"] = torch.from_numpy(np.asarray(episode.states[rows], np.float32))
+            if not self._classifies:
+                batch = {key: value[None] for key, value in batch.items()} | {"index": 0, "episode_index": number}
+            yield batch | {"task": [episode.task] * len(batch[self._camera])}
 
 
 def _validity(found: Any, rows: int) -> list[torch.Tensor]:

@@ -27,8 +27,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, cast
 
 from guerdon.models.answer_grammar import (
@@ -222,6 +223,8 @@ def _peeled(words: str) -> str:
 
 def _agrees(form: Form, segment: AnswerSegment, value: Any) -> bool:
     """Whether a segment without a value is consistent with this value."""
+    if isinstance(form, Choices) and form.repeats(segment.words, value):
+        return True
     if segment.kind != "reason":
         return segment.kind == "aside" and not _RETRACTED.search(segment.words)
     words = _WHERE.sub("", _SHOWN.sub("", _peeled(segment.words)))  # the scene, without where it is seen
@@ -351,12 +354,13 @@ class Choices:
     Args:
         key: of the word in a JSON object, and its label in a line.
         words: allowed answers (lower case), and the value of each.
+        meanings: by value what the question says of it (lower case); an answer may repeat it, or how it begins.
     """
 
     missing = "no_judgement"
 
-    def __init__(self, key: str, words: dict[str, str]) -> None:
-        self.key, self.words = key, words
+    def __init__(self, key: str, words: dict[str, str], meanings: Mapping[str, str] = MappingProxyType({})) -> None:
+        self.key, self.words, self.meanings = key, words, meanings
         self.labels = labels_of(re.escape(key), rf"{re.escape(key)} (?:direction|label)", "趋势")
 
     def value(self, words: str) -> str | None:
@@ -373,6 +377,11 @@ class Choices:
         found = [_member(v, self) if k in keys else None for k, v in _only(given, keys).items()]
         value: str | Failure = _agree(found, given, self.missing)
         return value
+
+    def repeats(self, words: str, value: str) -> bool:
+        """Whether words are what the question says of the value, or how it begins."""
+        plain = words.strip(" ()*.!")
+        return bool(plain) and self.meanings.get(value, "").startswith(plain)
 
     def agrees(self, words: str, value: str) -> bool:
         """A scene that contains none of the words."""

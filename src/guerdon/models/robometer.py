@@ -15,6 +15,7 @@ out are those of the model that it names, or lie in the folder.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -39,6 +40,7 @@ from guerdon.types import Failure
 
 TOKENS = ("<|split_token|>", "<|reward_token|>", "<|pref_token|>", "<|sim_token|>", "<|prog_token|>")
 """Tokens that were added to the tokenizer of the backbone, in this order."""
+_OBJECT = re.compile(r"!!python/\S+")  # marks of objects in the authors' configurations
 _UNUSED_HEADS = ("preference_head", "similarity_head")  # of the training
 _EMBEDDING, _WORDS = "model.language_model.embed_tokens.weight", "lm_head.weight"
 
@@ -178,10 +180,17 @@ def read_robometer_config(path: str | Path) -> RobometerConfig:
         CheckpointError: there is none, it cannot be read, or it was trained in a way that is not supported.
     """
     folder = local_folder(path)
+    if (folder / "adapter_config.json").is_file():
+        raise CheckpointError(
+            f"{folder} holds adapters of a fine-tuning: merge them into the model with the authors' code, and name the "
+            "folder that it saves"
+        )
     file = folder / "config.json"
     given = json_object(file)
     if given.get("type") != "robometer":
-        file, given = folder / "config.yaml", _authors(folder, given)
+        file, given = _authors(folder, given)
+    if given.get("max_frames", 0) is None:
+        raise CheckpointError(f"{file}: max_frames is null, no limit; write the number of frames of a question there")
     given = {name: value for name, value in given.items() if value is not None}
     config = checked(RobometerConfig, {**given, "folder": folder}, file)
     for key in ("use_multi_image", "use_per_frame_progress_token"):
@@ -192,15 +201,16 @@ def read_robometer_config(path: str | Path) -> RobometerConfig:
     return config
 
 
-def _authors(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """The authors' two files in LeRobot's words."""
-    file = folder / "config.yaml"
-    if not file.is_file():
+def _authors(folder: Path, config: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """The file that says how it was trained, and the authors' two files in LeRobot's words."""
+    places = (folder / "config.yaml", folder.parent / "config.yaml")  # the training writes it above its checkpoints
+    file = next((place for place in places if place.is_file()), None)
+    if file is None:
         raise CheckpointError(
             f"{folder} has no config.yaml, which says how Robometer was trained; copy it from the hub"
         )
     with boundary(CheckpointError, f"{file} cannot be read"):
-        said = yaml.safe_load(file.read_text(encoding="utf-8"))
+        said = yaml.safe_load(_OBJECT.sub("", file.read_text(encoding="utf-8")))
         model, data, loss = (dict(said.get(name) or {}) for name in ("model", "data", "loss"))
     keys = ("base_model_id", "use_multi_image", "use_per_frame_progress_token")
     how = {"use_multi_image": False, "use_per_frame_progress_token": False, "progress_loss_type": "l2"}  # its defaults
@@ -210,7 +220,7 @@ def _authors(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
         (data, ("max_frames",)),
     ):
         how |= {name: part[name] for name in names if part.get(name) is not None}
-    return {**how, "vlm_config": config}
+    return file, {**how, "vlm_config": config}
 
 
 def _renamed(stored: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -92,8 +92,8 @@ class SarmConfig(BaseModel):
             else f"state_key is {self.state_key}, and episodes have {STATE}" if self.state_key != STATE
             else f"{head}_temporal_proportions has {len(shares)} shares for {self.stages(head)} stages"
             if shares is not None and len(shares) != self.stages(head) > 1
-            else f"{head}_temporal_proportions are {shares}: shares are above 0"
-            if shares is not None and not min(shares, default=0.0) > 0
+            else f"{head}_temporal_proportions are {shares}: a share is 0 or more, and one is above 0"
+            if shares is not None and not (min(shares, default=0.0) >= 0 and 0 < sum(shares) < np.inf)
             else None
         )  # fmt: skip
         if wrong:

@@ -36,6 +36,7 @@ from guerdon.models.checkpoint import read_card, write_card
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, ParseStatus, Scale, joined_status
 from guerdon.models.vlm_prompts import (
     NO,
+    RUBRIC,
     TRUE,
     TRUE_CONTINUATION,
     YES,
@@ -72,10 +73,10 @@ WIDEST = 200  # longer side of a frame over the shorter: more is refused by the 
 LEAST_SHARE = 1e-3  # the least probability of yes and no together at which a soft answer counts
 LOWEST_LOG_PROB = -100.0  # below it, the logarithm of a probability is given as this
 _TRENDS = {"positive": 1.0, "negative": -0.2, "unclear": 0.0}  # values of the words
-_WORDS = {
+_WORDS: dict[str, tuple[Any, ...]] = {  # arguments of `Choices`
     "trend": ("trend", {"positive": "positive", "negative": "negative", "unclear": "unclear"}),
     "preference": ("nearer", {"second": "positive", "first": "negative", "same": "unclear"}),
-    "rubric": ("answer", {str(n): str(n) for n in range(1, 6)}),
+    "rubric": ("answer", {form.format(n): n for n in RUBRIC for form in ("{}", "{}.0", "{}/5", "<{}>")}, RUBRIC),
 }
 _VALUES = _TRENDS | {str(n): (n - 1) / 4 for n in range(1, 6)}  # of the words
 

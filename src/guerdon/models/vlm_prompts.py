@@ -147,6 +147,8 @@ a major requirement.
 5 - Perfect Completion: Final state satisfies all requirements.
 
 Task: {task}"""
+RUBRIC = dict(re.findall(r"^(\d) - (.*)$", _ROBOREWARD.lower(), re.MULTILINE))
+"""What each grade of the prompt means."""
 _ROBOMETER = (
     "The task for the robot is '{task}'. Given the trajectory video, predict the task progress at each frame, how far "
     "along the robot is towards completing the task, a float between 0 and 1, where 0 is the starting state and 1 is "
@@ -322,8 +324,8 @@ def make_question(
     """
     media: list[Picture | Video] = []
     rows, marked = sample_frames(len(frames_T), nframes), bool(prompt.template.mark)
-    if marked and len(rows) < nframes:  # always as many, the last of them that of the moment
-        rows = np.linspace(0, len(frames_T) - 1, nframes).astype(np.int64)
+    if marked and nframes > 1:  # always as many; rounded to the nearest, as in training
+        rows = np.rint(np.linspace(0, len(frames_T) - 1, nframes)).astype(np.int64)
     for slot in prompt.template.slots:
         if slot == "video":
             frames = frames_T[rows]

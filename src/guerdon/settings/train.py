@@ -35,7 +35,7 @@ from guerdon.settings.text_policy import (
     TemplateArguments,
     TextPolicySettings,
 )
-from guerdon.settings.vlm import MAX_PIXELS, NFRAMES, TinyVLMSettings, VLMSettings
+from guerdon.settings.vlm import MAX_PIXELS, MOST_PIXELS, NFRAMES, TinyVLMSettings, VLMSettings
 
 Arch = Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "efficientnet_lite0", "mlp"]
 Normalize = Literal["none", "imagenet"]
@@ -283,7 +283,7 @@ class VLMTrainSettings(_FrameFitSettings, _TransformerFitSettings):
     nframes: int = only_with(
         NFRAMES, ge=2, le=128, input="video", description="frames of a video, the first and the last among them"
     )
-    max_pixels: int = Field(MAX_PIXELS, ge=784, le=2048 * 28 * 28, description="larger frames are made smaller")
+    max_pixels: int = Field(MAX_PIXELS, ge=784, le=MOST_PIXELS, description="larger frames are made smaller")
     fps: float = only_with(4.0, gt=0, input="video", description="frames per second given to the model")
     horizon: float | None = only_with(None, gt=0, question="progress", description="as `horizon` of type progress")
     reward_threshold: float = only_with(

@@ -24,7 +24,7 @@ VLM_NAMES: dict[str, VLMType] = {
     "robometer": "robometer", "roboreward": "roboreward",
 }  # fmt: skip
 """Names that a configuration may use for each kind."""
-NFRAMES, MAX_PIXELS, MOST_PIXELS = 16, 256 * 28 * 28, 2048 * 28 * 28
+NFRAMES, MAX_PIXELS, MOST_PIXELS = 16, 256 * 28 * 28, 16384 * 32 * 32  # most: as qwen-vl-utils for Qwen3-VL
 if TYPE_CHECKING:
     VLMName = str
 else:

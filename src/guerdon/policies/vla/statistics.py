@@ -182,8 +182,9 @@ def state_statistics(
             "preprocessor (policy_preprocessor*) from where it was trained"
         )
     _refuse_visual(one)
-    sizes = [len(value) for name, value in one.numbers.items() if name.rpartition(".")[0] == feature and value.ndim]
-    pair, mode = _pair(one, "STATE", feature, sizes[0] if sizes else 0)
+    used = [one.numbers.get(f"{feature}.{name}") for name in NORMALIZATIONS[one.modes.get("STATE", "IDENTITY")]]
+    size = next((len(value) for value in used if value is not None and value.ndim), 0)  # not that of the count
+    pair, mode = _pair(one, "STATE", feature, size)
     return None if mode == "IDENTITY" else pair
 
 
