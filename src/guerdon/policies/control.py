@@ -35,6 +35,7 @@ from guerdon.policies.heads import (
     QValues,
     Squashed,
     action_units,
+    check_bounds,
 )
 from guerdon.policies.robot import Action, ControlInputs, RobotPolicy
 from guerdon.settings.policy import POLICIES, ControlPolicySettings, GaussianPolicySettings, OwnPolicySettings
@@ -385,6 +386,8 @@ def build_policy(
                 if not isinstance(count := getattr(policy, name), int) or count < 1:
                     raise ConfigError(f"{settings.type}: {name} must be a whole number from 1 on, it is {count!r}")
         else:
+            if algorithm == "sac" and counts is None:
+                check_bounds(action_space)
             units = action_units(action_space) if counts is None else None
             policy = ControlPolicy(settings, columns, counts or size, sources, auxiliary, units, algorithm)
     policy.card = {

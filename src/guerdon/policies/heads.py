@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from guerdon.errors import ConfigError
 from guerdon.policies.robot import Action
+from guerdon.progress import log_once
 from guerdon.types import BoolArray, FloatArray
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0  # of `Squashed`
@@ -58,6 +59,24 @@ def action_units(space: gymnasium.Space) -> ActionUnits | None:
     low, high = np.where(finite, low, -1.0), np.where(finite, high, 1.0)
     units = ActionUnits(((low + high) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32))
     return None if (units.centre_A == 0).all() and (units.half_A == 1).all() else units
+
+
+def check_bounds(space: gymnasium.Space) -> None:
+    """Refuse a Box with a bound at one side alone, of which tanh actions would reach no part, or a part only.
+
+    Raises:
+        ConfigError: as it says.
+    """
+    largest = np.finfo(np.float32).max
+    low, high = (abs(np.asarray(getattr(space, name), np.float64)).reshape(-1) < largest for name in ("low", "high"))
+    if (low != high).any():
+        place = int(np.flatnonzero(low != high)[0])
+        raise ConfigError(
+            f"algorithm.type sac: action {place} has one bound alone, and actions of a tanh need both: wrap the "
+            "environment with gymnasium.wrappers.RescaleAction, or declare both bounds"
+        )
+    if not low.all():
+        log_once("[policy] actions without bounds are limited to [-1, 1]")
 
 
 Draw = Callable[[np.ndarray, np.random.Generator, bool, BoolArray | None], Action]

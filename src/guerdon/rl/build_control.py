@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from guerdon.collect.episode_capture import EpisodeBuffer, run_writer
 from guerdon.collect.policy_shape import PolicyShape, policy_of_shape
 from guerdon.collect.shards import join_control, share_results
 from guerdon.engines.reward_models import RewardModels
-from guerdon.errors import ConfigError
+from guerdon.errors import ConfigError, NonFiniteError, boundary
 from guerdon.generators import CACHING, generator
 from guerdon.models.image import ImageRewardModel, state_rows
 from guerdon.models.load import load_source_model
@@ -46,7 +46,7 @@ from guerdon.train.optimizers import AdamW, FlatAdam, Optimizer
 from guerdon.types import Episode, FloatArray, Observes, RewardModel
 from guerdon.worlds.build import first_world
 from guerdon.worlds.interventions import on_policy_refuses
-from guerdon.worlds.spaces import choices, is_numeric, parts_of_rows, state_keys
+from guerdon.worlds.spaces import choices, is_numeric, own_values, parts_of_rows, state_keys
 
 
 def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
@@ -311,24 +311,44 @@ def build_replay_learner(
 
 
 def reward_for_goals(study: Study, shape: PolicyShape) -> Pays:
-    """What the environment pays for goals: its `compute_reward`.
+    """What the environment pays for goals: its `compute_reward`, of many at a time where it can.
 
     Raises:
-        ConfigError: it is no environment with goals.
+        ConfigError: it is no environment with goals, or cannot say what it pays for others.
     """
-    names = {column.name for column in shape.columns}
+    names, what = {column.name for column in shape.columns}, "algorithm.goal_relabelling"
     found: Any = None
     if {ACHIEVED, DESIRED} <= names:
         with closing(first_world(study.env.model_copy(update={"vectorization": "sync"}))) as world:
-            found = getattr(world.env.unwrapped.envs[0].unwrapped, "compute_reward", None)
+            copy = world.env.unwrapped.envs[0]
+            found, spaces = getattr(copy.unwrapped, "compute_reward", None), copy.observation_space
+            with boundary(ConfigError, f"{what}: a reset of the environment failed"):
+                shown = copy.reset(seed=0)[0]
     if found is None:
         raise ConfigError(
-            f"algorithm.goal_relabelling is for environments that show {ACHIEVED} and {DESIRED} and have "
-            f"compute_reward; this one shows {', '.join(sorted(names)) or 'one array'}"
+            f"{what} is for environments that show {ACHIEVED} and {DESIRED} and have compute_reward; this one shows "
+            f"{', '.join(sorted(names)) or 'one array'}"
         )
+    for column in shape.columns:
+        if column.name in (ACHIEVED, DESIRED) and column.kind == "image":
+            own_values(np.zeros((1, *column.shape), np.uint8), spaces[column.name])  # refuses what cannot be undone
+    achieved, desired = (np.asarray(shown[name]) for name in (ACHIEVED, DESIRED))
+    if achieved.shape != desired.shape:
+        raise ConfigError(f"{what}: {ACHIEVED} has the shape {achieved.shape}, {DESIRED} {desired.shape}")
+    pairs = np.stack([achieved, desired]), np.stack([desired, desired])
+    with boundary(ConfigError, f"{what}: compute_reward(achieved_goal, desired_goal, {{}}) failed"):
+        single = [float(found(one, other, {})) for one, other in zip(*pairs, strict=True)]
+    together = False
+    with suppress(ConfigError), boundary(ConfigError, "it takes one goal at a time"):
+        together = np.allclose(np.asarray(found(*pairs, {}), np.float64).reshape(2), single, equal_nan=True)
 
     def pays(achieved_N: np.ndarray, desired_N: np.ndarray) -> FloatArray:
-        return np.asarray(found(achieved_N, desired_N, {}), np.float32).reshape(len(achieved_N))
+        goals = own_values(achieved_N, spaces[ACHIEVED]), own_values(desired_N, spaces[DESIRED])
+        paid = found(*goals, {}) if together else [found(*pair, {}) for pair in zip(*goals, strict=True)]
+        rewards = np.asarray(paid, np.float32).reshape(len(achieved_N))
+        if not np.isfinite(rewards).all():
+            raise NonFiniteError("compute_reward of the environment gave a reward that is not finite")
+        return rewards
 
     return pays
 

@@ -5,7 +5,8 @@ note = add_demonstrations(learner, env, shape, sources)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from guerdon.collect.policy_shape import PolicyShape
-from guerdon.episodes.read import read_episodes
+from guerdon.episodes.layout import load_info
+from guerdon.episodes.read import cameras_of, read_episodes
 from guerdon.episodes.targets import check_every_row
 from guerdon.errors import DataError
 from guerdon.policies.robot import ControlInputs
@@ -22,7 +24,7 @@ from guerdon.rewards.source import RewardSource
 from guerdon.settings.world import WorldSettings
 from guerdon.types import Episode, Rollout, Segment
 from guerdon.worlds.observation import columns_as_rows
-from guerdon.worlds.spaces import choices, state_keys
+from guerdon.worlds.spaces import PIXELS, ObservedColumn, choices, chosen_columns, is_numeric, state_keys
 
 if TYPE_CHECKING:
     from guerdon.rl.off_policy import ReplayLearner
@@ -50,12 +52,17 @@ def add_demonstrations(
     path = learner.settings.demonstrations
     assert path is not None
     assert learner.demonstrations is not None
-    pixels = any(column.kind == "image" for column in shape.columns)
-    frames = pixels or any(isinstance(one, ControlReward) and one.observes.frames for one in sources.values())
+    seen = chosen_columns(shape.columns, learner.policy.settings.keys, "policy.keys")
+    observes = [one.observes for one in sources.values() if isinstance(one, ControlReward) and one.observes.frames]
+    names = {column.name for column in seen if column.kind == "image"}.union(*(one.views for one in observes))
+    rendered = names - {"", PIXELS} != names or any(not one.views for one in observes)
+    cameras = _cameras(Path(path), names - {"", PIXELS}, env.camera_name if rendered else None)
+    order = list(dict.fromkeys(cameras.values()))
+    first = order[0] if order else None
     episodes, steps, successes, only_success = 0, 0, 0, True
-    found = iter(read_episodes(Path(path), with_frames=frames))
+    found = iter(read_episodes(Path(path), with_frames=bool(order), camera=first, views=order[1:]))
     while part := list(islice(found, _TOGETHER)):
-        rollout = as_rollout(part, env, shape)
+        rollout = as_rollout([_with_pictures(one, cameras, first) for one in part], env, shape, seen)
         rewards = {
             name: (source.elsewhere(len(part)) if isinstance(source, ControlReward) else source).measure(rollout)
             for name, source in sources.items()
@@ -71,17 +78,57 @@ def add_demonstrations(
     return line
 
 
-def as_rollout(episodes: Sequence[Episode], env: WorldSettings, shape: PolicyShape) -> Rollout[ControlInputs]:
+def _cameras(path: Path, names: Iterable[str], rendered: str | None) -> dict[str, str]:
+    """Cameras of a data set by the names of pictures, the one that is rendered under its own; the first comes first.
+
+    Args:
+        path: of the data set.
+        names: keys of observations, or cameras of the environment; `pixels.front` is the camera front, too.
+        rendered: the environment's first camera, where it is looked at.
+
+    Raises:
+        DataError: there is none for one of them.
+    """
+    wanted = [*([] if rendered is None else [rendered]), *sorted(set(names) - {rendered})]
+    have = cameras_of(path, load_info(path)) if wanted else {}
+    found: dict[str, str] = {}
+    for name in wanted:
+        own = next((one for one in (name, name.rpartition(".")[2]) if one in have), None)
+        if own is None and len(have) == len(wanted) == 1:  # there is no other
+            own = next(iter(have))
+        if own is None:
+            raise DataError(
+                f"algorithm.demonstrations: {path} has no pictures of {name}; it has {', '.join(have) or 'none'}"
+            )
+        found[name] = own
+    return found
+
+
+def _with_pictures(episode: Episode, cameras: Mapping[str, str], first: str | None) -> Episode:
+    """The episode with its pictures under the names that the environment has for them."""
+    views = {name: episode.frames if own == first else episode.views[own] for name, own in cameras.items()}
+    return replace(episode, views={name: pictures for name, pictures in views.items() if pictures is not None})
+
+
+def as_rollout(
+    episodes: Sequence[Episode], env: WorldSettings, shape: PolicyShape, seen: Sequence[ObservedColumn]
+) -> Rollout[ControlInputs]:
     """Whole episodes as the rollout that they were: a stream each.
 
     An episode that ends with a success ended the task where `env.end_on_success` says so; others were cut off.
+
+    Args:
+        episodes: with all pictures that are looked at in `views`, by their names.
+        env: says what the environment pays.
+        shape: of what the policy observes and does.
+        seen: what of it the policy looks at; the rest is zeros.
 
     Raises:
         DataError: with the episode and what does not fit or is missing.
     """
     size, length = int(np.prod(shape.action_space.shape or ())), max(len(one) for one in episodes) - 1
-    streams, seen = (len(episodes), length), [_observations(one, shape) for one in episodes]
-    shown = np.zeros((*streams, *seen[0].shape[1:]), seen[0].dtype)
+    streams, parts = (len(episodes), length), [_observations(one, shape, seen) for one in episodes]
+    shown = np.zeros((*streams, *parts[0].shape[1:]), parts[0].dtype)
     actions = np.zeros((*streams, size), np.float32)
     rewards = np.zeros(streams, np.float32)
     flags: dict[str, Any] = {
@@ -89,7 +136,7 @@ def as_rollout(episodes: Sequence[Episode], env: WorldSettings, shape: PolicySha
     }
     ends, segments = [], []
     for i, one in enumerate(episodes):
-        rows, t = seen[i], len(one) - 1
+        rows, t = parts[i], len(one) - 1
         success = _success(one)
         if one.actions is None or one.actions.shape[1] != size:
             raise DataError(f"demonstration {one.id}: the environment takes actions of {size} numbers, it has others")
@@ -115,25 +162,62 @@ def as_rollout(episodes: Sequence[Episode], env: WorldSettings, shape: PolicySha
     )
 
 
-def _observations(episode: Episode, shape: PolicyShape) -> np.ndarray:
-    """(T, ...) what the policy observes of each row: one array, or the columns of a dict, of one picture at most."""
+def _observations(episode: Episode, shape: PolicyShape, seen: Sequence[ObservedColumn]) -> np.ndarray:
+    """(T, ...) rows as the environment would have shown them: one array, or a field for each key.
+
+    What actions were allowed is not known, so that all count as allowed.
+    """
     if len(episode) < 2:
         raise DataError(f"demonstration {episode.id} has no step")
     check_every_row(episode)
-    parts, start = dict[str, np.ndarray](), 0
-    for name, kind, wanted in shape.columns:
-        column = "frames" if kind == "image" else "states"
-        rows, size = getattr(episode, column), int(np.prod(wanted))
-        if rows is not None and column == "states" and name:  # numbers of all keys stand side by side
-            rows = rows[:, start : start + size].reshape(-1, *wanted) if rows.shape[1] >= start + size else rows
-            start += size
-        if rows is None or rows.shape[1:] != wanted:
-            found = "none" if rows is None else f"those of shape {rows.shape[1:]}"
+    numbers, parts = _states(episode, shape), dict[str, np.ndarray]()
+    for name, kind, wanted in (column for column in shape.columns if column.kind != "text"):
+        if kind == "mask":
+            parts[name] = np.ones((len(episode), *wanted), np.bool_)
+            continue
+        if not any(column.name == name for column in seen):
+            parts[name] = np.zeros((len(episode), *wanted), np.uint8 if kind == "image" else np.float32)
+            continue
+        rows = _pictures(episode, name, wanted) if kind == "image" else numbers.get(name)
+        if rows is None or rows[0].size != np.prod(wanted):
+            has = "none" if rows is None else f"those of shape {rows.shape[1:]}"
+            keys = f" (its states are {', '.join(filter(None, numbers))})" if kind != "image" and any(numbers) else ""
             raise DataError(
-                f"demonstration {episode.id}: the policy observes {name or column} of shape {wanted}, it has {found}"
+                f"demonstration {episode.id}: the policy observes {name or 'observations'} of shape {wanted}, it has "
+                f"{has}{keys}"
             )
-        parts[name] = rows
+        parts[name] = rows.reshape(-1, *wanted)
     return columns_as_rows(parts) if len(parts) > 1 or "" not in parts else parts[""]
+
+
+def _states(episode: Episode, shape: PolicyShape) -> dict[str, np.ndarray]:
+    """(T, n) numbers of each key: by the names in the data set where it has them, else in the environment's order."""
+    own = [(column.name, column.size) for column in shape.own_columns or shape.columns if is_numeric(column)]
+    if episode.states is None or not own:
+        return {}
+    named = _own_keys(episode)
+    if len(own) == 1 and not named:
+        return {own[0][0]: episode.states}
+    keys = named or own
+    ends = np.cumsum([size for _, size in keys]).tolist()
+    if ends[-1] != episode.states.shape[1]:
+        raise DataError(
+            f"demonstration {episode.id}: its states have {episode.states.shape[1]} numbers; the keys, side by side, "
+            f"have {ends[-1]}: {', '.join(f'{name} ({size})' for name, size in keys)}"
+        )
+    return {name: episode.states[:, end - size : end] for (name, size), end in zip(keys, ends, strict=True)}
+
+
+def _own_keys(episode: Episode) -> list[tuple[str, int]]:
+    """Names and sizes of the parts of its states, as the data set has them; none where it does not say."""
+    return [(str(name), int(size)) for name, size in episode.meta.get("state_keys", ())]
+
+
+def _pictures(episode: Episode, name: str, wanted: tuple[int, ...]) -> np.ndarray | None:
+    """(T, H, W, C) pictures of a key, or of the first camera; grey ones where the environment shows grey."""
+    found = episode.views.get(name, episode.frames if name in ("", PIXELS) else None)
+    grey = found is not None and wanted[-1] == 1 and bool((found == found[..., :1]).all())
+    return found[..., :1] if grey and found is not None else found
 
 
 def _success(episode: Episode) -> np.ndarray:
@@ -175,7 +259,7 @@ def _segment(stream: int, episode: Episode, success: np.ndarray, terminated: boo
         success_F=tuple(bool(one) for one in success),
         frames_F=np.zeros((len(rows), 1, 1, 3), np.uint8) if episode.frames is None else episode.frames,
         states_F=np.zeros((len(rows), 0), np.float32) if episode.states is None else episode.states,
-        state_keys=state_keys(shape.own_columns),
+        state_keys=tuple(_own_keys(episode)) or state_keys(shape.own_columns),
         actions_F=episode.actions,
         action_values=choices(shape.action_space) or (),
         views_F=episode.views,

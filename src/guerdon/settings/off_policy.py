@@ -69,6 +69,8 @@ class ReplayAlgorithmSettings(RobotAlgorithmSettings):
             return
         if sources:
             raise ValueError("goal_relabelling changes the goal, and reward models judged the other one: remove it")
+        if getattr(env, "frame_stack", 1) > 1:
+            raise ValueError("goal_relabelling takes goals of one moment: set env.frame_stack to 1")
         if env.native_reward != "dense" or env.end_on_success:
             raise ValueError(
                 "goal_relabelling takes the environment's own reward for another goal, and episodes that go on after "

@@ -23,6 +23,7 @@ LOG_STD: Any = Field(
 )
 KEYS: Any = Field(
     None,
+    min_length=1,
     description="keys of dict observations that the policy sees (a.b: b in a); null: all but text",
 )
 

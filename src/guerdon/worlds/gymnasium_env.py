@@ -147,7 +147,7 @@ def make_gymnasium_env(
 
     def one(index: int) -> gymnasium.Env:
         extra = {} if max_episode_steps is None else {"max_episode_steps": max_episode_steps}
-        env = gymnasium.make(env_id, render_mode="rgb_array", **extra, **(kwargs or {}))
+        env = _made(env_id, {**extra, **(kwargs or {})})
         if (env.spec.max_episode_steps or 0) < 1:
             env = gymnasium.wrappers.TimeLimit(env, UNLIMITED)
         if _gymnasium_own(env_id) in _GOALS:
@@ -159,6 +159,16 @@ def make_gymnasium_env(
     with gymnasium_errors(ConfigError, f"env.task {env_id!r} could not be made"):
         env = SyncVectorEnv([partial(one, i) for i in range(num_envs)], autoreset_mode=mode)
         return plain(env, f"env.task {env_id!r}")
+
+
+def _made(env_id: str, arguments: Mapping[str, Any]) -> gymnasium.Env:
+    try:
+        return gymnasium.make(env_id, render_mode="rgb_array", **arguments)
+    except TypeError as error:
+        if "'render_mode'" not in str(error):
+            raise
+        log_once(f"[env] {env_id} takes no render_mode, so that there are no pictures of it")
+        return gymnasium.make(env_id, **arguments)
 
 
 def stacked_moments(env: gymnasium.Env, count: int) -> gymnasium.Env:

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from guerdon.errors import ConfigError
 from guerdon.types import BoolArray
-from guerdon.worlds.spaces import executable
+from guerdon.worlds.spaces import choices, executable
 
 NAMES = {"is_intervention": "is_intervention", "teleop_action": "teleop_action"}
 """What is read, and by which keys of `info`."""
@@ -60,11 +60,19 @@ class Interventions:
         start = getattr(self._env, "action_start", 0)
         found = interventions(info, actions_B_A, names=self._names, ended=inside, start=start)
         if found is None:
+            own, named = NAMES["is_intervention"], self._names["is_intervention"]
+            if named != own and (own in info or own in info.get("final_info", {})):
+                raise ConfigError(f"env.info_keys names info[{named!r}], and the environment reports {own}: remove it")
             return actions_B_A, np.zeros(len(actions_B_A), dtype=np.bool_)
         self.reported = True
         self.by_people = not getattr(self._env, "repeats_interventions", False)
         intervened = found[0] & mask_B
         wanted = np.where(intervened[:, None], found[1], actions_B_A)
+        counts = choices(self._env.single_action_space)
+        if counts is not None and (outside := intervened & ((wanted < 0) | (wanted >= counts)).any(axis=1)).any():
+            copy = int(np.flatnonzero(outside)[0])
+            key, told = self._names["teleop_action"], (found[1][copy] + start).astype(int).tolist()
+            raise ConfigError(f"info[{key!r}] is {told} in copy {copy}: there is no such action")
         return executable(wanted, self._env.single_action_space), intervened
 
 

@@ -67,7 +67,7 @@ class CopyEnv(gymnasium.Wrapper):  # type: ignore[misc]
         try:
             with boundary(SimulatorError, "reset"):
                 return self.env.reset(seed=seed, options=options)  # type: ignore[no-any-return]
-        except SimulatorError as error:
+        except (SimulatorError, SystemExit) as error:
             inner = self.env
             while isinstance(inner, gymnasium.Wrapper):
                 if isinstance(inner, PassiveEnvChecker):
@@ -81,8 +81,11 @@ class CopyEnv(gymnasium.Wrapper):  # type: ignore[misc]
         try:
             with boundary(SimulatorError, "step"):
                 shaped = action if self._shape is None else np.reshape(action, self._shape)
-                return self.env.step(shaped)  # type: ignore[no-any-return]
-        except SimulatorError as error:
+                found: Any = self.env.step(shaped)
+                if isinstance(found[1], np.ndarray):  # an array of one number
+                    found = (found[0], found[1].item(), *found[2:])
+                return found  # type: ignore[no-any-return]
+        except (SimulatorError, SystemExit) as error:
             what = f"step {self._steps} of {self._name} with action {listed(action)}"
             raise self._broken(error, what) from error.__cause__
 
@@ -90,7 +93,9 @@ class CopyEnv(gymnasium.Wrapper):  # type: ignore[misc]
         """Free it."""
         closed(self.env, self._name)
 
-    def _broken(self, error: SimulatorError, what: str) -> SimulatorError:
+    def _broken(self, error: SimulatorError | SystemExit, what: str) -> SimulatorError:
+        if isinstance(error, SystemExit):  # the run would end here, without a word
+            return BrokenCopyError({self._index: Failure("simulator_raised", f"{what} called sys.exit()")})
         said = raised_by(error)
         return BrokenCopyError({self._index: Failure("simulator_raised", f"{what} {said}")}) if said else error
 

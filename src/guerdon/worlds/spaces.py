@@ -237,8 +237,34 @@ class _Leaf(NamedTuple):
 
 
 def _one_hot(values_B_K: np.ndarray, counts_K: np.ndarray) -> FloatArray:
-    found = [np.eye(n, dtype=np.float32)[values_B_K[:, k].astype(np.int64)] for k, n in enumerate(counts_K)]
-    return np.concatenate(found, axis=1)
+    values = values_B_K.astype(np.int64)
+    if (outside := (values < 0) | (values >= counts_K)).any():
+        _, k = np.argwhere(outside)[0]
+        raise ValueError(
+            f"an observation is the choice {values[outside][0]} of {counts_K[k]}, counted from 0: outside of its space"
+        )
+    found = np.zeros((len(values), int(counts_K.sum())), np.float32)
+    np.put_along_axis(found, values + np.cumsum(counts_K) - counts_K, 1.0, axis=1)
+    return found
+
+
+def own_values(values_N: np.ndarray, space: gymnasium.Space) -> np.ndarray:
+    """(N, ...) values of a space, of rows of its column: what `_Leaf.values` turned into numbers.
+
+    Raises:
+        ConfigError: it is a picture that was changed.
+    """
+    count = len(values_N)
+    if isinstance(space, spaces.Discrete):
+        return np.asarray(values_N.reshape(count, -1).argmax(axis=1) + space.start)
+    if isinstance(space, spaces.MultiDiscrete):
+        parts = np.split(values_N.reshape(count, -1), np.cumsum(space.nvec.reshape(-1))[:-1], axis=1)
+        chosen = np.stack([part.argmax(axis=1) for part in parts], axis=1)
+        return np.asarray(chosen.reshape(count, *space.shape) + space.start)
+    if values_N.dtype == np.uint8 and (space.dtype != np.uint8 or values_N.shape[1:] != space.shape):
+        raise ConfigError(f"goals of {space} are pictures that policies see in another form")
+    shaped = values_N.reshape(count, *space.shape)
+    return (np.rint(shaped) if np.dtype(space.dtype).kind in "iub" else shaped).astype(space.dtype)
 
 
 def _picture(found: np.ndarray, space: spaces.Box) -> np.ndarray:
@@ -356,7 +382,11 @@ class Plain(VectorWrapper):  # type: ignore[misc]
         leaves = list(_leaves(env.single_observation_space, what))
         self._own_mask = False
         for k, one in enumerate(leaves):
-            if one.path and one.path[-1] == MASK and self._size and one.column.size == self._size:
+            if one.path and one.path[-1] == MASK and self._size:
+                if one.column.size != self._size:
+                    raise ConfigError(
+                        f"{what}: the key {MASK} has {one.column.size} numbers for {self._size} values of actions"
+                    )
                 leaves[k] = one._replace(column=one.column._replace(kind="mask"))
                 self._own_mask = True
         self._masked = self._own_mask or (counts is not None and self._finds_mask())
