@@ -1,13 +1,16 @@
 """Goals in hindsight: which are taken, and what the environment pays for them."""
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from pydantic import ValidationError
 
 from guerdon.errors import ConfigError
 from guerdon.rl.run import run
 from guerdon.rl.sampling import gathered
 from guerdon.settings.study import Study
+from guerdon.worlds.spaces import own_values
 from rl_clock import start
 
 SAC = {"type": "sac", "rollout_steps": 10, "batch_size": 32, "online_step_before_learning": 20}
@@ -30,8 +33,8 @@ def study(tmp_path, name="run", *, steps=80, env=None, **algorithm):
     )  # fmt: skip
 
 
-def collected(tmp_path, **algorithm):
-    loop = start(study(tmp_path, **algorithm))
+def collected(tmp_path, env=None, **algorithm):
+    loop = start(study(tmp_path, env=env, **algorithm))
     for _ in range(3):
         loop.iterate()
     return loop
@@ -74,6 +77,69 @@ def test_rewards_are_those_of_the_environment_for_the_goal(tmp_path):
     loop.close()
 
 
+class Goals(gymnasium.Env):
+    """Pays minus the distance of a goal of some space, asserting that it is one of it."""
+
+    goal, together, render_mode = spaces.Discrete(5), True, "rgb_array"
+
+    def __init__(self, render_mode=None):
+        parts = {"observation": spaces.Box(-1, 1, (2,)), "achieved_goal": self.goal, "desired_goal": self.goal}
+        self.observation_space, self.action_space = spaces.Dict(parts), spaces.Box(-1, 1, (1,))
+
+    def shown(self):
+        achieved, desired = self.goal.sample(), self.goal.sample()
+        return {"observation": np.zeros(2, np.float32), "achieved_goal": achieved, "desired_goal": desired}
+
+    def reset(self, *, seed=None, options=None):
+        self.goal.seed(seed)
+        return self.shown(), {}
+
+    def step(self, action):
+        shown = self.shown()
+        return shown, self.compute_reward(shown["achieved_goal"], shown["desired_goal"], {}), False, False, {}
+
+    def render(self):
+        return np.zeros((16, 16, 3), np.uint8)
+
+    def compute_reward(self, achieved, desired, info):
+        shape = self.goal.shape or ()
+        lead = np.shape(achieved)[: np.ndim(achieved) - len(shape)]
+        assert np.shape(achieved) == np.shape(desired) == (*lead, *shape)
+        assert len(lead) <= self.together
+        for one in np.reshape(achieved, (-1, *shape)):
+            assert self.goal.contains(one.astype(self.goal.dtype))
+        apart = abs(np.asarray(achieved, float) - desired)
+        return -apart.reshape(*lead, -1).sum(-1)
+
+
+GOALS = {
+    "Discrete": spaces.Discrete(5, start=-1),
+    "MultiDiscrete": spaces.MultiDiscrete([3, 4], start=[1, 0]),
+    "MultiBinary": spaces.MultiBinary(4),
+    "Integers": spaces.Box(-5, 5, (3,), np.int64),
+    "Matrix": spaces.Box(-5, 5, (2, 3), np.float64),
+    "Alone": spaces.Box(-5, 5, (3,), np.float32),
+}
+for name, goal in GOALS.items():
+    made = type(name, (Goals,), {"goal": goal, "together": name != "Alone"})
+    gymnasium.register(f"Goals{name}-v0", entry_point=made, max_episode_steps=6)
+
+
+@pytest.mark.parametrize("name", GOALS)
+def test_the_environment_gets_goals_in_its_own_form(tmp_path, name):
+    """As many as it takes at a time: one where it does not take more."""
+    loop = collected(tmp_path, env={"task": f"Goals{name}-v0"}, goal_relabelling="future")
+    learner, memory = loop.learner, loop.learner.memory
+    assert learner.steps > 0
+    shown = memory.rows("observations")
+    own = [own_values(shown[key].astype(np.float32), GOALS[name]) for key in ("achieved_goal", "desired_goal")]
+    expected = [-abs(np.asarray(one, float) - other).sum() for one, other in zip(*own, strict=True)]
+    np.testing.assert_allclose(learner.pays(shown["achieved_goal"], shown["desired_goal"]), expected, rtol=1e-5)
+    rows = memory.transitions
+    np.testing.assert_allclose(memory.paid["env"]["reward"][rows], np.array(expected)[rows], rtol=1e-4, atol=1e-4)
+    loop.close()
+
+
 def test_a_run_with_goals_learns_to_reach_them(tmp_path):
     given = {"learning_rate": 3e-3, "gamma": 0.9, "rollout_steps": 20, "temperature_init": 0.1}
     _, summary = run(study(tmp_path, steps=2400, goal_relabelling="future", **given))
@@ -85,6 +151,7 @@ def test_a_run_with_goals_learns_to_reach_them(tmp_path):
     [
         ({}, {"goal_ratio": 0.5}, "goal_ratio would do nothing without goal_relabelling"),
         ({"native_reward": "sparse"}, {"goal_relabelling": "final"}, "set env.native_reward to dense"),
+        ({"frame_stack": 2}, {"goal_relabelling": "final"}, "goals of one moment"),
         ({"task": "tiny_world:Dot-v1"}, {"goal_relabelling": "final"}, "for environments that show achieved_goal"),
     ],
 )

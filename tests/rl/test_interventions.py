@@ -1,7 +1,9 @@
 """Somebody else who acts in place of the policy: what is stored, drawn, shown and refused."""
 
 import json
+from types import SimpleNamespace
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import Wrapper
@@ -21,7 +23,7 @@ from guerdon.rl.run import run_folder
 from guerdon.rl.videos import _shots
 from guerdon.settings.study import Study
 from guerdon.worlds.build import build_world
-from guerdon.worlds.interventions import NAMES, interventions
+from guerdon.worlds.interventions import NAMES, Interventions, interventions
 from rl_clock import Clock, clock_study, interrupted, lines, result, start
 
 ID = "guerdon-test/Helped-v0"
@@ -106,6 +108,25 @@ def test_an_intervention_whose_action_is_not_known_is_refused(given):
     del info["teleop_action"]
     with pytest.raises(ConfigError, match="says nothing"):
         interventions(info, np.zeros((1, 2)), names=NAMES, ended=np.zeros(1, bool))
+
+
+def test_a_choice_that_there_is_not_is_refused():
+    env = SimpleNamespace(metadata={}, single_action_space=gymnasium.spaces.MultiDiscrete([3]), action_start=1)
+    nobody, everybody = np.zeros(1, bool), np.ones(1, bool)
+    info = {"is_intervention": everybody, "teleop_action": np.array([9])}
+    with pytest.raises(ConfigError, match=r"info\['teleop_action'\] is \[9\] in copy 0: there is no such action"):
+        Interventions(env, {}).executed(info, np.zeros((1, 1)), everybody, nobody)
+    given = {**info, "teleop_action": np.array([3])}
+    assert Interventions(env, {}).executed(given, np.zeros((1, 1)), everybody, nobody)[0].tolist() == [[2]]
+
+
+def test_a_name_that_hides_the_usual_report_is_refused():
+    env = SimpleNamespace(metadata={}, single_action_space=gymnasium.spaces.Box(-1, 1, (2,)))
+    told = Interventions(env, {"is_intervention": "is_interventon"})
+    with pytest.raises(
+        ConfigError, match=r"names info\['is_interventon'\], and the environment reports is_intervention"
+    ):
+        told.executed({"is_intervention": np.ones(1, bool)}, np.zeros((1, 2)), np.ones(1, bool), np.zeros(1, bool))
 
 
 def test_a_report_that_is_no_flag_is_refused():

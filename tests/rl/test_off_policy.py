@@ -15,6 +15,7 @@ from guerdon.errors import ConfigError, DataError
 from guerdon.policies.control import build_policy, load_policy
 from guerdon.policies.efficientnet import EfficientNetLite0
 from guerdon.policies.encoders import FrozenFeatures
+from guerdon.progress import log_once
 from guerdon.rewards.source import SourceTerms
 from guerdon.rl.off_policy import SACLearner, dqn_targets, sac_targets, smallest, squared_error
 from guerdon.rl.replay import Replay
@@ -31,6 +32,17 @@ SAC = {
 }  # fmt: skip
 
 # Pure functions.
+
+
+@pytest.mark.parametrize("high", [[np.inf, 1.0], [3.4028235e38, 1.0]])
+def test_an_action_with_one_bound_is_refused_and_one_without_any_said(high, capsys):
+    space = gymnasium.spaces.Box(np.array([5.0, -1.0], np.float32), np.array(high, np.float32))
+    given = {"sources": (), "seed": 0, "algorithm": "sac"}
+    with pytest.raises(ConfigError, match="action 0 has one bound alone, and actions of a tanh need both"):
+        build_policy(MLPPolicySettings(hidden=(8,)), (3,), space, **given)
+    log_once.cache_clear()
+    build_policy(MLPPolicySettings(hidden=(8,)), (3,), gymnasium.spaces.Box(-np.inf, np.inf, (2,)), **given)
+    assert r"actions without bounds are limited to [-1, 1]" in capsys.readouterr().err
 
 
 def test_all_outputs_are_of_the_critic_with_the_smallest_weighted_sum():

@@ -1,5 +1,6 @@
 """Every space comes in as numbers, pictures and choices; what the environment forbids is not done."""
 
+import sys
 from functools import partial
 
 import gymnasium
@@ -254,6 +255,62 @@ def test_masks_that_do_not_hold_are_named(kwargs, text):
 
     with pytest.raises((ConfigError, SimulatorError), match=text):
         play(rows)
+    world.close()
+
+
+def test_a_mask_of_another_size_is_refused():
+    space = spaces.Dict({"action_mask": spaces.MultiBinary(4), "observation": spaces.Box(-1, 1, (2,))})
+    with pytest.raises(ConfigError, match="the key action_mask has 4 numbers for 3 values of actions"):
+        shown(space, actions=spaces.Discrete(3))
+
+
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [(spaces.Discrete(3, start=1), 0), (spaces.Discrete(3), 3), (spaces.MultiDiscrete([2, 3]), np.array([1, -1]))],
+)
+def test_a_choice_outside_of_its_space_is_an_error(space, value):
+    env, _, _ = shown(spaces.Dict({"way": space, "x": spaces.Box(-1, 1, (2,))}), copies=1)
+    with pytest.raises(ValueError, match="outside of its space"):
+        env._encoded({"way": np.asarray(value)[None], "x": np.zeros((1, 2))}, np.ones((1, 0), bool))
+
+
+def test_many_choices_take_no_square_of_memory():
+    _, rows, copies = shown(spaces.Discrete(100_000), copies=2)
+    assert rows.shape == (2, 100_000)
+    assert rows.argmax(axis=1).tolist() == list(copies)
+    assert (rows.sum(axis=1) == 1).all()
+
+
+class _Odd(gymnasium.Env):
+    """Takes no `render_mode`; pays an array of one number, and calls `sys.exit` in its third step."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.age = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.age += 1
+        if self.age == 3:
+            sys.exit()
+        return np.zeros(2, np.float32), np.array([0.5]), False, False, {}
+
+    def render(self):
+        return np.zeros((8, 8, 3), np.uint8)
+
+
+def test_odd_environments_are_taken_and_an_exit_is_an_error(capsys):
+    gymnasium.register("GuerdonOdd-v0", entry_point=_Odd, max_episode_steps=9)
+    log_once.cache_clear()
+    world = build_world(GymnasiumSettings(task="GuerdonOdd-v0", num_envs=1, native_reward="dense"), seed=0)
+    world.reset()
+    assert "GuerdonOdd-v0 takes no render_mode" in capsys.readouterr().err
+    assert world.step(np.zeros((1, 1))).rewards.tolist() == [0.5]
+    world.step(np.zeros((1, 1)))
+    with pytest.raises(SimulatorError, match=r"step 3 of .*GuerdonOdd-v0 with action \[0\] called sys.exit\(\)"):
+        world.step(np.zeros((1, 1)))
     world.close()
 
 
