@@ -55,7 +55,7 @@ def add_demonstrations(
     seen = chosen_columns(shape.columns, learner.policy.settings.keys, "policy.keys")
     observes = [one.observes for one in sources.values() if isinstance(one, ControlReward) and one.observes.frames]
     names = {column.name for column in seen if column.kind == "image"}.union(*(one.views for one in observes))
-    rendered = names - {"", PIXELS} != names or any(not one.views for one in observes)
+    rendered = bool(names & {"", PIXELS}) or any(not one.views for one in observes)
     cameras = _cameras(Path(path), names - {"", PIXELS}, env.camera_name if rendered else None)
     order = list(dict.fromkeys(cameras.values()))
     first = order[0] if order else None
@@ -106,7 +106,7 @@ def _cameras(path: Path, names: Iterable[str], rendered: str | None) -> dict[str
 
 def _with_pictures(episode: Episode, cameras: Mapping[str, str], first: str | None) -> Episode:
     """The episode with its pictures under the names that the environment has for them."""
-    views = {name: episode.frames if own == first else episode.views[own] for name, own in cameras.items()}
+    views = {name: episode.frames if own == first else episode.views.get(own) for name, own in cameras.items()}
     return replace(episode, views={name: pictures for name, pictures in views.items() if pictures is not None})
 
 
@@ -181,10 +181,10 @@ def _observations(episode: Episode, shape: PolicyShape, seen: Sequence[ObservedC
         rows = _pictures(episode, name, wanted) if kind == "image" else numbers.get(name)
         if rows is None or rows[0].size != np.prod(wanted):
             has = "none" if rows is None else f"those of shape {rows.shape[1:]}"
+            what = name or ("frames" if kind == "image" else "states")
             keys = f" (its states are {', '.join(filter(None, numbers))})" if kind != "image" and any(numbers) else ""
             raise DataError(
-                f"demonstration {episode.id}: the policy observes {name or 'observations'} of shape {wanted}, it has "
-                f"{has}{keys}"
+                f"demonstration {episode.id}: the policy observes {what} of shape {wanted}, it has {has}{keys}"
             )
         parts[name] = rows.reshape(-1, *wanted)
     return columns_as_rows(parts) if len(parts) > 1 or "" not in parts else parts[""]

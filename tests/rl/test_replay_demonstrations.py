@@ -88,7 +88,7 @@ def test_grey_pictures_are_grey():
     assert found.shape == (3, 4, 6, 1)
     assert (found == 7).all()
     same[..., 0] = 8
-    with pytest.raises(DataError, match=r"observes observations of shape \(4, 6, 1\), it has those of shape"):
+    with pytest.raises(DataError, match=r"observes frames of shape \(4, 6, 1\), it has those of shape"):
         observed(grey, frames=same)
 
 
