@@ -6,7 +6,7 @@ import pytest
 from gymnasium import spaces
 from pydantic import ValidationError
 
-from guerdon.errors import ConfigError
+from guerdon.errors import ConfigError, NonFiniteError
 from guerdon.rl.run import run
 from guerdon.rl.sampling import gathered
 from guerdon.settings.study import Study
@@ -80,7 +80,7 @@ def test_rewards_are_those_of_the_environment_for_the_goal(tmp_path):
 class Goals(gymnasium.Env):
     """Pays minus the distance of a goal of some space, asserting that it is one of it."""
 
-    goal, together, render_mode = spaces.Discrete(5), True, "rgb_array"
+    goal, together, scale, render_mode = spaces.Discrete(5), True, 1.0, "rgb_array"
 
     def __init__(self, render_mode=None):
         parts = {"observation": spaces.Box(-1, 1, (2,)), "achieved_goal": self.goal, "desired_goal": self.goal}
@@ -109,7 +109,7 @@ class Goals(gymnasium.Env):
         for one in np.reshape(achieved, (-1, *shape)):
             assert self.goal.contains(one.astype(self.goal.dtype))
         apart = abs(np.asarray(achieved, float) - desired)
-        return -apart.reshape(*lead, -1).sum(-1)
+        return -self.scale * apart.reshape(*lead, -1).sum(-1)
 
 
 GOALS = {
@@ -120,13 +120,13 @@ GOALS = {
     "Matrix": spaces.Box(-5, 5, (2, 3), np.float64),
     "Alone": spaces.Box(-5, 5, (3,), np.float32),
 }
-for name, goal in GOALS.items():
-    made = type(name, (Goals,), {"goal": goal, "together": name != "Alone"})
+MADE = {name: type(name, (Goals,), {"goal": goal, "together": name != "Alone"}) for name, goal in GOALS.items()}
+for name, made in MADE.items():
     gymnasium.register(f"Goals{name}-v0", entry_point=made, max_episode_steps=6)
 
 
 @pytest.mark.parametrize("name", GOALS)
-def test_the_environment_gets_goals_in_its_own_form(tmp_path, name):
+def test_the_environment_gets_goals_in_its_own_form(tmp_path, monkeypatch, name):
     """As many as it takes at a time: one where it does not take more."""
     loop = collected(tmp_path, env={"task": f"Goals{name}-v0"}, goal_relabelling="future")
     learner, memory = loop.learner, loop.learner.memory
@@ -137,6 +137,9 @@ def test_the_environment_gets_goals_in_its_own_form(tmp_path, name):
     np.testing.assert_allclose(learner.pays(shown["achieved_goal"], shown["desired_goal"]), expected, rtol=1e-5)
     rows = memory.transitions
     np.testing.assert_allclose(memory.paid["env"]["reward"][rows], np.array(expected)[rows], rtol=1e-4, atol=1e-4)
+    monkeypatch.setattr(MADE[name], "scale", np.nan)
+    with pytest.raises(NonFiniteError, match="compute_reward of the environment gave a reward that is not finite"):
+        learner.pays(shown["achieved_goal"], shown["desired_goal"])
     loop.close()
 
 

@@ -62,7 +62,7 @@ def action_units(space: gymnasium.Space) -> ActionUnits | None:
 
 
 def check_bounds(space: gymnasium.Space) -> None:
-    """Refuse a Box with a bound at one side alone, of which tanh actions would reach no part, or a part only.
+    """Refuse actions with a lower or an upper bound alone: a tanh policy needs both, or is limited to [-1, 1].
 
     Raises:
         ConfigError: as it says.

@@ -311,10 +311,10 @@ def build_replay_learner(
 
 
 def reward_for_goals(study: Study, shape: PolicyShape) -> Pays:
-    """What the environment pays for goals: its `compute_reward`, of many at a time where it can.
+    """The environment's reward for other goals: its `compute_reward`, called with a batch where it accepts one.
 
     Raises:
-        ConfigError: it is no environment with goals, or cannot say what it pays for others.
+        ConfigError: it is no environment with goals, or its `compute_reward` fails.
     """
     names, what = {column.name for column in shape.columns}, "algorithm.goal_relabelling"
     found: Any = None

@@ -119,7 +119,7 @@ def as_rollout(
 
     Args:
         episodes: with all pictures that are looked at in `views`, by their names.
-        env: says what the environment pays.
+        env: `native_reward` and `end_on_success`.
         shape: of what the policy observes and does.
         seen: what of it the policy looks at; the rest is zeros.
 

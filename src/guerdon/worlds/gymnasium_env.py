@@ -167,7 +167,7 @@ def _made(env_id: str, arguments: Mapping[str, Any]) -> gymnasium.Env:
     except TypeError as error:
         if "'render_mode'" not in str(error):
             raise
-        log_once(f"[env] {env_id} takes no render_mode, so that there are no pictures of it")
+        log_once(f"[env] {env_id} has no parameter render_mode: its frames may be missing")
         return gymnasium.make(env_id, **arguments)
 
 
