@@ -11,7 +11,7 @@ from guerdon.errors import ConfigError
 
 ID = "fragile:guerdon-tests/Fragile-v0"
 WAYS = {
-    "exits": "simulator_died",
+    "exits": "simulator_raised",
     "dies": "simulator_died",
     "stops": "simulator_hung",
     "nan": "simulator_non_finite",

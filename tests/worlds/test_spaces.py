@@ -309,7 +309,7 @@ def test_odd_environments_are_taken_and_an_exit_is_an_error(capsys):
     assert "GuerdonOdd-v0 has no parameter render_mode" in capsys.readouterr().err
     assert world.step(np.zeros((1, 1))).rewards.tolist() == [0.5]
     world.step(np.zeros((1, 1)))
-    with pytest.raises(SimulatorError, match=r"step 3 of .*GuerdonOdd-v0 with action \[0\] called sys.exit\(\)"):
+    with pytest.raises(SimulatorError, match=r"step 3 of .*GuerdonOdd-v0 with action \[0\] called sys.exit\(None\)"):
         world.step(np.zeros((1, 1)))
     world.close()
 
