@@ -11,12 +11,12 @@ from guerdon.rl.run import run
 from guerdon.rl.sampling import gathered
 from guerdon.settings.study import Study
 from guerdon.worlds.spaces import own_values
-from rl_clock import start
+from rl_clock import reader_reward, start
 
 SAC = {"type": "sac", "rollout_steps": 10, "batch_size": 32, "online_step_before_learning": 20}
 
 
-def study(tmp_path, name="run", *, steps=80, env=None, **algorithm):
+def study(tmp_path, name="run", *, steps=80, env=None, reward=None, **algorithm):
     return Study.model_validate(
         {
             "runner": {
@@ -28,13 +28,14 @@ def study(tmp_path, name="run", *, steps=80, env=None, **algorithm):
                 **(env or {}),
             },
             "policy": {"type": "mlp", "hidden": [16], "normalize_observations": False},
+            "reward": reward or {},
             "algorithm": {**SAC, **algorithm},
         }
     )  # fmt: skip
 
 
-def collected(tmp_path, env=None, **algorithm):
-    loop = start(study(tmp_path, env=env, **algorithm))
+def collected(tmp_path, env=None, reward=None, **algorithm):
+    loop = start(study(tmp_path, env=env, reward=reward, **algorithm), reader="own")
     for _ in range(3):
         loop.iterate()
     return loop
@@ -74,6 +75,25 @@ def test_rewards_are_those_of_the_environment_for_the_goal(tmp_path):
             assert batch.x[n, place] == desired[0]
             assert batch.next_x[n, place] == desired[0]
     assert set(np.unique(memory.paid["env"]["reward"])) <= {0.0, -1.0}
+    loop.close()
+
+
+def test_models_judge_the_goal_that_was_asked_for(tmp_path):
+    """With another goal their reward is not known, not zero, and they end no episode."""
+    reward = reader_reward(combine_mode="add", shaping="bonus", reward_threshold=0.9, ends=True, on_failure="neutral")
+    loop = collected(tmp_path, reward=reward, goal_relabelling="future", goal_ratio=0.5)
+    learner, memory = loop.learner, loop.learner.memory
+    (drawn,) = learner._draw(6)
+    assert learner.outputs == ("env", "constant", "entropy")
+    memory.paid["constant"]["ends"][drawn.rows[0]] = True
+    batch = next(iter(gathered(learner.policy, [drawn], learner.outputs, learner.terms, learner.pays)))
+    taken, rows = drawn.goals[0] >= 0, drawn.rows[0]
+    assert 0 < taken.sum() < len(taken)
+    assert (batch.share[taken, 1] == 0).all()
+    assert np.array_equal(batch.share[~taken, 1], np.full((~taken).sum(), 1 / (~taken).sum(), np.float32))
+    assert np.array_equal(batch.rewards[~taken, 1], memory.paid["constant"]["reward"][rows[~taken]])
+    assert (batch.share[:, [0, 2]] == np.float32(1 / 32)).all()
+    assert np.array_equal(batch.goes_on[:, 0], taken.astype(np.float32))
     loop.close()
 
 
@@ -147,6 +167,11 @@ def test_a_run_with_goals_learns_to_reach_them(tmp_path):
     given = {"learning_rate": 3e-3, "gamma": 0.9, "rollout_steps": 20, "temperature_init": 0.1}
     _, summary = run(study(tmp_path, steps=2400, goal_relabelling="future", **given))
     assert summary["final"]["success"] >= 0.75
+
+
+def test_a_model_alone_knows_no_reward_for_another_goal(tmp_path):
+    with pytest.raises(ValidationError, match=r"set reward\.combine_mode to add"):
+        study(tmp_path, reward=reader_reward(), goal_relabelling="future")
 
 
 @pytest.mark.parametrize(

@@ -302,7 +302,8 @@ class ReplayLearner:
         metrics: Metrics = {}
         for name, source in self.learning.items():
             for one in drawn:
-                for key, value in relabel(one.replay, source, one.rows.reshape(-1)).items():
+                rows = one.rows.reshape(-1) if one.goals is None else one.rows[one.goals < 0]
+                for key, value in relabel(one.replay, source, rows).items():
                     whole = f"reward_model/{name}/{key}"
                     metrics[whole] = (metrics.get(whole) or 0.0) + (value or 0.0)
         return metrics

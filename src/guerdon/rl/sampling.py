@@ -115,7 +115,8 @@ def gathered(
         drawn: from each replay.
         outputs: of a critic, by name; those that are no source earn nothing.
         terms: how each source counts.
-        pays: the environment's reward for a goal; None: no goal is taken in hindsight.
+        pays: the environment's reward for a goal, which is the first output; what other sources would pay for it is
+            not known. None: no goal is taken in hindsight.
     """
     one = max(sum(d.replay.rows("observations")[0].nbytes * d.rows.shape[1] for d in drawn), 1)
     each = max(_GATHERED // one, 1)
@@ -153,7 +154,11 @@ def _gathered(
 
     following = whole([d.observations(before=False) for d in drawn])
     x, next_x = prepared(before=True), prepared(before=False)
-    goes_on = 1.0 - whole([d.replay.terminated(d.rows) for d in drawn]).astype(np.float32)[..., None]
+    over = whole([d.replay.terminated(d.rows) for d in drawn])
+    if pays is not None:  # with another goal a reward model ends nothing
+        taken = whole([np.full(d.rows.shape, -1) if d.goals is None else d.goals for d in drawn]) >= 0
+        over = np.where(taken, column("terminated"), over)
+    goes_on = 1.0 - over.astype(np.float32)[..., None]
     rewards, known = (np.full((*goes_on.shape[:2], len(outputs)), value, np.float32) for value in (0, 1))
     for h, name in enumerate(outputs):
         if name in terms:
@@ -162,8 +167,8 @@ def _gathered(
             if terms[name].on_failure != "neutral":
                 known[..., h] = 1.0 - whole([one["failed"] for one in paid])
     if pays is not None:
-        taken = whole([np.full(d.rows.shape, -1) if d.goals is None else d.goals for d in drawn]) >= 0
         rewards[taken, 0], known[taken, 0] = pays(following[ACHIEVED][taken], following[DESIRED][taken]), 1.0
+        known[taken, 1 : len(terms)] = 0.0  # models judged the goal that was asked for
     usable = encoder.allowed(following.reshape(-1, *following.shape[2:]))
     allowed: Iterable[Any] = repeat(None)
     if usable is not None:

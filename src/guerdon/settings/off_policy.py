@@ -67,8 +67,11 @@ class ReplayAlgorithmSettings(RobotAlgorithmSettings):
                 raise ValueError(f"{kind} has no advantages, from which reward.sources.{name}.adaptive_weight learns")
         if self.goal_relabelling is None:
             return
-        if sources:
-            raise ValueError("goal_relabelling changes the goal, and reward models judged the other one: remove it")
+        if not reward.env_weight():
+            raise ValueError(
+                "goal_relabelling needs the environment's own reward, since models judge the goal that was asked for: "
+                "set reward.combine_mode to add"
+            )
         if getattr(env, "frame_stack", 1) > 1:
             raise ValueError("goal_relabelling takes goals of one moment: set env.frame_stack to 1")
         if env.native_reward != "dense" or env.end_on_success:

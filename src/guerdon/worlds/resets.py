@@ -95,7 +95,8 @@ class CopyEnv(gymnasium.Wrapper):  # type: ignore[misc]
 
     def _broken(self, error: SimulatorError | SystemExit, what: str) -> SimulatorError:
         if isinstance(error, SystemExit):  # the run would end here, without a word
-            return BrokenCopyError({self._index: Failure("simulator_raised", f"{what} called sys.exit({error.code!r})")})
+            what = f"{what} called sys.exit({error.code!r})"
+            return BrokenCopyError({self._index: Failure("simulator_raised", what)})
         said = raised_by(error)
         return BrokenCopyError({self._index: Failure("simulator_raised", f"{what} {said}")}) if said else error
 
