@@ -148,13 +148,15 @@ def test_a_typo_is_refused_before_torch_or_a_simulator_is_imported(tmp_path):
         assert done.stdout.endswith("[]\n")
 
 
+COLLECTED = {
+    "collect": {"save_dir": "${work_dir}/data/${env.task}", "mixture": [{"type": "random"}]},
+    "train": {"rm": {"type": "resnet", "data_path": "${collect.save_dir}",
+                     "save_dir": "${work_dir}/models/${env.task}/rm"}},
+}  # fmt: skip
+
+
 def test_preparation_is_per_task_and_comes_first(tmp_path):
-    study = {
-        **STUDY,
-        "collect": {"save_dir": "${work_dir}/data/${env.task}", "mixture": [{"type": "random"}]},
-        "train": {"rm": {"type": "resnet", "data_path": "${collect.save_dir}",
-                         "save_dir": "${work_dir}/models/${env.task}/rm"}},
-    }  # fmt: skip
+    study = {**STUDY, **COLLECTED}
     model = {"model_type": "resnet", "checkpoint_path": "${train.rm.save_dir}"}
     arms = {"A": {"label": "a"}, "B": {"label": "b", "config": {"reward": {"use_reward_model": True, "model": model}}}}
     study["compare"] = {**STUDY["compare"], "arms": arms, "tasks": ["x", "y"], "seeds": [0]}
@@ -171,6 +173,36 @@ def test_preparation_is_per_task_and_comes_first(tmp_path):
     assert plan.configs["y.B.seed0"].reward.sources["resnet"].model.checkpoint_path == "work/models/y/rm"
     more = plan_study(path, ["compare.seeds=[0,1]", "compare.tasks=[x,y,z]"]).configs
     assert {name: more[name] for name in plan.configs} == plan.configs  # so that a finished study can be extended
+    native = plan_study(path, ["compare.arms=[A]", "compare.tasks=[x]"]).jobs
+    assert [job.name for job in native] == ["x.A.seed0"], "what no chosen arm needs is not made"
+
+
+def test_runs_wait_for_demonstrations_and_for_the_clone_they_start_from(tmp_path):
+    bc = {"data_path": "${collect.save_dir}", "save_dir": "${work_dir}/clones"}
+    study = {**STUDY, **COLLECTED, "algorithm": {}, "bc": bc}
+    sac = {"algorithm": {"type": "sac", "demonstrations": "${collect.save_dir}"}}
+    start = {"policy": {"checkpoint": "${bc.save_dir}"}}
+    arms = {"D": {"label": "d", "config": sac}, "C": {"label": "c", "config": start}, "N": {"label": "n"}}
+    study["compare"] = {**STUDY["compare"], "baseline": "N", "arms": arms, "tasks": ["x"], "seeds": [0]}
+    path = tmp_path / "study.yaml"
+
+    def needs(*overrides, **changes):
+        path.write_text(yaml.safe_dump({**study, **changes}, sort_keys=False))
+        return {job.name.removeprefix("x."): job.needs for job in plan_study(path, overrides).jobs}
+
+    runs = {"D.seed0": ("x.collect",), "C.seed0": ("x.bc",), "N.seed0": ()}
+    models = {"train.rm": ("x.collect",), "evaluate.rm": ("x.train.rm",)}
+    assert needs() == {"collect": (), "bc": ("x.collect",), **models, **runs}
+    assert needs("compare.arms=[D,N]") == {"collect": (), "D.seed0": ("x.collect",), "N.seed0": ()}
+    del arms["C"], runs["C.seed0"]
+    assert needs() == {"collect": (), **models, **runs}, "no run starts from the clone"
+    arms["N"]["config"] = {"policy": {"hidden": [4]}}
+    assert needs(policy={**STUDY["policy"], **start["policy"]})["D.seed0"] == ("x.collect", "x.bc")
+    clone = plan_study(path, []).configs["x.bc"]
+    assert clone.policy.checkpoint is None
+    assert needs(policy={**STUDY["policy"], **start["policy"]}, bc={**study["bc"], "data_path": "given"}) == {
+        "collect": (), **models, "D.seed0": ("x.collect",), "N.seed0": (),
+    }  # fmt: skip
 
 
 def test_a_finished_job_keeps_its_configuration(tmp_path, monkeypatch):

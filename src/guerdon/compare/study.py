@@ -29,6 +29,7 @@ from guerdon.progress import ProgressBar
 from guerdon.secrets import hide
 from guerdon.settings.base import Settings
 from guerdon.settings.data import DataSettings
+from guerdon.settings.policy import BCSettings
 from guerdon.settings.reward_models import JudgeModelSettings
 from guerdon.settings.study import Study
 
@@ -87,7 +88,7 @@ class StudyPlan:
                 continue
             elif job.arguments[0] == "collect":
                 check_collect(config)
-            elif job.arguments[0] == "train":
+            elif job.arguments[0] == "train" and "--only" in job.arguments:
                 check_data(config)
         missing: MissingDependencyError | None = None
         for config in runs.values():
@@ -163,7 +164,8 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> St
             arms[task, arm, seed] = _resolved(own_tree, merge(merge(at_task, written), own), f"{path}, arm {arm}")
     planned = [job for task, (prepared, for_label) in shared.items() for job in _preparation(task, prepared, for_label)]
     planned += [_run(*names, config, shared[names[0]][0]) for names, config in arms.items()]
-    planned = _budgeted(planned)
+    whole = len(base.compare.arms) == len((file.data.get("compare") or {}).get("arms") or ())
+    planned = _budgeted(_used(planned, whole=whole))
     most, gpus = _room(base, [config for _, config, _ in planned])
     workers = parallel or base.compare.parallel or most
     configs = {job.name: config for job, config, _ in planned}
@@ -339,7 +341,7 @@ def _chosen(file: Tree, changed: Tree, tree: Tree) -> Tree:
 
 
 def _preparation(task: str, study: Study, for_label: Study) -> list[_Planned]:
-    """What comes before the runs of one task: collecting or labelling, training, evaluating.
+    """What comes before the runs of one task: collecting or labelling, training, evaluating, cloning.
 
     Args:
         task: its name.
@@ -348,10 +350,11 @@ def _preparation(task: str, study: Study, for_label: Study) -> list[_Planned]:
     """
     planned: list[_Planned] = []
 
-    def add(name: str, cost: dict[str, Any], verb: str, *flags: str, needs: tuple[str, ...] = ()) -> None:
+    def add(
+        name: str, cost: dict[str, Any], verb: str, *flags: str, needs: tuple[str, ...] = (), own: Study = study
+    ) -> None:
         words = (verb, _job_file(study.work_dir, f"{task}.{name}"), *flags)
         job = Job(f"{task}.{name}", words, needs, float(cost["seconds"]), urgent=True)
-        own = for_label if verb == "label" else study
         planned.append((job, own.model_copy(update={"compare": None}), cost))  # more seeds must not change its hash
 
     if study.sft is not None:
@@ -361,7 +364,7 @@ def _preparation(task: str, study: Study, for_label: Study) -> list[_Planned]:
         add("collect", estimate(study, "collect"), "collect")
     if study.label is not None and study.train:  # only training reads the labels
         needs = _makers(task, study, [study.text_policy, study.label])
-        add("label", estimate(study, "label"), "label", needs=needs)
+        add("label", estimate(study, "label"), "label", needs=needs, own=for_label)
     for model, settings in study.train.items():
         if study.text:
             needs = _makers(task, study, [study.text_default, settings])
@@ -375,7 +378,31 @@ def _preparation(task: str, study: Study, for_label: Study) -> list[_Planned]:
         cost = {"seconds": estimate(study, "evaluate", [model])["seconds"], "bytes": EVALUATION}
         needs = (f"{task}.train.{model}",) if model in study.train else ()
         add(f"evaluate.{model}", cost, "evaluate", "--only", model, needs=needs)
+    if (bc := _clone(study)) is not None:
+        fresh = study.model_copy(update={"policy": study.policy.model_copy(update={"checkpoint": None})})
+        add("bc", estimate(study, "bc"), "train", "policy=bc", "--resume", needs=_makers(task, study, [bc]), own=fresh)
     return planned
+
+
+def _used(planned: Sequence[_Planned], *, whole: bool) -> list[_Planned]:
+    """The jobs without preparation that is not used.
+
+    Args:
+        planned: all jobs.
+        whole: no arms were chosen, so that only a clone may be unused; else everything that their runs do not need.
+    """
+    needs = {job.name: job.needs for job, _, _ in planned}
+    used, found = set(), [job.name for job, _, _ in planned if job.arguments[0] == "run"]
+    while found:
+        name = found.pop()
+        used.add(name)
+        found += needs[name]
+
+    def stays(job: Job) -> bool:
+        kept = whole and "policy=bc" not in job.arguments
+        return kept or job.name in used or (job.arguments[0] == "evaluate" and used.issuperset(job.needs))
+
+    return [one for one in planned if stays(one[0])]
 
 
 def _run(task: str, arm: str, seed: int, config: Study, prepared: Study) -> _Planned:
@@ -389,7 +416,8 @@ def _run(task: str, arm: str, seed: int, config: Study, prepared: Study) -> _Pla
         read: list[Settings] = [config.text_policy, *config.text_sources.values()]
     else:
         _check_success_reported(config, config.success_readers())
-        read = list(config.reward.sources.values()) if config.reward.use_reward_model else []
+        read = [*config.reward.sources.values()] if config.reward.use_reward_model else []
+        read += [config.policy, config.algorithm]  # a cloned start, demonstrations
     name, cost = f"{task}.{arm}.seed{seed}", estimate(config, "run")
     arguments = ("run", _job_file(prepared.work_dir, name), "--resume")
     folder = Path(config.runner.logger.log_path, config.runner.logger.experiment_name)
@@ -462,11 +490,21 @@ def _makers(task: str, study: Study, read: Iterable[Settings]) -> tuple[str, ...
         made[study.sft.save_dir] = f"{task}.sft"
     if study.label is not None and study.train:
         made[study.label.save_dir] = f"{task}.label"
+    if study.collect is not None:
+        made[study.collect.save_dir] = f"{task}.collect"
+    if (bc := _clone(study)) is not None:
+        made[bc.save_dir] = f"{task}.bc"
     last = "evaluate" if study.text else "train"
     made |= {model.save_dir: f"{task}.{last}.{name}" for name, model in study.train.items()}
     made |= {path: f"{task}.evaluate.{name}" for name, path in _third_models(study).items()}
     named = [text for settings in read for text in _paths(settings.model_dump(exclude={"save_dir"}))]
     return tuple(job for folder, job in made.items() if any(Path(text).is_relative_to(folder) for text in named))
+
+
+def _clone(study: Study) -> BCSettings | None:
+    """The clone of what a study collects; one of other episodes is made before the study."""
+    bc, collect = study.bc, study.collect
+    return bc if bc and collect and Path(bc.data_path).is_relative_to(collect.save_dir) else None
 
 
 def _third_models(study: Study) -> dict[str, str]:

@@ -105,6 +105,12 @@ def estimate_train(study: Study, only: Sequence[str] = ()) -> dict[str, Any]:
     return {"models": len(parts), "seconds": total_seconds(parts, 1), "bytes": left, "peak_bytes": peak}
 
 
+def estimate_bc(study: Study) -> dict[str, Any]:
+    """Seconds and bytes of `guerdon train policy=bc`, as far as the data are collected by the same file."""
+    rows = int(str(estimate_collect(study).get("frames", "2000")).split()[-1])
+    return {} if study.bc is None else {"seconds": rows * study.bc.epochs / HEAD, "bytes": RUN_FILES}
+
+
 def _image_bytes(model: ResNetTrainSettings | ProgressTrainSettings) -> tuple[int, int]:
     """Bytes that a training leaves and needs: weights, and checkpoints with the two moments of AdamW.
 
@@ -454,15 +460,15 @@ def estimate(study: Study, command: str, only: Sequence[str] = ()) -> dict[str, 
 
     Args:
         study: its configuration.
-        command: `collect`, `sft`, `label`, `train`, `evaluate`, `search` or `run`.
+        command: `collect`, `bc`, `sft`, `label`, `train`, `evaluate`, `search` or `run`.
         only: models that `train` and `evaluate` are limited to; empty: all.
     """
     if command == "train":
         return estimate_train(study, only)
     if command == "evaluate":
         return estimate_evaluate(study, only)
-    return {"collect": estimate_collect, "sft": estimate_sft, "label": estimate_label, "search": estimate_search,
-            "run": estimate_run}[command](study)  # fmt: skip
+    return {"collect": estimate_collect, "bc": estimate_bc, "sft": estimate_sft, "label": estimate_label,
+            "search": estimate_search, "run": estimate_run}[command](study)  # fmt: skip
 
 
 def total_seconds(parts: list[dict[str, Any]], parallel: int) -> float:
