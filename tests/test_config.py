@@ -42,7 +42,7 @@ class Circle(Frozen):
 class Reward(Frozen):
     reward_mode: Literal["per_step", "terminal"] = "terminal"
     every: int = 1
-    weights: tuple[float, ...] = (1.0, 0.5)
+    weights: tuple[float, ...] = Field((1.0, 0.5), min_length=1)
 
     @model_validator(mode="after")
     def _nothing_idle(self) -> "Reward":
@@ -408,12 +408,14 @@ class TestValidate:
             ("shape={side: 2}", ["shape.type is missing", "'square' or 'circle'"]),
             ("shape={type: square, side: 0}", ["shape.side is 0", "greater than 0"]),
             ("optional=3", ["optional is 3"]),
-            ("paths={a: 1}", ["paths is a map; allowed: string or tuple"]),
+            ("paths={a: 1}", ["paths is a map; allowed: string or a list in square brackets"]),
             ("flag=maybe", ["flag is 'maybe'; allowed: boolean"]),
             ("reward.every=2", ["reward does not fit together", "every would do nothing"]),
             ("seed=1.5", ["seed is 1.5; allowed: integer"]),
             ("name=[1]", ["name is a list of 1; allowed: string"]),
             ("reward=3", ["reward is 3; allowed: a section"]),
+            ("reward.weights=3", ["reward.weights is 3; allowed: a list in square brackets"]),
+            ("reward.weights=[]", ["reward.weights is a list of 0; allowed: a list of at least 1"]),
         ],
     )
     def test_one_line_per_problem(self, override, words):

@@ -34,5 +34,15 @@ class Dot(gymnasium.Env):
         return np.array([self.x, self.y], np.float32)
 
 
+class Undrawn(Dot):
+    """As a simulator that nobody wrote pictures for."""
+
+    metadata, render = {}, gymnasium.Env.render
+
+    def __init__(self):
+        super().__init__()
+
+
 if "Dot-v1" not in gymnasium.registry:
+    gymnasium.register("Undrawn-v1", Undrawn, max_episode_steps=10)
     gymnasium.register("Dot-v1", Dot, max_episode_steps=10)

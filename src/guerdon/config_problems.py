@@ -130,6 +130,8 @@ def _validator_message(where: _Location, detail: Mapping[str, Any]) -> str:
 def _requirement(detail: Mapping[str, Any]) -> str:
     message = str(detail["msg"]).removeprefix("Input should be ").removeprefix("a valid ")
     message = re.sub(r"^(dictionary|mapping)\b.*", "a section (a map of keys)", message)
+    message = re.sub(r"^(list|tuple)$", "a list in square brackets", message)
+    message = re.sub(r"^(?:List|Tuple) should have at least (\d+) .*", r"a list of at least \1", message)
     return message.split(", unable to parse")[0].split(", got a number with")[0]
 
 

@@ -70,7 +70,7 @@ def test_json_is_all_that_stands_on_the_output(tmp_path):
 
 
 def test_a_finding_that_was_named_ends_with_five(tmp_path):
-    bad = write(tmp_path / "bad.jsonl", 2000, paid=1.0)
+    bad = write(tmp_path / "bad.jsonl", 500, paid=1.0)
     found = json.loads(guerdon(tmp_path, bad, "--json").stdout)
     assert found["findings"], "truncated responses are paid in full"
     name, severity = found["findings"][0]["name"], found["findings"][0]["severity"]

@@ -487,6 +487,7 @@ def test_it_fits_a_narrow_and_a_wide_window(tab, tmp_path, dark):
         assert (light[0] < light[1]) == dark
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @in_browser
 def test_nothing_blocks_with_a_hundred_thousand_rows(tab, tmp_path):

@@ -48,6 +48,18 @@ def corridor(folder, *, env=None, **options):
     return Study(env=env, collect={"save_dir": str(folder), **options})
 
 
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_an_environment_that_cannot_draw_gives_numbers_alone(tmp_path, vectorization):
+    env = {"task": "tiny_world:Undrawn-v1", "vectorization": vectorization}
+    collect(corridor(tmp_path / "data", env=env))
+    collect(corridor(tmp_path / "drawn", env={"task": "tiny_world:Dot-v1"}))
+    for found, drawn in zip(*(read_episodes(tmp_path / name) for name in ("data", "drawn")), strict=True):
+        assert found.frames is None
+        assert drawn.frames is not None
+        for name in ("states", "actions", "rewards", "success"):
+            assert np.array_equal(getattr(found, name), getattr(drawn, name))
+
+
 def eager(folder, step=1.0):
     """A policy that always takes the same step along the corridor."""
     study = corridor(folder)

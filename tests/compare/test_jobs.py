@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from guerdon.compare import jobs
 from guerdon.compare.jobs import Job, run_jobs
 
 
@@ -41,6 +42,7 @@ def work(arguments):
 @pytest.fixture(autouse=True)
 def in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(jobs, "_PRELOAD", ())  # what the jobs of this file do not import
 
 
 def go(jobs, parallel=2):
@@ -128,9 +130,9 @@ def test_whatever_ends_the_study_ends_its_processes():
 def test_jobs_end_when_their_study_is_killed():
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import test_jobs; from pathlib import Path; "
-        "from guerdon.compare.jobs import Job, run_jobs; "
-        "jobs = [Job('stays', ('stay',), folder=Path('run'))]; "
-        "run_jobs(jobs, Path('jobs'), parallel=1, say=print, work=test_jobs.work)"
+        "from guerdon.compare import jobs; from guerdon.compare.jobs import Job, run_jobs; jobs._PRELOAD = (); "
+        "stays = Job('stays', ('stay',), folder=Path('run')); "
+        "run_jobs([stays], Path('jobs'), parallel=1, say=print, work=test_jobs.work)"
     )
     study = subprocess.Popen([sys.executable, "-c", code, str(Path(__file__).parent)])
     wait_for(Path("pid").exists)

@@ -167,6 +167,7 @@ def _collect_part(
     pixels = isinstance(policy, ControlPolicy) and policy.pixels
     shown = env.model_copy(update={"observation": env.observation if pixels else "state"})
     world = build_world(shown, seed=settings.seed * 1000 + part.place, success_readers=settings.success_readers())
+    world.takes_pictures = not world.blind
     try:
         if pixels and not any(column.kind == "image" for column in world.columns):
             raise ConfigError(f"collect: {share.checkpoint} acts on pixels; set env.observation=pixels")

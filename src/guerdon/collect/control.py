@@ -351,7 +351,8 @@ class ControlCollector:
     @property
     def _pictured(self) -> bool:
         """Whether pictures of the copies are used; if not, environments that draw at every capture are faster."""
-        return self._observed.draws or self._recorder is not None or self._videos is not None
+        recorded = self._recorder is not None and not self.world.blind
+        return self._observed.draws or recorded or self._videos is not None
 
     def _begin(self) -> None:
         """Start new episodes in every copy; nothing of those under way may reach them."""

@@ -239,7 +239,7 @@ class Recorder:
         episode = Episode(
             id=name,
             task=tape.task,
-            frames=seen if pictured else self.world.render(tape.looks),
+            frames=seen if pictured else self.world.render(tape.looks) if self.world.takes_pictures else None,
             views={name: self.world.render(tape.looks, name) for name in self.world.cameras[1:]} | views,
             states=states if states.size else None,
             actions=actions,

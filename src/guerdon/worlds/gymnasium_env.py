@@ -247,6 +247,12 @@ class RenderEye:
         self.size = size
         self._drawn = False
 
+    @property
+    def blind(self) -> bool:
+        """Whether the environment has no `render` of its own."""
+        env = self._env.unwrapped
+        return isinstance(env, SyncVectorEnv) and type(env.envs[0].unwrapped).render is gymnasium.Env.render
+
     def look(self, index: int) -> ByteArray:
         """The picture of copy `index` now, (H, W, 3) uint8."""
         return self.looks([index])[0]

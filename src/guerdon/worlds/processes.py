@@ -218,7 +218,7 @@ class ProcessVectorEnv(PlainVectorEnv):
         self.action_start = facts["action_start"]
         self.task_texts = tuple(text for one in all_facts for text in one["tasks"])
         self.all_texts: tuple[str, ...] = facts["all_texts"]
-        self.eye = ProcessEye(self, facts["size"], facts["cameras"], at_once=facts["at_once"])
+        self.eye = ProcessEye(self, facts["size"], facts["cameras"], at_once=facts["at_once"], blind=facts["blind"])
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -472,18 +472,20 @@ class ProcessEye:
     Attributes:
         size: (height, width) of the pictures.
         cameras: names, of a world that has several.
+        blind: it cannot draw.
 
     Args:
         env: what is looked at.
         size: (height, width).
         cameras: names.
         at_once: looks are pictures already.
+        blind: it cannot draw.
     """
 
     def __init__(
-        self, env: ProcessVectorEnv, size: tuple[int, int], cameras: tuple[str, ...], *, at_once: bool
+        self, env: ProcessVectorEnv, size: tuple[int, int], cameras: tuple[str, ...], *, at_once: bool, blind: bool
     ) -> None:
-        self._env, self.size, self.cameras, self._at_once = env, size, cameras, at_once
+        self._env, self.size, self.cameras, self._at_once, self.blind = env, size, cameras, at_once, blind
 
     def look(self, index: int) -> Any:
         """What is needed to draw copy `index` as it is now."""
