@@ -31,6 +31,11 @@ class Eye(Protocol):
         """Free what drawing needs."""
 
 
+def is_blind(eye: Eye | None) -> bool:
+    """Whether it is known that there will be no pictures."""
+    return eye is None or getattr(eye, "blind", False)
+
+
 class Drawn(NamedTuple):
     """A look whose picture, by the first camera, is drawn already.
 

@@ -333,11 +333,6 @@ class World:
         """Names of the cameras that `render` draws; empty where the one that there is has no name."""
         return tuple(getattr(self.eye, "cameras", ()))
 
-    @property
-    def blind(self) -> bool:
-        """Whether the environment is known not to draw itself."""
-        return self.eye is None or getattr(self.eye, "blind", False)
-
     def render(self, looks: Sequence[Any], camera: str | None = None) -> ByteArray:
         """(N, H, W, 3) uint8 pictures of earlier looks, by one of `cameras`, or by the first."""
         if self.eye is None:
