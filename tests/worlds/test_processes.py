@@ -110,7 +110,7 @@ def test_a_broken_simulator_costs_its_own_episode(way):
     whole.close()
 
 
-def test_copies_in_one_process_break_together():
+def test_copies_in_one_process_break_together(capsys):
     world = build_world(settings(4, {seed_of(1, 0, 4): "dies"}, num_envs_per_process=2), seed=0)
     taken = stepped(world, 3)
     assert [sorted(one.failures) for one in taken] == [[], [], [0, 1], []]
@@ -120,6 +120,9 @@ def test_copies_in_one_process_break_together():
     with pytest.raises(SimulatorError, match="reset it before"):
         world.load_state(3, None)
     world.close()
+    told = capsys.readouterr().err
+    assert told.count("a simulator broke and is started again (later ones are counted): simulator_died") == 1
+    assert world.env.restarts == 2
 
 
 def test_a_process_that_is_killed_between_steps_loses_an_episode_but_no_picture():

@@ -30,6 +30,7 @@ import numpy as np
 
 from guerdon import errors
 from guerdon.errors import SimulatorError
+from guerdon.progress import log_line
 from guerdon.settings.world import WorldSettings
 from guerdon.subprocess_worker import start_child
 from guerdon.types import BoolArray, ByteArray, Failure
@@ -430,6 +431,8 @@ class ProcessVectorEnv(PlainVectorEnv):
         process.kill()
         process.start()
         self._replaced.add(k)
+        if not self.restarts:
+            log_line(f"[env] a simulator broke and is started again (later ones are counted): {why}")
         self.restarts += 1
 
     def _make_ready(self, waiting: Sequence[int]) -> None:
