@@ -129,6 +129,16 @@ def test_a_name_that_hides_the_usual_report_is_refused():
         told.executed({"is_intervention": np.ones(1, bool)}, np.zeros((1, 2)), np.ones(1, bool), np.zeros(1, bool))
 
 
+@pytest.mark.parametrize("names", [{}, {"is_intervention": "human"}])
+def test_a_named_report_that_never_comes_is_said_once(capsys, names):
+    """It may be misspelled, and may as well be that nobody has intervened yet."""
+    told = Interventions(SimpleNamespace(metadata={}), names)
+    for _ in range(1500):
+        told.executed({"success": np.ones(1)}, np.zeros((1, 2)), np.ones(1, bool), np.zeros(1, bool))
+    line = "[env] env.info_keys names info['human'], which 500 steps have not had"
+    assert capsys.readouterr().err.count(line) == len(names)
+
+
 def test_a_report_that_is_no_flag_is_refused():
     with pytest.raises(ConfigError, match=r"info\['is_intervention'\] is 'yes'"):
         interventions({"is_intervention": ["yes"]}, np.zeros((1, 2)), names=NAMES, ended=np.zeros(1, bool))

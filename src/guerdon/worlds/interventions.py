@@ -14,11 +14,13 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from guerdon.errors import ConfigError
+from guerdon.progress import log_line
 from guerdon.types import BoolArray
 from guerdon.worlds.spaces import choices, executable
 
 NAMES = {"is_intervention": "is_intervention", "teleop_action": "teleop_action"}
 """What is read, and by which keys of `info`."""
+_PATIENCE = 500  # steps without a named report, until a line says so
 
 
 def on_policy_refuses(what: str) -> str:
@@ -43,7 +45,7 @@ class Interventions:
 
     def __init__(self, env: VectorEnv, names: Mapping[str, str]) -> None:
         self._env, self._names = env, NAMES | dict(names)
-        self.reported, self.by_people = False, False
+        self.reported, self.by_people, self._silent = False, False, 0
 
     def executed(
         self, info: Mapping[str, Any], actions_B_A: np.ndarray, mask_B: BoolArray, ended_B: BoolArray
@@ -63,6 +65,12 @@ class Interventions:
             own, named = NAMES["is_intervention"], self._names["is_intervention"]
             if named != own and (own in info or own in info.get("final_info", {})):
                 raise ConfigError(f"env.info_keys names info[{named!r}], and the environment reports {own}: remove it")
+            self._silent += 1
+            if named != own and not self.reported and self._silent == _PATIENCE:
+                log_line(
+                    f"[env] env.info_keys names info[{named!r}], which {_PATIENCE} steps have not had: nobody "
+                    "intervened, or the environment calls it otherwise"
+                )
             return actions_B_A, np.zeros(len(actions_B_A), dtype=np.bool_)
         self.reported = True
         self.by_people = not getattr(self._env, "repeats_interventions", False)
