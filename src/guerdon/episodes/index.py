@@ -16,7 +16,6 @@ Statistics are per episode and over a data set, as LeRobot stores and uses them 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -31,9 +30,8 @@ from numpy.typing import NDArray
 from guerdon.episodes.layout import TASKS_PATH, Feature, FileIndex, Info, shard_path
 from guerdon.episodes.row_files import write_parquet
 from guerdon.errors import DataError, boundary
+from guerdon.progress import log_once
 from guerdon.types import ByteArray
-
-_log = logging.getLogger(__name__)
 
 FeatureStats = dict[str, NDArray[Any]]
 Stats = dict[str, FeatureStats]
@@ -260,7 +258,7 @@ def _first_tasks(root: Path, info: Info, entries: Sequence[Entry]) -> dict[int, 
                 if entry.data == where and entry.index in firsts:
                     found[entry.index] = replace(entry, task=tasks[of_rows[firsts[entry.index]]])
     if entries:
-        _log.warning("%s: %d episodes have several tasks: that of the first row counts", root, len(entries))
+        log_once(f"{root}: {len(entries)} episodes have several tasks: that of the first row counts")
     return found
 
 
