@@ -2,8 +2,8 @@
 
 Both have Stable-Baselines3's defaults: two critics of 256 x 256, batches of 256, a learned temperature, one gradient
 step per environment step. The first steps are random there, and those of the untrained policy here. The final policy,
-without noise, plays 20 episodes that begin alike for both. What was measured is kept in a file, and the same command
-goes on with it.
+without noise, plays 20 episodes that begin alike for both. What was measured is in off_policy_returns.jsonl, and the same
+command goes on with it.
 
     python benchmarks/off_policy_returns.py --task=Pendulum-v1 --steps=10000 --seeds=10
     python benchmarks/off_policy_returns.py --task=LunarLanderContinuous-v3 --steps=100000 --seeds=5
@@ -24,6 +24,7 @@ from harness import machine_line, measure, report_measurement, table
 from scipy.stats import ttest_ind
 
 WIDTHS, BATCH, EPISODES = [256, 256], 256, 20
+MEASURED = Path(__file__).with_suffix(".jsonl")
 STARTS = {"Pendulum-v1": 100}  # random steps at the start; those of other tasks are 10,000, as in the paper
 
 
@@ -91,7 +92,7 @@ def main() -> None:
     parser.add_argument("--task", default="Pendulum-v1")
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--seeds", type=int, default=10, help="how many; of one measurement the seed itself")
-    parser.add_argument("--results", type=Path, default=Path("off_policy_returns.jsonl"), help="what was measured")
+    parser.add_argument("--results", type=Path, default=MEASURED, help="what was measured")
     parser.add_argument("--side", choices=list(RUNS), help="one measurement in this process")
     options = parser.parse_args()
     if options.side:

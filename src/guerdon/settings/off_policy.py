@@ -119,6 +119,7 @@ class DQNSettings(ReplayAlgorithmSettings):
     """`algorithm` with `type: dqn` (Mnih et al. 2015; double DQN, van Hasselt et al. 2016, 1509.06461)."""
 
     type: Literal["dqn"] = Field("dqn", description="robots and games with discrete actions, off-policy")
+    learning_rate: float = Field(1e-3, ge=0, description="of Adam; with pictures 1e-4 is usual")
     exploration_fraction: float = Field(
         0.1, gt=0, le=1, description="share of the run over which the share of random actions falls from 1"
     )
