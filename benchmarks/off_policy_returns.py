@@ -2,8 +2,8 @@
 
 Both have Stable-Baselines3's defaults: two critics of 256 x 256, batches of 256, a learned temperature, one gradient
 step per environment step. The first steps are random there, and those of the untrained policy here. The final policy,
-without noise, plays 20 episodes that begin alike for both. What was measured is in off_policy_returns.jsonl, and the same
-command goes on with it.
+without noise, plays 20 episodes that begin alike for both. What was measured is in off_policy_returns.jsonl, and the
+same command goes on with it.
 
     python benchmarks/off_policy_returns.py --task=Pendulum-v1 --steps=10000 --seeds=10
     python benchmarks/off_policy_returns.py --task=LunarLanderContinuous-v3 --steps=100000 --seeds=5
