@@ -7,6 +7,7 @@ from gymnasium import spaces
 from pydantic import ValidationError
 
 from guerdon.errors import ConfigError, NonFiniteError
+from guerdon.rl import off_policy
 from guerdon.rl.run import run
 from guerdon.rl.sampling import gathered
 from guerdon.settings.study import Study
@@ -78,7 +79,7 @@ def test_rewards_are_those_of_the_environment_for_the_goal(tmp_path):
     loop.close()
 
 
-def test_models_judge_the_goal_that_was_asked_for(tmp_path):
+def test_models_judge_the_goal_that_was_asked_for(tmp_path, monkeypatch):
     """With another goal their reward is not known, not zero, and they end no episode."""
     reward = reader_reward(combine_mode="add", shaping="bonus", reward_threshold=0.9, ends=True, on_failure="neutral")
     loop = collected(tmp_path, reward=reward, goal_relabelling="future", goal_ratio=0.5)
@@ -94,6 +95,11 @@ def test_models_judge_the_goal_that_was_asked_for(tmp_path):
     assert np.array_equal(batch.rewards[~taken, 1], memory.paid["constant"]["reward"][rows[~taken]])
     assert (batch.share[:, [0, 2]] == np.float32(1 / 32)).all()
     assert np.array_equal(batch.goes_on[:, 0], taken.astype(np.float32))
+    measured = []
+    monkeypatch.setattr(off_policy, "relabel", lambda replay, source, rows: measured.append(rows.tolist()) or {})
+    learner.learning = {"constant": loop.sources["constant"]}
+    learner._relabel([drawn])
+    assert measured == [drawn.rows[drawn.goals < 0].tolist()], "what it would pay for another goal is not used"
     loop.close()
 
 
