@@ -36,7 +36,7 @@ from guerdon.settings.study import Study
 from guerdon.settings.world import WorldSettings
 from guerdon.types import BoolArray, IntArray
 from guerdon.worlds.build import build_world, first_world
-from guerdon.worlds.eye import is_blind
+from guerdon.worlds.eye import cannot_draw
 from guerdon.worlds.libero import LiberoVectorEnv
 from guerdon.worlds.maniskill import ManiSkillVectorEnv
 from guerdon.worlds.spaces import action_bounds, allowed_in, choices
@@ -168,7 +168,7 @@ def _collect_part(
     pixels = isinstance(policy, ControlPolicy) and policy.pixels
     shown = env.model_copy(update={"observation": env.observation if pixels else "state"})
     world = build_world(shown, seed=settings.seed * 1000 + part.place, success_readers=settings.success_readers())
-    world.takes_pictures = not is_blind(world.eye)
+    world.takes_pictures = not cannot_draw(world.eye)
     try:
         if pixels and not any(column.kind == "image" for column in world.columns):
             raise ConfigError(f"collect: {share.checkpoint} acts on pixels; set env.observation=pixels")

@@ -33,7 +33,7 @@ from guerdon.settings.policy import ControlPolicySettings
 from guerdon.settings.world import WorldSettings
 from guerdon.types import BoolArray, Chunks, Episode, Failure, FloatArray, IntArray, Observes, Rollout, Segment
 from guerdon.worlds.build import build_world
-from guerdon.worlds.eye import is_blind
+from guerdon.worlds.eye import cannot_draw
 from guerdon.worlds.interventions import on_policy_refuses
 from guerdon.worlds.observation import ObservationSpec
 from guerdon.worlds.starts import Result
@@ -352,7 +352,7 @@ class ControlCollector:
     @property
     def _pictured(self) -> bool:
         """Whether pictures of the copies are used; if not, environments that draw at every capture are faster."""
-        recorded = self._recorder is not None and not is_blind(self.world.eye)
+        recorded = self._recorder is not None and not cannot_draw(self.world.eye)
         return self._observed.draws or recorded or self._videos is not None
 
     def _begin(self) -> None:

@@ -31,9 +31,9 @@ class Eye(Protocol):
         """Free what drawing needs."""
 
 
-def is_blind(eye: Eye | None) -> bool:
+def cannot_draw(eye: Eye | None) -> bool:
     """Whether it is known that there will be no pictures."""
-    return eye is None or getattr(eye, "blind", False)
+    return eye is None or getattr(eye, "cannot_draw", False)
 
 
 class Drawn(NamedTuple):

@@ -248,7 +248,7 @@ class RenderEye:
         self._drawn = False
 
     @property
-    def blind(self) -> bool:
+    def cannot_draw(self) -> bool:
         """Whether the environment has no `render` of its own."""
         env = self._env.unwrapped
         return isinstance(env, SyncVectorEnv) and type(env.envs[0].unwrapped).render is gymnasium.Env.render

@@ -69,7 +69,7 @@ class Interventions:
             if named != own and not self.reported and self._silent == _PATIENCE:
                 log_line(
                     f"[env] env.info_keys names info[{named!r}], which {_PATIENCE} steps have not had: nobody "
-                    "intervened, or the environment calls it otherwise"
+                    "intervened, or the key has another name"
                 )
             return actions_B_A, np.zeros(len(actions_B_A), dtype=np.bool_)
         self.reported = True

@@ -219,7 +219,8 @@ class ProcessVectorEnv(PlainVectorEnv):
         self.action_start = facts["action_start"]
         self.task_texts = tuple(text for one in all_facts for text in one["tasks"])
         self.all_texts: tuple[str, ...] = facts["all_texts"]
-        self.eye = ProcessEye(self, facts["size"], facts["cameras"], at_once=facts["at_once"], blind=facts["blind"])
+        self.eye = ProcessEye(self, facts["size"], facts["cameras"], at_once=facts["at_once"])
+        self.eye.cannot_draw = facts["cannot_draw"]
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -475,20 +476,20 @@ class ProcessEye:
     Attributes:
         size: (height, width) of the pictures.
         cameras: names, of a world that has several.
-        blind: it cannot draw.
+        cannot_draw: there are no pictures.
 
     Args:
         env: what is looked at.
         size: (height, width).
         cameras: names.
         at_once: looks are pictures already.
-        blind: it cannot draw.
     """
 
     def __init__(
-        self, env: ProcessVectorEnv, size: tuple[int, int], cameras: tuple[str, ...], *, at_once: bool, blind: bool
+        self, env: ProcessVectorEnv, size: tuple[int, int], cameras: tuple[str, ...], *, at_once: bool
     ) -> None:
-        self._env, self.size, self.cameras, self._at_once, self.blind = env, size, cameras, at_once, blind
+        self._env, self.size, self.cameras, self._at_once = env, size, cameras, at_once
+        self.cannot_draw = False
 
     def look(self, index: int) -> Any:
         """What is needed to draw copy `index` as it is now."""

@@ -65,7 +65,7 @@ class _Simulator:
             "size": self.eye.size,
             "cameras": tuple(getattr(self.eye, "cameras", ())),
             "at_once": isinstance(self.eye, RenderEye),
-            "blind": getattr(self.eye, "blind", False),
+            "cannot_draw": getattr(self.eye, "cannot_draw", False),
         }
 
     def reset(self, seeds: list[int | None], mask: BoolArray, tasks: list[int] | None) -> np.ndarray:
