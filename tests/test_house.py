@@ -29,7 +29,23 @@ UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX)\b")
 LIMIT = 600
 
 modules = sorted(SOURCE.rglob("*.py"))
-module_ids = [str(path.relative_to(SOURCE)) for path in modules]
+
+
+@functools.cache
+def parsed(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def problems(rule, paths=modules):
+    """What a rule finds, by file; a test over all files rather than one for each, which would be thousands."""
+    found = {str(path.relative_to(SOURCE)): rule(path) for path in paths}
+    return {name: wrong for name, wrong in found.items() if wrong}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees_are_dropped():
+    yield
+    parsed.cache_clear()
 
 
 def room(path):
@@ -41,7 +57,7 @@ def room(path):
 def imported_rooms(path):
     """The folders and top files of guerdon that a module imports, also inside functions, with the line."""
     package = ["guerdon", *path.relative_to(SOURCE).parts[:-1]]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -70,15 +86,16 @@ def violation(path, target):
     return None
 
 
-@pytest.mark.parametrize("path", modules, ids=module_ids)
-def test_imports_go_one_way(path):
-    wrong = [(line, why) for target, line in imported_rooms(path) if (why := violation(path, target))]
-    assert not wrong
+def test_imports_go_one_way():
+    def rule(path):
+        return [(line, why) for target, line in imported_rooms(path) if (why := violation(path, target))]
+
+    assert not problems(rule)
 
 
 def imported_modules(path):
     """The modules of guerdon that a module imports, also inside functions and for types only."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("guerdon"):
             yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
 
@@ -98,7 +115,7 @@ def test_no_module_imports_itself_through_others():
 def test_a_public_class_has_a_name_of_its_own():
     places = {}
     for path in modules:
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in parsed(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(module_name(path))
     assert not {name: where for name, where in places.items() if len(where) > 1}
@@ -124,16 +141,13 @@ def test_every_folder_is_known():
     assert folders <= set(FOLDERS), "a new folder needs a place in the order (here and in docs/design.md)"
 
 
-@pytest.mark.parametrize("path", modules, ids=module_ids)
-def test_files_stay_short_and_say_what_they_are(path):
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= LIMIT, f"more than {LIMIT} lines: two subjects?"
-    assert ast.get_docstring(ast.parse(text)), "no module docstring"
+def test_files_stay_short_and_say_what_they_are():
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in modules}
+    assert not [path for path, lines in lengths.items() if lines > LIMIT], f"more than {LIMIT} lines: two subjects?"
+    assert not [path for path in modules if not ast.get_docstring(parsed(path))], "no module docstring"
 
 
-@pytest.mark.parametrize("path", modules, ids=module_ids)
-def test_public_names_have_docstrings(path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+def names_without_docstrings(path):
     silent = []
 
     def visit(body, prefix, inherited):
@@ -145,8 +159,12 @@ def test_public_names_have_docstrings(path):
             if isinstance(node, ast.ClassDef):
                 visit(node.body, f"{node.name}.", bool(node.bases))  # an override may lean on its base
 
-    visit(tree.body, "", False)
-    assert not silent
+    visit(parsed(path).body, "", False)
+    return silent
+
+
+def test_public_names_have_docstrings():
+    assert not problems(names_without_docstrings)
 
 
 def code_lines(text):
@@ -158,11 +176,12 @@ def code_lines(text):
     return {number: " ".join(tokens) for number, tokens in lines.items()}
 
 
-@pytest.mark.parametrize("path", modules, ids=module_ids)
-def test_nothing_forbidden(path):
-    text = path.read_text(encoding="utf-8")
-    assert not {number: line for number, line in code_lines(text).items() if FORBIDDEN.search(line)}
-    assert not UNFINISHED.findall(text)
+def test_nothing_forbidden():
+    def rule(path):
+        text = path.read_text(encoding="utf-8")
+        return [*(line for line in code_lines(text).items() if FORBIDDEN.search(line[1])), *UNFINISHED.findall(text)]
+
+    assert not problems(rule)
 
 
 @pytest.mark.parametrize(
@@ -211,9 +230,8 @@ def trusting_calls(tree):
             yield node.lineno
 
 
-@pytest.mark.parametrize("path", modules, ids=module_ids)
-def test_no_call_trusts_the_code_or_the_pickles_of_a_folder(path):
-    assert not list(trusting_calls(ast.parse(path.read_text(encoding="utf-8"))))
+def test_no_call_trusts_the_code_or_the_pickles_of_a_folder():
+    assert not problems(lambda path: list(trusting_calls(parsed(path))))
 
 
 @pytest.mark.parametrize(
@@ -237,25 +255,28 @@ def test_a_careful_call_passes():
     assert not list(trusting_calls(ast.parse(code)))
 
 
-@pytest.mark.parametrize("path", modules, ids=module_ids)
-def test_only_the_boundary_catches_everything(path):
-    if path.name == "errors.py":
-        return
+def broad_handlers(path):
+    """Lines of handlers that catch everything and raise nothing."""
     broad = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if not isinstance(node, ast.ExceptHandler):
             continue
         names = {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)} if node.type else {"everything"}
         reraises = any(isinstance(inner, ast.Raise) and inner.exc is None for inner in ast.walk(node))
         if names & {"everything", "Exception", "BaseException"} and not reraises:
             broad.append(node.lineno)
-    assert not broad, "catch what can happen, or use errors.boundary"
+    return broad
+
+
+def test_only_the_boundary_catches_everything():
+    others = [path for path in modules if path.name != "errors.py"]
+    assert not problems(broad_handlers, others), "catch what can happen, or use errors.boundary"
 
 
 def functions_of(path):
     """Names of a module that stand for functions of guerdon: its own, and those that it imports."""
     names = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in parsed(path).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             names.add(node.name)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("guerdon."):
@@ -267,7 +288,7 @@ def functions_of(path):
 @functools.cache
 def defined(source):
     """Names of the functions of a module; none where there is no such file."""
-    inside = ast.parse(source.read_text(encoding="utf-8")).body if source.is_file() else []
+    inside = parsed(source).body if source.is_file() else []
     return {node.name for node in inside if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
@@ -289,9 +310,8 @@ def written_functions(tree, functions):
     return found
 
 
-@pytest.mark.parametrize("path", modules, ids=module_ids)
-def test_no_text_holds_a_function(path):
-    assert not written_functions(ast.parse(path.read_text(encoding="utf-8")), functions_of(path))
+def test_no_text_holds_a_function():
+    assert not problems(lambda path: written_functions(parsed(path), functions_of(path)))
 
 
 def test_a_function_in_a_text_is_caught():
@@ -371,14 +391,12 @@ def unclear_words(name, text):
     return [word for word in words if word in text.casefold()]
 
 
-@pytest.mark.parametrize(
-    "path",
-    sorted(p for p in SOURCE.rglob("*") if p.suffix in (".py", ".j2", ".js", ".css", ".yaml")),
-    ids=lambda path: str(path.relative_to(SOURCE)),
-)
-def test_a_word_has_one_meaning(path):
-    name = path.relative_to(SOURCE).as_posix()
-    assert not unclear_words(name, path.read_text(encoding="utf-8")), "see the glossary in docs/reference.md"
+def test_a_word_has_one_meaning():
+    def rule(path):
+        return unclear_words(path.relative_to(SOURCE).as_posix(), path.read_text(encoding="utf-8"))
+
+    texts = sorted(p for p in SOURCE.rglob("*") if p.suffix in (".py", ".j2", ".js", ".css", ".yaml"))
+    assert not problems(rule, texts), "see the glossary in docs/reference.md"
 
 
 def test_a_word_with_another_meaning_is_found():

@@ -244,8 +244,10 @@ class Settings(BaseModel):
     @classmethod
     def _true_is_no_number(cls, given: Any) -> Any:
         if isinstance(given, dict):
-            for name, field in cls.model_fields.items():
-                if (flag := _flag_for_number(members(field.annotation), given.get(name))) is not None:
+            for name, value in given.items():
+                if not isinstance(value, bool | list | tuple) or name not in cls.model_fields:
+                    continue
+                if (flag := _flag_for_number(members(cls.model_fields[name].annotation), value)) is not None:
                     raise ValueError(f"{name} is {str(flag).lower()}, which is not a number")
         return given
 
