@@ -17,6 +17,7 @@ from guerdon.collect.episode_capture import EpisodeBuffer, run_writer
 from guerdon.collect.policy_shape import PolicyShape, policy_of_shape
 from guerdon.collect.shards import join_control, share_results
 from guerdon.engines.reward_models import RewardModels
+from guerdon.episodes.layout import camera_names
 from guerdon.errors import ConfigError, NonFiniteError, boundary
 from guerdon.generators import CACHING, generator
 from guerdon.models.image import ImageRewardModel, state_rows
@@ -365,17 +366,16 @@ def check_seen(name: str, model: RewardModel, shape: PolicyShape, first_camera: 
     Raises:
         ConfigError: with what there is.
     """
+    camera = model.info.keys[0] if model.info.modality == "image" and model.info.keys else None
+    names = [*shape.cameras, *(c.name for c in shape.own_columns if c.kind == "image" and c.name)]
+    if names and camera and not {*names, first_camera}.intersection(camera_names(camera)):
+        raise ConfigError(
+            f"reward.sources.{name}: the model looks through {camera!r}; this world has {', '.join(names)}"
+        )
     model = model.model if isinstance(model, OnlineImageModel) else model
-    if not isinstance(model, ImageRewardModel):
+    if not isinstance(model, ImageRewardModel) or model.config.state_size is None:
         return
     config, keys = model.config, state_keys(shape.own_columns)
-    if config.state_size is None:
-        names = [*shape.cameras, *(c.name for c in shape.own_columns if c.kind == "image" and c.name)]
-        if names and config.camera and config.camera not in (*names, first_camera):
-            raise ConfigError(
-                f"reward.sources.{name}: the model looks through {config.camera!r}; this world has {', '.join(names)}"
-            )
-        return
     size, counts = sum(c.size for c in shape.own_columns if is_numeric(c)), choices(shape.action_space) or ()
     none = np.zeros((1, size), np.float32), np.zeros((1, *(shape.action_space.shape or ())), np.float32)
     one = Episode(id="", task="", states=none[0], actions=none[1], meta=parts_of_rows(keys, counts))
