@@ -112,6 +112,7 @@ def test_an_environment_by_its_id(call):
     assert "native_reward: dense" in config
     refused(call("run", "CartPol-v1", *small), "env.task 'CartPol-v1'", "CartPole")
     refused(call("run", "tiny_world:Dot-v1", "runner.steps=3"), "runner.steps", "total_steps")
+    refused(call("run", "tiny_world:Dots"), "env.task 'tiny_world:Dots'", "Environment `Dots` doesn't exist")
     refused(call("collect", "CartPole-v1"), "collect.save_dir")
     refused(call("run", "study-v2", files={"study-v2": "enf: {}\n"}), "study-v2", "enf")
 

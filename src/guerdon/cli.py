@@ -547,7 +547,7 @@ def _load(path: Path, overrides: list[str] | None) -> Study:
     from guerdon.config import load
     from guerdon.settings.study import Study
 
-    named = re.fullmatch(r"(?:.+[:/])?([^:/]+-v\d+)", str(path))
+    named = re.fullmatch(r"(?:(?=.*-v\d+$)(?:.+[:/])?|[\w.]+:)([^:/]+)", str(path))
     if named and not path.is_file():  # an environment by its id, with its own reward
         words = [f"env.task={path}", "env.type=gymnasium", "env.native_reward=dense", f"work_dir=runs/{named[1]}"]
         return load(Study, None, [*words, *(overrides or [])], origin=str(path))

@@ -278,6 +278,15 @@ def test_demonstrations_are_half_of_a_batch_and_measured_by_every_source(tmp_pat
     loop.close()
 
 
+def test_a_rollout_that_is_longer_than_the_run_is_said(tmp_path):
+    for budget, said in ((19, True), (20, False)):
+        loop = start(study(tmp_path, str(budget), env={"num_envs": 2}, total_steps=budget))
+        notes = [line for line in loop.parts.notes if line.startswith("WARNING: runner.total_steps is 19,")]
+        assert len(notes) == said
+        assert all("has 20: the run takes 20 steps" in line for line in notes)
+        loop.close()
+
+
 def test_demonstrations_whose_rewards_are_their_success_are_named(tmp_path, capsys):
     steps = np.arange(5)
     path = demonstrations(tmp_path / "success", count=1, rewards=(steps == 4).astype(np.float32))

@@ -150,7 +150,8 @@ class Encoder:
                 if names
                 else (
                     "to see pictures, set policy.type to cnn; to act on states, set env.observation to state, of an "
-                    "environment whose own observations are numbers"
+                    "environment whose own observations are numbers (gymnasium.wrappers.FlattenObservation makes "
+                    "numbers of arrays that look like pictures)"
                 )
             )
             raise ConfigError(f"policy.type {kind} takes vectors, and the environment gives pictures "

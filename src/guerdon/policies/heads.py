@@ -72,8 +72,8 @@ def check_bounds(space: gymnasium.Space) -> None:
     if (low != high).any():
         place = int(np.flatnonzero(low != high)[0])
         raise ConfigError(
-            f"algorithm.type sac: action {place} has one bound alone, and actions of a tanh need both: wrap the "
-            "environment with gymnasium.wrappers.RescaleAction, or declare both bounds"
+            f"algorithm.type sac: action {place} has one bound alone, and actions of a tanh need both: declare both, "
+            "for example by gymnasium.wrappers.TransformAction(env, lambda a: a, Box(low, high))"
         )
     if not low.all():
         log_once("[policy] actions without bounds are limited to [-1, 1]")

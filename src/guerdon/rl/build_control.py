@@ -170,8 +170,14 @@ def _notes(study: Study, models: Mapping[str, ControlReward], *, only: str | Non
     normalized = not study.control_algorithm.replayed and study.on_policy.normalize_minibatches
     prefix = f"[{study.reward.group_name}]"
     settings = {name: one.settings for name, one in models.items()}
+    steps, budget = study.control_algorithm.rollout_steps * study.env.num_envs, study.runner.total_steps
     return [
         *study.env.notes,
+        *(
+            f"WARNING: runner.total_steps is {budget}, and one rollout (algorithm.rollout_steps x env.num_envs) has "
+            f"{steps}: the run takes {steps} steps"
+            for _ in range(steps > budget)
+        ),
         *(
             f"{prefix} {name}: {one.model.model_type} from {one.model.origin}, weight {one.reward_weight:g}"
             for name, one in settings.items()
