@@ -1,5 +1,7 @@
 """Success and progress models that look at states instead of frames (`arch: mlp`)."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -106,6 +108,30 @@ def test_data_without_states_and_of_several_sizes_are_refused(tmp_path):
         train_image_model(settings, [frames])
     with pytest.raises(DataError, match="several sizes"):
         train_image_model(settings, [*walks(4), walk(9, succeeds=True, size=5)])
+
+
+NAMED = {"state_keys": [["hand.pos", 1], ["hand.vel", 1], ["goal", 1]]}
+
+
+def test_keys_that_the_data_does_not_have_are_refused_by_name(tmp_path):
+    settings = ResNetTrainSettings(save_dir=str(tmp_path / "rm"), **FAST, keys=("hand", "gaol"))
+    with pytest.raises(DataError, match=r"'0' have no named parts: remove keys, and the model looks at whole states"):
+        train_image_model(settings, walks(4))
+    with pytest.raises(DataError, match=r"have no 'gaol'; there are hand.pos \(1\), hand.vel \(1\), goal \(1\)"):
+        train_image_model(settings, [replace(one, meta=NAMED) for one in walks(4)])
+    one_key = settings.model_copy(update={"keys": ("goal",)})
+    with pytest.raises(DataError, match="are not as wide as their parts"):
+        train_image_model(one_key, [replace(one, meta=NAMED) for one in walks(4, size=2)])
+
+
+def test_states_that_are_not_as_wide_as_their_parts_are_a_failure(tmp_path):
+    settings = ResNetTrainSettings(save_dir=str(tmp_path / "rm"), **{**FAST, "max_epochs": 1}, keys=("hand", "goal"))
+    train_image_model(settings, [replace(one, meta=NAMED) for one in walks(8)])
+    model = load_reward_model("resnet", tmp_path / "rm")
+    narrow, empty, good = (replace(walk(0, succeeds=True, size=size), meta=NAMED) for size in (2, 1, 3))
+    narrow, empty = replace(narrow, states=narrow.states[:, :1]), replace(empty, states=empty.states[:, :0])
+    found = [None if score.failure is None else score.failure.reason for score in model.score([narrow, empty, good])]
+    assert found == ["no_states", "no_states", None]
 
 
 @pytest.mark.parametrize("key", ["image_size", "normalize", "augment", "pretrained_path", "freeze_backbone", "camera"])
