@@ -46,7 +46,8 @@ class Mixed(gymnasium.Env):
         end: what the last mask of an episode allows: nothing.
         stuck: step at which nothing is allowed although the episode goes on.
         length: of an episode.
-        broken: number of the step, of all episodes of this environment, whose joints are not finite; 0: none.
+        broken: number of the step, of all episodes of this environment, whose joints are not finite; 0: none,
+            -1: the third of every episode.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
@@ -72,7 +73,7 @@ class Mixed(gymnasium.Env):
         right = bool(len(chosen) and chosen[0] == self.seen["arm"]["mode"] - 1)
         self.age, self.count = self.age + 1, self.count + 1
         over, seen = self.age == self.length, self._see()
-        if self.count == self.broken:
+        if self.count == self.broken or (self.broken == -1 and self.age == 3):
             seen["arm"]["joints"][0, 0] = np.nan
         return seen, float(right), over and self.age % 2 == 0, over, {"success": right, **self._info()}
 
