@@ -78,8 +78,8 @@ class Evaluation:
 
     Attributes:
         model: its `info` as JSON values, with `kind` and `threshold` as they were used.
-        data: episodes, rows, positives (successful episodes), rows_positive, outcome_unknown, hash; `trained_on` where the
-            model was trained on them.
+        data: episodes, rows, positives (successful episodes), rows_positive, outcome_unknown, hash; `trained_on` where
+            the model was trained on them.
         metrics: by name.
         reliability: the bins of the reliability diagram; empty when the scores are not probabilities.
         probes: by name.
