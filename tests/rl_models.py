@@ -31,14 +31,14 @@ def episodes(count=4, length=6, size=SIZE):
         )
 
 
-def write_image_model(folder, kind="resnet", arch="resnet18"):
+def write_image_model(folder, kind="resnet", arch="resnet18", camera=""):
     """(checkpoint folder, replay folder) of a random but calibrated network; one that EfficientNet begins is frozen."""
     torch.manual_seed(0)
     size, frozen = (32, True) if arch == "efficientnet_lite0" else (SIZE, False)
     states = 2 if arch == "mlp" else None
     config = ImageModelConfig(
         kind, arch, hidden_dim=8, image_size=(3, size, size), threshold=0.5 if kind == "resnet" else None,
-        freeze_backbone=frozen, state_size=states,
+        freeze_backbone=frozen, state_size=states, camera=camera,
     )  # fmt: skip
     scorer = ImageScorer(arch, hidden_dim=8, dropout=0.1, freeze_backbone=frozen, state_size=states)
     rows = config.prepared(np.concatenate([config.rows(e) for e in episodes()]))

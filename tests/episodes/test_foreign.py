@@ -298,8 +298,8 @@ def test_what_is_null_is_unknown(tmp_path, kind):
     assert (first.success, third.success) == (None, None)
     assert second.success.tolist() == [False, True]
     assert first.rewards is None
-    assert second.rewards.tolist() == [0, 4]
-    assert third.rewards.tolist() == [0, 6, 7, 8]  # the last one is of no row
+    assert second.rewards.tolist() == [0, 4 + 5], "the reward of its last action is kept"
+    assert third.rewards.tolist() == [0, 6, 7, 8]
     assert [e.id for e in read_episodes(tmp_path, only_success=True)] == ["1", "2"]
     assert summarize(tmp_path).successes == 2
 
@@ -382,6 +382,13 @@ def test_the_last_action_of_an_episode_may_be_null(tmp_path):
     assert first.actions.tolist() == [[0, 0], [0, 1], [1, 1]]
     assert second.actions.tolist() == [[0, 0], [3, 1]]
     assert third.actions is None
+
+
+def test_a_reward_in_the_last_row_alone_is_paid(tmp_path):
+    """LeRobot's recorder writes a row per action and none for what the last one led to."""
+    foreign(tmp_path, ACTIONS, {"next.reward": ([0, 0, 1, 0.5, 0.25, -1, 2, 0, 0], vector(1))}, lengths=[3, 3, 3])
+    found = [episode.rewards.tolist() for episode in read_episodes(tmp_path)]
+    assert found == [[0, 0, 1], [0, 0.5, -0.75], [0, 2, 0]]
 
 
 def test_a_success_in_the_last_row_alone_is_an_example_of_success(tmp_path):

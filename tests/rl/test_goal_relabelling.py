@@ -169,6 +169,88 @@ def test_the_environment_gets_goals_in_its_own_form(tmp_path, monkeypatch, name)
     loop.close()
 
 
+class Tenth(gymnasium.Wrapper):
+    """Rewards are a tenth."""
+
+    def step(self, action):
+        shown, reward, *rest = super().step(action)
+        return shown, reward / 10, *rest
+
+
+class OwnTenth(Tenth):
+    def compute_reward(self, achieved, desired, info):
+        return self.unwrapped.compute_reward(achieved, desired, info) / 10
+
+
+class Other(MADE["Discrete"]):
+    """What is achieved is of another space than what is desired."""
+
+    def __init__(self, render_mode=None):
+        super().__init__()
+        self.observation_space["achieved_goal"] = spaces.Discrete(5, start=3)
+
+    def shown(self):
+        return {**super().shown(), "achieved_goal": self.observation_space["achieved_goal"].sample()}
+
+
+class Closing(MADE["Matrix"]):
+    """It needs its simulator for rewards, which do not exist for some goals."""
+
+    simulator = True
+
+    def compute_reward(self, achieved, desired, info):
+        assert self.simulator
+        if np.any(np.asarray(desired) == 5):
+            raise ValueError("out of reach")
+        return super().compute_reward(achieved, desired, info)
+
+    def close(self):
+        self.simulator = None
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """Registers an environment, named by its class, for a test."""
+    monkeypatch.setattr("gymnasium.envs.registration.registry", dict(gymnasium.registry))
+
+    def made(kind, inner=None):
+        entry = kind if inner is None else lambda render_mode=None: kind(inner())
+        gymnasium.register("GoalsMade-v0", entry_point=entry, max_episode_steps=6)
+        return {"task": "GoalsMade-v0"}
+
+    return made
+
+
+def test_rewards_of_a_wrapper_are_those_of_its_own_function(tmp_path, registered):
+    loop = collected(tmp_path, env=registered(OwnTenth, MADE["Matrix"]), goal_relabelling="future")
+    memory, learner = loop.learner.memory, loop.learner
+    shown, rows = memory.rows("observations"), memory.transitions
+    paid = learner.pays(shown["achieved_goal"][rows], shown["desired_goal"][rows])
+    np.testing.assert_allclose(memory.paid["env"]["reward"][rows], paid, rtol=1e-4)
+    loop.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "inner", "reason"),
+    [
+        (Tenth, MADE["Matrix"], r"a step paid -\S+, and compute_reward of its goals is -\S+, so"),
+        (Other, None, r"achieved_goal is of Discrete\(5, start=3\), desired_goal of Discrete\(5, start=-1\)"),
+    ],
+)
+def test_goals_whose_rewards_would_be_others_are_refused(tmp_path, registered, kind, inner, reason):
+    with pytest.raises(ConfigError, match=reason):
+        collected(tmp_path, env=registered(kind, inner), goal_relabelling="future")
+
+
+def test_rewards_may_need_the_simulator_and_fail(tmp_path, registered):
+    loop = collected(tmp_path, env=registered(Closing), goal_relabelling="future")
+    goals = np.full((3, 6), 4.0, np.float32)
+    assert loop.learner.pays(goals, goals).tolist() == [0, 0, 0]
+    with pytest.raises(ConfigError, match=r"compute_reward\(.*\) failed: ValueError: out of reach"):
+        loop.learner.pays(goals, goals + 1)
+    loop.close()
+
+
 def test_a_run_with_goals_learns_to_reach_them(tmp_path):
     given = {"learning_rate": 3e-3, "gamma": 0.9, "rollout_steps": 20, "temperature_init": 0.1}
     _, summary = run(study(tmp_path, steps=2400, goal_relabelling="future", **given))

@@ -2,17 +2,21 @@
 
 import json
 import pickle
+from dataclasses import replace
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from guerdon.collect.collect import collect
 from guerdon.collect.control import ControlCollector, policy_of_shape
 from guerdon.collect.episode_capture import Recorder
+from guerdon.episodes.layout import camera_for
 from guerdon.episodes.read import read_episodes
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
+from guerdon.evaluate.score_logs import score_path
 from guerdon.models.backbone import ImageScorer
 from guerdon.models.image import ImageModelConfig, load_image_model, save_checkpoint, state_rows
 from guerdon.policies.control import load_policy
@@ -100,14 +104,24 @@ MODELS = {
     "states": {"states": 7, "keys": ("arm.mode", "arm.joints")},
     "pairs": {"states": 10, "keys": ("arm.hand.1",), "actions": True},
     "picture": {"camera": "front"},
+    "renamed": {"camera": "pixels.front"},
+    "published": {},
     "rendered": {},
 }
+
+
+class Published:
+    """A model that says what it was trained on, and takes other pictures, too."""
+
+    def __init__(self, model):
+        self.score, self.info = model.score, replace(model.info, camera="observation.images.pixels.front")
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_source_scores_in_a_run_what_its_model_sees_on_disk(kind, tmp_path):
     """Recorded and scored again, the episodes of a rollout have the values that its source measured."""
     model = load_image_model(write(tmp_path / "model", **MODELS[kind]), kind="progress", device="cpu", bf16=False)
+    model = Published(model) if kind == "published" else model
     settings = SourceSettings(model=CONSTANT, reward_mode="per_step", score_every=1, shaping="raw")
     source = ControlReward(SourceTerms("rm", 0.9), model, settings, num_envs=2)
     recording = {"enabled": True, "save_dir": str(tmp_path / "data"), "frame_every": 1, "sample_rate_fail": 1.0}
@@ -117,7 +131,7 @@ def test_a_source_scores_in_a_run_what_its_model_sees_on_disk(kind, tmp_path):
     rewards = source.measure(collector.collect(collector.build_policy()))
     collector.close()
     assert not rewards.failures
-    views = {"picture": {"camera": "front"}, "rendered": {"camera": "corner"}}.get(kind, {"camera": "corner"})
+    views = {"camera": "front" if kind in ("picture", "renamed", "published") else "corner"}
     episodes = {(e.meta["copy"], int(e.id.split("-")[2]) // 2): e for e in read_episodes(tmp_path / "data", **views)}
     assert len(episodes) == 6
     values = []
@@ -149,6 +163,20 @@ def test_an_episode_lost_by_the_simulator_has_no_rewards_and_the_others_have(kin
     for segment in rollout.segments:
         paid = rewards.values[segment.stream, segment.start : segment.end + 1]
         assert not paid.any() if segment.lost else paid[-1] or not segment.finished
+
+
+def test_a_data_set_is_scored_through_the_camera_of_the_model(data, tmp_path):
+    model = load_image_model(write(tmp_path / "model", camera="front"), kind="progress", device="cpu", bf16=False)
+    score_path(data, model, tmp_path / "scored", name="model")
+    tables = [pq.read_table(file) for file in sorted((tmp_path / "scored" / "data").rglob("*.parquet"))]
+    found = np.concatenate([table["guerdon_reward"].to_numpy() for table in tables])
+    shown = [score.steps for score in model.score(list(read_episodes(data, camera="front")))]
+    assert np.allclose(found, np.concatenate(shown), atol=1e-6)
+    assert camera_for(data, model.info) == "front"
+    assert camera_for(data, model.info, "corner") == "corner", "the named one"
+    trained = replace(Published(model).info, keys=())
+    assert camera_for(data, trained) == "observation.images.front"
+    assert camera_for(data, replace(trained, camera="observation.images.top")) is None
 
 
 def test_a_model_of_what_the_world_does_not_show_is_refused(tmp_path):

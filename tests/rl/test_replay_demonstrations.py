@@ -1,5 +1,7 @@
 """Demonstrations in the replay of a run: what the environment shows is found in a data set by name."""
 
+from dataclasses import replace
+
 import gymnasium
 import numpy as np
 import pytest
@@ -120,3 +122,28 @@ def test_a_run_with_masks_and_text_learns_from_demonstrations(tmp_path):
     assert shown["arm.hand.1"][:2].tolist() == [[90, 100, 110, 120, 130], [91, 101, 111, 121, 131]]
     assert loop.learner.steps > 0
     loop.close()
+
+
+@pytest.mark.parametrize(("action", "named"), [(5, "5"), (-1, "-1"), (0.5, "0.5"), (np.nan, "nan")])
+def test_an_action_that_does_not_exist_is_refused(action, named):
+    actions = np.float32([[0], [1], [action], [2]])
+    with pytest.raises(DataError, match=rf"demonstration 0, row 1: its action is {named}; .* the choices 0 to 2"):
+        observed(C, states=1, actions=actions)
+
+
+def test_a_state_that_is_not_finite_is_refused():
+    states = np.float32([[0], [1], [np.inf], [3]])
+    shape, shown = shape_of(C), replace(episode(states=1), states=states)
+    with pytest.raises(DataError, match="demonstration 0, row 2: its c is not finite"):
+        as_rollout([shown], ENV, shape, chosen_columns([C], None, "keys"))
+
+
+def test_dense_rewards_need_no_outcome():
+    unknown = episode(states=1, success=None, outcome=None)
+    shape, seen = shape_of(C), chosen_columns([C], None, "keys")
+    rollout = as_rollout([unknown], ENV, shape, seen)
+    assert rollout.rewards.tolist() == [[1, 2, 3]]
+    assert not rollout.success_known.any()
+    assert rollout.truncated[0, -1]
+    with pytest.raises(DataError, match=r"no outcome .* or set env.native_reward: dense"):
+        as_rollout([unknown], ENV.model_copy(update={"native_reward": "sparse"}), shape, seen)

@@ -42,7 +42,7 @@ TOKEN = "a token of these tests"
 def home(tmp_path_factory):
     """Models on the disk."""
     folder = tmp_path_factory.mktemp("remote")
-    write_image_model(folder)
+    write_image_model(folder, camera="main")
     Trl(folder / "prm")
     (folder / "media").mkdir()
     return folder
@@ -110,6 +110,7 @@ def test_an_image_model_is_the_same_there_and_here(served, home):
     assert isinstance(there, RewardModel)
     assert isinstance(there, Judge)
     assert there.info == here.info
+    assert there.info.keys == ("main",)
     batch = [*episodes(), *random_episodes(3, 5), Episode(id="blind", task="t", states=np.zeros((2, 3), np.float32))]
     found = there.score(batch)
     assert same(here.score(batch), found)

@@ -34,7 +34,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from guerdon.errors import DataError
-from guerdon.types import BoolArray, ByteArray, Episode, FloatArray
+from guerdon.types import BoolArray, ByteArray, Episode, FloatArray, RewardInfo
 
 CODEBASE_VERSION = "v3.0"
 CHUNK_FILES = 1000
@@ -109,9 +109,23 @@ def camera_name(key: str) -> str:
     return key.removeprefix(CAMERA_PREFIX)
 
 
-def camera_of(root: str | Path, trained_on: str | None) -> str | None:
-    """The feature key of the camera that a model was trained on; None where a data set lacks it, or it does not say."""
-    return trained_on if trained_on in load_info(Path(root)).cameras().values() else None
+def camera_names(camera: str) -> tuple[str, ...]:
+    """What a camera may be called: `front` of a robot is `pixels.front` among the observations of an environment."""
+    name = camera_name(camera)
+    last = name.rpartition(".")[2]
+    return tuple(dict.fromkeys((name, last, f"pixels.{last}")))
+
+
+def camera_for(root: str | Path, info: RewardInfo, named: str | None = None) -> str | None:
+    """The camera of a data set that a model looks through: the named one, or else that of its card.
+
+    Returns:
+        None where neither is given, or the data set lacks the one that a published model was trained on.
+    """
+    if named is not None or info.keys:
+        return named if named is not None else info.keys[0]
+    have = load_info(Path(root)).cameras()
+    return next((have[name] for name in camera_names(info.camera or "") if name in have), None)
 
 
 def pictures_of(episode: Episode, key: str) -> dict[str, ByteArray]:
@@ -387,7 +401,7 @@ def from_rows(
         frames=frames,
         states=None if states is None else _matrix(states),
         actions=_later(_matrix(columns[ACTION])) if ACTION in columns else None,
-        rewards=_later(columns[REWARD].reshape(-1)) if REWARD in columns else None,
+        rewards=_rewards(columns[REWARD].reshape(-1)) if REWARD in columns else None,
         success=_success(columns[SUCCESS], success_at_reset) if SUCCESS in columns else None,
         outcome=outcome,
         meta=dict(meta or {}),
@@ -425,6 +439,13 @@ def _later(column: NDArray[Any]) -> FloatArray:
     """Row t+1 gets what row t had; row 0 gets zeros, and the last row's value is dropped."""
     column = column.astype(np.float32, copy=False)
     return np.concatenate([np.zeros_like(column[:1]), column[:-1]])
+
+
+def _rewards(column: NDArray[Any]) -> FloatArray:
+    """Rewards of each row; that of the last action, whose result has no row, is added to the one before."""
+    rewards = _later(column)
+    rewards[-1] += np.nan_to_num(np.float32(column[-1])) if len(rewards) > 1 else 0
+    return rewards
 
 
 def _success(column: NDArray[Any], at_reset: bool) -> BoolArray | None:

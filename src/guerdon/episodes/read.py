@@ -279,9 +279,10 @@ def _camera(root: Path, info: Info, camera: str | None) -> str | None:
         if len(cameras) > 1:
             raise DataError(f"{root} has several cameras: pass camera= one of {', '.join(sorted(cameras))}")
         return next(iter(cameras.values()), None)
-    if camera not in cameras and camera not in cameras.values():
+    found = next((cameras[name] for name in layout.camera_names(camera) if name in cameras), None)
+    if found is None:
         raise DataError(f"{root} has no camera {camera!r}; it has {', '.join(sorted(cameras)) or 'none'}")
-    return cameras.get(camera, camera)
+    return found
 
 
 def _entries(root: Path, info: Info, skip: OnSkip, cameras: Sequence[str] = ()) -> list[Entry]:

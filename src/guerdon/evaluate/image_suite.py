@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from guerdon.episodes.layout import camera_of
+from guerdon.episodes.layout import camera_for
 from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.episodes.targets import episode_success, first_success, within_labels
 from guerdon.errors import DataError
@@ -318,11 +318,10 @@ def evaluate_on_data(model: RewardModel, study: Study) -> Evaluation:
     info = model.info
     progress = info.progress or info.name == "progress" or info.progress_horizon is not None
     assert how.data_path is not None
-    named = "camera" in study.env.model_fields_set or hasattr(study.env, "cameras")
-    pictures = info.modality != "state"
-    camera = info.keys[0] if pictures and info.keys else None
-    if camera is None:
-        camera = study.env.camera_name if named else camera_of(how.data_path, info.camera)
+    pictures, named = info.modality != "state", "camera" in study.env.model_fields_set
+    camera = camera_for(how.data_path, info, study.env.camera_name if named else None)
+    if camera is None and hasattr(study.env, "cameras"):
+        camera = study.env.camera_name
     episodes = list(read_episodes(how.data_path, camera=camera, with_frames=pictures))
     return _evaluated(info.name, model, episodes, dataset_hash(how.data_path), how, progress)
 

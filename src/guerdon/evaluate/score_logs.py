@@ -16,7 +16,7 @@ import numpy as np
 
 from guerdon.atomic import write_json
 from guerdon.episodes.index import load_index
-from guerdon.episodes.layout import INFO_PATH, camera_of, load_info
+from guerdon.episodes.layout import INFO_PATH, camera_for, load_info
 from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.episodes.rollout_logs import RESCORED, log_files, log_records
 from guerdon.episodes.row_files import write_parquet
@@ -118,7 +118,7 @@ def _score_data_set(root: Path, model: RewardModel, out: Path, *, name: str, dry
     if dry_run:
         return f"{len(numbers)} episodes would be scored"
     pictures = model.info.modality == "image"
-    camera = camera_of(root, model.info.camera) if pictures else None
+    camera = camera_for(root, model.info) if pictures else None
     begun = {"data": dataset_hash(root), "model": name}
     part = out.with_name(f"{out.name}.part")
     with closing(AppendLog(part)) as log:

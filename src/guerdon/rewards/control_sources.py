@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from guerdon.collect.observed_frames import SeenRows
+from guerdon.episodes.layout import camera_names
 from guerdon.errors import ConfigError
 from guerdon.models.checkpoint import under
 from guerdon.models.image import state_rows
@@ -160,8 +161,15 @@ class ControlReward(ModelReward[ControlInputs]):
             every=self.settings.score_every if self.settings.reward_mode in ("per_step", "episode") else 0,
             first=self._whole or self._looks_back or self.settings.shaping in ("relative", "potential"),
             frames=bool(self.model.info.frames_needed),
-            views=() if self.model.info.modality == "state" else self.model.info.keys,
+            views=self._views,
         )
+
+    @property
+    def _views(self) -> tuple[str, ...]:
+        """Names of the camera that the model looks through, the first that the world shows; none: what it renders."""
+        info = self.model.info
+        camera = (*info.keys, info.camera or "")[0]
+        return () if info.modality == "state" or not camera else camera_names(camera)
 
     def return_range(self, steps: int) -> tuple[float, float] | None:
         """Smallest and largest sum of its rewards in an episode of at most so many steps; None where it is unknown."""
@@ -290,7 +298,7 @@ class ControlReward(ModelReward[ControlInputs]):
         """What the model looks at in these rows: (F, H, W, 3) frames, (F, S) states, or a record (F,) of both."""
         info = self.model.info
         if info.modality != "state":
-            frames = next((part.views_F[key] for key in info.keys if key in part.views_F), part.frames_F)
+            frames = next((part.views_F[key] for key in self._views if key in part.views_F), part.frames_F)
             return _records(frames, part.states_F) if info.states else frames
         meta = parts_of_rows(part.state_keys, part.action_values)
         shown = Episode(id="", task="", states=part.states_F, actions=part.actions_F, meta=meta)

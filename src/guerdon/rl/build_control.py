@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 
@@ -17,6 +18,7 @@ from guerdon.collect.episode_capture import EpisodeBuffer, run_writer
 from guerdon.collect.policy_shape import PolicyShape, policy_of_shape
 from guerdon.collect.shards import join_control, share_results
 from guerdon.engines.reward_models import RewardModels
+from guerdon.episodes.layout import camera_names
 from guerdon.errors import ConfigError, NonFiniteError, boundary
 from guerdon.generators import CACHING, generator
 from guerdon.models.image import ImageRewardModel, state_rows
@@ -46,7 +48,7 @@ from guerdon.train.optimizers import AdamW, FlatAdam, Optimizer
 from guerdon.types import Episode, FloatArray, Observes, RewardModel
 from guerdon.worlds.build import first_world
 from guerdon.worlds.interventions import on_policy_refuses
-from guerdon.worlds.spaces import choices, is_numeric, own_values, parts_of_rows, state_keys
+from guerdon.worlds.spaces import choices, is_numeric, own_values, parts_of_rows, some_allowed, state_keys
 
 
 def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
@@ -314,38 +316,51 @@ def reward_for_goals(study: Study, shape: PolicyShape) -> Pays:
     """The environment's reward for other goals: its `compute_reward`, called with a batch where it accepts one.
 
     Raises:
-        ConfigError: it is no environment with goals, or its `compute_reward` fails.
+        ConfigError: it is no environment with goals, or its `compute_reward` fails or is not what steps pay.
     """
     names, what = {column.name for column in shape.columns}, "algorithm.goal_relabelling"
     found: Any = None
     if {ACHIEVED, DESIRED} <= names:
-        with closing(first_world(study.env.model_copy(update={"vectorization": "sync"}))) as world:
-            copy = world.env.unwrapped.envs[0]
-            found, spaces = getattr(copy.unwrapped, "compute_reward", None), copy.observation_space
-            with boundary(ConfigError, f"{what}: a reset of the environment failed"):
-                shown = copy.reset(seed=0)[0]
+        world = first_world(
+            study.env.model_copy(update={"vectorization": "sync"})
+        )  # stays open: it may compute rewards
+        copy = world.env.unwrapped.envs[0]
+        with suppress(AttributeError):
+            found = copy.get_wrapper_attr("compute_reward")
     if found is None:
         raise ConfigError(
             f"{what} is for environments that show {ACHIEVED} and {DESIRED} and have compute_reward; this one shows "
             f"{', '.join(sorted(names)) or 'one array'}"
         )
-    for column in shape.columns:
-        if column.name in (ACHIEVED, DESIRED) and column.kind == "image":
-            own_values(np.zeros((1, *column.shape), np.uint8), spaces[column.name])  # refuses what cannot be undone
-    achieved, desired = (np.asarray(shown[name]) for name in (ACHIEVED, DESIRED))
-    if achieved.shape != desired.shape:
-        raise ConfigError(f"{what}: {ACHIEVED} has the shape {achieved.shape}, {DESIRED} {desired.shape}")
-    pairs = np.stack([achieved, desired]), np.stack([desired, desired])
-    with boundary(ConfigError, f"{what}: compute_reward(achieved_goal, desired_goal, {{}}) failed"):
-        single = [float(found(one, other, {})) for one, other in zip(*pairs, strict=True)]
+    own, wanted = copy.observation_space[ACHIEVED], copy.observation_space[DESIRED]
+    if own.shape != wanted.shape or (not isinstance(own, gymnasium.spaces.Box) and own != wanted):
+        raise ConfigError(f"{what}: {ACHIEVED} is of {own}, {DESIRED} of {wanted}: neither can stand for the other")
+    failed = f"{what}: compute_reward(achieved_goal, desired_goal, {{}}) failed"
+    start = world.reset(np.zeros(world.num_envs, np.bool_))
+    transition = world.step(some_allowed(start.own_observations, world.own_columns, world.action_space))
+    achieved, desired = (
+        own_values(transition.own_final[name], space) for name, space in ((ACHIEVED, own), (DESIRED, wanted))
+    )
+    with boundary(ConfigError, failed):
+        single = np.array([float(found(one, other, {})) for one, other in zip(achieved, desired, strict=True)])
     together = False
     with suppress(ConfigError), boundary(ConfigError, "it takes one goal at a time"):
-        together = np.allclose(np.asarray(found(*pairs, {}), np.float64).reshape(2), single, equal_nan=True)
+        pairs = np.stack([*achieved, *desired]), np.stack([*desired, *desired])
+        several = np.asarray(found(*pairs, {}), np.float64).reshape(len(pairs[0]))
+        together = np.allclose(several[: len(single)], single, equal_nan=True)
+    paid = transition.own_rewards
+    if (wrong := transition.mask & ~np.isclose(paid, single, rtol=1e-3, atol=1e-5, equal_nan=True)).any():
+        raise ConfigError(
+            f"{what}: a step paid {paid[wrong][0]:g}, and compute_reward of its goals is {single[wrong][0]:g}, so "
+            "that rewards for other goals would not be those of the environment: give the wrapper that changes rewards "
+            "or goals a compute_reward of its own"
+        )
 
     def pays(achieved_N: np.ndarray, desired_N: np.ndarray) -> FloatArray:
-        goals = own_values(achieved_N, spaces[ACHIEVED]), own_values(desired_N, spaces[DESIRED])
-        paid = found(*goals, {}) if together else [found(*pair, {}) for pair in zip(*goals, strict=True)]
-        rewards = np.asarray(paid, np.float32).reshape(len(achieved_N))
+        goals = own_values(achieved_N, own), own_values(desired_N, wanted)
+        with boundary(ConfigError, failed):
+            paid = found(*goals, {}) if together else [found(*pair, {}) for pair in zip(*goals, strict=True)]
+            rewards = np.asarray(paid, np.float32).reshape(len(achieved_N))
         if not np.isfinite(rewards).all():
             raise NonFiniteError("compute_reward of the environment gave a reward that is not finite")
         return rewards
@@ -365,17 +380,16 @@ def check_seen(name: str, model: RewardModel, shape: PolicyShape, first_camera: 
     Raises:
         ConfigError: with what there is.
     """
+    camera = model.info.keys[0] if model.info.modality == "image" and model.info.keys else None
+    names = [*shape.cameras, *(c.name for c in shape.own_columns if c.kind == "image" and c.name)]
+    if names and camera and not {*names, first_camera}.intersection(camera_names(camera)):
+        raise ConfigError(
+            f"reward.sources.{name}: the model looks through {camera!r}; this world has {', '.join(names)}"
+        )
     model = model.model if isinstance(model, OnlineImageModel) else model
-    if not isinstance(model, ImageRewardModel):
+    if not isinstance(model, ImageRewardModel) or model.config.state_size is None:
         return
     config, keys = model.config, state_keys(shape.own_columns)
-    if config.state_size is None:
-        names = [*shape.cameras, *(c.name for c in shape.own_columns if c.kind == "image" and c.name)]
-        if names and config.camera and config.camera not in (*names, first_camera):
-            raise ConfigError(
-                f"reward.sources.{name}: the model looks through {config.camera!r}; this world has {', '.join(names)}"
-            )
-        return
     size, counts = sum(c.size for c in shape.own_columns if is_numeric(c)), choices(shape.action_space) or ()
     none = np.zeros((1, size), np.float32), np.zeros((1, *(shape.action_space.shape or ())), np.float32)
     one = Episode(id="", task="", states=none[0], actions=none[1], meta=parts_of_rows(keys, counts))

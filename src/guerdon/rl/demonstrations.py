@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from guerdon.collect.policy_shape import PolicyShape
-from guerdon.episodes.layout import load_info
+from guerdon.episodes.layout import camera_names, load_info
 from guerdon.episodes.read import cameras_of, read_episodes
 from guerdon.episodes.targets import check_every_row
 from guerdon.errors import DataError
@@ -24,7 +24,7 @@ from guerdon.rewards.source import RewardSource
 from guerdon.settings.world import WorldSettings
 from guerdon.types import Episode, Rollout, Segment
 from guerdon.worlds.observation import columns_as_rows
-from guerdon.worlds.spaces import PIXELS, ObservedColumn, choices, chosen_columns, is_numeric, state_keys
+from guerdon.worlds.spaces import PIXELS, ObservedColumn, action_bounds, choices, chosen_columns, is_numeric, state_keys
 
 if TYPE_CHECKING:
     from guerdon.rl.off_policy import ReplayLearner
@@ -54,12 +54,15 @@ def add_demonstrations(
     assert learner.demonstrations is not None
     seen = chosen_columns(shape.columns, learner.policy.settings.keys, "policy.keys")
     observes = [one.observes for one in sources.values() if isinstance(one, ControlReward) and one.observes.frames]
-    names = {column.name for column in seen if column.kind == "image"}.union(*(one.views for one in observes))
-    rendered = bool(names & {"", PIXELS}) or any(not one.views for one in observes)
+    shown = {column.name for column in shape.own_columns if column.kind == "image"}.union(shape.cameras)
+    views = [next((view for view in one.views if view in shown), "") for one in observes]
+    names = {column.name for column in seen if column.kind == "image"}.union(views)
+    rendered = bool(names & {"", PIXELS})
     cameras = _cameras(Path(path), names - {"", PIXELS}, env.camera_name if rendered else None)
     order = list(dict.fromkeys(cameras.values()))
     first = order[0] if order else None
-    episodes, steps, successes, only_success = 0, 0, 0, True
+    low, high = (bound.reshape(-1) for bound in action_bounds(shape.action_space))
+    episodes, steps, successes, outside, only_success = 0, 0, 0, 0, True
     found = iter(read_episodes(Path(path), with_frames=bool(order), camera=first, views=order[1:]))
     while part := list(islice(found, _TOGETHER)):
         rollout = as_rollout([_with_pictures(one, cameras, first) for one in part], env, shape, seen)
@@ -71,8 +74,12 @@ def add_demonstrations(
         learner.policy.observe(rollout.inputs, rollout.mask)
         episodes, steps = episodes + len(part), steps + rollout.steps
         successes += int(rollout.success.any(axis=1).sum())
+        actions_N = rollout.inputs.actions[rollout.mask.reshape(-1)]
+        outside += int(((actions_N < low - 1e-3) | (actions_N > high + 1e-3)).any(axis=1).sum())
         only_success &= bool((rollout.rewards == rollout.success).all())
     line = f"demonstrations: {episodes} episodes, {successes} with success, {steps} steps from {path}"
+    if outside:
+        line += f"; {outside} of their actions are outside of the action space: are they in the environment's units?"
     if env.native_reward == "dense" and only_success:
         line += "; their rewards are 1 at success and 0 else: were they collected with env.native_reward dense?"
     return line
@@ -93,7 +100,7 @@ def _cameras(path: Path, names: Iterable[str], rendered: str | None) -> dict[str
     have = cameras_of(path, load_info(path)) if wanted else {}
     found: dict[str, str] = {}
     for name in wanted:
-        own = next((one for one in (name, name.rpartition(".")[2]) if one in have), None)
+        own = next((one for one in camera_names(name) if one in have), None)
         if own is None and len(have) == len(wanted) == 1:  # there is no other
             own = next(iter(have))
         if own is None:
@@ -137,11 +144,12 @@ def as_rollout(
     ends, segments = [], []
     for i, one in enumerate(episodes):
         rows, t = parts[i], len(one) - 1
-        success = _success(one)
+        known, success = _success(one, needed=env.native_reward == "sparse")
         if one.actions is None or one.actions.shape[1] != size:
             raise DataError(f"demonstration {one.id}: the environment takes actions of {size} numbers, it has others")
+        _check_actions(one.id, one.actions[1:], choices(shape.action_space))
         shown[i, :t], actions[i, :t], flags["mask"][i, :t] = rows[:-1], one.actions[1:], True
-        flags["success"][i, :t], flags["success_known"][i, :t] = success[1:], True
+        flags["success"][i, :t], flags["success_known"][i, :t] = success[1:], known
         over = bool(success[-1]) and env.end_on_success
         flags["terminated"][i, t - 1], flags["truncated"][i, t - 1] = over, not over
         rewards[i, :t] = success[1:] if env.native_reward == "sparse" else _rewards(one)[1:]
@@ -186,6 +194,9 @@ def _observations(episode: Episode, shape: PolicyShape, seen: Sequence[ObservedC
             raise DataError(
                 f"demonstration {episode.id}: the policy observes {what} of shape {wanted}, it has {has}{keys}"
             )
+        if kind != "image" and not np.isfinite(rows).all():
+            row = int(np.argwhere(~np.isfinite(rows))[0][0])
+            raise DataError(f"demonstration {episode.id}, row {row}: its {name or 'state'} is not finite")
         parts[name] = rows.reshape(-1, *wanted)
     return columns_as_rows(parts) if len(parts) > 1 or "" not in parts else parts[""]
 
@@ -220,19 +231,37 @@ def _pictures(episode: Episode, name: str, wanted: tuple[int, ...]) -> np.ndarra
     return found[..., :1] if grey and found is not None else found
 
 
-def _success(episode: Episode) -> np.ndarray:
-    """(T,) success of each row; of an outcome alone, at the last one.
+def _check_actions(name: str, actions_T: np.ndarray, counts: tuple[int, ...] | None) -> None:
+    """Refuse numbers that are no actions.
 
     Raises:
-        DataError: it is unknown.
+        DataError: with the first row that has one.
+    """
+    wrong = ~np.isfinite(actions_T)
+    if counts is not None:
+        wrong |= (actions_T != np.round(actions_T)) | (actions_T < 0) | (actions_T >= np.array(counts))
+    if wrong.any():
+        row, place = np.argwhere(wrong)[0]
+        choose = "" if counts is None else f"; the environment has the choices 0 to {counts[place] - 1}"
+        raise DataError(f"demonstration {name}, row {row}: its action is {actions_T[row, place]:g}{choose}")
+
+
+def _success(episode: Episode, *, needed: bool) -> tuple[bool, np.ndarray]:
+    """Whether success is known, and (T,) of each row; of an outcome alone, at the last one.
+
+    Raises:
+        DataError: it is unknown, and needed.
     """
     if episode.success is not None:
-        return episode.success
-    if episode.outcome is None:
-        raise DataError(f"demonstration {episode.id} has no outcome (next.success): label it, or leave it out")
+        return True, episode.success
+    if episode.outcome is None and needed:
+        raise DataError(
+            f"demonstration {episode.id} has no outcome (next.success): label it, leave it out, or set "
+            "env.native_reward: dense, which pays next.reward"
+        )
     found = np.zeros(len(episode), np.bool_)
-    found[-1] = episode.outcome
-    return found
+    found[-1] = bool(episode.outcome)
+    return episode.outcome is not None, found
 
 
 def _rewards(episode: Episode) -> np.ndarray:

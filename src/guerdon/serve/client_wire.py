@@ -105,6 +105,7 @@ class RewardsFormat:
             low, high = fields.pop("range")
             low = -math.inf if low is None else float(low)
             high = math.inf if high is None else float(high)
+            fields["keys"] = tuple(fields.get("keys", ()))
             known = fields.keys() & RewardInfo.__dataclass_fields__.keys()  # later servers may say more
             return RewardInfo(range=(low, high), **{name: fields[name] for name in known})
         except (KeyError, TypeError, ValueError, OverflowError) as error:

@@ -224,6 +224,8 @@ class InfoFields(BaseModel):
     progress: bool = Field(False, description="a value says how far the task is")
     states: bool = Field(False, description="the model needs the states of the frames too")
     camera: str | None = Field(None, description="feature key of the camera that the model was trained on")
+    keys: list[str] = Field([], description="the camera, or the parts of the states, that the model looks at")
+    actions: bool = Field(False, description="the model looks at the action that led to a row, too")
 
 
 class Description(BaseModel):
@@ -237,7 +239,14 @@ class Description(BaseModel):
 
 def info_fields(info: RewardInfo) -> InfoFields:
     """An info as JSON values."""
-    later = ("compares", "progress", "states", "camera")  # left out where they say nothing: earlier clients
+    later = (
+        "compares",
+        "progress",
+        "states",
+        "camera",
+        "keys",
+        "actions",
+    )  # left out where they say nothing: earlier clients
     return InfoFields.model_validate({k: v for k, v in info_record(info).items() if v or k not in later})
 
 

@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.atomic import sha256
-from guerdon.episodes.layout import camera_of
+from guerdon.episodes.layout import camera_for
 from guerdon.episodes.progress_files import ProgressFile, made_of, read_progress, write_progress
 from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError
@@ -278,13 +278,12 @@ def _scored(
             "vision-language model set rows: all; or write its progress to a file and name it as progress_path"
         )
     pictures = info.modality == "image"
-    camera = info.keys[0] if pictures and info.keys else camera
     values: dict[str, FloatArray] = {}
     reasons: dict[str, list[str | None]] = {}
     number = sum(1 for _ in read_episodes(root, with_frames=False))
     progress = ProgressBar(number, what="episodes scored", lines=5)
     try:
-        shown = (camera or camera_of(root, model.info.camera)) if pictures else None
+        shown = camera_for(root, info, camera) if pictures else None
         for episode in read_episodes(root, camera=shown, with_frames=pictures):
             values[episode.id], failures = row_values(model, episode)
             if any(failures):
