@@ -12,8 +12,8 @@ from guerdon.integrations.step_rewards import StepRewards
 from guerdon.models.backbone import StateLayers
 from guerdon.models.load import load_reward_model
 from guerdon.models.online import load_online_image_model
-from guerdon.serve.backends import build_model
-from guerdon.settings.serve import ServedModelSettings
+from guerdon.serve.backends import build_model, refuse_all
+from guerdon.settings.serve import ServedModelSettings, ServeSettings
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
 from guerdon.train.images import train_image_model
 from guerdon.types import Episode
@@ -163,10 +163,16 @@ def test_a_folder_for_scored_frames_is_refused(tmp_path):
     assert not (tmp_path / "frames").exists()
 
 
-def test_the_server_refuses_it(tmp_path):
-    folder = trained(tmp_path, max_epochs=1).save_dir
-    with pytest.raises(ConfigError, match="looks at states, and requests have frames or text"):
-        build_model("m", ServedModelSettings(model_path=str(folder)))
+def test_the_server_refuses_one_that_looks_at_actions_and_so_does_its_dry_run(tmp_path):
+    taken = [replace(one, actions=np.zeros((12, 1), np.float32)) for one in walks(8)]
+    options = {**FAST, "max_epochs": 1, "actions": True}
+    train_image_model(ResNetTrainSettings(save_dir=str(tmp_path / "rm"), **options), taken)
+    served = ServedModelSettings(model_path=str(tmp_path / "rm"))
+    said = r"models.m looks at the action .*actions: true.*, and requests have no actions: serve a model"
+    with pytest.raises(ConfigError, match=said):
+        build_model("m", served)
+    with pytest.raises(ConfigError, match=said):
+        refuse_all(ServeSettings(models={"m": served}))
 
 
 def test_a_wrapper_of_an_environment_that_gives_frames_refuses_it(tmp_path):
