@@ -13,13 +13,14 @@ class Corridor(gymnasium.Env):
 
     `reports` is when `info` says whether this is a success: `always`, at `even` ages and at success, at the `end`,
     `won` (at success only), `never`, or in `every other` episode; `key` is where. Actions are taken as they are:
-    `bound` is what the action space says, infinite for policies that were trained without bounds.
+    `bound` is what the action space says, infinite for policies that were trained without bounds. With `moment`, the
+    only success is at that age.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
 
-    def __init__(self, render_mode=None, stops=True, reports="always", key="success", bound=1.0):
-        self.render_mode = render_mode
+    def __init__(self, render_mode=None, stops=True, reports="always", key="success", bound=1.0, moment=None):
+        self.render_mode, self.moment = render_mode, moment
         self.stops, self.reports, self.key = stops, reports, key
         self.episodes = 0
         self.observation_space = gymnasium.spaces.Box(-100, 100, (2,), np.float32)
@@ -38,7 +39,7 @@ class Corridor(gymnasium.Env):
     def step(self, action):
         self.position = float(np.float32(self.position) + np.float32(action[0]))
         self.age += 1
-        success = self.position >= GOAL
+        success = self.position >= GOAL if self.moment is None else self.age == self.moment
         over = bool(success and self.stops) or (self.reports == "end" and self.age >= LENGTH)
         said = {
             "always": True,

@@ -46,11 +46,14 @@ class Mixed(gymnasium.Env):
         end: what the last mask of an episode allows: nothing.
         stuck: step at which nothing is allowed although the episode goes on.
         length: of an episode.
+        broken: number of the step, of all episodes of this environment, whose joints are not finite; 0: none,
+            -1: the third of every episode.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
 
-    def __init__(self, render_mode=None, actions="discrete", masks="array", stuck=-1, length=5):
+    def __init__(self, render_mode=None, actions="discrete", masks="array", stuck=-1, length=5, broken=0):
+        self.broken, self.count = broken, 0
         self.render_mode, self.masks, self.stuck, self.length = render_mode, masks, stuck, length
         self.action_space, self.observation_space = ACTIONS[actions], OBSERVED
         self.counts, self.taken = sizes(self.action_space), []
@@ -68,9 +71,11 @@ class Mixed(gymnasium.Env):
             raise ValueError(f"{action} is not allowed")
         self.taken.append(action)
         right = bool(len(chosen) and chosen[0] == self.seen["arm"]["mode"] - 1)
-        self.age += 1
-        over = self.age == self.length
-        return self._see(), float(right), over and self.age % 2 == 0, over, {"success": right, **self._info()}
+        self.age, self.count = self.age + 1, self.count + 1
+        over, seen = self.age == self.length, self._see()
+        if self.count == self.broken or (self.broken == -1 and self.age == 3):
+            seen["arm"]["joints"][0, 0] = np.nan
+        return seen, float(right), over and self.age % 2 == 0, over, {"success": right, **self._info()}
 
     def render(self):
         return np.full((12, 10, 3), 40 * self.age, np.uint8)

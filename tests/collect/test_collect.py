@@ -208,8 +208,18 @@ def test_only_success_keeps_nothing_else(tmp_path):
 
 def test_an_actor_that_never_succeeds_is_given_up(tmp_path):
     mixture = [{"type": "checkpoint", "checkpoint": eager(tmp_path / "p", -1.0), "noise": 0}]
-    with pytest.raises(ConfigError, match="not one to keep"):
+    said = "not one to keep; with only_success the actor must succeed now and then"
+    with pytest.raises(ConfigError, match=said):
         collect(corridor(tmp_path / "d", mixture=mixture, only_success=True, episodes=1))
+
+
+def test_a_simulator_that_always_breaks_is_named_as_the_cause(tmp_path):
+    env = {"task": "mixed_env:Mixed-v0", "kwargs": {"actions": "multi", "broken": -1}}
+    with pytest.raises(
+        ConfigError, match=r"not one to keep; the simulator broke \(simulator_non_finite x \d+\)"
+    ) as said:
+        collect(corridor(tmp_path / "d", env=env, episodes=1))
+    assert "only_success" not in str(said.value)
 
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])

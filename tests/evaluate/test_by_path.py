@@ -246,10 +246,17 @@ def test_models_of_robots_are_evaluated_on_episodes(call, robot):
     assert "wrote card/evaluation.json" in out
     found = json.loads(Path("card/evaluation.json").read_text())
     assert found["data"]["episodes"] == 8
+    assert found["data"]["trained_on"]
+    assert "measured on the data that the model was trained on" in out
     assert out.startswith(f"{robot / 'rm'}\n{Path('card/evaluation.txt').read_text()}")
     before = sorted(p for p in robot.rglob("*"))
     assert call("--model", robot / "rm", "--data", robot / "data", "evaluate.reps=100")[0] == 0
     assert sorted(p for p in robot.rglob("*")) == before
+    with EpisodeWriter("other", fps=10) as writer:
+        for episode in square_episodes(10)[8:]:
+            writer.add(episode)
+    status, out, err = call("--model", robot / "rm", "--data", "other", "evaluate.reps=100")
+    assert (status, "trained on" in out) == (0, False), err
 
 
 def test_mistakes_cost_one_line(call, robot):

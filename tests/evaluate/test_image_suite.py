@@ -401,6 +401,8 @@ def test_only_one_and_unknown_ones(study):
 def test_other_episodes_and_none(study):
     other = load(Study, Path("study.yaml"), ["evaluate.data_path=data"])
     assert len(held_out(other.train["done"], other.evaluate.data_path)[0]) == 16
+    assert evaluate_study(other, only=["done"])["done"][0].data["trained_on"]
+    assert "trained_on" not in evaluate_study(study, only=["done"])["done"][0].data
     whole = load(Study, Path("study.yaml"), ["train.done.val_split=0", "train.done.early_stopping_patience=null"])
     with pytest.raises(DataError, match=r"evaluate\.data_path"):
         held_out(whole.train["done"], None)

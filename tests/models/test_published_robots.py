@@ -182,6 +182,15 @@ def configured(**values):
     return lambda folder: rewrite(folder / "config.json", lambda given: given.update(values))
 
 
+def resized(part, **values):
+    """Change sizes of the backbone in the configuration of a Robometer or RoboReward."""
+
+    def change(given):
+        given.get("vlm_config", given)[part].update(values)
+
+    return lambda folder: rewrite(folder / "config.json", change)
+
+
 def processed(change):
     return lambda folder: rewrite(folder / "policy_preprocessor.json", change)
 
@@ -200,6 +209,7 @@ def processed(change):
         (configured(sparse_temporal_proportions=[0.5, 0.5]), "2 shares for 3 stages"),
         (configured(sparse_temporal_proportions=[1.0, 0.0, -0.1]), "a share is 0 or more"),
         (configured(sparse_temporal_proportions=[0.0, 0.0, 0.0]), "one is above 0"),
+        (configured(num_heads=3), "config.json: num_heads is 3, which does not divide hidden_dim, 16; take"),
         (configured(image_dim=512), "such as stage_model.visual_proj|name the CLIP model"),
         (processed(lambda p: p["steps"].insert(0, {"registry_name": "crop"})), "crop is not supported"),
         (processed(lambda p: p["steps"][2]["config"]["norm_map"].update(VISUAL="MEAN_STD")), "VISUAL is normalised"),
@@ -332,6 +342,9 @@ def test_the_text_of_robometer_has_a_token_after_each_picture(home):
         ("authors", lambda folder: next(folder.glob("model-*")).unlink(), "has no model-0000"),
         ("authors", lambda folder: (folder / "adapter_config.json").write_text("{}"), "merge them into the model"),
         ("lerobot", configured(max_frames=None), "max_frames is null"),
+        ("lerobot", resized("text_config", num_attention_heads=0), "describes no network .*ZeroDivisionError"),
+        ("lerobot", resized("vision_config", intermediate_size=-1), "describes no network .*negative dimension"),
+        ("authors", resized("vision_config", num_heads=3), "vision_config.num_heads is 3, which does not divide"),
     ],
 )
 def test_a_checkpoint_of_robometer_is_read_whole_or_refused(home, tmp_path, layout, change, match):
@@ -392,6 +405,14 @@ def test_outputs_that_are_not_finite_are_failures(home):
 
 
 # RoboReward.
+
+
+@pytest.mark.parametrize("heads", [0, 3])
+def test_a_roboreward_whose_heads_do_not_divide_its_width_is_refused(tmp_path, heads):
+    folder = published.write_base(tmp_path / "RoboReward-4B")
+    resized("vision_config", num_heads=heads)(folder)
+    with pytest.raises(CheckpointError, match=r"vision_config.num_heads is 3|ZeroDivisionError"):
+        load_reward_model("roboreward", folder, device="cpu", vlm=EXACT)
 
 
 def roboreward(*replies, **given):

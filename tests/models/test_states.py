@@ -1,5 +1,7 @@
 """Success and progress models that look at states instead of frames (`arch: mlp`)."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,8 +12,8 @@ from guerdon.integrations.step_rewards import StepRewards
 from guerdon.models.backbone import StateLayers
 from guerdon.models.load import load_reward_model
 from guerdon.models.online import load_online_image_model
-from guerdon.serve.backends import build_model
-from guerdon.settings.serve import ServedModelSettings
+from guerdon.serve.backends import build_model, refuse_all
+from guerdon.settings.serve import ServedModelSettings, ServeSettings
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
 from guerdon.train.images import train_image_model
 from guerdon.types import Episode
@@ -108,6 +110,30 @@ def test_data_without_states_and_of_several_sizes_are_refused(tmp_path):
         train_image_model(settings, [*walks(4), walk(9, succeeds=True, size=5)])
 
 
+NAMED = {"state_keys": [["hand.pos", 1], ["hand.vel", 1], ["goal", 1]]}
+
+
+def test_keys_that_the_data_does_not_have_are_refused_by_name(tmp_path):
+    settings = ResNetTrainSettings(save_dir=str(tmp_path / "rm"), **FAST, keys=("hand", "gaol"))
+    with pytest.raises(DataError, match=r"'0' have no named parts: remove keys, and the model looks at whole states"):
+        train_image_model(settings, walks(4))
+    with pytest.raises(DataError, match=r"have no 'gaol'; there are hand.pos \(1\), hand.vel \(1\), goal \(1\)"):
+        train_image_model(settings, [replace(one, meta=NAMED) for one in walks(4)])
+    one_key = settings.model_copy(update={"keys": ("goal",)})
+    with pytest.raises(DataError, match="are not as wide as their parts"):
+        train_image_model(one_key, [replace(one, meta=NAMED) for one in walks(4, size=2)])
+
+
+def test_states_that_are_not_as_wide_as_their_parts_are_a_failure(tmp_path):
+    settings = ResNetTrainSettings(save_dir=str(tmp_path / "rm"), **{**FAST, "max_epochs": 1}, keys=("hand", "goal"))
+    train_image_model(settings, [replace(one, meta=NAMED) for one in walks(8)])
+    model = load_reward_model("resnet", tmp_path / "rm")
+    narrow, empty, good = (replace(walk(0, succeeds=True, size=size), meta=NAMED) for size in (2, 1, 3))
+    narrow, empty = replace(narrow, states=narrow.states[:, :1]), replace(empty, states=empty.states[:, :0])
+    found = [None if score.failure is None else score.failure.reason for score in model.score([narrow, empty, good])]
+    assert found == ["no_states", "no_states", None]
+
+
 @pytest.mark.parametrize("key", ["image_size", "normalize", "augment", "pretrained_path", "freeze_backbone", "camera"])
 def test_what_is_for_pictures_is_refused(key, tmp_path):
     given = {
@@ -137,10 +163,16 @@ def test_a_folder_for_scored_frames_is_refused(tmp_path):
     assert not (tmp_path / "frames").exists()
 
 
-def test_the_server_refuses_it(tmp_path):
-    folder = trained(tmp_path, max_epochs=1).save_dir
-    with pytest.raises(ConfigError, match="looks at states, and requests have frames or text"):
-        build_model("m", ServedModelSettings(model_path=str(folder)))
+def test_the_server_refuses_one_that_looks_at_actions_and_so_does_its_dry_run(tmp_path):
+    taken = [replace(one, actions=np.zeros((12, 1), np.float32)) for one in walks(8)]
+    options = {**FAST, "max_epochs": 1, "actions": True}
+    train_image_model(ResNetTrainSettings(save_dir=str(tmp_path / "rm"), **options), taken)
+    served = ServedModelSettings(model_path=str(tmp_path / "rm"))
+    said = r"models.m looks at the action .*actions: true.*, and requests have no actions: serve a model"
+    with pytest.raises(ConfigError, match=said):
+        build_model("m", served)
+    with pytest.raises(ConfigError, match=said):
+        refuse_all(ServeSettings(models={"m": served}))
 
 
 def test_a_wrapper_of_an_environment_that_gives_frames_refuses_it(tmp_path):

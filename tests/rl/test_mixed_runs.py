@@ -143,6 +143,28 @@ def test_a_source_scores_in_a_run_what_its_model_sees_on_disk(kind, tmp_path):
     assert len(set(np.round(values, 6))) > (1 if kind != "rendered" else 0)
 
 
+@pytest.mark.parametrize("mode", ["per_step", "episode"])
+@pytest.mark.parametrize("kind", ["states", "pairs"])
+def test_an_episode_lost_by_the_simulator_has_no_rewards_and_the_others_have(kind, mode, tmp_path):
+    model = load_image_model(write(tmp_path / "model", **MODELS[kind]), kind="progress", device="cpu")
+    settings = SourceSettings(model=CONSTANT, reward_mode=mode, score_every=1, shaping="raw")
+    source = ControlReward(SourceTerms("rm", 0.9), model, settings, num_envs=2)
+    env = GymnasiumSettings(**{**ENV, "kwargs": {"actions": "multi", "broken": 8}})
+    collector = ControlCollector(
+        env, MLPPolicySettings(hidden=(8,), keys=["arm"]), seed=0, rollout_steps=15, observes=[source.observes]
+    )
+    rollout = collector.collect(collector.build_policy())
+    rewards = source.measure(rollout)
+    collector.close()
+    lost = [segment for segment in rollout.segments if segment.lost]
+    assert [why.reason for *_, why in rollout.failures] == ["simulator_non_finite"] * 2
+    assert len(lost) == 2
+    assert not rewards.failures
+    for segment in rollout.segments:
+        paid = rewards.values[segment.stream, segment.start : segment.end + 1]
+        assert not paid.any() if segment.lost else paid[-1] or not segment.finished
+
+
 def test_a_data_set_is_scored_through_the_camera_of_the_model(data, tmp_path):
     model = load_image_model(write(tmp_path / "model", camera="front"), kind="progress", device="cpu", bf16=False)
     score_path(data, model, tmp_path / "scored", name="model")

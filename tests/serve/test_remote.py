@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from foreign import b64, npy
 from processes import start_server
 
 HERE = Path(__file__).parent
@@ -14,20 +15,28 @@ sys.path.insert(0, str(HERE.parent / "models"))
 
 from adapter_models import Trl  # noqa: E402
 
+from guerdon.collect.control import ControlCollector  # noqa: E402
 from guerdon.config import load  # noqa: E402
 from guerdon.episodes.read import dataset_hash, read_episodes  # noqa: E402
 from guerdon.errors import ConfigError, RewardRequestError  # noqa: E402
 from guerdon.evaluate.image_suite import evaluate_model, evaluate_study  # noqa: E402
+from guerdon.models.backbone import ImageScorer  # noqa: E402
 from guerdon.models.explained_score import Judge, JudgeOptions, judge  # noqa: E402
+from guerdon.models.image import ImageModelConfig, save_checkpoint  # noqa: E402
 from guerdon.models.load import load_reward_model  # noqa: E402
 from guerdon.models.text_load import load_text_model  # noqa: E402
+from guerdon.rewards.control_sources import ControlReward  # noqa: E402
+from guerdon.rewards.source import SourceTerms  # noqa: E402
 from guerdon.serve.client import (  # noqa: E402
     ROWS,
     RewardClient,
     load_remote,
 )
+from guerdon.settings.policy import MLPPolicySettings  # noqa: E402
 from guerdon.settings.remote import RemoteSettings  # noqa: E402
+from guerdon.settings.reward import SourceSettings  # noqa: E402
 from guerdon.settings.study import Study  # noqa: E402
+from guerdon.settings.world import GymnasiumSettings  # noqa: E402
 from guerdon.types import Episode, RewardModel  # noqa: E402
 from rl_clock import clock_study, result, start  # noqa: E402
 from rl_models import episodes, write_image_model  # noqa: E402
@@ -38,11 +47,20 @@ CPU = {"device": "cpu"}  # there and here
 TOKEN = "a token of these tests"
 
 
+def write_states_model(folder):
+    """A model of two parts of what `mixed_env` observes, with random weights."""
+    torch.manual_seed(0)
+    shared = {"hidden_dim": 8, "dropout": 0.0, "state_size": 7}
+    config = ImageModelConfig("progress", "mlp", horizon=4.0, keys=("arm.mode", "arm.joints"), **shared)
+    return save_checkpoint(folder, ImageScorer("mlp", **shared), config)
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     """Models on the disk."""
     folder = tmp_path_factory.mktemp("remote")
     write_image_model(folder, camera="main")
+    write_states_model(folder / "states")
     Trl(folder / "prm")
     (folder / "media").mkdir()
     return folder
@@ -56,6 +74,7 @@ def served(home):
         home,
         models={
             "resnet": {"backend": "resnet", "model_path": str(home / "model"), "options": CPU},
+            "states": {"model_path": str(home / "states"), "options": CPU},
             "prm": {"backend": "text", "model_path": str(home / "prm"), "options": CPU},
             "fixed": {"backend": "constant", "options": {"value": 0.25}},
             "eye": {**toy, "options": {**toy["options"], "journal": str(home / "calls.jsonl")}},
@@ -146,6 +165,53 @@ def test_a_text_model_is_the_same_there_and_here(served, home):
     there.close()
 
 
+def test_a_model_of_states_pays_in_a_run_what_it_pays_here(served, home):
+    here, there = load_reward_model("progress", home / "states", **CPU), remote(served, "states")
+    assert there.info == here.info
+    settings = SourceSettings(model={"model_type": "constant"}, reward_mode="per_step", score_every=1, shaping="raw")
+    sources = [ControlReward(SourceTerms("rm", 0.9), model, settings, num_envs=2) for model in (here, there)]
+    env = GymnasiumSettings(task="mixed_env:Mixed-v0", num_envs=2, kwargs={"actions": "multi"})
+    policy = MLPPolicySettings(hidden=(8,), keys=["arm"])
+    collector = ControlCollector(env, policy, seed=0, rollout_steps=12, observes=[sources[0].observes])
+    mine, theirs = (
+        source.measure(rollout) for rollout in [collector.collect(collector.build_policy())] for source in sources
+    )
+    collector.close()
+    assert not mine.failures
+    assert not theirs.failures
+    assert np.abs(mine.values - theirs.values).max() <= TOLERANCE
+    assert len(np.unique(mine.values)) > 10
+    with pytest.raises(ConfigError, match="upload would do nothing with the model 'progress', which scores states"):
+        remote(served, "states", upload="jpeg")
+
+
+def test_an_item_for_a_model_of_states_is_states_alone(served, home):
+    states = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
+    whole = Episode(id="", task="", states=states)
+
+    def ask(path="/v1/rewards", **item):
+        return served.post(path, {"model": "states", "items": [item]})
+
+    found = ask(states=states.tolist()).json()["results"][0]
+    np.testing.assert_allclose(
+        found["step_scores"],
+        load_reward_model("progress", home / "states", **CPU).score([whole])[0].steps,
+        atol=TOLERANCE,
+    )
+    narrow = ask(states=states[:, :3].tolist()).json()["results"][0]
+    assert narrow["failure"]["detail"] == "the episode has no states of 7 numbers to look at"
+    for item, why in (
+        ({"task": "t", "frames_base64": ["x"], "states": [[1.0]]}, "items[0].frames_base64 would do nothing"),
+        ({"prompt": "p", "states": [[1.0]]}, "items[0].prompt would do nothing"),
+        ({"task": "t"}, "give a state for each row"),
+        ({"states": [[1.0, 2.0], [1.0]]}, "all of one length"),
+    ):
+        refused = ask(**item)
+        assert (refused.status_code, why in refused.text) == (422, True), refused.text
+    framed = ask(task="t", npy_base64=b64(npy(np.zeros((2, 8, 8, 3), np.uint8)))).json()["results"][0]
+    assert framed["failure"]["reason"] == "no_states"
+
+
 def test_a_constant_is_the_same_there_and_here(served):
     here, there = load_reward_model("constant", value=0.25), remote(served, "fixed")
     batch = [Episode(id="0", task="t", states=np.zeros((3, 2), np.float32)), *random_episodes(1, 4)]
@@ -202,7 +268,7 @@ def test_all_episodes_of_a_call_are_scored_in_one_batch(served, home):
 
 
 def test_a_model_that_is_not_there(served):
-    known = "there is no model 'nobody' here; there are eye, fixed, learner, prm, resnet; set backend"
+    known = "there is no model 'nobody' here; there are eye, fixed, learner, prm, resnet, states; set backend"
     with pytest.raises(ConfigError, match=known):
         remote(served, "nobody")
     with pytest.raises(ConfigError, match="put its token into GUERDON_TOKEN"):

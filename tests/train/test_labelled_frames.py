@@ -4,9 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import square_episode, square_episodes
 
+import corridor
+from guerdon.collect.collect import collect
 from guerdon.errors import DataError
+from guerdon.settings.study import Study
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
-from guerdon.train.images import labelled_frames
+from guerdon.train.images import labelled_frames, train_image_model
 from guerdon.train.trainer import balanced_counts, epoch_order
 from guerdon.types import Episode
 
@@ -69,6 +72,23 @@ def test_successes_of_which_no_row_is_marked_are_named(kind):
     episodes = [Episode(f"e{k}", "t", frames=frames, success=np.zeros(4, bool), outcome=k < 2) for k in range(3)]
     with pytest.raises(DataError, match=r"2 of 3 episodes succeeded, but next.success marks none of their rows"):
         frames_of(episodes, kind)
+
+
+def test_a_success_between_two_kept_rows_is_named_with_the_key_that_lost_it(tmp_path):
+    options = {"max_episode_steps": 20, "kwargs": {"stops": False, "moment": 7}}
+    env = {"type": "gymnasium", "task": f"corridor:{corridor.ID}", "num_envs": 2, **options}
+
+    def train(name, **more):
+        given = {"save_dir": str(tmp_path / name), "episodes": 4, "mixture": [{"type": "random"}], **more}
+        collect(Study.model_validate({"env": env, "collect": given}))
+        rm = str(tmp_path / f"{name} rm")
+        return train_image_model(
+            ResNetTrainSettings(data_path=given["save_dir"], save_dir=rm, arch="mlp", max_epochs=1)
+        )
+
+    with pytest.raises(DataError, match=r"4 of 4 episodes.*every 5th step.*collect again with collect.frame_every=1"):
+        train("default")
+    assert train("every", frame_every=1).metrics["train_positive"] > 0
 
 
 def test_no_success_is_an_error_that_says_so():

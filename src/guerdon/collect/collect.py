@@ -203,9 +203,11 @@ def _collect_part(
             turn, skip = turn + 1, 0
             progress.advance(writer.num_episodes, share.type)
             if tried > GIVE_UP_AFTER * wanted and recorder.kept == 0:
+                broke = ", ".join(f"{reason} x {count}" for reason, count in recorder.lost.items() if count)
+                causes = [f"the simulator broke ({broke}): correct the environment"] if broke else []
+                causes += ["with only_success the actor must succeed now and then"] if settings.only_success else []
                 raise ConfigError(
-                    f"collect: {tried} episodes of actor {share.type!r} and not one to keep; with only_success the "
-                    "actor must succeed now and then"
+                    f"collect: {tried} episodes of actor {share.type!r} and not one to keep; {'; '.join(causes)}"
                 )
     finally:
         world.close()

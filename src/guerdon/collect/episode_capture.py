@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -98,6 +99,7 @@ class Recorder:
         first, among: number of the world's first copy in the run, and how many copies the run has; by default the
             world's.
         kept: episodes recorded so far, those found on the disk included.
+        lost: episodes that the simulator broke off, by reason.
     """
 
     world: World
@@ -117,6 +119,7 @@ class Recorder:
     first: int = 0
     among: int | None = None
     kept: int = field(default=0, init=False)
+    lost: Counter[str] = field(default_factory=Counter, init=False)
 
     def __post_init__(self) -> None:
         self._held: list[tuple[int, _Tape]] = []
@@ -167,7 +170,8 @@ class Recorder:
         kept = []
         ended = transition.done if ends_B is None else transition.done | ends_B
         wanted = self.wants(rows_B) | ended
-        for i in transition.failures:
+        for i, why in transition.failures.items():
+            self.lost[why.reason] += self._tapes[i] is not None
             self._tapes[i] = None
         for i in range(self.world.num_envs):
             tape = self._tapes[i]

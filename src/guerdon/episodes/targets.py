@@ -39,6 +39,22 @@ def no_labels(skipped: int, needs: str) -> str:
     )
 
 
+def no_marks(apart: Sequence[int], episodes: int) -> str:
+    """The message for a data set that marks no row of its successful episodes as a success.
+
+    Args:
+        apart: steps between two rows of each of them.
+        episodes: of the data set.
+    """
+    unmarked = f"{len(apart)} of {episodes} episodes succeeded, but next.success marks none of their rows: "
+    if max(apart) > 1:
+        return (
+            f"{unmarked}they have every {max(apart)}th step, and success lasted less; collect again with "
+            "collect.frame_every=1 (env.data_collection.frame_every=1 in a run)"
+        )
+    return f'{unmarked}mark them as "Outcomes for your own recordings" in docs/data.md shows'
+
+
 def outcome_of(success: Sequence[bool | None]) -> bool | None:
     """The outcome of an episode with this success of its rows, None: unknown.
 

@@ -78,7 +78,8 @@ class Evaluation:
 
     Attributes:
         model: its `info` as JSON values, with `kind` and `threshold` as they were used.
-        data: episodes, rows, positives (successful episodes), rows_positive, outcome_unknown, hash.
+        data: episodes, rows, positives (successful episodes), rows_positive, outcome_unknown, hash; `trained_on` where
+            the model was trained on them.
         metrics: by name.
         reliability: the bins of the reliability diagram; empty when the scores are not probabilities.
         probes: by name.
@@ -204,6 +205,10 @@ def _curves(episodes: Sequence[Episode], scores: Sequence[Score]) -> list[tuple[
     ]
 
 
+_TRAINED_ON = (
+    "measured on the data that the model was trained on, so these figures are better than on new episodes: `guerdon "
+    "evaluate` with the study of its training measures on the episodes that were held out"
+)
 _ANSWERS = {None: "not measured", True: "passed", False: "FAILED"}
 
 
@@ -223,6 +228,7 @@ def evaluation_text(evaluation: Evaluation) -> str:
         f"{model['name']} ({model['kind']}), threshold {number(model['threshold'])}",
         f"{data['episodes']} episodes ({data['positives']} successful), {data['rows']} rows "
         f"({data['rows_positive']} successful)",
+        *([_TRAINED_ON] if data.get("trained_on") else []),
         f"failed measurements: {failed or 'none'}",
         "",
         *figure_table(metrics, "metric", ["baseline"]),
@@ -325,9 +331,21 @@ def _evaluated(
 ) -> Evaluation:
     kind: Kind = "progress" if progress else "success"
     with doing(f"evaluating {name}"):
-        return evaluate_model(
+        found = evaluate_model(
             model, episodes, kind=kind, threshold=None, seed=how.seed, reps=how.reps, data_hash=digest, gate=how.gate
         )
+    seen = how.data_path is not None and digest == _training_data(model)
+    return replace(found, data={**found.data, "trained_on": True}) if seen else found
+
+
+def _training_data(model: RewardModel) -> str | None:
+    """The hash of the data set that a model was trained on; None where its card does not say."""
+    from guerdon.models.image import ImageRewardModel
+    from guerdon.models.vlm import VLMRewardModel
+
+    card = model.config if isinstance(model, ImageRewardModel) else None
+    own = model.card if isinstance(model, VLMRewardModel) else card
+    return None if own is None else own.data_hash
 
 
 def held_out(settings: ImageTrainSettings | VLMTrainSettings, data_path: str | None) -> tuple[list[Episode], str]:

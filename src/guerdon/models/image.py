@@ -35,7 +35,7 @@ from guerdon.finite import load_weights, save_weights
 from guerdon.models.backbone import ImageScorer, inference_copy, to_input, to_pixels
 from guerdon.models.checkpoint import read_card, write_card
 from guerdon.policies.precision import uses_bf16
-from guerdon.types import ByteArray, Episode, Failure, FloatArray, RewardInfo, Score
+from guerdon.types import ByteArray, Episode, Failure, FloatArray, IntArray, RewardInfo, Score
 
 Kind = Literal["resnet", "progress"]
 _ADDED = ("freeze_backbone", "pretrained", "state_size", "keys", "actions", "camera")  # older cards lack them
@@ -125,26 +125,40 @@ def state_rows(episode: Episode, keys: Sequence[str], *, actions: bool) -> Float
         keys: of the parts, in their order, or of several nested ones; empty: all.
         actions: with the action that led to each state; of discrete actions (`meta["action_values"]`) one-hot.
     """
-    states, parts = episode.states, episode.meta.get("state_keys")
+    states = episode.states
     if states is None:
         return None
-    if keys and parts is not None:
-        starts = np.cumsum([0, *(size for _, size in parts)])
-        own = [
-            np.arange(starts[k], starts[k + 1])
-            for key in keys
-            for k, (name, _) in enumerate(parts)
-            if name == key or name.startswith(f"{key}.")
-        ]
-        if {key for key in keys if not any(n == key or n.startswith(f"{key}.") for n, _ in parts)}:
+    if keys and "state_keys" in episode.meta:
+        try:
+            states = states[:, state_columns(episode, keys)]
+        except DataError:
             return None
-        states = states[:, np.concatenate(own)]
     if actions and episode.actions is not None:
         taken: NDArray[Any] = episode.actions
         if values := episode.meta.get("action_values"):
             taken = np.concatenate([np.eye(n)[taken[:, k].astype(np.int64)] for k, n in enumerate(values)], axis=1)
         states = np.concatenate([states, taken.reshape(len(states), -1)], axis=1)
     return states.astype(np.float32, copy=False)
+
+
+def state_columns(episode: Episode, keys: Sequence[str]) -> IntArray:
+    """(S,) which numbers of its states are the parts `keys`, each a part or several nested ones.
+
+    Raises:
+        DataError: its states have no such parts.
+    """
+    parts = episode.meta.get("state_keys", ())
+    names = [name for name, size in parts for _ in range(size)]
+    own = [[i for i, name in enumerate(names) if name == key or name.startswith(f"{key}.")] for key in keys]
+    known = ", ".join(f"{name} ({size})" for name, size in parts)
+    where = f"keys: the states of episode {episode.id!r}"
+    if not parts:
+        raise DataError(f"{where} have no named parts: remove keys, and the model looks at whole states")
+    if missing := [key for key, found in zip(keys, own, strict=True) if not found]:
+        raise DataError(f"{where} have no {missing[0]!r}; there are {known}")
+    if episode.states is None or episode.states.shape[1] != len(names):
+        raise DataError(f"{where} are not as wide as their parts, {known}: collect or convert the data set again")
+    return np.concatenate(own)
 
 
 def save_checkpoint(path: str | Path, scorer: ImageScorer, config: ImageModelConfig) -> Path:

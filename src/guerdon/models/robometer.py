@@ -30,7 +30,7 @@ from guerdon.devices import resolve_device
 from guerdon.errors import CheckpointError, boundary
 from guerdon.hub import local_folder
 from guerdon.models.vlm_prompts import PROMPTS, Question
-from guerdon.models.vlm_transformers import TransformersBackend, read_inputs
+from guerdon.models.vlm_transformers import TransformersBackend, check_heads, read_inputs
 from guerdon.policies.precision import uses_bf16
 from guerdon.policies.pretrained import read_tensors
 from guerdon.policies.vla.checkpoint_config import checked, json_object
@@ -88,6 +88,7 @@ class RobometerConfig(BaseModel):
         given = dict(self.vlm_config)
         with boundary(CheckpointError, f"{self.folder} has no configuration of a vision-language model"):
             config = AutoConfig.for_model(given.pop("model_type"), **given)
+        check_heads(config, self.folder)
         where = resolve_device(device)
         bf16 = uses_bf16(settings.bf16, where)
         own = any((self.folder / name).is_file() for name in ("preprocessor_config.json", "processor_config.json"))
@@ -98,7 +99,7 @@ class RobometerConfig(BaseModel):
             raise CheckpointError(f"{self.folder} has embeddings of {rows} tokens, its tokenizer has {size}")
         unit = (inputs.image_processor.patch_size * inputs.image_processor.merge_size) ** 2
         inputs.image_processor.size = {"shortest_edge": 4 * unit, "longest_edge": 16384 * unit}  # of qwen-vl-utils
-        with without_weights():
+        with without_weights(self.folder):
             network = _Network(config, self)
         dtype = torch.bfloat16 if bf16 else torch.float32
         fill_exactly(network, _renamed(read_tensors(self.folder)), _unused(network), self.folder, dtype)

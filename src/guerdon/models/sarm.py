@@ -90,6 +90,8 @@ class SarmConfig(BaseModel):
         wrong = (
             f"n_obs_steps is {self.n_obs_steps}, which is not even" if self.n_obs_steps % 2
             else f"state_key is {self.state_key}, and episodes have {STATE}" if self.state_key != STATE
+            else f"num_heads is {self.num_heads}, which does not divide hidden_dim, {self.hidden_dim}"
+            if self.hidden_dim % self.num_heads
             else f"{head}_temporal_proportions has {len(shares)} shares for {self.stages(head)} stages"
             if shares is not None and len(shares) != self.stages(head) > 1
             else f"{head}_temporal_proportions are {shares}: a share is 0 or more, and one is above 0"
@@ -282,7 +284,7 @@ def load_sarm(
     file = folder / "config.json"
     config = checked(SarmConfig, json_object(file), file)
     config.refuse_others(file, head)
-    with without_weights():
+    with without_weights(folder):
         network = _Stages(config)
     fill_exactly(network, read_tensors(folder), {}, folder)
     statistics = state_statistics(folder, config.normalization_mapping, STATE, _STEPS)

@@ -263,6 +263,7 @@ def read_vlm(path: str | Path, adapter: str | Path | None = None, *, dtype: torc
             verify_folder(folder)
     model = read_pretrained(AutoModelForImageTextToText, str(path), _WHAT, dtype=dtype)
     inputs = read_inputs(str(path), model.config.model_type)
+    check_heads(model.config, path)
     if adapter is not None:
         model = read_adapter(model, Path(adapter))
     return LoadedVLM(model.eval(), inputs)
@@ -283,6 +284,21 @@ def map_vlm(path: str) -> tuple[LoadedVLM, dict[str, torch.Tensor] | None]:
         return read_vlm(path), None
     model, weights = found
     return LoadedVLM(model, read_inputs(path, model.config.model_type)), weights
+
+
+def check_heads(config: Any, path: str | Path) -> None:
+    """Refuse a vision tower that transformers builds and cannot compute.
+
+    Raises:
+        CheckpointError: its heads do not divide its width.
+    """
+    tower = getattr(config, "vision_config", None)
+    heads, wide = (getattr(tower, name, 1) for name in ("num_heads", "hidden_size"))
+    if heads < 1 or getattr(tower, "embed_dim", wide) % heads:
+        raise CheckpointError(
+            f"{path}: vision_config.num_heads is {heads}, which does not divide its width; copy config.json from the "
+            "checkpoint again"
+        )
 
 
 def read_inputs(path: str, family: str) -> VisionInputs:

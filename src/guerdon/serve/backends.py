@@ -201,11 +201,17 @@ def build_model(name: str, settings: ServedModelSettings) -> RewardModel:
 
                 function, options["kind"] = load_online_image_model, plain_name(kind)
             model = function(settings.model_path, **options)
-        if plain_name(kind) in IMAGE_KINDS and model.info.modality == "state":
-            raise ConfigError(
-                f"models.{name} looks at states, and requests have frames or text: serve a model of those"
-            )
+        if plain_name(kind) in IMAGE_KINDS:
+            _refuse_actions(name, model.info.actions)
         return model
+
+
+def _refuse_actions(name: str, actions: bool) -> None:
+    if actions:
+        raise ConfigError(
+            f"models.{name} looks at the action that led to each state (actions: true), and requests have no actions: "
+            "serve a model that was trained without, or use this one where it is, by its checkpoint_path"
+        )
 
 
 def _replicas(name: str, settings: ServedModelSettings, count: int) -> RewardModel:
@@ -319,7 +325,7 @@ def refuse_all(settings: ServeSettings) -> None:
         elif plain_name(kind) in IMAGE_KINDS:
             from guerdon.models.image import load_config
 
-            load_config(path, type=plain_name(kind))
+            _refuse_actions(name, load_config(path, type=plain_name(kind)).actions)
 
 
 def load_custom(name: str, settings: ServedModelSettings) -> RewardModel:

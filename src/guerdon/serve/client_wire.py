@@ -201,6 +201,8 @@ class RewardsFormat:
             known = {"label": episode.meta.get(REFERENCE), "rubric": episode.meta.get(RUBRIC)}
             more = {key: value for key, value in known.items() if value and isinstance(value, str | list)}
             return {**_asked(episode), "steps": list(episode.texts), **more}
+        if info.modality == "state" and episode.states is not None and episode.states.size:
+            return _states(episode, info)
         frames = _frames(episode, info)
         if frames is None or not len(frames):
             held = ", ".join(episode.columns())
@@ -287,6 +289,16 @@ def _asked(episode: Episode) -> dict[str, Any]:
         return {"prompt": episode.task}
     messages = episode.context or ({"role": "user", "content": episode.task},)
     return {"messages": [dict(message) for message in messages], **tools}
+
+
+def _states(episode: Episode, info: RewardInfo) -> dict[str, Any] | Failure:
+    """The parts of the states that a model looks at; of unnamed parts, whole states."""
+    from guerdon.models.image import state_rows
+
+    rows = state_rows(episode, info.keys, actions=info.actions)
+    if rows is None:
+        return Failure("no_states", f"its states lack parts that the model looks at ({', '.join(info.keys)})")
+    return {"task": episode.task, "states": rows.tolist()}
 
 
 def _frames(episode: Episode, info: RewardInfo) -> ByteArray | None:
@@ -535,11 +547,11 @@ def _shown(value: Any) -> str:
 def refuse_idle(settings: RemoteSettings, info: RewardInfo) -> None:
     """Refuse settings that would do nothing for this model, or cannot work with it."""
     idle = {"nframes"} if info.granularity == "step" else set()
-    idle |= {"nframes", "max_pixels", "upload"} if info.modality == "text" else set()
+    idle |= {"nframes", "max_pixels", "upload"} if info.modality != "image" else set()
     fields = type(settings).model_fields
     given = sorted(key for key in idle if getattr(settings, key) != fields[key].default)
     if given:
-        what = "text" if info.modality == "text" else "every frame"
+        what = {"text": "text", "state": "states"}.get(info.modality, "every frame")
         raise ConfigError(f"{given[0]} would do nothing with the model {info.name!r}, which scores {what}; remove it")
     if info.granularity == "step" and settings.upload in ("mp4", "path"):
         raise ConfigError(

@@ -84,7 +84,9 @@ class RewardItem(StrictBody, FrameFields):
     )
     task: str | None = Field(None, description="frames: the task in words")
     states: Annotated[list[Annotated[list[float], FIRST_ERROR]], FIRST_ERROR] | None = Field(
-        None, description="frames: the state of the robot at each, for models that need it"
+        None,
+        description="frames: the state of the robot at each, for models that need it; without frames: one for each "
+        "row, of what a model of states looks at",
     )
 
 
@@ -267,6 +269,30 @@ def has_frames(item: RewardItem, place: int) -> bool:
         where, both = f"items[{place}]", [*frames, "task"]
         raise BadRequest(f"{where} has {texts[0]} of a text and {both[0]} of frames; give one of them", param=where)
     return True
+
+
+def of_states(item: RewardItem) -> bool:
+    """Whether a model of states looks at the states of an item: it has some, or nothing else."""
+    return item.states is not None or not _other_fields(item)
+
+
+def _other_fields(item: RewardItem) -> list[str]:
+    return [name for name in (*_TEXT_FIELDS, *FrameFields.model_fields) if getattr(item, name) is not None]
+
+
+def state_episode(item: RewardItem, place: int) -> Episode:
+    """An item of states alone.
+
+    Raises:
+        BadRequest: it has no states of one length, or something else to look at.
+    """
+    where, states = f"items[{place}]", item.states or []
+    if given := _other_fields(item):
+        raise BadRequest(f"{where}.{given[0]} would do nothing: the model looks at states; remove it", param=where)
+    if len({len(state) for state in states}) != 1:
+        raise BadRequest(f"{where}: give a state for each row, all of one length", param=f"{where}.states")
+    rows = np.array(states, dtype=np.float32)
+    return Episode(id=item.id or str(place), task=item.task or "", states=rows, outcome=item.outcome)
 
 
 def text_episode(item: RewardItem, place: int, *, per_step: bool, limits: LimitSettings) -> Episode:
@@ -484,7 +510,10 @@ async def _episodes(media: Media, queue: ModelQueue, items: Sequence[RewardItem]
     found: list[Episode | None] = [None] * len(items)
     visual: dict[int, RewardItem] = {}
     for place, item in enumerate(items):
-        if has_frames(item, place):
+        if queue.info.modality == "state" and of_states(item):
+            wire.check_task(limits, item.task or "", f"items[{place}].task")
+            found[place] = state_episode(item, place)
+        elif has_frames(item, place):
             wire.check_task(limits, item.task or "", f"items[{place}].task")
             visual[place] = item
         else:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -29,10 +29,10 @@ from transformers import EarlyStoppingCallback, EvalPrediction, Trainer
 
 from guerdon import distributed
 from guerdon.devices import resolve_device
-from guerdon.episodes.targets import frame_targets, no_labels
+from guerdon.episodes.targets import frame_targets, no_labels, no_marks
 from guerdon.errors import ConfigError, DataError
 from guerdon.models.backbone import MLP, ImageScorer, batch_normalizations, calibrating, residual_layers, to_pixels
-from guerdon.models.image import ImageModelConfig, save_checkpoint, state_rows
+from guerdon.models.image import ImageModelConfig, save_checkpoint, state_columns, state_rows
 from guerdon.models.quality import frame_quality
 from guerdon.packaged import local_model
 from guerdon.policies.deferred import deferred
@@ -163,16 +163,21 @@ def is_classifier(settings: Settings | VLMTrainSettings) -> bool:
     return settings.question == "completed" if isinstance(settings, VLMTrainSettings) else settings.type == "resnet"
 
 
-def sees_states(settings: Settings | VLMTrainSettings) -> bool:
+def sees_states(settings: Settings | VLMTrainSettings) -> TypeGuard[Settings]:
     """Whether the model looks at states, instead of frames."""
     return not isinstance(settings, VLMTrainSettings) and settings.arch == MLP
 
 
-def state_rows_of(episode: Episode, settings: Settings | VLMTrainSettings) -> FloatArray | None:
-    """(T, S) what a model on states looks at; None where the episode lacks it."""
-    assert not isinstance(settings, VLMTrainSettings)
+def state_rows_of(episode: Episode, settings: Settings) -> FloatArray | None:
+    """(T, S) what a model on states looks at; None where the episode lacks it.
+
+    Raises:
+        DataError: its states have no parts of these keys.
+    """
     if settings.actions and episode.actions is None:
         return None
+    if settings.keys and episode.states is not None:
+        state_columns(episode, settings.keys)
     return state_rows(episode, settings.keys or (), actions=bool(settings.actions))
 
 
@@ -217,10 +222,11 @@ def label_rows(
     Raises:
         DataError: no usable episode at all.
     """
-    targets, positive, rows, ids, succeeded, skipped, unmarked = [], [], [], [], [], 0, 0
+    targets, positive, rows, ids, succeeded, unmarked, skipped = [], [], [], [], [], [], 0
     for episode in episodes:
         target_T = row_targets(episode, settings)
-        unmarked += bool(episode.outcome and episode.success is not None and not episode.success.any())
+        if episode.outcome and episode.success is not None and not episode.success.any():
+            unmarked.append(int(episode.meta.get("frame_every", 1)))
         if target_T is None or (needs_task and not episode.task.strip()):
             skipped += 1
             continue
@@ -234,23 +240,17 @@ def label_rows(
         ids.append(episode.id)
         succeeded.append(bool(np.nanmax(target_T) > 0))  # by all rows, as `held_out_episodes` finds them again
     if not ids:
-        asked = ", a task" if needs_task else ""
-        raise DataError(
-            no_labels(skipped, f"{'states' if sees_states(settings) else 'frames'}{asked} and success labels")
-        )
+        seen = "states" if sees_states(settings) else "frames, a task" if needs_task else "frames"
+        raise DataError(no_labels(skipped, f"{seen} and success labels"))
     if unmarked and not any(part.any() for part in positive):
-        raise DataError(
-            f"{unmarked} of {len(ids) + skipped} episodes succeeded, but next.success marks none of their rows: mark "
-            'them as "Outcomes for your own recordings" in docs/data.md shows'
-        )
+        raise DataError(no_marks(unmarked, len(ids) + skipped))
     owner = np.repeat(np.arange(len(ids)), [len(drawn) for drawn in rows])
-    positive_N = np.concatenate(positive)
     if held_ids is None:
         held = held_out(ids, np.array(succeeded, bool), settings.val_split, settings.seed)
     else:
         held = np.isin(ids, list(held_ids))
     return LabelledRows(
-        np.concatenate(targets), positive_N, held[owner], owner, np.concatenate(rows), tuple(ids), skipped
+        np.concatenate(targets), np.concatenate(positive), held[owner], owner, np.concatenate(rows), tuple(ids), skipped
     )
 
 

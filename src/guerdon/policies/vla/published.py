@@ -145,7 +145,7 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
         raise CheckpointError(
             f"{file}: n_action_bins is {bins}, the vocabulary has {vocabulary} tokens without padding"
         )
-    with without_weights():
+    with without_weights(folder):
         network = PrismaticNetwork(
             DinoSiglipTowers(sizes), language, vocabulary=vocabulary, bins=bins, image_size=sizes[0].image,
             proprio_size=proprio_size, fused=config.use_fused_vision_backbone,
@@ -219,7 +219,7 @@ def read_smolvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
     )
     assert config.resize_imgs_with_padding is not None
     size = config.resize_imgs_with_padding[0]
-    with without_weights():
+    with without_weights(folder):
         see = _SmolVLMEyes(SmolVLMVisionTransformer(vlm.vision_config), SmolVLMConnector(vlm))
         network = SmolVLANetwork(see, vlm.text_config, expert, image_size=size, proprio_size=proprio_size, padded=True)
     renamed = {_smolvla_name(key): tensor for key, tensor in published_weights(settings).items()}
@@ -335,11 +335,16 @@ def fill_exactly(
 
 
 @contextmanager
-def without_weights() -> Iterator[None]:
-    """Networks made inside have no weights yet, but their other buffers."""
+def without_weights(folder: Path) -> Iterator[None]:
+    """Networks made inside have no weights yet, but their other buffers.
+
+    Raises:
+        CheckpointError: there is no network of the sizes in the configuration in this folder.
+    """
     from accelerate import init_empty_weights
 
-    with init_empty_weights(include_buffers=False):
+    wrong = f"{folder}: its configuration describes no network (copy it from the checkpoint again)"
+    with boundary(CheckpointError, wrong), init_empty_weights(include_buffers=False):
         yield
 
 
