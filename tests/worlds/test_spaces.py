@@ -306,7 +306,7 @@ def test_odd_environments_are_taken_and_an_exit_is_an_error(capsys):
     log_once.cache_clear()
     world = build_world(GymnasiumSettings(task="GuerdonOdd-v0", num_envs=1, native_reward="dense"), seed=0)
     world.reset()
-    assert "GuerdonOdd-v0 has no parameter render_mode" in capsys.readouterr().err
+    assert "GuerdonOdd-v0 does not take render_mode" in capsys.readouterr().err
     assert world.step(np.zeros((1, 1))).rewards.tolist() == [0.5]
     world.step(np.zeros((1, 1)))
     with pytest.raises(SimulatorError, match=r"step 3 of .*GuerdonOdd-v0 with action \[0\] called sys.exit\(None\)"):

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.progress import doing, log_once
@@ -39,6 +39,7 @@ from guerdon.worlds.libero_files import libero_task, mujoco_changes
 from guerdon.worlds.maniskill import ManiSkillEye, ManiSkillVectorEnv, check_maniskill_task, task_text
 from guerdon.worlds.metaworld import MetaWorldVectorEnv, metaworld_task
 from guerdon.worlds.processes import ProcessVectorEnv
+from guerdon.worlds.resets import CopiesVectorEnv
 from guerdon.worlds.spaces import plain
 from guerdon.worlds.starts import Curriculum, Playing, Rotation, Starts
 from guerdon.worlds.success import SUCCESS_KEYS, own_readers, unreported
@@ -307,7 +308,7 @@ def own_world(settings: OwnWorldSettings, copies: int, seed: int) -> EnvParts:
         proprioception = getattr(env.unwrapped, "proprioception", None)
         made = [stacked_moments(one, settings.frame_stack) for one in made]
         named = [named_copy(one, i, copies, settings.task or settings.type) for i, one in enumerate(made)]
-        env = SyncVectorEnv([partial(named.pop, 0)] * copies, autoreset_mode=AutoresetMode.DISABLED)
+        env = CopiesVectorEnv([partial(named.pop, 0)] * copies, autoreset_mode=AutoresetMode.DISABLED)
         env.proprioception = proprioception
     elif settings.frame_stack > 1:
         raise ConfigError(f"env.frame_stack: env.type {settings.type} makes a vector of copies; stack moments in it")

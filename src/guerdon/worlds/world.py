@@ -556,7 +556,7 @@ class World:
 
     def _look_after(self, wanted: BoolArray, ended: BoolArray, info: dict[str, Any]) -> dict[int, Any]:
         """Looks after the action; a SAME_STEP environment has moved on, so its terminal look comes with the info."""
-        if self.mode is not AutoresetMode.SAME_STEP:
+        if self.mode is not AutoresetMode.SAME_STEP or not self.takes_pictures:
             return self._captured(wanted)
         looks = self._captured(wanted & ~ended)
         for i in np.flatnonzero(wanted & ended):
