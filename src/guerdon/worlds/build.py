@@ -131,6 +131,7 @@ def build_world(
         success_readers=success_readers,
         group_size=group_size,
         pixels=settings.observation == "pixels",
+        moments=getattr(settings, "frame_stack", 1),
         ordered=(first, each) if ordered else None,
         tries=tries,
         playing=None if starts is None else Playing(starts, copies, group_size, first=first, among=among),

@@ -209,9 +209,9 @@ def parts_of_rows(state_keys: Sequence[tuple[str, int]], action_values: Sequence
     return found | ({"action_values": list(action_values)} if action_values else {})
 
 
-def rgb_of(pictures_N: np.ndarray) -> ByteArray:
-    """(N, H, W, 3) of pictures with any number of channels: of several moments the last."""
-    channels = pictures_N.shape[-1]
+def rgb_of(pictures_N: np.ndarray, moments: int) -> ByteArray:
+    """(N, H, W, 3) of pictures with any number of channels: the last of so many moments, and of several others."""
+    channels = pictures_N.shape[-1] // moments
     return pictures_N[..., -3:] if channels % 3 == 0 else np.repeat(pictures_N[..., -1:], 3, axis=-1)
 
 

@@ -41,6 +41,7 @@ class World:
         num_envs: B.
         columns, own_columns: what one copy shows a policy; what the environment itself shows of it.
         reports_every_step: False once the environment left success open at a step.
+        moments: that the environment itself shows at once.
         takes_pictures: set it to False to draw nothing: captured looks are then None.
         exact_resume: whether `state_dict` restores the simulators themselves (autoreset disabled, no people who act);
             elsewhere the episodes under way start again after a resume.
@@ -66,6 +67,7 @@ class World:
             the number of a start. The number of the first copy in the run, and how many copies play each task: their
             groups share the numbers out. None: drawn.
         playing: decides which task an episode plays, and its start; None: copies keep their tasks.
+        moments: that the environment itself shows at once.
 
     Raises:
         ConfigError: these arguments do not fit the environment, or each other.
@@ -89,13 +91,14 @@ class World:
         ordered: tuple[int, int] | None = None,
         tries: int = 0,
         playing: Playing | None = None,
+        moments: int = 1,
     ) -> None:
         if len(tasks) != env.num_envs:
             raise ConfigError(f"{len(tasks)} task texts for {env.num_envs} environments")
         self.env = env
         self.tasks = tuple(tasks)
         self.num_envs: int = env.num_envs
-        self.eye = eye
+        self.eye, self.moments = eye, moments
         self.mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self.exact_resume = self.mode is AutoresetMode.DISABLED
         if pixels and self.mode is AutoresetMode.SAME_STEP:
