@@ -420,6 +420,22 @@ def test_moments_of_an_array_that_changes_in_place_are_kept():
     assert seen == [[0, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4]]
 
 
+class Ending(Lazy):
+    """Has a key of its own that Gymnasium gives a meaning in environments that reset within a step."""
+
+    def step(self, action):
+        *found, info = super().step(action)
+        return *found, {**info, "final_obs": np.zeros(2)}
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.DISABLED, AutoresetMode.NEXT_STEP])
+def test_a_key_final_obs_is_the_users_own_where_nothing_resets_within_a_step(mode):
+    env = plain(SyncVectorEnv([Ending] * 2, autoreset_mode=mode), "env.type Ending")
+    env.reset(seed=0)
+    for k in range(1, 5):
+        assert env.step(np.zeros((2, 1)))[0]["age"].tolist() == [[k], [k]]
+
+
 @pytest.mark.parametrize("keys", [True, False])
 @pytest.mark.parametrize(("channels", "newest"), [(1, (200, 200, 200)), (3, (200, 201, 202))])
 @pytest.mark.parametrize("stack", [2, 3])
