@@ -60,6 +60,7 @@ class _Simulator:
             "columns": getattr(self.env, "columns", None),
             "action_start": getattr(self.env, "action_start", 0),
             "proprioception": getattr(self.env, "proprioception", None),
+            "unlimited": getattr(self.env, "unlimited", False),
             "tasks": self.tasks,
             "all_texts": tuple(getattr(self.env, "all_texts", ())),
             "size": self.eye.size,

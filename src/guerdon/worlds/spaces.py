@@ -372,7 +372,8 @@ class Plain(VectorWrapper):  # type: ignore[misc]
     def __init__(self, env: VectorEnv, what: str, *, as_it_is: bool) -> None:
         super().__init__(env)
         self._what = what
-        self._same_step = env.metadata.get("autoreset_mode") == AutoresetMode.SAME_STEP
+        mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+        self._same_step = mode is AutoresetMode.SAME_STEP
         self._inner: gymnasium.Space = env.single_action_space
         self.single_action_space = _rows_of(self._inner, what)
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, env.num_envs)
