@@ -564,8 +564,8 @@ class OwnWorldSettings(_ReportsSuccess):
     max_episode_steps: int | None = Field(
         None,
         ge=1,
-        description="time limit of an episode; null: the environment's own, which a `TimeLimit` of Gymnasium shows, 200 "
-        "where it shows none",
+        description="time limit of an episode; null: that of the environment's `gymnasium.wrappers.TimeLimit`, 200 "
+        "where there is none",
     )
     params: dict[str, Any] = PARAMS
 

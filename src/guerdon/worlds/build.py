@@ -307,7 +307,7 @@ def own_world(settings: OwnWorldSettings, copies: int, seed: int) -> EnvParts:
 
     A vector environment may have an `eye` of its own, which draws pictures later than it looks.
     """
-    offered: dict[str, Any] = {"task": settings.task, "num_envs": copies, "seed": seed, "frame_size": settings.frame_size}
+    offered = {"task": settings.task, "num_envs": copies, "seed": seed, "frame_size": settings.frame_size}
     asked = inspect.signature(WORLDS.factory(settings.type)).parameters.get("max_episode_steps")
     if settings.max_episode_steps or (asked is not None and asked.default is asked.empty):  # else its own default
         offered["max_episode_steps"] = settings.max_episode_steps or UNLIMITED

@@ -170,7 +170,7 @@ def step_all(
     try:
         with boundary(SimulatorError, "step"):
             *found, info = env.step(actions_B_A.copy())  # which environments may change
-            return *found, by_name(info)  # type: ignore[return-value]
+            return *found, by_name(info)
     except SimulatorError as error:
         said = raised_by(error)
         if not said and not isinstance(error, BrokenCopyError):

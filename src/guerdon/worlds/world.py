@@ -552,7 +552,7 @@ class World:
 
     def _lost(self) -> dict[int, Failure]:
         """Copies whose process broke since this was asked last."""
-        return getattr(self.env, "lost_episodes", dict)()  # type: ignore[no-any-return]
+        return getattr(self.env, "lost_episodes", dict)()
 
     def _look_after(self, wanted: BoolArray, ended: BoolArray, info: dict[str, Any]) -> dict[int, Any]:
         """Looks after the action; a SAME_STEP environment has moved on, so its terminal look comes with the info."""
