@@ -17,9 +17,9 @@ class TeleopEvents(enum.Enum):
 
 REPORTS = (
     {"success": 0, "is_intervention": False, "teleop_action": np.zeros(2, int), "hit": None, "contacts": np.ones(2)},
-    {"success": True, "is_intervention": True, "teleop_action": np.array([0.7, -0.7]), "hit": {"x": 1.0}},
-    {"success": None, "is_intervention": None, "teleop_action": None, "contacts": np.ones((3, 2)), "grip": 1},
-    {"success": float("nan"), "is_intervention": np.bool_(True), "teleop_action": [0.25, 0.5], "grip": None},
+    {"success": True, "is_intervention": True, "teleop_action": np.array([0.7, -0.7]), "_success": np.ones(2)},
+    {"success": None, "is_intervention": None, "teleop_action": None, "contacts": np.ones((3, 2)), "hit": {"x": 1}},
+    {"success": float("nan"), "is_intervention": np.bool_(True), "teleop_action": [0.25, 0.5]},
     {"success": 0.5, 7: "a number", "contacts": "none", "final_obs": np.zeros(2), "final_info": 3},
     {TeleopEvents.SUCCESS: np.float32(1), TeleopEvents.IS_INTERVENTION: True, "teleop_action": (-1, 0)},
     {},

@@ -111,11 +111,16 @@ class CopiesVectorEnv(SyncVectorEnv):  # type: ignore[misc]
 
     def _add_info(self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int) -> dict[str, Any]:
         for key, value in env_info.items():
+            if key[:1] == "_" and (key[1:] in env_info or key[1:] in vector_infos):
+                continue  # by that name Gymnasium says which copies have the other
+            if key not in vector_infos:
+                vector_infos[key] = {} if key == "final_info" else np.full(self.num_envs, None)
+                vector_infos[f"_{key}"] = np.zeros(self.num_envs, np.bool_)
             if key == "final_info":
-                vector_infos[key] = self._add_info(vector_infos.get(key, {}), value, env_num)
+                self._add_info(vector_infos[key], value, env_num)
             else:
-                vector_infos.setdefault(key, np.full(self.num_envs, None))[env_num] = value
-            vector_infos.setdefault(f"_{key}", np.zeros(self.num_envs, np.bool_))[env_num] = True
+                vector_infos[key][env_num] = value
+            vector_infos[f"_{key}"][env_num] = True
         return vector_infos
 
 
