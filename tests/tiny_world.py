@@ -43,6 +43,20 @@ class Undrawn(Dot):
         super().__init__()
 
 
+class Window(Dot):
+    """As Gymnasium's template of an environment, with no other mode than a window for a person."""
+
+    metadata = {"render_modes": ["human"], "render_fps": 20}
+
+    def __init__(self, render_mode=None):
+        assert render_mode is None or render_mode in self.metadata["render_modes"]
+        super().__init__(render_mode)
+
+    def render(self):
+        assert self.render_mode is None
+
+
 if "Dot-v1" not in gymnasium.registry:
     gymnasium.register("Undrawn-v1", Undrawn, max_episode_steps=10)
+    gymnasium.register("Window-v1", Window, max_episode_steps=10)
     gymnasium.register("Dot-v1", Dot, max_episode_steps=10)

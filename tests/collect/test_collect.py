@@ -48,11 +48,11 @@ def corridor(folder, *, env=None, **options):
     return Study(env=env, collect={"save_dir": str(folder), **options})
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_an_environment_that_cannot_draw_gives_numbers_alone(tmp_path, vectorization):
-    env = {"task": "tiny_world:Undrawn-v1", "vectorization": vectorization}
-    collect(corridor(tmp_path / "data", env=env))
-    collect(corridor(tmp_path / "drawn", env={"task": "tiny_world:Dot-v1"}))
+@pytest.mark.parametrize("task", ["Undrawn-v1", "Window-v1"])
+@pytest.mark.parametrize("way", [{}, {"vectorization": "async"}, {"autoreset_mode": "same_step"}], ids=str)
+def test_an_environment_that_cannot_draw_gives_numbers_alone(tmp_path, task, way):
+    collect(corridor(tmp_path / "data", env={"task": f"tiny_world:{task}", **way}))
+    collect(corridor(tmp_path / "drawn", env={"task": "tiny_world:Dot-v1", **way}))
     for found, drawn in zip(*(read_episodes(tmp_path / name) for name in ("data", "drawn")), strict=True):
         assert found.frames is None
         assert drawn.frames is not None

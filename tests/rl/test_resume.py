@@ -167,6 +167,17 @@ def test_a_model_that_keeps_up_is_part_of_the_checkpoint(kind, arch, update, tmp
     assert b"loss" in result(whole)["metrics"]
 
 
+def test_a_run_whose_seed_does_not_decide_its_episodes_begins_new_ones(tmp_path, capsys):
+    one = clock_study(tmp_path, env={"kwargs": {"own_order": True}})
+    interrupted(one, "update", 5)
+    interrupted(one, "update", 2, resume=True)
+    loop = start(one, resume=True)
+    assert capsys.readouterr().err.count("took another course, so those under way begin again") == 2
+    assert not loop.collector.world.exact_resume
+    loop.run()
+    assert (run_folder(one) / "COMPLETE").exists()
+
+
 def test_a_policy_on_meta_worlds_pixels(tmp_path):
     name = "pixels"
     folder = write_study(tmp_path, name, total_steps=48, eval_every=48, eval_episodes=1, checkpoint_every=24)

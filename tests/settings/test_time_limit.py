@@ -1,13 +1,16 @@
 """The time limit of a Gymnasium environment: its own, unless the configuration says another."""
 
+from functools import partial
+
 import gymnasium
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from guerdon.plan.estimate import estimate
+from guerdon.progress import log_once
 from guerdon.settings.study import Study
-from guerdon.settings.world import GymnasiumSettings, MetaWorldSettings
+from guerdon.settings.world import GymnasiumSettings, MetaWorldSettings, OwnWorldSettings
 from guerdon.worlds.build import build_world
 
 
@@ -101,6 +104,54 @@ def test_an_unknown_id_and_a_second_name_of_the_limit_are_refused():
         build_world(settings("no_such_module:Thing-v0"), seed=0)
     with pytest.raises(ValidationError, match=r"set env\.max_episode_steps"):
         settings("Pendulum-v1", kwargs={"max_episode_steps": 3})
+
+
+def endless():
+    return Still()
+
+
+def limited(max_episode_steps=250):
+    return gymnasium.wrappers.TimeLimit(Still(), max_episode_steps)
+
+
+def told(max_episode_steps):
+    return limited(max_episode_steps)
+
+
+def several(num_envs, mode, limit):
+    made = partial(gymnasium.wrappers.TimeLimit, Still(), limit) if limit else Still
+    return gymnasium.vector.SyncVectorEnv([made] * num_envs, autoreset_mode=mode)
+
+
+def registered(num_envs):
+    more = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
+    return gymnasium.make_vec("guerdon-tests/Short-v1", num_envs, vectorization_mode="async", vector_kwargs=more)
+
+
+@pytest.mark.parametrize(
+    ("factory", "given", "limit"),
+    [
+        ("endless", {}, 200),
+        ("endless", {"max_episode_steps": 5}, 5),
+        ("endless", {"vectorization": "async"}, 200),
+        ("limited", {}, 250),
+        ("limited", {"vectorization": "async"}, 250),
+        ("limited", {"max_episode_steps": 7}, 7),
+        ("told", {}, 200),
+        ("told", {"max_episode_steps": 300}, 300),
+        ("several", {"params": {"mode": "Disabled", "limit": None}}, 200),
+        ("several", {"params": {"mode": "Disabled", "limit": 250}}, 250),
+        ("several", {"params": {"mode": "NextStep", "limit": 250}}, 250),
+        ("registered", {}, 7),
+    ],
+)
+def test_a_factorys_own_limit_is_kept_and_a_key_replaces_it(factory, given, limit, capsys):
+    log_once.cache_clear()
+    kind = f"test_time_limit:{factory}"
+    own = OwnWorldSettings(type=kind, task="still", num_envs=1, native_reward="dense", frame_size=8, **given)
+    assert length(own) == limit
+    said = f"[env] {kind} shows no time limit of its own, so episodes end after 200 steps (env.max_episode_steps)"
+    assert (said in capsys.readouterr().err) is (limit == 200 and factory != "told")
 
 
 def test_other_worlds_and_the_estimate():

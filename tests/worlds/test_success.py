@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import telling
 from corridor import GOAL, ID, LENGTH
 from guerdon.collect.episode_capture import Recorder
 from guerdon.collect.stepping import evaluate
@@ -231,3 +232,32 @@ def test_a_missing_renderer_is_an_error_only_where_frames_are_required(monkeypat
     check_tasks(settings)
     with pytest.raises(MissingDependencyError, match=r"needs pygame to draw: pip install 'guerdon\[gymnasium\]'"):
         check_tasks(settings, drawn=True)
+
+
+def told(**given):
+    """Steps of 12 copies of `Telling`: which report each made, and the actions they were given."""
+    settings = GymnasiumSettings(task=telling.ID, num_envs=12, native_reward="dense", frame_size=8, **given)
+    world, rng = build_world(settings, seed=1), np.random.default_rng(0)
+    world.reset(capture=np.zeros(12, np.bool_))
+    for _ in range(9):
+        which, taken = world.observations[:, 0].astype(int), rng.uniform(-1, 1, (12, 2)).astype(np.float32)
+        if not world.resetting.any():
+            yield world, which, taken.copy(), world.step(taken)
+        else:
+            world.step(taken)
+    world.close()
+
+
+WAYS = [{}, {"vectorization": "async", "num_envs_per_process": 5}, *({"autoreset_mode": m} for m in MODES[1:])]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_copies_may_report_values_of_different_types(way):
+    reports = set()
+    for _, which, taken, step in told(**way):
+        assert [step.success_of(i) for i in range(12)] == [telling.SUCCESS[k] for k in which]
+        assert step.intervened.tolist() == [telling.EXECUTED[k] is not None for k in which]
+        executed = [taken[i] if telling.EXECUTED[k] is None else telling.EXECUTED[k] for i, k in enumerate(which)]
+        assert np.array_equal(step.actions, np.array(executed, np.float32))
+        reports |= set(which)
+    assert reports == set(range(len(telling.REPORTS)))

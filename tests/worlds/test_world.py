@@ -1,11 +1,12 @@
 """One convention for three: what `World` says must be what the environment did, whoever resets it."""
 
+import gymnasium
 import numpy as np
 import pytest
 
 from corridor import GOAL, ID
-from guerdon.errors import CheckpointError, ConfigError, NonFiniteError
-from guerdon.settings.world import GymnasiumSettings, MetaWorldSettings
+from guerdon.errors import ConfigError, NonFiniteError
+from guerdon.settings.world import GymnasiumSettings, MetaWorldSettings, OwnWorldSettings
 from guerdon.worlds.build import build_world
 from guerdon.worlds.gymnasium_env import RenderEye, make_gymnasium_env
 from guerdon.worlds.world import FramesDue, ObservationSpec, World
@@ -178,14 +179,43 @@ def test_replay_of_metaworld_where_success_ends_episodes():
     resumed(lambda: build_world(settings, seed=3), np.stack(actions), cut + 1)
 
 
-def test_a_replay_that_does_not_arrive_is_an_error():
-    world, other = corridor_world(), corridor_world()
-    world.reset()
-    world.step(np.ones((3, 1), np.float32))
-    state = world.state_dict()
-    state["observations"] = state["observations"] + 1
-    with pytest.raises(CheckpointError, match="did not come back"):
-        other.load_state_dict(state)
+@pytest.mark.parametrize("length", [9, 2])
+def test_a_replay_that_does_not_arrive_begins_new_episodes(length, capsys):
+    """The seed does not decide where they start; in another version they also end before all is replayed."""
+    world, other = (build_world(unseeded(length), seed=0) for length in (9, length))
+    world.reset(capture=np.zeros(3, np.bool_))
+    for _ in range(5):
+        world.step(np.ones((3, 1), np.float32))
+    other.load_state_dict(world.state_dict())
+    assert "WARNING: episodes of the environment were replayed and took another course" in capsys.readouterr().err
+    assert not other.exact_resume
+    assert (other.steps_in_episode == 0).all()
+    assert (other.episode_ids == world.episode_ids + 1).all()
+    assert other.step(np.zeros((3, 1), np.float32)).mask.all()
+    world.close(), other.close()
+
+
+class Unseeded(gymnasium.Env):
+    """Draws its start without its seed."""
+
+    observation_space, action_space = gymnasium.spaces.Box(-9, 9, (2,)), gymnasium.spaces.Box(-1, 1, (1,))
+
+    def __init__(self, length):
+        self.length = length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.start, self.age = np.random.uniform(), 0
+        return np.array([self.start, 0], np.float32), {}
+
+    def step(self, action):
+        self.age += 1
+        return np.array([self.start, self.age], np.float32), 1.0, self.age >= self.length, False, {}
+
+
+def unseeded(length):
+    kind, params = "test_world:Unseeded", {"length": length}
+    return OwnWorldSettings(type=kind, task="drift", num_envs=3, native_reward="dense", params=params)
 
 
 class TwoCameras:

@@ -237,9 +237,9 @@ class Recorder:
             return True  # it was written before this run was killed, and has now been replayed
         own, shown = np.stack(tape.own), self.world.own_columns
         seen = seen[PIXELS] if PIXELS in (seen.dtype.names or ()) else seen
-        pictured = seen.ndim == 4 and seen.shape[-1] == 3
+        pictured = seen.ndim == 4 and seen.shape[-1] == 3 and self.world.moments == 1
         states = states_of(own, shown) if self.keep_states and not pictured else np.zeros((0, 0), np.float32)
-        views = {c.name: rgb_of(own[c.name]) for c in shown if c.kind == "image" and c.name}
+        views = {c.name: rgb_of(own[c.name], self.world.moments) for c in shown if c.kind == "image" and c.name}
         episode = Episode(
             id=name,
             task=tape.task,

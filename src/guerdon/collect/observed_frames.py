@@ -229,7 +229,7 @@ class ObservedFrames:
     def _own(self, observations_B: np.ndarray, index: int) -> tuple[FloatArray, dict[str, ByteArray]]:
         """The state of a copy, and the pictures that models choose among what its environment shows."""
         row = observations_B[index : index + 1]
-        views = {k: rgb_of(row[k])[0].copy() for k in sorted(self._keys & self._own_pictures)}
+        views = {k: rgb_of(row[k], self.world.moments)[0].copy() for k in sorted(self._keys & self._own_pictures)}
         return states_of(row, self.world.own_columns)[0], views
 
     def _add_first(self, t: int, numbers_B: IntArray, transition: Transition) -> None:

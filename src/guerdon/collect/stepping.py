@@ -292,7 +292,7 @@ def video(world: World, act: Callable[[np.ndarray], np.ndarray], *, frames: int)
         log_line(f"video: drawing took {VIDEO_SECONDS:g} s up to step {last} of {row}; the rest but the end is omitted")
     pick = _spread(sorted(looks), frames, first)
     shown = np.concatenate(own)[pick]
-    views = {c.name: rgb_of(shown[c.name]) for c in world.own_columns if c.kind == "image" and c.name}
+    views = {c.name: rgb_of(shown[c.name], world.moments) for c in world.own_columns if c.kind == "image" and c.name}
     views |= {name: world.render([looks[i] for i in pick], name) for name in world.cameras[1:]}
     moments = Segment(
         stream=0,

@@ -61,9 +61,7 @@ class EnvSettings(Settings):
     )
     task_text: str | None = Field(None, description="the task in words; Meta-World tasks have one")
     num_envs: int = Field(8, ge=1, le=2**16, description="copies stepped together")
-    max_episode_steps: int | None = Field(
-        UNLIMITED, ge=1, description="time limit of an episode; null: the environment's own"
-    )
+    max_episode_steps: int | None = Field(None, ge=1, description="time limit of an episode")
     native_reward: Literal["sparse", "dense"] = Field(
         "sparse",
         description="sparse: 1 at every step that the environment reports as a success, else 0, and refused where it "
@@ -563,6 +561,12 @@ class OwnWorldSettings(_ReportsSuccess):
     """A world that a user brings."""
 
     type: Annotated[str, Named(WORLDS)] = Field(description="a factory of your own")
+    max_episode_steps: int | None = Field(
+        None,
+        ge=1,
+        description="time limit of an episode; null: that of the environment's `gymnasium.wrappers.TimeLimit`, 200 "
+        "where there is none",
+    )
     params: dict[str, Any] = PARAMS
 
     @model_validator(mode="after")

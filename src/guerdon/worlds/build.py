@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.progress import doing, log_once
 from guerdon.settings.world import (
     PROTOCOLS,
+    UNLIMITED,
     WORLDS,
     GymnasiumSettings,
     LiberoSettings,
@@ -39,6 +41,7 @@ from guerdon.worlds.libero_files import libero_task, mujoco_changes
 from guerdon.worlds.maniskill import ManiSkillEye, ManiSkillVectorEnv, check_maniskill_task, task_text
 from guerdon.worlds.metaworld import MetaWorldVectorEnv, metaworld_task
 from guerdon.worlds.processes import ProcessVectorEnv
+from guerdon.worlds.resets import CopiesVectorEnv
 from guerdon.worlds.spaces import plain
 from guerdon.worlds.starts import Curriculum, Playing, Rotation, Starts
 from guerdon.worlds.success import SUCCESS_KEYS, own_readers, unreported
@@ -116,13 +119,21 @@ def build_world(
     each = among if whole.task_ids is None else among // len(whole.task_ids)
     if adaptive and settings.use_curriculum:
         success_readers = [*success_readers, "env.use_curriculum"]
-    own_limit = (GymnasiumSettings, ManiSkillSettings)  # environments that end episodes at the limit themselves
+    limit = settings.max_episode_steps
+    if isinstance(settings, GymnasiumSettings | ManiSkillSettings):
+        limit = None  # they end episodes at the limit themselves
+    elif limit is None and getattr(env, "unlimited", False):
+        limit = UNLIMITED
+        log_once(
+            f"[env] {settings.type} shows no time limit of its own, so episodes end after {limit} steps "
+            "(env.max_episode_steps)"
+        )
     return World(
         env if wrap is None else wrap(env),
         [text] * env.num_envs if isinstance(text, str) else text,
         seed=seed,
         eye=eye,
-        max_episode_steps=None if isinstance(settings, own_limit) else settings.max_episode_steps,
+        max_episode_steps=limit,
         end_on_success=settings.end_on_success,
         native_reward=settings.native_reward,
         success_keys=SUCCESS_KEYS if settings.success_key is None else (settings.success_key,),
@@ -130,6 +141,7 @@ def build_world(
         success_readers=success_readers,
         group_size=group_size,
         pixels=settings.observation == "pixels",
+        moments=getattr(settings, "frame_stack", 1),
         ordered=(first, each) if ordered else None,
         tries=tries,
         playing=None if starts is None else Playing(starts, copies, group_size, first=first, among=among),
@@ -296,7 +308,9 @@ def own_world(settings: OwnWorldSettings, copies: int, seed: int) -> EnvParts:
     A vector environment may have an `eye` of its own, which draws pictures later than it looks.
     """
     offered = {"task": settings.task, "num_envs": copies, "seed": seed, "frame_size": settings.frame_size}
-    offered["max_episode_steps"] = settings.max_episode_steps
+    asked = inspect.signature(WORLDS.factory(settings.type)).parameters.get("max_episode_steps")
+    if settings.max_episode_steps or (asked is not None and asked.default is asked.empty):  # else its own default
+        offered["max_episode_steps"] = settings.max_episode_steps or UNLIMITED
 
     def make() -> Any:
         return WORLDS.build(settings.type, settings.params, (gymnasium.Env, VectorEnv), **offered)
@@ -307,11 +321,21 @@ def own_world(settings: OwnWorldSettings, copies: int, seed: int) -> EnvParts:
         proprioception = getattr(env.unwrapped, "proprioception", None)
         made = [stacked_moments(one, settings.frame_stack) for one in made]
         named = [named_copy(one, i, copies, settings.task or settings.type) for i, one in enumerate(made)]
-        env = SyncVectorEnv([partial(named.pop, 0)] * copies, autoreset_mode=AutoresetMode.DISABLED)
+        env = CopiesVectorEnv([partial(named.pop, 0)] * copies, autoreset_mode=AutoresetMode.DISABLED)
         env.proprioception = proprioception
     elif settings.frame_stack > 1:
         raise ConfigError(f"env.frame_stack: env.type {settings.type} makes a vector of copies; stack moments in it")
     env = plain(env, f"env.type {settings.type}")
+    env.unlimited = not _limited(env)
     if env.num_envs != copies:
         raise ConfigError(f"env.type {settings.type} made {env.num_envs} copies, not the {copies} of num_envs")
     return env, getattr(env, "eye", None) or RenderEye(env, settings.frame_size), settings.task
+
+
+def _limited(env: VectorEnv) -> bool:
+    """Whether an environment is known to end its episodes at a time limit, or is the only one that can."""
+    mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+    first = next(iter(getattr(env.unwrapped, "envs", ())), None)
+    of_copies = isinstance(first, gymnasium.Env) and first.has_wrapper_attr("_max_episode_steps")
+    of_all = env.unwrapped.spec is not None and env.unwrapped.spec.max_episode_steps
+    return bool(of_copies or of_all) or mode is not AutoresetMode.DISABLED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from guerdon.settings.world import UNLIMITED
 from guerdon.types import BoolArray, ByteArray
 from guerdon.worlds.camera import choose_headless_backend, close_at_exit
 from guerdon.worlds.eye import stacked
-from guerdon.worlds.resets import CopyEnv
+from guerdon.worlds.resets import CopiesVectorEnv, CopyEnv
 from guerdon.worlds.spaces import is_text, plain
 
 
@@ -153,22 +154,24 @@ def make_gymnasium_env(
         if _gymnasium_own(env_id) in _GOALS:
             env = GoalReached(env)
         env = stacked_moments(env, frame_stack)
-        return named_copy(KeepTerminalFrame(env) if autoreset == "same_step" else env, index, num_envs, env_id)
+        env = KeepTerminalFrame(env) if autoreset == "same_step" and _draws(env) else env
+        return named_copy(env, index, num_envs, env_id)
 
     mode = AutoresetMode[autoreset.upper()]
     with gymnasium_errors(ConfigError, f"env.task {env_id!r} could not be made"):
-        env = SyncVectorEnv([partial(one, i) for i in range(num_envs)], autoreset_mode=mode)
+        env = CopiesVectorEnv([partial(one, i) for i in range(num_envs)], autoreset_mode=mode)
         return plain(env, f"env.task {env_id!r}")
 
 
 def _made(env_id: str, arguments: Mapping[str, Any]) -> gymnasium.Env:
     try:
         return gymnasium.make(env_id, render_mode="rgb_array", **arguments)
-    except TypeError as error:
-        if "'render_mode'" not in str(error):
+    except (AssertionError, TypeError, ValueError) as error:
+        if not isinstance(error, AssertionError) and "render_mode" not in str(error):
             raise
-        log_once(f"[env] {env_id} has no parameter render_mode: its frames may be missing")
-        return gymnasium.make(env_id, **arguments)
+        env = gymnasium.make(env_id, **arguments)
+        log_once(f"[env] {env_id} does not take render_mode rgb_array: its frames may be missing")
+        return env
 
 
 def stacked_moments(env: gymnasium.Env, count: int) -> gymnasium.Env:
@@ -180,7 +183,8 @@ def stacked_moments(env: gymnasium.Env, count: int) -> gymnasium.Env:
         if text:
             log_once(f"[env] moments are stacked without the text of {', '.join(sorted(text))}")
             env = gymnasium.wrappers.FilterObservation(env, [key for key in space if key not in text])
-    return gymnasium.wrappers.FrameStackObservation(env, count)
+    kept = gymnasium.wrappers.TransformObservation(env, deepcopy, None)  # an environment may change its array later
+    return gymnasium.wrappers.FrameStackObservation(kept, count)
 
 
 def named_copy(env: gymnasium.Env, index: int, copies: int, name: str) -> CopyEnv:
@@ -239,6 +243,13 @@ def never_reports_success(env_id: str) -> bool:
     return name is not None and name not in _GOALS
 
 
+def _draws(env: gymnasium.Env) -> bool:
+    """Whether `render` may give pictures."""
+    modes = env.metadata.get("render_modes") or ["rgb_array"]
+    able = env.render_mode is not None or "rgb_array" in modes
+    return able and type(env.unwrapped).render is not gymnasium.Env.render
+
+
 class RenderEye:
     """Looks by calling `render()` of the copies; the picture is drawn at once."""
 
@@ -249,9 +260,9 @@ class RenderEye:
 
     @property
     def cannot_draw(self) -> bool:
-        """Whether the environment has no `render` of its own."""
+        """Whether the environment has no `render` of its own, or one for a window alone."""
         env = self._env.unwrapped
-        return isinstance(env, SyncVectorEnv) and type(env.envs[0].unwrapped).render is gymnasium.Env.render
+        return isinstance(env, SyncVectorEnv) and not _draws(env.envs[0])
 
     def look(self, index: int) -> ByteArray:
         """The picture of copy `index` now, (H, W, 3) uint8."""

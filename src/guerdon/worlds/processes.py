@@ -177,6 +177,7 @@ class ProcessVectorEnv(PlainVectorEnv):
         task_texts: of each copy.
         all_texts: the tasks, in words, where copies change theirs.
         proprioception, columns: as the world has them.
+        unlimited: the world needs a time limit of guerdon's own.
         eye: draws the copies.
         restarts: processes started in place of others.
 
@@ -216,7 +217,7 @@ class ProcessVectorEnv(PlainVectorEnv):
         facts = max(all_facts, key=lambda one: one["spaces"][0].shape)  # others' observations end in zeros
         self.declare(num_envs, *facts["spaces"])
         self.proprioception, self.columns = facts["proprioception"], facts["columns"]
-        self.action_start = facts["action_start"]
+        self.action_start, self.unlimited = facts["action_start"], facts["unlimited"]
         self.task_texts = tuple(text for one in all_facts for text in one["tasks"])
         self.all_texts: tuple[str, ...] = facts["all_texts"]
         self.eye = ProcessEye(self, facts["size"], facts["cameras"], at_once=facts["at_once"])

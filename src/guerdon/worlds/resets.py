@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ NON_FINITE = Failure("simulator_non_finite", "an observation or a reward")
 _log = logging.getLogger(__name__)
 SEEDS = 10  # tried for one episode, before the world gives up
 _SHOWN = 32  # numbers of an action in a message
+_OF_VECTORS = ("final_obs", "final_info")  # keys of info with a meaning in vector environments alone
 _LARGEST = np.float64(np.finfo(np.float32).max)
 
 
@@ -46,7 +48,7 @@ class BrokenCopyError(SimulatorError):
 class CopyEnv(gymnasium.Wrapper):  # type: ignore[misc]
     """One copy of an environment: what it raises names it, the step and the action, or the seed of the reset.
 
-    A Box of actions is flattened to shape (A,).
+    A Box of actions is flattened to shape (A,), and keys of `info` are text (`by_name`).
 
     Args:
         env: the copy.
@@ -66,7 +68,8 @@ class CopyEnv(gymnasium.Wrapper):  # type: ignore[misc]
         self._steps = 0
         try:
             with boundary(SimulatorError, "reset"):
-                return self.env.reset(seed=seed, options=options)  # type: ignore[no-any-return]
+                observation, info = self.env.reset(seed=seed, options=options)
+                return observation, by_name(info, _OF_VECTORS)
         except (SimulatorError, SystemExit) as error:
             inner = self.env
             while isinstance(inner, gymnasium.Wrapper):
@@ -81,10 +84,9 @@ class CopyEnv(gymnasium.Wrapper):  # type: ignore[misc]
         try:
             with boundary(SimulatorError, "step"):
                 shaped = action if self._shape is None else np.reshape(action, self._shape)
-                found: Any = self.env.step(shaped)
-                if isinstance(found[1], np.ndarray):  # an array of one number
-                    found = (found[0], found[1].item(), *found[2:])
-                return found  # type: ignore[no-any-return]
+                observation, reward, terminated, truncated, info = self.env.step(shaped)
+                paid = reward.item() if isinstance(reward, np.ndarray) else reward  # an array of one number
+                return observation, paid, terminated, truncated, by_name(info, _OF_VECTORS)
         except (SimulatorError, SystemExit) as error:
             what = f"step {self._steps} of {self._name} with action {listed(action)}"
             raise self._broken(error, what) from error.__cause__
@@ -99,6 +101,33 @@ class CopyEnv(gymnasium.Wrapper):  # type: ignore[misc]
             return BrokenCopyError({self._index: Failure("simulator_raised", what)})
         said = raised_by(error)
         return BrokenCopyError({self._index: Failure("simulator_raised", f"{what} {said}")}) if said else error
+
+
+class CopiesVectorEnv(SyncVectorEnv):  # type: ignore[misc]
+    """Copies in one process; each value of `info` is kept as its copy reports it, in an array of objects.
+
+    Gymnasium's arrays have the type and shape of the first copy's value, which those of other copies may not fit.
+    """
+
+    def _add_info(self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int) -> dict[str, Any]:
+        for key, value in env_info.items():
+            if key[:1] == "_" and (key[1:] in env_info or key[1:] in vector_infos):
+                continue  # by that name Gymnasium says which copies have the other
+            if key not in vector_infos:
+                vector_infos[key] = {} if key == "final_info" else np.full(self.num_envs, None)
+                vector_infos[f"_{key}"] = np.zeros(self.num_envs, np.bool_)
+            if key == "final_info":
+                self._add_info(vector_infos[key], value, env_num)
+            else:
+                vector_infos[key][env_num] = value
+            vector_infos[f"_{key}"][env_num] = True
+        return vector_infos
+
+
+def by_name(info: Mapping[Any, Any], without: Sequence[str] = ()) -> dict[str, Any]:
+    """An info with text as keys: of a member of an Enum its value; others, and `without`, are left out."""
+    named = ((key.value if isinstance(key, Enum) else key, value) for key, value in info.items())
+    return {key: value for key, value in named if isinstance(key, str) and key not in without}
 
 
 def closed(env: gymnasium.Env | gymnasium.vector.VectorEnv, name: str) -> None:
@@ -145,7 +174,8 @@ def step_all(
     """
     try:
         with boundary(SimulatorError, "step"):
-            return env.step(actions_B_A)  # type: ignore[no-any-return]
+            *found, info = env.step(actions_B_A.copy())  # which environments may change
+            return *found, by_name(info)
     except SimulatorError as error:
         said = raised_by(error)
         if not said and not isinstance(error, BrokenCopyError):

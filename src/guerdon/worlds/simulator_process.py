@@ -32,7 +32,7 @@ from guerdon.types import BoolArray, ByteArray
 from guerdon.worlds.build import make_parts
 from guerdon.worlds.gymnasium_env import RenderEye
 from guerdon.worlds.interventions import NAMES
-from guerdon.worlds.resets import BrokenCopyError, raised_by
+from guerdon.worlds.resets import BrokenCopyError, by_name, raised_by
 from guerdon.worlds.step_memory import StepMemory
 
 
@@ -60,6 +60,7 @@ class _Simulator:
             "columns": getattr(self.env, "columns", None),
             "action_start": getattr(self.env, "action_start", 0),
             "proprioception": getattr(self.env, "proprioception", None),
+            "unlimited": getattr(self.env, "unlimited", False),
             "tasks": self.tasks,
             "all_texts": tuple(getattr(self.env, "all_texts", ())),
             "size": self.eye.size,
@@ -77,7 +78,7 @@ class _Simulator:
         """One step of all copies; those parts of its info that are a number for each copy, or actions."""
         m = self._memory
         m.observations[...], m.rewards[...], m.terminated[...], m.truncated[...], info = self.env.step(m.actions.copy())
-        return {name: value for name, value in info.items() if _plain(value) or name == self._teleop}
+        return {name: value for name, value in by_name(info).items() if _plain(value) or name == self._teleop}
 
     def looks(self, indices: Sequence[int]) -> list[Any]:
         """What is needed to draw these copies as they are now."""

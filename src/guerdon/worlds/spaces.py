@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from guerdon.errors import ConfigError, NonFiniteError, SimulatorError, boundary
 from guerdon.progress import log_once
@@ -209,9 +209,9 @@ def parts_of_rows(state_keys: Sequence[tuple[str, int]], action_values: Sequence
     return found | ({"action_values": list(action_values)} if action_values else {})
 
 
-def rgb_of(pictures_N: np.ndarray) -> ByteArray:
-    """(N, H, W, 3) of pictures with any number of channels: of several moments the last."""
-    channels = pictures_N.shape[-1]
+def rgb_of(pictures_N: np.ndarray, moments: int) -> ByteArray:
+    """(N, H, W, 3) of pictures with any number of channels: the last of so many moments, and of several others."""
+    channels = pictures_N.shape[-1] // moments
     return pictures_N[..., -3:] if channels % 3 == 0 else np.repeat(pictures_N[..., -1:], 3, axis=-1)
 
 
@@ -372,6 +372,8 @@ class Plain(VectorWrapper):  # type: ignore[misc]
     def __init__(self, env: VectorEnv, what: str, *, as_it_is: bool) -> None:
         super().__init__(env)
         self._what = what
+        mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+        self._same_step = mode is AutoresetMode.SAME_STEP
         self._inner: gymnasium.Space = env.single_action_space
         self.single_action_space = _rows_of(self._inner, what)
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, env.num_envs)
@@ -454,8 +456,8 @@ class Plain(VectorWrapper):  # type: ignore[misc]
             )
         found = self._rows(observations)
         self._check_allowed(found, ~ended)
-        if not self._as_it_is and info.get("final_obs") is not None:
-            info = {**info, "final_obs": self._final(info)}
+        if not self._as_it_is and self._same_step and ended.any():
+            info = {**info, "final_obs": self._final(info, ended)}
         return found, rewards, terminated, truncated, info
 
     def _finds_mask(self) -> bool:
@@ -508,14 +510,13 @@ class Plain(VectorWrapper):  # type: ignore[misc]
             rows[MASK] = allowed_B
         return rows
 
-    def _final(self, info: Mapping[str, Any]) -> np.ndarray:
+    def _final(self, info: Mapping[str, Any], ended_B: BoolArray) -> np.ndarray:
         """Last observations of episodes, of environments that reset within a step, as rows."""
         found = np.full(self.num_envs, None, dtype=object)
-        masks = info.get("final_info", {}).get(MASK)
-        for i, one in enumerate(info["final_obs"]):
-            if one is not None:
-                mask = np.ones(self._size, np.bool_) if masks is None else self._mask_of(masks[i])
-                found[i] = self._encoded(_batch_of_one(one), mask[None])[0]
+        masks = info.get("final_info", {}).get(MASK, found)
+        for i in np.flatnonzero(ended_B).tolist():
+            mask = np.ones(self._size, np.bool_) if masks[i] is None else self._mask_of(masks[i])
+            found[i] = self._encoded(_batch_of_one(info["final_obs"][i]), mask[None])[0]
         return found
 
     def _actions(self, actions: np.ndarray) -> Any:

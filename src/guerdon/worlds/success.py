@@ -33,8 +33,8 @@ def success_from_info(info: dict[str, Any], index: int, keys: Sequence[str] = SU
         if key not in info or (f"_{key}" in info and not info[f"_{key}"][index]):
             continue
         value = info[key] if isinstance(info[key], dict) else info[key][index]
-        if value is None:
-            return None
+        if value is None or isinstance(value, bool | np.bool_):
+            return None if value is None else bool(value)
         number = np.asarray(value)
         if number.size != 1 or number.dtype.kind not in "biuf":
             shown = str(value)[:80] if isinstance(value, str | bytes | list | tuple | np.ndarray) else "no number"

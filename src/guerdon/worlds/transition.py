@@ -6,7 +6,7 @@ transition.rewards, transition.done
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -90,4 +90,12 @@ def among(copies: Mapping[int, Any], count: int) -> BoolArray:
     """(count,) bool, True for these copies."""
     found = np.zeros(count, dtype=np.bool_)
     found[list(copies)] = True
+    return found
+
+
+def with_finals(observations_B: np.ndarray, finals: Sequence[Any], ended_B: BoolArray) -> np.ndarray:
+    """(B, ...) a copy of the observations, with the last ones of the episodes that ended before them."""
+    found = observations_B.copy()
+    for i in np.flatnonzero(ended_B).tolist():
+        found[i] = finals[i]
     return found

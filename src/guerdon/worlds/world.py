@@ -20,6 +20,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from guerdon.errors import CheckpointError, ConfigError
+from guerdon.progress import log_line
 from guerdon.types import BoolArray, ByteArray, Failure, IntArray
 from guerdon.worlds import spaces
 from guerdon.worlds.eye import Drawn, Eye, looks_at, pictures_of, resized
@@ -28,7 +29,7 @@ from guerdon.worlds.observation import ObservationSpec, columns_as_rows
 from guerdon.worlds.resets import NON_FINITE, ActionHistory, Resets, closed, finite_rows, in_step, step_all
 from guerdon.worlds.starts import Curriculum, Playing
 from guerdon.worlds.success import SUCCESS_KEYS, own_readers, success_from_info, unreported
-from guerdon.worlds.transition import FramesDue, Transition, among
+from guerdon.worlds.transition import FramesDue, Transition, among, with_finals
 
 REPLAYS = 3  # attempts to replay the episodes of a checkpoint, where simulators break
 
@@ -41,6 +42,7 @@ class World:
         num_envs: B.
         columns, own_columns: what one copy shows a policy; what the environment itself shows of it.
         reports_every_step: False once the environment left success open at a step.
+        moments: that the environment itself shows at once.
         takes_pictures: set it to False to draw nothing: captured looks are then None.
         exact_resume: whether `state_dict` restores the simulators themselves (autoreset disabled, no people who act);
             elsewhere the episodes under way start again after a resume.
@@ -66,6 +68,7 @@ class World:
             the number of a start. The number of the first copy in the run, and how many copies play each task: their
             groups share the numbers out. None: drawn.
         playing: decides which task an episode plays, and its start; None: copies keep their tasks.
+        moments: that the environment itself shows at once.
 
     Raises:
         ConfigError: these arguments do not fit the environment, or each other.
@@ -89,13 +92,14 @@ class World:
         ordered: tuple[int, int] | None = None,
         tries: int = 0,
         playing: Playing | None = None,
+        moments: int = 1,
     ) -> None:
         if len(tasks) != env.num_envs:
             raise ConfigError(f"{len(tasks)} task texts for {env.num_envs} environments")
         self.env = env
         self.tasks = tuple(tasks)
         self.num_envs: int = env.num_envs
-        self.eye = eye
+        self.eye, self.moments = eye, moments
         self.mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self.exact_resume = self.mode is AutoresetMode.DISABLED
         if pixels and self.mode is AutoresetMode.SAME_STEP:
@@ -131,8 +135,7 @@ class World:
         self._resets = Resets(env, seed=seed, group_size=group_size, ordered=ordered, playing=playing)
         if playing is not None and not self.exact_resume:
             raise ConfigError("a curriculum, or a task for every episode, needs env.autoreset_mode: disabled")
-        words = np.array(self.tasks if playing is None else playing.starts.texts)
-        self._words = words.dtype  # wide enough for every task
+        self._words = np.array(self.tasks if playing is None else playing.starts.texts).dtype  # wide enough for all
         self._pixels = pixels
         self._drawn: dict[int, Drawn] = {}  # copies whose picture is drawn, as they stand
         self._spec: ObservationSpec | None = None
@@ -151,8 +154,7 @@ class World:
     @property
     def observation_shape(self) -> tuple[int, ...]:
         """Shape of what one copy shows a policy: the environment's own, or (H, W, 3) for pixels."""
-        columns = self.columns
-        return () if columns[0].name else columns[0].shape
+        return () if self.columns[0].name else self.columns[0].shape
 
     @property
     def observations(self) -> np.ndarray:
@@ -268,7 +270,8 @@ class World:
         self._drawn.clear()
         observations, rewards = np.asarray(observations), np.asarray(rewards)
         terminated, truncated = np.asarray(terminated, dtype=np.bool_), np.asarray(truncated, dtype=np.bool_)
-        arrived = self._final_observations(observations, info, (terminated | truncated) & ~self._resetting)
+        inside = (terminated | truncated) & (self.mode is AutoresetMode.SAME_STEP)
+        arrived = with_finals(observations, info.get("final_obs", ()), inside)
         failures = self._failures(arrived, rewards, actions)
         mask = ~(self._resetting | among(failures, self.num_envs)) if failures else ~self._resetting
         actions, intervened = self.interventions.executed(info, actions, mask, terminated | truncated)
@@ -347,9 +350,8 @@ class World:
 
     def state_dict(self) -> dict[str, Any]:
         """What is needed to find the simulators again: plain numbers and arrays."""
-        playing = {} if self._playing is None else self._playing.state_dict()
         return {
-            **playing,
+            **({} if self._playing is None else self._playing.state_dict()),
             "seed": self._resets.seed,
             "skipped": self._resets.skipped.copy(),
             "episode": self._episode.copy(),
@@ -362,17 +364,29 @@ class World:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Return to a saved moment by resetting with the same seeds and replaying the same actions.
 
+        Where that is not exact, or does not arrive at the saved observations, the episodes under way begin again.
+
         Raises:
-            CheckpointError: the replay does not arrive at the saved observations, or simulators break again and again.
+            CheckpointError: simulators break again and again.
         """
         self._resets.seed = int(state["seed"])
         self.interventions.reported, self.interventions.by_people = state.get("interventions", (False, False))
         self.exact_resume = self.exact_resume and not self.interventions.by_people
         self._episode = np.asarray(state["episode"], dtype=np.int64).copy()
+        if self.exact_resume and not self._find_again(state):
+            self.exact_resume = False
+            log_line(
+                "WARNING: episodes of the environment were replayed and took another course, so those under way begin "
+                "again: it is another version, or reset(seed=...) does not decide everything"
+            )
         if not self.exact_resume:
             self._episode += 1
-            self.reset()
-            return
+            self.reset(np.zeros(self.num_envs, dtype=np.bool_))
+
+    # Private parts of step() and of resuming.
+
+    def _find_again(self, state: dict[str, Any]) -> bool:
+        """Replay the episodes of a saved moment; whether they arrived there."""
         if self._playing is not None:
             self._playing.load_state_dict(state)
         self._resets.skipped[:] = state.get("skipped", 0)
@@ -390,13 +404,7 @@ class World:
         self._steps = np.asarray(state["steps"], dtype=np.int64).copy()
         self._episode_reported = self._steps > 0  # not replayed: it may have had a report
         self._shown = self._view(self._observations)
-        if not spaces.same_rows(self._observations, state["observations"]):
-            raise CheckpointError(
-                "the environment did not come back to the saved state when its episode was replayed: "
-                "is it the same version, and does reset(seed=...) decide everything?"
-            )
-
-    # Private parts of step() and of resuming.
+        return spaces.same_rows(self._observations, state["observations"])
 
     def _begun(self, fresh: BoolArray, failed: BoolArray, final: np.ndarray, frames: FramesDue | None) -> np.ndarray:
         """What is observed where copies of `fresh` have begun an episode, and `final` in the others."""
@@ -428,9 +436,9 @@ class World:
             self._observations = np.asarray(observations)
             if broken := self._lost():
                 return broken
-            idle_end = (np.asarray(terminated) | np.asarray(truncated)) & idle
-            if idle_end.any():
-                self._reset_again(idle_end)
+            ended = np.asarray(terminated) | np.asarray(truncated)  # also copies that do not repeat their episodes
+            if ended.any():
+                self._reset_again(ended)
         late = np.array([len(p) == 0 for p in pasts]) & (longest > 0)
         if late.any():
             self._reset_again(late)
@@ -477,13 +485,6 @@ class World:
             what = f"the environment of {self.tasks[copy]!r} (copy {copy}, {int(self._steps[copy])} steps)"
             keys = sorted(self._info_keys)
             raise ConfigError(unreported(what, self._success_readers, self._success_keys, keys))
-
-    def _final_observations(self, observations: np.ndarray, info: dict[str, Any], ended: BoolArray) -> np.ndarray:
-        final = observations.copy()
-        if self.mode is AutoresetMode.SAME_STEP and ended.any():
-            for i in np.flatnonzero(ended):
-                final[i] = info["final_obs"][i]
-        return final
 
     def _view(self, states_B: np.ndarray, drawn_B: BoolArray | None = None) -> np.ndarray:
         """(B, ...) what a policy observes of all copies as they stand, with these observations of the environment.
@@ -551,12 +552,11 @@ class World:
 
     def _lost(self) -> dict[int, Failure]:
         """Copies whose process broke since this was asked last."""
-        found: dict[int, Failure] = self.env.lost_episodes() if hasattr(self.env, "lost_episodes") else {}
-        return found
+        return getattr(self.env, "lost_episodes", dict)()
 
     def _look_after(self, wanted: BoolArray, ended: BoolArray, info: dict[str, Any]) -> dict[int, Any]:
         """Looks after the action; a SAME_STEP environment has moved on, so its terminal look comes with the info."""
-        if self.mode is not AutoresetMode.SAME_STEP:
+        if self.mode is not AutoresetMode.SAME_STEP or not self.takes_pictures:
             return self._captured(wanted)
         looks = self._captured(wanted & ~ended)
         for i in np.flatnonzero(wanted & ended):
