@@ -96,7 +96,7 @@ def settings(folder, name):
     if not path.exists():
         form = published_pi0.Pi0Config if kind == "pi0" else published_pi0.Pi05Config
         config = form.model_validate(pi0.REFERENCE[kind]["config"])
-        own = published_pi0._network(config, READS.vocabulary, 3, adaptive=kind == "pi05").state_dict()
+        own = published_pi0._network(path, config, READS.vocabulary, 3, adaptive=kind == "pi05").state_dict()
         tensors = checkpoints.filled({name: tensor.shape for name, tensor in own.items()})
         pi0.lerobot(path, kind, tensors=tensors, **frozen)
     return {"vla_path": str(path), "vlm_path": pi0.tokenizer(folder), "num_images_in_input": 2, **FLOW, **ROBOTS[name]}

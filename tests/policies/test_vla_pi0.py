@@ -289,10 +289,10 @@ def test_pictures_are_padded_in_the_middle(tmp_path):
     assert policy.inputs(wide).pictures.shape == (1, 2, 16, 16, 3)
 
 
-def test_the_published_sizes(monkeypatch):
+def test_the_published_sizes(tmp_path, monkeypatch):
     monkeypatch.undo()
     for kind, form in (("pi0", published_pi0.Pi0Config), ("pi05", published_pi0.Pi05Config)):
-        network = published_pi0._network(form(), 257152, 8, adaptive=kind == "pi05")
+        network = published_pi0._network(tmp_path, form(), 257152, 8, adaptive=kind == "pi05")
         heads = 257152 * (network.width + network.expert_width)
         assert sum(p.numel() for p in network.parameters()) + heads == REFERENCE[kind]["parameters"]
 

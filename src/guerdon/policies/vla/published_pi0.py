@@ -104,8 +104,7 @@ def read_pi0(settings: VLAPolicySettings, *, actions: int, proprio_size: int) ->
     if _WORDS not in stored:
         raise CheckpointError(f"{folder} does not have the published layout: it lacks {_PALIGEMMA}lm_head.weight")
     words = len(stored[_WORDS])
-    with without_weights(folder):
-        network = _network(config, words, proprio_size, adaptive=adaptive)
+    network = _network(folder, config, words, proprio_size, adaptive=adaptive)
     unused = {head: (words, network.width), f"{_EXPERT}lm_head.weight": (words, network.expert_width)}
     fill_exactly(network, stored, unused, folder, settings=settings)
     if config.train_expert_only:
@@ -119,7 +118,7 @@ def read_pi0(settings: VLAPolicySettings, *, actions: int, proprio_size: int) ->
     return Published(network, _encoder(settings.vlm_path, longest, network, clean=openpi), statistics)
 
 
-def _network(config: Pi0Config, words: int, proprio_size: int, *, adaptive: bool) -> Pi0Network:
+def _network(folder: Path, config: Pi0Config, words: int, proprio_size: int, *, adaptive: bool) -> Pi0Network:
     """The network of a configuration, without weights."""
     from transformers import GemmaConfig, SiglipVisionConfig
 
@@ -137,10 +136,11 @@ def _network(config: Pi0Config, words: int, proprio_size: int, *, adaptive: bool
     )  # fmt: skip
     side = config.image_resolution[0]
     vision = SiglipVisionConfig(image_size=side, vision_use_head=False, **SIGLIP)
-    return Pi0Network(
-        vision, text, expert, size, horizon=config.chunk_size, image_size=side, proprio_size=proprio_size,
-        adaptive=adaptive,
-    )  # fmt: skip
+    with without_weights(folder):
+        return Pi0Network(
+            vision, text, expert, size, horizon=config.chunk_size, image_size=side, proprio_size=proprio_size,
+            adaptive=adaptive,
+        )  # fmt: skip
 
 
 def _check_openpi(
