@@ -324,8 +324,20 @@ def test_success_ends_the_task_in_demonstrations_as_in_the_environment(tmp_path)
 )
 def test_demonstrations_that_do_not_fit_are_refused(tmp_path, changed, reason):
     path = demonstrations(tmp_path / "shown", count=1, **changed)
+    env = {"native_reward": "sparse" if "outcome" in changed else "dense"}
     with pytest.raises(DataError, match=reason):
-        start(study(tmp_path, algorithm={"demonstrations": path}))
+        start(study(tmp_path, algorithm={"demonstrations": path}, env=env))
+
+
+def test_demonstrations_without_outcomes_are_learned_from_by_their_rewards(tmp_path):
+    path = demonstrations(tmp_path / "shown", success=None, outcome=None)
+    loop = start(study(tmp_path, algorithm={"demonstrations": path}))
+    shown = loop.learner.demonstrations
+    assert (shown.rows("success")[shown.transitions] == -1).all()
+    loop.iterate()
+    loop.iterate()
+    assert loop.learner.steps > 0
+    loop.close()
 
 
 def test_failed_measurements_are_masked(tmp_path):
