@@ -327,9 +327,8 @@ def reward_for_goals(study: Study, shape: PolicyShape) -> Pays:
     names, what = {column.name for column in shape.columns}, "algorithm.goal_relabelling"
     found: Any = None
     if {ACHIEVED, DESIRED} <= names:
-        world = first_world(
-            study.env.model_copy(update={"vectorization": "sync"})
-        )  # stays open: it may compute rewards
+        # The world stays open: compute_reward may use the simulator.
+        world = first_world(study.env.model_copy(update={"vectorization": "sync"}))
         copy = world.env.unwrapped.envs[0]
         with suppress(AttributeError):
             found = copy.get_wrapper_attr("compute_reward")

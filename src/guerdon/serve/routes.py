@@ -241,14 +241,7 @@ class Description(BaseModel):
 
 def info_fields(info: RewardInfo) -> InfoFields:
     """An info as JSON values."""
-    later = (
-        "compares",
-        "progress",
-        "states",
-        "camera",
-        "keys",
-        "actions",
-    )  # left out where they say nothing: earlier clients
+    later = ("compares", "progress", "states", "camera", "keys", "actions")  # left out if empty, for earlier clients
     return InfoFields.model_validate({k: v for k, v in info_record(info).items() if v or k not in later})
 
 
