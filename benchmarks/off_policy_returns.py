@@ -1,13 +1,13 @@
 """Final returns of guerdon's SAC and Stable-Baselines3's SAC, seed by seed, as an interval of their difference.
 
-Both have Stable-Baselines3's defaults: two critics of 256 x 256, batches of 256, a learned temperature, one gradient
-step per environment step. The first steps are random there, and those of the untrained policy here. The final policy,
-without noise, plays 20 episodes that begin alike for both. What was measured is in off_policy_returns.jsonl, and the
-same command goes on with it.
+Both have Stable-Baselines3's defaults: two critics of 256 x 256 (`--width`), batches of 256, a learned temperature, one
+gradient step per environment step. The first steps are random there, and those of the untrained policy here. The final
+policy, without noise, plays 20 episodes that begin alike for both. What was measured is in off_policy_returns.jsonl,
+and the same command goes on with it.
 
     python benchmarks/off_policy_returns.py --task=Pendulum-v1 --steps=10000 --seeds=10
-    python benchmarks/off_policy_returns.py --task=LunarLanderContinuous-v3 --steps=100000 --seeds=5
-    python benchmarks/off_policy_returns.py --task=HalfCheetah-v5 --steps=100000 --seeds=5
+    python benchmarks/off_policy_returns.py --task=LunarLanderContinuous-v3 --steps=100000 --seeds=5 --width=128
+    python benchmarks/off_policy_returns.py --task=HalfCheetah-v5 --steps=100000 --seeds=5 --width=128
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from harness import machine_line, measure, report_measurement, table
 from scipy.stats import ttest_ind
 
-WIDTHS, BATCH, EPISODES = [256, 256], 256, 20
+BATCH, EPISODES = 256, 20
 MEASURED = Path(__file__).with_suffix(".jsonl")
 STARTS = {"Pendulum-v1": 100}  # random steps at the start; those of other tasks are 10,000, as in the paper
 
@@ -43,7 +43,7 @@ def returns(task: str, act: Callable[[np.ndarray], np.ndarray]) -> float:
     return float(np.mean(found))
 
 
-def run_sb3(task: str, steps: int, seed: int) -> float:
+def run_sb3(task: str, steps: int, seed: int, width: int) -> float:
     """Stable-Baselines3."""
     import torch
     from stable_baselines3 import SAC
@@ -51,13 +51,13 @@ def run_sb3(task: str, steps: int, seed: int) -> float:
     torch.set_num_threads(1)
     model = SAC(
         "MlpPolicy", task, batch_size=BATCH, learning_starts=STARTS.get(task, 10_000), seed=seed, device="cpu",
-        policy_kwargs={"net_arch": WIDTHS},
+        policy_kwargs={"net_arch": [width, width]},
     )  # fmt: skip
     model.learn(steps)
     return returns(task, lambda observation: model.predict(observation, deterministic=True)[0])
 
 
-def run_guerdon(task: str, steps: int, seed: int) -> float:
+def run_guerdon(task: str, steps: int, seed: int, width: int) -> float:
     """The loop of guerdon."""
     from guerdon.policies.control import load_policy
     from guerdon.rl.loop import Loop
@@ -67,7 +67,7 @@ def run_guerdon(task: str, steps: int, seed: int) -> float:
     quiet = {"eval_every": never, "eval_episodes": 1, "checkpoint_every": never, "logger": {"tensorboard": False}}
     study = {
         "env": {"type": "gymnasium", "task": task, "num_envs": 1, "native_reward": "dense"},
-        "policy": {"type": "mlp", "hidden": WIDTHS, "activation": "relu"},
+        "policy": {"type": "mlp", "hidden": [width, width], "activation": "relu"},
         "algorithm": {
             "type": "sac", "batch_size": BATCH, "gamma": 0.99,
             "online_step_before_learning": STARTS.get(task, 10_000),
@@ -92,17 +92,19 @@ def main() -> None:
     parser.add_argument("--task", default="Pendulum-v1")
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--seeds", type=int, default=10, help="how many; of one measurement the seed itself")
+    parser.add_argument("--width", type=int, default=256, help="of the two hidden layers, for both")
     parser.add_argument("--results", type=Path, default=MEASURED, help="what was measured")
     parser.add_argument("--side", choices=list(RUNS), help="one measurement in this process")
     options = parser.parse_args()
     if options.side:
-        report_measurement({"return": RUNS[options.side](options.task, options.steps, options.seeds)})
+        report_measurement({"return": RUNS[options.side](options.task, options.steps, options.seeds, options.width)})
         return
     kept = [json.loads(line) for line in options.results.read_text().splitlines()] if options.results.exists() else []
     found: dict[str, list[float]] = {side: [] for side in RUNS}
     for seed in range(options.seeds):
         for side in RUNS:
-            given: dict[str, Any] = {"task": options.task, "steps": options.steps, "side": side, "seeds": seed}
+            given: dict[str, Any] = {name: getattr(options, name) for name in ("task", "steps", "width")}
+            given |= {"side": side, "seeds": seed}
             row = next((one for one in kept if given.items() <= one.items()), None)
             if row is None:
                 row = given | measure(__file__, given)
@@ -114,10 +116,10 @@ def main() -> None:
     difference, of = ours.mean() - theirs.mean(), abs(theirs.mean())
     low, high = ttest_ind(ours, theirs, equal_var=False).confidence_interval()
     cells = [
-        options.task, f"{options.steps:,}", f"{ours.mean():.1f}", f"{theirs.mean():.1f}",
+        options.task, f"{options.steps:,}", str(options.width), f"{ours.mean():.1f}", f"{theirs.mean():.1f}",
         f"{difference:+.1f} [{low:+.1f}, {high:+.1f}]", f"{difference / of:+.1%} [{low / of:+.1%}, {high / of:+.1%}]",
     ]  # fmt: skip
-    header = ["task", "steps", "guerdon", "Stable-Baselines3", "difference", "of theirs"]
+    header = ["task", "steps", "width", "guerdon", "Stable-Baselines3", "difference", "of theirs"]
     print(f"\n{machine_line(['stable_baselines3'])}\n\n{options.seeds} seeds, Welch intervals.\n")
     print(table(header, [cells]))
 
