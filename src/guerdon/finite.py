@@ -23,6 +23,8 @@ from guerdon.errors import CheckpointError, NonFiniteError, naming
 from guerdon.hub import check_links
 
 MAX_SKIPPED = 10  # gradient steps in a row
+EXTREME = "or look for inputs and rewards of extreme size"  # the second cause of all messages
+DIVERGED = f"Lower the learning rate, {EXTREME}"
 
 
 class SkippedSteps:
@@ -50,7 +52,7 @@ class SkippedSteps:
         if self.in_a_row >= MAX_SKIPPED:
             raise NonFiniteError(
                 f"the last {self.in_a_row} updates of {self._what} were skipped, because the loss or its gradient is "
-                f"not finite: lower {self._key}"
+                f"not finite: lower {self._key}, {EXTREME}"
             )
         return False
 
@@ -93,9 +95,7 @@ def refuse_to_write(tensors: Mapping[str, Tensor], where: Path) -> None:
     """
     name = first_non_finite(tensors.items())
     if name is not None:
-        raise NonFiniteError(
-            f"{where} is not written: {name} is not finite, so the training diverged. Lower the learning rate"
-        )
+        raise NonFiniteError(f"{where} is not written: {name} is not finite, so the training diverged. {DIVERGED}")
 
 
 def refuse_to_read(tensors: Iterable[tuple[str, Tensor]], where: object) -> None:

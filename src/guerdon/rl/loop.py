@@ -22,7 +22,7 @@ import torch
 
 from guerdon.atomic import write_json
 from guerdon.errors import ClusterError, GuerdonError, NonFiniteError, TooManyFailuresError
-from guerdon.finite import first_non_finite
+from guerdon.finite import DIVERGED, first_non_finite
 from guerdon.models.checkpoint import under
 from guerdon.progress import ProgressBar, doing, timed
 from guerdon.rewards.failures import EVALUATION, FailureCounter, failure_rows, refuse_failures
@@ -240,7 +240,7 @@ class Loop:
         if self._evaluated is None or self._evaluated[0] != self.step:
             lost = first_non_finite(self._state()[0].items())
             if lost:
-                raise NonFiniteError(f"the policy cannot be evaluated: {lost} is not finite. Lower the learning rate")
+                raise NonFiniteError(f"the policy cannot be evaluated: {lost} is not finite. {DIVERGED}")
             episodes = self.study.runner.eval_episodes
             with self._averaged():
                 if self.parts.evaluate is not None:
@@ -350,7 +350,7 @@ class Loop:
             if self.step >= self.study.runner.total_steps:
                 raise NonFiniteError(
                     f"the run ended with {self._skipped} skipped updates in a row, because the loss or its gradient "
-                    "is not finite: lower the learning rate"
+                    f"is not finite. {DIVERGED}"
                 )
             self._fall_back()
             return
