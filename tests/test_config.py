@@ -145,6 +145,7 @@ class TestRead:
             ("? [1, 2]\n: 3\n", ["a key must be a word"]),
             ("a: &a [*a]\n", ["an alias refers to the section"]),
             ("a: {<<: 3}\n", ["<< needs a map"]),
+            ("a:\n  {b:c}\n", ["study.yaml:2", "a space is missing: {b: c}"]),
             ("a: \x00", ["not valid YAML"]),
             ("a: " + "[" * 3000, ["study.yaml"]),
         ],

@@ -127,6 +127,9 @@ class _Reader:
             key = str(key_node.value)
             if len(key) > LONGEST_KEY:
                 raise ConfigError(f"{self.place(key_node)}: {describe(key)} is not a key: keys are short words")
+            if node.flow_style and ":" in key and not (key_node.style or value_node.value):
+                right = "{" + key.replace(":", ": ", 1) + "}"
+                raise ConfigError(f"{self.place(key_node)}: {describe(key)} has no value; a space is missing: {right}")
             here = f"{path}.{key}" if path else key
             if key in own:
                 raise ConfigError(
