@@ -20,6 +20,7 @@ from guerdon.atomic import sealed_folder
 from guerdon.episodes.video import VideoWriter
 from guerdon.errors import ConfigError, naming, refused_by_system
 from guerdon.finite import save_weights
+from guerdon.rl.replay import MAPPED, ReplayColumn
 
 RUN = """\
 name: tiny
@@ -184,6 +185,19 @@ def limited(most_bytes, work):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     with os.fdopen(reading) as answer:
         return json.load(answer)
+
+
+def test_pictures_of_a_replay_that_do_not_fit_name_their_file(tmp_path):
+    path, pictures = tmp_path / "observations.bin", np.zeros((3, MAPPED), np.uint8)
+
+    def play():
+        column = ReplayColumn((MAPPED,), np.dtype(np.uint8), path)
+        column.extend(pictures)
+        column.write()
+
+    assert limited(2 * MAPPED, play) == ["OSError", errno.EFBIG, str(path)]
+    assert limited(4000 * MAPPED, play)[0] == "nothing"
+    assert path.stat().st_size == pictures.nbytes
 
 
 def test_weights_that_do_not_fit_name_their_file(tmp_path):

@@ -109,11 +109,12 @@ class _Reader:
                 raise ConfigError(f"{self.place(node)}: the tag {node.tag} is not allowed in a configuration")
             if isinstance(node, yaml.SequenceNode):
                 return [self.value(child, f"{path}.{i}" if path else str(i)) for i, child in enumerate(node.value)]
+            assert isinstance(node, yaml.MappingNode)
             return self.mapping(node, path)
         finally:
             self.open.pop()
 
-    def mapping(self, node: yaml.Node, path: str) -> dict[str, Any]:
+    def mapping(self, node: yaml.MappingNode, path: str) -> dict[str, Any]:
         own: dict[str, Any] = {}
         inherited: dict[str, Any] = {}
         lines: dict[str, int] = {}

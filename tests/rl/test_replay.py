@@ -1,15 +1,19 @@
 """The memory of off-policy learning: which rows follow which, ends, and files that only grow."""
 
 import json
+import mmap
+import os
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from guerdon.collect.control import ControlCollector
 from guerdon.collect.shards import ShardedCollector, join_control
 from guerdon.errors import CheckpointError
 from guerdon.rewards.source import GroundTruth, SourceTerms
-from guerdon.rl.replay import Replay
+from guerdon.rl.replay import MAPPED, Replay, ReplayColumn
 from rl_clock import clock_study, register_clock
 
 ENV = GroundTruth(SourceTerms("env"))
@@ -132,3 +136,33 @@ def test_a_lost_episode_is_left_out_and_the_next_one_begins_anew(tmp_path):
     after, _ = replay.add(broken, broken.actions, {"env": ENV.measure(broken)})
     assert (after[0, :3] < 0).all()
     assert replay.rows("before")[replay.rows("before")[after[0, 3]]] == -1, "what follows is another episode"
+
+
+@pytest.mark.parametrize("width", [3, MAPPED])
+@given(parts=st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["", "write", "read"])), min_size=1, max_size=8))
+def test_columns_in_memory_and_in_files_are_alike(tmp_path_factory, width, parts):
+    path = tmp_path_factory.mktemp("column") / "pictures.bin"
+    column, expected = ReplayColumn((width,), np.dtype(np.uint8), path), np.empty((0, width), np.uint8)
+    stored = None
+    for count, then in parts:
+        new = np.arange(len(expected), len(expected) + count, dtype=np.uint8)[:, None].repeat(width, axis=1)
+        column.extend(new)
+        expected = np.concatenate([expected, new])
+        assert np.array_equal(column.rows, expected)
+        if then == "write":
+            stored = column.write()
+            assert path.read_bytes() == expected.tobytes()
+        elif then == "read" and stored is not None:  # what came after the last `write` is lost
+            column, expected = ReplayColumn.read(path, stored), expected[: stored["rows"]]
+            assert np.array_equal(column.rows, expected)
+            assert path.stat().st_size == expected.nbytes
+
+
+def test_pictures_are_not_kept_in_memory(tmp_path):
+    column = ReplayColumn((MAPPED,), np.dtype(np.uint8), tmp_path / "pictures.bin")
+    column.extend(np.ones((5, MAPPED), np.uint8))
+    kept = column.rows
+    while isinstance(kept.base, np.ndarray):
+        kept = kept.base
+    assert isinstance(kept.base, mmap.mmap)
+    assert os.stat(tmp_path / "pictures.bin").st_blocks * 512 < 100 * MAPPED, "room for more takes no space"

@@ -30,20 +30,28 @@ PAID = np.dtype([("reward", "f4"), ("value", "f4"), ("version", "i4"), ("known",
 """Of a row and a source: what it pays for the step to the row, the value that its model measured there, by which
 version of the model (-1: it does not look at this row), whether that measurement succeeded, whether the reward is
 missing, and whether the model ends the episode at the row (`ends` of its bonus)."""
+MAPPED = 4096  # bytes of a row from which on a column is read from its file
 _NOT_PAID = np.zeros((), PAID)
 _NOT_PAID["version"] = -1
 
 
 class ReplayColumn:
-    """Rows of one kind, in memory; `write` appends what is new to a file.
+    """Rows of one kind: small ones in memory, which `write` appends to a file; large ones (pictures) in the file alone.
+
+    The file of large rows is mapped into memory, so that the system keeps there what it has room for.
+
+    Args:
+        path: the file; None: the rows stay in memory.
 
     Attributes:
         count: rows.
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._rows: NDArray[Any] = np.empty((1024, *shape), dtype)
-        self.count, self._written, self._hash = 0, 0, hashlib.sha256()
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], path: Path | None = None) -> None:
+        self._rows: NDArray[Any] = np.empty((0, *shape), dtype)
+        self._row_bytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        self._path, self._mapped = path or Path(), path is not None and self._row_bytes >= MAPPED
+        self.count, self._hashed, self._hash = 0, 0, hashlib.sha256()
 
     @property
     def rows(self) -> NDArray[Any]:
@@ -53,27 +61,48 @@ class ReplayColumn:
     def extend(self, values_N: NDArray[Any]) -> None:
         """Append rows."""
         count = self.count + len(values_N)
-        if count > len(self._rows):
-            room = np.empty((max(count, 2 * len(self._rows)), *self._rows.shape[1:]), self._rows.dtype)
-            room[: self.count] = self.rows
-            self._rows = room
-        self._rows[self.count : count] = values_N
+        if self._mapped:
+            self._append(values_N.astype(self._rows.dtype, copy=False), self.count)
+        if count >= len(self._rows):
+            self._make_room(max(count + 1024, 2 * self.count))
+        if not self._mapped:
+            self._rows[self.count : count] = values_N
         self.count = count
 
-    def write(self, path: Path) -> dict[str, Any]:
-        """Append what is not in the file yet; what `read` needs to get it back."""
-        new = self._rows[self._written : self.count].tobytes()
-        if new or not self._written:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with naming(path), path.open("ab" if self._written else "wb", buffering=0) as file:
-                left = new
-                while left:
-                    left = left[file.write(left) :]
-                os.fsync(file.fileno())
-        self._hash.update(new)
-        self._written = self.count
+    def write(self) -> dict[str, Any]:
+        """Complete the file; what `read` needs to get the rows back."""
+        new = self._rows[self._hashed : self.count]
+        if self._mapped:
+            self._make_room(self.count)
+        else:
+            self._append(new, self._hashed)
+        with naming(self._path), self._path.open("r+b") as file:
+            os.fsync(file.fileno())
+        self._hash.update(new.data)
+        self._hashed = self.count
         dtype = repr(np.lib.format.dtype_to_descr(self._rows.dtype))
         return {"rows": self.count, "shape": self._rows.shape[1:], "dtype": dtype, "sha256": self._hash.hexdigest()}
+
+    def _append(self, values_N: NDArray[Any], at: int) -> None:
+        """Write rows to the file from row `at` on; from 0 on a file of an earlier run is replaced."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with naming(self._path), self._path.open("r+b" if at else "wb", buffering=0) as file:
+            file.seek(at * self._row_bytes)
+            left = values_N.tobytes()
+            while left:
+                left = left[file.write(left) :]
+
+    def _make_room(self, count: int) -> None:
+        """Room for this many rows; in a file, where nothing is written, it takes no space."""
+        shape, dtype = (count, *self._rows.shape[1:]), self._rows.dtype
+        if self._mapped and count:
+            with naming(self._path):
+                os.truncate(self._path, count * self._row_bytes)
+                self._rows = np.memmap(self._path, dtype, "r", shape=shape).view(np.ndarray)
+        else:
+            room = np.empty(shape, dtype)
+            room[: self.count] = self.rows
+            self._rows = room
 
     @classmethod
     def read(cls, path: Path, stored: Mapping[str, Any]) -> ReplayColumn:
@@ -82,18 +111,21 @@ class ReplayColumn:
         Raises:
             CheckpointError: rows are missing or altered.
         """
-        column = cls(tuple(stored["shape"]), np.lib.format.descr_to_dtype(ast.literal_eval(stored["dtype"])))
-        size = int(stored["rows"]) * int(np.prod(stored["shape"], dtype=np.int64)) * column._rows.itemsize
+        count, shape = int(stored["rows"]), tuple(stored["shape"])
+        column = cls(shape, np.lib.format.descr_to_dtype(ast.literal_eval(stored["dtype"])), path)
+        size = count * column._row_bytes
         have = path.stat().st_size if path.exists() else -1
         if have < size:
             raise CheckpointError(f"{path} has {max(have, 0)} bytes, but the checkpoint knows {size}: rows were lost")
         os.truncate(path, size)
-        content = path.read_bytes()
-        column._hash.update(content)
+        if column._mapped:
+            column._make_room(count)
+        else:
+            column._rows = np.fromfile(path, column._rows.dtype).reshape(count, *shape)
+        column.count = column._hashed = count
+        column._hash.update(column._rows.data)
         if column._hash.hexdigest() != stored["sha256"]:
             raise CheckpointError(f"{path} was altered since the checkpoint: its hash does not hold")
-        column.extend(np.frombuffer(content, column._rows.dtype).reshape(-1, *stored["shape"]))
-        column._written = column.count
         return column
 
 
@@ -194,7 +226,7 @@ class Replay:
         """Append rows to columns, which are made where they are not there."""
         for name, values in columns.items():
             if name not in self._columns:
-                self._columns[name] = ReplayColumn(values.shape[1:], values.dtype)
+                self._columns[name] = ReplayColumn(values.shape[1:], values.dtype, self._path(name))
             self._columns[name].extend(values)
 
     def episodes(self) -> tuple[IntArray, IntArray]:
@@ -271,9 +303,12 @@ class Replay:
 
     # State.
 
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.bin"
+
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What sources pay, and how many rows the files have, to which new ones are appended now."""
-        columns = {name: column.write(self.folder / f"{name}.bin") for name, column in self._columns.items()}
+        columns = {name: column.write() for name, column in self._columns.items()}
         tensors = {
             f"{name}.{field}": torch.from_numpy(rows[field].copy())
             for name, rows in self.paid.items()
@@ -289,7 +324,7 @@ class Replay:
             CheckpointError: rows are missing or altered.
         """
         self._columns = {
-            name: ReplayColumn.read(self.folder / f"{name}.bin", stored) for name, stored in values["columns"].items()
+            name: ReplayColumn.read(self._path(name), stored) for name, stored in values["columns"].items()
         }
         self._features = None
         self._open = {int(stream): int(row) for stream, row in values["open"]}
