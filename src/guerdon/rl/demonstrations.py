@@ -122,7 +122,8 @@ def as_rollout(
 ) -> Rollout[ControlInputs]:
     """Whole episodes as the rollout that they were: a stream each.
 
-    An episode that ends with a success ended the task where `env.end_on_success` says so; others were cut off.
+    An episode ended the task where its recording says that the environment did (`terminated` in `meta`), and where it
+    ends with a success and `env.end_on_success` says so; others were cut off.
 
     Args:
         episodes: with all pictures that are looked at in `views`, by their names.
@@ -150,7 +151,7 @@ def as_rollout(
         _check_actions(one.id, one.actions[1:], choices(shape.action_space))
         shown[i, :t], actions[i, :t], flags["mask"][i, :t] = rows[:-1], one.actions[1:], True
         flags["success"][i, :t], flags["success_known"][i, :t] = success[1:], known
-        over = bool(success[-1]) and env.end_on_success
+        over = bool(one.meta.get("terminated")) or (bool(success[-1]) and env.end_on_success)
         flags["terminated"][i, t - 1], flags["truncated"][i, t - 1] = over, not over
         rewards[i, :t] = success[1:] if env.native_reward == "sparse" else _rewards(one)[1:]
         ends.append((i, t - 1, rows[-1]))
