@@ -73,14 +73,15 @@ class SkippedSteps:
 
 
 def first_non_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
-    """The name of the first tensor that holds NaN or an infinity, or whose norm overflows float32; None: no such."""
+    """The name of the first tensor that holds NaN or an infinity, or whose norm overflows; None: no such."""
     for name, tensor in tensors:
         if not tensor.is_floating_point():
             continue
         values = tensor.detach()
-        if values.element_size() in (1, 8):  # float8 and float64, which the norm does not take as they are
+        if values.element_size() == 1:  # float8, which the norm does not take as it is
             values = values.float()
-        if not torch.isfinite(torch.linalg.vector_norm(values, dtype=torch.float32)):
+        kind = torch.float64 if values.element_size() == 8 else torch.float32  # statistics of large numbers are float64
+        if not torch.isfinite(torch.linalg.vector_norm(values, dtype=kind)):
             return name
     return None
 

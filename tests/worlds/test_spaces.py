@@ -118,6 +118,15 @@ def test_pictures_of_every_layout(space, shape, picture, key):
     assert np.array_equal(rows[key] if key else rows, [picture(one[key] if key else one) for one in seen])
 
 
+def test_a_key_without_numbers_is_taken():
+    empty, one = spaces.Box(-1, 1, (0,), np.float32), spaces.Box(-1, 1, (2,), np.float32)
+    env, rows, _ = shown(spaces.Dict(a=empty, b=one, c=spaces.Box(0, 255, (0, 9), np.uint8)))
+    assert [(c.name, c.kind, c.size) for c in own_columns(env)] == [
+        ("a", "vector", 0), ("b", "vector", 2), ("c", "vector", 0)
+    ]  # fmt: skip
+    assert states_of(rows, own_columns(env)).shape == (3, 2)
+
+
 @pytest.mark.parametrize(
     "space",
     [

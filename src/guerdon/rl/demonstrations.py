@@ -18,6 +18,7 @@ from guerdon.episodes.layout import camera_names, load_info
 from guerdon.episodes.read import cameras_of, read_episodes
 from guerdon.episodes.targets import check_every_row
 from guerdon.errors import DataError
+from guerdon.policies.heads import Squashed
 from guerdon.policies.robot import ControlInputs
 from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import RewardSource
@@ -62,6 +63,9 @@ def add_demonstrations(
     order = list(dict.fromkeys(cameras.values()))
     first = order[0] if order else None
     low, high = (bound.reshape(-1) for bound in action_bounds(shape.action_space))
+    if isinstance(learner.policy.head, Squashed):  # its actions have bounds where the space has none
+        units, one = learner.policy.units, np.ones(len(low), np.float32)
+        low, high = (end if units is None else units.executed(end) for end in (-one, one))
     episodes, steps, successes, outside, only_success = 0, 0, 0, 0, True
     found = iter(read_episodes(Path(path), with_frames=bool(order), camera=first, views=order[1:]))
     while part := list(islice(found, _TOGETHER)):
