@@ -327,6 +327,31 @@ def test_odd_environments_are_taken_and_an_exit_is_an_error(capsys):
     world.close()
 
 
+class _Grows(_Odd):
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    sizes = (2, 3)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(self.sizes[0], np.float32), {}
+
+    def step(self, action):
+        return np.zeros(self.sizes[1], np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(("sizes", "where"), [((3, 2), "reset of Grows"), ((2, 3), "step 1 of Grows")])
+def test_an_observation_of_another_shape_is_named(monkeypatch, sizes, where):
+    monkeypatch.setattr("gymnasium.envs.registration.registry", dict(gymnasium.registry))
+    gymnasium.register("Grows-v0", entry_point=_Grows, max_episode_steps=9)
+    monkeypatch.setattr(_Grows, "sizes", sizes)
+    world = build_world(GymnasiumSettings(task="Grows-v0", num_envs=1, native_reward="dense"), seed=0)
+    text = rf"{where}.*has shape \(3,\), and observation_space says \(2,\)"
+    if sizes[0] == 2:
+        world.reset()
+    with pytest.raises(SimulatorError, match=text):
+        world.reset() if sizes[0] == 3 else world.step(np.zeros((1, 1)))
+    world.close()
+
+
 def test_text_is_left_out_with_one_line_and_refused_where_it_is_chosen(capsys):
     log_once.cache_clear()
     world = build_world(mixed(kwargs={"masks": "none", "length": 11}), seed=0)
