@@ -80,6 +80,8 @@ def first_non_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
         if not tensor.is_floating_point():
             continue
         values = tensor.detach()
+        if name.endswith(".var"):  # of running statistics: as large as what is observed, squared
+            values = values.sqrt()
         if values.element_size() in (1, 8):  # float8 and float64, which the norm does not take as they are
             values = values.float()
         if not torch.isfinite(torch.linalg.vector_norm(values, dtype=torch.float32)):

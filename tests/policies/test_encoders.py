@@ -137,6 +137,11 @@ def test_keys_of_an_array_are_refused():
         build_policy(MLPPolicySettings(keys=["a"]), (4,), BOX, sources=(), seed=0)
 
 
+def test_a_policy_that_would_observe_nothing_is_refused():
+    with pytest.raises(ConfigError, match="the policy would observe nothing"):
+        build_policy(MLPPolicySettings(), (0,), BOX, sources=(), seed=0)
+
+
 @pytest.fixture(scope="module")
 def backbone(tmp_path_factory):
     from safetensors.torch import save_file

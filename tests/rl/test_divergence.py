@@ -39,6 +39,13 @@ def assert_left_finite(study):
     assert first_non_finite(stored(study)) is None
 
 
+def test_statistics_of_large_numbers_are_finite():
+    """The variance of counts of 1e12 is 1e24, and the norm of several overflows float32."""
+    assert first_non_finite([("normalizer.var", torch.full((3,), 1e24, dtype=torch.float64))]) is None
+    for name, value in (("weights", 1e24), ("normalizer.var", torch.inf), ("normalizer.var", -1.0)):
+        assert first_non_finite([(name, torch.full((3,), value, dtype=torch.float64))]) == name
+
+
 def robot(folder, **algorithm):
     return clock_study(folder, algorithm={"learning_rate": WILD, "minibatch_size": 4, **algorithm})
 

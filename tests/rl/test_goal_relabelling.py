@@ -160,12 +160,12 @@ def test_the_environment_gets_goals_in_its_own_form(tmp_path, monkeypatch, name)
     shown = memory.rows("observations")
     own = [own_values(shown[key].astype(np.float32), GOALS[name]) for key in ("achieved_goal", "desired_goal")]
     expected = [-abs(np.asarray(one, float) - other).sum() for one, other in zip(*own, strict=True)]
-    np.testing.assert_allclose(learner.pays(shown["achieved_goal"], shown["desired_goal"]), expected, rtol=1e-5)
+    np.testing.assert_allclose(learner.pays.rewards(shown["achieved_goal"], shown["desired_goal"]), expected, rtol=1e-5)
     rows = memory.transitions
     np.testing.assert_allclose(memory.paid["env"]["reward"][rows], np.array(expected)[rows], rtol=1e-4, atol=1e-4)
     monkeypatch.setattr(MADE[name], "scale", np.nan)
     with pytest.raises(NonFiniteError, match="compute_reward of the environment gave a reward that is not finite"):
-        learner.pays(shown["achieved_goal"], shown["desired_goal"])
+        learner.pays.rewards(shown["achieved_goal"], shown["desired_goal"])
     loop.close()
 
 
@@ -225,7 +225,7 @@ def test_rewards_of_a_wrapper_are_those_of_its_own_function(tmp_path, registered
     loop = collected(tmp_path, env=registered(OwnTenth, MADE["Matrix"]), goal_relabelling="future")
     memory, learner = loop.learner.memory, loop.learner
     shown, rows = memory.rows("observations"), memory.transitions
-    paid = learner.pays(shown["achieved_goal"][rows], shown["desired_goal"][rows])
+    paid = learner.pays.rewards(shown["achieved_goal"][rows], shown["desired_goal"][rows])
     np.testing.assert_allclose(memory.paid["env"]["reward"][rows], paid, rtol=1e-4)
     loop.close()
 
@@ -245,9 +245,74 @@ def test_goals_whose_rewards_would_be_others_are_refused(tmp_path, registered, k
 def test_rewards_may_need_the_simulator_and_fail(tmp_path, registered):
     loop = collected(tmp_path, env=registered(Closing), goal_relabelling="future")
     goals = np.full((3, 6), 4.0, np.float32)
-    assert loop.learner.pays(goals, goals).tolist() == [0, 0, 0]
+    assert loop.learner.pays.rewards(goals, goals).tolist() == [0, 0, 0]
     with pytest.raises(ConfigError, match=r"compute_reward\(.*\) failed: ValueError: out of reach"):
-        loop.learner.pays(goals, goals + 1)
+        loop.learner.pays.rewards(goals, goals + 1)
+    loop.close()
+
+
+class Pair(gymnasium.Env):
+    """Two numbers that move towards an action; its reward takes the numbers of a goal one by one."""
+
+    render_mode = "rgb_array"
+
+    def __init__(self, render_mode=None):
+        two = spaces.Box(-1, 1, (2,), np.float32)
+        self.observation_space = spaces.Dict(observation=two, achieved_goal=two, desired_goal=two)
+        self.action_space = two
+
+    def shown(self):
+        return {"observation": self.here, "achieved_goal": self.here, "desired_goal": self.goal}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.here, self.goal = self.np_random.uniform(-1, 0.5, (2, 2)).astype(np.float32)
+        self.goal[0] = 1.0  # a first step does not reach it
+        return self.shown(), {}
+
+    def step(self, action):
+        self.here = (0.8 * self.here + 0.2 * action).astype(np.float32)
+        reached = self.compute_terminated(self.here, self.goal, {})
+        return self.shown(), float(self.compute_reward(self.here, self.goal, {})), reached, False, {}
+
+    def render(self):
+        return np.zeros((16, 16, 3), np.uint8)
+
+    def compute_reward(self, achieved, desired, info):
+        apart = np.hypot(achieved[0] - desired[0], achieved[1] - desired[1])
+        return (apart < 0.3).astype(np.float32)
+
+    def compute_terminated(self, achieved, desired, info):
+        assert np.shape(achieved) == (2,)
+        return bool(np.hypot(*(achieved - desired)) < 0.3)
+
+
+def test_a_reward_for_one_goal_is_not_asked_for_as_many_as_a_goal_has_numbers(tmp_path, registered):
+    loop = collected(tmp_path, env=registered(Pair), goal_relabelling="future")
+    goals = np.array([[0.0, 0.0], [0.5, 0.0], [0.0, 0.2]], np.float32)
+    assert loop.learner.pays.rewards(goals, np.zeros_like(goals)).tolist() == [1, 0, 1]
+    loop.close()
+
+
+def test_the_task_ends_where_the_environment_says_so_of_another_goal(tmp_path, registered):
+    """Else the value of a goal that is reached goes on, though no episode does."""
+    loop = collected(tmp_path, env=registered(Pair), goal_relabelling="future")
+    learner, memory = loop.learner, loop.learner.memory
+    drawn = learner._draw(20)
+    (taken,) = (one.goals >= 0 for one in drawn)
+    batches = list(gathered(learner.policy, drawn, learner.outputs, learner.terms, learner.pays))
+    goes_on = np.stack([one.goes_on[:, 0].numpy() for one in batches])
+    paid = np.stack([one.rewards[:, 0].numpy() for one in batches])
+    assert (paid[taken] == 1).any()
+    assert np.array_equal(goes_on[taken] == 0, paid[taken] == 1)
+    assert np.array_equal(goes_on[~taken] == 0, memory.terminated(drawn[0].rows[~taken]))
+    loop.close()
+
+
+def test_an_environment_that_says_nothing_of_ends_goes_on(tmp_path):
+    loop = collected(tmp_path, goal_relabelling="future")
+    goals = np.zeros((3, 1), np.float32)
+    assert loop.learner.pays.ends(goals, goals).tolist() == [False] * 3
     loop.close()
 
 

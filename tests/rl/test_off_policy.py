@@ -24,7 +24,7 @@ from guerdon.rl.sampling import DrawnRows, Transitions, gathered, shares
 from guerdon.settings.off_policy import SACSettings
 from guerdon.settings.policy import MLPPolicySettings
 from guerdon.types import Episode
-from rl_clock import clock_study, interrupted, lines, reader_reward, result, start
+from rl_clock import Clock, clock_study, interrupted, lines, reader_reward, result, start
 from rl_models import image_reward
 
 SAC = {
@@ -79,6 +79,8 @@ def test_the_online_network_chooses_and_the_target_network_values():
     assert dqn_targets(*given, torch.tensor([1.0, 0.1]), gammas).tolist() == [[6.0, 13.0]]
     allowed = torch.tensor([[True, False]])
     assert dqn_targets(*given, torch.tensor([1.0, 1.0]), gammas, allowed).tolist() == [[6.0, 13.0]]
+    none = torch.tensor([[False, False]])  # as acting takes it: all are allowed
+    assert dqn_targets(*given, torch.tensor([1.0, 1.0]), gammas, none).tolist() == [[11.0, 23.0]]
 
 
 def test_missing_targets_have_no_gradient_and_the_loss_is_a_mean_of_the_others():
@@ -137,6 +139,12 @@ def test_the_temperature_follows_the_entropy(tmp_path):
     assert float(facts["entropy"]) == pytest.approx(-log_probs.mean().item(), abs=1e-5)
     assert float(one.temperature.log.grad) == pytest.approx(-log_probs.mean().item() + 1.5, abs=1e-5)
     assert float(facts["temperature"]) == pytest.approx(0.3)
+
+
+def test_an_entropy_that_no_policy_has_is_refused(tmp_path):
+    assert learner(tmp_path, target_entropy=2.0).target_entropy == 2.0  # of at most 3 log 2
+    with pytest.raises(ConfigError, match=r"target_entropy 3: actions of 3 numbers .* have less than 2.08"):
+        learner(tmp_path, target_entropy=3.0)
 
 
 # Runs.
@@ -300,6 +308,28 @@ def test_demonstrations_whose_rewards_are_their_success_are_named(tmp_path, caps
     assert shown.paid["env"]["reward"][shown.transitions].tolist() == [3, 2, 1, 7]
     loop.close()
     assert question not in "".join(capsys.readouterr())
+
+
+class Boundless(Clock):
+    """A clock whose actions have no bounds."""
+
+    def __init__(self, *args, **given):
+        super().__init__(*args, **given)
+        self.action_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+
+@pytest.mark.parametrize("bounds", [True, False])
+def test_demonstrated_actions_are_limited_as_those_of_the_policy(tmp_path, capsys, monkeypatch, bounds):
+    monkeypatch.setattr("gymnasium.envs.registration.registry", dict(gymnasium.registry))
+    gymnasium.register("Boundless-v0", entry_point=Boundless)
+    path = demonstrations(
+        tmp_path / "shown", count=1, actions=np.float32([[0, 0], [0.5, 3], [0, -0.5], [-2, 1], [1, 1]])
+    )
+    loop = start(study(tmp_path, algorithm={"demonstrations": path}, env={} if bounds else {"task": "Boundless-v0"}))
+    shown = loop.learner.demonstrations
+    assert shown.rows("actions")[shown.transitions].tolist() == [[0.5, 1], [0, -0.5], [-1, 1], [1, 1]]
+    assert "2 of their actions are outside of the action space" in "".join(capsys.readouterr())
+    loop.close()
 
 
 def test_success_ends_the_task_in_demonstrations_as_in_the_environment(tmp_path):

@@ -6,7 +6,9 @@ import gymnasium
 import numpy as np
 import pytest
 
+from guerdon.collect.collect import collect
 from guerdon.collect.policy_shape import PolicyShape
+from guerdon.episodes.read import read_episodes
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import DataError
 from guerdon.rl.demonstrations import _cameras, _with_pictures, as_rollout
@@ -147,3 +149,34 @@ def test_dense_rewards_need_no_outcome():
     assert rollout.truncated[0, -1]
     with pytest.raises(DataError, match=r"no outcome .* or set env.native_reward: dense"):
         as_rollout([unknown], ENV.model_copy(update={"native_reward": "sparse"}), shape, seen)
+
+
+@pytest.mark.parametrize(("limit", "falls"), [(500, True), (5, False)])
+def test_what_ended_an_episode_of_guerdon_is_known(tmp_path, limit, falls):
+    """A pole that fell has no value beyond its fall, one that a limit cut off has."""
+    study = Study.model_validate(
+        {
+            "env": {
+                "type": "gymnasium", "task": "CartPole-v1", "num_envs": 2, "native_reward": "dense",
+                "max_episode_steps": limit,
+            },
+            "collect": {
+                "save_dir": str(tmp_path), "episodes": 3, "frame_every": 1, "mixture": [{"type": "random"}],
+            },
+        }
+    )  # fmt: skip
+    collect(study)
+    seen = (ObservedColumn("", "vector", (4,)),)
+    shape = PolicyShape((), gymnasium.spaces.MultiDiscrete([2]), 0, seen, seen)
+    rollout = as_rollout(list(read_episodes(tmp_path)), ENV, shape, seen)
+    assert rollout.terminated.sum() == (3 if falls else 0)
+    assert rollout.truncated.sum() == (0 if falls else 3)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_success_ends_the_task_where_the_run_says_so_or_the_environment_did(ended):
+    shape, seen = shape_of(C), chosen_columns([C], None, "keys")
+    own = episode(states=1, meta={"terminated": True} if ended else {})
+    assert as_rollout([own], ENV, shape, seen).terminated.any() == ended
+    ends = ENV.model_copy(update={"end_on_success": True})
+    assert as_rollout([own], ends, shape, seen).terminated[0, -1]

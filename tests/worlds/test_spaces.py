@@ -118,6 +118,15 @@ def test_pictures_of_every_layout(space, shape, picture, key):
     assert np.array_equal(rows[key] if key else rows, [picture(one[key] if key else one) for one in seen])
 
 
+def test_a_key_without_numbers_is_taken():
+    empty, one = spaces.Box(-1, 1, (0,), np.float32), spaces.Box(-1, 1, (2,), np.float32)
+    env, rows, _ = shown(spaces.Dict(a=empty, b=one, c=spaces.Box(0, 255, (0, 9), np.uint8)))
+    assert [(c.name, c.kind, c.size) for c in own_columns(env)] == [
+        ("a", "vector", 0), ("b", "vector", 2), ("c", "vector", 0)
+    ]  # fmt: skip
+    assert states_of(rows, own_columns(env)).shape == (3, 2)
+
+
 @pytest.mark.parametrize(
     "space",
     [
@@ -315,6 +324,31 @@ def test_odd_environments_are_taken_and_an_exit_is_an_error(capsys):
     world.step(np.zeros((1, 1)))
     with pytest.raises(SimulatorError, match=r"step 3 of .*GuerdonOdd-v0 with action \[0\] called sys.exit\(None\)"):
         world.step(np.zeros((1, 1)))
+    world.close()
+
+
+class _Grows(_Odd):
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    sizes = (2, 3)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(self.sizes[0], np.float32), {}
+
+    def step(self, action):
+        return np.zeros(self.sizes[1], np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(("sizes", "where"), [((3, 2), "reset of Grows"), ((2, 3), "step 1 of Grows")])
+def test_an_observation_of_another_shape_is_named(monkeypatch, sizes, where):
+    monkeypatch.setattr("gymnasium.envs.registration.registry", dict(gymnasium.registry))
+    gymnasium.register("Grows-v0", entry_point=_Grows, max_episode_steps=9)
+    monkeypatch.setattr(_Grows, "sizes", sizes)
+    world = build_world(GymnasiumSettings(task="Grows-v0", num_envs=1, native_reward="dense"), seed=0)
+    text = rf"{where}.*has shape \(3,\), and observation_space says \(2,\)"
+    if sizes[0] == 2:
+        world.reset()
+    with pytest.raises(SimulatorError, match=text):
+        world.reset() if sizes[0] == 3 else world.step(np.zeros((1, 1)))
     world.close()
 
 

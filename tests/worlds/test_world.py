@@ -375,3 +375,28 @@ def test_ordered_resets_count_the_starts_of_each_task():
     assert seeds(["run", "run"], 4, first=6) == [[2, 3], [6, 7], [10, 11]], "the second half of a task in a shard"
     with pytest.raises(ConfigError, match="different tasks"):
         seeds(["walk", "run", "run", "run"], 4, group_size=2)
+
+
+class Halves(gymnasium.vector.VectorEnv):
+    """Counts in halves, from the whole number 0."""
+
+    num_envs, metadata = 2, {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
+    single_observation_space = gymnasium.spaces.Box(0, 9, (1,), np.float32)
+    single_action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.count = np.zeros((2, 1), np.int64)
+        return self.count, {}
+
+    def step(self, actions):
+        self.count = self.count + (0.5 if self.count.any() else 1)
+        return self.count, np.zeros(2), np.zeros(2, np.bool_), np.zeros(2, np.bool_), {}
+
+
+def test_whole_numbers_of_a_space_of_floats_are_floats():
+    """Else what keeps the first ones for integers, such as a replay, cuts later ones to whole numbers."""
+    world = World(Halves(), ["count"] * 2)
+    seen = [world.reset().observations, *(world.step(np.zeros((2, 1))).observations for _ in range(2))]
+    assert [one.dtype for one in seen[:2]] == [np.float32] * 2
+    assert [one[0, 0] for one in seen] == [0, 1, 1.5]
+    world.close()

@@ -47,6 +47,7 @@ class _Tape:
     pending_reward: float = 0.0
     dense: list[float] = field(default_factory=list)
     outcome: bool | None = None
+    terminated: bool = False  # by the environment itself
 
 
 class EpisodeBuffer:
@@ -193,6 +194,9 @@ class Recorder:
             if not ended[i]:
                 continue
             self._tapes[i] = None
+            if tape is not None:
+                by_success = self.world.end_on_success and bool(transition.success[i])
+                tape.terminated = bool(transition.terminated[i]) and not by_success
             if tape is not None and self.hold:
                 self._held.append((i, tape))
             if tape is not None and (self.hold or self._finish(tape, i)):
@@ -255,6 +259,7 @@ class Recorder:
                 "copy": self.first + index,
                 "frame_every": self.frame_every,
                 **parts_of_rows(state_keys(shown), choices(self.world.action_space) or ()),
+                **({"terminated": True} if tape.terminated else {}),
                 **({} if self.label is None else {"steps_left": tape.left}),
                 **({"dense_rewards": [0.0, *tape.dense]} if self.keep_dense and np.isfinite(tape.dense).all() else {}),
             },

@@ -127,6 +127,8 @@ class Encoder:
             known += [np.ones(self._features.width_of(c), np.bool_) for c in self._looked]
         self._normalised = np.concatenate(known) if known else np.zeros(0, dtype=np.bool_)
         self.size = len(self._normalised)
+        if not self.size and not images:
+            raise ConfigError("the policy would observe nothing: the environment shows no numbers (a 0 is enough)")
         self.normalizer: RunningMeanStd | None = None
         if self.size and getattr(settings, "normalize_observations", True):
             self.normalizer = RunningMeanStd((self.size,))

@@ -258,7 +258,10 @@ class QValues:
 
     def __init__(self, counts: tuple[int, ...], weights: Tensor, epsilon: Tensor) -> None:
         if len(counts) != 1:
-            raise ConfigError(f"algorithm.type dqn is for one discrete action, and the environment has {len(counts)}")
+            raise ConfigError(
+                f"algorithm.type dqn is for one discrete action, and the environment has {len(counts)}: take control, "
+                "or make one Discrete of them with a gymnasium wrapper"
+            )
         self.counts, self.weights, self.epsilon = counts, weights, epsilon
         self.outputs = counts[0] * len(weights)
 

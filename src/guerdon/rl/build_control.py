@@ -45,7 +45,7 @@ from guerdon.settings.reward_models import VLMModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.vla_policy import VLAPolicySettings
 from guerdon.train.optimizers import AdamW, FlatAdam, Optimizer
-from guerdon.types import Episode, FloatArray, Observes, RewardModel
+from guerdon.types import BoolArray, Episode, FloatArray, Observes, RewardModel
 from guerdon.worlds.build import first_world
 from guerdon.worlds.interventions import on_policy_refuses
 from guerdon.worlds.spaces import choices, is_numeric, own_values, parts_of_rows, some_allowed, state_keys
@@ -319,7 +319,9 @@ def build_replay_learner(
 
 
 def reward_for_goals(study: Study, shape: PolicyShape) -> Pays:
-    """The environment's reward for other goals: its `compute_reward`, called with a batch where it accepts one.
+    """What the environment says to other goals.
+
+    That is its `compute_reward`, called with a batch where it accepts one, and its `compute_terminated`, if it has one.
 
     Raises:
         ConfigError: it is no environment with goals, or its `compute_reward` fails or is not what steps pay.
@@ -330,8 +332,7 @@ def reward_for_goals(study: Study, shape: PolicyShape) -> Pays:
         # The world stays open: compute_reward may use the simulator.
         world = first_world(study.env.model_copy(update={"vectorization": "sync"}))
         copy = world.env.unwrapped.envs[0]
-        with suppress(AttributeError):
-            found = copy.get_wrapper_attr("compute_reward")
+        found = _attribute(copy, "compute_reward")
     if found is None:
         raise ConfigError(
             f"{what} is for environments that show {ACHIEVED} and {DESIRED} and have compute_reward; this one shows "
@@ -348,11 +349,6 @@ def reward_for_goals(study: Study, shape: PolicyShape) -> Pays:
     )
     with boundary(ConfigError, failed):
         single = np.array([float(found(one, other, {})) for one, other in zip(achieved, desired, strict=True)])
-    together = False
-    with suppress(ConfigError), boundary(ConfigError, "it takes one goal at a time"):
-        pairs = np.stack([*achieved, *desired]), np.stack([*desired, *desired])
-        several = np.asarray(found(*pairs, {}), np.float64).reshape(len(pairs[0]))
-        together = np.allclose(several[: len(single)], single, equal_nan=True)
     paid = transition.own_rewards
     if (wrong := transition.mask & ~np.isclose(paid, single, rtol=1e-3, atol=1e-5, equal_nan=True)).any():
         raise ConfigError(
@@ -360,8 +356,9 @@ def reward_for_goals(study: Study, shape: PolicyShape) -> Pays:
             "that rewards for other goals would not be those of the environment: give the wrapper that changes rewards "
             "or goals a compute_reward of its own"
         )
+    together, over = _takes_many(found, achieved, desired), _attribute(copy, "compute_terminated")
 
-    def pays(achieved_N: np.ndarray, desired_N: np.ndarray) -> FloatArray:
+    def rewards(achieved_N: np.ndarray, desired_N: np.ndarray) -> FloatArray:
         goals = own_values(achieved_N, own), own_values(desired_N, wanted)
         with boundary(ConfigError, failed):
             paid = found(*goals, {}) if together else [found(*pair, {}) for pair in zip(*goals, strict=True)]
@@ -370,7 +367,32 @@ def reward_for_goals(study: Study, shape: PolicyShape) -> Pays:
             raise NonFiniteError("compute_reward of the environment gave a reward that is not finite")
         return rewards
 
-    return pays
+    def ends(achieved_N: np.ndarray, desired_N: np.ndarray) -> BoolArray:
+        goals = zip(own_values(achieved_N, own), own_values(desired_N, wanted), strict=True)
+        with suppress(NotImplementedError):  # as gymnasium-robotics' GoalEnv has it
+            if over is not None:
+                return np.fromiter((bool(over(*pair, {})) for pair in goals), np.bool_, len(achieved_N))
+        return np.zeros(len(achieved_N), np.bool_)
+
+    return Pays(rewards, ends)
+
+
+def _attribute(env: gymnasium.Env, name: str) -> Any:
+    """Of an environment or of what it wraps; None: there is none."""
+    with suppress(AttributeError):
+        return env.get_wrapper_attr(name)
+    return None
+
+
+def _takes_many(found: Any, achieved: np.ndarray, desired: np.ndarray) -> bool:
+    """Whether `compute_reward` gives for many goals what it gives for each; more of them than a goal has numbers."""
+    one, other = np.stack([*achieved, *desired]), np.stack([*desired, *desired])
+    rows = np.arange(max(one.shape) + 1) % len(one)
+    with suppress(ConfigError), boundary(ConfigError, "it takes one goal at a time"):
+        several = np.asarray(found(one[rows], other[rows], {}), np.float64).reshape(len(rows))
+        alone = np.array([float(found(*pair, {})) for pair in zip(one, other, strict=True)])
+        return np.allclose(several, alone[rows], equal_nan=True)
+    return False
 
 
 def check_seen(name: str, model: RewardModel, shape: PolicyShape, first_camera: str) -> None:

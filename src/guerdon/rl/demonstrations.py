@@ -18,6 +18,7 @@ from guerdon.episodes.layout import camera_names, load_info
 from guerdon.episodes.read import cameras_of, read_episodes
 from guerdon.episodes.targets import check_every_row
 from guerdon.errors import DataError
+from guerdon.policies.heads import Squashed
 from guerdon.policies.robot import ControlInputs
 from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import RewardSource
@@ -62,6 +63,9 @@ def add_demonstrations(
     order = list(dict.fromkeys(cameras.values()))
     first = order[0] if order else None
     low, high = (bound.reshape(-1) for bound in action_bounds(shape.action_space))
+    if isinstance(learner.policy.head, Squashed):  # its actions have bounds where the space has none
+        units, one = learner.policy.units, np.ones(len(low), np.float32)
+        low, high = (end if units is None else units.executed(end) for end in (-one, one))
     episodes, steps, successes, outside, only_success = 0, 0, 0, 0, True
     found = iter(read_episodes(Path(path), with_frames=bool(order), camera=first, views=order[1:]))
     while part := list(islice(found, _TOGETHER)):
@@ -122,7 +126,8 @@ def as_rollout(
 ) -> Rollout[ControlInputs]:
     """Whole episodes as the rollout that they were: a stream each.
 
-    An episode that ends with a success ended the task where `env.end_on_success` says so; others were cut off.
+    An episode ended the task where its recording says that the environment did (`terminated` in `meta`), and where it
+    ends with a success and `env.end_on_success` says so; others were cut off.
 
     Args:
         episodes: with all pictures that are looked at in `views`, by their names.
@@ -150,7 +155,7 @@ def as_rollout(
         _check_actions(one.id, one.actions[1:], choices(shape.action_space))
         shown[i, :t], actions[i, :t], flags["mask"][i, :t] = rows[:-1], one.actions[1:], True
         flags["success"][i, :t], flags["success_known"][i, :t] = success[1:], known
-        over = bool(success[-1]) and env.end_on_success
+        over = bool(one.meta.get("terminated")) or (bool(success[-1]) and env.end_on_success)
         flags["terminated"][i, t - 1], flags["truncated"][i, t - 1] = over, not over
         rewards[i, :t] = success[1:] if env.native_reward == "sparse" else _rewards(one)[1:]
         ends.append((i, t - 1, rows[-1]))

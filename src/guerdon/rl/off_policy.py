@@ -88,10 +88,13 @@ def dqn_targets(
         target_N_A_H, online_N_A_H: values of all choices at the next observation, by both networks.
         weights_H: of the sources.
         gammas_H: discounts.
-        allowed_N_A: choices that there are at the next observation; None: all.
+        allowed_N_A: choices that there are at the next observation; None: all, as where there is none (after the last
+            step of an episode a mask may be empty).
     """
     totals = online_N_A_H @ weights_H
-    best = (totals if allowed_N_A is None else totals.masked_fill(~allowed_N_A, -torch.inf)).argmax(1)
+    if allowed_N_A is not None:
+        totals = totals.masked_fill(~allowed_N_A & allowed_N_A.any(1, keepdim=True), -torch.inf)
+    best = totals.argmax(1)
     later = target_N_A_H[torch.arange(len(best), device=best.device), best]
     return torch.addcmul(rewards_N_H, gammas_H * goes_on_N_1, later)
 
@@ -224,7 +227,9 @@ class ReplayLearner:
         """
         assert rollout.actions is not None
         units = self.policy.units
-        actions = rollout.actions if units is None else np.clip(units.within(rollout.actions), -1.0, 1.0)
+        actions = rollout.actions if units is None else units.within(rollout.actions)
+        if isinstance(self.policy.head, Squashed):
+            actions = np.clip(actions, -1.0, 1.0)
         after, first = replay.add(rollout, actions.astype(np.float32), rewards)
         if self.policy.encoder.has_backbone and self.pays is None and len(replay):
             replay.features(self.policy.encoder.numbers)  # before the encoder drops those that acting computed
@@ -415,6 +420,12 @@ class SACLearner(ReplayLearner):
         self._ones = torch.ones(len(terms), device=policy.device)
         own = settings.target_entropy
         self.target_entropy = float(-self.head.size if own is None else own)
+        if self.target_entropy >= (most := self.head.size * math.log(2.0)):
+            raise ConfigError(
+                f"algorithm.target_entropy {self.target_entropy:g}: actions of {self.head.size} numbers between -1 and "
+                f"1 have less than {most:.3g}, so that the temperature would grow without end; minus their number is "
+                "usual"
+            )
 
     def _critic(self) -> _Critic:
         encoder, given = self.policy.encoder, self.policy.settings

@@ -19,12 +19,22 @@ from torch import Tensor
 from guerdon.policies.control import ControlPolicy
 from guerdon.rewards.source import SourceTerms
 from guerdon.rl.replay import Replay
-from guerdon.types import FloatArray, IntArray
+from guerdon.types import BoolArray, FloatArray, IntArray
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
 _GATHERED = 1 << 26  # bytes of observations that are gathered at a time
-Pays = Callable[[np.ndarray, np.ndarray], FloatArray]
-"""(N,) rewards of the environment for (N, ...) achieved and (N, ...) desired goals."""
+
+
+class Pays(NamedTuple):
+    """What the environment says to other goals, of (N, ...) achieved and (N, ...) desired ones.
+
+    Attributes:
+        rewards: (N,) what it pays.
+        ends: (N,) bool, whether the task ends there.
+    """
+
+    rewards: Callable[[np.ndarray, np.ndarray], FloatArray]
+    ends: Callable[[np.ndarray, np.ndarray], BoolArray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,8 +125,8 @@ def gathered(
         drawn: from each replay.
         outputs: of a critic, by name; those that are no source earn nothing.
         terms: how each source counts.
-        pays: the environment's reward for a goal, which is the first output; what other sources would pay for it is
-            not known. None: no goal is taken in hindsight.
+        pays: the environment's reward for a goal, which is the first output, and whether the task ends there; what
+            other sources would pay for it is not known. None: no goal is taken in hindsight.
     """
     one = max(sum(d.replay.rows("observations")[0].nbytes * d.rows.shape[1] for d in drawn), 1)
     each = max(_GATHERED // one, 1)
@@ -157,7 +167,9 @@ def _gathered(
     over = whole([d.replay.terminated(d.rows) for d in drawn])
     if pays is not None:  # with another goal a reward model ends nothing
         taken = whole([np.full(d.rows.shape, -1) if d.goals is None else d.goals for d in drawn]) >= 0
+        goals = following[ACHIEVED][taken], following[DESIRED][taken]
         over = np.where(taken, column("terminated"), over)
+        over[taken] |= pays.ends(*goals)
     goes_on = 1.0 - over.astype(np.float32)[..., None]
     rewards, known = (np.full((*goes_on.shape[:2], len(outputs)), value, np.float32) for value in (0, 1))
     for h, name in enumerate(outputs):
@@ -167,7 +179,7 @@ def _gathered(
             if terms[name].on_failure != "neutral":
                 known[..., h] = 1.0 - whole([one["failed"] for one in paid])
     if pays is not None:
-        rewards[taken, 0], known[taken, 0] = pays(following[ACHIEVED][taken], following[DESIRED][taken]), 1.0
+        rewards[taken, 0], known[taken, 0] = pays.rewards(*goals), 1.0
         known[taken, 1 : len(terms)] = 0.0  # models judged the goal that was asked for
     usable = encoder.allowed(following.reshape(-1, *following.shape[2:]))
     allowed: Iterable[Any] = repeat(None)

@@ -60,6 +60,7 @@ class CopyEnv(gymnasium.Wrapper):  # type: ignore[misc]
         super().__init__(env)
         self._index, self._name, self._steps = index, name, 0
         self._shape = env.action_space.shape if isinstance(env.action_space, gymnasium.spaces.Box) else None
+        self._shown = env.observation_space.shape if isinstance(env.observation_space, gymnasium.spaces.Box) else None
         if self._shape is not None:
             self.action_space = gymnasium.spaces.flatten_space(env.action_space)
 
@@ -69,6 +70,7 @@ class CopyEnv(gymnasium.Wrapper):  # type: ignore[misc]
         try:
             with boundary(SimulatorError, "reset"):
                 observation, info = self.env.reset(seed=seed, options=options)
+                self._check(observation)
                 return observation, by_name(info, _OF_VECTORS)
         except (SimulatorError, SystemExit) as error:
             inner = self.env
@@ -85,6 +87,7 @@ class CopyEnv(gymnasium.Wrapper):  # type: ignore[misc]
             with boundary(SimulatorError, "step"):
                 shaped = action if self._shape is None else np.reshape(action, self._shape)
                 observation, reward, terminated, truncated, info = self.env.step(shaped)
+                self._check(observation)
                 paid = reward.item() if isinstance(reward, np.ndarray) else reward  # an array of one number
                 return observation, paid, terminated, truncated, by_name(info, _OF_VECTORS)
         except (SimulatorError, SystemExit) as error:
@@ -94,6 +97,12 @@ class CopyEnv(gymnasium.Wrapper):  # type: ignore[misc]
     def close(self) -> None:
         """Free it."""
         closed(self.env, self._name)
+
+    def _check(self, observation: Any) -> None:
+        if self._shown is not None and np.shape(observation) != self._shown:
+            raise ValueError(
+                f"the observation has shape {np.shape(observation)}, and observation_space says {self._shown}"
+            )
 
     def _broken(self, error: SimulatorError | SystemExit, what: str) -> SimulatorError:
         if isinstance(error, SystemExit):  # the run would end here, without a word
@@ -174,8 +183,8 @@ def step_all(
     """
     try:
         with boundary(SimulatorError, "step"):
-            *found, info = env.step(actions_B_A.copy())  # which environments may change
-            return *found, by_name(info)
+            observations, *found, info = env.step(actions_B_A.copy())  # which environments may change
+            return as_declared(observations, env), *found, by_name(info)
     except SimulatorError as error:
         said = raised_by(error)
         if not said and not isinstance(error, BrokenCopyError):
@@ -185,6 +194,13 @@ def step_all(
             f"the environment broke: {f'{copies} {said}' if said else error}; env.vectorization=async replaces a "
             "simulator that breaks, and continues"
         ) from error.__cause__
+
+
+def as_declared(observations: Any, env: gymnasium.vector.VectorEnv) -> np.ndarray:
+    """(B, ...) observations; whole numbers as floats where the space has floats: the next ones may be fractions."""
+    found, dtype = np.asarray(observations), env.single_observation_space.dtype
+    whole = found.dtype.kind in "iub" and dtype is not None and np.dtype(dtype).kind == "f"
+    return found.astype(dtype) if whole else found
 
 
 def in_step(why: Failure, taken: int, task: str, action_A: np.ndarray) -> Failure:
@@ -288,7 +304,7 @@ class Resets:
         """What all copies observe, and which of them failed; all that wait where that cannot be told."""
         try:
             with boundary(SimulatorError, "reset"):
-                observations = np.asarray(self._env.reset(seed=seeds, options=options or None)[0])
+                observations = as_declared(self._env.reset(seed=seeds, options=options or None)[0], self._env)
         except BrokenCopyError as error:
             return np.empty(0), error.failures
         except SimulatorError as error:

@@ -284,8 +284,10 @@ def _channels_first(shape: tuple[int, ...]) -> bool:
 
 def _picture_shape(space: spaces.Box) -> tuple[int, ...] | None:
     """(H, W, C) of a Box of pictures; None: it is numbers."""
+    if not 2 <= len(space.shape) <= 4 or 0 in space.shape:
+        return None
     low, high = float(space.low.min()), float(space.high.max())
-    if not 2 <= len(space.shape) <= 4 or low < 0 or (space.low.max(), space.high.min()) != (low, high):
+    if low < 0 or (space.low.max(), space.high.min()) != (low, high):
         return None
     if space.dtype != np.uint8 and (space.dtype.kind != "f" or high not in (1.0, 255.0)):
         return None

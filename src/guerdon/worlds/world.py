@@ -47,6 +47,7 @@ class World:
         exact_resume: whether `state_dict` restores the simulators themselves (autoreset disabled, no people who act);
             elsewhere the episodes under way start again after a resume.
         interventions: what the environment reports of them.
+        end_on_success: as it was given.
 
     Args:
         env: the copies.
@@ -110,7 +111,7 @@ class World:
                 f"disabled; this one uses {self.mode.value}. Set the limit where the environment is made."
             )
         self._limit = max_episode_steps
-        self._end_on_success = end_on_success
+        self.end_on_success = end_on_success
         self._sparse = native_reward == "sparse"
         self._success_keys = tuple(success_keys)
         self.interventions = Interventions(env, info_keys or {})
@@ -280,7 +281,7 @@ class World:
         ended_inside = terminated | truncated
         success, known = self._successes(info, mask, ended_inside)
         self._steps += mask
-        if self._end_on_success:
+        if self.end_on_success:
             terminated = terminated | success
         if self._limit is not None:
             truncated = truncated | ((self._steps >= self._limit) & mask)
