@@ -56,7 +56,15 @@ class Window(Dot):
         assert self.render_mode is None
 
 
+class Blank(Dot):
+    """As an environment with the render() of a template, which returns nothing."""
+
+    def render(self):
+        return None
+
+
 if "Dot-v1" not in gymnasium.registry:
+    gymnasium.register("Blank-v1", Blank, max_episode_steps=10)
     gymnasium.register("Undrawn-v1", Undrawn, max_episode_steps=10)
     gymnasium.register("Window-v1", Window, max_episode_steps=10)
     gymnasium.register("Dot-v1", Dot, max_episode_steps=10)

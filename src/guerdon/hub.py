@@ -226,10 +226,15 @@ def _config_problems(folder: Path) -> Iterator[str]:
         if not isinstance(config, dict):
             yield f"{file.name} is not a map of keys; {AGAIN}"
             continue
-        parts = [part for part in (config, *config.values()) if isinstance(part, dict)]
+        parts = [config]
+        for part in parts:  # and those inside, at any depth
+            parts += [value for value in part.values() if isinstance(value, dict)]
         for key, value in (item for part in parts for item in part.items()):
-            if key.endswith(("layer", "layers")) and isinstance(value, int) and value > MOST_LAYERS:
+            layers = isinstance(value, int) and (key == "depth" or key.endswith(("layer", "layers")))
+            if layers and value > MOST_LAYERS:
                 yield f"{key} in {file.name} is {value:,}, more than any model has ({MOST_LAYERS:,}); correct it"
+            if layers and value < 1 and key in ("depth", "num_hidden_layers"):  # transformers would leave weights out
+                yield f"{key} in {file.name} is {value}, and a model has at least one layer; correct it"
             if key in ("attn_implementation", "_attn_implementation") and "/" in str(value):
                 yield f"{key} in {file.name} names code on the hub, {str(value)[:80]!r}; remove the key"
 

@@ -60,6 +60,15 @@ def test_an_environment_that_cannot_draw_gives_numbers_alone(tmp_path, task, way
             assert np.array_equal(getattr(found, name), getattr(drawn, name))
 
 
+@pytest.mark.parametrize("way", [{}, {"vectorization": "async"}], ids=str)
+def test_a_render_that_gives_none_leaves_no_pictures(tmp_path, way):
+    collect(corridor(tmp_path / "data", env={"task": "tiny_world:Blank-v1", **way}))
+    collect(corridor(tmp_path / "drawn", env={"task": "tiny_world:Dot-v1", **way}))
+    for found, drawn in zip(*(read_episodes(tmp_path / name) for name in ("data", "drawn")), strict=True):
+        assert found.frames is None
+        assert np.array_equal(found.states, drawn.states)
+
+
 def eager(folder, step=1.0):
     """A policy that always takes the same step along the corridor."""
     study = corridor(folder)

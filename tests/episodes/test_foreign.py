@@ -119,6 +119,15 @@ def test_other_number_types_and_scalar_columns(tmp_path):
     assert episode.actions.dtype == episode.states.dtype == np.float32
 
 
+@pytest.mark.parametrize(("arch", "missing"), [("resnet18", "frames"), ("mlp", "states")])
+def test_what_no_episode_shows_is_not_a_matter_of_labels(tmp_path, arch, missing):
+    foreign(tmp_path, ACTIONS, SUCCESS, {"observation.environment_state": ([[0.0, 1.0]] * 9, vector(2))})
+    size = {} if arch == "mlp" else {"image_size": 8}
+    settings = ResNetTrainSettings(data_path="recordings", save_dir="rm", arch=arch, **size)
+    with pytest.raises(DataError, match=f"none of 3 episodes has {missing}: they are read from"):
+        labelled_frames(read_episodes(tmp_path), settings)
+
+
 def test_several_cameras_need_a_choice(tmp_path):
     tops = {"observation.images.top": ([png(t) for t in range(9)], IMAGE)}
     wrists = {"observation.images.wrist": ([png(100 + t) for t in range(9)], IMAGE)}

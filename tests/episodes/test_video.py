@@ -12,7 +12,7 @@ from episode_samples import sample
 
 from guerdon.episodes import images, video
 from guerdon.episodes.read import dataset_hash, read_episodes, summarize
-from guerdon.episodes.video import VideoWriter, count_frames, declared_frames, decode_video
+from guerdon.episodes.video import VideoWriter, count_frames, declared, decode_video
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import DataError, MissingDependencyError
 from guerdon.serve.decode import decode_video as serve_video
@@ -171,7 +171,7 @@ def test_an_episode_may_begin_anywhere_in_the_file_of_any_encoder(tmp_path, code
     for start in range(31):
         read = decode_video(path, np.arange(start, min(start + 3, 31)) / 10, fps=10)
         np.testing.assert_array_equal(read, frames[start : start + 3])
-    assert declared_frames(path) in (31, 0)
+    assert declared(path)[0] in (31, 0)
 
 
 def change_rows(path, **columns):
@@ -258,7 +258,7 @@ def test_frames_before_the_start_of_a_cut_are_none(tmp_path, start, name):
     assert count_frames(path) == 24 - start
     assert np.abs(both_ways(path, 24 - start).astype(int) - frames).max() <= 4
     if start % 12:
-        assert declared_frames(path) > count_frames(path)
+        assert declared(path)[0] > count_frames(path)
     with path.open("rb") as file:
         sampled = serve_video(file, nframes=2, limits=MediaSettings())
     assert np.abs(sampled.astype(int) - frames[[0, -1]]).max() <= 4
@@ -385,6 +385,23 @@ def test_time_stamps_that_do_not_tell_frames_apart_are_refused(root, stamps, rea
     assert [e.id for e in read_episodes(root, on_skip=skipped.append)] == ["episode-1", "episode-2", "episode-3"]
     assert reason in skipped[0].reason
     assert [part.episode for part in summarize(root).skipped] == [0]
+
+
+def test_a_file_that_shows_its_frames_faster_than_the_index_says_is_refused(root):
+    """Frames of other rows lie at its times; a file of more frames than rows may have another rate."""
+    (path,) = root.glob("videos/*/chunk-000/file-000.mp4")
+    frames = np.concatenate([clip(4), clip(5, level=20)])
+    with VideoWriter(path, height=32, width=48, fps=20) as writer:
+        writer.add(frames)
+    skipped = []
+    assert [e.id for e in read_episodes(root, on_skip=skipped.append)] == ["episode-2", "episode-3"]
+    assert "its 9 frames in 0.450 s, and its index says 0.900 s: encode it with 10 frames" in skipped[0].reason
+    assert [part.episode for part in summarize(root).skipped] == [0, 1]
+    with VideoWriter(path, height=32, width=48, fps=20) as writer:
+        writer.add(frames.repeat(2, axis=0))
+    first, second, *_ = read_episodes(root)
+    assert np.abs(first.frames.astype(int) - clip(4)).max() <= 4
+    assert np.abs(second.frames.astype(int) - clip(5, level=20)).max() <= 4
 
 
 def test_the_end_of_a_part_follows_from_its_rows_where_the_index_does_not_say(root):

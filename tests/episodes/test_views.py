@@ -1,8 +1,11 @@
 """Episodes with several cameras: each is a feature of the data set, and is read back by its name."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from guerdon.episodes.layout import camera_names
 from guerdon.episodes.read import read_episodes, summarize
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import DataError
@@ -28,6 +31,23 @@ def test_every_camera_comes_back_by_name(tmp_path):
         assert np.array_equal(wrist.frames, episode(seed).views["wrist"])
     with pytest.raises(DataError, match="several cameras"):
         next(read_episodes(tmp_path))
+
+
+def test_a_key_with_a_slash_is_a_camera_with_a_dot(tmp_path):
+    """LeRobot refuses names with slashes."""
+    with EpisodeWriter(tmp_path, camera="top") as writer:
+        one = replace(episode(0), views={"arm/wrist": episode(0).views["wrist"]})
+        writer.add(one)
+        twice = replace(one, id="1", views={**one.views, "arm.wrist": one.views["arm/wrist"]})
+        with pytest.raises(DataError, match=r"two of its cameras have one name: arm/wrist, arm\.wrist"):
+            writer.add(twice)
+    assert set(summarize(tmp_path).cameras) == {"top", "arm.wrist"}
+    for name in ("arm/wrist", "arm.wrist"):
+        (found,) = read_episodes(tmp_path, camera=name)
+        assert np.array_equal(found.frames, one.views["arm/wrist"])
+    (both,) = read_episodes(tmp_path, camera="top", views=["arm/wrist"])
+    assert np.array_equal(both.views["arm/wrist"], one.views["arm/wrist"])
+    assert "arm/wrist" in camera_names("arm.wrist"), "as a world calls it that a model of this data looks at"
 
 
 def test_every_camera_has_a_video_of_its_own(tmp_path):

@@ -259,6 +259,19 @@ def test_models_of_robots_are_evaluated_on_episodes(call, robot):
     assert (status, "trained on" in out) == (0, False), err
 
 
+def test_each_of_several_training_sets_is_known(call, robot, tmp_path):
+    with EpisodeWriter(tmp_path / "more", fps=10) as writer:
+        for episode in square_episodes(16)[8:]:
+            writer.add(episode)
+    train_image_model(ResNetTrainSettings(
+        data_path=[str(robot / "data"), str(tmp_path / "more")], save_dir=str(tmp_path / "rm"), image_size=32,
+        hidden_dim=8, max_epochs=1, max_steps=2, batch_size=16, tensorboard=False, augment=False,
+    ))  # fmt: skip
+    for data in (robot / "data", tmp_path / "more"):
+        status, out, err = call("--model", tmp_path / "rm", "--data", data, "evaluate.reps=100")
+        assert (status, "measured on the data that the model was trained on" in out) == (0, True), err
+
+
 def test_mistakes_cost_one_line(call, robot):
     written("pairs.jsonl", PAIRS)
     written("judged.jsonl", judged())

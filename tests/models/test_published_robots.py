@@ -204,6 +204,8 @@ def processed(change):
         (lambda folder: (folder / "model.safetensors").unlink(), "has no model.safetensors"),
         (lambda folder: (folder / "config.json").write_text("{"), "cannot be read"),
         (configured(n_obs_steps=3), "n_obs_steps is 3, which is not even"),
+        (configured(n_obs_steps=10**9), "n_obs_steps: Input should be less than or equal to 1000"),
+        (configured(frame_gap=10**30), "frame_gap: Input should be less than or equal to 1000000"),
         (configured(state_key="observation.joints"), "state_key is observation.joints"),
         (configured(hidden_dim="wide"), "hidden_dim"),
         (configured(sparse_temporal_proportions=[0.5, 0.5]), "2 shares for 3 stages"),
@@ -345,6 +347,8 @@ def test_the_text_of_robometer_has_a_token_after_each_picture(home):
         ("lerobot", resized("text_config", num_attention_heads=0), "describes no network .*ZeroDivisionError"),
         ("lerobot", resized("vision_config", intermediate_size=-1), "describes no network .*negative dimension"),
         ("authors", resized("vision_config", num_heads=3), "vision_config.num_heads is 3, which does not divide"),
+        ("lerobot", resized("text_config", num_hidden_layers=10**5), "is 100,000, more than any model has"),
+        ("authors", resized("vision_config", depth=10**5), "depth in config.json is 100,000, more than any model has"),
     ],
 )
 def test_a_checkpoint_of_robometer_is_read_whole_or_refused(home, tmp_path, layout, change, match):
@@ -412,6 +416,16 @@ def test_a_roboreward_whose_heads_do_not_divide_its_width_is_refused(tmp_path, h
     folder = published.write_base(tmp_path / "RoboReward-4B")
     resized("vision_config", num_heads=heads)(folder)
     with pytest.raises(CheckpointError, match=r"vision_config.num_heads is 3|ZeroDivisionError"):
+        load_reward_model("roboreward", folder, device="cpu", vlm=EXACT)
+
+
+@pytest.mark.parametrize("layers", [0, -1])
+@pytest.mark.parametrize(("part", "key"), [("text_config", "num_hidden_layers"), ("vision_config", "depth")])
+def test_a_roboreward_without_layers_is_refused(tmp_path, part, key, layers):
+    """It graded without the weights of its layers, or ended in a traceback."""
+    folder = published.write_base(tmp_path / "RoboReward-4B")
+    resized(part, **{key: layers})(folder)
+    with pytest.raises(CheckpointError, match=f"{key} in config.json is {layers}, and a model has at least one layer"):
         load_reward_model("roboreward", folder, device="cpu", vlm=EXACT)
 
 

@@ -96,12 +96,13 @@ def test_grey_pictures_are_grey():
         observed(grey, frames=same)
 
 
-def test_a_run_with_masks_and_text_learns_from_demonstrations(tmp_path):
+def test_a_run_with_masks_and_text_learns_from_demonstrations(tmp_path, capsys):
     keys = [["arm.joints", 4], ["arm.mode", 3], ["arm.hand.0", 2], ["arm.hand.1", 5]]
     with EpisodeWriter(tmp_path / "shown", camera="corner") as writer:
-        for n in range(3):
-            frames = np.full((4, 16, 16, 3), 50, np.uint8)
-            writer.add(episode(id=str(n), states=14, frames=frames, meta={"state_keys": keys}))
+        for n, rows in enumerate((1, 4, 4, 4)):  # one row has no step
+            frames = np.full((rows, 16, 16, 3), 50, np.uint8)
+            actions = np.zeros((rows, 1), np.float32)
+            writer.add(episode(rows, id=str(n), states=14, frames=frames, actions=actions, meta={"state_keys": keys}))
     study = Study.model_validate(
         {
             "runner": {
@@ -117,6 +118,8 @@ def test_a_run_with_masks_and_text_learns_from_demonstrations(tmp_path):
         }
     )  # fmt: skip
     loop = start(study)
+    assert "3 episodes, 3 with success, 9 steps" in (said := capsys.readouterr().err)
+    assert "1 more have one row and no step, and are left out" in said
     for _ in range(2):
         loop.iterate()
     shown, memory = (part.rows("observations") for part in (loop.learner.demonstrations, loop.learner.memory))
@@ -138,6 +141,21 @@ def test_a_state_that_is_not_finite_is_refused():
     shape, shown = shape_of(C), replace(episode(states=1), states=states)
     with pytest.raises(DataError, match="demonstration 0, row 2: its c is not finite"):
         as_rollout([shown], ENV, shape, chosen_columns([C], None, "keys"))
+
+
+def test_a_reward_that_is_not_finite_is_refused():
+    """It was found by the checkpoint only, as a training that diverged."""
+    shape, seen = shape_of(C), chosen_columns([C], None, "keys")
+    for rewards in ({"rewards": np.float32([0, 1, np.inf, 0])}, {"meta": {"dense_rewards": [0, 1, np.inf, 0]}}):
+        with pytest.raises(DataError, match="demonstration 0, row 2: its reward is inf"):
+            as_rollout([episode(states=1, **rewards)], ENV, shape, seen)
+
+
+def test_actions_of_another_size_are_named():
+    with pytest.raises(DataError, match="takes actions of 1 numbers, it has actions of 6"):
+        observed(C, states=1, actions=np.zeros((4, 6), np.float32))
+    with pytest.raises(DataError, match="takes actions of 1 numbers, it has none"):
+        observed(C, states=1, actions=None)
 
 
 def test_dense_rewards_need_no_outcome():

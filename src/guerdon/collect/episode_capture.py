@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -24,8 +24,10 @@ import numpy as np
 
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import DataError
+from guerdon.progress import log_once
 from guerdon.settings.world import DataCollectionSettings, WorldSettings
-from guerdon.types import BoolArray, Episode, IntArray
+from guerdon.types import BoolArray, ByteArray, Episode, IntArray
+from guerdon.worlds.eye import NoPictureError
 from guerdon.worlds.spaces import PIXELS, choices, parts_of_rows, rgb_of, state_keys, states_of
 from guerdon.worlds.transition import Transition
 from guerdon.worlds.world import World
@@ -247,7 +249,7 @@ class Recorder:
         episode = Episode(
             id=name,
             task=tape.task,
-            frames=seen if pictured else self.world.render(tape.looks) if self.world.takes_pictures else None,
+            frames=seen if pictured else self._drawn(tape.looks),
             views={name: self.world.render(tape.looks, name) for name in self.world.cameras[1:]} | views,
             states=states if states.size else None,
             actions=actions,
@@ -266,6 +268,16 @@ class Recorder:
         )
         self.writer.add(episode)
         return True
+
+    def _drawn(self, looks: Sequence[Any]) -> ByteArray | None:
+        """(T, H, W, 3) the pictures of an episode; None where the environment has none."""
+        if not self.world.takes_pictures:
+            return None
+        try:
+            return self.world.render(looks)
+        except NoPictureError:
+            log_once("[env] render() gives None: episodes are recorded without that picture")
+            return None
 
     def state_dict(self) -> dict[str, Any]:
         """Which episodes come next, as plain JSON values; the ones under way are not part of it."""

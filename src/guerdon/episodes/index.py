@@ -27,8 +27,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from guerdon.episodes.layout import TASKS_PATH, Feature, FileIndex, Info, shard_path
+from guerdon.episodes.layout import TASKS_PATH, VIDEO_PATH, Feature, FileIndex, Info, shard_path
 from guerdon.episodes.row_files import write_parquet
+from guerdon.episodes.video import declared
 from guerdon.errors import DataError, boundary
 from guerdon.progress import log_once
 from guerdon.types import ByteArray
@@ -161,7 +162,7 @@ class Skipped:
 
     def __str__(self) -> str:
         lost = "an unknown number of episodes" if self.episode is None else f"episode {self.episode}"
-        return f"skipped {lost}: {self.path}: {self.reason}"
+        return f"skipped {lost}: {self.path}: {self.reason.removeprefix(str(self.path)).lstrip(': ')}"
 
 
 @dataclass(frozen=True)
@@ -292,6 +293,54 @@ def _entry(row: Mapping[str, Any], video_keys: Iterable[str], fps: float) -> Ent
         meta=json.loads(row.get(META) or "{}"),
         start=int(row.get("dataset_from_index") or 0),
     )
+
+
+def video_file(root: Path, info: Info, entry: Entry, key: str | None) -> Path | None:
+    """The MP4 file with an episode's frames, None where the camera is not stored as video, or not in this episode."""
+    if key is None or key not in entry.videos:
+        return None
+    return shard_path(root, info.video_path or VIDEO_PATH, entry.videos[key].where, video_key=key)
+
+
+def misplaced(root: Path, info: Info, entries: Sequence[Entry], cameras: Sequence[str]) -> list[Skipped]:
+    """The episodes whose part of a video does not hold their own frames, as far as index and headers show it.
+
+    Parts of one file may not overlap. Where a file has exactly the frames of its episodes, evenly spaced, each part
+    begins where the one before it ends; where it has more (of episodes that were removed), gaps are allowed. A file
+    with exactly these frames that is shorter than the index says shows them faster: times lead to frames of other rows.
+    """
+    found: list[Skipped] = []
+    files: dict[tuple[str, Path], list[Entry]] = {}
+    for entry in entries:
+        for key in cameras:
+            if path := video_file(root, info, entry, key):
+                files.setdefault((key, path), []).append(entry)
+    for (key, path), owners in files.items():
+        owners.sort(key=lambda entry: entry.videos[key].start)
+        try:
+            frames, seconds = declared(path)
+        except DataError:
+            continue  # said where its frames are needed
+        rows, end = sum(entry.length for entry in owners), max(entry.videos[key].stop for entry in owners)
+        exact = frames == rows
+        whole = exact and (seconds is None or abs(seconds * info.fps - frames) < 0.4)
+        lost = 0.0 if seconds is None or not exact or (end - seconds) * info.fps < 1.5 else 1 - seconds / end
+        free = 0.0
+        for entry in owners:
+            span, reason = entry.videos[key], ""
+            off = span.start - free
+            if span.stop * lost * info.fps > 0.5:
+                reason = (
+                    f"it shows its {frames} frames in {seconds:.3f} s, and its index says {end:.3f} s: encode it with "
+                    f"{info.fps:g} frames per second"
+                )
+            elif (abs(off) if whole else -off) * info.fps > 0.4:
+                reason = (
+                    f"its index says that its frames begin at {span.start:.3f} s; those before it end at {free:.3f} s"
+                )
+            found += [Skipped(path, reason, entry.index)] if reason else []
+            free = free + entry.length / info.fps if whole else max(free, span.stop)
+    return found
 
 
 def load_episode_stats(root: Path) -> list[Stats]:

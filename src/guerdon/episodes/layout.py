@@ -94,11 +94,12 @@ class Info:
 
 
 def camera_key(name: str) -> str:
-    """The feature key of a camera, `observation.images.<name>`.
+    """The feature key of a camera, `observation.images.<name>`; LeRobot has no slashes in names: they become dots.
 
     Raises:
         DataError: the name would not make a safe folder name.
     """
+    name = name.replace("/", ".")
     if not _CAMERA_NAME.fullmatch(name):
         raise DataError(f"camera name {name!r}: use letters, digits, '_', '-' and '.' only")
     return CAMERA_PREFIX + name
@@ -110,10 +111,13 @@ def camera_name(key: str) -> str:
 
 
 def camera_names(camera: str) -> tuple[str, ...]:
-    """What a camera may be called: `front` of a robot is `pixels.front` among the observations of an environment."""
+    """What a camera may be called: `front` of a robot is `pixels.front` among the observations of an environment.
+
+    A key `cam/front` of an environment is `cam.front` in a data set.
+    """
     name = camera_name(camera)
     last = name.rpartition(".")[2]
-    return tuple(dict.fromkeys((name, last, f"pixels.{last}")))
+    return tuple(dict.fromkeys((name, name.replace("/", "."), name.replace(".", "/"), last, f"pixels.{last}")))
 
 
 def camera_for(root: str | Path, info: RewardInfo, named: str | None = None) -> str | None:
@@ -129,9 +133,16 @@ def camera_for(root: str | Path, info: RewardInfo, named: str | None = None) -> 
 
 
 def pictures_of(episode: Episode, key: str) -> dict[str, ByteArray]:
-    """The frames of an episode by feature key: those of its camera `key`, then of its further cameras."""
+    """The frames of an episode by feature key: those of its camera `key`, then of its further cameras.
+
+    Raises:
+        DataError: two of them would have one key.
+    """
     own = {} if episode.frames is None else {key: episode.frames}
-    return own | {camera_key(name): frames for name, frames in episode.views.items()}
+    views = {camera_key(name): frames for name, frames in episode.views.items()}
+    if len(views) < len(episode.views):
+        raise DataError(f"episode {episode.id!r}: two of its cameras have one name: {', '.join(episode.views)}")
+    return own | views
 
 
 def features_of(episode: Episode, key: str, *, video: bool, fps: int) -> Features:

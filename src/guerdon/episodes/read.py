@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 
 from guerdon.episodes import layout
 from guerdon.episodes.images import MAX_EPISODE_BYTES, check_images, decode_images, grey_depth, rgb_frames
-from guerdon.episodes.index import Entry, Skipped, load_index
+from guerdon.episodes.index import Entry, Skipped, load_index, misplaced, video_file
 from guerdon.episodes.layout import Columns, Info, from_rows, last_success
-from guerdon.episodes.video import count_frames, declared_frames, decode_video
+from guerdon.episodes.video import count_frames, decode_video
 from guerdon.errors import DataError, boundary
 from guerdon.types import ByteArray, Episode
 
@@ -159,7 +159,7 @@ def _read(
                     )
                     episode = replace(episode, views=further) if further else episode
         except DataError as exc:
-            path = _frames_path(root, info, entry, key) or layout.shard_path(root, info.data_path, entry.data)
+            path = video_file(root, info, entry, key) or layout.shard_path(root, info.data_path, entry.data)
             skip(Skipped(path, str(exc), entry.index))
             continue
         readable += 1
@@ -175,7 +175,7 @@ def _read(
 def _frames(root: Path, info: Info, entry: Entry, table: pa.Table, key: str, columns: Columns) -> ByteArray | None:
     """The frames of a camera; None where the index or every row says that the episode has none of it."""
     if info.features[key]["dtype"] == "video":
-        video = _frames_path(root, info, entry, key)
+        video = video_file(root, info, entry, key)
         return None if video is None else decode_video(video, _times(entry, key, columns, info.fps), fps=info.fps)
     if _none_of(table, key):
         return None
@@ -224,13 +224,6 @@ def _from_table(table: pa.Table, info: Info, key: str) -> ByteArray:
     return rgb_frames(_columns(table, info, [key])[key])
 
 
-def _frames_path(root: Path, info: Info, entry: Entry, key: str | None) -> Path | None:
-    """The MP4 file with an episode's frames, None where the camera is not stored as video, or not in this episode."""
-    if key is None or key not in entry.videos:
-        return None
-    return layout.shard_path(root, info.video_path or layout.VIDEO_PATH, entry.videos[key].where, video_key=key)
-
-
 @lru_cache(maxsize=64)
 def _is_depth(root: Path, data_path: str, key: str) -> bool:
     """Whether the first picture of a feature has more than 8 bits per pixel; said once."""
@@ -277,7 +270,10 @@ def _camera(root: Path, info: Info, camera: str | None) -> str | None:
     cameras = cameras_of(root, info)
     if camera is None:
         if len(cameras) > 1:
-            raise DataError(f"{root} has several cameras: pass camera= one of {', '.join(sorted(cameras))}")
+            raise DataError(
+                f"{root} has several cameras: pass camera= one of {', '.join(sorted(cameras))} (train.<name>.camera of "
+                "a study, env.camera of guerdon evaluate)"
+            )
         return next(iter(cameras.values()), None)
     found = next((cameras[name] for name in layout.camera_names(camera) if name in cameras), None)
     if found is None:
@@ -287,7 +283,7 @@ def _camera(root: Path, info: Info, camera: str | None) -> str | None:
 
 def _entries(root: Path, info: Info, skip: OnSkip, cameras: Sequence[str] = ()) -> list[Entry]:
     entries, skipped = load_index(root, info)
-    skipped += _misplaced(root, info, entries, cameras)
+    skipped += misplaced(root, info, entries, cameras)
     lost = {part.episode for part in skipped}
     entries = [entry for entry in entries if entry.index not in lost]
     for part in skipped:
@@ -295,38 +291,6 @@ def _entries(root: Path, info: Info, skip: OnSkip, cameras: Sequence[str] = ()) 
     if not entries:
         raise _unreadable(root) if skipped else DataError(f"{root} has no episodes yet: collect some first")
     return entries
-
-
-def _misplaced(root: Path, info: Info, entries: Sequence[Entry], cameras: Sequence[str]) -> list[Skipped]:
-    """The episodes whose part of a video does not hold their own frames, as far as index and headers show it.
-
-    Parts of one file may not overlap. Where a file has exactly the frames of its episodes, evenly spaced, each part
-    begins where the one before it ends; where it has more (of episodes that were removed), gaps are allowed.
-    """
-    found: list[Skipped] = []
-    files: dict[tuple[str, Path], list[Entry]] = {}
-    for entry in entries:
-        for key in cameras:
-            if path := _frames_path(root, info, entry, key):
-                files.setdefault((key, path), []).append(entry)
-    for (key, path), owners in files.items():
-        owners.sort(key=lambda entry: entry.videos[key].start)
-        try:
-            frames = declared_frames(path, info.fps)
-        except DataError:
-            continue  # said where its frames are needed
-        whole = frames == sum(entry.length for entry in owners)
-        free = 0.0
-        for entry in owners:
-            span = entry.videos[key]
-            off = span.start - free
-            if (abs(off) if whole else -off) * info.fps > 0.4:
-                reason = (
-                    f"its index says that its frames begin at {span.start:.3f} s; those before it end at {free:.3f} s"
-                )
-                found.append(Skipped(path, reason, entry.index))
-            free = free + entry.length / info.fps if whole else max(free, span.stop)
-    return found
 
 
 def _unreadable(root: Path) -> DataError:
@@ -397,7 +361,7 @@ def _stored(info: Info) -> list[str]:
 
 def _missing_video(root: Path, info: Info, entry: Entry, frame_count: Callable[[Path], int]) -> Skipped | None:
     for key in entry.videos:
-        path = _frames_path(root, info, entry, key)
+        path = video_file(root, info, entry, key)
         assert path is not None
         try:
             count = frame_count(path)
@@ -438,7 +402,7 @@ def dataset_hash(root: str | Path) -> str:
         for name in table.column_names:
             digest.update(_column_digest(table, info, name))
         for key in sorted(entry.videos):
-            path = _frames_path(folder, info, entry, key)
+            path = video_file(folder, info, entry, key)
             if path is not None and path.exists():
                 digest.update(file_digest(path) + str(entry.videos[key].start).encode())
     if not found:

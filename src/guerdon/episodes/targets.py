@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from guerdon.episodes.layout import INFO_PATH
 from guerdon.errors import DataError
 from guerdon.types import BoolArray, Episode, FloatArray
 
@@ -31,8 +32,20 @@ def episode_success(episode: Episode) -> bool | None:
     return None if episode.success is None else bool(episode.success.any())
 
 
-def no_labels(skipped: int, needs: str) -> str:
-    """The message for a data set of which no episode has what a trainer needs, such as `frames and success labels`."""
+def no_labels(skipped: int, needs: str, unseen: str = "") -> str:
+    """The message for a data set of which no episode has what a trainer needs.
+
+    Args:
+        skipped: episodes.
+        needs: such as `frames and success labels`.
+        unseen: `frames` or `states`, where no episode has those; labels are then another matter.
+    """
+    if unseen:
+        where = "observation.state" if unseen == "states" else "a feature of the dtype video or image"
+        return (
+            f"none of {skipped} episodes has {unseen}: they are read from {where} ({INFO_PATH} of the data set), which "
+            "is not there, or empty; docs/data.md has the columns"
+        )
     return (
         f"none of {skipped} episodes has {needs}: recordings of your own need to say which of them succeeded; "
         '"Outcomes for your own recordings" in docs/data.md shows how to add that'

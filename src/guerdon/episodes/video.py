@@ -199,19 +199,15 @@ def _from_time(container: Any, stream: Any, time: float) -> Iterator[Any]:
         yield from pictures
 
 
-def declared_frames(path: Path, fps: float | None = None) -> int:
-    """How many frames the header of a file declares; 0 where it does not say, or declares another duration at `fps`.
+def declared(path: Path) -> tuple[int, float | None]:
+    """How many frames the header of a file declares, 0 where it does not say, and their seconds.
 
     Raises:
         DataError: the file is truncated or corrupt.
         MissingDependencyError: PyAV is not installed.
     """
     with _opened(path) as (_, stream):
-        frames = int(stream.frames)
-        if fps is not None and stream.duration is not None:
-            seconds = float(stream.duration * stream.time_base)
-            return frames if abs(seconds * fps - frames) < 0.4 else 0
-        return frames
+        return int(stream.frames), None if stream.duration is None else float(stream.duration * stream.time_base)
 
 
 def count_frames(path: Path) -> int:

@@ -334,18 +334,18 @@ def _evaluated(
         found = evaluate_model(
             model, episodes, kind=kind, threshold=None, seed=how.seed, reps=how.reps, data_hash=digest, gate=how.gate
         )
-    seen = how.data_path is not None and digest == _training_data(model)
+    seen = how.data_path is not None and digest in _training_data(model)
     return replace(found, data={**found.data, "trained_on": True}) if seen else found
 
 
-def _training_data(model: RewardModel) -> str | None:
-    """The hash of the data set that a model was trained on; None where its card does not say."""
+def _training_data(model: RewardModel) -> list[str]:
+    """The hashes of the data sets that a model was trained on; none where its card does not say."""
     from guerdon.models.image import ImageRewardModel
     from guerdon.models.vlm import VLMRewardModel
 
     card = model.config if isinstance(model, ImageRewardModel) else None
     own = model.card if isinstance(model, VLMRewardModel) else card
-    return None if own is None else own.data_hash
+    return [] if own is None else own.data_hash.split()
 
 
 def held_out(settings: ImageTrainSettings | VLMTrainSettings, data_path: str | None) -> tuple[list[Episode], str]:
@@ -355,18 +355,19 @@ def held_out(settings: ImageTrainSettings | VLMTrainSettings, data_path: str | N
         The episodes and a hash of the data set they come from.
     """
     from guerdon.train.images import held_out_episodes, read_data, sees_states
+    from guerdon.train.trainer import joint_hash
 
     if data_path is not None:
         read = read_episodes(data_path, camera=settings.camera, with_frames=not sees_states(settings))
         return list(read), dataset_hash(data_path)
-    everything, digest = read_data(settings)
+    everything, digests = read_data(settings)
     episodes = list(everything)
     names = held_out_episodes(episodes, settings)
     if not names:
         raise DataError(
             "no held-out episode: the model was trained with val_split 0; name another data set as evaluate.data_path"
         )
-    return [e for e in episodes if e.id in names], digest
+    return [e for e in episodes if e.id in names], joint_hash(digests)
 
 
 def run_probes(

@@ -56,7 +56,8 @@ class ImageModelConfig:
         threshold: probability above which a frame counts as success; None for `progress`.
         label: what a target of 1 means, in words.
         horizon: of a progress model that predicts nearness in time, in environment steps; else None.
-        data_hash: of the training data; empty when the episodes came from memory.
+        data_hash: of the training data, of several sets with spaces between them; empty when the episodes came from
+            memory.
         within_steps: of a classifier whose value is the probability of success within so many environment steps from
             the frame; None: of success in the frame.
         freeze_backbone: only the head was trained, and only it is refitted in RL.

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, PositiveInt
+from pydantic import BaseModel, Field, PositiveInt
 from torch import Tensor, nn
 
 from guerdon.call_queue import batched
@@ -50,8 +50,8 @@ class SarmConfig(BaseModel):
 
     type: Literal["sarm"]
     annotation_mode: Literal["single_stage", "dense_only", "dual"] = "single_stage"
-    n_obs_steps: PositiveInt = 8
-    frame_gap: PositiveInt = 30
+    n_obs_steps: int = Field(8, gt=0, le=1000)
+    frame_gap: int = Field(30, gt=0, le=1_000_000)
     image_dim: PositiveInt = 512
     text_dim: PositiveInt = 512
     hidden_dim: PositiveInt = 768

@@ -388,7 +388,7 @@ class VLMCard:
         threshold: probability above which an episode counts as successful.
         horizon: see `RewardInfo.progress_horizon`.
         label: meaning of a value, for reports.
-        data_hash: of the training data.
+        data_hash: of the training data, of several sets with spaces between them.
         transformers_version: version of transformers whose processors made the training inputs.
     """
 

@@ -66,9 +66,13 @@ def add_demonstrations(
     if isinstance(learner.policy.head, Squashed):  # its actions have bounds where the space has none
         units, one = learner.policy.units, np.ones(len(low), np.float32)
         low, high = (end if units is None else units.executed(end) for end in (-one, one))
-    episodes, steps, successes, outside, only_success = 0, 0, 0, 0, True
+    episodes, steps, successes, outside, short, only_success = 0, 0, 0, 0, 0, True
     found = iter(read_episodes(Path(path), with_frames=bool(order), camera=first, views=order[1:]))
-    while part := list(islice(found, _TOGETHER)):
+    while read := list(islice(found, _TOGETHER)):
+        part = [one for one in read if len(one) > 1]
+        short += len(read) - len(part)
+        if not part:
+            continue
         rollout = as_rollout([_with_pictures(one, cameras, first) for one in part], env, shape, seen)
         rewards = {
             name: (source.elsewhere(len(part)) if isinstance(source, ControlReward) else source).measure(rollout)
@@ -81,7 +85,11 @@ def add_demonstrations(
         actions_N = rollout.inputs.actions[rollout.mask.reshape(-1)]
         outside += int(((actions_N < low - 1e-3) | (actions_N > high + 1e-3)).any(axis=1).sum())
         only_success &= bool((rollout.rewards == rollout.success).all())
+    if not episodes:
+        raise DataError(f"algorithm.demonstrations: no episode of {path} has a step: all have one row")
     line = f"demonstrations: {episodes} episodes, {successes} with success, {steps} steps from {path}"
+    if short:
+        line += f"; {short} more have one row and no step, and are left out"
     if outside:
         line += f"; {outside} of their actions are outside of the action space: are they in the environment's units?"
     if env.native_reward == "dense" and only_success:
@@ -151,7 +159,8 @@ def as_rollout(
         rows, t = parts[i], len(one) - 1
         known, success = _success(one, needed=env.native_reward == "sparse")
         if one.actions is None or one.actions.shape[1] != size:
-            raise DataError(f"demonstration {one.id}: the environment takes actions of {size} numbers, it has others")
+            has = "none" if one.actions is None else f"actions of {one.actions.shape[1]}"
+            raise DataError(f"demonstration {one.id}: the environment takes actions of {size} numbers, it has {has}")
         _check_actions(one.id, one.actions[1:], choices(shape.action_space))
         shown[i, :t], actions[i, :t], flags["mask"][i, :t] = rows[:-1], one.actions[1:], True
         flags["success"][i, :t], flags["success_known"][i, :t] = success[1:], known
@@ -270,11 +279,15 @@ def _success(episode: Episode, *, needed: bool) -> tuple[bool, np.ndarray]:
 
 
 def _rewards(episode: Episode) -> np.ndarray:
-    if "dense_rewards" in episode.meta:  # of an episode that was collected with 0/1
-        return np.asarray(episode.meta["dense_rewards"], np.float32)
-    if episode.rewards is None:
+    kept = episode.meta.get("dense_rewards")  # of an episode that was collected with 0/1
+    found = episode.rewards if kept is None else np.asarray(kept, np.float32)
+    if found is None:
         raise DataError(f"demonstration {episode.id} has no rewards (next.reward), which env.native_reward dense pays")
-    return episode.rewards
+    wrong = ~np.isfinite(found)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise DataError(f"demonstration {episode.id}, row {row}: its reward is {found[row]:g}")
+    return found
 
 
 def _segment(stream: int, episode: Episode, success: np.ndarray, terminated: bool, shape: PolicyShape) -> Segment:

@@ -50,7 +50,7 @@ from guerdon.train.frame_networks import (
     frame_features,
     seeded_scorer,
 )
-from guerdon.train.trainer import FREE, BalancedSampler, BaseTrainer, TrainingFolder, epoch_order
+from guerdon.train.trainer import FREE, BalancedSampler, BaseTrainer, TrainingFolder, epoch_order, joint_hash
 from guerdon.types import BoolArray, Episode, FloatArray, IntArray
 
 Settings = ResNetTrainSettings | ProgressTrainSettings
@@ -222,9 +222,10 @@ def label_rows(
     Raises:
         DataError: no usable episode at all.
     """
-    targets, positive, rows, ids, succeeded, unmarked, skipped = [], [], [], [], [], [], 0
+    targets, positive, rows, ids, succeeded, unmarked, skipped, unseen = [], [], [], [], [], [], 0, True
     for episode in episodes:
         target_T = row_targets(episode, settings)
+        unseen &= (episode.states if sees_states(settings) else episode.frames) is None
         if episode.outcome and episode.success is not None and not episode.success.any():
             unmarked.append(int(episode.meta.get("frame_every", 1)))
         if target_T is None or (needs_task and not episode.task.strip()):
@@ -241,7 +242,7 @@ def label_rows(
         succeeded.append(bool(np.nanmax(target_T) > 0))  # by all rows, as `held_out_episodes` finds them again
     if not ids:
         seen = "states" if sees_states(settings) else "frames, a task" if needs_task else "frames"
-        raise DataError(no_labels(skipped, f"{seen} and success labels"))
+        raise DataError(no_labels(skipped, f"{seen} and success labels", seen.partition(",")[0] if unseen else ""))
     if unmarked and not any(part.any() for part in positive):
         raise DataError(no_marks(unmarked, len(ids) + skipped))
     owner = np.repeat(np.arange(len(ids)), [len(drawn) for drawn in rows])
@@ -304,10 +305,9 @@ def _hash(seed: int, purpose: str, name: str) -> int:
 
 
 def read_data(settings: Settings | VLMTrainSettings) -> tuple[Iterator[Episode], str]:
-    """Episodes of `settings.data_path`, read one by one, and a hash of the data sets.
+    """Episodes of `settings.data_path`, read one by one, and the hashes of the data sets with spaces between them.
 
-    Data sets number their episodes alike, so the hash of its set stands in front of each id, but for those of the
-    first set.
+    Data sets number their episodes alike: the hash of its set stands in front of each id, but for those of the first.
     """
     from guerdon.episodes.read import dataset_hash, read_episodes
 
@@ -319,7 +319,7 @@ def read_data(settings: Settings | VLMTrainSettings) -> tuple[Iterator[Episode],
             for episode in read_episodes(path, camera=settings.camera, with_frames=frames):
                 yield episode if digest == hashes[0] else replace(episode, id=f"{digest[:12]}/{episode.id}")
 
-    return episodes(), hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+    return episodes(), " ".join(hashes)
 
 
 # training
@@ -402,7 +402,7 @@ def train_image_model(
     frames = labelled_frames(episodes, settings, held_ids=held_ids)
     frames.check_split(settings.val_split)
     same = settings.model_copy(update={"fsdp": False})  # it goes on in any number of processes
-    record = {"settings": same.model_dump(mode="json", exclude=_FREE), "data_hash": data_hash}
+    record = {"settings": same.model_dump(mode="json", exclude=_FREE), "data_hash": joint_hash(data_hash)}
     run = TrainingFolder(settings.save_dir, record, resume=resume or settings.resume)
     if run.metrics is not None:
         return TrainResult(run.save_dir, run.metrics)

@@ -14,6 +14,7 @@ and ends with the same bytes as one that ran through (on a CPU); checkpoints are
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -388,6 +389,11 @@ def newest_checkpoint(folder: Path) -> Path | None:
     """The newest completely written checkpoint in `folder`, or None."""
     marked = [f.parent for f in folder.glob(f"checkpoint-*/{COMPLETE}")]
     return max(marked, key=lambda path: int(path.name.split("-")[1]), default=None)
+
+
+def joint_hash(hashes: str) -> str:
+    """One hash of data sets, of their hashes with spaces between them; that of a single one is its own."""
+    return hashlib.sha256(hashes.replace(" ", "\n").encode()).hexdigest() if " " in hashes else hashes
 
 
 class TrainingFolder:

@@ -42,7 +42,7 @@ from guerdon.progress import doing
 from guerdon.settings.train import VLMTrainSettings
 from guerdon.sharding import Shards
 from guerdon.train.images import LabelledRows, TrainResult, is_classifier, label_meaning, label_rows, read_data
-from guerdon.train.trainer import FREE, BalancedSampler, BaseTrainer, TrainingFolder
+from guerdon.train.trainer import FREE, BalancedSampler, BaseTrainer, TrainingFolder, joint_hash
 from guerdon.types import ByteArray, Episode, Failure, IntArray
 
 
@@ -65,7 +65,7 @@ def train_vlm(
     if episodes is None:
         episodes, data_hash = read_data(settings)
     start = time.perf_counter()
-    record = {"settings": settings.model_dump(mode="json", exclude=FREE), "data_hash": data_hash}
+    record = {"settings": settings.model_dump(mode="json", exclude=FREE), "data_hash": joint_hash(data_hash)}
     run = TrainingFolder(settings.save_dir, record, resume=resume or settings.resume)
     if run.metrics is not None:
         return TrainResult(run.save_dir, run.metrics)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from guerdon.errors import ConfigError
 from guerdon.types import ByteArray
 from guerdon.worlds.observation import Padding
 
@@ -91,11 +92,23 @@ def letterboxed(picture: ByteArray, size: tuple[int, int], *, centred: bool = Fa
     return found
 
 
-def stacked(pictures: Sequence[ByteArray], size: tuple[int, int]) -> ByteArray:
-    """(N, H, W, 3) pictures of height and width `size`."""
+class NoPictureError(ConfigError):
+    """`render()` of the environment gives None each time."""
+
+
+def stacked(pictures: Sequence[ByteArray | None], size: tuple[int, int]) -> ByteArray:
+    """(N, H, W, 3) pictures of height and width `size`.
+
+    Raises:
+        ConfigError: one of them is None; `NoPictureError` where all are.
+    """
     if not len(pictures):
         return np.empty((0, *size, 3), np.uint8)
-    return np.stack([resized(picture, size) for picture in pictures])
+    there = [resized(picture, size) for picture in pictures if picture is not None]
+    if len(there) < len(pictures):
+        kind, often = (ConfigError, " at times") if there else (NoPictureError, "")
+        raise kind(f"render() of the environment: there is no picture{often}: it needs render_mode='rgb_array'")
+    return np.stack(there)
 
 
 def looks_at(eye: Eye, copies: Sequence[int]) -> list[Any]:

@@ -264,17 +264,17 @@ class RenderEye:
         env = self._env.unwrapped
         return isinstance(env, SyncVectorEnv) and not _draws(env.envs[0])
 
-    def look(self, index: int) -> ByteArray:
-        """The picture of copy `index` now, (H, W, 3) uint8."""
+    def look(self, index: int) -> ByteArray | None:
+        """The picture of copy `index` now, (H, W, 3) uint8; None where `render()` gives None."""
         return self.looks([index])[0]
 
-    def looks(self, indices: Sequence[int]) -> list[ByteArray]:
-        """Current pictures of copies, each (H, W, 3) uint8.
+    def looks(self, indices: Sequence[int]) -> list[ByteArray | None]:
+        """Current pictures of copies, each (H, W, 3) uint8, or None where `render()` gives None.
 
         `SyncVectorEnv` and `AsyncVectorEnv` draw the given copies alone; others draw all of them in one `render()`.
 
         Raises:
-            ConfigError: `render()` does not return one picture per copy.
+            ConfigError: `render()` does not return one picture per copy, or something else.
             MissingDependencyError: it raises.
         """
         with gymnasium_errors(MissingDependencyError, "the environment cannot draw itself"):
@@ -289,7 +289,7 @@ class RenderEye:
                     raise ConfigError(f"render() gives {count} pictures of {self._env.num_envs} copies")
                 drawn = {index: None if pictures is None else pictures[index] for index in indices}
         try:
-            shown = [rgb_picture(drawn[index]) for index in indices]
+            shown = [None if drawn[index] is None else rgb_picture(drawn[index]) for index in indices]
         except DataError as error:
             raise ConfigError(f"render() of the environment: {error}") from error
         if not self._drawn:
@@ -297,7 +297,7 @@ class RenderEye:
             self._drawn = True
         return shown
 
-    def render(self, looks: Sequence[ByteArray]) -> ByteArray:
+    def render(self, looks: Sequence[ByteArray | None]) -> ByteArray:
         """Stack pictures, resized to the declared size."""
         return stacked(looks, self.size)
 
