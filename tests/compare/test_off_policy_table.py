@@ -66,8 +66,9 @@ def test_the_curves_that_were_measured_give_the_table_of_the_results():
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     rows = [[cell.partition(" [")[0] for cell in line.strip("| ").split(" | ")] for line in found[2:13]]
     assert [row[0] for row in rows][:2] == ["all", "button-press"]
-    for task, zero_one, dense, learned, ppo, _, area in rows:
-        assert f"| {task} | {zero_one} | {learned} | {dense} | {ppo} | {area} |\n" in page, task
-    arms = {line.split(" | ")[0].strip("| "): line.split(" | ", 1)[1] for line in found[-4:]}
-    for arm, name in {"A": "SAC, 0/1", "D": "SAC, dense, seed 0", "L": "SAC, learned", "P": "PPO, learned"}.items():
+    for task, zero_one, clone, dense, learned, ppo, _, area in rows:
+        assert f"| {task} | {zero_one} | {learned} | {dense} | {ppo} | {clone} | {area} |\n" in page, task
+    arms = {line.split(" | ")[0].strip("| "): line.split(" | ", 1)[1] for line in found[-5:]}
+    names = {"A": "SAC, 0/1", "D": "SAC, dense", "L": "SAC, learned", "P": "PPO, learned", "B": "PPO, from a clone"}
+    for arm, name in names.items():
         assert f"| {name} | {arms[arm]}\n" in page
