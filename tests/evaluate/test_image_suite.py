@@ -24,6 +24,7 @@ from guerdon.evaluate.scores import episode_value, score_episodes
 from guerdon.settings.study import Study
 from guerdon.settings.train import ResNetTrainSettings
 from guerdon.train.images import labelled_frames, read_data, train_image_model
+from guerdon.train.trainer import joint_hash
 from guerdon.types import Episode, Failure, RewardInfo, Score
 
 ROWS, SIDE = 12, 12
@@ -369,7 +370,7 @@ def test_sets_that_number_their_episodes_alike_are_kept_apart(tmp_path):
     trained_on = {pixels for pixels, sides in shown.items() if sides == {False}}
     assert judged
     assert not judged & trained_on
-    assert digest == read_data(settings)[1] != dataset_hash(paths[0])
+    assert digest == joint_hash(read_data(settings)[1]) != dataset_hash(paths[0])
     more = settings.model_copy(update={"data_path": (*settings.data_paths, paths[2])})
     refit = labelled_frames(read_data(more)[0], more, held_ids={one.id for one in episodes})
     again = {refit.pixels[row].tobytes() for row in np.flatnonzero(~refit.held)}

@@ -104,7 +104,7 @@ def test_it_goes_on_learning_and_is_restored_to_the_same_bits(tmp_path):
 def test_data_without_states_and_of_several_sizes_are_refused(tmp_path):
     settings = ResNetTrainSettings(save_dir=str(tmp_path / "rm"), **FAST)
     frames = Episode(id="a", task="", frames=np.zeros((4, 8, 8, 3), np.uint8), success=np.ones(4, bool), outcome=True)
-    with pytest.raises(DataError, match="none of 1 episodes has states and success labels"):
+    with pytest.raises(DataError, match=r"none of 1 episodes has states: they are read from observation\.state"):
         train_image_model(settings, [frames])
     with pytest.raises(DataError, match="several sizes"):
         train_image_model(settings, [*walks(4), walk(9, succeeds=True, size=5)])

@@ -172,7 +172,7 @@ class StudyRecord:
         """What the steps of its runs count; a study compares arms of one kind."""
         return next((run.unit for run in self.runs if run.status != "missing"), CONTROL)
 
-    @property
+    @cached_property
     def measure(self) -> str:
         """What its results are about: one of `MEASURES`."""
         return measure_of_runs(self.runs)
