@@ -309,6 +309,20 @@ def test_the_task_ends_where_the_environment_says_so_of_another_goal(tmp_path, r
     loop.close()
 
 
+def test_ends_that_fail_for_other_goals_are_an_error_of_the_environment(tmp_path, registered):
+    class Informed(Pair):
+        reads_info = False
+
+        def compute_terminated(self, achieved, desired, info):
+            return info["near"] if self.reads_info else super().compute_terminated(achieved, desired, info)
+
+    loop = collected(tmp_path, env=registered(Informed), goal_relabelling="future")
+    Informed.reads_info, goals = True, np.zeros((3, 2), np.float32)
+    with pytest.raises(ConfigError, match=r"compute_terminated\(achieved_goal, desired_goal, \{\}\) failed: .*near"):
+        loop.learner.pays.ends(goals, goals)
+    loop.close()
+
+
 def test_an_environment_that_says_nothing_of_ends_goes_on(tmp_path):
     loop = collected(tmp_path, goal_relabelling="future")
     goals = np.zeros((3, 1), np.float32)

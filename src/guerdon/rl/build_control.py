@@ -319,9 +319,9 @@ def build_replay_learner(
 
 
 def reward_for_goals(study: Study, shape: PolicyShape) -> Pays:
-    """What the environment says to other goals.
+    """Rewards and ends of the environment for other goals.
 
-    That is its `compute_reward`, called with a batch where it accepts one, and its `compute_terminated`, if it has one.
+    They are its `compute_reward`, called with a batch where it accepts one, and its `compute_terminated`, if any.
 
     Raises:
         ConfigError: it is no environment with goals, or its `compute_reward` fails or is not what steps pay.
@@ -369,7 +369,8 @@ def reward_for_goals(study: Study, shape: PolicyShape) -> Pays:
 
     def ends(achieved_N: np.ndarray, desired_N: np.ndarray) -> BoolArray:
         goals = zip(own_values(achieved_N, own), own_values(desired_N, wanted), strict=True)
-        with suppress(NotImplementedError):  # as gymnasium-robotics' GoalEnv has it
+        unable = failed.replace("compute_reward", "compute_terminated")
+        with boundary(ConfigError, unable), suppress(NotImplementedError):  # as gymnasium-robotics' GoalEnv has it
             if over is not None:
                 return np.fromiter((bool(over(*pair, {})) for pair in goals), np.bool_, len(achieved_N))
         return np.zeros(len(achieved_N), np.bool_)

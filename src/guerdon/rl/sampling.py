@@ -26,7 +26,7 @@ _GATHERED = 1 << 26  # bytes of observations that are gathered at a time
 
 
 class Pays(NamedTuple):
-    """What the environment says to other goals, of (N, ...) achieved and (N, ...) desired ones.
+    """Rewards and ends of the environment for (N, ...) achieved and (N, ...) desired goals.
 
     Attributes:
         rewards: (N,) what it pays.
