@@ -429,6 +429,17 @@ def test_a_roboreward_without_layers_is_refused(tmp_path, part, key, layers):
         load_reward_model("roboreward", folder, device="cpu", vlm=EXACT)
 
 
+@pytest.mark.parametrize(("part", "key"), [("text_config", "num_hidden_layers"), ("vision_config", "depth")])
+def test_a_roboreward_with_weights_of_more_layers_is_refused(tmp_path, part, key):
+    """It graded with its first layers."""
+    folder = published.write_base(tmp_path / "RoboReward-4B")
+    resized(part, **{key: 1})(folder)
+    with pytest.raises(
+        CheckpointError, match=r"has \d+ weights of more layers than config\.json has, such as model.*\.1\."
+    ):
+        load_reward_model("roboreward", folder, device="cpu", vlm=EXACT)
+
+
 def roboreward(*replies, **given):
     return VLMRewardModel("roboreward", VLMSettings(path="unused", **given), Scripted(replies))
 

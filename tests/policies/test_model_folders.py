@@ -25,7 +25,7 @@ from guerdon.models.sequence_classifier import SequenceClassifier
 from guerdon.policies import adapter_files, chat_template
 from guerdon.policies.chat_template import check_templates
 from guerdon.policies.pickled import import_model
-from guerdon.policies.pretrained import read_pretrained, read_tokenizer
+from guerdon.policies.pretrained import map_pretrained, read_pretrained, read_tokenizer
 from guerdon.policies.text_files import load_policy, outline, read_model, save_policy
 from guerdon.policies.tokens import prompt_ids
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
@@ -524,6 +524,9 @@ DAMAGES = {
     "no configuration": (lambda f: (f / "config.json").unlink(), r"no config\.json; name the folder of a model"),
     "a cut configuration": (lambda f: (f / "config.json").write_text("{"), r"config\.json: JSONDecode.*; download"),
     "layers without end": (lambda f: edited(f / "config.json", num_hidden_layers=10**7), r"10,000,000, more than"),
+    "weights of more layers": (
+        lambda f: edited(f / "config.json", num_hidden_layers=1), r"of more layers than config\.json .*\.1\.",
+    ),
     "a list": (lambda f: (f / "generation_config.json").write_text("[1]"), r"generation_config\.json is not a map"),
     "other shapes": (lambda f: edited(f / "config.json", hidden_size=64), r"other shapes than config\.json says; down"),
     "an end that is not an id": (
@@ -548,6 +551,12 @@ def test_a_damaged_folder_is_refused_with_what_to_do_next(name, model):
         read_model(str(model))
     assert str(model) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_weights_of_more_layers_are_not_read_one_at_a_time_either(model):
+    assert map_pretrained(AutoModelForCausalLM, str(model), "the model") is not None
+    edited(model / "config.json", num_hidden_layers=1)
+    assert map_pretrained(AutoModelForCausalLM, str(model), "the model") is None
 
 
 def test_an_adapter_is_no_model_and_reads_none_by_itself(model, tmp_path):

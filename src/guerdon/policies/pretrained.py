@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from guerdon.progress import log_once
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model",
                 "sentencepiece.bpe.model", "spm.model", "vocab.bpe")  # fmt: skip
+_LAYER = re.compile(r"\.\d+\.")
 
 
 def read_pretrained(
@@ -48,7 +50,8 @@ def read_pretrained(
         path: folder, `package:<name>` or hub id.
         what: name of the model in errors, such as "the language model".
         dtype: of the weights.
-        exact: refuse weights that the class does not have, too; but for a head that some files keep (`lm_head`).
+        exact: refuse all weights that the class does not have, but for a head that some files keep (`lm_head`);
+            otherwise those of more layers than the configuration has are.
         given: weights that may be missing here, since they are in another file.
         **options: of `from_pretrained`, such as `num_labels`.
 
@@ -64,10 +67,12 @@ def read_pretrained(
     if caps_attention(model):
         model.set_attn_implementation("eager")
     missing = sorted({*report["missing_keys"], *(str(k) for k in report["mismatched_keys"])} - set(given))
-    extra = sorted(k for k in report["unexpected_keys"] if exact and not str(k).startswith("lm_head."))
+    unknown = sorted(map(str, report["unexpected_keys"]))
+    extra = [k for k in unknown if not k.startswith("lm_head.")] if exact else of_more_layers(model, unknown)
     if missing or extra:
         lacks = f"lacks {len(missing)} weights, such as {missing[0]}" if missing else ""
-        has = f"has {len(extra)} weights of another model, such as {extra[0]}" if extra else ""
+        whose = "of another model" if exact else "of more layers than config.json has"
+        has = f"has {len(extra)} weights {whose}, such as {extra[0]}" if extra else ""
         raise CheckpointError(
             f"{what} {path!r} {' and '.join(x for x in (lacks, has) if x)}: it is not a "
             f"{type(model).__name__}, or is incomplete"
@@ -75,6 +80,13 @@ def read_pretrained(
     refuse_to_read(model.named_parameters(), f"{what} {path!r}")
     check_stops(model, f"{what} {path!r}")
     return model
+
+
+def of_more_layers(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """Those names that are of a layer of the model, but of none that it has: its configuration has fewer layers."""
+    own = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    kinds = {_LAYER.sub(".N.", name) for name in own}
+    return [name for name in names if name not in own and _LAYER.search(name) and _LAYER.sub(".N.", name) in kinds]
 
 
 def caps_attention(model: Any) -> bool:
@@ -269,7 +281,7 @@ def map_pretrained(kind: Any, path: str, what: str) -> tuple[Any, dict[str, Tens
     untie_meta(model, weights)
     lost = [name for name, own in model.named_parameters()
             if name not in weights or weights[name].shape != own.shape]  # fmt: skip
-    if lost:
+    if lost or of_more_layers(model, weights):  # the latter is refused there
         log_once(f"{path}: each process reads the whole model, as its weights have other names in its files")
         return None
     check_stops(model, f"{what} {path!r}")
