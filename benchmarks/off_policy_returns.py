@@ -1,9 +1,9 @@
 """Final returns of guerdon's SAC and Stable-Baselines3's SAC, seed by seed, as an interval of their difference.
 
 Both have Stable-Baselines3's defaults: two critics of 256 x 256 (`--width`), batches of 256, a learned temperature, one
-gradient step per environment step. The first steps are random there, and those of the untrained policy here. The final
-policy, without noise, plays 20 episodes that begin alike for both. What was measured is in off_policy_returns.jsonl,
-and the same command goes on with it.
+gradient step per environment step. The first steps are random there, and those of the untrained policy here; guerdon's
+policy normalises observations, which is its default. The final policy, without noise, plays 20 episodes that begin
+alike for both. What was measured is in off_policy_returns.jsonl, and the same command goes on with it.
 
     python benchmarks/off_policy_returns.py --task=Pendulum-v1 --steps=10000 --seeds=10
     python benchmarks/off_policy_returns.py --task=LunarLanderContinuous-v3 --steps=100000 --seeds=5 --width=128
