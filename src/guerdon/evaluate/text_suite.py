@@ -47,6 +47,7 @@ from guerdon.evaluate.step_benchmarks import (
     true_first_error,
 )
 from guerdon.evaluate.text_candidates import candidates
+from guerdon.plan.estimate import data_files
 from guerdon.policies.text_files import outline
 from guerdon.progress import doing, log_line
 from guerdon.settings.data import DataSettings
@@ -153,14 +154,7 @@ def check_evaluation(study: Study) -> None:
     """
     settings = text_settings(study.text_evaluate, study.data)
     b = settings.best_of_n
-    named = [
-        *settings.process_bench,
-        settings.prm_bench,
-        settings.pairs,
-        settings.labels,
-        None if b is None else b.samples,
-    ]
-    for path in filter(None, named):
+    for path in data_files(settings):
         if not Path(path).exists():
             raise MissingDependencyError(f"the data, as {path} is not on this machine")
     read_sets(settings)
@@ -190,6 +184,14 @@ class _Suite:
 
     def values(self, scores: Sequence[Score]) -> list[float | Failure]:
         return [solution_value(score, self.settings.aggregation) for score in scores]
+
+    def values_of(
+        self, section: str, given: Sequence[Solution | Failure], what: str, groups: Sequence[int] = ()
+    ) -> list[float | Failure]:
+        """The values of responses, each failure among these in its place; they are those of a section of the record."""
+        self.solutions[section] = responses = [one for one in given if isinstance(one, Solution)]
+        values = iter(self.values(self.score(responses, what, groups)))
+        return [one if isinstance(one, Failure) else next(values) for one in given]
 
     def first_errors_of_sets(self, exclude: Collection[str]) -> None:
         """The generated set and the published ones of ProcessBench."""
@@ -258,11 +260,8 @@ class _Suite:
             return
         choices = self.sets.choices
         given = [response for choice in choices for response in choice.responses]
-        responses = [response for response in given if isinstance(response, Solution)]
         places = [k for k, choice in enumerate(choices) for one in choice.responses if isinstance(one, Solution)]
-        found_values = iter(self.values(self.score(responses, "responses", places)))
-        values = [response if isinstance(response, Failure) else next(found_values) for response in given]
-        self.solutions["pairs"] = responses
+        values = self.values_of("pairs", given, "responses", places)
         ties = self.settings.ties
         name, found = preference_figures(choices, values, ties=ties, **self.bootstrap)
         worth = {} if name == "RM-Bench" or name.endswith("RewardBench 2") else {"ties_worth": ties}
@@ -280,10 +279,7 @@ class _Suite:
         """The model's values against labels of people."""
         if (rows := self.sets.labelled) is None:
             return
-        given = rows.responses()
-        self.solutions["labels"] = responses = [one for one in given if isinstance(one, Solution)]
-        found = iter(self.values(self.score(responses, "labelled responses")))
-        values = [one if isinstance(one, Failure) else next(found) for one in given]
+        values = self.values_of("labels", rows.responses(), "labelled responses")
         at = self.model.info.success_threshold
         self.record["labels"] = label_figures(values, rows.labels_N, rows.prompts, threshold=at, **self.bootstrap)
 
