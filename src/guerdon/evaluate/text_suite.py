@@ -26,7 +26,7 @@ from guerdon.evaluate import charts, scores
 from guerdon.evaluate.attacks import attack_lines, attack_report, failed_attacks, honest_pairs
 from guerdon.evaluate.best_of_n import Same, best_of_n, check_samples, same_number_or_text
 from guerdon.evaluate.bias_probes import bias_probes, probe_lines
-from guerdon.evaluate.gate_card import card_forecast, forecast_lines, forecast_of, gate_table
+from guerdon.evaluate.gate_card import card_forecast, forecast_lines, forecast_of, gate_table, signed
 from guerdon.evaluate.gate_features import text_features
 from guerdon.evaluate.generated_bench import generated_bench, right_and_wrong
 from guerdon.evaluate.intervals import BootstrapOptions
@@ -475,20 +475,12 @@ def text_of(record: Mapping[str, Any]) -> str:
     for name in ("generated", "process_bench", "samples"):
         if name in record:
             lines += ["", f"== {name}: {record[name]['solutions']} solutions", *_first_error_lines(record[name])]
-    if "prm_bench" in record:
-        lines += [
-            "",
-            "== PRMBench",
-            *figure_table(record["prm_bench"]["measured"].items()),
-            _failures(record["prm_bench"]),
-        ]
-    if "pairs" in record:
-        lines += [
-            "",
-            f"== {record['pairs']['benchmark']}",
-            *preference_lines(record["pairs"]),
-            _failures(record["pairs"]),
-        ]
+    if section := record.get("prm_bench"):
+        lines += ["", "== PRMBench", *figure_table(section["measured"].items())]
+        lines.append(scores.failure_line(section["failures"]))
+    if section := record.get("pairs"):
+        lines += ["", f"== {section['benchmark']}", *preference_lines(section)]
+        lines.append(scores.failure_line(section["failures"]))
     if "labels" in record:
         lines += ["", *label_lines(record["labels"])]
     if record.get("bias_probes"):
@@ -504,11 +496,6 @@ def text_of(record: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _failures(section: Mapping[str, Any]) -> str:
-    failures = section["failures"]
-    return "failed measurements: " + (", ".join(f"{k} x {n}" for k, n in failures.items()) or "none")
-
-
 def _first_error_lines(section: Mapping[str, Any]) -> list[str]:
     bench = section["process_bench"]
     figures = [
@@ -522,7 +509,7 @@ def _first_error_lines(section: Mapping[str, Any]) -> list[str]:
         for kind in ("erroneous", "correct")
     ]
     threshold = f"threshold {number(bench['threshold'])} ({bench['threshold_source']})"
-    return [threshold, *figure_table(figures), *counts, _failures(section)]
+    return [threshold, *figure_table(figures), *counts, scores.failure_line(section["failures"])]
 
 
 def _curves(section: Mapping[str, Any]) -> list[str]:
@@ -532,14 +519,6 @@ def _curves(section: Mapping[str, Any]) -> list[str]:
     rows.append(["minus majority", *[""] * len(section["n"])])
     for name, curve in section["failures_wrong"].items():
         if curve["minus_majority"]:
-            rows.append([f"  {name}", *(_signed(one) for one in curve["minus_majority"])])
-    return [f"{section['questions']} questions", *aligned(rows), _failures(section)]
-
-
-def _signed(one: Mapping[str, Any]) -> str:
-    """A difference with its interval."""
-    if one["estimate"] is None:
-        return "-"
-    if one["low"] is None or one["high"] is None:
-        return f"{one['estimate']:+.3f}"
-    return f"{one['estimate']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}]"
+            differences = (signed(one, digits=3, undefined="-") for one in curve["minus_majority"])
+            rows.append([f"  {name}", *differences])
+    return [f"{section['questions']} questions", *aligned(rows), scores.failure_line(section["failures"])]
