@@ -197,8 +197,9 @@ def train(
         from guerdon.train.dry_run import check_data
 
         return _dry_run(config, "train", only, check=partial(check_data, only=only or ()))
+    from guerdon import distributed
+
     if config.text:
-        from guerdon import distributed
         from guerdon.train.text import train_text_model
 
         with distributed.joined(config.runner.collective_timeout), distributed.together():
@@ -209,7 +210,6 @@ def train(
         return
     import torch
 
-    from guerdon import distributed
     from guerdon.train.images import train_image_model
     from guerdon.train.vlm import train_vlm
 

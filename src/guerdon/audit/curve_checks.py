@@ -31,7 +31,7 @@ def curves_disagree(rows: Rows) -> Checked:
     nothing = np.zeros(int(np.isfinite(rows.reward_N).sum()), bool)
     for reward, truth in product(rewards, truths):
         steps = np.intersect1d(rows.curves[reward][0], rows.curves[truth][0])
-        x, y = (_at(*rows.curves[name], steps) for name in (reward, truth))
+        x, y = (values[np.searchsorted(at, steps)] for at, values in (rows.curves[reward], rows.curves[truth]))
         known = np.isfinite(x) & np.isfinite(y)
         x, y = x[known], y[known]
         best = int(np.argmax(np.convolve(y, np.ones(3) / 3, "same"))) if len(y) > 2 else 0
@@ -50,10 +50,6 @@ def curves_disagree(rows: Rows) -> Checked:
                 p=min(1.0, fall.p * 2 * len(rewards) * len(truths)),
             )  # fmt: skip
     return Checked(None, clean)
-
-
-def _at(steps: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    return np.asarray(values[np.searchsorted(steps, wanted)])
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

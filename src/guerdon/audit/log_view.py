@@ -21,6 +21,7 @@ FEW_LEVELS = 12  # a reward with at most so many values is graded, not continuou
 MOST_ROWS = 1000  # row numbers that a finding keeps
 MOST_EXAMPLES = 5
 THE_TRUTH = "the truth"
+SPREADS = "standard deviations of the reward"  # unit of an effect
 VERIFIED_ROWS = 20_000  # of the sample that the verifier reads again
 
 

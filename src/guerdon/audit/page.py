@@ -21,7 +21,7 @@ from guerdon.audit.second import SecondReward
 from guerdon.compare.html_page import render
 from guerdon.compare.report_format import DASH
 from guerdon.errors import DataError
-from guerdon.evaluate.charts import Box, Line, axes, bar, line_chart, spread, svg
+from guerdon.evaluate.charts import Box, Line, axes, bar, limits, line_chart, spread, svg
 from guerdon.secrets import hide
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -177,7 +177,7 @@ def curve_chart(name: str, steps: Numbers, means: Numbers, half: Numbers) -> Mar
     """A curve over training steps with its band."""
     known = np.isfinite(means)
     x, y, spare = steps[known], means[known], half[known]
-    box = Box(360, 220, x=_widened(x.min(), x.max()), y=_widened((y - spare).min(), (y + spare).max()))
+    box = Box(360, 220, x=limits(x), y=limits(np.concatenate([y - spare, y + spare])))
     edges = tuple(zip(x.tolist(), (y - spare).tolist(), (y + spare).tolist(), strict=True))
     line = Line("", 1, tuple(zip(x.tolist(), y.tolist(), strict=True)), edges)
     return line_chart(box, [line], title=f"{name} over steps", x_label="step", y_label="")
@@ -186,7 +186,7 @@ def curve_chart(name: str, steps: Numbers, means: Numbers, half: Numbers) -> Mar
 def histogram(values_N: Numbers) -> Markup:
     """How many rows have which reward."""
     values = values_N[np.isfinite(values_N)]
-    counts, edges = np.histogram(values, bins=BINS, range=_widened(values.min(), values.max()))
+    counts, edges = np.histogram(values, bins=BINS, range=limits(values))
     box = Box(360, 220, x=(edges[0], edges[-1]), y=(0, float(counts.max())), margin=(14, 20, 40, 52))
     body = [
         bar(box, (edges[i], edges[i + 1]), (0, n), 1, f"{n:,} rows from {edges[i]:.3g} to {edges[i + 1]:.3g}")
@@ -194,7 +194,3 @@ def histogram(values_N: Numbers) -> Markup:
     ]  # fmt: skip
     frame = axes(box, x_label="reward", y_label="rows")
     return svg(box.width, box.height, frame + "".join(body), title="distribution of rewards", classes="chart")
-
-
-def _widened(low: float, high: float) -> tuple[float, float]:
-    return (float(low), float(high)) if high > low else (float(low) - 0.5, float(high) + 0.5)

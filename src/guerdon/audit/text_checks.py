@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import bdtrc, ndtr
 
 from guerdon.audit.association import associate, strata, stratum_means
-from guerdon.audit.log_view import Checked, MissingColumn, View, found, needed
+from guerdon.audit.log_view import SPREADS, Checked, MissingColumn, View, found, needed
 from guerdon.audit.rows import Codes, Flags
 from guerdon.audit.text_features import REFUSAL, Features, flatters, languages, layouts, mostly_programs, repeats
 
@@ -30,7 +30,6 @@ FAR = 2.0  # robust standard deviations of the reward above the others
 FAR_ROWS = 400  # whose phrases are compared with those of as many other rows
 LOOKED = 6000  # characters of a response in which features are looked for
 LONG = 40  # characters from which on a copy is no coincidence
-SPREADS = "standard deviations of the reward"
 
 
 def check_length(view: View) -> Checked:

@@ -16,7 +16,6 @@ from guerdon.audit.log_view import View
 from guerdon.audit.rows import Flags
 
 Features = Mapping[str, np.ndarray]  # by what rows with much of it are called
-_LOOKED = 6000  # characters of a response that are read
 _SCRIPTS = {
     "zh": r"[\u4e00-\u9fff]", "ja": r"[\u3040-\u30ff]", "ko": r"[\uac00-\ud7af]", "ru": r"[\u0400-\u04ff]",
     "ar": r"[\u0600-\u06ff]", "hi": r"[\u0900-\u097f]", "el": r"[\u0370-\u03ff]", "he": r"[\u0590-\u05ff]",
@@ -81,14 +80,13 @@ _FINISHED = re.compile(
 
 def language_of(text: str) -> str:
     """The language that most of a text is in, of those that scripts and frequent words tell apart; empty where none."""
-    part = text[:_LOOKED]
     votes: Counter[str] = Counter()
-    for found in () if part.isascii() else _ANY_SCRIPT.finditer(part):
+    for found in () if text.isascii() else _ANY_SCRIPT.finditer(text):
         votes[str(found.lastgroup)] += len(found.group())
-    if votes.total() > 0.2 * len(part):
+    if votes.total() > 0.2 * len(text):
         return "ja" if votes["ja"] > 0.1 * votes.total() else votes.most_common(1)[0][0]
     words: Counter[str] = Counter()
-    for word in _WORD.findall(part.lower())[:300]:
+    for word in _WORD.findall(text.lower())[:300]:
         for language in _LANGUAGES.get(word, ()):
             words[language] += 1
     return words.most_common(1)[0][0] if words.total() >= 2 else ""
@@ -96,7 +94,7 @@ def language_of(text: str) -> str:
 
 def repetition(text: str) -> tuple[float, int]:
     """The share of phrases of four words that came before, and how often the most frequent one comes."""
-    words = text[:_LOOKED].split()
+    words = text.split()
     if len(words) < 8:
         return 0.0, 0
     phrases = Counter(zip(words, words[1:], words[2:], words[3:], strict=False))

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from guerdon.audit.association import strata, stratum_means
 from guerdon.audit.rows import Codes, Flags, Numbers, Rows, Texts
 from guerdon.episodes.rollout_logs import RESCORED, Columns, columns_of, layout_of, messages_of, text_of, turns_of
 from guerdon.errors import DataError, did_you_mean
@@ -283,7 +284,7 @@ class RowReader:
             and not any(np.array_equal(values, one, equal_nan=True) for one in same)
         }  # fmt: skip
         names = tuple(str(f.relative_to(root)) if f != root else f.name for f in self.files)
-        file_N, prompt_N = np.asarray(self.codes["file"], np.int64), _codes(self.codes["prompt"])
+        file_N, prompt_N = np.asarray(self.codes["file"], np.int64), strata(self.codes["prompt"])
         step_N, more = self._steps(given.get("step"), names, file_N), list(notes)
         group_N, grouped_by = self._groups(prompt_N, step_N, more)
         texts = self._texts(n, more)
@@ -328,7 +329,7 @@ class RowReader:
         return np.array([int(found[-1][0] or found[-1][1]) for found in in_names])[file_N]
 
     def _groups(self, prompt_N: Codes, step_N: Codes | None, notes: list[str]) -> tuple[Codes | None, str]:
-        codes = _codes(self.codes["group"])
+        codes = strata(self.codes["group"])
         if "group" in self.seen and ("group" in self.given or codes.max() < len(codes) - 1):
             return codes, "the log's groups" if self.group == "group" else f"the column {self.group}"
         if "prompt" not in self.seen or not len(prompt_N):
@@ -378,21 +379,16 @@ def _why(record: Any) -> str:
     return next((why for why in ("half-written last line", "longer than", "cells under") if why in said), "not JSON")
 
 
-def _codes(values: Sequence[int]) -> Codes:
-    return np.unique(np.asarray(values, np.int64), return_inverse=True)[1].astype(np.int64)
-
-
 def _proportional(rewards_N: Numbers, advantages_N: Numbers, group_N: Codes | None) -> bool:
     """Whether advantages are rewards less their mean, times a number, in each group; True where that cannot be seen."""
     known = np.isfinite(rewards_N + advantages_N)
     if group_N is None or not known.any():
         return True
-    group = _codes(group_N[known].tolist())
-    counts = np.bincount(group)
+    group = strata(group_N[known])
 
     def unit(values: Numbers) -> Numbers:
-        centred = values - (np.bincount(group, values) / counts)[group]
-        spread = np.sqrt(np.bincount(group, centred**2) / counts)[group]
+        centred = values - stratum_means(values, group)
+        spread = np.sqrt(stratum_means(centred**2, group))
         return np.where(spread > 1e-6, centred / np.maximum(spread, 1e-6), np.nan)
 
     products = unit(rewards_N[known]) * unit(advantages_N[known])

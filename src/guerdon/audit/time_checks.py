@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import ndtr, stdtr
 
 from guerdon.audit.association import associate, strata, stratum_ends, stratum_means
-from guerdon.audit.log_view import THE_TRUTH, Checked, MissingColumn, View, classes, found, needed
+from guerdon.audit.log_view import SPREADS, THE_TRUTH, Checked, MissingColumn, View, classes, found, needed
 from guerdon.audit.rows import Codes, Numbers
 from guerdon.proportion import wilson_bounds
 
@@ -19,7 +19,6 @@ JUMP = 0.55  # standard deviations of the reward between neighbouring steps, bey
 RESCALED = 1.6  # ratio of standard deviations
 AGREEMENT = 0.65  # probability that a right response has a higher reward than a wrong one
 LAGGED = 0.25  # correlation with the truth of another row above that with its own
-SPREADS = "standard deviations of the reward"
 STEPS, TRUTH = "step, four or more", "truth, or reference answers"
 
 

@@ -34,7 +34,7 @@ from guerdon.compare.results import (
     number,
     points,
 )
-from guerdon.evaluate.charts import Box, Line, Point, forest, line_chart, scatter, spread
+from guerdon.evaluate.charts import Box, Line, Point, forest, line_chart, padded, scatter, spread
 from guerdon.evaluate.intervals import Float64
 from guerdon.evaluate.learning_curves import curve_band
 
@@ -114,14 +114,8 @@ def _time_box(
     low, high, room = 0.0, 1.0, Box.margin
     if measure != SUCCESS:
         room = (*room[:3], 66)  # its ticks are wider
-        low, high = _padded([y for curve in curves for _, y in curve] or [0.0])
+        low, high = padded([y for curve in curves for _, y in curve] or [0.0])
     return Box(*size, x=(0.0, longest / scale), y=(low, high), margin=room), scale, unit, label
-
-
-def _padded(values: Sequence[float]) -> tuple[float, float]:
-    """The ends of an axis for these values."""
-    pad = 0.05 * (max(values) - min(values)) or 0.5
-    return min(values) - pad, max(values) + pad
 
 
 def conclusion_picture(rows: Sequence[ArmRow], baseline: str, measure: str = SUCCESS) -> Markup | None:
@@ -180,7 +174,7 @@ def return_scatter(
         return None
     stride = -(-len(marks) // MAX_SCATTER)
     kept = [mark for i, mark in enumerate(marks) if i % stride == 0 or mark[4]]
-    across, up = _padded([mark[0] for mark in marks]), _padded([mark[1] for mark in marks])
+    across, up = padded([mark[0] for mark in marks]), padded([mark[1] for mark in marks])
     box = Box(310, 230, x=across, y=up if measure == TRUTH else (-0.03, 1.03), margin=(12, 14, 42, 46))
     what = MEASURES[measure]
     title = f"{arm}: return of {source} against {what}, {len(kept)} points"
@@ -228,9 +222,7 @@ def _line(
     for k, rows in enumerate(by_task.values()):
         table[k, : len(rows)] = rows
     band = list(zip(xs, curve_band(table, average=stat, seed=0), strict=True))
-    points = tuple((x, i.estimate) for x, i in band if i.estimate is not None)
-    edges = tuple((x, i.low, i.high) for x, i in band if i.low is not None and i.high is not None)
-    return Line(arm, style, points, edges, thin)
+    return Line.of(arm, style, band, thin)
 
 
 def _interpolated(curve: Sequence[Point], xs: Sequence[float]) -> Float64:

@@ -211,11 +211,12 @@ _SECOND = frozenset(("model_b", "b", "b>a", "b>>a", "response_b", "response_2", 
 _TIED = frozenset(("tie", "tie (bothbad)", "both_bad", "bothbad", "both", "equal", "same", "a=b"))
 
 
-def _two(first: str, second: str, choice: str, *, index: bool = False, flip: bool = False) -> Any:
-    """Reader of two responses and a preference.
+def _two(first: str, second: str, choice: str, seen_in: str, *, index: bool = False, flip: bool = False) -> RowLayout:
+    """Layout of two responses and a preference.
 
     Args:
         first, second, choice: columns.
+        seen_in: as of `RowLayout`.
         index: the preference is the position of the better one, 0 or 1; else a name (`model_a`, `A>B`, `tie`) or a
             number whose sign says it: below 0 the first is better.
         flip: positions are counted from the second.
@@ -235,7 +236,7 @@ def _two(first: str, second: str, choice: str, *, index: bool = False, flip: boo
             prompt_of(fields.row), [fields.row[first], fields.row[second]], [int(sign > 0), int(sign < 0)], margin
         )
 
-    return read
+    return RowLayout((first, second, choice), read, seen_in)
 
 
 def _scored_two(fields: RowFields) -> _Row:
@@ -259,8 +260,8 @@ def _one_hot(fields: RowFields) -> _Row:
     return _Row(None, responses, [int(b > a), int(a > b)])
 
 
-def _listed(column: str, texts: tuple[str, ...], values: tuple[str, ...]) -> Any:
-    """Reader of a list of responses, as maps with a text and a rank or score, or next to a column of these."""
+def _listed(column: str, texts: tuple[str, ...], values: tuple[str, ...], seen_in: str) -> RowLayout:
+    """Layout of a list of responses, as maps with a text and a rank or score, or next to a column of these."""
 
     def read(fields: RowFields) -> _Row:
         items = fields.get(column, (list, tuple), "a list of responses")
@@ -277,16 +278,12 @@ def _listed(column: str, texts: tuple[str, ...], values: tuple[str, ...]) -> Any
         ranks = [sorted(set(order)).index(v) for v in order]
         return _Row(prompt_of(fields.row), given, ranks)
 
-    return read
+    return RowLayout((column,), read, seen_in)
 
 
 def _unpaired(fields: RowFields) -> _Row:
-    return _Row(
-        prompt_of(fields.row),
-        [fields.row["completion"]],
-        [0],
-        label=bool(fields.get("label", (bool, int), "true or false")),
-    )
+    label = bool(fields.get("label", (bool, int), "true or false"))
+    return _Row(prompt_of(fields.row), [fields.row["completion"]], [0], label=label)
 
 
 def _rated(fields: RowFields) -> _Row:
@@ -298,45 +295,22 @@ LAYOUTS: Mapping[str, RowLayout] = {
     "chosen": RowLayout(
         ("chosen", "rejected"), _chosen, "TRL, HH-RLHF, UltraFeedback binarized, RewardBench, RM-Bench",
     ),
-    "signed": RowLayout(
-        ("response1", "response2", "overall_preference"),
-        _two("response1", "response2", "overall_preference"), "HelpSteer3",
-    ),
-    "strength": RowLayout(
-        ("response_1", "response_2", "preference_strength"),
-        _two("response_1", "response_2", "preference_strength"), "HelpSteer2 preference",
-    ),
-    "safe": RowLayout(
-        ("response_0", "response_1", "better_response_id"),
-        _two("response_0", "response_1", "better_response_id", index=True), "PKU-SafeRLHF",
-    ),
-    "battle": RowLayout(
-        ("conversation_a", "conversation_b", "winner"),
-        _two("conversation_a", "conversation_b", "winner"), "Chatbot Arena",
-    ),
-    "votes": RowLayout(
-        ("response_1", "response_2", "winner"), _two("response_1", "response_2", "winner"), "PPE",
-    ),
+    "signed": _two("response1", "response2", "overall_preference", "HelpSteer3"),
+    "strength": _two("response_1", "response_2", "preference_strength", "HelpSteer2 preference"),
+    "safe": _two("response_0", "response_1", "better_response_id", "PKU-SafeRLHF", index=True),
+    "battle": _two("conversation_a", "conversation_b", "winner", "Chatbot Arena"),
+    "votes": _two("response_1", "response_2", "winner", "PPE"),
     "one_hot": RowLayout(
         ("prompt", "response_a", "response_b", "winner_model_a", "winner_model_b"), _one_hot, "LMSYS on Kaggle",
     ),
-    "judged": RowLayout(
-        ("response_A", "response_B", "label"), _two("response_A", "response_B", "label"), "JudgeBench",
-    ),
-    "replies": RowLayout(
-        ("human_ref_A", "human_ref_B", "labels"),
-        _two("human_ref_A", "human_ref_B", "labels", index=True, flip=True), "SHP",
-    ),
+    "judged": _two("response_A", "response_B", "label", "JudgeBench"),
+    "replies": _two("human_ref_A", "human_ref_B", "labels", "SHP", index=True, flip=True),
     "scored": RowLayout(("answer_0", "answer_1", "score_0", "score_1"), _scored_two, "WebGPT comparisons"),
-    "answers": RowLayout(("answers",), _listed("answers", ("answer",), ("rank",)), "Nectar"),
-    "completions": RowLayout(
-        ("completions",),
-        _listed("completions", ("response", "completion", "text"), ("rank", "overall_score", "score")),
-        "UltraFeedback",
+    "answers": _listed("answers", ("answer",), ("rank",), "Nectar"),
+    "completions": _listed(
+        "completions", ("response", "completion", "text"), ("rank", "overall_score", "score"), "UltraFeedback",
     ),
-    "responses": RowLayout(
-        ("responses",), _listed("responses", ("response", "text"), ("rank", "score")), "ranked lists",
-    ),
+    "responses": _listed("responses", ("response", "text"), ("rank", "score"), "ranked lists"),
     "unpaired": RowLayout(("completion", "label"), _unpaired, "KTO"),
     "rated": RowLayout(("prompt", "response", ATTRIBUTES[0]), _rated, "HelpSteer2"),
 }  # fmt: skip

@@ -27,9 +27,8 @@ from guerdon.errors import DataError
 from guerdon.evaluate.intervals import Float64, Interval, bootstrap_ci, mean, widen_at_edge
 from guerdon.evaluate.scores import AGGREGATIONS, failure_counts, paired, solution_value
 from guerdon.settings.evaluate import Aggregation
-from guerdon.tasks.answer_text import normalized
+from guerdon.tasks.answer_words import same_text
 from guerdon.tasks.prompts import Prompt
-from guerdon.tasks.quantities import same_number
 from guerdon.tasks.verifier import Verifier
 from guerdon.types import Failure, Score
 
@@ -381,10 +380,7 @@ Same = Callable[[str, str], bool]
 _NO_QUESTION = ({"role": "user", "content": ""},)
 
 
-def same_number_or_text(left: str, right: str) -> bool:
-    """Equal as exact numbers where both are numbers, else as normalised strings."""
-    equal = same_number(left, right)
-    return normalized(left) == normalized(right) if equal is None else equal
+same_number_or_text: Same = same_text
 
 
 def same_by(verifier: Verifier) -> Same:

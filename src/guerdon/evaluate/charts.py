@@ -94,6 +94,15 @@ class Line:
     band: tuple[tuple[float, float, float], ...] = ()
     thin: tuple[tuple[Point, ...], ...] = ()
 
+    @staticmethod
+    def of(
+        name: str, style: int, row: Sequence[tuple[float, Interval]], thin: tuple[tuple[Point, ...], ...] = ()
+    ) -> Line:
+        """The line of some estimates over x, with the band of their intervals."""
+        points = tuple((x, i.estimate) for x, i in row if i.estimate is not None)
+        band = tuple((x, i.low, i.high) for x, i in row if i.low is not None and i.high is not None)
+        return Line(name, style, points, band, thin)
+
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
     """About `count` round numbers (1, 2 or 5 times a power of ten apart) inside [low, high]."""
@@ -403,10 +412,16 @@ def _legend(box: Box) -> list[str]:
     ]
 
 
-def _limits(values: NDArray[np.float64]) -> tuple[float, float]:
+def limits(values: NDArray[np.float64]) -> tuple[float, float]:
     """Smallest and largest value, widened where they are equal."""
     low, high = float(values.min()), float(values.max())
     return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def padded(values: Sequence[float]) -> tuple[float, float]:
+    """The ends of an axis with some room around these values."""
+    pad = 0.05 * (max(values) - min(values)) or 0.5
+    return min(values) - pad, max(values) + pad
 
 
 def reliability_diagram(bins: Sequence[ReliabilityBin]) -> str:
@@ -432,7 +447,7 @@ def roc_curve(labels_N: ArrayLike, scores_N: ArrayLike) -> str:
 def score_histogram(labels_N: ArrayLike, scores_N: ArrayLike, *, threshold: float | None = None, bins: int = 20) -> str:
     """Scores of successes and of failures, each class scaled to its own highest bar; the threshold dashed."""
     labels, scores = np.asarray(labels_N, dtype=np.bool_), np.asarray(scores_N, dtype=np.float64)
-    low, high = _limits(scores) if scores.size else (0.0, 1.0)
+    low, high = limits(scores) if scores.size else (0.0, 1.0)
     box = _box((low, high))
     body = []
     for label, style, name in ((False, FAILURE, "failure"), (True, SUCCESS, "success")):
@@ -456,7 +471,7 @@ def value_curves(curves: Sequence[tuple[ArrayLike, bool]]) -> str:
     """
     drawn = [(np.asarray(values, dtype=np.float64), success) for values, success in curves]
     drawn = [(values, success) for values, success in drawn if values.size]
-    box = _box(y=_limits(np.concatenate([values for values, _ in drawn])) if drawn else (0.0, 1.0))
+    box = _box(y=limits(np.concatenate([values for values, _ in drawn])) if drawn else (0.0, 1.0))
     body = [
         _line(box, np.linspace(0, 1, len(values)), values, SUCCESS if success else FAILURE) for values, success in drawn
     ]
@@ -485,15 +500,7 @@ def n_curves(ns: Sequence[int], curves: Mapping[str, Sequence[Interval]], *, tit
         return _picture(title, _box(), [], x_label=x_label, y_label=y_label)
     low, high = np.floor(min(values) * 10 + 1e-9) / 10, np.ceil(max(values) * 10 - 1e-9) / 10
     box = _box((places[0], max(places[-1], places[0] + 1)), (float(low), float(max(high, low + 0.1))), width=440.0)
-    lines = [
-        Line(
-            name,
-            k,
-            tuple((x, i.estimate) for x, i in zip(places, row, strict=True) if i.estimate is not None),
-            tuple((x, i.low, i.high) for x, i in zip(places, row, strict=True) if i.low is not None is not i.high),
-        )
-        for k, (name, row) in enumerate(curves.items())
-    ]
+    lines = [Line.of(name, k, list(zip(places, row, strict=True))) for k, (name, row) in enumerate(curves.items())]
     named = {x: str(n) for x, n in zip(places, ns, strict=True)}
     return standalone(
         line_chart(

@@ -91,12 +91,12 @@ def forecast_lines(forecast: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def signed(one: Mapping[str, Any]) -> str:
+def signed(one: Mapping[str, Any], *, digits: int = 2, undefined: str = "not defined") -> str:
     """A number with its bounds."""
     if one["estimate"] is None:
-        return "not defined"
-    bounds = "" if one["low"] is None else f" [{one['low']:+.2f}, {one['high']:+.2f}]"
-    return f"{one['estimate']:+.2f}{bounds}"
+        return undefined
+    bounds = "" if one["low"] is None else f" [{one['low']:+.{digits}f}, {one['high']:+.{digits}f}]"
+    return f"{one['estimate']:+.{digits}f}{bounds}"
 
 
 def harm_of(forecast: Mapping[str, Any] | None) -> float | None:

@@ -35,6 +35,7 @@ from guerdon.evaluate.scores import (
     Kind,
     episode_value,
     failure_counts,
+    failure_line,
     info_record,
     score_episodes,
     write_record,
@@ -221,7 +222,6 @@ def evaluation_text(evaluation: Evaluation) -> str:
         found.append([name, answer, number(result.value), str(result.n)])
     metrics = [(name, asdict(metric)) for name, metric in evaluation.metrics.items()]
     ordered = any(name.startswith("value_order_") for name in evaluation.metrics)
-    failed = ", ".join(f"{reason} x {count}" for reason, count in evaluation.failures.items())
     lines = [
         *forecast_lines(evaluation.forecast.to_dict()),
         "",
@@ -229,7 +229,7 @@ def evaluation_text(evaluation: Evaluation) -> str:
         f"{data['episodes']} episodes ({data['positives']} successful), {data['rows']} rows "
         f"({data['rows_positive']} successful)",
         *([_TRAINED_ON] if data.get("trained_on") else []),
-        f"failed measurements: {failed or 'none'}",
+        failure_line(evaluation.failures),
         "",
         *figure_table(metrics, "metric", ["baseline"]),
         "",

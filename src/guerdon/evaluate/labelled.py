@@ -28,6 +28,7 @@ from guerdon.evaluate.classification import ratio
 from guerdon.evaluate.intervals import Float64, bootstrap_weighted
 from guerdon.evaluate.metrics import Table, classification_metrics, figure_table, number
 from guerdon.evaluate.score_file import responses_to_score
+from guerdon.evaluate.scores import failure_line
 from guerdon.types import Failure
 
 SCORE, LABEL = "judge_score", "oracle_label"
@@ -186,7 +187,6 @@ def _correlation(x_N: Float64, y_N: Float64, weights_R_N: Float64) -> Float64:
 def label_lines(section: Mapping[str, Any]) -> list[str]:
     """The section `labels` of a card."""
     at = section["threshold"]
-    failures = ", ".join(f"{reason} x {n}" for reason, n in section["failures"].items())
     agreed = {f"agreement: {name}": one for name, one in section["agreement"].items() if one is not None}
     means = {f"mean label: {name}": one for name, one in section["mean"].items()}
     shift = means.pop("mean label: shift", None)
@@ -205,4 +205,4 @@ def label_lines(section: Mapping[str, Any]) -> list[str]:
             f"{shift['estimate']:+.3f} [{shift['low']:+.3f}, {shift['high']:+.3f}]); the corrected mean holds only if "
             "the labelled rows are a random part"
         )
-    return [*lines, f"failed measurements: {failures or 'none'}"]
+    return [*lines, failure_line(section["failures"])]

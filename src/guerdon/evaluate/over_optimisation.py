@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from guerdon.episodes.solutions import Solution
 from guerdon.evaluate.best_of_n import best_of
-from guerdon.evaluate.charts import Box, Line, line_chart
+from guerdon.evaluate.charts import Box, Line, line_chart, padded
 from guerdon.evaluate.intervals import Float64, Interval, bootstrap_weighted, conclusion
 from guerdon.evaluate.metrics import aligned, figure_table, number
 from guerdon.evaluate.statistics import stratified_t_interval
@@ -196,16 +196,6 @@ def gold_picture(curves: Sequence[tuple[str, int, GoldCurve]], *, title: str, wi
     """Gains over sqrt(KL): a line with its band for each of some curves, which have a name and a style."""
     rows = [(name, style, list(zip(one.sqrt_kl, one.gain, strict=True))) for name, style, one in curves]
     heights = [y for *_, row in rows for _, i in row for y in (i.estimate, i.low, i.high) if y is not None] or [0.0]
-    pad = 0.05 * (max(heights) - min(heights)) or 0.5
     far = max([x for *_, row in rows for x, _ in row], default=1.0) or 1.0
-    box = Box(width, 300.0, (0.0, far), (min(heights) - pad, max(heights) + pad))
-    lines = [
-        Line(
-            name,
-            style,
-            tuple((x, i.estimate) for x, i in row if i.estimate is not None),
-            tuple((x, i.low, i.high) for x, i in row if i.low is not None and i.high is not None),
-        )
-        for name, style, row in rows
-    ]
+    box, lines = Box(width, 300.0, (0.0, far), padded(heights)), [Line.of(*row) for row in rows]
     return line_chart(box, lines, title=title, x_label="sqrt(KL) from the policy", y_label="reward gained", max_name=18)

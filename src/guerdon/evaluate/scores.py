@@ -71,6 +71,11 @@ def failure_counts(scores: Iterable[Score]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
+def failure_line(failures: Mapping[str, int]) -> str:
+    """How often each reason occurs, in words."""
+    return "failed measurements: " + (", ".join(f"{reason} x {n}" for reason, n in failures.items()) or "none")
+
+
 def info_record(info: RewardInfo) -> dict[str, Any]:
     """What a model says of itself as JSON values; an end of its range that is infinite is None."""
     return {**asdict(info), "range": [float(end) if np.isfinite(end) else None for end in info.range]}

@@ -26,7 +26,7 @@ from guerdon.evaluate import charts, scores
 from guerdon.evaluate.attacks import attack_lines, attack_report, failed_attacks, honest_pairs
 from guerdon.evaluate.best_of_n import Same, best_of_n, check_samples, same_number_or_text
 from guerdon.evaluate.bias_probes import bias_probes, probe_lines
-from guerdon.evaluate.gate_card import card_forecast, forecast_lines, forecast_of, gate_table
+from guerdon.evaluate.gate_card import card_forecast, forecast_lines, forecast_of, gate_table, signed
 from guerdon.evaluate.gate_features import text_features
 from guerdon.evaluate.generated_bench import generated_bench, right_and_wrong
 from guerdon.evaluate.intervals import BootstrapOptions
@@ -47,6 +47,7 @@ from guerdon.evaluate.step_benchmarks import (
     true_first_error,
 )
 from guerdon.evaluate.text_candidates import candidates
+from guerdon.plan.estimate import data_files
 from guerdon.policies.text_files import outline
 from guerdon.progress import doing, log_line
 from guerdon.settings.data import DataSettings
@@ -153,14 +154,7 @@ def check_evaluation(study: Study) -> None:
     """
     settings = text_settings(study.text_evaluate, study.data)
     b = settings.best_of_n
-    named = [
-        *settings.process_bench,
-        settings.prm_bench,
-        settings.pairs,
-        settings.labels,
-        None if b is None else b.samples,
-    ]
-    for path in filter(None, named):
+    for path in data_files(settings):
         if not Path(path).exists():
             raise MissingDependencyError(f"the data, as {path} is not on this machine")
     read_sets(settings)
@@ -190,6 +184,14 @@ class _Suite:
 
     def values(self, scores: Sequence[Score]) -> list[float | Failure]:
         return [solution_value(score, self.settings.aggregation) for score in scores]
+
+    def values_of(
+        self, section: str, given: Sequence[Solution | Failure], what: str, groups: Sequence[int] = ()
+    ) -> list[float | Failure]:
+        """The values of responses, each failure among these in its place; they are those of a section of the record."""
+        self.solutions[section] = responses = [one for one in given if isinstance(one, Solution)]
+        values = iter(self.values(self.score(responses, what, groups)))
+        return [one if isinstance(one, Failure) else next(values) for one in given]
 
     def first_errors_of_sets(self, exclude: Collection[str]) -> None:
         """The generated set and the published ones of ProcessBench."""
@@ -258,11 +260,8 @@ class _Suite:
             return
         choices = self.sets.choices
         given = [response for choice in choices for response in choice.responses]
-        responses = [response for response in given if isinstance(response, Solution)]
         places = [k for k, choice in enumerate(choices) for one in choice.responses if isinstance(one, Solution)]
-        found_values = iter(self.values(self.score(responses, "responses", places)))
-        values = [response if isinstance(response, Failure) else next(found_values) for response in given]
-        self.solutions["pairs"] = responses
+        values = self.values_of("pairs", given, "responses", places)
         ties = self.settings.ties
         name, found = preference_figures(choices, values, ties=ties, **self.bootstrap)
         worth = {} if name == "RM-Bench" or name.endswith("RewardBench 2") else {"ties_worth": ties}
@@ -280,10 +279,7 @@ class _Suite:
         """The model's values against labels of people."""
         if (rows := self.sets.labelled) is None:
             return
-        given = rows.responses()
-        self.solutions["labels"] = responses = [one for one in given if isinstance(one, Solution)]
-        found = iter(self.values(self.score(responses, "labelled responses")))
-        values = [one if isinstance(one, Failure) else next(found) for one in given]
+        values = self.values_of("labels", rows.responses(), "labelled responses")
         at = self.model.info.success_threshold
         self.record["labels"] = label_figures(values, rows.labels_N, rows.prompts, threshold=at, **self.bootstrap)
 
@@ -479,20 +475,12 @@ def text_of(record: Mapping[str, Any]) -> str:
     for name in ("generated", "process_bench", "samples"):
         if name in record:
             lines += ["", f"== {name}: {record[name]['solutions']} solutions", *_first_error_lines(record[name])]
-    if "prm_bench" in record:
-        lines += [
-            "",
-            "== PRMBench",
-            *figure_table(record["prm_bench"]["measured"].items()),
-            _failures(record["prm_bench"]),
-        ]
-    if "pairs" in record:
-        lines += [
-            "",
-            f"== {record['pairs']['benchmark']}",
-            *preference_lines(record["pairs"]),
-            _failures(record["pairs"]),
-        ]
+    if section := record.get("prm_bench"):
+        lines += ["", "== PRMBench", *figure_table(section["measured"].items())]
+        lines.append(scores.failure_line(section["failures"]))
+    if section := record.get("pairs"):
+        lines += ["", f"== {section['benchmark']}", *preference_lines(section)]
+        lines.append(scores.failure_line(section["failures"]))
     if "labels" in record:
         lines += ["", *label_lines(record["labels"])]
     if record.get("bias_probes"):
@@ -508,11 +496,6 @@ def text_of(record: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _failures(section: Mapping[str, Any]) -> str:
-    failures = section["failures"]
-    return "failed measurements: " + (", ".join(f"{k} x {n}" for k, n in failures.items()) or "none")
-
-
 def _first_error_lines(section: Mapping[str, Any]) -> list[str]:
     bench = section["process_bench"]
     figures = [
@@ -526,7 +509,7 @@ def _first_error_lines(section: Mapping[str, Any]) -> list[str]:
         for kind in ("erroneous", "correct")
     ]
     threshold = f"threshold {number(bench['threshold'])} ({bench['threshold_source']})"
-    return [threshold, *figure_table(figures), *counts, _failures(section)]
+    return [threshold, *figure_table(figures), *counts, scores.failure_line(section["failures"])]
 
 
 def _curves(section: Mapping[str, Any]) -> list[str]:
@@ -536,14 +519,6 @@ def _curves(section: Mapping[str, Any]) -> list[str]:
     rows.append(["minus majority", *[""] * len(section["n"])])
     for name, curve in section["failures_wrong"].items():
         if curve["minus_majority"]:
-            rows.append([f"  {name}", *(_signed(one) for one in curve["minus_majority"])])
-    return [f"{section['questions']} questions", *aligned(rows), _failures(section)]
-
-
-def _signed(one: Mapping[str, Any]) -> str:
-    """A difference with its interval."""
-    if one["estimate"] is None:
-        return "-"
-    if one["low"] is None or one["high"] is None:
-        return f"{one['estimate']:+.3f}"
-    return f"{one['estimate']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}]"
+            differences = (signed(one, digits=3, undefined="-") for one in curve["minus_majority"])
+            rows.append([f"  {name}", *differences])
+    return [f"{section['questions']} questions", *aligned(rows), scores.failure_line(section["failures"])]

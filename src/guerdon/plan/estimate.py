@@ -204,14 +204,7 @@ def estimate_evaluate(study: Study, only: Sequence[str] = ()) -> dict[str, Any]:
     if settings.generated is not None:
         solutions = len(settings.generated.families) * settings.generated.size
         solutions += 0 if settings.attacks is None else 10 * settings.attacks.questions
-    best = settings.best_of_n
-    files = [
-        *settings.process_bench,
-        settings.prm_bench,
-        settings.pairs,
-        settings.labels,
-        None if best is None else best.samples,
-    ]
+    files = data_files(settings)
     if study.text_default.named:
         size = size_of(study)
     elif (third := settings.models.get(names[0])) is not None:
@@ -224,10 +217,17 @@ def estimate_evaluate(study: Study, only: Sequence[str] = ()) -> dict[str, Any]:
     return {
         "models": ", ".join(names),
         "generated solutions": solutions,
-        **({"and those of": ", ".join(filter(None, files))} if any(files) else {}),
+        **({"and those of": ", ".join(files)} if files else {}),
         "seconds": seconds * max(len(names), 1),
         "bytes": 200_000 * max(len(names), 1),
     }
+
+
+def data_files(settings: EvaluateTextSettings) -> list[str]:
+    """The files, folders and hub data sets that an evaluation of text names."""
+    samples = None if settings.best_of_n is None else settings.best_of_n.samples
+    named = (*settings.process_bench, settings.prm_bench, settings.pairs, settings.labels, samples)
+    return [path for path in named if path]
 
 
 def estimate_sft(study: Study) -> dict[str, Any]:

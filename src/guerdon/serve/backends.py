@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from guerdon.config import validate
-from guerdon.errors import ConfigError, DataError, boundary
+from guerdon.errors import ConfigError, DataError, boundary, did_you_mean
 from guerdon.models.adapters import ADAPTERS
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.models.load import (
@@ -241,9 +241,8 @@ def loader_options(name: str, kind: str | None, settings: ServedModelSettings) -
     options: dict[str, Any] = {"params": settings.options} if own else dict(settings.options)
     known = dict.fromkeys(option for one in kinds for option in (LEARNING if one in learning else options_of(one)))
     if unknown := sorted(options.keys() - known):
-        near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.6)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise ConfigError(f"models.{name}.options has no {unknown[0]}; {hint}there are {', '.join(known)}")
+        hint = did_you_mean(unknown[0], known) or ";"
+        raise ConfigError(f"models.{name}.options has no {unknown[0]}{hint} there are {', '.join(known)}")
     if TEXT in kinds and options.get("adapter", "auto") not in ("auto", "guerdon", *ADAPTERS):
         raise ConfigError(f"unknown adapter {options['adapter']!r}: choose one of {', '.join(ADAPTERS)}")
     if kind in VLM_NAMES:

@@ -11,7 +11,6 @@ measured the whole answer is an error (422, `failed_measurement`): never a numbe
 from __future__ import annotations
 
 import asyncio
-import difflib
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticKnownError
 
 from guerdon.config_schema import Spot, child, models_in
-from guerdon.errors import DataError
+from guerdon.errors import DataError, did_you_mean
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.policies.tokens import split_steps
 from guerdon.serve import client_wire
@@ -234,9 +233,8 @@ def unknown_key(shape: type[BaseModel], where: Sequence[int | str]) -> str:
     for piece in section:
         spot = child(spot, piece)
     known = [name for model in models_in(spot) for name in model.model_fields]
-    near = difflib.get_close_matches(str(key).lower()[:60], known, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]!r}?" if near else f"known keys here: {', '.join(known)}"
-    return f"unknown key {str(key)[:60]!r}; {hint}"
+    hint = did_you_mean(str(key).lower()[:60], known, quoted=True) or f"; known keys here: {', '.join(known)}"
+    return f"unknown key {str(key)[:60]!r}{hint}"
 
 
 def json_body(shape: type[BaseModel], *, required: bool = True, **examples: object) -> dict[str, Any]:
