@@ -284,7 +284,12 @@ class VLAPolicy(RobotPolicy):
     def evaluate(self, inputs: VLAInputs, *, entropy: bool = False) -> Evaluated:
         """Log-probabilities of decisions (N, C * D), their entropies, values (N, 1, H), auxiliary predictions."""
         inputs = inputs.to(self.device)
-        return Evaluated(*self.run(lambda: self.evaluated(inputs, entropy=entropy)))
+
+        def found() -> tuple[Tensor | None, ...]:
+            *parts, hidden = self.evaluated(inputs, entropy=entropy)
+            return *parts, None if self.vf is None else self.estimate(hidden)[:, None], self.predict(hidden)
+
+        return Evaluated(*self.run(found))  # type: ignore[arg-type]
 
     @distributed.collective
     def values(self, observations: np.ndarray) -> Tensor:
@@ -330,10 +335,8 @@ class VLAPolicy(RobotPolicy):
 
     # For the families.
 
-    def evaluated(
-        self, inputs: VLAInputs, *, entropy: bool
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        """What `evaluate` returns, in its order, of inputs on the device."""
+    def evaluated(self, inputs: VLAInputs, *, entropy: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Log-probabilities and entropies as `evaluate` returns them, and `summary`, of inputs on the device."""
         raise NotImplementedError
 
     def summary(self, inputs: VLAInputs) -> Tensor:
