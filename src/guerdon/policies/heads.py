@@ -235,10 +235,6 @@ class Squashed:
         mean, log_std = self.parameters_of(outputs_N_O)
         return self._density(-0.5 * ((records_N_A - mean) * (-log_std).exp()) ** 2, records_N_A, log_std)
 
-    def entropy(self, outputs_N_O: Tensor, allowed_N_O: Tensor | None = None) -> Tensor:
-        """(N,) entropy, estimated by the log-density of the most likely action."""
-        return -self.log_prob(outputs_N_O, self.parameters_of(outputs_N_O)[0])
-
     def _density(self, kernel: Tensor, before: Tensor, log_std: Tensor) -> Tensor:
         # log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2 x)), which is exact where tanh(x) rounds to 1
         slope = 2.0 * (math.log(2.0) - before - F.softplus(-2.0 * before))
@@ -301,10 +297,6 @@ class QValues:
     def log_prob(self, outputs_N_O: Tensor, records_N_A: Tensor, allowed_N_O: Tensor | None = None) -> Tensor:
         """(N,) of zeros: who learns from values needs no probabilities."""
         return outputs_N_O.new_zeros(len(outputs_N_O))
-
-    def entropy(self, outputs_N_O: Tensor, allowed_N_O: Tensor | None = None) -> Tensor:
-        """Zero, for the same reason."""
-        return outputs_N_O.new_zeros(())
 
 
 Head = Gaussian | Categorical | Squashed | QValues
