@@ -240,10 +240,8 @@ class Encoder:
         if self.in_parts:
             assert isinstance(settings, CNNPolicySettings)
             found = [convolutions(c.shape, settings.channels, act) for c in self.pictures]
-            layers, width = (
-                [Join([c.name for c in self.pictures], [n for n, _ in found])],
-                width + sum(w for _, w in found),
-            )
+            layers.append(Join([c.name for c in self.pictures], [network for network, _ in found]))
+            width += sum(features for _, features in found)
         elif self.pictures:
             assert isinstance(settings, CNNPolicySettings)
             network, width = convolutions(self.pictures[0].shape, settings.channels, act)

@@ -540,12 +540,8 @@ class GymnasiumSettings(_ReportsSuccess):
         ]
 
     @model_validator(mode="after")
-    def _kwargs_are_free(self) -> Self:
+    def _fits_gymnasium(self) -> Self:
         _refuse_taken(_GYMNASIUM_KEYS, self.kwargs)
-        return self
-
-    @model_validator(mode="after")
-    def _ends(self) -> Self:
         if self.autoreset_mode != "disabled" and self.end_on_success:
             raise ValueError("end_on_success needs autoreset_mode: disabled")
         changes = {key: getattr(self, key) for key in ("use_curriculum", "task_ids", "intervene_after")}
