@@ -100,19 +100,14 @@ class Gaussian:
         self, outputs: np.ndarray, rng: np.random.Generator, greedy: bool = False, allowed: BoolArray | None = None
     ) -> Action:
         """See `Draw`; the record has the actions in the head's units."""
-        return self._drawn(self.log_std.detach().exp().cpu().numpy(), outputs, rng, greedy)
+        return self._drawn(self.log_std.detach().exp().cpu().numpy(), outputs, rng, greedy, allowed)
 
     def frozen(self) -> Draw:
         """`act` with the deviations as they are now."""
         return partial(self._drawn, np.exp(self.log_std.detach().cpu().numpy()).astype(np.float32))
 
     def _drawn(
-        self,
-        std_A: np.ndarray,
-        mean: np.ndarray,
-        rng: np.random.Generator,
-        greedy: bool = False,
-        allowed: BoolArray | None = None,
+        self, std_A: np.ndarray, mean: np.ndarray, rng: np.random.Generator, greedy: bool, allowed: BoolArray | None
     ) -> Action:
         sample = mean
         if not greedy:
@@ -281,8 +276,8 @@ class QValues:
         epsilon: float,
         outputs: np.ndarray,
         rng: np.random.Generator,
-        greedy: bool = False,
-        allowed: BoolArray | None = None,
+        greedy: bool,
+        allowed: BoolArray | None,
     ) -> Action:
         scores = outputs.reshape(len(outputs), self.counts[0], -1) @ weights_H
         if not greedy:
