@@ -221,7 +221,13 @@ class AheadCollector:
         return {**under, **held}, {"collector": values, "versions": [one.version for one in self._pending]}
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Return to a stored state, and begin the rollouts that were under way."""
+        """Return to a stored state, and begin the rollouts that were under way.
+
+        Raises:
+            CheckpointError: it is of a run without `runner.max_staleness`.
+        """
+        if "versions" not in values:
+            raise CheckpointError("the checkpoint is not of a run with runner.max_staleness")
         parts: dict[str, Weights] = {}
         for name, tensor in tensors.items():
             part, _, own = name.removeprefix("weights.").partition(".")

@@ -343,6 +343,8 @@ class ReplayLearner:
         self.rng.bit_generator.state = values["rng"]
         self.version, self.steps = int(values["version"]), int(values["steps"])
         for part, replay in self._replays.items():
+            if part not in values:
+                raise CheckpointError("the checkpoint is of a run without algorithm.demonstrations")
             replay.restore(under(part, tensors), values[part])
 
     def _load(self, tensors: dict[str, Tensor]) -> None:
