@@ -45,7 +45,7 @@ def test_workers_that_die_or_hang_change_no_number(order, count, tmp_path):
     loop.run()
     assert recorded(tmp_path / "ray") == expected
     assert not list(orders.iterdir()), "every order was carried out"
-    assert (loop.parts.reward_models.replaced, loop.collector.replaced) == (count, 0)
+    assert (loop.parts.reward_models._actors.replaced, loop.collector.replaced) == (count, 0)
 
 
 def test_collectors_ahead_and_workers_give_the_metrics_of_one_process(tmp_path):

@@ -70,7 +70,7 @@ def test_a_collector_lost_during_a_broadcast_changes_no_number(order, tmp_path, 
     said = capfd.readouterr().err
     assert said.count(FAILED) == 1
     assert "the next update forms a new group" in said
-    assert loop.collector.groups >= 2
+    assert loop.collector._sender.groups >= 2
 
 
 def test_broadcasts_that_fail_again_and_again_are_given_up(tmp_path, capfd, monkeypatch):

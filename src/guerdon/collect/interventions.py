@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium.vector import VectorEnv
 
 from guerdon.errors import ConfigError
 from guerdon.generators import ACTING, generator
@@ -19,9 +19,10 @@ from guerdon.policies.experts import StateExpert, expert_of
 from guerdon.settings.world import WorldSettings
 from guerdon.types import BoolArray
 from guerdon.worlds.interventions import NAMES
+from guerdon.worlds.spaces import OpenWrapper
 
 
-class ScriptedInterventions(VectorWrapper):  # type: ignore[misc]
+class ScriptedInterventions(OpenWrapper):
     """Copies whose actions an expert replaces for some steps, after steps without a new best reward of the episode.
 
     Its reports in `info` are those of a person's interventions. It depends on nothing but the steps of an episode, so
@@ -43,12 +44,6 @@ class ScriptedInterventions(VectorWrapper):  # type: ignore[misc]
         self._best = np.full(env.num_envs, -np.inf)
         self._since, self._left = np.zeros((2, env.num_envs), np.int64)
         self._shown = np.zeros(0)
-
-    def __getattr__(self, name: str) -> Any:
-        """What else the environment has, such as its `eye`."""
-        if name.startswith("_") or name == "env":
-            raise AttributeError(name)
-        return getattr(self.env, name)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         """Begin episodes, those of `reset_mask` alone where it is given."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import CheckpointError
 from guerdon.policies.robot import ControlInputs
-from guerdon.types import BoolArray, Chunks, Episode, FloatArray, Metrics, Rollout, Segment
+from guerdon.types import Chunks, Episode, FloatArray, Metrics, Rollout, Segment
 
 State = tuple[dict[str, Tensor], dict[str, Any]]
 """Tensors and JSON-able values of a collector."""
@@ -290,6 +290,8 @@ def joined(parts: Sequence[Rollout[Any]], inputs: Callable[[Sequence[Rollout[Any
 
     greedy = [part.greedy for part in parts if part.greedy is not None]
     names = dict.fromkeys(name for part in parts for name in part.seconds)
+    # where one part does not report interventions, nobody intervened
+    helped = [np.zeros_like(part.mask) if part.intervened is None else part.intervened for part in parts]
     return Rollout(
         inputs=inputs(parts),
         log_probs=rows((part.log_probs for part in parts), whole=whole),
@@ -319,7 +321,7 @@ def joined(parts: Sequence[Rollout[Any]], inputs: Callable[[Sequence[Rollout[Any
             for start, part in zip(starts, parts, strict=False)
             for row, step, shown in part.ends
         ),
-        intervened=_intervened(parts, steps),
+        intervened=rows(helped) if any(part.intervened is not None for part in parts) else None,
         chunks=_chunks(parts, steps) if whole else None,
     )
 
@@ -364,14 +366,6 @@ def _padded(array: np.ndarray, steps: int, value: Any = 0) -> np.ndarray:
     found = np.full((len(array), steps, *array.shape[2:]), value, dtype=array.dtype)
     found[:, : array.shape[1]] = array
     return found
-
-
-def _intervened(parts: Sequence[Rollout[Any]], steps: int) -> BoolArray | None:
-    """Those of all parts; where one does not report them, nobody intervened."""
-    if all(part.intervened is None for part in parts):
-        return None
-    found = [np.zeros_like(part.mask) if part.intervened is None else part.intervened for part in parts]
-    return np.concatenate([_padded(one, steps) for one in found])
 
 
 def _chunks(parts: Sequence[Rollout[ControlInputs]], steps: int) -> Chunks:

@@ -122,11 +122,6 @@ class RayCollector(ShardedCollector):
         """Collectors that were lost and replaced up to now."""
         return self._actors.replaced
 
-    @property
-    def groups(self) -> int:
-        """Groups of `cluster.weight_transfer: collective` that were formed up to now."""
-        return self._sender.groups
-
     def collect(self, policy: Any, *, version: int = 0, warm_up: bool = False) -> Rollout[Any]:
         """The next rollout: see `Collector.collect`. Its `seconds` are those that it took as a whole."""
         start = time.perf_counter()

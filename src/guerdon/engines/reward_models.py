@@ -54,11 +54,6 @@ class RewardModels:
             return model
         return ShardedModel(model.info, self._shards, lambda parts: [model.score(part) for part in parts])
 
-    @property
-    def replaced(self) -> int:
-        """Reward workers that were lost and replaced up to now."""
-        return 0
-
     def close(self) -> None:
         """Close the models that keep files open; end the reward workers."""
         for model in self._loaded:
@@ -162,11 +157,6 @@ class RayRewardModels(RewardModels):
         super().__init__(load, shards)
         placed = {name: one for name, one in sources.items() if not one.stays_with_learner}
         self._actors = Actors(ScoringWorker, (load, placed), "reward_worker", cluster, threads)
-
-    @property
-    def replaced(self) -> int:
-        """Reward workers that were lost and replaced up to now."""
-        return self._actors.replaced
 
     def model(self, name: str, settings: SourceSettings) -> RewardModel:
         """The model of a source: that of the workers, unless it stays with the learner."""

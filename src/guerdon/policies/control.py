@@ -219,10 +219,6 @@ class ControlPolicy(RobotPolicy):
         """Sampled or most likely actions; the record has what the head needs of them."""
         return self.head.act(self.mean(observations), rng, greedy, self.encoder.allowed(observations))
 
-    def log_prob(self, x: Prepared, actions_N_A: Tensor, allowed_N_O: Tensor | None = None) -> Tensor:
-        """(N,) log-probability of the records of actions at prepared observations."""
-        return self.head.log_prob(self.action_mean(x), actions_N_A, allowed_N_O)
-
     def value(self, x: Prepared) -> Tensor:
         """(N, K) value of each source at prepared observations."""
         if self.vf is None:
@@ -260,8 +256,9 @@ class ControlPolicy(RobotPolicy):
             assert isinstance(self.pi, nn.Sequential)
             features = self.pi[:-1](x)
             mean, auxiliary = self.pi[-1](features), self.aux(features)[:, None]
-        given = not isinstance(self.head, Squashed)  # that of a squashed Gaussian has no closed form
-        spread = self.head.entropy(mean, inputs.allowed) if entropy and given else None
+        spread = None
+        if entropy and isinstance(self.head, Gaussian | Categorical):  # learners of the others do not ask for it
+            spread = self.head.entropy(mean, inputs.allowed)
         return Evaluated(
             self.head.log_prob(mean, inputs.actions, inputs.allowed)[:, None],
             spread if spread is None or not spread.ndim else spread[:, None],

@@ -182,7 +182,7 @@ class Encoder:
 
     def prepare(self, rows: np.ndarray) -> Prepared:
         """Observations as the networks take them: normalised numbers, pictures (N, C, H, W) in [0, 1]."""
-        parts = {c.name: self._pixels(rows[c.name] if c.name else rows) for c in self.pictures}
+        parts = {c.name: _pixels(rows[c.name] if c.name else rows, self.device) for c in self.pictures}
         if not self.in_parts and parts:
             return next(iter(parts.values()))
         if not self.size:
@@ -194,10 +194,6 @@ class Encoder:
         """(N, F) of what `numbers` returns."""
         x = torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float32)).to(self.device)
         return ((x - self.shift) * self.factor).clamp_(-CLIP, CLIP)
-
-    def _pixels(self, frames: np.ndarray) -> Tensor:
-        pixels = torch.from_numpy(np.ascontiguousarray(frames)).to(self.device)
-        return pixels.permute(0, 3, 1, 2).float() / 255.0
 
     def observe(self, rows: np.ndarray) -> None:
         """Update the running statistics; `refresh` makes them the ones in use."""
@@ -244,10 +240,8 @@ class Encoder:
         if self.in_parts:
             assert isinstance(settings, CNNPolicySettings)
             found = [convolutions(c.shape, settings.channels, act) for c in self.pictures]
-            layers, width = (
-                [Join([c.name for c in self.pictures], [n for n, _ in found])],
-                width + sum(w for _, w in found),
-            )
+            layers.append(Join([c.name for c in self.pictures], [network for network, _ in found]))
+            width += sum(features for _, features in found)
         elif self.pictures:
             assert isinstance(settings, CNNPolicySettings)
             network, width = convolutions(self.pictures[0].shape, settings.channels, act)
@@ -349,7 +343,7 @@ class FrozenFeatures:
             self._found.clear()
 
     def _computed(self, frames_N: np.ndarray) -> FloatArray:
-        pixels = torch.from_numpy(np.ascontiguousarray(frames_N)).to(self._device).permute(0, 3, 1, 2).float() / 255.0
+        pixels = _pixels(frames_N, self._device)
         count, channels, height, width = pixels.shape
         pixels = pixels.expand(-1, 3, -1, -1) if channels == 1 else pixels.reshape(-1, 3, height, width)
         if self._imagenet:
@@ -359,6 +353,11 @@ class FrozenFeatures:
             size = [max(FIELD, -(-n // FIELD) * FIELD) for n in (height, width)]
             found = self._network(F.interpolate(pixels, size, mode="bilinear", align_corners=False)).mean((2, 3))
         return np.asarray(found.reshape(count, -1).float().cpu().numpy())
+
+
+def _pixels(frames_N: np.ndarray, device: torch.device) -> Tensor:
+    """(N, C, H, W) in [0, 1] of pictures (N, H, W, C) uint8."""
+    return torch.from_numpy(np.ascontiguousarray(frames_N)).to(device).permute(0, 3, 1, 2).float() / 255.0
 
 
 def _frozen(path: str, device: torch.device) -> tuple[Any, int, Any]:

@@ -100,19 +100,14 @@ class Gaussian:
         self, outputs: np.ndarray, rng: np.random.Generator, greedy: bool = False, allowed: BoolArray | None = None
     ) -> Action:
         """See `Draw`; the record has the actions in the head's units."""
-        return self._drawn(self.log_std.detach().exp().cpu().numpy(), outputs, rng, greedy)
+        return self._drawn(self.log_std.detach().exp().cpu().numpy(), outputs, rng, greedy, allowed)
 
     def frozen(self) -> Draw:
         """`act` with the deviations as they are now."""
         return partial(self._drawn, np.exp(self.log_std.detach().cpu().numpy()).astype(np.float32))
 
     def _drawn(
-        self,
-        std_A: np.ndarray,
-        mean: np.ndarray,
-        rng: np.random.Generator,
-        greedy: bool = False,
-        allowed: BoolArray | None = None,
+        self, std_A: np.ndarray, mean: np.ndarray, rng: np.random.Generator, greedy: bool, allowed: BoolArray | None
     ) -> Action:
         sample = mean
         if not greedy:
@@ -235,10 +230,6 @@ class Squashed:
         mean, log_std = self.parameters_of(outputs_N_O)
         return self._density(-0.5 * ((records_N_A - mean) * (-log_std).exp()) ** 2, records_N_A, log_std)
 
-    def entropy(self, outputs_N_O: Tensor, allowed_N_O: Tensor | None = None) -> Tensor:
-        """(N,) entropy, estimated by the log-density of the most likely action."""
-        return -self.log_prob(outputs_N_O, self.parameters_of(outputs_N_O)[0])
-
     def _density(self, kernel: Tensor, before: Tensor, log_std: Tensor) -> Tensor:
         # log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2 x)), which is exact where tanh(x) rounds to 1
         slope = 2.0 * (math.log(2.0) - before - F.softplus(-2.0 * before))
@@ -285,8 +276,8 @@ class QValues:
         epsilon: float,
         outputs: np.ndarray,
         rng: np.random.Generator,
-        greedy: bool = False,
-        allowed: BoolArray | None = None,
+        greedy: bool,
+        allowed: BoolArray | None,
     ) -> Action:
         scores = outputs.reshape(len(outputs), self.counts[0], -1) @ weights_H
         if not greedy:
@@ -301,10 +292,6 @@ class QValues:
     def log_prob(self, outputs_N_O: Tensor, records_N_A: Tensor, allowed_N_O: Tensor | None = None) -> Tensor:
         """(N,) of zeros: who learns from values needs no probabilities."""
         return outputs_N_O.new_zeros(len(outputs_N_O))
-
-    def entropy(self, outputs_N_O: Tensor, allowed_N_O: Tensor | None = None) -> Tensor:
-        """Zero, for the same reason."""
-        return outputs_N_O.new_zeros(())
 
 
 Head = Gaussian | Categorical | Squashed | QValues

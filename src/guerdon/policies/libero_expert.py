@@ -23,7 +23,7 @@ _CLOSE, _OPEN = 18, 10  # steps to close and to open the gripper
 
 
 class LiberoExpert:
-    """One pick-and-place per copy; make a new one, or call `restart`, where episodes begin.
+    """One pick-and-place per copy; make a new one where episodes begin.
 
     Args:
         env: the copies.
@@ -40,11 +40,7 @@ class LiberoExpert:
 
     def __init__(self, env: LiberoVectorEnv, noise: float = 0.0) -> None:
         self._env, self._noise = env, noise
-        self.restart()
-
-    def restart(self) -> None:
-        """Episodes begin in all copies."""
-        self._plans = [_PickAndPlace(*self._env.simulator(i)) for i in range(self._env.num_envs)]
+        self._plans = [_PickAndPlace(*env.simulator(i)) for i in range(env.num_envs)]
 
     def act(self, observations_B: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """(B, 7) actions; the first three numbers of what the copies show are the positions of their hands."""

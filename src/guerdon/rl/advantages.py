@@ -164,11 +164,9 @@ def grpo(source: SourceRewards, steps: Steps, *, standardize: bool = True) -> Es
 
     def baselined(rewards: np.ndarray, paid: BoolArray, group: _Group) -> np.ndarray:
         centred = rewards - group.mean[:, None]
-        return (
-            np.where(np.asarray(group.flat)[:, None], 0.0, centred / (group.std + EPS)[:, None])
-            if standardize
-            else centred
-        )
+        if not standardize:
+            return np.asarray(centred)
+        return np.where(group.flat[:, None], 0.0, centred / (group.std + EPS)[:, None])
 
     return _group_relative(source, steps, baselined)
 

@@ -9,6 +9,7 @@ This module does not know what the tensors mean.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,24 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     values: dict[str, Any] = json.loads((path / "state.json").read_bytes())
     return load_weights(path / "state.safetensors"), values
+
+
+def cut_back(path: Path, size: int, *, what: str = "lines") -> None:
+    """Cut a file to which a run appends back to what it was at a checkpoint.
+
+    Args:
+        path: of the file.
+        size: bytes that it had then.
+        what: it holds, for the message.
+
+    Raises:
+        CheckpointError: some of them are gone.
+    """
+    have = path.stat().st_size if path.exists() else 0
+    if have < size:
+        raise CheckpointError(f"{path} has {have} bytes, but the checkpoint knows {size}: {what} were lost since")
+    if path.exists():
+        os.truncate(path, size)
 
 
 def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -13,7 +13,7 @@ rollout ended before, are in no sum, no mean and no gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -130,20 +130,16 @@ def decision_rows(rollout: Rollout[Inputs], found: Advantages, settings: Algorit
         found[here] = array[taken]
         return np.repeat(found, mask.shape[1] // chunks.size, axis=1)
 
-    def each(arrays: Mapping[str, np.ndarray], change: Callable[[np.ndarray], np.ndarray]) -> dict[str, np.ndarray]:
-        return {name: change(array) for name, array in arrays.items()}
-
     advantages = rows(found.advantages)
     advantages = advantages[:, None] if advantages.ndim == 1 else advantages
-    known = each(found.known, rows)
     log_probs = sum_parts(torch.from_numpy(rollout.log_probs), torch.from_numpy(parts), mask.shape[1]).numpy()
     return DecisionRows(
         mask,
         replace(
             found,
             advantages=np.where(mask, advantages, np.float32(0)),
-            value_targets=each(found.value_targets, rows),
-            known=known,
+            value_targets={name: rows(array) for name, array in found.value_targets.items()},
+            known={name: rows(array) for name, array in found.known.items()},
         ),
         log_probs,
         parts,

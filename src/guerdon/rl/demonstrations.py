@@ -138,7 +138,7 @@ def as_rollout(
     ends with a success and `env.end_on_success` says so; others were cut off.
 
     Args:
-        episodes: with all pictures that are looked at in `views`, by their names.
+        episodes: of two rows and more, with all pictures that are looked at in `views`, by their names.
         env: `native_reward` and `end_on_success`.
         shape: of what the policy observes and does.
         seen: what of it the policy looks at; the rest is zeros.
@@ -189,8 +189,6 @@ def _observations(episode: Episode, shape: PolicyShape, seen: Sequence[ObservedC
 
     What actions were allowed is not known, so that all count as allowed.
     """
-    if len(episode) < 2:
-        raise DataError(f"demonstration {episode.id} has no step")
     check_every_row(episode)
     numbers, parts = _states(episode, shape), dict[str, np.ndarray]()
     for name, kind, wanted in (column for column in shape.columns if column.kind != "text"):

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from guerdon.atomic import write_json, write_text
-from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError, boundary, naming
+from guerdon.errors import ConfigError, MissingDependencyError, boundary, naming
+from guerdon.rl.checkpoint import cut_back
 from guerdon.secrets import hide
 from guerdon.settings.runner import LoggerSettings
 
@@ -47,7 +48,7 @@ class RunLog:
             if offsets is None:
                 path.write_bytes(b"")
             else:
-                _cut(path, offsets[name])
+                cut_back(path, offsets[name])
             self._files[name] = path.open("ab", buffering=0)  # what a full disk refused is not tried again by `close`
         self._sinks = sinks
 
@@ -97,19 +98,6 @@ def true_success(result: Mapping[str, float]) -> str:
         return f"{known_return}true success unknown over {episodes} evaluation episodes"
     over = f"{episodes} evaluation episodes" if known == episodes else f"{known} of {episodes} evaluation episodes"
     return f"true success {result['success']:.2f} over {over}" + ("" if known == episodes else ", unknown in the rest")
-
-
-def _cut(path: Path, size: int) -> None:
-    """Cut a log file back to what it was at a checkpoint.
-
-    Raises:
-        CheckpointError: lines from before the checkpoint are gone.
-    """
-    have = path.stat().st_size if path.exists() else 0
-    if have < size:
-        raise CheckpointError(f"{path} has {have} bytes, but the checkpoint knows {size}: lines were lost since")
-    if path.exists():
-        os.truncate(path, size)
 
 
 # Sinks.

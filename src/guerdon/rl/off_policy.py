@@ -148,6 +148,7 @@ class ReplayLearner:
     ) -> None:
         self.policy, self.settings, self.terms, self.learning = policy, settings, dict(terms), dict(learning)
         self.memory, self.demonstrations, self.pays = memory, demonstrations, pays
+        self._replays = {"memory": memory} | ({} if demonstrations is None else {"demonstrations": demonstrations})
         # A resumed run computes features again. With other goals they are found by picture, not by row: see `gathered`
         policy.encoder.compute_pictures_alone(keep=settings.goal_relabelling is not None)
         self.rng = generator(seed, LEARNING)
@@ -326,7 +327,7 @@ class ReplayLearner:
             "sources": list(self.terms), "rng": self.rng.bit_generator.state, "version": self.version,
             "steps": self.steps,
         }  # fmt: skip
-        for part, replay in self._replays().items():
+        for part, replay in self._replays.items():
             more, values[part] = replay.state()
             tensors |= {f"{part}.{name}": tensor for name, tensor in more.items()}
         return tensors, values
@@ -341,7 +342,7 @@ class ReplayLearner:
         self._load(tensors)
         self.rng.bit_generator.state = values["rng"]
         self.version, self.steps = int(values["version"]), int(values["steps"])
-        for part, replay in self._replays().items():
+        for part, replay in self._replays.items():
             if part not in values:
                 raise CheckpointError("the checkpoint is of a run without algorithm.demonstrations")
             replay.restore(under(part, tensors), values[part])
@@ -356,10 +357,6 @@ class ReplayLearner:
                 value.copy_(stored[name])
         for part, one in self.optimizers.items():
             one.load_tensors(under(f"{part}_optimizer", tensors))
-
-    def _replays(self) -> dict[str, Replay]:
-        others = {} if self.demonstrations is None else {"demonstrations": self.demonstrations}
-        return {"memory": self.memory, **others}
 
     def start_from(self, folder: Path) -> str:
         """Second stage: take over the policy of another run, and its critics where the sources of reward are the same.
@@ -406,10 +403,8 @@ class SACLearner(ReplayLearner):
 
     def __init__(self, policy: ControlPolicy, settings: SACSettings, terms: Mapping[str, SourceTerms], *rest: Any,
                  **given: Any) -> None:  # fmt: skip
-        if not isinstance(policy.head, Squashed):
-            raise ConfigError("algorithm.type sac is for continuous actions: take dqn, or control")
-        self.outputs = (*terms, ENTROPY)
-        self.head: Squashed = policy.head
+        assert isinstance(policy.head, Squashed), "a policy is built for its algorithm"
+        self.outputs, self.head = (*terms, ENTROPY), policy.head
         super().__init__(policy, settings, terms, *rest, **given)
         self.temperature = _Temperature(settings.temperature_init)  # learned together with the policy
         self._modules["temperature"] = self.temperature.to(policy.device)
@@ -556,8 +551,7 @@ class DQNLearner(ReplayLearner):
 
     def __init__(self, policy: ControlPolicy, settings: DQNSettings, terms: Mapping[str, SourceTerms], *rest: Any,
                  **given: Any) -> None:  # fmt: skip
-        if not isinstance(policy.head, QValues):
-            raise ConfigError("algorithm.type dqn needs a policy that was made for it")
+        assert isinstance(policy.head, QValues), "a policy is built for its algorithm"
         self.outputs, self.head = tuple(terms), policy.head
         super().__init__(policy, settings, terms, *rest, **given)
 

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from guerdon.rewards.control_sources import Carry
 from guerdon.rewards.refit import RefittedReward
@@ -79,7 +78,8 @@ def relabel(replay: Replay, source: RefittedReward, rows: IntArray) -> Metrics:
         stale = needed[paid["version"][needed] != version]
         if not len(stale):
             break
-        values = _measured(replay, source, stale)
+        places = np.searchsorted(replay.rows(f"{source.name}.rows"), stale)
+        values = source.values_of(replay.rows("moment")[stale], replay.rows(f"{source.name}.seen")[places])
         paid["version"][stale] = version
         paid["known"][stale], paid["value"][stale] = np.isfinite(values), np.nan_to_num(values)
         scored, failed = scored + len(stale), failed + int((~np.isfinite(values)).sum())
@@ -110,12 +110,6 @@ def _needed(replay: Replay, source: RefittedReward, rows: IntArray) -> IntArray:
         at = np.unique(before[at if shaping == "bonus" else at[~here]])
         at = at[at >= 0]
     return np.unique(np.concatenate(found))
-
-
-def _measured(replay: Replay, source: RefittedReward, rows: IntArray) -> NDArray[np.float64]:
-    """The values that the model gives these rows now, NaN where it fails; the model is called once."""
-    places = np.searchsorted(replay.rows(f"{source.name}.rows"), rows)
-    return source.values_of(replay.rows("moment")[rows], replay.rows(f"{source.name}.seen")[places])
 
 
 def _pay(replay: Replay, source: RefittedReward, rows: IntArray) -> None:

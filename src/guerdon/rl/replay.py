@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from guerdon.errors import CheckpointError, naming
+from guerdon.rl.checkpoint import cut_back
 from guerdon.types import FloatArray, IntArray, Rewards, Rollout
 
 PAID = np.dtype([("reward", "f4"), ("value", "f4"), ("version", "i4"), ("known", "?"), ("failed", "?"), ("ends", "?")])
@@ -113,11 +114,7 @@ class ReplayColumn:
         """
         count, shape = int(stored["rows"]), tuple(stored["shape"])
         column = cls(shape, np.lib.format.descr_to_dtype(ast.literal_eval(stored["dtype"])), path)
-        size = count * column._row_bytes
-        have = path.stat().st_size if path.exists() else -1
-        if have < size:
-            raise CheckpointError(f"{path} has {max(have, 0)} bytes, but the checkpoint knows {size}: rows were lost")
-        os.truncate(path, size)
+        cut_back(path, count * column._row_bytes, what="rows")
         if column._mapped:
             column._make_room(count)
         else:
@@ -265,8 +262,7 @@ class Replay:
         return after, first
 
     def _begin(self, stream: int, observation: NDArray[Any], action_shape: tuple[int, ...]) -> int:
-        """Append the first moment of an episode."""
-        self._open.pop(stream, None)
+        """Append the first moment of an episode of a stream that has none open."""
         self._episodes += 1
         nothing = np.zeros((1, *action_shape), np.float32)
         never = np.zeros(1, np.bool_)

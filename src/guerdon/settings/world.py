@@ -162,8 +162,8 @@ class EnvSettings(Settings):
 
     @property
     def camera_name(self) -> str:
-        """How data sets call the camera."""
-        return "corner"
+        """How data sets call the first camera."""
+        return str(getattr(self, "cameras", ("corner",))[0])
 
     def of_copies(self, copies: range) -> Self:
         """The settings of some of the copies, in one process."""
@@ -323,11 +323,6 @@ class LiberoSettings(EnvSettings):
     frame_size: tuple[int, int] = Field((256, 256), description="height and width of rendered frames")
 
     @property
-    def camera_name(self) -> str:
-        """How data sets call the first camera."""
-        return self.cameras[0]
-
-    @property
     def tasks_change(self) -> bool:
         """Whether a copy plays another task in another episode."""
         return self.task_ids is not None and self.use_curriculum
@@ -422,11 +417,6 @@ class ManiSkillSettings(EnvSettings):
     kwargs: dict[str, Any] = Field(
         default_factory=dict, description="passed to the task, such as {robot_uids: xarm6_robotiq}"
     )
-
-    @property
-    def camera_name(self) -> str:
-        """How data sets call the first camera."""
-        return self.cameras[0]
 
     @model_validator(mode="after")
     def _kwargs_are_free(self) -> Self:
@@ -540,12 +530,8 @@ class GymnasiumSettings(_ReportsSuccess):
         ]
 
     @model_validator(mode="after")
-    def _kwargs_are_free(self) -> Self:
+    def _fits_gymnasium(self) -> Self:
         _refuse_taken(_GYMNASIUM_KEYS, self.kwargs)
-        return self
-
-    @model_validator(mode="after")
-    def _ends(self) -> Self:
         if self.autoreset_mode != "disabled" and self.end_on_success:
             raise ValueError("end_on_success needs autoreset_mode: disabled")
         changes = {key: getattr(self, key) for key in ("use_curriculum", "task_ids", "intervene_after")}

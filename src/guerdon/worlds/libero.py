@@ -31,10 +31,9 @@ from guerdon.worlds.libero_files import INSTALL, LiberoTask, import_libero, init
 from guerdon.worlds.mujoco_state import (
     SimulatorState,
     attributes_of,
-    changed_fields,
     model_fields,
-    physics_of,
     restore,
+    saved,
     set_attributes,
     set_model_fields,
 )
@@ -351,9 +350,7 @@ class LiberoVectorEnv(PlainVectorEnv):
     def save_state(self, index: int) -> SimulatorState:
         """The state of copy `index`, for `load_state`."""
         one = self._copies[index]
-        fields = changed_fields(one.model, one.env.sim.pristine)
-        physics = physics_of(one.model, one.data)
-        return SimulatorState(physics, fields, one.in_python(), self._observations[index].copy())
+        return saved(one.model, one.data, one.env.sim.pristine, one.in_python(), self._observations[index])
 
     def load_state(self, index: int, state: SimulatorState) -> None:
         """Bring copy `index` to a saved state, of this environment or of another one of the same task."""

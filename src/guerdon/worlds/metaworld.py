@@ -30,10 +30,9 @@ from guerdon.worlds.gymnasium_env import PlainVectorEnv
 from guerdon.worlds.mujoco_state import (
     SimulatorState,
     attributes_of,
-    changed_fields,
     model_fields,
-    physics_of,
     restore,
+    saved,
     set_attributes,
     set_model_fields,
 )
@@ -274,8 +273,7 @@ class MetaWorldVectorEnv(PlainVectorEnv):
     def save_state(self, index: int) -> SimulatorState:
         """The state of copy `index`, for `load_state`."""
         env = self._envs[index]
-        fields, physics = changed_fields(env.model, self._pristine), physics_of(env.model, env.data)
-        return SimulatorState(physics, fields, attributes_of(env), self._observations[index].copy())
+        return saved(env.model, env.data, self._pristine, attributes_of(env), self._observations[index])
 
     def load_state(self, index: int, state: SimulatorState) -> None:
         """Bring copy `index` to a saved state, of this environment or of another one of the same task."""

@@ -3,7 +3,7 @@
 A simulator's own reset may take as long as dozens of steps. What it leads to is kept here and restored to the same
 bits in everything that later steps read.
 
-    state = SimulatorState(physics_of(model, data), changed_fields(model, pristine), {}, observation)
+    state = saved(model, data, pristine, {}, observation)
     restore(model, data, state, pristine)
 """
 
@@ -56,12 +56,6 @@ def model_fields(model: Any) -> dict[str, np.ndarray]:
     }
 
 
-def changed_fields(model: Any, pristine: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The fields of a model that differ from those of `model_fields` taken before."""
-    now = model_fields(model)
-    return {name: value for name, value in now.items() if not np.array_equal(value, pristine[name])}
-
-
 def set_model_fields(model: Any, values: dict[str, np.ndarray]) -> None:
     """Write fields into a model."""
     for name, value in values.items():
@@ -99,6 +93,14 @@ def _is_window(array: np.ndarray) -> bool:
             return False
         base = base.base
     return base is not None
+
+
+def saved(
+    model: Any, data: Any, pristine: dict[str, np.ndarray], attributes: dict[str, Any], observation: np.ndarray
+) -> SimulatorState:
+    """The state of model and data, for `restore`; `pristine` are the `model_fields` that resets begin from."""
+    changed = {name: value for name, value in model_fields(model).items() if not np.array_equal(value, pristine[name])}
+    return SimulatorState(physics_of(model, data), changed, attributes, observation.copy())
 
 
 def restore(model: Any, data: Any, state: SimulatorState, pristine: dict[str, np.ndarray]) -> None:

@@ -160,11 +160,6 @@ def some_allowed(rows: np.ndarray, columns: Sequence[ObservedColumn], space: gym
     return np.stack([mask[:, s : s + n].argmax(axis=1) for s, n in zip(starts, counts, strict=True)], axis=1)
 
 
-def same_rows(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether observations are equal, those of a checkpoint (`as_bytes`) among them."""
-    return np.array_equal(as_bytes(one), as_bytes(other))
-
-
 def as_bytes(rows: np.ndarray) -> np.ndarray:
     """Structured rows (B,) as (B, N) bytes, which a checkpoint can hold; other arrays as they are."""
     return np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), -1) if rows.dtype.names else rows
@@ -314,12 +309,8 @@ def _leaves(space: gymnasium.Space, what: str, path: tuple[Any, ...] = ()) -> It
         inner = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         for key, part in inner:
             yield from _leaves(part, what, (*path, key))
-    elif isinstance(space, spaces.Discrete):
-        yield _Leaf(path, space, ObservedColumn(name, "one_hot", (int(space.n),)))
-    elif isinstance(space, spaces.MultiDiscrete):
-        yield _Leaf(path, space, ObservedColumn(name, "one_hot", (int(space.nvec.sum()),)))
-    elif isinstance(space, spaces.MultiBinary):
-        yield _Leaf(path, space, ObservedColumn(name, "one_hot", (int(np.prod(space.shape)),)))
+    elif isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        yield _Leaf(path, space, ObservedColumn(name, "one_hot", (int(spaces.flatdim(space)),)))
     elif isinstance(space, spaces.Box):
         shape = _picture_shape(space)
         column = (
@@ -359,7 +350,17 @@ def plain(env: VectorEnv, what: str) -> VectorEnv:
     return Plain(env, what, as_it_is=root)
 
 
-class Plain(VectorWrapper):  # type: ignore[misc]
+class OpenWrapper(VectorWrapper):  # type: ignore[misc]
+    """A wrapper that has what its environment has, such as an `eye`."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Of the environment."""
+        if name.startswith("_") or name == "env":
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+
+class Plain(OpenWrapper):
     """See `plain`.
 
     Attributes:
@@ -410,12 +411,6 @@ class Plain(VectorWrapper):  # type: ignore[misc]
             root = tuple(c if c.name else c._replace(name="observation") for c in self.columns)
             self.columns = (*root, ObservedColumn(MASK, "mask", (self._size,)))
         self._declare()
-
-    def __getattr__(self, name: str) -> Any:
-        """What else the environment has, such as its `eye`."""
-        if name.startswith("_") or name == "env":
-            raise AttributeError(name)
-        return getattr(self.env, name)
 
     @property
     def action_start(self) -> Any:

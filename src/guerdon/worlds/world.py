@@ -405,7 +405,7 @@ class World:
         self._steps = np.asarray(state["steps"], dtype=np.int64).copy()
         self._episode_reported = self._steps > 0  # not replayed: it may have had a report
         self._shown = self._view(self._observations)
-        return spaces.same_rows(self._observations, state["observations"])
+        return np.array_equal(spaces.as_bytes(self._observations), state["observations"])
 
     def _begun(self, fresh: BoolArray, failed: BoolArray, final: np.ndarray, frames: FramesDue | None) -> np.ndarray:
         """What is observed where copies of `fresh` have begun an episode, and `final` in the others."""

@@ -110,10 +110,8 @@ class FlowVLA(VLAPolicy):
             record = torch.cat([record, pad[:, None].expand(-1, steps + 1, -1, -1)], dim=-1)
         return Action(self.executed(x[:, : self.chunk]), record=record.cpu().numpy())
 
-    def evaluated(
-        self, inputs: VLAInputs, *, entropy: bool
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        """Log-probabilities (N, C) of the paths, the entropy (N, C) of their steps, and values (N, 1, H)."""
+    def evaluated(self, inputs: VLAInputs, *, entropy: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Log-probabilities (N, C) of the paths, the entropy (N, C) of their steps, and hidden states (N, h)."""
         assert inputs.record is not None
         path, pad = inputs.record[..., : self.action_size], inputs.record[:, 0, :, self.action_size :]
         log_probs, spread = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
@@ -124,8 +122,7 @@ class FlowVLA(VLAPolicy):
                 mean, std, after = (x[:, : self.chunk] for x in (mean, std, path[:, step + 1]))
                 log_probs = log_probs + gaussian_log_prob(after, mean, std).sum(-1)
                 spread = spread + (std.log() + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
-        values = None if self.vf is None else self.estimate(prefix.hidden)[:, None]
-        return log_probs, spread if entropy else None, values, self.predict(prefix.hidden)
+        return log_probs, spread if entropy else None, prefix.hidden
 
     def summary(self, inputs: VLAInputs) -> Tensor:
         """(N, h) the mean hidden state of pictures, instruction and proprioception."""

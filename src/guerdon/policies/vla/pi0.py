@@ -124,25 +124,11 @@ class Pi0Network(ExpertNetwork):
         mask_N_S = torch.cat([inputs.mask.new_ones(x.shape[:2]), inputs.mask], dim=1)
         x = torch.cat([x, words.to(x.dtype)], dim=1)
         attend = mask_N_S[:, None, :].expand(-1, mask_N_S.shape[1], -1)
-        turn = rotation(mask_N_S.cumsum(1) - 1, self.head_dim)
-        keys, values = [], []
-
-        def layered(layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            q, k, v = self._qkv(layer, layer.input_layernorm(x))
-            k = turned(k, turn)
-            x = x + layer.self_attn.o_proj(self._attention(turned(q, turn), k, v, attend))
-            return x + layer.mlp(layer.post_attention_layernorm(x)), k, v
-
-        for layer in self.text.layers:
-            x, k, v = layer(partial(layered, layer), x)
-            keys.append(k)
-            values.append(v)
-        x = self.text.norm(x).float() * mask_N_S[..., None]
         state = None
         if not self.adaptive:
             padded = functional.pad(inputs.proprio, (0, self.size.max_state_dim - inputs.proprio.shape[1]))
             state = self.state_proj(padded)[:, None]
-        return Prefix(keys, values, mask_N_S, x.sum(1) / mask_N_S.sum(1, keepdim=True), state)
+        return self._prefix(x, mask_N_S, attend, state)
 
     def velocity(self, prefix: Prefix, x_N_C_A: Tensor, time_N: Tensor) -> tuple[Tensor, Tensor]:
         """The velocity (N, C, A) of noisy actions at times in [0, 1], and the expert's hidden states (N, C, h)."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import gymnasium
 import numpy as np
@@ -35,7 +35,7 @@ from guerdon.settings.vla_policy import DecodingSettings, VLAPolicySettings
 from guerdon.sharding import Shards, blocks_of, recompute
 from guerdon.types import Evaluated, FloatArray, IntArray
 from guerdon.worlds.eye import resized
-from guerdon.worlds.observation import ObservationSpec, Padding
+from guerdon.worlds.observation import ObservationSpec
 
 T = TypeVar("T")
 PAD, BOS, STOP = 0, 1, 2  # ids that a hashed word never has; BOS and STOP are those of Llama 2, too
@@ -102,15 +102,6 @@ class VLAInputs:
         return VLAInputs(change(self.pictures), change(self.ids), change(self.mask), change(self.proprio), record)
 
 
-class VLANetwork(Protocol):
-    """What `VLAPolicy` needs of a network, which is a module."""
-
-    width: int
-    image_size: int
-    proprio_size: int
-    padded: Padding
-
-
 @dataclass(frozen=True, eq=False)
 class Statistics:
     """What normalised actions and measurements stand for: x = shift + scale * normalised.
@@ -161,7 +152,8 @@ class VLAPolicy(RobotPolicy):
 
     Args:
         settings: the `policy` section.
-        network: of the family; every linear layer of it gets an adapter with `use_lora`.
+        network: of the family, with the attributes `width` of hidden states, `image_size`, `proprio_size` and `padded`
+            (`ObservationSpec`); every linear layer of it gets an adapter with `use_lora`.
         encode: an instruction to ids of the language model, without the one that begins a text.
         statistics: what normalised actions are.
         heads: names of the value heads.
@@ -195,7 +187,7 @@ class VLAPolicy(RobotPolicy):
         auxiliary: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        facts: VLANetwork = network  # type: ignore[assignment]
+        facts: Any = network
         self.settings, self.encode, self.decoding = settings, encode, settings.decoding
         self.chunk = settings.num_action_chunks
         self.image_size = (facts.image_size, facts.image_size)
@@ -284,7 +276,12 @@ class VLAPolicy(RobotPolicy):
     def evaluate(self, inputs: VLAInputs, *, entropy: bool = False) -> Evaluated:
         """Log-probabilities of decisions (N, C * D), their entropies, values (N, 1, H), auxiliary predictions."""
         inputs = inputs.to(self.device)
-        return Evaluated(*self.run(lambda: self.evaluated(inputs, entropy=entropy)))
+
+        def found() -> tuple[Tensor | None, ...]:
+            *parts, hidden = self.evaluated(inputs, entropy=entropy)
+            return *parts, None if self.vf is None else self.estimate(hidden)[:, None], self.predict(hidden)
+
+        return Evaluated(*self.run(found))  # type: ignore[arg-type]
 
     @distributed.collective
     def values(self, observations: np.ndarray) -> Tensor:
@@ -330,10 +327,8 @@ class VLAPolicy(RobotPolicy):
 
     # For the families.
 
-    def evaluated(
-        self, inputs: VLAInputs, *, entropy: bool
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        """What `evaluate` returns, in its order, of inputs on the device."""
+    def evaluated(self, inputs: VLAInputs, *, entropy: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Log-probabilities and entropies as `evaluate` returns them, and `summary`, of inputs on the device."""
         raise NotImplementedError
 
     def summary(self, inputs: VLAInputs) -> Tensor:

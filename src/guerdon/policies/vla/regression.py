@@ -54,19 +54,13 @@ class RegressionVLA(VLAPolicy):
             x = x + self.log_scale.exp() * noise
         return Action(self.executed(x), record=x.flatten(1).cpu().numpy())
 
-    def evaluated(
-        self, inputs: VLAInputs, *, entropy: bool
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        """Log-probabilities (N, C * A) of the numbers, their entropies, values (N, 1, H)."""
+    def evaluated(self, inputs: VLAInputs, *, entropy: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Log-probabilities (N, C * A) of the numbers, their entropies, hidden states (N, h)."""
         assert inputs.record is not None
         mean, hidden = self._predicted(inputs)
         log_probs = laplace_log_prob(inputs.record.view_as(mean), mean, self.log_scale).flatten(1)
-        return (
-            log_probs,
-            (1 + math.log(2) + self.log_scale).expand_as(mean).flatten(1) if entropy else None,
-            None if self.vf is None else self.estimate(hidden)[:, None],
-            self.predict(hidden),
-        )
+        spread = (1 + math.log(2) + self.log_scale).expand_as(mean).flatten(1) if entropy else None
+        return log_probs, spread, hidden
 
     def summary(self, inputs: VLAInputs) -> Tensor:
         """(N, h) of the first number of the first action."""

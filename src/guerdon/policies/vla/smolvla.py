@@ -77,6 +77,7 @@ class ExpertNetwork(nn.Module):
         max_action_dim: numbers of an action, padding included.
         horizon: actions of a chunk that attend to each other, so that all are denoised; 0: any number, each action
             depends on those before it alone.
+        text: the language model, which reads the prefix.
         prompt: what the language model reads of an instruction and the normalised state (P,); None: the instruction.
     """
 
@@ -88,6 +89,7 @@ class ExpertNetwork(nn.Module):
     head_dim: int
     groups: int
     size: ExpertSize
+    text: Any
 
     def read(self, pixels: Tensor, inputs: VLAInputs) -> Prefix:
         """Run the language model over the prefix; pixels are (N * cameras, 3, H, W) in [0, 1]."""
@@ -122,6 +124,28 @@ class ExpertNetwork(nn.Module):
         for model in models:
             for layer in model.layers:
                 layer.forward = partial(_forward, layer.forward)
+
+    def _prefix(self, x: Tensor, mask_N_S: Tensor, attend_N_S_S: Tensor, state: Tensor | None = None) -> Prefix:
+        """What the language model makes of embeddings (N, S, h), of which each attends to some."""
+        turn = rotation(mask_N_S.cumsum(1) - 1, self.head_dim)
+        keys, values = [], []
+
+        def layered(layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            q, k, v = self._qkv(layer, layer.input_layernorm(x))
+            q, k = turned(q, turn), turned(k, turn)
+            return self._after(layer, x, self._attention(q, k, v, attend_N_S_S)), k, v
+
+        for layer in self.text.layers:
+            x, k, v = layer(partial(layered, layer), x)
+            keys.append(k)
+            values.append(v)
+        x = self.text.norm(x).float() * mask_N_S[..., None]
+        return Prefix(keys, values, mask_N_S, x.sum(1) / mask_N_S.sum(1, keepdim=True), state)
+
+    def _after(self, layer: Any, x: Tensor, mixed: Tensor) -> Tensor:
+        x = x + layer.self_attn.o_proj(mixed)
+        found: Tensor = x + layer.mlp(layer.post_attention_layernorm(x))
+        return found
 
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, attend_N_Q_S: Tensor) -> Tensor:
         """(N, Q, heads * size) of (N, ., heads, size)."""
@@ -196,20 +220,7 @@ class SmolVLANetwork(ExpertNetwork):
         attend = mask_N_S[:, None, :].expand(-1, mask_N_S.shape[1], -1).clone()
         if self.state_proj is not None:
             attend[:, :-1, -1] = False
-        turn = rotation(mask_N_S.cumsum(1) - 1, self.head_dim)
-        keys, values = [], []
-
-        def layered(layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            q, k, v = self._qkv(layer, layer.input_layernorm(x))
-            q, k = turned(q, turn), turned(k, turn)
-            return self._after(layer, x, self._attention(q, k, v, attend)), k, v
-
-        for layer in self.text.layers:
-            x, k, v = layer(partial(layered, layer), x)
-            keys.append(k)
-            values.append(v)
-        x = self.text.norm(x).float() * mask_N_S[..., None]
-        return Prefix(keys, values, mask_N_S, x.sum(1) / mask_N_S.sum(1, keepdim=True))
+        return self._prefix(x, mask_N_S, attend)
 
     def velocity(self, prefix: Prefix, x_N_C_A: Tensor, time_N: Tensor) -> tuple[Tensor, Tensor]:
         """The velocity (N, C, A) of noisy actions at times in [0, 1], and the expert's hidden states (N, C, h)."""
@@ -246,11 +257,6 @@ class SmolVLANetwork(ExpertNetwork):
     def _attends_itself(self, layer: int) -> bool:
         every = self.size.self_attn_every_n_layers
         return every > 0 and layer * self._every % every == 0
-
-    def _after(self, layer: Any, x: Tensor, mixed: Tensor) -> Tensor:
-        x = x + layer.self_attn.o_proj(mixed)
-        found: Tensor = x + layer.mlp(layer.post_attention_layernorm(x))
-        return found
 
 
 def _feed_forward(width: int) -> int:

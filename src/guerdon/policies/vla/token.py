@@ -78,21 +78,15 @@ class TokenVLA(VLAPolicy):
         values = values_of(tokens, self.bins).view(-1, self.chunk, self.action_size)
         return Action(self.executed(values), record=tokens.cpu().numpy())
 
-    def evaluated(
-        self, inputs: VLAInputs, *, entropy: bool
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        """Log-probabilities (N, C * D) of the bins at the sampling temperature, their entropies, values (N, 1, H)."""
+    def evaluated(self, inputs: VLAInputs, *, entropy: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Log-probabilities (N, C * D) of the bins at the sampling temperature, entropies, hidden states (N, h)."""
         assert inputs.record is not None
         with self.computing():
             hidden = self._hidden(inputs, inputs.record)
             logits = self.model.logits(hidden).float() / self.decoding.temperature
         log_probs = functional.log_softmax(logits, dim=-1)
-        return (
-            log_probs.gather(-1, inputs.record[..., None]).squeeze(-1),
-            -(log_probs.exp() * log_probs).sum(-1) if entropy else None,
-            None if self.vf is None else self.estimate(hidden[:, 0])[:, None],
-            self.predict(hidden[:, 0]),
-        )
+        spread = -(log_probs.exp() * log_probs).sum(-1) if entropy else None
+        return log_probs.gather(-1, inputs.record[..., None]).squeeze(-1), spread, hidden[:, 0]
 
     def summary(self, inputs: VLAInputs) -> Tensor:
         """(N, h) that the first action token is predicted from."""
