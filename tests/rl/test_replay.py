@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from guerdon.collect.control import ControlCollector
@@ -140,6 +140,7 @@ def test_a_lost_episode_is_left_out_and_the_next_one_begins_anew(tmp_path):
 
 @pytest.mark.parametrize("width", [3, MAPPED])
 @given(parts=st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["", "write", "read"])), min_size=1, max_size=8))
+@example(parts=[(0, "write"), (0, "read"), (2, "write"), (1, "read")])
 def test_columns_in_memory_and_in_files_are_alike(tmp_path_factory, width, parts):
     path = tmp_path_factory.mktemp("column") / "pictures.bin"
     column, expected = ReplayColumn((width,), np.dtype(np.uint8), path), np.empty((0, width), np.uint8)

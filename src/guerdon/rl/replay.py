@@ -96,14 +96,15 @@ class ReplayColumn:
     def _make_room(self, count: int) -> None:
         """Room for this many rows; in a file, where nothing is written, it takes no space."""
         shape, dtype = (count, *self._rows.shape[1:]), self._rows.dtype
-        if self._mapped and count:
-            with naming(self._path):
+        with naming(self._path):
+            if self._mapped:
                 os.truncate(self._path, count * self._row_bytes)
+            if self._mapped and count:  # a file of no bytes cannot be mapped
                 self._rows = np.memmap(self._path, dtype, "r", shape=shape).view(np.ndarray)
-        else:
-            room = np.empty(shape, dtype)
-            room[: self.count] = self.rows
-            self._rows = room
+                return
+        room = np.empty(shape, dtype)
+        room[: self.count] = self.rows
+        self._rows = room
 
     @classmethod
     def read(cls, path: Path, stored: Mapping[str, Any]) -> ReplayColumn:
