@@ -15,7 +15,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_policy
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClassification
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from guerdon import cli, hub
 from guerdon.episodes.chats import ChatError
@@ -557,6 +557,15 @@ def test_weights_of_more_layers_are_not_read_one_at_a_time_either(model):
     assert map_pretrained(AutoModelForCausalLM, str(model), "the model") is not None
     edited(model / "config.json", num_hidden_layers=1)
     assert map_pretrained(AutoModelForCausalLM, str(model), "the model") is None
+
+
+def test_layers_that_transformers_ignores_may_be_in_the_files(model, monkeypatch):
+    """Such as those of DeepSeek-V3 that predict several tokens."""
+    edited(model / "config.json", num_hidden_layers=1)
+    monkeypatch.setattr(LlamaForCausalLM, "_keys_to_ignore_on_load_unexpected", [r"model\.layers\.1.*"])
+    read, _ = read_model(str(model))
+    mapped, _ = map_pretrained(AutoModelForCausalLM, str(model), "the model")
+    assert len(read.model.layers) == len(mapped.model.layers) == 1
 
 
 def test_an_adapter_is_no_model_and_reads_none_by_itself(model, tmp_path):

@@ -50,8 +50,8 @@ def read_pretrained(
         path: folder, `package:<name>` or hub id.
         what: name of the model in errors, such as "the language model".
         dtype: of the weights.
-        exact: refuse all weights that the class does not have, but for a head that some files keep (`lm_head`);
-            otherwise those of more layers than the configuration has are.
+        exact: refuse all weights that the class does not have, except a head that some files keep (`lm_head`);
+            if False, only those of layers beyond the number in the configuration.
         given: weights that may be missing here, since they are in another file.
         **options: of `from_pretrained`, such as `num_labels`.
 
@@ -82,11 +82,16 @@ def read_pretrained(
     return model
 
 
-def of_more_layers(model: nn.Module, names: Iterable[str]) -> list[str]:
-    """Those names that are of a layer of the model, but of none that it has: its configuration has fewer layers."""
+def of_more_layers(model: Any, names: Iterable[str]) -> list[str]:
+    """The names that belong to layers beyond the number in the configuration, but for those that transformers ignores.
+
+    The latter are layers that predict several tokens, as of DeepSeek-V3.
+    """
     own = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     kinds = {_LAYER.sub(".N.", name) for name in own}
-    return [name for name in names if name not in own and _LAYER.search(name) and _LAYER.sub(".N.", name) in kinds]
+    ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    beyond = [n for n in names if n not in own and _LAYER.search(n) and _LAYER.sub(".N.", n) in kinds]
+    return [name for name in beyond if not any(re.search(pattern, name) for pattern in ignored)]
 
 
 def caps_attention(model: Any) -> bool:
@@ -258,7 +263,7 @@ def map_pretrained(kind: Any, path: str, what: str) -> tuple[Any, dict[str, Tens
         what: as of `read_pretrained`.
 
     Returns:
-        None where a weight is missing.
+        None where a weight is missing, or belongs to a layer that the configuration does not have.
 
     Raises:
         CheckpointError: it cannot be read, or its weights are stored neither in floats nor in fp8.
@@ -281,7 +286,9 @@ def map_pretrained(kind: Any, path: str, what: str) -> tuple[Any, dict[str, Tens
     untie_meta(model, weights)
     lost = [name for name, own in model.named_parameters()
             if name not in weights or weights[name].shape != own.shape]  # fmt: skip
-    if lost or of_more_layers(model, weights):  # the latter is refused there
+    if of_more_layers(model, weights):
+        return None  # `read_pretrained` refuses it
+    if lost:
         log_once(f"{path}: each process reads the whole model, as its weights have other names in its files")
         return None
     check_stops(model, f"{what} {path!r}")
