@@ -66,7 +66,7 @@ def test_rewards_are_those_of_the_environment_for_the_goal(tmp_path):
     learner, memory = loop.learner, loop.learner.memory
     (drawn,) = learner._draw(6)
     shown, place = memory.rows("observations"), [c.name for c in learner.policy.encoder.columns].index("desired_goal")
-    for u, batch in enumerate(gathered(learner.policy, [drawn], learner.outputs, learner.terms, learner.pays)):
+    for u, batch in enumerate(gathered(learner.policy, [drawn], learner.outputs, learner.terms, learner.goal_rewards)):
         for n in range(32):
             row, goal = drawn.rows[u, n], drawn.goals[u, n]
             desired = shown["achieved_goal"][goal] if goal >= 0 else shown["desired_goal"][row]
@@ -87,7 +87,7 @@ def test_models_judge_the_goal_that_was_asked_for(tmp_path, monkeypatch):
     (drawn,) = learner._draw(6)
     assert learner.outputs == ("env", "constant", "entropy")
     memory.paid["constant"]["ends"][drawn.rows[0]] = True
-    batch = next(iter(gathered(learner.policy, [drawn], learner.outputs, learner.terms, learner.pays)))
+    batch = next(iter(gathered(learner.policy, [drawn], learner.outputs, learner.terms, learner.goal_rewards)))
     taken, rows = drawn.goals[0] >= 0, drawn.rows[0]
     assert 0 < taken.sum() < len(taken)
     assert (batch.share[taken, 1] == 0).all()
@@ -160,12 +160,14 @@ def test_the_environment_gets_goals_in_its_own_form(tmp_path, monkeypatch, name)
     shown = memory.rows("observations")
     own = [own_values(shown[key].astype(np.float32), GOALS[name]) for key in ("achieved_goal", "desired_goal")]
     expected = [-abs(np.asarray(one, float) - other).sum() for one, other in zip(*own, strict=True)]
-    np.testing.assert_allclose(learner.pays.rewards(shown["achieved_goal"], shown["desired_goal"]), expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        learner.goal_rewards.rewards(shown["achieved_goal"], shown["desired_goal"]), expected, rtol=1e-5
+    )
     rows = memory.transitions
     np.testing.assert_allclose(memory.paid["env"]["reward"][rows], np.array(expected)[rows], rtol=1e-4, atol=1e-4)
     monkeypatch.setattr(MADE[name], "scale", np.nan)
     with pytest.raises(NonFiniteError, match="compute_reward of the environment gave a reward that is not finite"):
-        learner.pays.rewards(shown["achieved_goal"], shown["desired_goal"])
+        learner.goal_rewards.rewards(shown["achieved_goal"], shown["desired_goal"])
     loop.close()
 
 
@@ -225,7 +227,7 @@ def test_rewards_of_a_wrapper_are_those_of_its_own_function(tmp_path, registered
     loop = collected(tmp_path, env=registered(OwnTenth, MADE["Matrix"]), goal_relabelling="future")
     memory, learner = loop.learner.memory, loop.learner
     shown, rows = memory.rows("observations"), memory.transitions
-    paid = learner.pays.rewards(shown["achieved_goal"][rows], shown["desired_goal"][rows])
+    paid = learner.goal_rewards.rewards(shown["achieved_goal"][rows], shown["desired_goal"][rows])
     np.testing.assert_allclose(memory.paid["env"]["reward"][rows], paid, rtol=1e-4)
     loop.close()
 
@@ -245,9 +247,9 @@ def test_goals_whose_rewards_would_be_others_are_refused(tmp_path, registered, k
 def test_rewards_may_need_the_simulator_and_fail(tmp_path, registered):
     loop = collected(tmp_path, env=registered(Closing), goal_relabelling="future")
     goals = np.full((3, 6), 4.0, np.float32)
-    assert loop.learner.pays.rewards(goals, goals).tolist() == [0, 0, 0]
+    assert loop.learner.goal_rewards.rewards(goals, goals).tolist() == [0, 0, 0]
     with pytest.raises(ConfigError, match=r"compute_reward\(.*\) failed: ValueError: out of reach"):
-        loop.learner.pays.rewards(goals, goals + 1)
+        loop.learner.goal_rewards.rewards(goals, goals + 1)
     loop.close()
 
 
@@ -290,7 +292,7 @@ class Pair(gymnasium.Env):
 def test_a_reward_for_one_goal_is_not_asked_for_as_many_as_a_goal_has_numbers(tmp_path, registered):
     loop = collected(tmp_path, env=registered(Pair), goal_relabelling="future")
     goals = np.array([[0.0, 0.0], [0.5, 0.0], [0.0, 0.2]], np.float32)
-    assert loop.learner.pays.rewards(goals, np.zeros_like(goals)).tolist() == [1, 0, 1]
+    assert loop.learner.goal_rewards.rewards(goals, np.zeros_like(goals)).tolist() == [1, 0, 1]
     loop.close()
 
 
@@ -300,7 +302,7 @@ def test_the_task_ends_where_the_environment_says_so_of_another_goal(tmp_path, r
     learner, memory = loop.learner, loop.learner.memory
     drawn = learner._draw(20)
     (taken,) = (one.goals >= 0 for one in drawn)
-    batches = list(gathered(learner.policy, drawn, learner.outputs, learner.terms, learner.pays))
+    batches = list(gathered(learner.policy, drawn, learner.outputs, learner.terms, learner.goal_rewards))
     goes_on = np.stack([one.goes_on[:, 0].numpy() for one in batches])
     paid = np.stack([one.rewards[:, 0].numpy() for one in batches])
     assert (paid[taken] == 1).any()
@@ -319,14 +321,14 @@ def test_ends_that_fail_for_other_goals_are_an_error_of_the_environment(tmp_path
     loop = collected(tmp_path, env=registered(Informed), goal_relabelling="future")
     Informed.reads_info, goals = True, np.zeros((3, 2), np.float32)
     with pytest.raises(ConfigError, match=r"compute_terminated\(achieved_goal, desired_goal, \{\}\) failed: .*near"):
-        loop.learner.pays.ends(goals, goals)
+        loop.learner.goal_rewards.ends(goals, goals)
     loop.close()
 
 
 def test_an_environment_that_says_nothing_of_ends_goes_on(tmp_path):
     loop = collected(tmp_path, goal_relabelling="future")
     goals = np.zeros((3, 1), np.float32)
-    assert loop.learner.pays.ends(goals, goals).tolist() == [False] * 3
+    assert loop.learner.goal_rewards.ends(goals, goals).tolist() == [False] * 3
     loop.close()
 
 

@@ -36,7 +36,7 @@ from guerdon.rl.learner import OnPolicyLearner
 from guerdon.rl.off_policy import DQNLearner, ReplayLearner, SACLearner
 from guerdon.rl.parts import Parts, run_collector, run_reward_models
 from guerdon.rl.replay import Replay
-from guerdon.rl.sampling import ACHIEVED, DESIRED, Pays
+from guerdon.rl.sampling import ACHIEVED, DESIRED, GoalRewards
 from guerdon.rl.videos import EpisodeVideos, write_video
 from guerdon.settings.algorithm import ControlAlgorithmSettings, RobotAlgorithmSettings
 from guerdon.settings.off_policy import DQNSettings, SACSettings
@@ -306,10 +306,10 @@ def build_replay_learner(
     shown = None
     if algorithm.demonstrations is not None:
         shown = Replay(folder / "checkpoints" / "demonstrations", list(terms))
-    pays = None if algorithm.goal_relabelling is None else reward_for_goals(study, shape)
+    goals = None if algorithm.goal_relabelling is None else reward_for_goals(study, shape)
     kind: Any = SACLearner if isinstance(algorithm, SACSettings) else DQNLearner
     learner: ReplayLearner = kind(
-        policy, algorithm, terms, learning, memory=memory, demonstrations=shown, pays=pays, seed=runner.seed
+        policy, algorithm, terms, learning, memory=memory, demonstrations=shown, goal_rewards=goals, seed=runner.seed
     )
     if fresh and algorithm.demonstrations is not None:
         notes.append(add_demonstrations(learner, study.env, shape, sources))
@@ -318,13 +318,13 @@ def build_replay_learner(
     return learner, notes
 
 
-def reward_for_goals(study: Study, shape: PolicyShape) -> Pays:
+def reward_for_goals(study: Study, shape: PolicyShape) -> GoalRewards:
     """Rewards and ends of the environment for other goals.
 
     They are its `compute_reward`, called with a batch where it accepts one, and its `compute_terminated`, if any.
 
     Raises:
-        ConfigError: it is no environment with goals, or its `compute_reward` fails or is not what steps pay.
+        ConfigError: it is no environment with goals, or its `compute_reward` fails or differs from the reward of steps.
     """
     names, what = {column.name for column in shape.columns}, "algorithm.goal_relabelling"
     found: Any = None
@@ -375,7 +375,7 @@ def reward_for_goals(study: Study, shape: PolicyShape) -> Pays:
                 return np.fromiter((bool(over(*pair, {})) for pair in goals), np.bool_, len(achieved_N))
         return np.zeros(len(achieved_N), np.bool_)
 
-    return Pays(rewards, ends)
+    return GoalRewards(rewards, ends)
 
 
 def _attribute(env: gymnasium.Env, name: str) -> Any:

@@ -33,7 +33,7 @@ from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.critics import Critics, layers_of
 from guerdon.rl.relabel import relabel, remember
 from guerdon.rl.replay import Replay
-from guerdon.rl.sampling import DrawnRows, Pays, Transitions, gathered, in_hindsight
+from guerdon.rl.sampling import DrawnRows, GoalRewards, Transitions, gathered, in_hindsight
 from guerdon.settings.off_policy import DQNSettings, ReplayAlgorithmSettings, SACSettings
 from guerdon.settings.policy import OwnPolicySettings
 from guerdon.train.optimizers import FlatAdam, flatten
@@ -122,7 +122,7 @@ class ReplayLearner:
         learning: of the sources those whose model learns: their rewards are made current before they are used.
         memory: what happens in the run.
         demonstrations: what is learned from, too; None: nothing.
-        pays: the environment's reward for a goal, with `goal_relabelling`; the source `env` is the first one.
+        goal_rewards: the environment's reward for a goal, with `goal_relabelling`; the source `env` is the first one.
         seed: of the run.
 
     Attributes:
@@ -143,11 +143,11 @@ class ReplayLearner:
         *,
         memory: Replay,
         demonstrations: Replay | None = None,
-        pays: Pays | None = None,
+        goal_rewards: GoalRewards | None = None,
         seed: int,
     ) -> None:
         self.policy, self.settings, self.terms, self.learning = policy, settings, dict(terms), dict(learning)
-        self.memory, self.demonstrations, self.pays = memory, demonstrations, pays
+        self.memory, self.demonstrations, self.goal_rewards = memory, demonstrations, goal_rewards
         self._replays = {"memory": memory} | ({} if demonstrations is None else {"demonstrations": demonstrations})
         # A resumed run computes features again. With other goals they are found by picture, not by row: see `gathered`
         policy.encoder.compute_pictures_alone(keep=settings.goal_relabelling is not None)
@@ -232,7 +232,7 @@ class ReplayLearner:
         if isinstance(self.policy.head, Squashed):
             actions = np.clip(actions, -1.0, 1.0)
         after, first = replay.add(rollout, actions.astype(np.float32), rewards)
-        if self.policy.encoder.has_backbone and self.pays is None and len(replay):
+        if self.policy.encoder.has_backbone and self.goal_rewards is None and len(replay):
             replay.features(self.policy.encoder.numbers)  # before the encoder drops those that acting computed
         for name, source in self.learning.items():
             if name in rewards:
@@ -264,7 +264,7 @@ class ReplayLearner:
             weights_H = torch.tensor(weights, device=self.policy.device)
             noise = self._noise(count)
             every = self.settings.utd_ratio * getattr(self.settings, "policy_update_freq", 1)
-            for n, batch in enumerate(gathered(self.policy, drawn, self.outputs, self.terms, self.pays)):
+            for n, batch in enumerate(gathered(self.policy, drawn, self.outputs, self.terms, self.goal_rewards)):
                 self.steps += 1
                 found.append(self._step(batch, noise[n], weights_H, act=self.steps % every == 0))
                 self._target_flat.lerp_(self.optimizers["critic"].flat, self.settings.tau)

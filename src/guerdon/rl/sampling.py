@@ -25,11 +25,11 @@ ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
 _GATHERED = 1 << 26  # bytes of observations that are gathered at a time
 
 
-class Pays(NamedTuple):
+class GoalRewards(NamedTuple):
     """Rewards and ends of the environment for (N, ...) achieved and (N, ...) desired goals.
 
     Attributes:
-        rewards: (N,) what it pays.
+        rewards: (N,) of the goals.
         ends: (N,) bool, whether the task ends there.
     """
 
@@ -116,23 +116,23 @@ def gathered(
     drawn: Sequence[DrawnRows],
     outputs: Sequence[str],
     terms: Mapping[str, SourceTerms],
-    pays: Pays | None = None,
+    goal_rewards: GoalRewards | None = None,
 ) -> Iterator[Transitions]:
     """The transitions of each gradient step, those of all replays side by side.
 
     Args:
         policy: prepares observations.
         drawn: from each replay.
-        outputs: of a critic, by name; those that are no source earn nothing.
+        outputs: of a critic, by name; those that are no source have no reward.
         terms: how each source counts.
-        pays: the environment's reward for a goal, which is the first output, and whether the task ends there; what
-            other sources would pay for it is not known. None: no goal is taken in hindsight.
+        goal_rewards: the environment's reward for a goal, which is the first output, and whether the task ends there;
+            rewards of other sources for it are not known. None: no goal is taken in hindsight.
     """
     one = max(sum(d.replay.rows("observations")[0].nbytes * d.rows.shape[1] for d in drawn), 1)
     each = max(_GATHERED // one, 1)
     for start in range(0, len(drawn[0].rows), each):
         part = slice(start, start + each)
-        yield from _gathered(policy, [d.steps(part) for d in drawn], outputs, terms, pays)
+        yield from _gathered(policy, [d.steps(part) for d in drawn], outputs, terms, goal_rewards)
 
 
 def _gathered(
@@ -140,7 +140,7 @@ def _gathered(
     drawn: Sequence[DrawnRows],
     outputs: Sequence[str],
     terms: Mapping[str, SourceTerms],
-    pays: Pays | None,
+    goal_rewards: GoalRewards | None,
 ) -> Iterator[Transitions]:
     device, encoder = policy.device, policy.encoder
 
@@ -151,7 +151,7 @@ def _gathered(
         return whole([d.replay.rows(name)[d.rows] for d in drawn])
 
     def prepared(*, before: bool) -> list[Any]:
-        if encoder.has_backbone and pays is None:  # its features were computed when the rows were added
+        if encoder.has_backbone and goal_rewards is None:  # its features were computed when the rows were added
             numbers = whole([d.replay.features(encoder.numbers)[d.moments(before=before)] for d in drawn])
             return list(encoder.normalised(numbers))
         observations = following if not before else whole([d.observations(before=True) for d in drawn])
@@ -165,11 +165,11 @@ def _gathered(
     following = whole([d.observations(before=False) for d in drawn])
     x, next_x = prepared(before=True), prepared(before=False)
     over = whole([d.replay.terminated(d.rows) for d in drawn])
-    if pays is not None:  # with another goal a reward model ends nothing
+    if goal_rewards is not None:  # with another goal a reward model ends nothing
         taken = whole([np.full(d.rows.shape, -1) if d.goals is None else d.goals for d in drawn]) >= 0
         goals = following[ACHIEVED][taken], following[DESIRED][taken]
         over = np.where(taken, column("terminated"), over)
-        over[taken] |= pays.ends(*goals)
+        over[taken] |= goal_rewards.ends(*goals)
     goes_on = 1.0 - over.astype(np.float32)[..., None]
     rewards, known = (np.full((*goes_on.shape[:2], len(outputs)), value, np.float32) for value in (0, 1))
     for h, name in enumerate(outputs):
@@ -178,8 +178,8 @@ def _gathered(
             rewards[..., h] = whole([one["reward"] for one in paid])
             if terms[name].on_failure != "neutral":
                 known[..., h] = 1.0 - whole([one["failed"] for one in paid])
-    if pays is not None:
-        rewards[taken, 0], known[taken, 0] = pays.rewards(*goals), 1.0
+    if goal_rewards is not None:
+        rewards[taken, 0], known[taken, 0] = goal_rewards.rewards(*goals), 1.0
         known[taken, 1 : len(terms)] = 0.0  # models judged the goal that was asked for
     usable = encoder.allowed(following.reshape(-1, *following.shape[2:]))
     allowed: Iterable[Any] = repeat(None)
