@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: env  ## run the demo study and say where its report is
 	$(BIN)/guerdon compare $(STUDY)
-	@$(BIN)/python -c 'import pathlib, sys; from guerdon.config import load; from guerdon.settings.study import Study; \
+	@$(BIN)/python -c 'import pathlib, sys; from guerdon.config.loading import load; from guerdon.settings.study import Study; \
 	print("report:", (pathlib.Path(load(Study, sys.argv[1]).work_dir) / "report.html").absolute())' $(STUDY)
 
 demo-text: env  ## compare process rewards with outcome rewards on a language model

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from audit_sets import FAULTS, STRENGTHS, clean_set, faulty_set
 from scipy.special import betaincinv
 
-from guerdon.audit.checks import audit
+from guerdon.auditing.checks import audit
 
 NAMES = {"drift": {"drift", "truth"}}  # a reward that rises given the truth has the name `truth`
 

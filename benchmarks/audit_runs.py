@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from audit_texts import HALVES, formatted, number, real_solutions
 
-from guerdon.audit.rows import RobotSteps, Rows, Texts
+from guerdon.auditing.rows import RobotSteps, Rows, Texts
 
 LEVELS = ((0.0, 1.0), (-1.0, 1.0), (0.0, 10.0), (0.0, 1.0))
 

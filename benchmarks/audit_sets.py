@@ -22,7 +22,7 @@ import numpy as np
 from audit_runs import Draft, RobotDraft, episodes, robots, text_run, with_text
 from audit_texts import HALVES, formatted
 
-from guerdon.audit.rows import Rows
+from guerdon.auditing.rows import Rows
 
 Edit = Callable[[Draft, int], Draft]
 STRENGTHS = ("weak", "middle", "strong")

@@ -29,10 +29,10 @@ KINDS = ("stepwise", "outcome", "verdict", "implicit")
 
 def make_model(kind: str, folder: str) -> Any:
     """A reward model of random weights on a language model; an implicit one has an adapter."""
-    from guerdon.models.text_load import model_class
-    from guerdon.models.text_model import TextModelCard
-    from guerdon.models.verdict import FORM
-    from guerdon.policies.text_files import load_policy
+    from guerdon.models.text.text_load import model_class
+    from guerdon.models.text.text_model import TextModelCard
+    from guerdon.models.text.verdict import FORM
+    from guerdon.policies.language.text_files import load_policy
     from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
 
     lora = LoraSettings(r=8) if kind == "implicit" else None
@@ -45,7 +45,7 @@ def make_model(kind: str, folder: str) -> Any:
 
 def sides_of(model: Any, items: Sequence[Any]) -> dict[str, Callable[[], list[Any]]]:
     """What is timed, by name."""
-    from guerdon.call_queue import in_thread
+    from guerdon.processes.call_queue import in_thread
 
     def alone(item: Any) -> Any:
         return model.score([item])[0]

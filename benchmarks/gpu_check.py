@@ -65,8 +65,8 @@ def card() -> str | None:
 
 def model_folder(model: str, folder: Path, *, tiny: bool) -> str:
     """The path of a model, made where it is not there yet."""
+    from guerdon.compute.packaged import local_model
     from guerdon.errors import MissingDependencyError
-    from guerdon.packaged import local_model
 
     if model == "smollm2" and not tiny:
         with contextlib.suppress(MissingDependencyError):
@@ -123,7 +123,7 @@ def vla_part(*, folder: Path, tiny: bool) -> dict[str, float]:
     import gymnasium
     import numpy as np
 
-    from guerdon.devices import resolve_device
+    from guerdon.compute.devices import resolve_device
     from guerdon.policies.vla.policy import bounds_as_statistics, hashed_words
     from guerdon.policies.vla.tiny import tiny_token_network
     from guerdon.policies.vla.token import TokenVLA
@@ -189,7 +189,7 @@ def one_rank(file: Path, *, tiny: bool) -> None:
     """What each process of `collective_part` does; the first writes the rates."""
     from torch import distributed as dist
 
-    from guerdon.distributed import is_first, joined
+    from guerdon.compute.distributed import is_first, joined
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with joined():

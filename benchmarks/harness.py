@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from guerdon import provenance
+from guerdon.files import provenance
 
 MARK = "measured: "
 

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from guerdon.tasks.code_tests import Sandbox, read_tests, run_tests
+from guerdon.tasks.code.code_tests import Sandbox, read_tests, run_tests
 from guerdon.tasks.prompt_files import prompt_from_row
 
 EQUAL = """

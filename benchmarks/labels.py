@@ -55,10 +55,10 @@ async def _serve() -> None:
 
 def label(url: str, slots: int) -> None:
     """Label solutions and report how long it took."""
+    from guerdon.endpoints.llm_client import HttpLLMClient
     from guerdon.episodes.solutions import Solution
-    from guerdon.labels.append_log import Cache, Ledger
+    from guerdon.files.append_log import Cache, Ledger
     from guerdon.labels.labelers import JudgeLabeler, PromptedSolution
-    from guerdon.labels.llm_client import HttpLLMClient
     from guerdon.settings.label import OpenAIJudgeSettings
     from guerdon.tasks.prompts import Prompt
 

@@ -108,8 +108,8 @@ def measure(case: str) -> dict[str, float]:
     import numpy as np
     import torch
 
-    from guerdon.policies.text_files import load_policy
-    from guerdon.policies.tokens import token_batch
+    from guerdon.policies.batches.tokens import token_batch
+    from guerdon.policies.language.text_files import load_policy
     from guerdon.rl.update import Batch, update_policy
     from guerdon.settings.algorithm import TextAlgorithmSettings
     from guerdon.settings.text_policy import TextPolicySettings

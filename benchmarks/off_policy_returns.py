@@ -59,7 +59,7 @@ def run_sb3(task: str, steps: int, seed: int, width: int) -> float:
 
 def run_guerdon(task: str, steps: int, seed: int, width: int) -> float:
     """The loop of guerdon."""
-    from guerdon.policies.control import load_policy
+    from guerdon.policies.robots.control import load_policy
     from guerdon.rl.loop import Loop
     from guerdon.settings.study import Study
 

@@ -104,7 +104,7 @@ def server_rows(folder: Path) -> dict[str, Callable[[], Any]]:
 def vlm_rows() -> dict[str, Callable[[], Any]]:
     """A question about the frames of an episode, for a small Qwen2.5-VL."""
     from guerdon.models.load import load_source_model
-    from guerdon.models.tiny_vlm import write_tiny_vlm
+    from guerdon.models.vlm.tiny_vlm import write_tiny_vlm
     from guerdon.settings.reward_models import VLMModelSettings
     from guerdon.settings.vlm import TinyVLMSettings
     from guerdon.types import Episode
@@ -121,7 +121,7 @@ def policy_rows() -> dict[str, Callable[[], Any]]:
     import gymnasium
     import torch
 
-    from guerdon.policies.control import build_policy
+    from guerdon.policies.robots.control import build_policy
     from guerdon.settings.vla_policy import VLAPolicySettings
 
     space = gymnasium.spaces.Box(np.array([-1, -2], np.float32), np.array([1, 6], np.float32))

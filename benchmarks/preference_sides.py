@@ -93,7 +93,7 @@ def make_shared(folder: Path, size: Size) -> None:
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    from guerdon.policies.tiny_text import byte_tokenizer
+    from guerdon.policies.language.tiny_text import byte_tokenizer
 
     corpus = [m["content"] for row in make_pairs(300, SHAPES["half"], SEED + 99) for part in row.values() for m in part]
     tokenizer = byte_tokenizer(corpus, vocabulary_size=600)
@@ -270,7 +270,7 @@ def score_guerdon(model: Path, rows: Sequence[dict[str, Any]]) -> dict[str, Any]
     """Rewards of all responses by the loaded model, as `guerdon score` asks it."""
     import torch
 
-    from guerdon.models.text_load import load_text_model
+    from guerdon.models.text.text_load import load_text_model
     from guerdon.types import Episode
 
     torch.set_num_threads(1)

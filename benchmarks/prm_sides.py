@@ -77,7 +77,7 @@ def make_scorer(folder: Path, size: Size) -> str:
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     from guerdon.episodes.solution_formats import training_text
-    from guerdon.policies.tiny_text import byte_tokenizer
+    from guerdon.policies.language.tiny_text import byte_tokenizer
 
     corpus = [training_text(e.task, e.texts) for e in episodes(200)]
     tokenizer = byte_tokenizer([*corpus, "CORRECT (+1) INCORRECT (-1)"], vocabulary_size=600)
@@ -128,10 +128,10 @@ def _scorer(side: str, path: str, *, dtype: str, micro: int) -> tuple[Any, Any]:
     """A function from solutions to their scores, and one to the tokens that it reads for them."""
     from verdict_prefixes import prefix_scores
 
-    from guerdon.models.text_heads import StepwiseModel
-    from guerdon.models.text_model import TextModelCard
-    from guerdon.models.verdict import FORM, VerdictModel
-    from guerdon.policies.text_files import load_policy
+    from guerdon.models.text.text_heads import StepwiseModel
+    from guerdon.models.text.text_model import TextModelCard
+    from guerdon.models.text.verdict import FORM, VerdictModel
+    from guerdon.policies.language.text_files import load_policy
     from guerdon.settings.text_policy import TextPolicySettings
 
     if side in ("prefix_batched", "prefix_single"):
@@ -155,7 +155,7 @@ def _by_transformers(path: str, *, dtype: str, micro: int) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM
 
     from guerdon.episodes.solution_formats import TARGETS, training_text
-    from guerdon.policies.pretrained import read_tokenizer
+    from guerdon.policies.pretrained.reading import read_tokenizer
 
     tokenizer = read_tokenizer(path)
     tokenizer.padding_side = "left"
@@ -197,7 +197,7 @@ def training_rows(family: dict[str, Any], number: int, seed: int, taken: Sequenc
     """Solutions of generated problems, half of them with a slip, every step labelled by its truth."""
     from pydantic import TypeAdapter
 
-    from guerdon.evaluate.generated_bench import generated_bench
+    from guerdon.evaluation.benchmarks.step_benchmarks import generated_bench
     from guerdon.settings.data import TaskSettings
 
     return generated_bench([TypeAdapter(TaskSettings).validate_python(family)], number, seed, exclude=taken)
@@ -205,7 +205,7 @@ def training_rows(family: dict[str, Any], number: int, seed: int, taken: Sequenc
 
 def start_from(folder: Path, size: Size, family: dict[str, Any], *, sft_steps: int) -> str:
     """A small Llama that has seen worked solutions of these problems, as both sides start from it."""
-    from guerdon.policies.text_files import load_policy, save_policy
+    from guerdon.policies.language.text_files import load_policy, save_policy
     from guerdon.settings.study import Study
     from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
     from guerdon.train.sft import train_sft_study
@@ -249,8 +249,8 @@ def shared_inputs(model: str, solutions: Sequence[Any]) -> tuple[list[dict[str, 
 
     TRL puts the beginning of the sequence in front by itself, and a separator behind every step.
     """
-    from guerdon.models.text_inputs import read_steps
-    from guerdon.policies.pretrained import read_tokenizer
+    from guerdon.models.text.text_inputs import read_steps
+    from guerdon.policies.pretrained.reading import read_tokenizer
 
     tokenizer = read_tokenizer(model)
     rows, readings = [], []

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from harness import machine_line, table
 
-from guerdon.compare.results import StudyRecord, comparison_rows, number, read_study
-from guerdon.compare.study import plan_study, quickstart_file, run_study
+from guerdon.comparison.results import StudyRecord, comparison_rows, number, read_study
+from guerdon.comparison.study import plan_study, quickstart_file, run_study
 
 PARTS = {  # of each quickstart, what has a seed
     False: ("collect", "train.progress", "train.success"),

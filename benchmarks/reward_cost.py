@@ -45,8 +45,8 @@ def random_model(folder: Path) -> str:
     """A checkpoint of a ResNet-18 success classifier as it is before any training."""
     import torch
 
-    from guerdon.models.backbone import ImageScorer
-    from guerdon.models.image import ImageModelConfig, save_checkpoint
+    from guerdon.models.images.backbone import ImageScorer
+    from guerdon.models.images.image import ImageModelConfig, save_checkpoint
 
     torch.manual_seed(0)
     config = ImageModelConfig(type="resnet", arch="resnet18", image_size=(3, 64, 64), threshold=0.5)

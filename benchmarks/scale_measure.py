@@ -141,7 +141,7 @@ def main() -> None:
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (its name); 15 by default, which on a shared machine stops its workers
     import ray
 
-    from guerdon import provenance
+    from guerdon.files import provenance
 
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     with tempfile.TemporaryDirectory() as folder:

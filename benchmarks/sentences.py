@@ -19,7 +19,7 @@ from pathlib import Path
 
 from harness import machine_line, table
 
-from guerdon.labels import step_splitters as sentences
+from guerdon.policies.batches import step_splitters as sentences
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "labels"))
 

@@ -368,7 +368,7 @@ def tiny_prm(folder: Path) -> Path:
     import torch
     from transformers import Qwen2Config, Qwen2ForTokenClassification
 
-    from guerdon.policies.tiny_text import byte_tokenizer
+    from guerdon.policies.language.tiny_text import byte_tokenizer
 
     torch.manual_seed(0)
     tokenizer = byte_tokenizer()

@@ -60,7 +60,7 @@ def make_model(folder: Path, size: Size) -> str:
     import torch
     from transformers import AutoModelForCausalLM, Qwen2Config
 
-    from guerdon.policies.tiny_text import build_tokenizer
+    from guerdon.policies.language.tiny_text import build_tokenizer
     from guerdon.settings.text_policy import TinyModelSettings
 
     tokenizer = build_tokenizer(TinyModelSettings())
@@ -180,7 +180,7 @@ def run_trl(model: str, size: Size, *, kind: str, bf16: bool) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
-    from guerdon.policies.pretrained import read_tokenizer
+    from guerdon.policies.pretrained.reading import read_tokenizer
     from guerdon.settings.data import GeneratedDataSettings
     from guerdon.tasks.prompt_files import load_prompts
     from guerdon.tasks.verifier import outcome, verifier_from
@@ -245,8 +245,8 @@ def run_trl(model: str, size: Size, *, kind: str, bf16: bool) -> dict[str, Any]:
 
 def requests(model: str, size: Size) -> tuple[Any, list[np.ndarray]]:
     """The tokenizer, and token ids of as many different prompts as are written to at once."""
-    from guerdon.policies.pretrained import read_tokenizer
-    from guerdon.policies.tokens import prompt_ids
+    from guerdon.policies.batches.tokens import prompt_ids
+    from guerdon.policies.pretrained.reading import read_tokenizer
     from guerdon.settings.data import GeneratedDataSettings
     from guerdon.tasks.prompt_files import load_prompts
 
@@ -259,8 +259,8 @@ def run_write(model: str, size: Size, *, dtype: str, vllm: bool = False) -> dict
     """Generation by guerdon; on a CPU with its own engine also where its time goes, and what arithmetic alone takes."""
     import torch
 
-    from guerdon.policies.generate import LocalEngine
-    from guerdon.policies.text_files import load_policy
+    from guerdon.policies.language.generate import LocalEngine
+    from guerdon.policies.language.text_files import load_policy
     from guerdon.settings.text_policy import LocalGenerationSettings, TextPolicySettings, VLLMGenerationSettings
 
     torch.set_num_threads(1)
@@ -268,7 +268,7 @@ def run_write(model: str, size: Size, *, dtype: str, vllm: bool = False) -> dict
     rng = np.random.default_rng(SEED)
     policy = load_policy(TextPolicySettings(path=model, bf16=dtype == "bfloat16"), seed=SEED)
     if vllm:
-        from guerdon.policies.generate_vllm import VLLMEngine
+        from guerdon.policies.language.generate_vllm import VLLMEngine
 
         engine: Any = VLLMEngine(policy, VLLMGenerationSettings(engine="vllm"), max_length=1024)
     else:
@@ -321,7 +321,7 @@ def floor_seconds(size: Size, prompt: int, dtype: str) -> float:
     """Core-seconds of one request's products with weights alone, in the same shapes, each layer with its own."""
     import torch
 
-    from guerdon.policies.decode import READ_AT_ONCE
+    from guerdon.policies.language.generate import READ_AT_ONCE
 
     head, kind, written = size.hidden // size.heads, getattr(torch, dtype), size.written or size.length
     shapes = [
@@ -354,7 +354,7 @@ def run_hf(model: str, size: Size, *, dtype: str) -> dict[str, Any]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from guerdon.policies.tokens import pad_left
+    from guerdon.policies.batches.tokens import pad_left
 
     torch.set_num_threads(1)
     tokenizer, prompts = requests(model, size)

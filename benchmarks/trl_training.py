@@ -21,7 +21,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from guerdon.integrations.text import TextScorer, step_source
 from guerdon.integrations.trl import TokenAdvantageTrainer, TokenRLOOTrainer, reward_function
-from guerdon.policies.tiny_text import build_model, build_tokenizer
+from guerdon.policies.language.tiny_text import build_model, build_tokenizer
 from guerdon.settings.text_policy import TinyModelSettings
 from guerdon.types import Episode, Failure, RewardInfo, Score
 

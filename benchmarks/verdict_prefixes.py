@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from guerdon.episodes.solution_formats import training_text
-from guerdon.models.text_inputs import Reading, buckets, close_steps, hidden_at
-from guerdon.models.verdict import VerdictModel, opening, verdict_reading
-from guerdon.policies.tokens import piece_ids
+from guerdon.models.text.text_inputs import Reading, buckets, close_steps, hidden_at
+from guerdon.models.text.verdict import VerdictModel, opening, verdict_reading
+from guerdon.policies.batches.tokens import piece_ids
 from guerdon.types import Episode, FloatArray
 
 

@@ -194,7 +194,7 @@ def still_policy(actions_N_B_A: np.ndarray) -> Any:
     """A policy of zero cost: it takes actions from a list, and says that their log-probability is 0."""
     import torch
 
-    from guerdon.policies.robot import Action, RobotPolicy
+    from guerdon.policies.robots.robot import Action, RobotPolicy
     from guerdon.types import Evaluated
 
     pool = itertools.cycle(actions_N_B_A)

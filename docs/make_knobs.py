@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from guerdon.config_schema import discriminator
+from guerdon.config.schema import discriminator
 from guerdon.settings.aliases import RLINF_KEYS, VLA_OPTIONS, Option
 from guerdon.settings.base import ByName, Named, OnlyWith, names_in
 from guerdon.settings.study import Study

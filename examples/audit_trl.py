@@ -13,7 +13,7 @@ from typing import Any
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from guerdon.policies.tiny_text import build_model, build_tokenizer
+from guerdon.policies.language.tiny_text import build_model, build_tokenizer
 from guerdon.settings.text_policy import TinyModelSettings
 
 

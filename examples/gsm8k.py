@@ -24,9 +24,9 @@ import numpy as np
 
 from guerdon.episodes.solution_files import Format, read_solutions, write_solutions
 from guerdon.episodes.solutions import Solution
-from guerdon.labels.step_splitters import split
-from guerdon.policies.tiny_text import byte_tokenizer
-from guerdon.policies.tokens import step_ends, token_ends
+from guerdon.policies.batches.step_splitters import split
+from guerdon.policies.batches.tokens import step_ends, token_ends
+from guerdon.policies.language.tiny_text import byte_tokenizer
 from guerdon.settings.label import Splitter
 from guerdon.tasks.answers import final_answer
 from guerdon.tasks.prompt_files import read_gsm8k

@@ -27,16 +27,16 @@ import numpy as np
 import torch
 from scipy import stats
 
-from guerdon import atomic
-from guerdon.config import load
+from guerdon.config.loading import load
 from guerdon.episodes.solution_files import read_solutions, write_solutions
 from guerdon.episodes.solutions import Solution
-from guerdon.evaluate.best_of_n import best_of_n, same_number_or_text
-from guerdon.evaluate.scores import score_solutions
-from guerdon.evaluate.search import sampled_solutions
-from guerdon.evaluate.step_benchmarks import process_bench
+from guerdon.evaluation.benchmarks.best_of_n import best_of_n, same_number_or_text
+from guerdon.evaluation.benchmarks.step_benchmarks import process_bench
+from guerdon.evaluation.searching.search import sampled_solutions
+from guerdon.files import atomic
 from guerdon.labels.label import label
-from guerdon.models.text_load import load_text_model
+from guerdon.models.scores import score_solutions
+from guerdon.models.text.text_load import load_text_model
 from guerdon.settings.study import Study
 from guerdon.train.text import train_text_model
 

@@ -23,16 +23,16 @@ import numpy as np
 import torch
 from scipy import stats
 
-from guerdon import atomic
 from guerdon.collect.text import TextRollout
-from guerdon.compare.study import plan_study
+from guerdon.comparison.study import plan_study
 from guerdon.episodes.solutions import Solution
-from guerdon.evaluate.best_of_n import best_of_n
-from guerdon.evaluate.intervals import Interval
-from guerdon.evaluate.step_benchmarks import process_bench
+from guerdon.evaluation.benchmarks.best_of_n import best_of_n
+from guerdon.evaluation.benchmarks.step_benchmarks import process_bench
+from guerdon.files import atomic
 from guerdon.rewards.prime import PrimeReward
 from guerdon.rewards.text_steps import steps_of
 from guerdon.rl.build_text import text_parts
+from guerdon.statistics.intervals import Interval
 from guerdon.tasks.reasoning import step_spans, step_truth
 from guerdon.train.sft import train_sft_study
 from guerdon.types import Score

@@ -14,7 +14,7 @@ from trl import GRPOConfig
 
 from guerdon.integrations.text import step_source
 from guerdon.integrations.trl import TokenAdvantageTrainer
-from guerdon.policies.tiny_text import build_model, build_tokenizer
+from guerdon.policies.language.tiny_text import build_model, build_tokenizer
 from guerdon.settings.text_policy import TinyModelSettings
 from guerdon.types import Episode, Failure, RewardInfo, Score
 

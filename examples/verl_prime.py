@@ -17,7 +17,7 @@ from typing import Any
 
 from guerdon.errors import ConfigError
 from guerdon.integrations.verl import prime_source, register_sources
-from guerdon.policies.text_files import load_policy
+from guerdon.policies.language.text_files import load_policy
 from guerdon.rewards.prime import PrimeReward
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.tasks.answers import final_answer

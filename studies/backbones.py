@@ -23,18 +23,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from guerdon import provenance
-from guerdon.atomic import write_json
 from guerdon.collect.collect import collect
-from guerdon.config import load
+from guerdon.config.loading import load
 from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.episodes.targets import episode_success, frame_targets
-from guerdon.evaluate import metrics as measure
-from guerdon.evaluate.intervals import Interval
-from guerdon.evaluate.scores import score_episodes
-from guerdon.evaluate.statistics import paired_difference, stratified_t_interval
+from guerdon.evaluation import metrics as measure
+from guerdon.files import provenance
+from guerdon.files.atomic import write_json
 from guerdon.models.load import load_reward_model
+from guerdon.models.scores import score_episodes
 from guerdon.settings.study import Study
+from guerdon.statistics.intervals import Interval
+from guerdon.statistics.training_runs import paired_difference, stratified_t_interval
 from guerdon.train.frame_networks import FEATURES
 from guerdon.train.images import train_image_model
 from guerdon.types import Episode, Score

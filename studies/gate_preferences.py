@@ -25,19 +25,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from guerdon.atomic import write_text
-from guerdon.compare.gate_rows import FILE as ROWS
-from guerdon.compare.gate_rows import gate_rows
-from guerdon.compare.results import read_study
-from guerdon.compare.study import StudyPlan, plan_study
+from guerdon.comparison.gate_rows import FILE as ROWS
+from guerdon.comparison.gate_rows import gate_rows
+from guerdon.comparison.results import read_study
+from guerdon.comparison.study import StudyPlan, plan_study
 from guerdon.episodes.solution_files import read_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import GuerdonError
-from guerdon.evaluate.gate import correlation, ranks_among
-from guerdon.evaluate.gate_card import signed
-from guerdon.evaluate.gate_table import PREFIX, GateTable, read_gate_table
-from guerdon.evaluate.scores import RECORD
-from guerdon.evaluate.text_suite import evaluate_text
+from guerdon.evaluation.gate.forecast import correlation, ranks_among
+from guerdon.evaluation.gate.gate_card import signed
+from guerdon.evaluation.gate.gate_table import PREFIX, GateTable, read_gate_table
+from guerdon.evaluation.suites.text_suite import evaluate_text
+from guerdon.files.atomic import write_text
+from guerdon.models.scores import RECORD
 from guerdon.tasks.prompts import Prompt
 from guerdon.tasks.reasoning import step_truth
 from guerdon.types import Episode, Failure, RewardInfo, Score

@@ -19,9 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from guerdon.evaluate import charts
-from guerdon.evaluate.classification import ece
-from guerdon.evaluate.gate import (
+from guerdon.evaluation.gate.forecast import (
     FEATURES,
     OutOfTask,
     correlation,
@@ -32,8 +30,10 @@ from guerdon.evaluate.gate import (
     too_small,
     usable_features,
 )
-from guerdon.evaluate.gate_table import EFFECTS, MARGIN, PACKAGED, GateTable, read_gate_table
-from guerdon.evaluate.intervals import Float64, Interval, wilson_interval
+from guerdon.evaluation.gate.gate_table import EFFECTS, MARGIN, PACKAGED, GateTable, read_gate_table
+from guerdon.pages import charts
+from guerdon.statistics.classification import ece
+from guerdon.statistics.intervals import Float64, Interval, wilson_interval
 
 KINDS = {"robot": "Reward models for robots", "text": "Reward models for text"}
 LOWER_IS_BETTER = {

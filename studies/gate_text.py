@@ -23,11 +23,11 @@ import numpy as np
 import torch
 
 from guerdon.collect.text import TextCollector
-from guerdon.compare.study import plan_study
+from guerdon.comparison.study import plan_study
 from guerdon.episodes.solution_files import read_solutions, write_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import GuerdonError
-from guerdon.evaluate.search import sampled_solutions
+from guerdon.evaluation.searching.search import sampled_solutions
 from guerdon.labels.label import label
 from guerdon.settings.study import Study
 from guerdon.train.sft import train_sft_study

@@ -26,21 +26,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from guerdon import provenance
-from guerdon.atomic import write_json
-from guerdon.config import load
+from guerdon.config.loading import load
 from guerdon.episodes.row_files import file_rows
 from guerdon.episodes.solution_files import write_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
-from guerdon.evaluate.best_of_n import best_of_n, same_number_or_text
-from guerdon.evaluate.classification import WeightedMetric, auroc, brier, ece
-from guerdon.evaluate.intervals import Float64, Interval, bootstrap_ci, bootstrap_weighted, mean
-from guerdon.evaluate.scores import score_solutions, solution_value
-from guerdon.models.text_inputs import as_batch, read_steps
-from guerdon.models.text_load import load_text_model
-from guerdon.policies.text_files import load_policy
+from guerdon.evaluation.benchmarks.best_of_n import best_of_n, same_number_or_text
+from guerdon.files import provenance
+from guerdon.files.atomic import write_json
+from guerdon.models.scores import score_solutions, solution_value
+from guerdon.models.text.text_inputs import as_batch, read_steps
+from guerdon.models.text.text_load import load_text_model
+from guerdon.policies.language.text_files import load_policy
 from guerdon.settings.study import Study
+from guerdon.statistics.classification import WeightedMetric, auroc, brier, ece
+from guerdon.statistics.intervals import Float64, Interval, bootstrap_ci, bootstrap_weighted, mean
 from guerdon.tasks.prompts import question_hash
 from guerdon.train.text import train_text_model
 from guerdon.types import Failure, Score

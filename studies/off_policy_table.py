@@ -22,8 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from guerdon.compare.report_format import bounds, decimal, signed_interval
-from guerdon.compare.results import (
+from guerdon.comparison.results import (
     SUCCESS,
     RunRecord,
     StudyRecord,
@@ -33,9 +32,10 @@ from guerdon.compare.results import (
     read_study,
     scores,
 )
-from guerdon.evaluate.intervals import Float64, Interval
-from guerdon.evaluate.learning_curves import first_reach
-from guerdon.evaluate.statistics import stratified_t_interval
+from guerdon.pages.formats import bounds, decimal, signed_interval
+from guerdon.statistics.intervals import Float64, Interval
+from guerdon.statistics.learning_curves import first_reach
+from guerdon.statistics.training_runs import stratified_t_interval
 
 MARGIN = 0.1  # L counts as worse than 0/1 from this difference on
 SOLVED = 0.8  # a task on which 0/1 ends above this leaves no gain to show

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from guerdon.atomic import write_text
+from guerdon.files.atomic import write_text
 from guerdon.types import Episode, RewardInfo, Score
 
 HALVES = ("abcd", "efgh")

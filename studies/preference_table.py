@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from guerdon.compare.report_format import bounds, decimal, signed_interval
-from guerdon.compare.report_gold import arm_curve
-from guerdon.compare.results import StudyRecord, final_success, read_study
-from guerdon.evaluate.intervals import Interval
-from guerdon.evaluate.statistics import stratified_t_interval
+from guerdon.comparison.report_gold import arm_curve
+from guerdon.comparison.results import StudyRecord, final_success, read_study
+from guerdon.pages.formats import bounds, decimal, signed_interval
+from guerdon.statistics.intervals import Interval
+from guerdon.statistics.training_runs import stratified_t_interval
 
 
 def paired(study: StudyRecord, arm: str) -> dict[str, Interval]:

@@ -24,10 +24,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from guerdon import atomic
 from guerdon.collect.text import RunPrompts, TextCollector, TextRollout, join
-from guerdon.compare.study import plan_study
-from guerdon.policies.text_files import load_policy
+from guerdon.comparison.study import plan_study
+from guerdon.files import atomic
+from guerdon.policies.language.text_files import load_policy
 from guerdon.rewards.prime import PrimeReward
 from guerdon.rewards.source import SourceTerms
 from guerdon.rewards.tabular import TabularReward

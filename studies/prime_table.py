@@ -15,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
-from guerdon.compare.study import plan_study
-from guerdon.evaluate.classification import auroc, point
+from guerdon.comparison.study import plan_study
 from guerdon.rewards.tabular import OutcomeTable
 from guerdon.settings.data import GeneratedDataSettings
 from guerdon.settings.study import Study
+from guerdon.statistics.classification import auroc, point
 from guerdon.tasks.claims import claims
-from guerdon.tasks.demonstrations import demonstrate
 from guerdon.tasks.reasoning import StepTruth, step_truth, task_family
+from guerdon.train.sft import demonstrate
 
 L2 = 0.05
 

@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from guerdon import provenance
 from guerdon.collect.collect import collect
-from guerdon.config import load
+from guerdon.config.loading import load
 from guerdon.episodes.targets import progress_targets
-from guerdon.evaluate.intervals import Interval, conclusion
-from guerdon.evaluate.statistics import paired_difference, stratified_t_interval
+from guerdon.files import provenance
 from guerdon.settings.study import Study
+from guerdon.statistics.intervals import Interval, conclusion
+from guerdon.statistics.training_runs import paired_difference, stratified_t_interval
 from guerdon.train.bc import train_bc
 from guerdon.train.images import train_image_model
 from guerdon.types import Episode, Failure, FloatArray, RewardInfo, Score

@@ -17,9 +17,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from guerdon.config import load
-from guerdon.rl.average import PolicyAverage
-from guerdon.rl.loop import Loop
+from guerdon.config.loading import load
+from guerdon.rl.loop import Loop, PolicyAverage
 from guerdon.settings.study import Study
 
 DECAYS = (0.8, 0.95)  # per update: averages over about 5 and 20 of them

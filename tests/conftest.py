@@ -52,7 +52,7 @@ for name in ("DEBUG_IMAGE_SAVE_DIR", "NO_COLOR", "FORCE_COLOR"):
 @pytest.fixture(autouse=True)
 def _no_heartbeat(monkeypatch):
     """No progress lines of commands that take long: no test may depend on how busy the machine is."""
-    monkeypatch.setattr("guerdon.progress.QUIET_S", 3600.0)
+    monkeypatch.setattr("guerdon.processes.progress.QUIET_S", 3600.0)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -80,7 +80,7 @@ def no_gpu(monkeypatch):
 @pytest.fixture
 def shares_on_gpus(monkeypatch):
     """Prompts are read once on a GPU, too, where that saves little."""
-    from guerdon.policies import prompt_sharing
+    from guerdon.policies.batches import prompt_sharing
 
     monkeypatch.setattr(prompt_sharing, "WORTH_ON_GPU", prompt_sharing.WORTH_IT)
 

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from guerdon.episodes.write import EpisodeWriter
-from guerdon.models.backbone import ImageScorer, calibrating, to_input
-from guerdon.models.image import ImageModelConfig, save_checkpoint
+from guerdon.models.images.backbone import ImageScorer, calibrating, to_input
+from guerdon.models.images.image import ImageModelConfig, save_checkpoint
 from guerdon.types import Episode
 
 SIZE = 24  # at 16 the last stages see single pixels, where bfloat16 on some CPUs does not repeat itself

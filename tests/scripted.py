@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from guerdon.policies.generate import Generation
-from guerdon.policies.tokens import response_ids, token_batch
+from guerdon.policies.batches.tokens import response_ids, token_batch
+from guerdon.policies.language.generate import Generation
 
 LETTERS = "ab01"
 SHAPE = {"hidden_size": 16, "layers": 1, "heads": 2, "intermediate": 32, "max_positions": 128}

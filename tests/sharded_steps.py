@@ -28,13 +28,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from vla_models import observations, policy_of
 
-from guerdon import distributed, sharding
-from guerdon.finite import SkippedSteps
-from guerdon.policies.robot import ControlInputs
-from guerdon.policies.shared_base import SharedBase
-from guerdon.policies.text import TextPolicy
-from guerdon.policies.text_files import load_policy
-from guerdon.policies.tokens import token_batch
+from guerdon.compute import distributed, sharding
+from guerdon.compute.finite import SkippedSteps
+from guerdon.policies.batches.tokens import token_batch
+from guerdon.policies.language.shared_base import SharedBase
+from guerdon.policies.language.text import TextPolicy
+from guerdon.policies.language.text_files import load_policy
+from guerdon.policies.robots.robot import ControlInputs
 from guerdon.policies.vla import published, published_pi0
 from guerdon.policies.vla.vision import ViTSize
 from guerdon.rl.build_control import control_optimizer

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from guerdon.async_calls import run_async
+from guerdon.processes.async_calls import run_async
 
 TESTS = Path(__file__).parent
 sys.path += [str(TESTS / "labels"), str(TESTS / "serve")]
@@ -21,11 +21,11 @@ from judge_server import judge_server, judgements  # noqa: E402
 
 CELL = """
 from guerdon.episodes.solutions import Solution
-from guerdon.labels.append_log import Cache, Ledger
+from guerdon.files.append_log import Cache, Ledger
 from guerdon.labels.labelers import PromptedSolution
-from guerdon.labels.llm_client import HttpLLMClient, LLMRequest, send
+from guerdon.endpoints.llm_client import HttpLLMClient, LLMRequest, send
 from guerdon.labels.labelers import JudgeLabeler
-from guerdon.retry import Clock
+from guerdon.network.retry import Clock
 from guerdon.settings.label import OpenAIJudgeSettings
 from guerdon.tasks.prompts import Prompt
 import pathlib, time

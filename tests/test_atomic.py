@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from guerdon.atomic import COMPLETE, seal_folder, verify_folder, write_bytes, write_json, write_text
 from guerdon.errors import CheckpointError
+from guerdon.files.atomic import COMPLETE, seal_folder, verify_folder, write_bytes, write_json, write_text
 
 
 def test_writes_make_folders_and_replace(tmp_path):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from guerdon.call_queue import MOST, alone, batched, calls_of, same
-from guerdon.evaluate.scores import score_episodes
+from guerdon.models.scores import score_episodes
+from guerdon.processes.call_queue import MOST, alone, batched, calls_of, same
 from guerdon.types import Episode, RewardInfo, Score
 
 

@@ -248,7 +248,7 @@ def test_a_full_disk_costs_one_line(call, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("guerdon.atomic.os.fsync", full)
+    monkeypatch.setattr("guerdon.files.atomic.os.fsync", full)
     refused(call("run", "tiny.yaml", files={"tiny.yaml": TINY}), "No space left")
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from guerdon.config import (
+from guerdon.config.loading import (
     Tree,
     apply_overrides,
     dot_env,

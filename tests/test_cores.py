@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from guerdon import cores
-from guerdon.compare.study import plan_study
-from guerdon.cores import usable_cores
+from guerdon.comparison.study import plan_study
+from guerdon.processes import cores
+from guerdon.processes.cores import usable_cores
 from guerdon.serve.launch import machine
 
 

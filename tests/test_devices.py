@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from guerdon.compare.jobs import Job, run_jobs
-from guerdon.config import validate
-from guerdon.devices import (
+from guerdon.comparison.jobs import Job, run_jobs
+from guerdon.compute.devices import (
     free_gpu_memory,
     names_gpu,
     names_one_of_several,
@@ -22,14 +21,15 @@ from guerdon.devices import (
     visible_gpus,
     wait_for_gpu,
 )
+from guerdon.config.loading import validate
 from guerdon.errors import ConfigError
-from guerdon.models.tiny_vlm import build_tokenizer as build_vlm_tokenizer
-from guerdon.models.tiny_vlm import build_vlm
-from guerdon.policies import packing
-from guerdon.policies.control import build_policy, load_policy, save_policy
-from guerdon.policies.robot import ControlInputs
-from guerdon.policies.shared_base import fresh_lora
-from guerdon.policies.tiny_text import build_model, build_tokenizer
+from guerdon.models.vlm.tiny_vlm import build_tokenizer as build_vlm_tokenizer
+from guerdon.models.vlm.tiny_vlm import build_vlm
+from guerdon.policies.batches import packing
+from guerdon.policies.language.shared_base import fresh_lora
+from guerdon.policies.language.tiny_text import build_model, build_tokenizer
+from guerdon.policies.robots.control import build_policy, load_policy, save_policy
+from guerdon.policies.robots.robot import ControlInputs
 from guerdon.settings.policy import CNNPolicySettings, MLPPolicySettings
 from guerdon.settings.reward_models import ConstantModelSettings, SequenceClassifierSettings, VLMModelSettings
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings, TinyModelSettings

@@ -16,10 +16,10 @@ from safetensors.torch import save_file
 
 from child import environment
 from forked import forked
-from guerdon.atomic import sealed_folder
+from guerdon.compute.finite import save_weights
 from guerdon.episodes.video import VideoWriter
 from guerdon.errors import ConfigError, naming, refused_by_system
-from guerdon.finite import save_weights
+from guerdon.files.atomic import sealed_folder
 from guerdon.rl.replay import MAPPED, ReplayColumn
 
 RUN = """\

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from guerdon.cli import app
-from guerdon.config import load, read_yaml
+from guerdon.config.loading import load, read_yaml
 from guerdon.errors import MissingDependencyError
 from guerdon.settings.serve import ServeSettings
 from guerdon.settings.study import Study
@@ -74,7 +74,7 @@ LONG = "gate_text.yaml"  # 360 jobs
 def test_studies_are_valid(path):
     study = load(Study, path)
     if study.compare is not None:
-        from guerdon.compare.study import plan_study
+        from guerdon.comparison.study import plan_study
 
         try:
             assert plan_study(path, []).jobs
@@ -104,7 +104,7 @@ def test_examples_are_valid(text, tmp_path):
     assert read_yaml(path)
     study = load(Study, path)
     if study.compare is not None:
-        from guerdon.compare.study import plan_study
+        from guerdon.comparison.study import plan_study
 
         try:
             assert plan_study(path, []).jobs

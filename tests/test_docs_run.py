@@ -15,7 +15,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.S | re.M)
 ELSEWHERE = {  # examples that cannot run here as they are, and where their contents are tested
     "docs/adapters.md": "downloads a model of 7 billion parameters; tests/models/test_adapters_docs.py",
     "docs/client.md": "needs a server; tests/serve/test_client_docs.py runs them",
-    "docs/evaluation.md": "needs a trained text model; tests/evaluate",
+    "docs/evaluation.md": "needs a trained text model; tests/evaluation",
     "docs/extend.md": "needs its package installed; tests/extend",
     "docs/judges.md": "needs a rubric and an endpoint; tests/serve/test_judges.py",
     "docs/labels.md": "needs labelled data; tests/episodes/test_solution_files.py",

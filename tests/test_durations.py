@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guerdon.durations import duration
+from guerdon.pages.durations import duration
 from guerdon.plan.estimate import readable
 
 SIZES = {"d": 86400, "h": 3600, "min": 60, "s": 1}

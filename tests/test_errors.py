@@ -21,7 +21,7 @@ from guerdon.errors import (
     naming,
     needs,
 )
-from guerdon.hub import check_data_set, check_model
+from guerdon.network.hub import check_data_set, check_model
 
 
 def test_a_foreign_message_is_one_line_without_addresses():

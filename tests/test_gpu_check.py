@@ -43,7 +43,7 @@ def test_mfu_by_its_formula(check, monkeypatch, tmp_path):
     monkeypatch.setattr(check, "card", lambda: "A100")
     size, found = check.size_of("1.5B", tiny=True), {"phases": {"update": 0.5}, "tokens": 300, "gpu_peak": 10**8}
     figures = check.update_figures(found, size, path, 700)
-    from guerdon.policies.text_files import load_policy
+    from guerdon.policies.language.text_files import load_policy
     from guerdon.settings.text_policy import TextPolicySettings
 
     network = load_policy(TextPolicySettings(path=path, device="cpu"), seed=0).base.model

@@ -360,23 +360,23 @@ def test_a_study_is_read_where_a_run_is_assembled_and_nowhere_below():
 
 
 VERIFIERS = (  # files in which "verdict" is the word of a verifier, or the type of reward model
-    "tasks/*.py", "subprocess_worker.py", "evaluate/search_study.py", "labels/candidates.py",
-    "models/verdict.py", "models/text_model.py", "models/adapters/families.py", "plan/gpu.py", "settings/train.py",
+    "tasks/*.py", "subprocess_worker.py", "evaluation/searching/search_study.py", "labels/candidates.py",
+    "models/text/verdict.py", "models/text/text_model.py", "models/text/adapters/families.py", "plan/gpu.py", "settings/train.py",
     "train/text_data.py",
 )  # fmt: skip
 OTHER_VERDICTS = {  # what stands in prompts with stored replies, in replies of models, and in cards of earlier versions
-    "evaluate/gate_card.py": '"verdict"',
+    "evaluation/gate/gate_card.py": '"verdict"',
     "labels/labelers.py": "verdicts, in order, as JSON",
-    "models/answer_grammar.py": "|verdict",
-    "models/answer_parser.py": '"verdict"',
-    "models/judge.py": "Give the reason before the verdict",
+    "models/vlm/answer_parser.py": "|verdict",
+    "models/vlm/answer_parser.py": '"verdict"',
+    "models/judges/judge.py": "Give the reason before the verdict",
     "replies.py": "|verdict|",
 }
 NO_EPISODES = (  # files in which "outcome" had another meaning than of an episode: result, conclusion, measure, effect
-    "compare/jobs.py", "compare/report.py", "compare/report_charts.py", "compare/report_format.py",
-    "compare/report_tables.py", "compare/results.py", "evaluate/charts.py", "evaluate/gate.py", "evaluate/gate_card.py",
-    "evaluate/gate_table.py", "evaluate/intervals.py", "evaluate/learning_curves.py", "evaluate/search.py",
-    "evaluate/step_benchmarks.py", "retry.py",
+    "comparison/jobs.py", "comparison/report.py", "comparison/report_charts.py", "pages/formats.py",
+    "comparison/report_tables.py", "comparison/results.py", "pages/charts.py", "evaluation/gate/forecast.py", "evaluation/gate/gate_card.py",
+    "evaluation/gate/gate_table.py", "statistics/intervals.py", "statistics/learning_curves.py", "evaluation/searching/search.py",
+    "evaluation/benchmarks/step_benchmarks.py", "retry.py",
 )  # fmt: skip
 FILMS = re.compile(
     r"\bfilm_(?:every|frames)\b|\"films\"|\bfilms/|`film_`|\bFiLM\b"
@@ -401,7 +401,7 @@ def test_a_word_has_one_meaning():
 
 def test_a_word_with_another_meaning_is_found():
     assert unclear_words("rl/loop.py", "self._film(step)  # and runner.film_every") == ["film"]
-    assert unclear_words("evaluate/gate.py", "class GateVerdict:") == ["verdict"]
-    assert unclear_words("models/judge.py", "Give the reason before the verdict. VERDICT = 1") == ["verdict"]
-    assert unclear_words("compare/jobs.py", "class Outcome:") == ["outcome"]
+    assert unclear_words("evaluation/gate/forecast.py", "class GateVerdict:") == ["verdict"]
+    assert unclear_words("models/judges/judge.py", "Give the reason before the verdict. VERDICT = 1") == ["verdict"]
+    assert unclear_words("comparison/jobs.py", "class Outcome:") == ["outcome"]
     assert not unclear_words("tasks/verifier.py", "verdict = runner.film_frames; outcome = 1")

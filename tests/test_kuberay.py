@@ -5,8 +5,8 @@ from pathlib import Path
 
 import yaml
 
-from guerdon.config import apply_overrides, validate
-from guerdon.config_tree import Tree
+from guerdon.config.loading import apply_overrides, validate
+from guerdon.config.tree import Tree
 from guerdon.settings.cluster import ClusterSettings
 from guerdon.settings.serve import ServeSettings
 

@@ -165,7 +165,7 @@ def test_threads_pretend_too():
 
 def test_a_test_may_mix_devices_and_guerdon_may_not(monkeypatch):
     monkeypatch.undo()  # of _refuse
-    from guerdon.models.backbone import to_input
+    from guerdon.models.images.backbone import to_input
 
     pixels = torch.zeros(1, 8, 8, 3, dtype=torch.uint8, device="cuda")
     assert float((to_input(pixels, "imagenet").sum() + torch.ones(1))[0]) < 0

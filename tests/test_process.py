@@ -9,8 +9,8 @@ import pytest
 
 from child import environment
 from forked import forked
-from guerdon.hub import use_token
-from guerdon.streams import keep_streams
+from guerdon.network.hub import use_token
+from guerdon.processes.streams import keep_streams
 
 TINY = """\
 name: "étude ☃"

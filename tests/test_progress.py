@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from child import environment
-from guerdon import progress
-from guerdon.progress import ProgressBar, doing
+from guerdon.processes import progress
+from guerdon.processes.progress import ProgressBar, doing
 
 # A command whose model is ready when somebody opens the pipe.
 SLOW = """\
@@ -33,7 +33,7 @@ algorithm: {rollout_steps: 10, minibatch_size: 10, num_epochs: 1}
 reward: {use_reward_model: true, model: {model_type: "slow:make", modality: state}, reward_mode: per_step}
 runner: {total_steps: 20, eval_every: 20, eval_episodes: 2, logger: {log_path: runs, tensorboard: false}}
 """
-RUN = "import guerdon.progress as p; p.QUIET_S = 0.05; from guerdon.cli import main; main()"
+RUN = "import guerdon.processes.progress as p; p.QUIET_S = 0.05; from guerdon.cli import main; main()"
 
 
 @pytest.fixture

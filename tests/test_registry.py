@@ -8,13 +8,13 @@ from importlib.metadata import EntryPoint
 import pytest
 from typer.testing import CliRunner
 
-import guerdon.registry
+import guerdon.config.registry
 from guerdon import doctor
 from guerdon.cli import app
-from guerdon.config import load
+from guerdon.config.loading import load
+from guerdon.config.registry import Registry
 from guerdon.errors import ConfigError
 from guerdon.models.load import load_reward_model
-from guerdon.registry import Registry
 from guerdon.settings.study import Study
 from guerdon.types import RewardInfo
 
@@ -86,7 +86,9 @@ def test_installed_packages_register_names(monkeypatch):
     found = [
         EntryPoint("mine", "parts_of_mine:Mine", "guerdon.things"), EntryPoint("plain", "x:y", "guerdon.things"),
     ]  # fmt: skip
-    monkeypatch.setattr(guerdon.registry, "entry_points", lambda group: found if group == "guerdon.things" else [])
+    monkeypatch.setattr(
+        guerdon.config.registry, "entry_points", lambda group: found if group == "guerdon.things" else []
+    )
     assert THINGS.registered() == {"mine": found[0]}  # a name of guerdon's own stays its own
     assert THINGS.build("mine", {}, object).gain == 1.0
     with pytest.raises(ConfigError, match="choose one of plain, mine, or write"):
@@ -186,6 +188,6 @@ def test_any_name_may_be_an_argument():
     def make(copy: int, schema: str = "x"):
         return copy, schema
 
-    model, whole = guerdon.registry._params_model(make, ())
+    model, whole = guerdon.config.registry._params_model(make, ())
     assert not whole
     assert model.model_validate({"copy": 2}).model_dump(by_alias=True) == {"copy": 2, "schema": "x"}

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guerdon.labels.labelers import parse_judgement
-from guerdon.models.answer_parser import Numbers, parse_answer
-from guerdon.replies import final_part, json_objects, opened_reasoning
+from guerdon.models.vlm.answer_parser import Numbers, parse_answer
+from guerdon.tasks.replies import final_part, json_objects, opened_reasoning
 from guerdon.types import Failure
 
 DRAFT = '{"steps": [{"step_number": 1, "reasoning": "hm", "score": -1}]}'
@@ -352,7 +352,7 @@ names = st.from_regex(r"[a-z]{3,12}(?:_[a-z]{3,8})?", fullmatch=True).filter(lam
 
 @given(names, st.sampled_from(["<{}>", "<|{}|>", "◁{}▷"]))
 def test_a_draft_behind_a_tag_that_is_not_closed_is_never_read_unless_the_tag_is_of_an_answer(name, form):
-    from guerdon.replies import _ANSWER, _PLAIN_NAME
+    from guerdon.tasks.replies import _ANSWER, _PLAIN_NAME
 
     found = first_score(f"{form.format(name)}\nso {DRAFT}")
     words = set(name.split("_"))

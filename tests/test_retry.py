@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guerdon.errors import ConfigError
-from guerdon.retry import (
+from guerdon.network.retry import (
     OPEN_PER_SLOT,
     Attempt,
     Clock,

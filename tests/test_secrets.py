@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from child import environment
 from echo_server import forms
 from guerdon import secrets
-from guerdon.config import api_key, load, to_yaml
+from guerdon.config.loading import api_key, load, to_yaml
 from guerdon.errors import ConfigError
-from guerdon.hub import use_token
-from guerdon.retry import check_proxies, read_reply
+from guerdon.network.hub import use_token
+from guerdon.network.retry import check_proxies, read_reply
 from guerdon.secrets import HIDDEN, clean_key, hide, remember, remember_environment
 from guerdon.serve.logs import CountingHandler
 from guerdon.settings.remote import RemoteSettings

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from child import environment
-from guerdon.atomic import held
 from guerdon.errors import MissingDependencyError
-from guerdon.subprocess_worker import (
+from guerdon.files.atomic import held
+from guerdon.processes.subprocess_worker import (
     PoolClosedError,
     SubprocessPool,
     WorkerDiedError,
@@ -40,7 +40,7 @@ worker = Media(MediaSettings()).pool._start()
     "replicas": """
 import functools, processes
 from guerdon.serve.backends import build_model
-from guerdon.serve.replicas import Replicas
+from guerdon.serve.backends import Replicas
 from guerdon.settings.serve import ServedModelSettings
 settings = ServedModelSettings(custom_backend="toys:make")
 model = Replicas("toy", functools.partial(build_model, "toy", settings), count=2, threads=1)
@@ -62,8 +62,8 @@ settings = GymnasiumSettings(task="tiny_world:Dot-v1", num_envs=2, vectorization
 world = build_world(settings, seed=0)
 """,
     "calculator": """
-from guerdon.subprocess_worker import start_child
-code = "import guerdon.subprocess_worker; guerdon.subprocess_worker.end_with_parent(); print('up', flush=True); 9**9**9"
+from guerdon.processes.subprocess_worker import start_child
+code = "import guerdon.processes.subprocess_worker; guerdon.processes.subprocess_worker.end_with_parent(); print('up', flush=True); 9**9**9"
 child = start_child([sys.executable, "-c", code], stdout=subprocess.PIPE)
 assert child.stdout.readline() == b"up\\n"
 """,
@@ -116,7 +116,7 @@ def test_children_end_with_a_parent_that_is_killed(kind, tmp_path, monkeypatch):
 
 def test_a_program_under_test_ends_with_a_parent_that_is_killed(tmp_path, monkeypatch):
     """The process that isolates programs ends by itself, and its namespace with it."""
-    from guerdon.tasks.code_tests import check_isolation
+    from guerdon.tasks.code.code_tests import check_isolation
 
     try:
         check_isolation()
@@ -124,7 +124,7 @@ def test_a_program_under_test_ends_with_a_parent_that_is_killed(tmp_path, monkey
         pytest.skip(str(error))
     monkeypatch.setenv("PARENTS", str(tmp_path))
     code = """
-from guerdon.tasks.code_tests import Sandbox
+from guerdon.tasks.code.code_tests import Sandbox
 sandbox = Sandbox()
 print("ready", flush=True)
 sandbox.run("while True: pass", [{"stdin": ""}], 300)
@@ -147,10 +147,10 @@ def test_a_child_whose_parent_was_gone_before_it_looked_ends(tmp_path):
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     child = (
-        "import guerdon.subprocess_worker as l, signal; "
+        "import guerdon.processes.subprocess_worker as l, signal; "
         f"open({str(gate)!r}).read(); l.end_with_parent(); signal.pause()"
     )
-    code = f"import sys, signal, guerdon.subprocess_worker as l; c = l.start_child([sys.executable, '-c', {child!r}]);"
+    code = f"import sys, signal, guerdon.processes.subprocess_worker as l; c = l.start_child([sys.executable, '-c', {child!r}]);"
     with subprocess.Popen(
         [sys.executable, "-c", f"{code} print(c.pid, flush=True); signal.pause()"], stdout=subprocess.PIPE
     ) as parent:
@@ -181,7 +181,7 @@ def test_a_child_that_is_done_is_done():
         [
             sys.executable,
             "-c",
-            "import guerdon.subprocess_worker as l, os; l.end_with_parent(); print('GUERDON_PARENT' in os.environ)",
+            "import guerdon.processes.subprocess_worker as l, os; l.end_with_parent(); print('GUERDON_PARENT' in os.environ)",
         ],
         stdout=subprocess.PIPE,
     )
@@ -200,7 +200,7 @@ STUDY = {
 }  # fmt: skip
 JOBS = """
 from pathlib import Path
-from guerdon.compare.jobs import Job, run_jobs
+from guerdon.comparison.jobs import Job, run_jobs
 job = Job("one", ("run", "study.yaml"), folder=Path("runs/run"))
 print([(o.state, o.message) for o in run_jobs([job], Path("jobs"), parallel=1, say=lambda *_: None)], flush=True)
 """
@@ -245,7 +245,7 @@ def test_jobs_end_with_a_study_that_is_killed_and_a_second_start_waits_for_a_fol
 
 
 WORKER = """
-import guerdon.subprocess_worker as w, os, time
+import guerdon.processes.subprocess_worker as w, os, time
 def answer(request):
     if request["do"] == "sleep": time.sleep(600)
     if request["do"] == "die": os._exit(1)

@@ -6,8 +6,8 @@ import json
 
 import numpy as np
 
-from guerdon.policies.text_files import load_policy
-from guerdon.policies.tokens import prompt_ids
+from guerdon.policies.batches.tokens import prompt_ids
+from guerdon.policies.language.text_files import load_policy
 from guerdon.rewards.source import SourceTerms
 from guerdon.rl.build_text import build_primes, text_terms
 from guerdon.rl.learner import source_advantages

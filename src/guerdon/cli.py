@@ -22,13 +22,13 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from guerdon import __version__
-from guerdon.audit.command import audit
+from guerdon.auditing.command import audit
 from guerdon.errors import ConfigError, MissingDependencyError
-from guerdon.hub import use_token
-from guerdon.process import UsageError, check_start, run_command
-from guerdon.progress import heartbeat
+from guerdon.network.hub import use_token
+from guerdon.processes.process import UsageError, check_start, run_command
+from guerdon.processes.progress import heartbeat
+from guerdon.processes.streams import report_lost_output
 from guerdon.serve.cli import serve
-from guerdon.streams import report_lost_output
 
 if TYPE_CHECKING:
     from guerdon.settings.study import Study
@@ -65,7 +65,7 @@ class _Verb(TyperCommand):
 
 def _expanded(path: Path) -> Path:
     """A path of the command line, expanded as in a configuration; the path of an existing file stays as it is."""
-    from guerdon.config import usable_value
+    from guerdon.config.loading import usable_value
 
     try:
         return path if path.exists() else Path(usable_value(str(path), path=True))
@@ -79,7 +79,7 @@ class _Verbs(TyperGroup):
         try:
             return super().resolve_command(ctx, args)
         except UsageError:
-            from guerdon.config_problems import nearest
+            from guerdon.config.problems import nearest
             from guerdon.settings.search import Method
 
             method = nearest(args[0], get_args(Method), bar=0.8)
@@ -197,7 +197,7 @@ def train(
         from guerdon.train.dry_run import check_data
 
         return _dry_run(config, "train", only, check=partial(check_data, only=only or ()))
-    from guerdon import distributed
+    from guerdon.compute import distributed
 
     if config.text:
         from guerdon.train.text import train_text_model
@@ -258,7 +258,7 @@ def _train_policy(
 
         folder, metrics = train_bc(config, resume=resume)
     else:
-        from guerdon import distributed
+        from guerdon.compute import distributed
         from guerdon.train.sft import train_sft_study
 
         with distributed.joined(config.runner.collective_timeout), distributed.together():
@@ -289,7 +289,7 @@ def evaluate(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Without a study: folder of the card.")] = None,
 ) -> None:
     """Evaluate reward models of a study, or one on a file; those for text also under attack."""
-    from guerdon.evaluate.by_path import check_words, evaluate_judged, evaluated, study_of
+    from guerdon.evaluation.by_path import check_words, evaluate_judged, evaluated, study_of
 
     words = [*([] if study is None else [study]), *(overrides or [])]
     file = check_words(words, model, data, labels, output, of_study=bool(only or attack))
@@ -308,7 +308,7 @@ def evaluate(
             raise ConfigError(f"{path} has neither a train section nor evaluate.remote: it names no reward model")
         _check_only(path, models, only)
     if dry_run:
-        from guerdon.evaluate import image_suite, text_suite
+        from guerdon.evaluation.suites import image_suite, text_suite
 
         check = text_suite.check_evaluation if config.text else image_suite.check_evaluation
         return _dry_run(config, "evaluate", only, check=check)
@@ -319,7 +319,7 @@ def evaluate(
         if one.files:
             _say(f"wrote {one.files[0]} and {len(one.files) - 1} more files in the same folder")
     if gate:
-        from guerdon.evaluate.gate_card import check_gate
+        from guerdon.evaluation.gate.gate_card import check_gate
         from guerdon.settings.evaluate import GateSettings
 
         for line in check_gate(forecasts, GateSettings() if config.evaluate is None else config.evaluate.gate):
@@ -332,7 +332,7 @@ def _attack(config: Study, *, gate: bool, dry_run: bool, only: list[str] | None)
         raise ConfigError("--attack is for robots: models for text are always attacked, as evaluate.attacks says")
     if gate:
         raise ConfigError("--gate would do nothing with --attack; remove it")
-    from guerdon.evaluate.repair import repair_cost, repair_study, repair_text
+    from guerdon.evaluation.suites.repair import repair_cost, repair_study, repair_text
 
     if dry_run:
         return _dry_run(config, repair_cost(config, only or ()))
@@ -362,9 +362,9 @@ def score(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what a judge would cost, and exit.")] = False,
 ) -> None:
     """Add the rewards of a model to the rows of a file or a log, as columns. Run again, it continues."""
-    from guerdon.config_tree import Tree, apply_overrides
-    from guerdon.evaluate.score_logs import check_paths, load_scoring_model, score_path
-    from guerdon.evaluate.scores import AGGREGATIONS
+    from guerdon.config.tree import Tree, apply_overrides
+    from guerdon.evaluation.scoring.score_logs import check_paths, load_scoring_model, score_path
+    from guerdon.models.scores import AGGREGATIONS
 
     how = next((name for name in AGGREGATIONS if name == aggregation), None)
     if how is None:
@@ -385,10 +385,10 @@ def search(study: File, overrides: Overrides = None, dry_run: DryRun = False) ->
     if config.search is None:
         raise ConfigError(f"{study} has no search section: it needs at least search.model and search.aggregation")
     if dry_run:
-        from guerdon.evaluate.search_study import check_search
+        from guerdon.evaluation.searching.search_study import check_search
 
         return _dry_run(config, "search", check=check_search)
-    from guerdon.evaluate.search_study import search as work
+    from guerdon.evaluation.searching.search_study import search as work
 
     done = work(config)
     _say(f"wrote {done.path}: {done.summary}")
@@ -403,8 +403,8 @@ def run(study: FileOrId, overrides: Overrides = None, dry_run: DryRun = False, r
         from guerdon.rl.build_text import check_text
 
         return _dry_run(config, "run", check=check_text if config.text else check_control)
-    from guerdon import distributed
-    from guerdon.compare.report import write_single_report
+    from guerdon.comparison.report import write_single_report
+    from guerdon.compute import distributed
     from guerdon.rl.log import true_success
     from guerdon.rl.run import run as work
 
@@ -427,7 +427,7 @@ def compare(
     parallel: Annotated[int, typer.Option("--parallel", help="Jobs at a time; 0: one per core.")] = 0,
 ) -> None:
     """Run a whole study (arms x seeds x tasks) and write its report. Run again, it continues."""
-    from guerdon.compare.study import plan_study, run_study
+    from guerdon.comparison.study import plan_study, run_study
 
     plan = plan_study(study, overrides or [], parallel=parallel)
     if dry_run:
@@ -466,8 +466,8 @@ def report(
 ) -> None:
     """Write report.html again from the files of a study or a run, or a data set's episodes for the Rerun viewer."""
     if (folder / "meta" / "info.json").is_file():
-        from guerdon.config_tree import parse_yaml
-        from guerdon.evaluate.recordings import write_recordings
+        from guerdon.config.tree import parse_yaml
+        from guerdon.evaluation.recordings import write_recordings
 
         models = [parse_yaml(text, "--model")[0] for text in model or ()]
         paths = write_recordings(folder, models, camera=camera, limit=limit)
@@ -475,7 +475,7 @@ def report(
     given = {"--model": model, "--camera": camera, "--limit": limit}
     if idle := [name for name, value in given.items() if value is not None]:
         raise ConfigError(f"{idle[0]} is for the episodes of a data set, and {folder} is none (no meta/info.json)")
-    from guerdon.compare.report import write_report, write_single_report
+    from guerdon.comparison.report import write_report, write_single_report
 
     if (folder / "study.json").is_file():
         return _say(f"report: {write_report(folder)}")
@@ -495,7 +495,7 @@ def quickstart(
     dry_run: DryRun = False,
 ) -> None:
     """A small example of every stage: data, training, evaluation, RL with two rewards, report."""
-    from guerdon.compare.study import plan_study, quickstart_file, run_study
+    from guerdon.comparison.study import plan_study, quickstart_file, run_study
 
     plan = plan_study(quickstart_file(text), [] if folder is None else [f"work_dir={folder}"], parallel=0)
     if dry_run:
@@ -511,7 +511,7 @@ def import_(
     target: Annotated[Path, typer.Argument(help="New folder.", show_default=False)],
 ) -> None:
     """Write a model or an adapter whose weights are pickles as a new folder with safetensors."""
-    from guerdon.policies.pickled import import_model
+    from guerdon.policies.pretrained.pickled import import_model
 
     _say(f"wrote {target} with {', '.join(import_model(folder, target))}")
 
@@ -544,7 +544,7 @@ def main() -> None:
 
 
 def _load(path: Path, overrides: list[str] | None) -> Study:
-    from guerdon.config import load
+    from guerdon.config.loading import load
     from guerdon.settings.study import Study
 
     named = re.fullmatch(r"(?:(?=.*-v\d+$)(?:.+[:/])?|[\w.]+:)([^:/]+)", str(path))
@@ -576,7 +576,7 @@ def _dry_run(
         only: names of models.
         check: makes the checks of the start of the command.
     """
-    from guerdon.config import to_yaml
+    from guerdon.config.loading import to_yaml
     from guerdon.plan.estimate import estimate, readable
 
     notes = [] if config.text else list(config.env.notes)

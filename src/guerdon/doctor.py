@@ -23,7 +23,7 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-from guerdon.cores import usable_cores
+from guerdon.processes.cores import usable_cores
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -346,8 +346,8 @@ def _version(package: str) -> str | None:
 
 def check_parts() -> list[Check]:
     """Every part that an installed package registers can be imported, and none is hidden behind another."""
+    from guerdon.config.registry import package_of
     from guerdon.errors import GuerdonError, said_by
-    from guerdon.registry import package_of
     from guerdon.settings.parts import REGISTRIES
 
     found = []

@@ -14,7 +14,7 @@ from guerdon.collect.stepping import steps
 from guerdon.episodes.read import read_episodes
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import NonFiniteError
-from guerdon.policies.control import action_units, build_policy, load_policy, save_policy, start_from_policy
+from guerdon.policies.robots.control import action_units, build_policy, load_policy, save_policy, start_from_policy
 from guerdon.rl.run import run, run_folder
 from guerdon.settings.policy import MLPPolicySettings
 from guerdon.settings.study import Study

@@ -13,8 +13,8 @@ from guerdon.collect.control import ControlCollector
 from guerdon.collect.stepping import ActionQueue, evaluate, steps
 from guerdon.episodes.read import read_episodes
 from guerdon.errors import ConfigError
-from guerdon.policies.control import build_policy, save_policy
-from guerdon.policies.robot import Action
+from guerdon.policies.robots.control import build_policy, save_policy
+from guerdon.policies.robots.robot import Action
 from guerdon.settings.study import Study
 from guerdon.types import Observes
 from guerdon.worlds.build import build_world

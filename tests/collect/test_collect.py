@@ -18,8 +18,8 @@ from guerdon.collect.collect import _calibration_errors, collect, shares_to_coun
 from guerdon.episodes.index import index_files
 from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.policies.control import build_policy, save_policy
-from guerdon.policies.experts import ScriptedExpert
+from guerdon.policies.robots.control import build_policy, save_policy
+from guerdon.policies.robots.experts import ScriptedExpert
 from guerdon.settings.collect import ActorShare
 from guerdon.settings.policy import CNNPolicySettings, MLPPolicySettings
 from guerdon.settings.study import Study

@@ -8,7 +8,7 @@ from guerdon.collect.continuations import UNREACHED, Continuations
 from guerdon.episodes.read import read_episodes
 from guerdon.episodes.targets import progress_targets
 from guerdon.errors import ConfigError
-from guerdon.policies.experts import ScriptedExpert
+from guerdon.policies.robots.experts import ScriptedExpert
 from guerdon.settings.study import Study
 from guerdon.settings.world import GymnasiumSettings, MetaWorldSettings
 

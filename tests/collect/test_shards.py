@@ -13,9 +13,9 @@ import ladder
 from guerdon.collect.control import ControlCollector
 from guerdon.collect.episode_capture import episode_number
 from guerdon.collect.shards import ShardedCollector, join_control, joined, packed, share_results, unpacked
+from guerdon.compute.generators import shard_seed
 from guerdon.episodes.read import read_episodes
 from guerdon.errors import CheckpointError
-from guerdon.generators import shard_seed
 from guerdon.rl.learner import OnPolicyLearner
 from guerdon.rl.run import run
 from guerdon.settings.study import Study

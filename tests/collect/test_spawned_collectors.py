@@ -15,7 +15,7 @@ import tiny_world
 from guerdon.collect.control import ControlCollector
 from guerdon.collect.text import TextCollector
 from guerdon.episodes.read import read_episodes
-from guerdon.policies.text_files import load_policy
+from guerdon.policies.language.text_files import load_policy
 from guerdon.settings.study import Study
 from guerdon.types import Observes
 from scripted import SHAPE

@@ -8,8 +8,8 @@ import pytest
 from guerdon.collect import text
 from guerdon.collect.text import RunPrompts, Sampler, join, take
 from guerdon.errors import DataError
-from guerdon.policies.tiny_text import build_tokenizer
-from guerdon.policies.tokens import prompt_ids
+from guerdon.policies.batches.tokens import prompt_ids
+from guerdon.policies.language.tiny_text import build_tokenizer
 from guerdon.settings.data import FilesDataSettings
 from guerdon.settings.text_policy import TinyModelSettings
 from guerdon.tasks.prompts import Prompt

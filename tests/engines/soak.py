@@ -24,9 +24,9 @@ import psutil
 from ray_studies import judged, ordered, recorded, robots
 
 from child import environment
-from guerdon import atomic
-from guerdon.config import to_yaml
-from guerdon.progress import log_line
+from guerdon.config.loading import to_yaml
+from guerdon.files import atomic
+from guerdon.processes.progress import log_line
 from guerdon.rl.run import run
 
 NAMES = {"ShardWorker": "collector", "ScoringWorker": "reward worker"}

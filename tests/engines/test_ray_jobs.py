@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from child import environment
-from guerdon.compare.study import plan_study
+from guerdon.comparison.study import plan_study
 from guerdon.engines import ray_jobs
 from guerdon.settings.cluster import ClusterSettings
 

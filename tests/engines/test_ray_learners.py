@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 from ray_studies import on_ray, recorded, words
 
-from guerdon import distributed
+from guerdon.compute import distributed
 from guerdon.errors import ClusterError, ConfigError, DataError
 from guerdon.rl.learner import OnPolicyLearner
 from guerdon.rl.run import run, run_folder

@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from child import environment
-from guerdon import distributed
 from guerdon.cli import app
+from guerdon.compute import distributed
 from guerdon.engines.ray_collector import RayCollector
-from guerdon.models.tiny_vlm import STOP, build_tokenizer, write_tiny_vlm
+from guerdon.models.vlm.tiny_vlm import STOP, build_tokenizer, write_tiny_vlm
 from guerdon.rl.learner import OnPolicyLearner
 from guerdon.settings.vlm import TinyVLMSettings
 

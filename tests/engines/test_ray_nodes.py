@@ -11,8 +11,8 @@ from ray_studies import judged, on_ray, ordered, recorded, robots
 
 import corridor
 from child import environment
-from guerdon import atomic
-from guerdon.config import to_yaml
+from guerdon.config.loading import to_yaml
+from guerdon.files import atomic
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run
 from guerdon.settings.study import Study

@@ -10,7 +10,7 @@ import sys
 
 from ray_studies import words
 
-from guerdon import distributed
+from guerdon.compute import distributed
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
 from scripted import SHAPE

@@ -12,7 +12,7 @@ from guerdon.episodes.row_files import rows_by_split
 from guerdon.episodes.solution_files import RECORDS, published_solutions, write_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
-from guerdon.progress import log_once
+from guerdon.processes.progress import log_once
 
 SOLUTIONS = tuple(
     Solution(f"s{i}", f"{i}+1=?", (f"{i}+1={i + 1}\n", "so it is"), (1.0, float(i % 2)), separator="\n")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import yaml
 
-from guerdon.compare.study import plan_study, run_study
+from guerdon.comparison.study import plan_study, run_study
 from guerdon.episodes.solutions import Solution
-from guerdon.evaluate.gate_table import gate_table, read_gate_table
+from guerdon.evaluation.gate.gate_table import gate_table, read_gate_table
 from guerdon.settings.data import ChainSettings, GeneratedDataSettings
 from guerdon.tasks.prompt_files import load_prompts
 from guerdon.types import Episode

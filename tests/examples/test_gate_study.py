@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from guerdon.compare.study import plan_study
+from guerdon.comparison.study import plan_study
 from guerdon.episodes.read import summarize
-from guerdon.evaluate.gate_table import read_gate_table
+from guerdon.evaluation.gate.gate_table import read_gate_table
 from guerdon.types import Episode
 
 FILE = Path(__file__).parents[2] / "studies" / "gate.py"

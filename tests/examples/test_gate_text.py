@@ -12,10 +12,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guerdon.compare.study import plan_study, run_study
+from guerdon.comparison.study import plan_study, run_study
 from guerdon.episodes.solution_files import read_solutions
 from guerdon.episodes.solutions import Solution
-from guerdon.evaluate.gate_table import read_gate_table
+from guerdon.evaluation.gate.gate_table import read_gate_table
 
 ROOT = Path(__file__).parents[2]
 SCRIPT, STUDY = ROOT / "studies" / "gate_text.py", ROOT / "studies" / "gate_text.yaml"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from guerdon.compare.study import plan_study
+from guerdon.comparison.study import plan_study
 from guerdon.rl.loop import Loop
 
 SCRIPT = Path(__file__).parents[2] / "studies" / "prime_offline.py"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from guerdon.config import to_yaml
+from guerdon.config.loading import to_yaml
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
 from rl_clock import clock_study, start

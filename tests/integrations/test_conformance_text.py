@@ -16,7 +16,7 @@ from text_episodes import FAILED, QUESTIONS, RESPONSES, Scripted, expected
 from guerdon.errors import RewardFailure
 from guerdon.integrations.retries import RetriedModel
 from guerdon.integrations.text import TextScorer, rollout_of, step_source
-from guerdon.policies.tiny_text import byte_tokenizer
+from guerdon.policies.language.tiny_text import byte_tokenizer
 
 torch.set_num_threads(1)
 REWARDS, STEPS = expected()

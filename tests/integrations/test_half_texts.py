@@ -10,7 +10,7 @@ from guerdon.errors import RewardFailure
 from guerdon.integrations.nemo_gym import build_app
 from guerdon.integrations.openrlhf import reward_function as openrlhf_function
 from guerdon.integrations.text import TextScorer, rollout_of, step_source
-from guerdon.policies.tiny_text import byte_tokenizer
+from guerdon.policies.language.tiny_text import byte_tokenizer
 from guerdon.types import Episode, Failure, RewardInfo, Score
 
 HALF = "eight \ud83d then"

@@ -15,7 +15,7 @@ from guerdon.integrations.text import (
     token_advantages,
 )
 from guerdon.models.constant import ConstantModel
-from guerdon.policies.tiny_text import byte_tokenizer
+from guerdon.policies.language.tiny_text import byte_tokenizer
 from guerdon.rewards.source import SourceTerms
 from guerdon.tasks.prompts import Prompt
 from guerdon.types import Failure, RewardInfo, Score, last_valid

@@ -15,7 +15,7 @@ from guerdon.integrations.nemo_gym import build_app
 from guerdon.integrations.openrlhf import reward_function as openrlhf_function
 from guerdon.integrations.retries import RetriedModel
 from guerdon.integrations.text import TextScorer, rollout_of, step_source
-from guerdon.policies.tiny_text import byte_tokenizer
+from guerdon.policies.language.tiny_text import byte_tokenizer
 from guerdon.types import RewardInfo, Score
 
 pytestmark = pytest.mark.usefixtures("frequent_switches")

@@ -11,7 +11,7 @@ from text_episodes import FAILED, QUESTIONS, RESPONSES, Scripted, expected
 
 from guerdon.errors import ConfigError
 from guerdon.integrations.text import TextScorer, step_source
-from guerdon.policies.tiny_text import build_model, build_tokenizer
+from guerdon.policies.language.tiny_text import build_model, build_tokenizer
 from guerdon.settings.text_policy import TinyModelSettings
 from guerdon.types import Failure, RewardInfo, Score
 

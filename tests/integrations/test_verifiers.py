@@ -10,7 +10,7 @@ from text_episodes import FAILED, QUESTIONS, RESPONSES, Scripted, expected
 
 from guerdon.errors import ConfigError, DataError, RewardFailure
 from guerdon.integrations.text import TextScorer, step_source
-from guerdon.policies.tiny_text import byte_tokenizer
+from guerdon.policies.language.tiny_text import byte_tokenizer
 from guerdon.types import RewardInfo, Score
 
 pytest.importorskip("verifiers.v1", reason="verifiers is not installed: pip install guerdon[verifiers]")

@@ -13,8 +13,8 @@ from text_episodes import FAILED, QUESTIONS, RESPONSES, Scripted, expected
 
 from guerdon.errors import ConfigError, RewardFailure
 from guerdon.integrations.text import TextScorer, step_source
-from guerdon.policies.text_files import load_policy
-from guerdon.policies.tiny_text import byte_tokenizer
+from guerdon.policies.language.text_files import load_policy
+from guerdon.policies.language.tiny_text import byte_tokenizer
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
 
 core_algos = pytest.importorskip("verl.trainer.ppo.core_algos", reason="verl is not installed: pip install verl")

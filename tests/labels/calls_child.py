@@ -10,8 +10,8 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from guerdon.labels.append_log import Cache, Ledger
-from guerdon.labels.llm_client import HttpLLMClient, LLMRequest
+from guerdon.endpoints.llm_client import HttpLLMClient, LLMRequest
+from guerdon.files.append_log import Cache, Ledger
 from guerdon.settings.label import OpenAIJudgeSettings
 
 

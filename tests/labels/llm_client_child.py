@@ -8,9 +8,9 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from guerdon.labels.append_log import Cache, Ledger
-from guerdon.labels.llm_client import BUDGET, HttpLLMClient, LLMRequest
-from guerdon.retry import Clock
+from guerdon.endpoints.llm_client import BUDGET, HttpLLMClient, LLMRequest
+from guerdon.files.append_log import Cache, Ledger
+from guerdon.network.retry import Clock
 from guerdon.settings.label import OpenAIJudgeSettings
 from guerdon.types import Failure
 

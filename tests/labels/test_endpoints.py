@@ -8,10 +8,10 @@ import pytest
 from judge_server import anthropic, judge_server, openai
 from test_llm_client import World, complete
 
+from guerdon.endpoints import chat_replies
+from guerdon.endpoints.llm_client import LLMReply, LLMRequest, OwnLLMClient
 from guerdon.errors import ConfigError
-from guerdon.labels import chat_replies
-from guerdon.labels.append_log import Cache
-from guerdon.labels.llm_client import LLMReply, LLMRequest, OwnLLMClient
+from guerdon.files.append_log import Cache
 from guerdon.settings.label import AnthropicJudgeSettings, OpenAIJudgeSettings, OwnJudgeSettings
 from guerdon.types import Failure
 

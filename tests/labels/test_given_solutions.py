@@ -11,7 +11,7 @@ from guerdon.episodes.solution_files import published_solutions, read_solutions,
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.labels.label import label
-from guerdon.retry import Clock
+from guerdon.network.retry import Clock
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.study import Study
 

@@ -16,8 +16,8 @@ import yaml
 from judge_server import judge_server, judgements, steps_asked
 from label_studies import DATA, TINY
 
-from guerdon.labels.append_log import Ledger
-from guerdon.labels.llm_client import request_key
+from guerdon.endpoints.llm_client import request_key
+from guerdon.files.append_log import Ledger
 from guerdon.settings.label import OpenAIJudgeSettings
 
 PRICE = 100 * 10 / 1e6 + 20 * 100 / 1e6  # of a reply of the judge server, in dollars

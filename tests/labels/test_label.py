@@ -11,19 +11,19 @@ from judge_server import FakeClock, judge_server, judgements, steps_asked
 from label_studies import DATA, TINY, rows, study_of
 
 from guerdon import cli
-from guerdon.config import to_yaml, validate
+from guerdon.config.loading import to_yaml, validate
+from guerdon.endpoints.completions import Completer, CompletionRequest, LocalLLMClient, SamplingParams, weights_hash
+from guerdon.endpoints.llm_client import LLMReply, LLMRequest
 from guerdon.episodes.solution_files import read_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError
-from guerdon.labels.append_log import Cache
+from guerdon.files.append_log import Cache
 from guerdon.labels.candidates import fail_rate_row
-from guerdon.labels.completions import Completer, CompletionRequest, LocalLLMClient, SamplingParams, weights_hash
 from guerdon.labels.label import label
 from guerdon.labels.labelers import ContinuationSampler, MonteCarloLabeler, PromptedSolution
-from guerdon.labels.llm_client import LLMReply, LLMRequest
-from guerdon.policies.text_files import load_policy
-from guerdon.policies.tokens import prompt_ids
-from guerdon.retry import Clock
+from guerdon.network.retry import Clock
+from guerdon.policies.batches.tokens import prompt_ids
+from guerdon.policies.language.text_files import load_policy
 from guerdon.settings.data import GeneratedDataSettings
 from guerdon.settings.label import LabelSettings, MiningSettings
 from guerdon.settings.study import Study

@@ -9,7 +9,7 @@ from label_studies import rows, study_of
 
 from guerdon.errors import ConfigError, TooManyFailuresError
 from guerdon.labels.label import label
-from guerdon.retry import Clock
+from guerdon.network.retry import Clock
 
 PRICES = {"usd_per_million_in": 10.0, "usd_per_million_out": 100.0}
 

@@ -7,11 +7,11 @@ from contextlib import closing
 import pytest
 from label_studies import study_of
 
+from guerdon.endpoints.completions import weights_hash
 from guerdon.engines.ray_label import LabelWorkers
 from guerdon.errors import ConfigError
-from guerdon.labels.completions import weights_hash
 from guerdon.labels.label import label
-from guerdon.policies.text_files import load_policy
+from guerdon.policies.language.text_files import load_policy
 
 ray = pytest.importorskip("ray", reason="needs guerdon[ray]")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -10,10 +10,10 @@ from contextlib import closing, suppress
 import pytest
 from judge_server import CUT, DROP, HANG, FakeClock, judge_server
 
+from guerdon.endpoints.llm_client import BUDGET, HttpLLMClient, LLMRequest, api_key, send
 from guerdon.errors import ConfigError, DataError
-from guerdon.labels.append_log import AppendLog, Cache, CallUsage, Ledger
-from guerdon.labels.llm_client import BUDGET, HttpLLMClient, LLMRequest, api_key, send
-from guerdon.retry import Clock, HttpFailure
+from guerdon.files.append_log import AppendLog, Cache, CallUsage, Ledger
+from guerdon.network.retry import Clock, HttpFailure
 from guerdon.settings.label import AnthropicJudgeSettings, OpenAIJudgeSettings
 from guerdon.types import Failure
 

@@ -8,11 +8,11 @@ from contextlib import closing
 import pytest
 from judge_server import FakeClock, all_right, judge_server, judgements, steps_asked
 
+from guerdon.endpoints.llm_client import HttpLLMClient
 from guerdon.episodes.solutions import Solution
-from guerdon.labels.append_log import Cache, Ledger
+from guerdon.files.append_log import Cache, Ledger
 from guerdon.labels.labelers import JudgeLabeler, PromptedSolution, StepLabels, judgement_request, parse_judgement
-from guerdon.labels.llm_client import HttpLLMClient
-from guerdon.retry import Clock
+from guerdon.network.retry import Clock
 from guerdon.settings.label import AnthropicJudgeSettings, OpenAIJudgeSettings
 from guerdon.tasks.prompts import Prompt
 from guerdon.types import Failure

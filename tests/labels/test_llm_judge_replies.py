@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from judge_server import judge_server, judgements
 from pydantic import ValidationError
 
+from guerdon.endpoints.llm_client import LLMRequest, send
 from guerdon.labels.labelers import JUDGEMENT_SCHEMA, PromptedSolution, StepLabels, judgement_request, parse_judgement
-from guerdon.labels.llm_client import LLMRequest, send
 from guerdon.settings.label import AnthropicJudgeSettings, LocalJudgeSettings, OpenAIJudgeSettings
 from guerdon.types import Failure
 

@@ -13,10 +13,10 @@ import calls_child
 import pytest
 from judge_server import FakeClock, openai
 
-from guerdon.labels import endpoint
-from guerdon.labels.append_log import Cache, Ledger
-from guerdon.labels.llm_client import HttpLLMClient, LLMRequest
-from guerdon.retry import Clock
+from guerdon.endpoints import endpoint
+from guerdon.endpoints.llm_client import HttpLLMClient, LLMRequest
+from guerdon.files.append_log import Cache, Ledger
+from guerdon.network.retry import Clock
 from guerdon.settings.label import OpenAIJudgeSettings
 
 

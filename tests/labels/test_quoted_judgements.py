@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judge_server import FakeClock, judge_server, steps_asked
 
+from guerdon.endpoints.llm_client import HttpLLMClient
 from guerdon.episodes.solutions import Solution
-from guerdon.labels.append_log import Cache, Ledger
+from guerdon.files.append_log import Cache, Ledger
 from guerdon.labels.labelers import JudgeLabeler, PromptedSolution, StepLabels, parse_judgement
-from guerdon.labels.llm_client import HttpLLMClient
-from guerdon.models.answer_parser import Choices, Completed, Numbers, parse_answer
-from guerdon.replies import json_objects, own_part
-from guerdon.retry import Clock
+from guerdon.models.vlm.answer_parser import Choices, Completed, Numbers, parse_answer
+from guerdon.network.retry import Clock
 from guerdon.settings.label import OpenAIJudgeSettings
 from guerdon.tasks.prompts import Prompt
+from guerdon.tasks.replies import json_objects, own_part
 from guerdon.types import Failure
 
 

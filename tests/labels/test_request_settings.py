@@ -8,11 +8,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from guerdon.labels.append_log import Cache, Ledger
-from guerdon.labels.endpoint import AcceptedSettings, refused_settings
-from guerdon.labels.llm_client import HttpLLMClient, LLMRequest
-from guerdon.models.vlm_chat import OpenAIBackend
-from guerdon.models.vlm_prompts import PROMPTS, GenerationOptions, VLMReply, make_question
+from guerdon.endpoints.endpoint import AcceptedSettings, refused_settings
+from guerdon.endpoints.llm_client import HttpLLMClient, LLMRequest
+from guerdon.files.append_log import Cache, Ledger
+from guerdon.models.vlm.vlm_chat import OpenAIBackend
+from guerdon.models.vlm.vlm_prompts import PROMPTS, GenerationOptions, VLMReply, make_question
 from guerdon.settings.label import OpenAIJudgeSettings
 from guerdon.settings.vlm import EndpointSettings
 from guerdon.types import Failure

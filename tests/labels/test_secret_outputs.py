@@ -20,7 +20,7 @@ from guerdon import cli, secrets
 from guerdon.episodes.solution_files import write_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError
-from guerdon.retry import Clock, Retry
+from guerdon.network.retry import Clock, Retry
 from guerdon.serve.client import load_remote
 from guerdon.settings.remote import RemoteSettings
 

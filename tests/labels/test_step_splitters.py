@@ -10,7 +10,7 @@ from sentence_texts import LATER, TEXTS
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError
 from guerdon.labels.data_set import hard_exact, soft_exact, target, with_rewards
-from guerdon.labels.step_splitters import split
+from guerdon.policies.batches.step_splitters import split
 from guerdon.settings.label import Splitter
 
 PIECES = st.sampled_from(

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judge_server import DROP, FakeClock, judge_server
 
+from guerdon.endpoints.llm_client import BUDGET, HttpLLMClient, LLMRequest
 from guerdon.errors import ConfigError
-from guerdon.labels.append_log import Cache, CallUsage, Ledger, reported_usage
-from guerdon.labels.llm_client import BUDGET, HttpLLMClient, LLMRequest
-from guerdon.retry import Clock
+from guerdon.files.append_log import Cache, CallUsage, Ledger, reported_usage
+from guerdon.network.retry import Clock
 from guerdon.settings.label import AnthropicJudgeSettings, LabelSettings, OpenAIJudgeSettings
 
 pytestmark = pytest.mark.usefixtures("keys")

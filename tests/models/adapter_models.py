@@ -23,7 +23,7 @@ from transformers import (
     Qwen2Model,
 )
 
-from guerdon.policies.tiny_text import byte_tokenizer, character_tokenizer
+from guerdon.policies.language.tiny_text import byte_tokenizer, character_tokenizer
 
 CORPUS = ["Step 1: 3+5=8. ки\nStep 2: so 8-2=6. ки\nThe answer is 6. ки + - user assistant system"] * 30
 QUESTION = "What is 3+5-2?"

@@ -1,6 +1,6 @@
 """Replies read as a number, as yes or no, and as one of several words."""
 
-from guerdon.models.answer_parser import Choices, Completed, Numbers, parse_answer
+from guerdon.models.vlm.answer_parser import Choices, Completed, Numbers, parse_answer
 
 
 def parse_number(text, **scales):

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from vlm_samples import batch_of
 
-from guerdon.models.vlm_prompts import FilledPrompt, GenerationOptions, Picture, PromptTemplate, Question, Video
+from guerdon.models.vlm.vlm_prompts import FilledPrompt, GenerationOptions, Picture, PromptTemplate, Question, Video
 from local_server import running
 
 DROP, NOT_JSON = "drop", "not json"

@@ -160,7 +160,7 @@ ADDED = ("<|split_token|>", "<|reward_token|>", "<|pref_token|>", "<|sim_token|>
 
 def write_base(folder):
     """A Qwen3-VL that Robometer starts from, with its tokenizer and processors."""
-    from guerdon.models.tiny_vlm import write_tiny_vlm
+    from guerdon.models.vlm.tiny_vlm import write_tiny_vlm
     from guerdon.settings.vlm import TinyVLMSettings
 
     settings = TinyVLMSettings(architecture="qwen3_vl", hidden_size=32, intermediate=64)

@@ -18,11 +18,11 @@ from transformers import (
     Qwen2ForTokenClassification,
 )
 
-from guerdon.models.adapters.steps import layer, pack, pad
-from guerdon.models.text_inputs import Reading, split_steps
-from guerdon.policies.packing import packs
-from guerdon.policies.pretrained import caps_attention
-from guerdon.policies.tiny_text import byte_tokenizer
+from guerdon.models.text.adapters.steps import layer, pack, pad
+from guerdon.models.text.text_inputs import Reading, split_steps
+from guerdon.policies.batches.packing import packs
+from guerdon.policies.language.tiny_text import byte_tokenizer
+from guerdon.policies.pretrained.reading import caps_attention
 
 SHAPE = {
     "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,

@@ -28,10 +28,10 @@ from transformers.models.mistral.modeling_mistral import MistralModel
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Model
 
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.models.adapters import ADAPTERS, adapter_of, families, load_adapter, recognise
 from guerdon.models.explained_score import Judge, JudgeOptions, judge
-from guerdon.models.text_load import load_text_model
-from guerdon.policies.tiny_text import byte_tokenizer
+from guerdon.models.text.adapters import ADAPTERS, adapter_of, families, load_adapter, recognise
+from guerdon.models.text.text_load import load_text_model
+from guerdon.policies.language.tiny_text import byte_tokenizer
 from guerdon.types import Episode, RewardModel
 
 torch.set_num_threads(1)

@@ -9,7 +9,7 @@ from answer_forms import parse_choice, parse_completed, parse_number
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guerdon.models.answer_parser import (
+from guerdon.models.vlm.answer_parser import (
     ParsedAnswer,
 )
 from guerdon.types import Failure

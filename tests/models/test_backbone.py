@@ -4,8 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guerdon.models.backbone import IMAGENET_MEAN, IMAGENET_STD, ImageScorer, random_shift, to_input, to_pixels
-from guerdon.policies.precision import PaddedConv2d
+from guerdon.models.images.backbone import IMAGENET_MEAN, IMAGENET_STD, ImageScorer, random_shift, to_input, to_pixels
+from guerdon.policies.batches.precision import PaddedConv2d
 
 
 def picture(height=20, width=24, n=2, seed=0):

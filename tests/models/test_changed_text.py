@@ -21,17 +21,17 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from guerdon.episodes.chats import ChatError
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.models.adapters import load_adapter, read_notes
-from guerdon.models.implicit_text import ImplicitModel
-from guerdon.models.sequence_classifier import SequenceClassifier
-from guerdon.models.text_load import load_text_model
-from guerdon.models.text_model import TextModelCard
-from guerdon.policies.chat_template import set_arguments
-from guerdon.policies.pretrained import read_tokenizer
-from guerdon.policies.text import reference
-from guerdon.policies.text_files import outline
-from guerdon.policies.tiny_text import byte_tokenizer
-from guerdon.policies.tokens import chat_text
+from guerdon.models.text.adapters import load_adapter, read_notes
+from guerdon.models.text.implicit_text import ImplicitModel
+from guerdon.models.text.sequence_classifier import SequenceClassifier
+from guerdon.models.text.text_load import load_text_model
+from guerdon.models.text.text_model import TextModelCard
+from guerdon.policies.batches.tokens import chat_text
+from guerdon.policies.language.text import reference
+from guerdon.policies.language.text_files import outline
+from guerdon.policies.language.tiny_text import byte_tokenizer
+from guerdon.policies.pretrained.chat_template import set_arguments
+from guerdon.policies.pretrained.reading import read_tokenizer
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train import StepwiseTrainSettings
 from guerdon.settings.vlm import VLMSettings

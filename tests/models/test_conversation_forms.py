@@ -6,9 +6,9 @@ from adapter_models import FAMILIES, QUESTION, STEPS
 from chat_families import tokenizer_of
 
 from guerdon.episodes.solutions import Solution
-from guerdon.models.adapters import load_adapter
-from guerdon.models.text_inputs import read_steps
-from guerdon.policies.tokens import prompt_ids, response_ids
+from guerdon.models.text.adapters import load_adapter
+from guerdon.models.text.text_inputs import read_steps
+from guerdon.policies.batches.tokens import prompt_ids, response_ids
 from guerdon.train.text_data import hash_of
 from guerdon.types import Episode
 

@@ -8,9 +8,9 @@ from safetensors.torch import load_file, save_file
 from transformers import ResNetModel, ViTConfig, ViTModel
 
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.models.backbone import ImageScorer, inference_copy, to_pixels
 from guerdon.models.constant import ConstantModel
-from guerdon.models.image import ImageModelConfig, ImageRewardModel, load_checkpoint, save_checkpoint
+from guerdon.models.images.backbone import ImageScorer, inference_copy, to_pixels
+from guerdon.models.images.image import ImageModelConfig, ImageRewardModel, load_checkpoint, save_checkpoint
 from guerdon.models.load import load_reward_model
 from guerdon.types import Episode, RewardModel
 

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
+from guerdon.endpoints.llm_client import LLMReply, answer_of
 from guerdon.errors import ConfigError
-from guerdon.labels.llm_client import LLMReply, answer_of
 from guerdon.models.explained_score import JudgeOptions
-from guerdon.models.judge import JudgeModel, JudgePlan
-from guerdon.models.rubric import Criterion, Rubric
+from guerdon.models.judges.judge import JudgeModel, JudgePlan
+from guerdon.models.judges.rubric import Criterion, Rubric
 from guerdon.types import Episode, Failure
 
 RUBRIC = Rubric(criteria=(

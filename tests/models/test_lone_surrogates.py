@@ -10,13 +10,13 @@ from vlm_samples import episode as video
 from vlm_samples import tiny_backend
 
 from guerdon.episodes.chats import unreadable
-from guerdon.evaluate.scores import score_episodes
-from guerdon.models.adapters import load_adapter
-from guerdon.models.backbone import ImageScorer
 from guerdon.models.constant import ConstantModel
-from guerdon.models.image import ImageModelConfig, ImageRewardModel
-from guerdon.models.sequence_classifier import SequenceClassifier
-from guerdon.models.vlm import VLMRewardModel
+from guerdon.models.images.backbone import ImageScorer
+from guerdon.models.images.image import ImageModelConfig, ImageRewardModel
+from guerdon.models.scores import score_episodes
+from guerdon.models.text.adapters import load_adapter
+from guerdon.models.text.sequence_classifier import SequenceClassifier
+from guerdon.models.vlm.vlm import VLMRewardModel
 from guerdon.settings.vlm import VLMSettings
 from guerdon.types import Episode
 

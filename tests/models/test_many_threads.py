@@ -12,20 +12,20 @@ from tiny_text_policies import tiny_policy
 from vlm_samples import episode as video
 from vlm_samples import tiny_backend
 
-from guerdon.models.adapters import load_adapter
-from guerdon.models.backbone import ImageScorer
-from guerdon.models.image import ImageModelConfig, ImageRewardModel
-from guerdon.models.implicit_text import ImplicitModel
-from guerdon.models.online import OnlineImageModel
-from guerdon.models.sequence_classifier import SequenceClassifier
-from guerdon.models.text_heads import OutcomeModel, StepwiseModel
-from guerdon.models.text_inputs import read_steps
-from guerdon.models.text_model import TextModelCard
-from guerdon.models.verdict import FORM, VerdictModel
-from guerdon.models.vlm import VLMRewardModel
-from guerdon.models.vlm_prompts import PROMPTS, GenerationOptions, make_question
-from guerdon.policies.text import TextPolicy, add_policy, reference
-from guerdon.policies.tokens import token_batch
+from guerdon.models.images.backbone import ImageScorer
+from guerdon.models.images.image import ImageModelConfig, ImageRewardModel
+from guerdon.models.images.online import OnlineImageModel
+from guerdon.models.text.adapters import load_adapter
+from guerdon.models.text.implicit_text import ImplicitModel
+from guerdon.models.text.sequence_classifier import SequenceClassifier
+from guerdon.models.text.text_heads import OutcomeModel, StepwiseModel
+from guerdon.models.text.text_inputs import read_steps
+from guerdon.models.text.text_model import TextModelCard
+from guerdon.models.text.verdict import FORM, VerdictModel
+from guerdon.models.vlm.vlm import VLMRewardModel
+from guerdon.models.vlm.vlm_prompts import PROMPTS, GenerationOptions, make_question
+from guerdon.policies.batches.tokens import token_batch
+from guerdon.policies.language.text import TextPolicy, add_policy, reference
 from guerdon.settings.text_policy import LoraSettings
 from guerdon.settings.vlm import VLMSettings
 from guerdon.types import Episode

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from guerdon.errors import CheckpointError, NonFiniteError
-from guerdon.models.backbone import ImageScorer, calibrating, to_input
-from guerdon.models.image import ImageModelConfig, ImageRewardModel
-from guerdon.models.online import FrameReplay, OnlineImageModel
-from guerdon.models.quality import auroc, frame_quality
+from guerdon.models.images.backbone import ImageScorer, calibrating, to_input
+from guerdon.models.images.image import ImageModelConfig, ImageRewardModel
+from guerdon.models.images.online import FrameReplay, OnlineImageModel
+from guerdon.models.images.quality import auroc, frame_quality
 
 torch.set_num_threads(1)
 

@@ -3,10 +3,10 @@ import pytest
 import torch
 
 from guerdon.errors import CheckpointError, DataError
-from guerdon.models.backbone import ImageScorer, calibrating, to_input
-from guerdon.models.image import ImageModelConfig, save_checkpoint
-from guerdon.models.online import load_online_image_model, outcome_targets
-from guerdon.models.quality import auroc
+from guerdon.models.images.backbone import ImageScorer, calibrating, to_input
+from guerdon.models.images.image import ImageModelConfig, save_checkpoint
+from guerdon.models.images.online import load_online_image_model, outcome_targets
+from guerdon.models.images.quality import auroc
 from guerdon.types import Episode, Learnable, RewardModel
 
 torch.set_num_threads(1)

@@ -19,11 +19,11 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 from vllm_process import NEEDS_VLLM, vllm_server
 
-from guerdon.models.preference import PreferenceModel
-from guerdon.models.text_load import load_text_model
-from guerdon.models.text_model import TextModelCard
-from guerdon.policies.text_files import load_policy
-from guerdon.progress import log_once
+from guerdon.models.text.preference import PreferenceModel
+from guerdon.models.text.text_load import load_text_model
+from guerdon.models.text.text_model import TextModelCard
+from guerdon.policies.language.text_files import load_policy
+from guerdon.processes.progress import log_once
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Episode
 

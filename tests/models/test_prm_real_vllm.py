@@ -9,8 +9,8 @@ import pytest
 import torch
 from vllm_process import NEEDS_VLLM, vllm_server
 
-from guerdon.models.text_load import load_text_model
-from guerdon.policies.tiny_text import byte_tokenizer
+from guerdon.models.text.text_load import load_text_model
+from guerdon.policies.language.tiny_text import byte_tokenizer
 from guerdon.types import Episode
 
 pytestmark = NEEDS_VLLM

@@ -10,9 +10,9 @@ from chat_families import FAMILIES, alone, assistant, folder_of, tokenizer_of, u
 
 from guerdon.episodes.chats import ChatError
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.models.sequence_classifier import SequenceClassifier
-from guerdon.models.text_load import load_text_model
-from guerdon.policies.tokens import conversation_ids, prompt_ids, prompt_lengths
+from guerdon.models.text.sequence_classifier import SequenceClassifier
+from guerdon.models.text.text_load import load_text_model
+from guerdon.policies.batches.tokens import conversation_ids, prompt_ids, prompt_lengths
 from guerdon.types import Episode, RewardModel
 
 torch.set_num_threads(1)

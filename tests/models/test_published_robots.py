@@ -23,10 +23,10 @@ from safetensors.torch import load_file, save_file
 from vlm_samples import Scripted, tiny_folder
 
 from guerdon.errors import CheckpointError, ConfigError, GuerdonError
+from guerdon.models.images.sarm import SarmConfig, windows
 from guerdon.models.load import kind_at, load_reward_model
-from guerdon.models.sarm import SarmConfig, windows
-from guerdon.models.vlm import VLMRewardModel
-from guerdon.models.vlm_prompts import PROMPTS, Picture, make_question
+from guerdon.models.vlm.vlm import VLMRewardModel
+from guerdon.models.vlm.vlm_prompts import PROMPTS, Picture, make_question
 from guerdon.settings.vlm import VLMSettings
 from guerdon.types import ALL_FRAMES, Episode
 

@@ -8,11 +8,11 @@ from pydantic import TypeAdapter
 from tiny_text_policies import tiny_policy
 
 from guerdon.errors import ConfigError
-from guerdon.evaluate.text_suite import evaluate_text_study
+from guerdon.evaluation.suites.text_suite import evaluate_text_study
 from guerdon.models.load import load_source_model
-from guerdon.models.preference import PreferenceModel
-from guerdon.models.text_load import load_text_model
-from guerdon.models.text_model import TextModelCard
+from guerdon.models.text.preference import PreferenceModel
+from guerdon.models.text.text_load import load_text_model
+from guerdon.models.text.text_model import TextModelCard
 from guerdon.serve.backends import build_model
 from guerdon.settings.reward_models import RewardModelSettings
 from guerdon.settings.serve import ServedModelSettings

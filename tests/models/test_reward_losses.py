@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from guerdon.errors import DataError
-from guerdon.models.text_losses import (
+from guerdon.models.text.text_losses import (
     batch_norm,
     bce_terms,
     contrast,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guerdon.errors import ConfigError, DataError
-from guerdon.models.rubric import Criterion, Rubric, read_rubric, rubric_of
+from guerdon.models.judges.rubric import Criterion, Rubric, read_rubric, rubric_of
 
 TOML = """
 [[criteria]]

@@ -10,9 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 
 from guerdon.errors import CheckpointError
 from guerdon.models.load import load_reward_model
-from guerdon.models.sequence_classifier import SequenceClassifier
-from guerdon.policies.tiny_text import character_tokenizer
-from guerdon.policies.tokens import prompt_ids, response_ids
+from guerdon.models.text.sequence_classifier import SequenceClassifier
+from guerdon.policies.batches.tokens import prompt_ids, response_ids
+from guerdon.policies.language.tiny_text import character_tokenizer
 from guerdon.types import Episode, RewardModel
 
 torch.set_num_threads(1)

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from guerdon.errors import ConfigError, DataError
-from guerdon.evaluate.image_suite import evaluate_model
+from guerdon.evaluation.suites.image_suite import evaluate_model
 from guerdon.integrations.step_rewards import StepRewards
-from guerdon.models.backbone import StateLayers
+from guerdon.models.images.backbone import StateLayers
+from guerdon.models.images.online import load_online_image_model
 from guerdon.models.load import load_reward_model
-from guerdon.models.online import load_online_image_model
 from guerdon.serve.backends import build_model, refuse_all
 from guerdon.settings.serve import ServedModelSettings, ServeSettings
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings

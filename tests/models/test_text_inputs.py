@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from guerdon.episodes.solution_formats import training_text
 from guerdon.errors import DataError
-from guerdon.models.text_inputs import Reading, buckets, read_steps
-from guerdon.models.verdict import verdict_reading
-from guerdon.policies.tiny_text import byte_tokenizer, character_tokenizer
+from guerdon.models.text.text_inputs import Reading, buckets, read_steps
+from guerdon.models.text.verdict import verdict_reading
+from guerdon.policies.language.tiny_text import byte_tokenizer, character_tokenizer
 from guerdon.settings.text_policy import PRINTABLE
 
 CORPUS = [

@@ -11,18 +11,18 @@ import pytest
 import torch
 from tiny_text_policies import merging_policy, tiny_policy
 
-from guerdon.atomic import seal_folder, write_json
 from guerdon.episodes.solution_formats import closed, to_training, training_text
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import CheckpointError, ConfigError
+from guerdon.files.atomic import seal_folder, write_json
 from guerdon.models.explained_score import Judge, JudgeOptions, judge
-from guerdon.models.implicit_text import ImplicitModel
-from guerdon.models.text_heads import OutcomeModel, StepwiseModel
-from guerdon.models.text_inputs import close_steps
-from guerdon.models.text_load import find_text_model, load_text_model
-from guerdon.models.text_model import TextModelCard
-from guerdon.models.verdict import FORM, VerdictModel
-from guerdon.policies.text import TextPolicy, add_policy, reference
+from guerdon.models.text.implicit_text import ImplicitModel
+from guerdon.models.text.text_heads import OutcomeModel, StepwiseModel
+from guerdon.models.text.text_inputs import close_steps
+from guerdon.models.text.text_load import find_text_model, load_text_model
+from guerdon.models.text.text_model import TextModelCard
+from guerdon.models.text.verdict import FORM, VerdictModel
+from guerdon.policies.language.text import TextPolicy, add_policy, reference
 from guerdon.settings.text_policy import LoraSettings
 from guerdon.types import Episode, Learnable, RewardModel
 

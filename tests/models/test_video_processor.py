@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from vlm_samples import FAMILIES, tiny_folder
 
-from guerdon.models.tiny_vlm import build_tokenizer
-from guerdon.models.video_processor import video_processor
-from guerdon.models.vlm_prompts import PROMPTS, Picture, Question, Video, make_question
-from guerdon.models.vlm_transformers import VisionInputs, read_vlm
+from guerdon.models.vlm.tiny_vlm import build_tokenizer
+from guerdon.models.vlm.video_processor import video_processor
+from guerdon.models.vlm.vlm_prompts import PROMPTS, Picture, Question, Video, make_question
+from guerdon.models.vlm.vlm_transformers import VisionInputs, read_vlm
 
 # Patch sizes, limits and colours of the published checkpoints.
 QWEN2 = {"patch_size": 14, "size": {"shortest_edge": 3136, "longest_edge": 12845056}}

@@ -7,8 +7,8 @@ from vlm_samples import FAMILIES, Scripted, episode, tiny_backend, tiny_folder
 from guerdon.errors import ConfigError
 from guerdon.models.explained_score import Judge, JudgeOptions, judge
 from guerdon.models.load import load_reward_model
-from guerdon.models.vlm import LOWEST_LOG_PROB, VLMCard, VLMRewardModel, load_vlm
-from guerdon.models.vlm_prompts import Picture, Video, VLMReply
+from guerdon.models.vlm.vlm import LOWEST_LOG_PROB, VLMCard, VLMRewardModel, load_vlm
+from guerdon.models.vlm.vlm_prompts import Picture, Video, VLMReply
 from guerdon.settings.vlm import VLMSettings
 from guerdon.types import Episode, Failure, RewardModel
 

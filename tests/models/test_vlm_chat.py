@@ -10,10 +10,10 @@ from vlm_samples import batch_of, episode, tiny_backend
 
 from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError
 from guerdon.models.load import load_reward_model
-from guerdon.models.vlm import VLMRewardModel
-from guerdon.models.vlm_chat import OpenAIBackend, chat_messages, group_log_probs
-from guerdon.models.vlm_prompts import NO, PROMPTS, YES, GenerationOptions, Picture, Video, VLMReply, make_question
-from guerdon.retry import Clock
+from guerdon.models.vlm.vlm import VLMRewardModel
+from guerdon.models.vlm.vlm_chat import OpenAIBackend, chat_messages, group_log_probs
+from guerdon.models.vlm.vlm_prompts import NO, PROMPTS, YES, GenerationOptions, Picture, Video, VLMReply, make_question
+from guerdon.network.retry import Clock
 from guerdon.settings.vlm import EndpointSettings, VLLMSettings, VLMSettings
 from guerdon.types import Failure
 
@@ -338,7 +338,7 @@ def test_vllm_in_process_gives_the_same(monkeypatch, sharp, kind, settings):
 
 
 def test_vllm_takes_an_adapter(monkeypatch, tmp_path):
-    from guerdon.models.vlm_chat import VLLMBackend
+    from guerdon.models.vlm.vlm_chat import VLLMBackend
 
     fake = FakeVLLM(None)
     requests = types.ModuleType("vllm.lora.request")
@@ -354,7 +354,7 @@ def test_vllm_takes_an_adapter(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("made", ["pissa", "pissa_niter_4", "olora", "loftq", "corda"])
 def test_vllm_reads_no_adapter_that_changes_its_base(monkeypatch, tmp_path, made):
-    from guerdon.models.vlm_chat import VLLMBackend
+    from guerdon.models.vlm.vlm_chat import VLLMBackend
 
     monkeypatch.setitem(sys.modules, "vllm", FakeVLLM(None).module)
     (tmp_path / "adapter_config.json").write_text(f'{{"r": 20, "init_lora_weights": "{made}"}}')

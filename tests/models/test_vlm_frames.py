@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guerdon.errors import DataError
-from guerdon.models.vlm_frames import TOWERS, sample_frames, to_rgb_uint8
+from guerdon.models.frames import TOWERS, sample_frames, to_rgb_uint8
 
 RNG = np.random.default_rng(0)
 RGB = RNG.integers(0, 256, (2, 10, 12, 3), dtype=np.uint8)

@@ -5,9 +5,9 @@ import pytest
 from vlm_samples import episode, tiny_folder
 
 from guerdon.errors import DataError
-from guerdon.models import vlm_prm
 from guerdon.models.load import load_reward_model
-from guerdon.models.vlm_prm import DummyRM, QwenProcessRM, task_of
+from guerdon.models.vlm import vlm_prm
+from guerdon.models.vlm.vlm_prm import DummyRM, QwenProcessRM, task_of
 
 
 def test_the_dummy_gives_zeros_of_the_right_shape(capsys):

@@ -13,7 +13,7 @@ from vlm_samples import episode
 
 from guerdon.models.explained_score import JudgeOptions
 from guerdon.models.load import load_reward_model
-from guerdon.models.tiny_vlm import CHAT_TEMPLATE, write_tiny_vlm
+from guerdon.models.vlm.tiny_vlm import CHAT_TEMPLATE, write_tiny_vlm
 from guerdon.settings.vlm import TinyVLMSettings
 
 pytestmark = NEEDS_VLLM

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from vlm_samples import FAMILIES, batch_of, episode, tiny_backend, tiny_folder
 
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.models.tiny_vlm import IMAGE, VIDEO, build_image_processor, build_tokenizer, build_video_processor
-from guerdon.models.vlm import VLMRewardModel, load_vlm, open_backend
-from guerdon.models.vlm_frames import limit_pixels
-from guerdon.models.vlm_prompts import (
+from guerdon.models.frames import limit_pixels
+from guerdon.models.vlm.tiny_vlm import IMAGE, VIDEO, build_image_processor, build_tokenizer, build_video_processor
+from guerdon.models.vlm.vlm import VLMRewardModel, load_vlm, open_backend
+from guerdon.models.vlm.vlm_prompts import (
     NO,
     PROMPTS,
     TRUE_CONTINUATION,
@@ -27,7 +27,7 @@ from guerdon.models.vlm_prompts import (
     matches_word,
     plain_words,
 )
-from guerdon.models.vlm_transformers import TransformersBackend, VisionInputs, read_vlm
+from guerdon.models.vlm.vlm_transformers import TransformersBackend, VisionInputs, read_vlm
 from guerdon.settings.vlm import TinyVLMSettings, VLMSettings
 from guerdon.types import Episode
 

@@ -2,10 +2,10 @@
 
 import torch
 
-from guerdon.policies.shared_base import SharedBase
-from guerdon.policies.text import TextPolicy
-from guerdon.policies.text_files import load_policy
-from guerdon.policies.tiny_text import build_model, byte_tokenizer
+from guerdon.policies.language.shared_base import SharedBase
+from guerdon.policies.language.text import TextPolicy
+from guerdon.policies.language.text_files import load_policy
+from guerdon.policies.language.tiny_text import build_model, byte_tokenizer
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
 
 SIZES = {"hidden_size": 32, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 48}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from guerdon.models.tiny_vlm import write_tiny_vlm
-from guerdon.models.vlm_prompts import VLMReply, WordLogProbs
-from guerdon.models.vlm_transformers import TransformersBackend, read_vlm
+from guerdon.models.vlm.tiny_vlm import write_tiny_vlm
+from guerdon.models.vlm.vlm_prompts import VLMReply, WordLogProbs
+from guerdon.models.vlm.vlm_transformers import TransformersBackend, read_vlm
 from guerdon.settings.vlm import TinyVLMSettings
 from guerdon.types import Episode, Failure
 

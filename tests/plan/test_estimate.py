@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from guerdon.compare.study import plan_study, quickstart_file
-from guerdon.config import load
+from guerdon.comparison.study import plan_study, quickstart_file
+from guerdon.config.loading import load
 from guerdon.plan.estimate import (
     estimate_evaluate,
     estimate_label,
@@ -19,7 +19,7 @@ from guerdon.plan.estimate import (
     total_bytes,
 )
 from guerdon.plan.text_size import PUBLISHED, Size, size_of_start
-from guerdon.policies.text_files import load_policy, save_policy
+from guerdon.policies.language.text_files import load_policy, save_policy
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from guerdon.durations import duration
+from guerdon.pages.durations import duration
 from guerdon.plan import gpu
 from guerdon.plan.estimate import estimate_run, estimate_train
 from guerdon.plan.gpu import layer_bytes, rollout_memory, update_memory
 from guerdon.plan.text_size import PUBLISHED, size_of_start
-from guerdon.policies.precision import halve_linear
-from guerdon.policies.text import LOGITS_AT_ONCE as OF_THE_POLICY
-from guerdon.policies.text_files import load_policy
-from guerdon.policies.tokens import token_batch
+from guerdon.policies.batches.precision import halve_linear
+from guerdon.policies.batches.tokens import token_batch
+from guerdon.policies.language.text import LOGITS_AT_ONCE as OF_THE_POLICY
+from guerdon.policies.language.text_files import load_policy
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings, TinyModelSettings
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from guerdon.compare.study import plan_study
-from guerdon.config import load
-from guerdon.durations import duration
+from guerdon.comparison.study import plan_study
+from guerdon.config.loading import load
+from guerdon.pages.durations import duration
 from guerdon.plan import gpu
 from guerdon.plan.estimate import estimate
 from guerdon.plan.gpu import estimate_vla, layer_bytes, vla_bytes, vla_size

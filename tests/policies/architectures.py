@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from tiny_models import enliven
 
-from guerdon.policies.pretrained import caps_attention
-from guerdon.policies.tiny_text import CHAT_TEMPLATE, build_tokenizer
+from guerdon.policies.language.tiny_text import CHAT_TEMPLATE, build_tokenizer
+from guerdon.policies.pretrained.reading import caps_attention
 from guerdon.settings.text_policy import TinyModelSettings
 
 WINDOW = 12

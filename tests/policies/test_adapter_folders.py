@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from tiny_models import oracle, random_batch
 
 from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError
-from guerdon.models.sequence_classifier import SequenceClassifier
-from guerdon.models.text_load import load_text_model
-from guerdon.policies import text_files
-from guerdon.policies.text_files import load_policy, read_model, save_policy
+from guerdon.models.text.sequence_classifier import SequenceClassifier
+from guerdon.models.text.text_load import load_text_model
+from guerdon.policies.language import text_files
+from guerdon.policies.language.text_files import load_policy, read_model, save_policy
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Episode
 
@@ -195,7 +195,7 @@ def test_an_adapter_of_loftq_names_the_package_that_it_needs(tmp_path, monkeypat
     path = saved(shaken(model, peft.LoraConfig(r=2, target_modules=["q_proj"])), tokenizer, tmp_path / "adapter")
     file = tmp_path / "adapter" / "adapter_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "init_lora_weights": "loftq"}))
-    monkeypatch.setattr("guerdon.policies.adapter_files.find_spec", lambda name: None)
+    monkeypatch.setattr("guerdon.policies.pretrained.adapter_files.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match="pip install bitsandbytes"):
         read_model(path)
 

@@ -13,18 +13,17 @@ from architectures import FAMILIES, OTHERS, build
 from safetensors.torch import load_file, save_file
 from tiny_models import oracle, random_batch, tiny_policy
 
-from guerdon.atomic import COMPLETE
+from guerdon.endpoints.completions import weights_hash
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.labels.completions import weights_hash
-from guerdon.policies import text_files
-from guerdon.policies.decode import supports
-from guerdon.policies.generate import LocalEngine
-from guerdon.policies.precision import halve_linear
-from guerdon.policies.pretrained import ComputedWeight
-from guerdon.policies.shared_base import SharedBase
-from guerdon.policies.text import TextPolicy, add_policy, reference
-from guerdon.policies.text_files import check_disk, load_policy, read_model, save_policy, written_bytes
-from guerdon.progress import log_once
+from guerdon.files.atomic import COMPLETE
+from guerdon.policies.batches.precision import halve_linear
+from guerdon.policies.language import text_files
+from guerdon.policies.language.generate import LocalEngine, supports
+from guerdon.policies.language.shared_base import SharedBase
+from guerdon.policies.language.text import TextPolicy, add_policy, reference
+from guerdon.policies.language.text_files import check_disk, load_policy, read_model, save_policy, written_bytes
+from guerdon.policies.pretrained.reading import ComputedWeight
+from guerdon.processes.progress import log_once
 from guerdon.settings.text_policy import LocalGenerationSettings, LoraSettings, TextPolicySettings
 
 BATCH = random_batch(5, seed=3)
@@ -341,7 +340,7 @@ def test_an_adapter_of_loftq_is_merged_when_it_is_read(tmp_path, monkeypatch):
         return (weight * 4).round() / 4, torch.zeros(reduced_rank, weight.shape[1]), weight[:, :reduced_rank].clone()
 
     monkeypatch.setattr("peft.tuners.lora.layer.loftq_init", rounded)
-    monkeypatch.setattr("guerdon.policies.adapter_files.find_spec", lambda name: True)
+    monkeypatch.setattr("guerdon.policies.pretrained.adapter_files.find_spec", lambda name: True)
     adapter_of("qwen2", tmp_path, init_lora_weights="loftq", loftq_config=peft.LoftQConfig())
     _, weights = text_files._mapped(str(tmp_path / "adapter"))
     whole, before = (dict(read_model(str(tmp_path / name))[0].named_parameters()) for name in ("adapter", "base"))

@@ -19,18 +19,17 @@ from guerdon.cli import app
 from guerdon.episodes.solution_files import write_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError
-from guerdon.models.text_heads import OutcomeModel, StepwiseModel
-from guerdon.models.text_load import load_text_model
-from guerdon.models.text_model import TextModelCard
-from guerdon.models.verdict import VerdictModel
-from guerdon.policies.decode import HFDecoder
-from guerdon.policies.generate import LocalEngine
-from guerdon.policies.shared_base import SharedBase
-from guerdon.policies.text import TextPolicy, add_policy, reference
-from guerdon.policies.text_files import load_policy
-from guerdon.policies.tiny_text import CHAT_TEMPLATE
-from guerdon.policies.tokens import pad_left, prompt_ids, token_batch
-from guerdon.progress import log_once
+from guerdon.models.text.text_heads import OutcomeModel, StepwiseModel
+from guerdon.models.text.text_load import load_text_model
+from guerdon.models.text.text_model import TextModelCard
+from guerdon.models.text.verdict import VerdictModel
+from guerdon.policies.batches.tokens import pad_left, prompt_ids, token_batch
+from guerdon.policies.language.generate import HFDecoder, LocalEngine
+from guerdon.policies.language.shared_base import SharedBase
+from guerdon.policies.language.text import TextPolicy, add_policy, reference
+from guerdon.policies.language.text_files import load_policy
+from guerdon.policies.language.tiny_text import CHAT_TEMPLATE
+from guerdon.processes.progress import log_once
 from guerdon.serve.app import build_app
 from guerdon.serve.backends import model_loader
 from guerdon.serve.served_models import ServedModels

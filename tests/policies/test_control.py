@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.policies.control import build_policy, load_policy, save_policy
-from guerdon.policies.experts import NoisyActor, RandomActor
+from guerdon.policies.robots.control import build_policy, load_policy, save_policy
+from guerdon.policies.robots.experts import NoisyActor, RandomActor
 from guerdon.settings.policy import CNNPolicySettings, MLPPolicySettings
 
 torch.set_num_threads(1)

@@ -7,7 +7,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
 
 from guerdon.errors import CheckpointError
-from guerdon.policies.pretrained import read_tokenizer
+from guerdon.policies.pretrained.reading import read_tokenizer
 
 CORPUS = ["Step 1: 3+5=8. The answer is 12345, isn't it?\n\nNo: \\boxed{6}  naïve ки"] * 20
 TEXTS = (*CORPUS[:1], " leading", "12 345\n6\n\n\n7", "<|end|>x<|end|> y", "DON'T  stop", "")

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from guerdon.devices import seeded
-from guerdon.models.backbone import ImageScorer
-from guerdon.policies.deferred import deferred
-from guerdon.policies.tiny_text import build_model, build_tokenizer
+from guerdon.compute.devices import seeded
+from guerdon.models.images.backbone import ImageScorer
+from guerdon.policies.language.tiny_text import build_model, build_tokenizer
+from guerdon.policies.pretrained.deferred import deferred
 from guerdon.policies.vla.tiny import tiny_flow_network, tiny_token_network
 from guerdon.settings.text_policy import TinyModelSettings
 from guerdon.settings.vla_policy import TinyVLASettings

@@ -9,12 +9,12 @@ import transformers
 from architectures import FAMILIES, build, save
 from tiny_models import enliven
 
-from guerdon.models.implicit_text import ImplicitModel
-from guerdon.models.text_model import TextModelCard
-from guerdon.policies.shared_base import SharedBase
-from guerdon.policies.text import TextPolicy, add_policy, reference
-from guerdon.policies.tiny_text import build_tokenizer
-from guerdon.policies.tokens import prompt_ids, token_batch
+from guerdon.models.text.implicit_text import ImplicitModel
+from guerdon.models.text.text_model import TextModelCard
+from guerdon.policies.batches.tokens import prompt_ids, token_batch
+from guerdon.policies.language.shared_base import SharedBase
+from guerdon.policies.language.text import TextPolicy, add_policy, reference
+from guerdon.policies.language.tiny_text import build_tokenizer
 from guerdon.rl.run import run, run_folder
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings, TinyModelSettings

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.policies.control import Actor, build_policy, load_policy, save_policy
-from guerdon.policies.efficientnet import EfficientNetLite0
-from guerdon.policies.encoders import FrozenFeatures
-from guerdon.policies.robot import ControlInputs
+from guerdon.policies.robots.control import Actor, build_policy, load_policy, save_policy
+from guerdon.policies.robots.efficientnet import EfficientNetLite0
+from guerdon.policies.robots.encoders import FrozenFeatures
+from guerdon.policies.robots.robot import ControlInputs
 from guerdon.settings.policy import CNNPolicySettings, MLPPolicySettings
 from guerdon.worlds.spaces import ColumnSpace, ObservedColumn
 

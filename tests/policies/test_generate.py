@@ -18,12 +18,14 @@ from tiny_models import oracle, tiny_policy
 
 import fake_vllm
 from guerdon.errors import ConfigError, DataError, MissingDependencyError
-from guerdon.policies import decode, generate_vllm, packing
-from guerdon.policies.generate import LocalEngine, draw
-from guerdon.policies.generate_vllm import VLLMEngine
-from guerdon.policies.text import add_policy
-from guerdon.policies.text_files import load_policy, outline, save_policy
-from guerdon.policies.tokens import stop_ids
+from guerdon.policies.batches import packing
+from guerdon.policies.batches.tokens import stop_ids
+from guerdon.policies.language import generate as decode
+from guerdon.policies.language import generate_vllm
+from guerdon.policies.language.generate import LocalEngine, draw
+from guerdon.policies.language.generate_vllm import VLLMEngine
+from guerdon.policies.language.text import add_policy
+from guerdon.policies.language.text_files import load_policy, outline, save_policy
 from guerdon.settings.text_policy import (
     LocalGenerationSettings,
     LoraSettings,

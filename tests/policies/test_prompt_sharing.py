@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import oracle, tiny_policy
 
-from guerdon.policies.prompt_sharing import SHARED_ATTENTION, groups_of, lay_out_shared, worth_sharing
-from guerdon.policies.tokens import token_batch
+from guerdon.policies.batches.prompt_sharing import SHARED_ATTENTION, groups_of, lay_out_shared, worth_sharing
+from guerdon.policies.batches.tokens import token_batch
 
 
 def batch_of(prompt_lengths, answers, seed=0):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from guerdon.policies.control import RunningMeanStd
+from guerdon.policies.robots.control import RunningMeanStd
 
 ROWS = arrays(np.float64, st.tuples(st.integers(0, 12), st.just(3)), elements=st.floats(-1e3, 1e3))
 

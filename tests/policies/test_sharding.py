@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file
 from test_vla_checkpoints import adapter_by_peft
 
-from guerdon.policies.text_files import load_policy, save_policy
+from guerdon.policies.language.text_files import load_policy, save_policy
 from guerdon.settings.text_policy import TextPolicySettings
 from learners import TESTS, run_together
 from sharded_steps import main

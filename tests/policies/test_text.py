@@ -6,14 +6,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import enliven, oracle, random_batch, tiny_policy, tiny_settings
 
-from guerdon.atomic import COMPLETE
+from guerdon.compute.finite import load_weights
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.finite import load_weights
-from guerdon.policies.shared_base import SharedBase
-from guerdon.policies.text import TextPolicy, add_policy, reference, token_log_probs
-from guerdon.policies.text_files import VALUE_HEAD, load_policy, save_policy
-from guerdon.policies.tiny_text import build_tokenizer
-from guerdon.policies.tokens import token_batch
+from guerdon.files.atomic import COMPLETE
+from guerdon.policies.batches.tokens import token_batch
+from guerdon.policies.language.shared_base import SharedBase
+from guerdon.policies.language.text import TextPolicy, add_policy, reference, token_log_probs
+from guerdon.policies.language.text_files import VALUE_HEAD, load_policy, save_policy
+from guerdon.policies.language.tiny_text import build_tokenizer
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings, TinyModelSettings
 
 BATCH = random_batch()

@@ -4,9 +4,9 @@ import torch
 from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from guerdon.policies.pretrained import read_tokenizer
-from guerdon.policies.tiny_text import build_model, build_tokenizer, byte_tokenizer
-from guerdon.policies.tokens import prompt_ids, response_ids
+from guerdon.policies.batches.tokens import prompt_ids, response_ids
+from guerdon.policies.language.tiny_text import build_model, build_tokenizer, byte_tokenizer
+from guerdon.policies.pretrained.reading import read_tokenizer
 from guerdon.settings.text_policy import (
     LocalGenerationSettings,
     LoraSettings,

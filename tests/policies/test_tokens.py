@@ -4,9 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guerdon.errors import ConfigError, DataError
-from guerdon.policies import tokens
-from guerdon.policies.tiny_text import byte_tokenizer, character_tokenizer
-from guerdon.policies.tokens import (
+from guerdon.policies.batches import tokens
+from guerdon.policies.batches.tokens import (
     TokenBatch,
     concatenate,
     judged_texts,
@@ -21,6 +20,7 @@ from guerdon.policies.tokens import (
     token_batch,
     token_ends,
 )
+from guerdon.policies.language.tiny_text import byte_tokenizer, character_tokenizer
 
 CHAT = [{"role": "system", "content": "Hi"}, {"role": "user", "content": "1+2=?"}]
 CHARACTERS = character_tokenizer("0123456789+=?Hi;\n ")

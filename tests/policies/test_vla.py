@@ -9,8 +9,8 @@ import torch
 from vla_models import SPACE, observations, policy_of
 
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.policies.control import load_policy, save_policy, start_from_policy
-from guerdon.policies.robot import ControlInputs
+from guerdon.policies.robots.control import load_policy, save_policy, start_from_policy
+from guerdon.policies.robots.robot import ControlInputs
 from guerdon.policies.vla.flow import gaussian_log_prob, sde_sigma, step_mean
 from guerdon.policies.vla.token import bins_of, values_of
 from guerdon.policies.vla.vision import IMAGENET, DinoSiglipTowers, ViTSize, cropped

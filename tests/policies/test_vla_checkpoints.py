@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from vla_models import observations
 
 from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError
-from guerdon.policies.adapter_files import merged_weights
-from guerdon.policies.control import build_policy, load_policy, save_policy
+from guerdon.policies.pretrained.adapter_files import merged_weights
+from guerdon.policies.robots.control import build_policy, load_policy, save_policy
 from guerdon.policies.vla import published
 from guerdon.policies.vla.policy import quantize
 from guerdon.policies.vla.prismatic import PrismaticNetwork

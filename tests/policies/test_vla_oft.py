@@ -31,9 +31,9 @@ from vla_models import observations, policy_of
 from guerdon.collect.collect import collect
 from guerdon.episodes.read import read_episodes
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.policies.control import load_policy, save_policy
-from guerdon.policies.pickled import import_model
-from guerdon.policies.robot import ControlInputs
+from guerdon.policies.pretrained.pickled import import_model
+from guerdon.policies.robots.control import load_policy, save_policy
+from guerdon.policies.robots.robot import ControlInputs
 from guerdon.policies.vla.regression import laplace_log_prob
 from guerdon.policies.vla.vision import HALF, IMAGENET, normalised
 from guerdon.settings.study import Study

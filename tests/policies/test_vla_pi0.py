@@ -18,12 +18,12 @@ from test_vla_checkpoints import write_tokenizer
 from vla_models import observations
 
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.policies.control import build_policy, load_policy, save_policy
-from guerdon.policies.robot import ControlInputs
+from guerdon.policies.robots.control import build_policy, load_policy, save_policy
+from guerdon.policies.robots.robot import ControlInputs
 from guerdon.policies.vla import published_pi0
 from guerdon.policies.vla.flow import gaussian_log_prob
-from guerdon.policies.vla.pi0 import state_prompt
 from guerdon.policies.vla.policy import VLAInputs
+from guerdon.policies.vla.published_pi0 import state_prompt
 from guerdon.settings.study import Study
 from guerdon.settings.vla_policy import VLAPolicySettings
 from guerdon.worlds.eye import letterboxed

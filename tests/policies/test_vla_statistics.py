@@ -26,7 +26,7 @@ from test_vla_checkpoints import (
 from vla_models import observations
 
 from guerdon.errors import CheckpointError, ConfigError, DataError
-from guerdon.policies.control import load_policy, save_policy
+from guerdon.policies.robots.control import load_policy, save_policy
 from guerdon.policies.vla.checkpoint_config import OpenVLAConfig, SmolVLAConfig, check_inputs, checked
 from guerdon.policies.vla.statistics import instruction_length, lerobot_statistics, openvla_statistics
 from guerdon.train.bc import _observed

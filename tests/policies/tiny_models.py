@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from guerdon.policies.text_files import load_policy
-from guerdon.policies.tokens import token_batch
+from guerdon.policies.batches.tokens import token_batch
+from guerdon.policies.language.text_files import load_policy
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
 
 torch.set_num_threads(1)

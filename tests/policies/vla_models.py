@@ -3,7 +3,7 @@
 import gymnasium
 import numpy as np
 
-from guerdon.policies.control import build_policy
+from guerdon.policies.robots.control import build_policy
 from guerdon.settings.vla_policy import VLAPolicySettings
 
 TINY = {"image_size": 16, "hidden_size": 16, "layers": 2, "heads": 2, "words": 64}

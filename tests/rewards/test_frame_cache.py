@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guerdon.errors import ConfigError
-from guerdon.rewards.frame_cache import HASH_SIZE, FrameCache, difference_hash
+from guerdon.rewards.control_sources import HASH_SIZE, FrameCache, difference_hash
 from guerdon.settings.reward import CacheSettings, SourceSettings
 from guerdon.types import Episode, Failure, Score
 from rl_clock import Reader, clock_study, interrupted, lines, reader_reward, result, start

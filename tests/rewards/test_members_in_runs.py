@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from guerdon.config import validate
+from guerdon.config.loading import validate
 from guerdon.errors import ConfigError
 from guerdon.models.load import load_reward_model
-from guerdon.models.preference import PreferenceModel
-from guerdon.models.text_model import TextModelCard
+from guerdon.models.text.preference import PreferenceModel
+from guerdon.models.text.text_model import TextModelCard
 from guerdon.settings.study import Study
 from guerdon.types import Episode
 from text_rl import letter_study, lines, start

@@ -8,15 +8,15 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from guerdon import distributed
 from guerdon.collect.text import Responses, take
+from guerdon.compute import distributed
 from guerdon.errors import ConfigError
-from guerdon.models import text_losses as implicit
-from guerdon.policies.passes import slices
-from guerdon.policies.text import TextPolicy, reference
-from guerdon.policies.text_files import load_policy, save_policy
-from guerdon.policies.tiny_text import build_tokenizer
-from guerdon.policies.tokens import token_batch
+from guerdon.models.text import text_losses as implicit
+from guerdon.policies.batches.passes import slices
+from guerdon.policies.batches.tokens import token_batch
+from guerdon.policies.language.text import TextPolicy, reference
+from guerdon.policies.language.text_files import load_policy, save_policy
+from guerdon.policies.language.tiny_text import build_tokenizer
 from guerdon.rewards.prime import LabelledBatch, TextReplay
 from guerdon.rewards.source import GroundTruth, SourceTerms
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from guerdon.models.text_load import load_text_model
-from guerdon.models.text_model import ADDED, read_card
-from guerdon.policies.text_files import load_policy, save_policy
-from guerdon.policies.tiny_text import build_tokenizer
-from guerdon.policies.tokens import prompt_ids, response_ids, token_batch
+from guerdon.models.text.text_load import load_text_model
+from guerdon.models.text.text_model import ADDED, read_card
+from guerdon.policies.batches.tokens import prompt_ids, response_ids, token_batch
+from guerdon.policies.language.text_files import load_policy, save_policy
+from guerdon.policies.language.tiny_text import build_tokenizer
 from guerdon.rewards.prime import LabelledBatch
 from guerdon.rl.run import run_folder
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
@@ -177,7 +177,7 @@ def test_prompts_that_one_card_cannot_describe_are_said(tmp_path):
 def test_a_card_of_before_is_read(tmp_path):
     import json
 
-    from guerdon.atomic import sha256
+    from guerdon.files.atomic import sha256
 
     loop = learnt(tmp_path)
     folder = run_folder(loop.study) / "reward_models" / "prime"

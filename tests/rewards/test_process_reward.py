@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from guerdon.models.tiny_vlm import write_tiny_vlm
+from guerdon.models.vlm.tiny_vlm import write_tiny_vlm
 from guerdon.rewards.source import SourceTerms
 from guerdon.rl.learner import source_advantages
 from guerdon.rl.loop import Loop

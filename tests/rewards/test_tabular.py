@@ -6,16 +6,16 @@ from scipy.special import expit
 
 from guerdon.collect.text import Responses
 from guerdon.errors import ConfigError
-from guerdon.policies.tiny_text import build_tokenizer
-from guerdon.policies.tokens import response_ids, token_batch
+from guerdon.policies.batches.tokens import response_ids, token_batch
+from guerdon.policies.language.tiny_text import build_tokenizer
 from guerdon.rewards.source import SourceTerms
 from guerdon.rewards.tabular import OutcomeTable, TabularReward
 from guerdon.settings.data import ChainSettings
 from guerdon.settings.reward_models import TabularModelSettings
 from guerdon.settings.text_policy import TinyModelSettings
 from guerdon.settings.train import MistakesSettings
-from guerdon.tasks.demonstrations import demonstrate
 from guerdon.tasks.reasoning import step_truth, task_family
+from guerdon.train.sft import demonstrate
 from text_rl import as_rollout, sum_study
 
 TOKENIZER = build_tokenizer(TinyModelSettings(alphabet="0123456789+-*=?;"))

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guerdon.errors import ConfigError, TooManyFailuresError
-from guerdon.evaluate.scores import aggregate
-from guerdon.labels.step_splitters import split
+from guerdon.models.scores import aggregate
+from guerdon.policies.batches.step_splitters import split
 from guerdon.rewards.source import SourceTerms
 from guerdon.rewards.text_sources import TextReward
 from guerdon.rewards.text_steps import cut_steps, token_places

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from guerdon.policies.robot import Action, RobotPolicy
+from guerdon.policies.robots.robot import Action, RobotPolicy
 from guerdon.types import Evaluated
 from guerdon.worlds.world import ObservationSpec
 

@@ -7,8 +7,8 @@ from test_unknown_success import corridor_study
 
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError, DataError
-from guerdon.models.backbone import ImageScorer
-from guerdon.models.online import load_online_image_model
+from guerdon.models.images.backbone import ImageScorer
+from guerdon.models.images.online import load_online_image_model
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
 from guerdon.settings.reward_models import ProgressModelSettings, ResNetModelSettings, UpdateSettings

@@ -7,7 +7,7 @@ import pytest
 
 import rl_clock as tiny
 from guerdon.collect.control import ControlCollector
-from guerdon.policies.robot import Action
+from guerdon.policies.robots.robot import Action
 from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import SourceTerms
 from guerdon.settings.policy import MLPPolicySettings

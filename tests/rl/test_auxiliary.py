@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from guerdon.errors import ConfigError
-from guerdon.policies.control import load_policy
-from guerdon.policies.passes import slices
+from guerdon.policies.batches.passes import slices
+from guerdon.policies.robots.control import load_policy
 from guerdon.rl.learner import observation_values
 from guerdon.rl.run import run_folder
 from guerdon.rl.update import Batch, update_policy

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from guerdon.errors import ConfigError
-from guerdon.rl.average import PolicyAverage
+from guerdon.rl.loop import PolicyAverage
 from guerdon.rl.run import run_folder
 from guerdon.settings.study import Study
 from rl_clock import clock_study, lines, start

@@ -13,8 +13,7 @@ from guerdon.errors import ConfigError
 from guerdon.integrations.step_rewards import StepRewards
 from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import GroundTruth, SourceTerms
-from guerdon.rl.off_policy import SACLearner
-from guerdon.rl.relabel import relabel, remember
+from guerdon.rl.off_policy import SACLearner, relabel, remember
 from guerdon.rl.replay import Replay
 from guerdon.settings.reward import SourceSettings
 from guerdon.types import Failure, RewardInfo, Score

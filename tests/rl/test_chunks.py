@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from chunk_policy import ChunkPolicy
 from guerdon.errors import ConfigError
-from guerdon.policies.control import build_policy
-from guerdon.policies.robot import ControlInputs
+from guerdon.policies.robots.control import build_policy
+from guerdon.policies.robots.robot import ControlInputs
 from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import SourceTerms
 from guerdon.rl.advantages import groups_within
 from guerdon.rl.build_control import check_bounds, check_decisions
-from guerdon.rl.chunks import decision_mask, decision_rows
-from guerdon.rl.learner import OnPolicyLearner, source_advantages
+from guerdon.rl.learner import OnPolicyLearner, decision_mask, decision_rows, source_advantages
 from guerdon.rl.losses import sum_parts
 from guerdon.rl.update import make_batch, update_policy
 from guerdon.settings.algorithm import ControlAlgorithmSettings

@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guerdon.policies.control import build_policy
-from guerdon.policies.robot import ControlInputs
-from guerdon.rl import closed_form
+from guerdon.policies.robots.control import build_policy
+from guerdon.policies.robots.robot import ControlInputs
+from guerdon.rl import update as closed_form
 from guerdon.rl.update import make_batch, update_policy
 from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.policy import MLPPolicySettings

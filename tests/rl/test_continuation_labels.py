@@ -7,8 +7,8 @@ import torch
 from guerdon.collect.continuations import UNREACHED, Continuations
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
-from guerdon.models.backbone import ImageScorer, calibrating, to_input
-from guerdon.models.image import ImageModelConfig, save_checkpoint
+from guerdon.models.images.backbone import ImageScorer, calibrating, to_input
+from guerdon.models.images.image import ImageModelConfig, save_checkpoint
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
 from guerdon.settings.study import Study

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from guerdon.config import to_yaml
+from guerdon.compute.finite import MAX_SKIPPED, SkippedSteps, first_non_finite, load_weights, save_weights
+from guerdon.config.loading import to_yaml
 from guerdon.errors import CheckpointError, NonFiniteError
-from guerdon.finite import MAX_SKIPPED, SkippedSteps, first_non_finite, load_weights, save_weights
-from guerdon.policies import control
+from guerdon.policies.robots import control
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.run import run_folder
 from rl_clock import clock_study

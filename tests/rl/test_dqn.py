@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from guerdon.errors import ConfigError
-from guerdon.policies.control import load_policy
-from guerdon.policies.heads import QValues
+from guerdon.policies.robots.control import load_policy
+from guerdon.policies.robots.heads import QValues
 from guerdon.rl.run import run_folder
 from guerdon.settings.off_policy import SACSettings
 from guerdon.settings.study import Study

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from guerdon.atomic import seal_folder, write_json
+from guerdon.compute.generators import ACTING, LEARNING, REPLAY, generator
 from guerdon.errors import CheckpointError
-from guerdon.generators import ACTING, LEARNING, REPLAY, generator
+from guerdon.files.atomic import seal_folder, write_json
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.run import run_folder
 from rl_clock import clock_study

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from guerdon.collect.control import ControlCollector
 from guerdon.collect.shards import join_control
 from guerdon.collect.stepping import evaluate
-from guerdon.compare.report import write_single_report
+from guerdon.comparison.report import write_single_report
 from guerdon.errors import ConfigError
 from guerdon.rewards.source import GroundTruth, SourceTerms
 from guerdon.rl.loop import Loop

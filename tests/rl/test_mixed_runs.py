@@ -16,10 +16,10 @@ from guerdon.episodes.layout import camera_for
 from guerdon.episodes.read import read_episodes
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
-from guerdon.evaluate.score_logs import score_path
-from guerdon.models.backbone import ImageScorer
-from guerdon.models.image import ImageModelConfig, load_image_model, save_checkpoint, state_rows
-from guerdon.policies.control import load_policy
+from guerdon.evaluation.scoring.score_logs import score_path
+from guerdon.models.images.backbone import ImageScorer
+from guerdon.models.images.image import ImageModelConfig, load_image_model, save_checkpoint, state_rows
+from guerdon.policies.robots.control import load_policy
 from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import SourceTerms
 from guerdon.rl.run import run

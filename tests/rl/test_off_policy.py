@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError, DataError
-from guerdon.policies.control import build_policy, load_policy
-from guerdon.policies.efficientnet import EfficientNetLite0
-from guerdon.policies.encoders import FrozenFeatures
-from guerdon.progress import log_once
+from guerdon.policies.robots.control import build_policy, load_policy
+from guerdon.policies.robots.efficientnet import EfficientNetLite0
+from guerdon.policies.robots.encoders import FrozenFeatures
+from guerdon.processes.progress import log_once
 from guerdon.rewards.source import SourceTerms
 from guerdon.rl.off_policy import SACLearner, dqn_targets, sac_targets, smallest, squared_error
 from guerdon.rl.replay import Replay

@@ -11,7 +11,7 @@ from guerdon.collect.collect import collect
 from guerdon.collect.control import ControlCollector
 from guerdon.episodes.read import read_episodes
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.policies.control import load_policy
+from guerdon.policies.robots.control import load_policy
 from guerdon.rl.run import run_folder
 from guerdon.settings.study import Study
 from guerdon.train.bc import train_bc

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from guerdon.policies.text_files import load_policy
-from guerdon.policies.tokens import token_batch
+from guerdon.policies.batches.tokens import token_batch
+from guerdon.policies.language.text_files import load_policy
 from guerdon.rl.build_text import VERIFIER
 from guerdon.rl.learner import KL
 from guerdon.rl.update import make_batch, update_policy
@@ -129,7 +129,7 @@ def test_no_two_names_make_the_same_update_and_only_rloo_and_dr_grpo_the_same_di
 
 
 def test_removed_padding_and_shared_prompts_are_what_the_settings_say(monkeypatch):
-    from guerdon.policies import text
+    from guerdon.policies.language import text
 
     used = []
     for name in ("lay_out", "lay_out_shared"):

@@ -2,7 +2,7 @@
 
 import torch
 
-from guerdon.models.image import load_checkpoint
+from guerdon.models.images.image import load_checkpoint
 from guerdon.rl.run import run_folder
 from rl_clock import clock_study, lines, start
 from rl_models import image_reward

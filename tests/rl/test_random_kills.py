@@ -17,7 +17,7 @@ import pytest
 
 import rl_models
 from child import environment
-from guerdon.config import to_yaml
+from guerdon.config.loading import to_yaml
 from guerdon.rl.run import run_folder
 from rl_clock import clock_study
 from text_rl import letter_study, prime

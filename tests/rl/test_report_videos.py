@@ -6,8 +6,8 @@ import pytest
 
 from guerdon.collect import stepping
 from guerdon.collect.stepping import video as episode_video
-from guerdon.compare.report_videos import choose_videos, fit_videos
-from guerdon.compare.results import RunRecord
+from guerdon.comparison.report_videos import choose_videos, fit_videos
+from guerdon.comparison.results import RunRecord
 from guerdon.rl.videos import write_video
 from guerdon.settings.world import GymnasiumSettings
 from guerdon.worlds.build import build_world

@@ -12,7 +12,7 @@ import yaml
 
 from child import environment
 from guerdon.cli import main
-from guerdon.config import load, to_yaml
+from guerdon.config.loading import load, to_yaml
 from guerdon.models.load import load_reward_model
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.loop import Loop
@@ -217,7 +217,7 @@ def spoil(folder):
     """Make a model's weights so large that its values overflow, though they are finite themselves."""
     import torch
 
-    from guerdon.models.image import load_checkpoint, save_checkpoint
+    from guerdon.models.images.image import load_checkpoint, save_checkpoint
 
     scorer, config = load_checkpoint(folder)
     with torch.no_grad():

@@ -6,7 +6,7 @@ from collections import namedtuple
 import pytest
 
 from guerdon.errors import ConfigError, DataError
-from guerdon.policies import text_files
+from guerdon.policies.language import text_files
 from guerdon.rl import build_text
 from guerdon.rl.build_text import check_text, text_parts
 from guerdon.settings.study import Study

@@ -10,7 +10,7 @@ import torch
 from test_own_policy import token_study
 
 from child import environment
-from guerdon.config import to_yaml
+from guerdon.config.loading import to_yaml
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run, run_folder
 from learners import assert_alike, finished, run_together, start_together
@@ -106,7 +106,7 @@ def test_the_first_process_ends_all_of_them(tmp_path):
 
 
 FAILING = """
-from guerdon import distributed
+from guerdon.compute import distributed
 from guerdon.errors import DataError
 
 def part():

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from guerdon.collect.shards import AheadCollector
 from guerdon.errors import CheckpointError, DataError
-from guerdon.rl import closed_form
+from guerdon.rl import update as closed_form
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
 from rl_clock import clock_study, lines, reader_reward, result, start

@@ -11,8 +11,8 @@ import torch
 from pydantic import ValidationError
 
 from guerdon.errors import ConfigError, NonFiniteError, TooManyFailuresError
-from guerdon.policies.text_files import load_policy, save_policy
-from guerdon.policies.tiny_text import build_tokenizer
+from guerdon.policies.language.text_files import load_policy, save_policy
+from guerdon.policies.language.tiny_text import build_tokenizer
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings

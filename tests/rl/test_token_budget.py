@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from guerdon.policies.text_files import load_policy
-from guerdon.policies.tokens import token_batch
+from guerdon.policies.batches.tokens import token_batch
+from guerdon.policies.language.text_files import load_policy
 from guerdon.rl.update import Batch, update_policy
 from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.text_policy import TextPolicySettings

@@ -8,10 +8,10 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from guerdon import cli
-from guerdon.compare.report import write_single_report
+from guerdon.comparison.report import write_single_report
 from guerdon.errors import ConfigError
+from guerdon.models.images.online import OnlineImageModel
 from guerdon.models.load import load_reward_model
-from guerdon.models.online import OnlineImageModel
 from guerdon.rewards.refit import RefittedReward
 from guerdon.rewards.source import SourceTerms
 from guerdon.rl.log import true_success

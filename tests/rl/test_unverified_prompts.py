@@ -11,12 +11,12 @@ import pytest
 import torch
 import yaml
 
-from guerdon.compare.report import write_single_report
-from guerdon.compare.results import comparison_rows, read_study
-from guerdon.compare.study import plan_study, run_study
-from guerdon.config import validate
+from guerdon.comparison.report import write_single_report
+from guerdon.comparison.results import comparison_rows, read_study
+from guerdon.comparison.study import plan_study, run_study
+from guerdon.config.loading import validate
 from guerdon.errors import ConfigError, DataError
-from guerdon.evaluate.search_study import check_search
+from guerdon.evaluation.searching.search_study import check_search
 from guerdon.labels.label import check_label
 from guerdon.rl.episode_stats import EpisodeStats
 from guerdon.rl.reward_warnings import reward_warnings

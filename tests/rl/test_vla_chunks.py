@@ -10,11 +10,10 @@ import torch
 from gymnasium.spaces import Box
 from test_chunks import random_rollout
 
-from guerdon.policies.robot import ControlInputs
+from guerdon.policies.robots.robot import ControlInputs
 from guerdon.rewards.source import SourceTerms
 from guerdon.rl.build_control import control_optimizer
-from guerdon.rl.chunks import decision_rows
-from guerdon.rl.learner import source_advantages
+from guerdon.rl.learner import decision_rows, source_advantages
 from guerdon.rl.update import make_batch, update_policy
 from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.types import Rewards

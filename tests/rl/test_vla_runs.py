@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from guerdon.collect.collect import collect
-from guerdon.config import load
+from guerdon.config.loading import load
 from guerdon.episodes.read import read_episodes
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError, DataError
-from guerdon.policies.control import load_policy
+from guerdon.policies.robots.control import load_policy
 from guerdon.policies.vla.token import TokenVLA
 from guerdon.settings.study import Study
 from guerdon.train.bc import gather_chunks, train_bc

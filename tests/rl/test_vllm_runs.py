@@ -8,8 +8,8 @@ from pydantic import ValidationError
 import fake_vllm
 from guerdon.collect.text import TextCollector
 from guerdon.errors import ConfigError, GuerdonError
-from guerdon.policies.generate_vllm import engine_of_process
-from guerdon.policies.text_files import load_policy
+from guerdon.policies.language.generate_vllm import engine_of_process
+from guerdon.policies.language.text_files import load_policy
 from guerdon.rl.build_text import check_text
 from guerdon.rl.learner import importance_weighted
 from guerdon.rl.losses import truncated_weights

@@ -79,7 +79,7 @@ class FakeClock:
         self.time, self.slept = 1000.0, []
 
     def clock(self):
-        from guerdon.retry import Clock
+        from guerdon.network.retry import Clock
 
         return Clock(now=lambda: self.time, wall=lambda: 0.0, sleep_async=self._sleep)
 

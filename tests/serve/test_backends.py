@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from guerdon.errors import ConfigError
-from guerdon.models.backbone import ImageScorer
-from guerdon.models.image import ImageModelConfig, save_checkpoint
+from guerdon.models.images.backbone import ImageScorer
+from guerdon.models.images.image import ImageModelConfig, save_checkpoint
 from guerdon.serve.backends import model_loader, vlm_options
 from guerdon.settings.serve import ServedModelSettings
 from guerdon.types import Episode
@@ -73,12 +73,12 @@ def test_an_image_model_that_learns(checkpoint, tmp_path):
 
 def implicit_folder(folder):
     """An implicit process reward model as `guerdon train` would write it."""
-    from guerdon.models.implicit_text import ImplicitModel
-    from guerdon.models.text_model import TextModelCard
-    from guerdon.policies.shared_base import SharedBase
-    from guerdon.policies.text import TextPolicy
-    from guerdon.policies.text_files import load_policy
-    from guerdon.policies.tiny_text import build_model, build_tokenizer
+    from guerdon.models.text.implicit_text import ImplicitModel
+    from guerdon.models.text.text_model import TextModelCard
+    from guerdon.policies.language.shared_base import SharedBase
+    from guerdon.policies.language.text import TextPolicy
+    from guerdon.policies.language.text_files import load_policy
+    from guerdon.policies.language.tiny_text import build_model, build_tokenizer
     from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
 
     tiny = TinyModelSettings(hidden_size=32, layers=2, heads=4, kv_heads=2, intermediate=48)
@@ -110,7 +110,7 @@ def steps_of(scores):
 
 @pytest.mark.slow
 def test_the_implicit_model_served_and_taught_says_what_the_local_one_says(server, tmp_path):
-    from guerdon.models.text_load import load_text_model
+    from guerdon.models.text.text_load import load_text_model
 
     folder = implicit_folder(tmp_path / "prm")
     local = load_text_model(str(folder), device="cpu")

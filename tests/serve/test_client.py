@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from guerdon.errors import ConfigError, DataError, RewardRequestError
 from guerdon.models.explained_score import JudgeOptions
 from guerdon.serve.client import AsyncRewardClient, RewardClient
-from guerdon.serve.client_wire import read_items, read_score
+from guerdon.serve.wires.client_wire import read_items, read_score
 from guerdon.settings.remote import RemoteSettings
 from guerdon.types import Episode, RewardInfo
 
@@ -252,7 +252,7 @@ def test_many_items_travel_together_and_come_back_in_order():
 
 
 def test_large_items_do_not_share_a_request(monkeypatch):
-    monkeypatch.setattr("guerdon.serve.client_wire.MOST_BYTES", 100)
+    monkeypatch.setattr("guerdon.serve.wires.client_wire.MOST_BYTES", 100)
     with chaos_server() as server, client_of(server) as client:
         client.judge([texts("x" * 60), texts("y" * 60), texts("z"), texts("w" * 500)])
         assert sorted(len(body["items"]) for body in server.requests) == [1, 1, 2]

@@ -7,7 +7,7 @@ import time
 import pytest
 from processes import start_server
 
-from guerdon.retry import Clock
+from guerdon.network.retry import Clock
 from guerdon.serve.client import RewardClient
 from guerdon.settings.remote import RemoteSettings
 

@@ -6,7 +6,7 @@ import json
 import pytest
 from foreign import FRAME, LOGIT, b64, grey, npy, serving
 
-from guerdon.serve.client_wire import RewardsFormat, ScoreFormat, ServerReply
+from guerdon.serve.wires.client_wire import RewardsFormat, ScoreFormat, ServerReply
 from guerdon.settings.remote import RemoteSettings
 from guerdon.types import Episode
 

@@ -19,15 +19,15 @@ from judge_server import judge_server  # noqa: E402
 from tiny_text_policies import tiny_policy  # noqa: E402
 
 from guerdon.errors import ConfigError, DataError  # noqa: E402
-from guerdon.labels.append_log import Cache, Ledger, shared  # noqa: E402
+from guerdon.files.append_log import Cache, Ledger, shared  # noqa: E402
 from guerdon.models.explained_score import JudgeOptions  # noqa: E402
-from guerdon.models.preference import PreferenceModel  # noqa: E402
-from guerdon.models.text_load import load_text_model  # noqa: E402
-from guerdon.models.text_model import TextModelCard  # noqa: E402
+from guerdon.models.text.preference import PreferenceModel  # noqa: E402
+from guerdon.models.text.text_load import load_text_model  # noqa: E402
+from guerdon.models.text.text_model import TextModelCard  # noqa: E402
 from guerdon.serve.backends import model_loader, refuse_all  # noqa: E402
 from guerdon.serve.client import load_remote  # noqa: E402
-from guerdon.serve.client_wire import read_items  # noqa: E402
 from guerdon.serve.errors import BadRequest, Busy  # noqa: E402
+from guerdon.serve.wires.client_wire import read_items  # noqa: E402
 from guerdon.settings.remote import RemoteSettings  # noqa: E402
 from guerdon.settings.serve import ServedModelSettings, ServeSettings  # noqa: E402
 from guerdon.types import Episode, RewardInfo, Score  # noqa: E402

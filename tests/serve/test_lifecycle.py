@@ -205,7 +205,7 @@ def test_what_needs_no_loading_is_refused_before_the_server_listens(words, messa
 
 
 def test_the_options_that_are_known_before_an_import_are_those_of_the_function():
-    from guerdon.models.online import OnlineImageModel
+    from guerdon.models.images.online import OnlineImageModel
 
     parameters = inspect.signature(OnlineImageModel).parameters.values()
     options = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]

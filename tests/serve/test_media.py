@@ -17,10 +17,10 @@ from PIL import Image
 
 from guerdon.episodes.video import VideoWriter
 from guerdon.errors import DataError
-from guerdon.serve.client_wire import video_file
 from guerdon.serve.decode import check_boxes, decode_array, decode_pictures, decode_text, decode_video, sniff
 from guerdon.serve.errors import Busy, NotReady
 from guerdon.serve.media import Media, MediaRefused
+from guerdon.serve.wires.client_wire import video_file
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.serve import MediaSettings, ServeSettings
 

@@ -5,9 +5,10 @@ import sys
 from fastapi import APIRouter, Request
 from foreign import serving
 
-from guerdon.serve import app, wire
+from guerdon.serve import app
 from guerdon.serve.errors import ERRORS
-from guerdon.serve.wire_text import PromptResponse
+from guerdon.serve.wires import wire
+from guerdon.serve.wires.wire_text import PromptResponse
 
 routes = APIRouter(tags=["toy"], responses=ERRORS)
 

@@ -16,15 +16,15 @@ sys.path.insert(0, str(HERE.parent / "models"))
 from adapter_models import Trl  # noqa: E402
 
 from guerdon.collect.control import ControlCollector  # noqa: E402
-from guerdon.config import load  # noqa: E402
+from guerdon.config.loading import load  # noqa: E402
 from guerdon.episodes.read import dataset_hash, read_episodes  # noqa: E402
 from guerdon.errors import ConfigError, RewardRequestError  # noqa: E402
-from guerdon.evaluate.image_suite import evaluate_model, evaluate_study  # noqa: E402
-from guerdon.models.backbone import ImageScorer  # noqa: E402
+from guerdon.evaluation.suites.image_suite import evaluate_model, evaluate_study  # noqa: E402
 from guerdon.models.explained_score import Judge, JudgeOptions, judge  # noqa: E402
-from guerdon.models.image import ImageModelConfig, save_checkpoint  # noqa: E402
+from guerdon.models.images.backbone import ImageScorer  # noqa: E402
+from guerdon.models.images.image import ImageModelConfig, save_checkpoint  # noqa: E402
 from guerdon.models.load import load_reward_model  # noqa: E402
-from guerdon.models.text_load import load_text_model  # noqa: E402
+from guerdon.models.text.text_load import load_text_model  # noqa: E402
 from guerdon.rewards.control_sources import ControlReward  # noqa: E402
 from guerdon.rewards.source import SourceTerms  # noqa: E402
 from guerdon.serve.client import (  # noqa: E402

@@ -14,7 +14,7 @@ from chaos import chaos_server, worth
 
 import text_rl
 from guerdon.cli import main
-from guerdon.config import to_yaml
+from guerdon.config.loading import to_yaml
 from guerdon.errors import ConfigError, TooManyFailuresError
 from guerdon.rl import build_text, learner
 from guerdon.rl import checkpoint as ckpt

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from guerdon.config import load, to_plain, validate
+from guerdon.config.loading import load, to_plain, validate
 from guerdon.errors import ConfigError
 from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import SourceTerms

@@ -15,10 +15,9 @@ from toys import Toy
 
 from guerdon.errors import ConfigError, GuerdonError
 from guerdon.models.explained_score import JudgeOptions
-from guerdon.serve.backends import build_model, model_loader
+from guerdon.serve.backends import Replicas, build_model, gpu_of, model_loader
 from guerdon.serve.errors import ModelFailed, NotReady
 from guerdon.serve.launch import serve_settings
-from guerdon.serve.replicas import Replicas, gpu_of
 from guerdon.settings.serve import ServedModelSettings
 from guerdon.types import Episode
 

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from toys import step_value
 
-from guerdon.evaluate.scores import AGGREGATIONS, aggregate
+from guerdon.models.scores import AGGREGATIONS, aggregate
 from guerdon.serve.routes import RewardsRequest, UpdateRequest
 
 

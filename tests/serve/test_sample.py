@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from toys import Toy
 
-from guerdon.audit.logs import read_log
-from guerdon.config import validate
+from guerdon.auditing.logs import read_log
+from guerdon.config.loading import validate
 from guerdon.errors import ConfigError
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.serve import sample as module

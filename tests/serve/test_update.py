@@ -13,8 +13,8 @@ import httpx2 as httpx
 import pytest
 from toys import Learner, Toy
 
-from guerdon.atomic import seal_folder, write_json
 from guerdon.errors import CheckpointError, ConfigError
+from guerdon.files.atomic import seal_folder, write_json
 from guerdon.models.explained_score import JudgeOptions
 from guerdon.serve import update_store
 from guerdon.serve.backends import ModelLoader

@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from guerdon.cli import app
 from guerdon.errors import ConfigError, DataError
-from guerdon.models.text_heads import StepwiseModel
-from guerdon.models.text_model import TextModelCard
-from guerdon.models.tiny_vlm import write_tiny_vlm
-from guerdon.policies.text_files import load_policy
+from guerdon.models.text.text_heads import StepwiseModel
+from guerdon.models.text.text_model import TextModelCard
+from guerdon.models.vlm.tiny_vlm import write_tiny_vlm
+from guerdon.policies.language.text_files import load_policy
 from guerdon.serve.backends import VideoScorer, model_loader
 from guerdon.serve.client import RewardClient
 from guerdon.settings.serve import ServedModelSettings

@@ -4,7 +4,7 @@ import pytest
 from foreign import FRAME, VIDEO, Watching, b64, brightness, brightness_of_frames, failing, grey, picture, serving
 
 from guerdon.models.explained_score import ExplainedScore
-from guerdon.serve.wire_chat import trend
+from guerdon.serve.wires.wire_chat import trend
 from guerdon.types import Failure, Score
 
 TREND = (

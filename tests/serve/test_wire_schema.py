@@ -22,9 +22,9 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from guerdon.serve.routes import OptionFields, RewardItem, RewardsRequest
-from guerdon.serve.wire_chat import ChatCompletionRequest
-from guerdon.serve.wire_seed import ScoreRequest
-from guerdon.serve.wire_vllm import PoolRequest
+from guerdon.serve.wires.wire_chat import ChatCompletionRequest
+from guerdon.serve.wires.wire_seed import ScoreRequest
+from guerdon.serve.wires.wire_vllm import PoolRequest
 
 
 def no_server_error(context, response, case):

@@ -10,8 +10,8 @@ from foreign import Watching, b64, grey, npy, picture, serving
 
 from guerdon.episodes.video import VideoWriter
 from guerdon.models.explained_score import ExplainedScore
-from guerdon.models.vlm import VLMRewardModel
-from guerdon.serve.wire_seed import ScoreRequest
+from guerdon.models.vlm.vlm import VLMRewardModel
+from guerdon.serve.wires.wire_seed import ScoreRequest
 from guerdon.settings.vlm import VLMSettings
 from guerdon.types import RewardInfo, Score
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guerdon.models.explained_score import ExplainedScore
-from guerdon.serve.wire import text_episode
-from guerdon.serve.wire_chat import task_of, trend
-from guerdon.serve.wire_text import (
+from guerdon.serve.wires.wire import text_episode
+from guerdon.serve.wires.wire_chat import task_of, trend
+from guerdon.serve.wires.wire_text import (
     CutError,
     as_conversation,
     cut,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from guerdon.atomic import write_json
+from guerdon.files.atomic import write_json
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.types import Episode, Failure, RewardInfo, Score
 

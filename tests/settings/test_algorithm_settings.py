@@ -8,7 +8,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from guerdon.config import to_plain, validate
+from guerdon.config.loading import to_plain, validate
 from guerdon.errors import ConfigError
 from guerdon.plan.estimate import estimate
 from guerdon.rewards.prime import GRAD_CLIP

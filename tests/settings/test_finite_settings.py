@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError, create_model
 
 import guerdon
-from guerdon.config import load
+from guerdon.config.loading import load
 from guerdon.errors import ConfigError
 from guerdon.settings.base import Settings
 from guerdon.settings.study import Study

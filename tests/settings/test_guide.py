@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from guerdon.config import load
+from guerdon.config.loading import load
 from guerdon.errors import CheckpointError
 from guerdon.settings.study import Study
 
@@ -61,8 +61,8 @@ def checkpoint(study):
     """A network of the guide's shape with random weights."""
     import torch
 
-    from guerdon.models.backbone import ImageScorer
-    from guerdon.models.image import ImageModelConfig, save_checkpoint
+    from guerdon.models.images.backbone import ImageScorer
+    from guerdon.models.images.image import ImageModelConfig, save_checkpoint
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -4,7 +4,7 @@ import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from guerdon import config
+from guerdon.config import loading as config
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.settings.study import Study
 from guerdon.settings.world import PROTOCOLS, SUITES, LiberoSettings, WorldSettings

@@ -5,7 +5,7 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from guerdon.config import Tree, to_plain, validate
+from guerdon.config.loading import Tree, to_plain, validate
 from guerdon.errors import ConfigError
 from guerdon.settings import base
 from guerdon.settings.algorithm import ControlAlgorithmSettings

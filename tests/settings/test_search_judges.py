@@ -2,7 +2,7 @@
 
 import pytest
 
-from guerdon.config import validate
+from guerdon.config.loading import validate
 from guerdon.errors import ConfigError
 from guerdon.settings.study import Study
 
@@ -25,8 +25,8 @@ def test_one_that_compares_is_refused(mode):
 
 
 def test_an_evaluation_refuses_a_model_that_compares():
-    from guerdon.evaluate.scores import refuse_relative
-    from guerdon.models.judge import JudgeModel, JudgePlan
+    from guerdon.models.judges.judge import JudgeModel, JudgePlan
+    from guerdon.models.scores import refuse_relative
 
     refuse_relative(JudgeModel(None, JudgePlan("scale")), "judge")
     with pytest.raises(ConfigError, match="judge compares responses to the same prompt"):

@@ -6,9 +6,9 @@ from typing import Annotated
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from guerdon.config import load
+from guerdon.compute.generators import small_seed
+from guerdon.config.loading import load
 from guerdon.errors import ConfigError
-from guerdon.generators import small_seed
 from guerdon.settings.base import Settings
 from guerdon.settings.study import Study
 

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from guerdon.config import to_plain, validate
+from guerdon.config.loading import to_plain, validate
 from guerdon.errors import ConfigError
 from guerdon.settings.evaluate import EvaluateTextSettings, judged_names
 from guerdon.settings.study import Study

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from guerdon.plan.estimate import estimate
-from guerdon.progress import log_once
+from guerdon.processes.progress import log_once
 from guerdon.settings.study import Study
 from guerdon.settings.world import GymnasiumSettings, MetaWorldSettings, OwnWorldSettings
 from guerdon.worlds.build import build_world

@@ -3,10 +3,10 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from guerdon.config import to_plain
+from guerdon.config.loading import to_plain
 from guerdon.errors import ConfigError
 from guerdon.plan.estimate import estimate, estimate_train
-from guerdon.policies.text_files import load_policy
+from guerdon.policies.language.text_files import load_policy
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings, TinyModelSettings
 from guerdon.settings.train import (

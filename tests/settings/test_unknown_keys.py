@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from guerdon.config import Tree, apply_overrides, read_yaml, resolve_refs, validate
-from guerdon.config_schema import child, field_of, keys_of, leaves, members, models_in
+from guerdon.config.loading import Tree, apply_overrides, read_yaml, resolve_refs, validate
+from guerdon.config.schema import child, field_of, keys_of, leaves, members, models_in
 from guerdon.errors import ConfigError
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.study import Study
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = [*sorted((ROOT / "studies").glob("*.yaml")), *sorted((ROOT / "configs").glob("*.yaml"))]
-SHIPPED += sorted((ROOT / "src/guerdon/compare").glob("*.yaml"))
+SHIPPED += sorted((ROOT / "src/guerdon/comparison").glob("*.yaml"))
 LETTERS = string.ascii_lowercase + "_"
 
 
@@ -238,7 +238,7 @@ def test_in_python_too():
 
 @pytest.mark.parametrize("section", ["arms", "tasks"])
 def test_in_what_an_arm_or_a_task_changes_the_line_is_its_own(tmp_path, section):
-    from guerdon.compare.study import plan_study
+    from guerdon.comparison.study import plan_study
 
     path = tmp_path / "study.yaml"
     tasks = {"arms": "{t: {}}", "tasks": "\n    t:\n      reward: {max_failure_rat: 0.5}"}[section]

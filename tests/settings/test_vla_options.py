@@ -2,8 +2,8 @@
 
 import pytest
 
-from guerdon.config import load
-from guerdon.config_schema import leaves
+from guerdon.config.loading import load
+from guerdon.config.schema import leaves
 from guerdon.errors import ConfigError
 from guerdon.settings.aliases import RLINF_KEYS, VLA_OPTIONS
 from guerdon.settings.study import Study

@@ -13,8 +13,8 @@ from guerdon.settings.data import (
 )
 from guerdon.settings.train import MistakesSettings
 from guerdon.tasks.claims import WRONG_OPERATION, WRONG_START, claims
-from guerdon.tasks.demonstrations import demonstrate
 from guerdon.tasks.reasoning import step_truth, task_family
+from guerdon.train.sft import demonstrate
 
 
 @pytest.mark.parametrize(

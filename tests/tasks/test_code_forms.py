@@ -12,9 +12,9 @@ import pytest
 from test_code_tests import isolated, settings_for
 
 from guerdon.errors import DataError
-from guerdon.tasks.code_forms import tests_from as read
-from guerdon.tasks.code_forms import tests_of_row as columns
-from guerdon.tasks.code_tests import Sandbox, is_code, read_tests, run_tests
+from guerdon.tasks.code.code_forms import tests_from as read
+from guerdon.tasks.code.code_forms import tests_of_row as columns
+from guerdon.tasks.code.code_tests import Sandbox, is_code, read_tests, run_tests
 from guerdon.tasks.prompt_files import load_prompts, prompt_from_row
 from guerdon.tasks.verifier import Verifier
 

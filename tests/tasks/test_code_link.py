@@ -7,9 +7,9 @@ import pytest
 from test_code_tests import isolated
 
 from guerdon.errors import DataError
-from guerdon.tasks.code_calls import same_output
-from guerdon.tasks.code_forms import tests_of_row as columns
-from guerdon.tasks.code_tests import Sandbox, program_of, read_tests, run_tests
+from guerdon.tasks.code.code_calls import same_output
+from guerdon.tasks.code.code_forms import tests_of_row as columns
+from guerdon.tasks.code.code_tests import Sandbox, program_of, read_tests, run_tests
 
 pytestmark = pytest.mark.skipif(not isolated(), reason="this machine has no namespaces for isolation")
 

@@ -14,9 +14,10 @@ import pytest
 
 from guerdon.errors import DataError, MissingDependencyError
 from guerdon.settings.data import FilesDataSettings
-from guerdon.tasks import code_sandbox, code_tests, prompt_files
-from guerdon.tasks.code_calls import same_output
-from guerdon.tasks.code_tests import Sandbox, check_isolation, is_code, program_of, read_tests, run_tests
+from guerdon.tasks import prompt_files
+from guerdon.tasks.code import code_sandbox, code_tests
+from guerdon.tasks.code.code_calls import same_output
+from guerdon.tasks.code.code_tests import Sandbox, check_isolation, is_code, program_of, read_tests, run_tests
 from guerdon.tasks.prompt_files import load_prompts
 from guerdon.tasks.prompts import Prompt
 from guerdon.tasks.verifier import Verifier, outcome
@@ -294,7 +295,7 @@ def test_much_output_is_read_where_much_is_expected(sandbox):
 def test_nothing_is_left_when_the_process_that_asked_is_killed(tmp_path):
     """The sandbox ends with its reader, whatever a program does."""
     script = (
-        "import os, sys, threading\nfrom guerdon.tasks.code_tests import Sandbox\nsandbox = Sandbox()\n"
+        "import os, sys, threading\nfrom guerdon.tasks.code.code_tests import Sandbox\nsandbox = Sandbox()\n"
         "print(sandbox._process.process.pid, flush=True)\n"
         "sandbox.run('import time\\ntime.sleep(1000)', [{'stdin': '', 'most': 9}], 1000)\n"
     )

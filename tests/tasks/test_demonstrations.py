@@ -4,9 +4,9 @@ import pytest
 from guerdon.errors import DataError
 from guerdon.settings.data import AutomatonSettings, ChainSettings, RegisterSettings, SwapSettings
 from guerdon.settings.train import MistakesSettings
-from guerdon.tasks.demonstrations import believed, demonstrate
 from guerdon.tasks.prompts import Prompt
 from guerdon.tasks.reasoning import step_truth, task_family
+from guerdon.train.sft import believed, demonstrate
 
 FAMILIES = [
     ChainSettings(steps=8),

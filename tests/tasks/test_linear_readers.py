@@ -2,8 +2,10 @@
 
 import pytest
 
-from guerdon.replies import final_part
-from guerdon.tasks import answer_text, answer_words, answers, code_tests, quantities, stories
+from guerdon.tasks import answer_text, answer_words, answers, quantities
+from guerdon.tasks import reasoning as stories
+from guerdon.tasks.code import code_tests
+from guerdon.tasks.replies import final_part
 from guerdon.tasks.verifier import check_exact, check_numeric
 from guerdon.types import Failure
 

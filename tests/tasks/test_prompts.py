@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guerdon.config import to_plain, validate
+from guerdon.config.loading import to_plain, validate
 from guerdon.errors import CheckpointError, ConfigError, DataError
 from guerdon.settings.base import Settings
 from guerdon.settings.data import (

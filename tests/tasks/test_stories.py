@@ -9,16 +9,15 @@ from hypothesis import strategies as st
 
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
-from guerdon.evaluate.generated_bench import generated_bench
+from guerdon.evaluation.benchmarks.step_benchmarks import generated_bench
 from guerdon.labels.labelers import ExactLabeler, PromptedSolution
-from guerdon.labels.step_splitters import split
-from guerdon.policies.tokens import split_steps
+from guerdon.policies.batches.step_splitters import split
+from guerdon.policies.batches.tokens import split_steps
 from guerdon.settings.data import GeneratedDataSettings, StorySettings
 from guerdon.settings.train import MistakesSettings
-from guerdon.tasks.demonstrations import demonstrate
 from guerdon.tasks.prompt_files import load_prompts
-from guerdon.tasks.reasoning import family_of, generate, step_truth, task_family
-from guerdon.tasks.stories import covers, line_value, stated_answer
+from guerdon.tasks.reasoning import covers, family_of, generate, line_value, stated_answer, step_truth, task_family
+from guerdon.train.sft import demonstrate
 
 FAMILIES = [
     StorySettings(),

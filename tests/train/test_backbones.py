@@ -12,15 +12,15 @@ import pytest
 import torch
 from synthetic import square_episode, square_episodes
 
-from guerdon import packaged
+from guerdon.compute import packaged
+from guerdon.compute.finite import load_weights, save_weights
 from guerdon.errors import CheckpointError, MissingDependencyError
-from guerdon.evaluate.image_suite import evaluate_model
-from guerdon.finite import load_weights, save_weights
-from guerdon.models.backbone import ImageScorer, batch_normalizations, inference_copy, to_input, to_pixels
-from guerdon.models.image import load_checkpoint, load_image_model
+from guerdon.evaluation.suites.image_suite import evaluate_model
+from guerdon.models.images.backbone import ImageScorer, batch_normalizations, inference_copy, to_input, to_pixels
+from guerdon.models.images.image import load_checkpoint, load_image_model
+from guerdon.models.images.online import OnlineImageModel
 from guerdon.models.load import load_reward_model
-from guerdon.models.online import OnlineImageModel
-from guerdon.policies.efficientnet import EfficientNetLite0, read_efficientnet
+from guerdon.policies.robots.efficientnet import EfficientNetLite0, read_efficientnet
 from guerdon.serve.backends import model_loader
 from guerdon.settings.serve import ServedModelSettings
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings

@@ -12,8 +12,8 @@ from guerdon.collect.stepping import evaluate
 from guerdon.episodes.read import read_episodes
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError, DataError, NonFiniteError
-from guerdon.policies.control import build_policy, load_policy, save_policy, start_from_policy
-from guerdon.policies.experts import ScriptedExpert
+from guerdon.policies.robots.control import build_policy, load_policy, save_policy, start_from_policy
+from guerdon.policies.robots.experts import ScriptedExpert
 from guerdon.settings.study import Study
 from guerdon.train.bc import SMALLEST_STD, gather_chunks, gather_pairs, residual_std, split_pairs, train_bc
 from guerdon.types import Episode

@@ -6,10 +6,10 @@ import torch
 from safetensors.torch import load_file
 from synthetic import square_episode, square_episodes
 
-from guerdon.atomic import write_json
+from guerdon.compute.finite import first_non_finite
 from guerdon.errors import CheckpointError, ConfigError, DataError, NonFiniteError
-from guerdon.finite import first_non_finite
-from guerdon.models.image import load_checkpoint
+from guerdon.files.atomic import write_json
+from guerdon.models.images.image import load_checkpoint
 from guerdon.models.load import load_reward_model
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
 from guerdon.train.frame_networks import seeded_scorer

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from text_lessons import data_of, study_of, sums
 
-from guerdon.models.text_load import load_text_model
-from guerdon.models.text_model import TextRewardModel, read_card
+from guerdon.models.text.text_load import load_text_model
+from guerdon.models.text.text_model import TextRewardModel, read_card
 from guerdon.settings import train
 from guerdon.settings.train import _HeadSettings, _StepSettings
 from guerdon.train.text import train_text_model
@@ -22,7 +22,7 @@ class FirstTokenModel(TextRewardModel):
     meaning = "the step is right, seen from its first token"
 
     def _read(self, question, steps):
-        from guerdon.models.text_inputs import read_steps
+        from guerdon.models.text.text_inputs import read_steps
 
         return read_steps(self.tokenizer, question, steps)
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from guerdon.errors import CheckpointError, ConfigError, DataError
-from guerdon.models.preference import average_models
-from guerdon.models.text_load import load_text_model
-from guerdon.models.text_model import TextModelCard, read_card
+from guerdon.models.text.preference import average_models
+from guerdon.models.text.text_load import load_text_model
+from guerdon.models.text.text_model import TextModelCard, read_card
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train import PreferenceTrainSettings
@@ -414,8 +414,8 @@ def various(rng, words=12):
 @pytest.mark.parametrize("change", ["shared", "packed", "padded"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_reading_prompts_once_changes_neither_loss_nor_gradients(tmp_path, monkeypatch, change, attention):
-    from guerdon.models import text_inputs
-    from guerdon.policies import prompt_sharing
+    from guerdon.models.text import text_inputs
+    from guerdon.policies.batches import prompt_sharing
 
     rng = np.random.default_rng(4)
     settings = settings_for(

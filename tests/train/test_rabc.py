@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from guerdon.episodes.progress_files import read_progress
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError
-from guerdon.policies.control import load_policy
+from guerdon.policies.robots.control import load_policy
 from guerdon.settings.study import Study
 from guerdon.train import rabc
 from guerdon.train.bc import gather_pairs, residual_std, train_bc, weighted_loss

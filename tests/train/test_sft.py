@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from guerdon.compute.finite import first_non_finite
 from guerdon.errors import CheckpointError, ConfigError, DataError, NonFiniteError
-from guerdon.finite import first_non_finite
-from guerdon.policies.generate import LocalEngine
-from guerdon.policies.shared_base import SharedBase
-from guerdon.policies.text_files import load_policy, read_model
-from guerdon.policies.tiny_text import build_tokenizer
-from guerdon.policies.tokens import prompt_ids, response_texts
+from guerdon.policies.batches.tokens import prompt_ids, response_texts
+from guerdon.policies.language.generate import LocalEngine
+from guerdon.policies.language.shared_base import SharedBase
+from guerdon.policies.language.text_files import load_policy, read_model
+from guerdon.policies.language.tiny_text import build_tokenizer
 from guerdon.settings.text_policy import LocalGenerationSettings, LoraSettings, TextPolicySettings, TinyModelSettings
 from guerdon.settings.train import SFTSettings
 from guerdon.train.sft import ResponseTrainer, split_by_prompt, tokenize_pairs, train_sft

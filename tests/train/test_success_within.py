@@ -10,13 +10,20 @@ from hypothesis import strategies as st
 
 from guerdon.episodes.targets import success_within, within_labels
 from guerdon.episodes.write import EpisodeWriter
-from guerdon.evaluate.image_suite import evaluate_study, held_out
-from guerdon.models.backbone import ImageScorer, calibrating, to_input
+from guerdon.evaluation.suites.image_suite import evaluate_study, held_out
+from guerdon.models.images.backbone import ImageScorer, calibrating, to_input
 from guerdon.models.load import load_reward_model
 from guerdon.settings.study import Study
 from guerdon.settings.train import ResNetTrainSettings, VLMTrainSettings
-from guerdon.train.calibration import Scaling, calibrate, fit_scaling, fold_scaling
-from guerdon.train.images import held_out_episodes, label_rows, train_image_model
+from guerdon.train.images import (
+    Scaling,
+    calibrate,
+    fit_scaling,
+    fold_scaling,
+    held_out_episodes,
+    label_rows,
+    train_image_model,
+)
 from guerdon.types import Episode
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from guerdon.cli import app
 from guerdon.episodes.solution_files import write_solutions
 from guerdon.labels.data_set import write
-from guerdon.models.text_load import load_text_model
+from guerdon.models.text.text_load import load_text_model
 from guerdon.settings.label import LabelSettings
 
 torch.set_num_threads(1)

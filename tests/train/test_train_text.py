@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from text_lessons import TINY, data_of, study_of, sums
 from torch.nn import functional
 
+from guerdon.compute.finite import first_non_finite
 from guerdon.errors import ConfigError, DataError, NonFiniteError
-from guerdon.finite import first_non_finite
-from guerdon.models.text_load import load_text_model
-from guerdon.models.text_model import read_card
+from guerdon.models.text.text_load import load_text_model
+from guerdon.models.text.text_model import read_card
 from guerdon.settings.text_policy import LoraSettings
 from guerdon.settings.train import (
     ImplicitTrainSettings,

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from guerdon.collect.collect import collect
-from guerdon.config import load
-from guerdon.evaluate.image_suite import evaluate_study
+from guerdon.config.loading import load
+from guerdon.evaluation.suites.image_suite import evaluate_study
 from guerdon.rl.run import run
 from guerdon.settings.study import Study
 from guerdon.train.vlm import train_vlm

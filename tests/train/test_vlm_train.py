@@ -10,15 +10,15 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from guerdon.compute.finite import first_non_finite
 from guerdon.errors import CheckpointError, ConfigError, DataError, NonFiniteError
-from guerdon.finite import first_non_finite
-from guerdon.models import tiny_vlm
 from guerdon.models.load import load_reward_model
-from guerdon.models.tiny_vlm import CHAT_TEMPLATE, write_tiny_vlm
-from guerdon.models.vlm import find_card, load_vlm
-from guerdon.models.vlm_prompts import PROMPTS, make_question
-from guerdon.models.vlm_transformers import read_vlm
-from guerdon.policies import text_files
+from guerdon.models.vlm import tiny_vlm
+from guerdon.models.vlm.tiny_vlm import CHAT_TEMPLATE, write_tiny_vlm
+from guerdon.models.vlm.vlm import find_card, load_vlm
+from guerdon.models.vlm.vlm_prompts import PROMPTS, make_question
+from guerdon.models.vlm.vlm_transformers import read_vlm
+from guerdon.policies.language import text_files
 from guerdon.settings.text_policy import LoraSettings
 from guerdon.settings.train import VLMTrainSettings
 from guerdon.settings.vlm import TinyVLMSettings, VLMSettings

@@ -19,11 +19,11 @@ import torch
 import transformers
 from text_lessons import data_of, sums
 
-from guerdon import distributed
-from guerdon.devices import seeded
+from guerdon.compute import distributed
+from guerdon.compute.devices import seeded
+from guerdon.compute.sharding import Shards
 from guerdon.errors import NonFiniteError
-from guerdon.policies.passes import slices
-from guerdon.sharding import Shards
+from guerdon.policies.batches.passes import slices
 from guerdon.train import frame_networks, images, vlm
 from guerdon.train.images import FrameTrainer, train_image_model
 from guerdon.train.sft import train_sft

@@ -98,7 +98,7 @@ def test_a_short_run(name, tmp_path):
 @pytest.mark.slow
 def test_pictures_of_gym_hil():
     pytest.importorskip("gym_hil", reason="needs guerdon[games]")
-    from guerdon.policies.control import build_policy
+    from guerdon.policies.robots.control import build_policy
 
     env = GymnasiumSettings(
         task="gym_hil:gym_hil/PandaPickCubeBase-v0", num_envs=1, native_reward="dense", kwargs={"image_obs": True}

@@ -14,12 +14,13 @@ if importlib.util.find_spec("mani_skill") is None:
 
 import gymnasium
 
-from guerdon import config, doctor
+from guerdon import doctor
 from guerdon.collect.collect import collect
 from guerdon.collect.control import ControlCollector
+from guerdon.config import loading as config
 from guerdon.episodes.read import read_episodes, summarize
 from guerdon.errors import ConfigError, MissingDependencyError
-from guerdon.policies.maniskill_expert import ManiSkillExpert
+from guerdon.policies.robots.maniskill_expert import ManiSkillExpert
 from guerdon.settings.collect import ActorShare, CollectSettings
 from guerdon.settings.policy import MLPPolicySettings
 from guerdon.settings.study import Study

@@ -9,7 +9,7 @@ import pytest
 from metaworld.policies import ENV_POLICY_MAP
 
 from guerdon.errors import ConfigError, MissingDependencyError
-from guerdon.policies.experts import ScriptedExpert
+from guerdon.policies.robots.experts import ScriptedExpert
 from guerdon.worlds.metaworld import TASK_TEXTS, MetaWorldVectorEnv
 
 STEPS = 60

@@ -17,8 +17,8 @@ from guerdon.collect.collect import collect
 from guerdon.collect.control import ControlCollector
 from guerdon.episodes.read import read_episodes
 from guerdon.errors import ConfigError, SimulatorError
-from guerdon.policies.experts import RandomChoices
-from guerdon.progress import log_once
+from guerdon.policies.robots.experts import RandomChoices
+from guerdon.processes.progress import log_once
 from guerdon.settings.policy import CNNPolicySettings, MLPPolicySettings
 from guerdon.settings.study import Study
 from guerdon.settings.world import GymnasiumSettings

@@ -10,7 +10,7 @@ from guerdon.collect.stepping import evaluate
 from guerdon.episodes.read import read_episodes
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError, DataError, MissingDependencyError
-from guerdon.policies.experts import MountainCarExpert
+from guerdon.policies.robots.experts import MountainCarExpert
 from guerdon.settings.world import GymnasiumSettings, MetaWorldSettings
 from guerdon.worlds.build import build_world, check_tasks
 from guerdon.worlds.success import success_from_info

@@ -164,7 +164,7 @@ def test_replay_of_a_real_environment_that_cuts_at_a_limit(cut):
 
 
 def test_replay_of_metaworld_where_success_ends_episodes():
-    from guerdon.policies.experts import ScriptedExpert
+    from guerdon.policies.robots.experts import ScriptedExpert
 
     settings = MetaWorldSettings(task="handle-press", num_envs=3, max_episode_steps=40, end_on_success=True)
     world = build_world(settings, seed=3)

@@ -25,12 +25,12 @@ from guerdon.collect.episode_capture import Recorder, episode_number
 from guerdon.collect.stepping import ActionQueue, steps
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
-from guerdon.policies.control import ControlPolicy, load_policy
-from guerdon.policies.experts import NoisyActor, RandomActor, RandomChoices, StateExpert, expert_of
-from guerdon.policies.libero_expert import LiberoExpert
-from guerdon.policies.maniskill_expert import ManiSkillExpert
-from guerdon.policies.robot import Action, RobotPolicy
-from guerdon.progress import ProgressBar
+from guerdon.policies.robots.control import ControlPolicy, load_policy
+from guerdon.policies.robots.experts import NoisyActor, RandomActor, RandomChoices, StateExpert, expert_of
+from guerdon.policies.robots.libero_expert import LiberoExpert
+from guerdon.policies.robots.maniskill_expert import ManiSkillExpert
+from guerdon.policies.robots.robot import Action, RobotPolicy
+from guerdon.processes.progress import ProgressBar
 from guerdon.settings.collect import ActorShare, CollectSettings
 from guerdon.settings.study import Study
 from guerdon.settings.world import WorldSettings

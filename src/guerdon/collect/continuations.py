@@ -13,7 +13,7 @@ import numpy as np
 
 from guerdon.collect.stepping import steps
 from guerdon.errors import ConfigError
-from guerdon.policies.experts import ScriptedExpert
+from guerdon.policies.robots.experts import ScriptedExpert
 from guerdon.settings.world import MetaWorldSettings, WorldSettings
 from guerdon.worlds.metaworld import MetaWorldVectorEnv
 from guerdon.worlds.mujoco_state import SimulatorState

@@ -24,7 +24,7 @@ import numpy as np
 
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import DataError
-from guerdon.progress import log_once
+from guerdon.processes.progress import log_once
 from guerdon.settings.world import DataCollectionSettings, WorldSettings
 from guerdon.types import BoolArray, ByteArray, Episode, IntArray
 from guerdon.worlds.eye import NoPictureError

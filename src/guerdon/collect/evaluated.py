@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from guerdon.policies.text import TextPolicy
-from guerdon.progress import timed
+from guerdon.policies.language.text import TextPolicy
+from guerdon.processes.progress import timed
 from guerdon.types import Rollout
 
 

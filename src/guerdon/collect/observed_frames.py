@@ -21,7 +21,7 @@ import numpy as np
 
 from guerdon.collect.continuations import UNREACHED, Continuations
 from guerdon.collect.stepping import Step
-from guerdon.generators import VIDEOS
+from guerdon.compute.generators import VIDEOS
 from guerdon.types import BoolArray, ByteArray, FloatArray, IntArray, Observes, Segment
 from guerdon.worlds.spaces import choices, rgb_of, state_keys, states_of
 from guerdon.worlds.transition import Transition

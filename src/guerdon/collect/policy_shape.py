@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import gymnasium
 
-from guerdon.policies.control import build_policy
-from guerdon.policies.robot import RobotPolicy
+from guerdon.policies.robots.control import build_policy
+from guerdon.policies.robots.robot import RobotPolicy
 from guerdon.settings.policy import ControlPolicySettings
 from guerdon.worlds.spaces import ObservedColumn
 from guerdon.worlds.world import World

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import CheckpointError
-from guerdon.policies.robot import ControlInputs
+from guerdon.policies.robots.robot import ControlInputs
 from guerdon.types import Chunks, Episode, FloatArray, Metrics, Rollout, Segment
 
 State = tuple[dict[str, Tensor], dict[str, Any]]

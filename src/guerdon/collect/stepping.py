@@ -16,8 +16,8 @@ import numpy as np
 
 from guerdon.collect.episode_capture import Recorder
 from guerdon.errors import ConfigError, SimulatorError
-from guerdon.policies.robot import Action
-from guerdon.progress import log_line, timed
+from guerdon.policies.robots.robot import Action
+from guerdon.processes.progress import log_line, timed
 from guerdon.types import BoolArray, FloatArray, IntArray, Segment
 from guerdon.worlds.spaces import choices, rgb_of, state_keys, states_of
 from guerdon.worlds.transition import FramesDue, Transition

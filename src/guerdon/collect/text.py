@@ -22,14 +22,10 @@ from torch import Tensor
 
 from guerdon.collect.evaluated import evaluated, evaluation
 from guerdon.collect.shards import STEPS, joined, with_own_groups
+from guerdon.compute.generators import ACTING, generator, shard_seed
 from guerdon.episodes.chats import ChatError
 from guerdon.errors import DataError, GuerdonError
-from guerdon.generators import ACTING, generator, shard_seed
-from guerdon.policies.generate import Engine, Generation, check_room
-from guerdon.policies.generate_vllm import build_engine, engine_of_process
-from guerdon.policies.text import TextPolicy
-from guerdon.policies.text_files import load_policy, outline
-from guerdon.policies.tokens import (
+from guerdon.policies.batches.tokens import (
     TokenBatch,
     chat_text,
     concatenate,
@@ -41,7 +37,11 @@ from guerdon.policies.tokens import (
     split_steps,
     token_ends,
 )
-from guerdon.progress import timed
+from guerdon.policies.language.generate import Engine, Generation, check_room
+from guerdon.policies.language.generate_vllm import build_engine, engine_of_process
+from guerdon.policies.language.text import TextPolicy
+from guerdon.policies.language.text_files import load_policy, outline
+from guerdon.processes.progress import timed
 from guerdon.settings.data import DataSettings
 from guerdon.settings.text_policy import GenerationSettings, TextPolicySettings
 from guerdon.tasks.prompt_files import load_prompts

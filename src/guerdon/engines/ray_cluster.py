@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 import torch
 
 from guerdon.errors import ClusterError, ConfigError, GuerdonError, boundary, needs
-from guerdon.progress import log_line
+from guerdon.processes.progress import log_line
 from guerdon.settings.cluster import ClusterSettings
 
 LOST = object()  # in place of the result of a call whose actor was lost

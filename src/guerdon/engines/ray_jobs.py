@@ -19,9 +19,9 @@ from typing import Any
 
 from guerdon.engines.ray_cluster import connected, losses, raise_cause
 from guerdon.errors import ClusterError, ConfigError, GuerdonError
-from guerdon.progress import log_line
+from guerdon.processes.progress import log_line
+from guerdon.processes.subprocess_worker import start_child
 from guerdon.settings.cluster import ClusterSettings
-from guerdon.subprocess_worker import start_child
 
 _GRACE = 20.0  # seconds that a job gets to leave a whole checkpoint
 _LOOK = 1.0  # seconds between looks at whether the cluster is left

@@ -13,10 +13,10 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 
+from guerdon.endpoints.completions import BatchSampler, Sample, SampleBatch, Sampled, weights_hash
 from guerdon.engines.ray_cluster import Actors, ClusterWorker
 from guerdon.errors import ConfigError
-from guerdon.labels.completions import BatchSampler, Sample, SampleBatch, Sampled, weights_hash
-from guerdon.policies.text_files import load_policy
+from guerdon.policies.language.text_files import load_policy
 from guerdon.settings.cluster import ClusterSettings
 from guerdon.settings.runner import RunnerSettings
 from guerdon.settings.text_policy import GenerationSettings, TextPolicySettings

@@ -1,6 +1,6 @@
 """The learners of a run on a Ray cluster: the process of the run is the first of them, the others are actors.
 
-They are the processes of `guerdon.distributed`; Ray finds them places, and ends them with the run. When one is lost,
+They are the processes of `guerdon.compute.distributed`; Ray finds them places, and ends them with the run. When one is lost,
 all of them start again from the last checkpoint.
 
     found = lead(study.cluster, study.runner, lambda again: Loop(study, folder, resume=again).run(), checkpoint)
@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from guerdon import distributed
+from guerdon.compute import distributed
 from guerdon.engines.ray_cluster import Actors, ClusterWorker, free_port
 from guerdon.errors import ClusterError, ConfigError, FailedAloneError, ProcessLostError
-from guerdon.progress import log_line
+from guerdon.processes.progress import log_line
 from guerdon.settings.cluster import ClusterSettings
 from guerdon.settings.runner import RunnerSettings
 

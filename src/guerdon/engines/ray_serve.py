@@ -21,10 +21,10 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from guerdon.config import to_plain, validate
+from guerdon.config.loading import to_plain, validate
 from guerdon.engines.ray_cluster import connected, free_port
 from guerdon.errors import ConfigError, needs
-from guerdon.progress import doing, heartbeat
+from guerdon.processes.progress import doing, heartbeat
 from guerdon.serve.app import build_app
 from guerdon.serve.backends import model_loader, refuse_early
 from guerdon.serve.lifecycle import address, say_served

@@ -28,7 +28,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from guerdon.engines.ray_cluster import PlacedActor, losses
 from guerdon.errors import ClusterError, GuerdonError, boundary
-from guerdon.progress import log_line
+from guerdon.processes.progress import log_line
 from guerdon.settings.cluster import ClusterSettings
 
 _CPU = torch.device("cpu")

@@ -31,7 +31,7 @@ from guerdon.episodes.layout import TASKS_PATH, VIDEO_PATH, Feature, FileIndex, 
 from guerdon.episodes.row_files import write_parquet
 from guerdon.episodes.video import declared
 from guerdon.errors import DataError, boundary
-from guerdon.progress import log_once
+from guerdon.processes.progress import log_once
 from guerdon.types import ByteArray
 
 FeatureStats = dict[str, NDArray[Any]]

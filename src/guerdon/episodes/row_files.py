@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import from_json
 
-from guerdon.atomic import write_bytes
 from guerdon.episodes.chats import ChatError, chat_messages, context_of, question_of, tool_schemas
 from guerdon.errors import DataError, boundary, needs
-from guerdon.hub import check_data_set
-from guerdon.progress import log_once
+from guerdon.files.atomic import write_bytes
+from guerdon.network.hub import check_data_set
+from guerdon.processes.progress import log_once
 from guerdon.types import Message, Tool
 
 if TYPE_CHECKING:

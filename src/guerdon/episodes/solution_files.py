@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from guerdon.atomic import write_bytes
 from guerdon.episodes import solution_formats as formats
 from guerdon.episodes.row_files import file_rows, json_line, rows_by_split, rows_to_train_on, write_parquet
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
+from guerdon.files.atomic import write_bytes
 
 Format = Literal["seed", "training", "trl", "prm800k", "math_shepherd", "process_bench", "prmbench"]
 

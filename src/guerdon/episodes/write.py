@@ -31,7 +31,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from guerdon.atomic import publish, write_text
 from guerdon.episodes import index, layout
 from guerdon.episodes.images import encode_png
 from guerdon.episodes.index import Stats, image_stats, merge, vector_stats
@@ -39,6 +38,7 @@ from guerdon.episodes.layout import Columns, to_rows
 from guerdon.episodes.row_files import write_parquet
 from guerdon.episodes.video import VideoWriter, require_av
 from guerdon.errors import DataError, GuerdonError, boundary, naming
+from guerdon.files.atomic import publish, write_text
 from guerdon.types import ByteArray, Episode
 
 PARTIAL = ".partial"

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from guerdon.config import validate
+from guerdon.config.loading import validate
 from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.integrations.frame_batches import FrameRewards
 from guerdon.settings.sample_weighting import RABCSettings

@@ -13,10 +13,10 @@ from typing import Any
 
 from openenv.core.rubrics import Rubric, TrajectoryRubric
 
-from guerdon.call_queue import in_thread
 from guerdon.errors import ConfigError, RewardFailure
 from guerdon.integrations.text import Text, TextScorer, as_prompt, exchange, numbers
-from guerdon.serve.wire_text import CutError
+from guerdon.processes.call_queue import in_thread
+from guerdon.serve.wires.wire_text import CutError
 from guerdon.types import Episode, Score
 
 Read = Callable[[Any, Any], Text]

@@ -15,7 +15,7 @@ import torch
 
 from guerdon.errors import DataError
 from guerdon.integrations.text import TextScorer, numbers
-from guerdon.serve.wire_text import PromptResponse, cut_or_failure
+from guerdon.serve.wires.wire_text import PromptResponse, cut_or_failure
 from guerdon.types import Failure
 
 RewardFunction = Callable[..., dict[str, Any]]

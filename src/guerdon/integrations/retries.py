@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from guerdon.call_queue import concurrent
 from guerdon.errors import ConfigError
-from guerdon.evaluate.scores import score_episodes
+from guerdon.models.scores import score_episodes
+from guerdon.processes.call_queue import concurrent
 from guerdon.types import Episode, RewardInfo, RewardModel, Score
 
 

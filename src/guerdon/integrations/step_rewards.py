@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from guerdon.config import validate
+from guerdon.config.loading import validate
 from guerdon.episodes.images import rgb_picture
 from guerdon.errors import ConfigError, DataError, RewardFailure
 from guerdon.integrations.frame_batches import frames_taken
 from guerdon.integrations.retries import RetriedModel
-from guerdon.models.image import ImageRewardModel
+from guerdon.models.images.image import ImageRewardModel
 from guerdon.models.load import load_source_model
 from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import SourceTerms

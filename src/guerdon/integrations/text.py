@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 
 from guerdon.collect.text import Responses, TextRollout
-from guerdon.config import validate
+from guerdon.config.loading import validate
 from guerdon.episodes.chats import NoResponseError, answer_text, chat_messages, question_of, tool_schemas
 from guerdon.errors import ConfigError, DataError, RewardFailure
-from guerdon.evaluate.scores import score_episodes
-from guerdon.labels.step_splitters import split
-from guerdon.policies.tokens import pad_id, response_texts, token_batch
+from guerdon.models.scores import score_episodes
+from guerdon.policies.batches.step_splitters import split
+from guerdon.policies.batches.tokens import pad_id, response_texts, token_batch
 from guerdon.rewards.failures import refuse_failures
 from guerdon.rewards.source import SourceTerms, response_rewards
 from guerdon.rewards.text_sources import TextReward, whole_value
 from guerdon.rl.learner import source_advantages
-from guerdon.serve.wire_text import CutError, as_conversation, cutting, without_end
+from guerdon.serve.wires.wire_text import CutError, as_conversation, cutting, without_end
 from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.label import Splitter

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer, RLOOTrainer
 
-from guerdon.call_queue import in_thread
 from guerdon.collect.text import Responses, TextRollout
 from guerdon.errors import ConfigError
 from guerdon.integrations.text import TextScorer, checked_algorithm, or_none, outcome_rewards, ragged, rollout_of
 from guerdon.integrations.text import token_advantages as advantages_of
+from guerdon.processes.call_queue import in_thread
 from guerdon.rewards.source import RewardSource, SourceTerms, response_rewards
 from guerdon.rl.learner import KL
 from guerdon.types import Failure, Rewards

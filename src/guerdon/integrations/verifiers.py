@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from verifiers.v1 import Trace
 
-from guerdon.call_queue import in_thread
 from guerdon.collect.text import Responses
 from guerdon.errors import ConfigError, DataError
 from guerdon.integrations.text import TextScorer, outcome_rewards, rollout_of, token_advantages
+from guerdon.processes.call_queue import in_thread
 from guerdon.rewards.source import RewardSource, SourceTerms
 from guerdon.types import Rewards
 

@@ -22,13 +22,13 @@ from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, register_adv_est
 
-from guerdon.call_queue import in_thread
 from guerdon.collect.text import Responses, TextRollout
-from guerdon.config import validate
+from guerdon.config.loading import validate
 from guerdon.errors import ConfigError, RewardFailure
 from guerdon.integrations import text
-from guerdon.policies.pretrained import read_tokenizer
-from guerdon.policies.text import TextPolicy
+from guerdon.policies.language.text import TextPolicy
+from guerdon.policies.pretrained.reading import read_tokenizer
+from guerdon.processes.call_queue import in_thread
 from guerdon.rewards.prime import PrimeReward
 from guerdon.rewards.source import RewardSource, SourceTerms, response_rewards
 from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, named_estimator
@@ -256,7 +256,7 @@ def prime_source(name: str, policy: TextPolicy, *, length_limit: int, seed: int 
 
     Args:
         name: in logs.
-        policy: where it starts, at the sampling temperature of the run (`guerdon.policies.text_files.load_policy`).
+        policy: where it starts, at the sampling temperature of the run (`guerdon.policies.language.text_files.load_policy`).
         length_limit: tokens that a response may have.
         seed: of a fresh adapter and of the replay.
         **settings: keys of a source with `model_type: prime`: `reward_weight`, `gamma`, and under `model` those of

@@ -22,17 +22,17 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from guerdon.endpoints.completions import Completer, CompletionRequest, SamplingParams
+from guerdon.endpoints.llm_client import BUDGET, NOT_ASKED, LLMClient, LLMReply, LLMRequest
 from guerdon.episodes.chats import ChatError
 from guerdon.episodes.solutions import Solution
-from guerdon.labels.completions import Completer, CompletionRequest, SamplingParams
 from guerdon.labels.labelers import ContinuationSampler, PromptedSolution
-from guerdon.labels.llm_client import BUDGET, NOT_ASKED, LLMClient, LLMReply, LLMRequest
-from guerdon.labels.step_splitters import split
-from guerdon.policies.tokens import prompt_ids
-from guerdon.progress import ProgressBar
-from guerdon.proportion import wilson_bounds
+from guerdon.policies.batches.step_splitters import split
+from guerdon.policies.batches.tokens import prompt_ids
+from guerdon.processes.progress import ProgressBar
 from guerdon.settings.data import DataSettings
 from guerdon.settings.label import LabelSettings, MiningSettings, Splitter
+from guerdon.statistics.proportion import wilson_bounds
 from guerdon.tasks.prompt_files import prompted
 from guerdon.tasks.prompts import Prompt, conversation_hash
 from guerdon.tasks.reasoning import family_of, is_generated

@@ -22,22 +22,22 @@ import torch
 
 from guerdon import __version__
 from guerdon.collect.text import chat_lengths
-from guerdon.config import to_plain
+from guerdon.config.loading import to_plain
+from guerdon.endpoints.completions import Completer, Sample, SamplingParams, open_client, weights_hash
+from guerdon.endpoints.llm_client import BUDGET, NOT_ASKED, HttpLLMClient, LLMClient
 from guerdon.episodes.solution_files import published_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError
+from guerdon.files.append_log import Cache, Ledger
 from guerdon.labels import candidates, data_set, labelers
-from guerdon.labels.append_log import Cache, Ledger
 from guerdon.labels.candidates import Candidates
-from guerdon.labels.completions import Completer, Sample, SamplingParams, open_client, weights_hash
 from guerdon.labels.data_set import with_rewards
 from guerdon.labels.labelers import JudgeLabeler, Labeler, PromptedSolution, StepLabels, longest_judgement_request
-from guerdon.labels.llm_client import BUDGET, NOT_ASKED, HttpLLMClient, LLMClient
-from guerdon.policies.generate import check_room
-from guerdon.policies.text import TextPolicy
-from guerdon.policies.text_files import load_policy, outline
-from guerdon.progress import ProgressBar
-from guerdon.retry import Clock
+from guerdon.network.retry import Clock
+from guerdon.policies.language.generate import check_room
+from guerdon.policies.language.text import TextPolicy
+from guerdon.policies.language.text_files import load_policy, outline
+from guerdon.processes.progress import ProgressBar
 from guerdon.settings.data import DataSettings, GeneratedDataSettings
 from guerdon.settings.label import JUDGED, LABELERS, LabelSettings
 from guerdon.settings.study import Study

@@ -29,17 +29,17 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, Protocol, runtime_checkable
 
+from guerdon.endpoints.completions import Completer, CompletionRequest, SamplingParams
+from guerdon.endpoints.llm_client import LLMClient, LLMReply, LLMRequest, asked_text, reason_text
 from guerdon.episodes.chats import asked_key
 from guerdon.episodes.solutions import Solution, until_first_error
 from guerdon.errors import DataError
-from guerdon.labels.completions import Completer, CompletionRequest, SamplingParams
-from guerdon.labels.llm_client import LLMClient, LLMReply, LLMRequest, asked_text, reason_text
-from guerdon.policies.tokens import prompt_ids, response_ids
-from guerdon.replies import json_objects
+from guerdon.policies.batches.tokens import prompt_ids, response_ids
 from guerdon.settings.data import DataSettings
 from guerdon.settings.label import HttpJudgeSettings, JudgeSettings
 from guerdon.tasks.prompts import Prompt
 from guerdon.tasks.reasoning import is_generated, step_truth
+from guerdon.tasks.replies import json_objects
 from guerdon.tasks.verifier import Verifier, outcome
 from guerdon.types import Failure
 

@@ -20,10 +20,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from guerdon import __version__, distributed
-from guerdon.atomic import sealed_folder, verify_folder, write_json
+from guerdon import __version__
+from guerdon.compute import distributed
+from guerdon.compute.finite import load_weights, save_weights
 from guerdon.errors import CheckpointError, boundary
-from guerdon.finite import load_weights, save_weights
+from guerdon.files.atomic import sealed_folder, verify_folder, write_json
 
 _TENSORS, _VALUES = "state.safetensors", "state.json"
 

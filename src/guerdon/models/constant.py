@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from guerdon.call_queue import concurrent
 from guerdon.errors import ConfigError
+from guerdon.processes.call_queue import concurrent
 from guerdon.types import Episode, RewardInfo, Score
 
 

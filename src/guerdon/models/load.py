@@ -12,11 +12,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from guerdon.config import validate
+from guerdon.config.loading import validate
 from guerdon.errors import CheckpointError, ConfigError, boundary
-from guerdon.hub import model_folder
-from guerdon.models.rubric import ENDINGS
-from guerdon.progress import doing
+from guerdon.models.judges.rubric import ENDINGS
+from guerdon.network.hub import model_folder
+from guerdon.processes.progress import doing
 from guerdon.settings.reward_models import (
     MODEL_FORMS,
     REWARD_MODELS,
@@ -49,7 +49,7 @@ def load_reward_model(
     made as one, each with the values it would have alone. `learn`, `save` and `restore` wait until no other call is
     made. Models on one `SharedBase` take turns. What training uses (`logits`, `load_tensors`, the network itself) is
     for one thread, and for no other at the same time. The `score` of a user's own model is called by one thread at a
-    time in `score_episodes`, unless it is `batched` or `concurrent` (`guerdon.call_queue`).
+    time in `score_episodes`, unless it is `batched` or `concurrent` (`guerdon.processes.call_queue`).
 
     Args:
         model_type: a name, `package.module:factory`, or a name that an installed package registers.
@@ -130,8 +130,8 @@ def kind_at(path: str) -> str:
         ConfigError: there is no such folder.
         CheckpointError: its configuration cannot be read.
     """
-    from guerdon.models.image import CONFIG, find_checkpoint
-    from guerdon.models.vlm import is_checkpoint
+    from guerdon.models.images.image import CONFIG, find_checkpoint
+    from guerdon.models.vlm.vlm import is_checkpoint
 
     refuse_missing(path)
     if is_rubric(path):

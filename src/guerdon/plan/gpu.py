@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from guerdon.durations import duration
+from guerdon.pages.durations import duration
 from guerdon.plan.text_size import Shape, Size, read_config, shape_of, size_of_start
 from guerdon.settings.gpus import GPUS, gpus_named, tokens_per_pass
 from guerdon.settings.reward_models import PrimeModelSettings
@@ -25,7 +25,7 @@ from guerdon.settings.train import TextTrainSettings
 from guerdon.settings.vla_policy import FlowDecodingSettings, VLAPolicySettings
 from guerdon.settings.world import UNLIMITED
 
-LOGITS_AT_ONCE = 2**26  # on a GPU (guerdon.policies.text; a test compares them)
+LOGITS_AT_ONCE = 2**26  # on a GPU (guerdon.policies.language.text; a test compares them)
 PER_LOGIT = 22  # bytes of a logit of the piece that goes backward: counted from the operators of `token_log_probs`
 CONTEXT = 1e9  # bytes of CUDA, cuBLAS and what the allocator cannot use
 USED, READ = 0.4, 0.6  # shares of the peak rate of products, and of the peak rate of reading memory

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from guerdon.compute.packaged import PREFIX, packaged_config
 from guerdon.errors import DataError, boundary
-from guerdon.hub import ADAPTER, base_of
-from guerdon.packaged import PREFIX, packaged_config
+from guerdon.network.hub import ADAPTER, base_of
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
 
 

@@ -1,7 +1,7 @@
 """PRIME's implicit process reward as a source of reward: pays every token of a response, learns from outcomes alone.
 
 q_t = log phi(y_t) - log ref(y_t) is the raw reward of token t; phi learns online that beta x sum q is the logit of a
-right answer (PRIME, 2502.01456; the formulas are `guerdon.models.text_losses`). `update: after` takes rewards and
+right answer (PRIME, 2502.01456; the formulas are `guerdon.models.text.text_losses`). `update: after` takes rewards and
 gradients from one forward pass, so that the rewards of a gradient step come from the weights before it. `update:
 before` learns first and scores again.
 
@@ -21,25 +21,25 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from guerdon import distributed
 from guerdon.collect.text import Responses, TextRollout, generated
+from guerdon.compute import distributed
+from guerdon.compute.generators import REPLAY, generator
 from guerdon.errors import ConfigError
-from guerdon.evaluate.classification import correlation
-from guerdon.generators import REPLAY, generator
-from guerdon.models import text_losses as implicit
 from guerdon.models.checkpoint import under
-from guerdon.models.text_model import TextModelCard, write_folder
-from guerdon.policies.passes import slices
-from guerdon.policies.precision import uses_bf16
-from guerdon.policies.shared_base import SharedBase
-from guerdon.policies.text import TextPolicy, add_policy, reference
-from guerdon.policies.text_files import load_policy, written_bytes
-from guerdon.policies.tokens import TokenBatch, concatenate, token_batch
+from guerdon.models.text import text_losses as implicit
+from guerdon.models.text.text_model import TextModelCard, write_folder
+from guerdon.policies.batches.passes import slices
+from guerdon.policies.batches.precision import uses_bf16
+from guerdon.policies.batches.tokens import TokenBatch, concatenate, token_batch
+from guerdon.policies.language.shared_base import SharedBase
+from guerdon.policies.language.text import TextPolicy, add_policy, reference
+from guerdon.policies.language.text_files import load_policy, written_bytes
 from guerdon.rewards.shaping import min_form_rewards
 from guerdon.rewards.source import RewardSource, SourceTerms, response_rewards, with_greedy
 from guerdon.rewards.text_steps import first_error_auroc, steps_of, true_steps
 from guerdon.settings.prime import ImplicitModelSettings, PrimeSettings
 from guerdon.settings.text_policy import TextPolicySettings
+from guerdon.statistics.classification import correlation
 from guerdon.train.optimizers import AdamW
 from guerdon.types import Failure, Metrics, Rewards
 

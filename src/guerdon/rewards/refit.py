@@ -25,9 +25,9 @@ from guerdon.episodes.read import read_episodes
 from guerdon.episodes.targets import frame_targets, no_labels, outcome_of
 from guerdon.errors import ConfigError, DataError
 from guerdon.models.checkpoint import under
-from guerdon.models.image import ImageModelConfig, ImageRewardModel, save_checkpoint
-from guerdon.models.online import OnlineImageModel
-from guerdon.policies.robot import ControlInputs
+from guerdon.models.images.image import ImageModelConfig, ImageRewardModel, save_checkpoint
+from guerdon.models.images.online import OnlineImageModel
+from guerdon.policies.robots.robot import ControlInputs
 from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import SourceTerms
 from guerdon.settings.reward import SourceSettings

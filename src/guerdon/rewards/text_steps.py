@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from guerdon.collect.text import Responses, generated, separator_of
-from guerdon.evaluate.classification import auroc, point
-from guerdon.labels.step_splitters import split
-from guerdon.policies.tokens import step_ends
+from guerdon.policies.batches.step_splitters import split
+from guerdon.policies.batches.tokens import step_ends
 from guerdon.settings.label import Splitter
+from guerdon.statistics.classification import auroc, point
 from guerdon.tasks.reasoning import step_truth
 from guerdon.types import FloatArray, IntArray
 

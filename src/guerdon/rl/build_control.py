@@ -12,21 +12,21 @@ import gymnasium
 import numpy as np
 import torch
 
-from guerdon import distributed
 from guerdon.collect.control import ControlCollector
 from guerdon.collect.episode_capture import EpisodeBuffer, run_writer
 from guerdon.collect.policy_shape import PolicyShape, policy_of_shape
 from guerdon.collect.shards import join_control, share_results
+from guerdon.compute import distributed
+from guerdon.compute.generators import CACHING, generator
 from guerdon.engines.reward_models import RewardModels
 from guerdon.episodes.layout import camera_names
 from guerdon.errors import ConfigError, NonFiniteError, boundary
-from guerdon.generators import CACHING, generator
-from guerdon.models.image import ImageRewardModel, state_rows
+from guerdon.models.images.image import ImageRewardModel, state_rows
+from guerdon.models.images.online import OnlineImageModel
 from guerdon.models.load import load_source_model
-from guerdon.models.online import OnlineImageModel
-from guerdon.models.vlm_prm import log_loading
-from guerdon.policies.control import ControlPolicy, save_policy, start_from_policy
-from guerdon.policies.robot import RobotPolicy
+from guerdon.models.vlm.vlm_prm import log_loading
+from guerdon.policies.robots.control import ControlPolicy, save_policy, start_from_policy
+from guerdon.policies.robots.robot import RobotPolicy
 from guerdon.rewards.control_sources import LOGGED_AS_PRM, ControlReward
 from guerdon.rewards.refit import RefittedReward, online_model
 from guerdon.rewards.source import GroundTruth, RewardSource, SourceTerms

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from guerdon import distributed
 from guerdon.collect.evaluated import EvaluatedCollector, evaluation
 from guerdon.collect.text import Responses, RunPrompts, TextCollector, join_shards
+from guerdon.compute import distributed
 from guerdon.engines.reward_models import RewardModels
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.models.load import load_source_model
-from guerdon.policies.generate_vllm import check_vllm
-from guerdon.policies.text import TextPolicy, add_policy, reference
-from guerdon.policies.text_files import check_disk, load_policy, outline, save_policy, written_bytes
+from guerdon.policies.language.generate_vllm import check_vllm
+from guerdon.policies.language.text import TextPolicy, add_policy, reference
+from guerdon.policies.language.text_files import check_disk, load_policy, outline, save_policy, written_bytes
 from guerdon.rewards.prime import PrimeReward
 from guerdon.rewards.source import GroundTruth, RewardSource, SourceTerms
 from guerdon.rewards.tabular import TabularReward

@@ -16,9 +16,9 @@ from typing import Any
 
 from torch import Tensor
 
-from guerdon.atomic import verify_folder
+from guerdon.compute.finite import load_weights
 from guerdon.errors import CheckpointError, boundary
-from guerdon.finite import load_weights
+from guerdon.files.atomic import verify_folder
 from guerdon.models.checkpoint import save_state
 
 VERSION = 5  # of the state; 4 kept the state of refits apart from that of their source

@@ -18,8 +18,8 @@ from guerdon.episodes.layout import camera_names, load_info
 from guerdon.episodes.read import cameras_of, read_episodes
 from guerdon.episodes.targets import check_every_row
 from guerdon.errors import DataError
-from guerdon.policies.heads import Squashed
-from guerdon.policies.robot import ControlInputs
+from guerdon.policies.robots.heads import Squashed
+from guerdon.policies.robots.robot import ControlInputs
 from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import RewardSource
 from guerdon.settings.world import WorldSettings

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from guerdon.evaluate.classification import correlation
-from guerdon.policies.encoders import RunningMeanStd
+from guerdon.policies.robots.encoders import RunningMeanStd
+from guerdon.statistics.classification import correlation
 from guerdon.types import BoolArray, Inputs, Rewards, Rollout
 
 OLDEST, NEWEST = 40, 200  # episodes that the alarm and the correlations look at

@@ -22,8 +22,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
-from guerdon.atomic import write_json, write_text
 from guerdon.errors import ConfigError, MissingDependencyError, boundary, naming
+from guerdon.files.atomic import write_json, write_text
 from guerdon.rl.checkpoint import cut_back
 from guerdon.secrets import hide
 from guerdon.settings.runner import LoggerSettings

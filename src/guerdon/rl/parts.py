@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from torch import Tensor
 
 from guerdon.collect.shards import AheadCollector, Join, ShardedCollector, Share
-from guerdon.devices import resolve_device
+from guerdon.compute.devices import resolve_device
 from guerdon.engines.reward_models import Load, RayRewardModels, RewardModels
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.rewards.source import RewardSource, SourceTerms

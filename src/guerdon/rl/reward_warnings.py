@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from guerdon.evaluate.gate_card import card_folders, harm_warning, remote_folder
-from guerdon.evaluate.scores import RECORD
+from guerdon.evaluation.gate.gate_card import card_folders, harm_warning, remote_folder
+from guerdon.models.scores import RECORD
 from guerdon.settings.evaluate import GateSettings
 from guerdon.settings.reward_models import RemoteModelSettings, RewardModelSettings, RunModelSettings
 from guerdon.settings.study import Study
@@ -64,7 +64,7 @@ def attack_warnings(study: Study) -> list[str]:
     Raises:
         DataError: a report card cannot be read.
     """
-    from guerdon.evaluate.text_suite import attacks_that_fooled
+    from guerdon.evaluation.suites.text_suite import attacks_that_fooled
 
     lines = []
     for name, source in study.text_sources.items():
@@ -94,8 +94,8 @@ def card_folder(study: Study, path: str) -> Path | None:
     Raises:
         CheckpointError: the path means several models.
     """
-    from guerdon.evaluate.text_candidates import third_party_folder
-    from guerdon.models.text_load import find_text_model
+    from guerdon.evaluation.suites.text_candidates import third_party_folder
+    from guerdon.models.text.text_load import find_text_model
 
     own = find_text_model(path)
     places = [Path(path)] if own is None else [own.parent]

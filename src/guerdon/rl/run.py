@@ -11,10 +11,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from guerdon import atomic, distributed, provenance
-from guerdon.atomic import held
-from guerdon.config import holds, to_yaml
+from guerdon.compute import distributed
+from guerdon.config.loading import holds, to_yaml
 from guerdon.errors import ConfigError, GuerdonError
+from guerdon.files import atomic, provenance
+from guerdon.files.atomic import held
 from guerdon.rl.checkpoint import latest_checkpoint
 from guerdon.rl.loop import Loop
 from guerdon.rl.reward_warnings import reward_warnings

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from guerdon.policies.control import ControlPolicy
+from guerdon.policies.robots.control import ControlPolicy
 from guerdon.rewards.source import SourceTerms
 from guerdon.rl.replay import Replay
 from guerdon.types import BoolArray, FloatArray, IntArray

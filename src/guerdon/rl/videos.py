@@ -34,12 +34,12 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from guerdon.atomic import write_bytes, write_json
 from guerdon.collect.text import TextRollout, generated
 from guerdon.episodes.targets import outcome_of
 from guerdon.episodes.video import VideoWriter, require_av
 from guerdon.errors import REFUSALS, DataError, GuerdonError, boundary, refused_by_system
-from guerdon.progress import log_line
+from guerdon.files.atomic import write_bytes, write_json
+from guerdon.processes.progress import log_line
 from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.text_steps import true_steps
 from guerdon.types import ByteArray, Episode, FloatArray, Rewards, Rollout, Segment

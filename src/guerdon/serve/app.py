@@ -18,12 +18,13 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from guerdon import __version__
-from guerdon.serve import routes, wire_chat, wire_openrlhf, wire_seed, wire_vllm
+from guerdon.serve import routes
 from guerdon.serve.errors import ServeError, error_body
 from guerdon.serve.media import Media
 from guerdon.serve.middleware import RequestMiddleware
 from guerdon.serve.served_models import ServedModels
-from guerdon.serve.wire import UrlOptions, unknown_key
+from guerdon.serve.wires import wire_chat, wire_openrlhf, wire_seed, wire_vllm
+from guerdon.serve.wires.wire import UrlOptions, unknown_key
 from guerdon.settings.serve import ServeSettings
 
 FORMATS = (routes, wire_openrlhf, wire_vllm, wire_seed, wire_chat)

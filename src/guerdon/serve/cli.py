@@ -65,7 +65,7 @@ def serve(
     overrides = [word for word in words or [] if "=" in word]
     settings = serve_settings(Path(files[0]) if files else None, overrides, flags)
     if dry_run:
-        from guerdon.config import to_yaml
+        from guerdon.config.loading import to_yaml
         from guerdon.serve.backends import refuse_all
 
         refuse_all(settings)

@@ -34,13 +34,11 @@ import httpx2
 import numpy as np
 from numpy.typing import NDArray
 
-from guerdon.async_calls import run_async
-from guerdon.call_queue import concurrent
-from guerdon.config import api_key
+from guerdon.config.loading import api_key
 from guerdon.errors import ConfigError, DataError, RewardRequestError, said_by
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, joined_status
-from guerdon.models.vlm_frames import to_rgb_uint8
-from guerdon.retry import (
+from guerdon.models.frames import to_rgb_uint8
+from guerdon.network.retry import (
     LOOPBACK,
     OPEN_PER_SLOT,
     Attempt,
@@ -55,8 +53,10 @@ from guerdon.retry import (
     retry_after,
     retry_async,
 )
-from guerdon.serve import client_wire as wire
+from guerdon.processes.async_calls import run_async
+from guerdon.processes.call_queue import concurrent
 from guerdon.serve.update_store import UpdateId, UpdateResult
+from guerdon.serve.wires import client_wire as wire
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.remote import RemoteSettings
 from guerdon.types import Episode, Failure, RewardInfo, Score

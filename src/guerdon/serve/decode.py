@@ -39,9 +39,9 @@ from PIL import ExifTags, Image
 from guerdon.episodes.images import allocate, file_type, read_pictures
 from guerdon.episodes.video import BEGINNING, UprightFrames, is_frame, keep_frame, require_av
 from guerdon.errors import DataError, GuerdonError, boundary
-from guerdon.models.vlm_frames import sample_frames, to_rgb_uint8
+from guerdon.models.frames import sample_frames, to_rgb_uint8
+from guerdon.processes.subprocess_worker import answer_requests
 from guerdon.settings.serve import MediaSettings
-from guerdon.subprocess_worker import answer_requests
 from guerdon.types import ByteArray, IntArray
 
 _MOST_FILES = 64

@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from guerdon.config import Tree, apply_overrides, merge, read_yaml, resolve_refs, validate
-from guerdon.cores import usable_cores
+from guerdon.config.loading import Tree, apply_overrides, merge, read_yaml, resolve_refs, validate
 from guerdon.errors import ConfigError, needs
+from guerdon.processes.cores import usable_cores
 from guerdon.serve import backends
 from guerdon.serve.logs import log_to_stderr
 from guerdon.settings.serve import ServedModelSettings, ServeSettings

@@ -29,7 +29,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from guerdon.errors import ConfigError, GuerdonError
-from guerdon.progress import doing, heartbeat
+from guerdon.processes.progress import doing, heartbeat
 from guerdon.serve.errors import error_body
 from guerdon.serve.middleware import LINGER_S
 from guerdon.serve.served_models import ServedModels

@@ -29,16 +29,16 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from guerdon.errors import ConfigError
-from guerdon.serve.decode import not_read, sniff
-from guerdon.serve.errors import Busy, NotReady, ServeError
-from guerdon.settings.serve import MediaSettings
-from guerdon.subprocess_worker import (
+from guerdon.processes.subprocess_worker import (
     PoolClosedError,
     SubprocessPool,
     WorkerDiedError,
     WorkerTimeoutError,
     plain_environment,
 )
+from guerdon.serve.decode import not_read, sniff
+from guerdon.serve.errors import Busy, NotReady, ServeError
+from guerdon.settings.serve import MediaSettings
 from guerdon.types import ByteArray
 
 _START_SECONDS = 60.0

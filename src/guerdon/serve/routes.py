@@ -18,19 +18,28 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from guerdon.episodes.chats import chat_messages, check_characters, tool_schemas
-from guerdon.evaluate.scores import info_record
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, ParseStatus, Scale
-from guerdon.models.rubric import REFERENCE, RUBRIC
-from guerdon.policies.tokens import split_steps
-from guerdon.serve import wire
-from guerdon.serve.client_wire import value_of
+from guerdon.models.judges.rubric import REFERENCE, RUBRIC
+from guerdon.models.scores import info_record
+from guerdon.policies.batches.tokens import split_steps
 from guerdon.serve.errors import ERRORS, BadRequest, ErrorAnswer, ServeError
 from guerdon.serve.media import Media
 from guerdon.serve.metrics import CONTENT_TYPE
 from guerdon.serve.model_queue import ModelQueue
 from guerdon.serve.update_store import UpdateId, UpdateResult
-from guerdon.serve.wire import FIRST_ERROR, WHOLE, FailureReason, FrameCount, FrameFields, Messages, PixelCount, Strings
-from guerdon.serve.wire_text import CutError, PromptResponse, answered, cutting, from_messages
+from guerdon.serve.wires import wire
+from guerdon.serve.wires.client_wire import value_of
+from guerdon.serve.wires.wire import (
+    FIRST_ERROR,
+    WHOLE,
+    FailureReason,
+    FrameCount,
+    FrameFields,
+    Messages,
+    PixelCount,
+    Strings,
+)
+from guerdon.serve.wires.wire_text import CutError, PromptResponse, answered, cutting, from_messages
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.serve import LimitSettings
 from guerdon.types import ByteArray, Episode, Failure, FloatArray, RewardInfo

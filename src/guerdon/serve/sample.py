@@ -23,7 +23,7 @@ from typing import Any
 
 from guerdon.models.explained_score import ExplainedScore
 from guerdon.secrets import hide
-from guerdon.serve.client_wire import value_of
+from guerdon.serve.wires.client_wire import value_of
 from guerdon.settings.serve import ServeSettings
 from guerdon.types import Episode, Failure
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from guerdon.atomic import held, sealed_folder, verify_folder, write_json
 from guerdon.errors import CheckpointError, boundary
+from guerdon.files.atomic import held, sealed_folder, verify_folder, write_json
 from guerdon.models.explained_score import ExplainedScore
 from guerdon.serve.errors import BadRequest, Conflict
 from guerdon.types import Learnable

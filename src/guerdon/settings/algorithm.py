@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 from pydantic import Field, model_validator
 
-from guerdon.registry import Registry
+from guerdon.config.registry import Registry
 from guerdon.settings.base import OWN_PARAMS, SET, Because, Named, Schedule, Settings, Unless, check_multiple, only_with
 
 

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from guerdon.config import Tree, apply_overrides, merge, validate
+from guerdon.config.loading import Tree, apply_overrides, merge, validate
 from guerdon.errors import ConfigError
 from guerdon.settings.base import Settings, names_in, refuse
 from guerdon.settings.remote import SCORE, RemoteSettings

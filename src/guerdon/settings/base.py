@@ -34,11 +34,11 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, to_jsonable_python
 from pydantic_core.core_schema import no_info_after_validator_function, tagged_union_schema
 
-from guerdon.config_problems import problem_lines
-from guerdon.config_schema import Spot, child, members
-from guerdon.config_tree import Tree
+from guerdon.config.problems import problem_lines
+from guerdon.config.registry import Registry
+from guerdon.config.schema import Spot, child, members
+from guerdon.config.tree import Tree
 from guerdon.errors import ConfigError
-from guerdon.registry import Registry
 from guerdon.secrets import remember
 
 
@@ -255,7 +255,7 @@ class Settings(BaseModel):
 class PythonSettings(Settings):
     """Settings that users write in Python too: there a `ConfigError` says what is wrong, with a suggestion.
 
-    Inside a larger configuration, which is read by `guerdon.config`, nothing is different.
+    Inside a larger configuration, which is read by `guerdon.config.loading`, nothing is different.
     """
 
     if not TYPE_CHECKING:  # type checkers see the fields
@@ -272,7 +272,7 @@ class PythonSettings(Settings):
 
 
 Seed = Annotated[int, Field(ge=0, lt=2**64)]
-"""Seed of random numbers: 64 bits, as in torch; `guerdon.generators.small_seed` makes one of 32 bits."""
+"""Seed of random numbers: 64 bits, as in torch; `guerdon.compute.generators.small_seed` makes one of 32 bits."""
 Schedule = Literal["constant", "linear", "cosine"]
 Bf16 = bool | Literal["auto"]
 
@@ -284,7 +284,7 @@ def _is_device(given: str) -> str:
 
 
 Device = Annotated[str, AfterValidator(_is_device)]
-"""Where a part computes; `guerdon.devices.resolve_device` says which device that is here."""
+"""Where a part computes; `guerdon.compute.devices.resolve_device` says which device that is here."""
 DEVICE: Any = Field("auto", description="where it computes: auto (a GPU where there is one), cpu, cuda or cuda:1")
 GRADIENT_CHECKPOINTING: Any = Field(False, description="recompute activations backwards: less memory, more time")
 CPU_OFFLOAD: Any = Field(

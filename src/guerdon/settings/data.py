@@ -11,8 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from guerdon.config.registry import Registry
 from guerdon.errors import ConfigError
-from guerdon.registry import Registry
 from guerdon.settings.base import OWN_PARAMS, Because, ByName, Named, Seed, Settings, Unless, only_with, refuse
 
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from guerdon.registry import Registry
-from guerdon.retry import TRIES
+from guerdon.config.registry import Registry
+from guerdon.network.retry import TRIES
 from guerdon.settings.base import (
     OWN_PARAMS,
     PARAMS,
@@ -42,8 +42,8 @@ LABELERS = Registry(
 JUDGES = Registry(
     "judge", "guerdon.judges",
     {
-        "anthropic": "guerdon.labels.llm_client:HttpLLMClient", "openai": "guerdon.labels.llm_client:HttpLLMClient",
-        "local": "guerdon.labels.completions:LocalLLMClient",
+        "anthropic": "guerdon.endpoints.llm_client:HttpLLMClient", "openai": "guerdon.endpoints.llm_client:HttpLLMClient",
+        "local": "guerdon.endpoints.completions:LocalLLMClient",
     },
     ("model",),
 )  # fmt: skip

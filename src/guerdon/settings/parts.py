@@ -1,7 +1,7 @@
 """The registries of parts: what a configuration may name, guerdon's own and what users bring."""
 
-from guerdon.packaged import PACKAGED_MODELS
-from guerdon.registry import Registry
+from guerdon.compute.packaged import PACKAGED_MODELS
+from guerdon.config.registry import Registry
 from guerdon.settings.algorithm import ESTIMATORS
 from guerdon.settings.data import VERIFIERS
 from guerdon.settings.label import JUDGES, LABELERS

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from guerdon.registry import Registry
+from guerdon.config.registry import Registry
 from guerdon.settings.base import PARAMS, Because, ByName, Device, Schedule, Settings, only_with
 from guerdon.settings.sample_weighting import RABCSettings
 from guerdon.settings.text_policy import TextPolicySettings
@@ -101,8 +101,8 @@ class OwnPolicySettings(Settings):
 POLICIES: Registry = Registry(
     "policy", "guerdon.policies",
     {
-        "mlp": "guerdon.policies.control:build_policy", "cnn": "guerdon.policies.control:build_policy",
-        "vla": "guerdon.policies.vla.build:build_vla", "text": "guerdon.policies.text_files:load_policy",
+        "mlp": "guerdon.policies.robots.control:build_policy", "cnn": "guerdon.policies.robots.control:build_policy",
+        "vla": "guerdon.policies.vla.build:build_vla", "text": "guerdon.policies.language.text_files:load_policy",
     },
     ("observation_shape", "outputs", "action_space", "heads", "auxiliary", "proprioception_size"),
 )  # fmt: skip

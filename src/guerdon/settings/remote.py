@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from guerdon.config import validate
-from guerdon.retry import TRIES
+from guerdon.config.loading import validate
+from guerdon.network.retry import TRIES
 from guerdon.settings.base import Because, PythonSettings, only_with
 
 Upload = Literal["npy", "jpeg", "mp4", "path"]

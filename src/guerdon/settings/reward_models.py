@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from guerdon.registry import Registry
+from guerdon.config.registry import Registry
 from guerdon.settings.base import DEVICE, PARAMS, Because, ByName, Device, Settings, Unless, names_in, only_with, refuse
 from guerdon.settings.label import AnthropicJudgeSettings, JudgeSettings, check_budget
 from guerdon.settings.prime import PrimeSettings
@@ -78,7 +78,7 @@ _REFITTED = Because(Unless("none"), "update: {}")
 class _ImageModelSettings(_ModelSettings):
     """What reward models of single frames share."""
 
-    factory = "guerdon.models.image:load_image_model"
+    factory = "guerdon.models.images.image:load_image_model"
 
     checkpoint_path: str = Field(description="folder that `guerdon train` wrote, or its model.safetensors")
     arch: Arch | None = Field(None, description="refuse a checkpoint with another architecture")
@@ -176,7 +176,7 @@ class _ReadModelSettings(_ModelSettings):
 class TextModelSettings(_ReadModelSettings):
     """A reward model of a language study."""
 
-    factory = "guerdon.models.text_load:load_members"
+    factory = "guerdon.models.text.text_load:load_members"
 
     model_type: Literal["text"] = Field("text", description="any reward model of text")
     member_reward: Literal["mean", "lower_bound"] | None = Field(
@@ -192,7 +192,7 @@ class TextModelSettings(_ReadModelSettings):
 class SequenceClassifierSettings(_ReadModelSettings):
     """A sequence classifier of responses."""
 
-    factory = "guerdon.models.sequence_classifier:SequenceClassifier"
+    factory = "guerdon.models.text.sequence_classifier:SequenceClassifier"
 
     model_type: Literal["value", "normal"] = Field(
         "value", description="a sequence classifier that judges the whole response by a logit"
@@ -207,7 +207,7 @@ JUDGE_CACHE = "judge_cache"
 class JudgeModelSettings(_ModelSettings):
     """A language model that judges responses, without training."""
 
-    factory = "guerdon.models.judge:load_judge"
+    factory = "guerdon.models.judges.judge:load_judge"
     path_key = "rubric"
 
     model_type: Literal["judge"] = Field("judge", description="a language model that judges responses (docs/judges.md)")
@@ -349,7 +349,7 @@ def remote_form(given: dict[str, Any]) -> dict[str, Any]:
 class VLMModelSettings(_ModelSettings):
     """A vision-language model as a reward model."""
 
-    factory = "guerdon.models.vlm:load_vlm"
+    factory = "guerdon.models.vlm.vlm:load_vlm"
     short_form = (VLMShortForm,)
 
     model_type: VLMName = Field(
@@ -402,7 +402,7 @@ class VLMModelSettings(_ModelSettings):
 class SarmModelSettings(_ModelSettings):
     """A SARM checkpoint of LeRobot."""
 
-    factory = "guerdon.models.sarm:load_sarm"
+    factory = "guerdon.models.images.sarm:load_sarm"
 
     model_type: Literal["sarm"] = Field("sarm", description="SARM of LeRobot, progress by stages")
     checkpoint_path: str = Field(description="folder that LeRobot wrote (`pretrained_model`)")

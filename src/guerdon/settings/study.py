@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 from pydantic import ConfigDict, Field, model_validator
 
-from guerdon.config_tree import Tree
+from guerdon.config.tree import Tree
 from guerdon.errors import ConfigError
 from guerdon.settings.algorithm import ControlAlgorithmSettings, RobotAlgorithmSettings, TextAlgorithmSettings
 from guerdon.settings.aliases import guide_names

@@ -458,21 +458,21 @@ class StepwiseTrainSettings(_StepSettings, _HeadSettings):
     """Train a token classifier: a probability per step, read at the step's last token."""
 
     type: Literal["stepwise"] = "stepwise"
-    model: ClassVar = "guerdon.models.text_heads:StepwiseModel"
+    model: ClassVar = "guerdon.models.text.text_heads:StepwiseModel"
 
 
 class VerdictTrainSettings(_StepSettings):
     """Train a language model that says CORRECT (+1) or INCORRECT (-1) of each step."""
 
     type: Literal["verdict"] = "verdict"
-    model: ClassVar = "guerdon.models.verdict:VerdictModel"
+    model: ClassVar = "guerdon.models.text.verdict:VerdictModel"
 
 
 class OutcomeTrainSettings(_HeadSettings):
     """Train a sequence classifier: one number per solution."""
 
     type: Literal["outcome"] = "outcome"
-    model: ClassVar = "guerdon.models.text_heads:OutcomeModel"
+    model: ClassVar = "guerdon.models.text.text_heads:OutcomeModel"
     loss: Literal["pointwise", "bradley_terry"] = Field(
         "pointwise",
         description="pointwise: is the answer right?; bradley_terry: is the right one of two solutions of a question "
@@ -484,7 +484,7 @@ class PreferenceTrainSettings(_HeadSettings):
     """Train a sequence classifier to preferences (Bradley and Terry 1952), or to ratings."""
 
     type: Literal["preference"] = "preference"
-    model: ClassVar = "guerdon.models.preference:PreferenceModel"
+    model: ClassVar = "guerdon.models.text.preference:PreferenceModel"
     data_path: str | tuple[str, ...] = Field(
         description="preferences in any layout of docs/preferences.md: files, folders, hub ids"
     )
@@ -536,7 +536,7 @@ class ImplicitTrainSettings(_TextTrainSettings):
     """Train an implicit process reward model on outcomes alone (2412.01981)."""
 
     type: Literal["implicit"] = "implicit"
-    model: ClassVar = "guerdon.models.implicit_text:ImplicitModel"
+    model: ClassVar = "guerdon.models.text.implicit_text:ImplicitModel"
     loss: Literal["ce", "dpo"] = Field("ce", description="cross-entropy on outcomes, or pairs of right and wrong")
     beta: float = Field(0.05, gt=0, description="factor of the log-ratios")
     read: Literal["cumulative", "single"] = Field(

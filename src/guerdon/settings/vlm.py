@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from guerdon.retry import TRIES
+from guerdon.network.retry import TRIES
 from guerdon.settings.base import SET, Because, Bf16, Seed, Settings, Unless, only_with, refuse
 from guerdon.settings.label import LEAVE_OUT, OptionalSetting
 from guerdon.settings.text_policy import TemplateArguments

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
-from guerdon.registry import Registry
+from guerdon.config.registry import Registry
 from guerdon.settings.base import PARAMS, SET, Because, ByName, Named, Settings, only_with, refuse
 from guerdon.settings.gymnasium_ids import known_id, time_limit
 

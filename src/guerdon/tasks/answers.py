@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 
-from guerdon.replies import final_part
 from guerdon.tasks.answer_text import normalized, outside_brackets, prose, undecorated
 from guerdon.tasks.answer_words import choice_of, same_text
+from guerdon.tasks.replies import final_part
 from guerdon.tasks.units import CHANGING, UNIT_WORDS
 from guerdon.types import Failure
 

@@ -21,13 +21,13 @@ from guerdon.episodes.chats import ChatError, chat_messages, question_of, tool_s
 from guerdon.episodes.preferences import is_preference, responses_in
 from guerdon.episodes.row_files import ENDINGS, good_rows, rows_to_train_on
 from guerdon.errors import DataError, MissingDependencyError, boundary, needs
-from guerdon.hub import check_data_set
-from guerdon.progress import log_once
+from guerdon.network.hub import check_data_set
+from guerdon.processes.progress import log_once
 from guerdon.settings.data import VERIFIERS, DataSettings, FilesDataSettings, GSM8KDataSettings, HubDataSettings
 from guerdon.tasks.answers import final_answer, last_boxed
 from guerdon.tasks.choices import is_blank, read_choices
-from guerdon.tasks.code_forms import tests_of_row
-from guerdon.tasks.code_tests import check_isolation, is_code
+from guerdon.tasks.code.code_forms import tests_of_row
+from guerdon.tasks.code.code_tests import check_isolation, is_code
 from guerdon.tasks.prompts import (
     Prompt,
     UnreadableGoldError,

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, cast, runtime_checkable
 
 from guerdon.errors import ConfigError, DataError, MissingDependencyError, boundary
+from guerdon.processes.subprocess_worker import SubprocessPool, WorkerDiedError, WorkerTimeoutError
 from guerdon.settings.data import VERIFIERS, DataSettings
-from guerdon.subprocess_worker import SubprocessPool, WorkerDiedError, WorkerTimeoutError
 from guerdon.tasks.answer_text import as_read, normalized, prose, typographic, undecorated
 from guerdon.tasks.answer_words import (
     ambiguous,
@@ -37,7 +37,7 @@ from guerdon.tasks.answer_words import (
     without_e,
 )
 from guerdon.tasks.answers import answered, concluded, final_answer, final_answers, is_list, without_html
-from guerdon.tasks.code_tests import Sandbox, check_isolation, is_code, program_of, read_tests, run_tests
+from guerdon.tasks.code.code_tests import Sandbox, check_isolation, is_code, program_of, read_tests, run_tests
 from guerdon.tasks.prompts import Prompt
 from guerdon.tasks.quantities import in_unit, pair
 from guerdon.tasks.reasoning import is_generated, step_truth

@@ -17,7 +17,7 @@ import sys
 from typing import Any
 
 from guerdon.errors import DataError, boundary
-from guerdon.subprocess_worker import answer_requests
+from guerdon.processes.subprocess_worker import answer_requests
 from guerdon.tasks.rounding import Rounding
 
 _MEMORY = 4 << 30  # bytes that a comparison may take

@@ -41,16 +41,16 @@ import torch
 from torch import Tensor, nn
 
 from guerdon.collect.control import ControlCollector
-from guerdon.devices import seeded
+from guerdon.compute.devices import seeded
+from guerdon.compute.schedules import scheduled
 from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.episodes.targets import check_every_row
 from guerdon.errors import ConfigError, DataError, MissingDependencyError, NonFiniteError
-from guerdon.policies.control import ControlPolicy, build_policy, save_policy
-from guerdon.policies.heads import Categorical, Gaussian
-from guerdon.policies.robot import RobotPolicy
+from guerdon.policies.robots.control import ControlPolicy, build_policy, save_policy
+from guerdon.policies.robots.heads import Categorical, Gaussian
+from guerdon.policies.robots.robot import RobotPolicy
 from guerdon.policies.vla.policy import VLAPolicy
-from guerdon.progress import ProgressBar
-from guerdon.schedules import scheduled
+from guerdon.processes.progress import ProgressBar
 from guerdon.settings.policy import BCSettings, OwnPolicySettings
 from guerdon.settings.study import Study
 from guerdon.settings.vla_policy import VLAPolicySettings

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from guerdon import distributed
-from guerdon.devices import seeded
-from guerdon.models.backbone import ImageScorer, inference_copy, random_shift, to_input
-from guerdon.policies.passes import slices
+from guerdon.compute import distributed
+from guerdon.compute.devices import seeded
+from guerdon.compute.sharding import Shards
+from guerdon.models.images.backbone import ImageScorer, inference_copy, random_shift, to_input
+from guerdon.policies.batches.passes import slices
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
-from guerdon.sharding import Shards
 from guerdon.types import ByteArray, FloatArray, IntArray
 
 BATCH = 64  # frames per pass through a network that is not trained

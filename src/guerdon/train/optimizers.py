@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from guerdon import distributed
+from guerdon.compute import distributed
+from guerdon.compute.finite import SkippedSteps
 from guerdon.errors import CheckpointError
-from guerdon.finite import SkippedSteps
 from guerdon.models.checkpoint import adam_tensors, load_adam
 
 _OTHER = "the optimiser state is for {} parameters, this policy has {}"

@@ -20,16 +20,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from guerdon import distributed
+from guerdon.compute import distributed
 from guerdon.episodes.preferences import Comparison, read_preferences, split_prompts
 from guerdon.errors import DataError
-from guerdon.models.preference import PreferenceModel
-from guerdon.models.quality import auroc
-from guerdon.models.text_inputs import Reading, buckets
-from guerdon.models.text_losses import bce_terms
-from guerdon.models.text_model import TextRewardModel
-from guerdon.policies.prompt_sharing import common_start
-from guerdon.progress import doing
+from guerdon.models.images.quality import auroc
+from guerdon.models.text.preference import PreferenceModel
+from guerdon.models.text.text_inputs import Reading, buckets
+from guerdon.models.text.text_losses import bce_terms
+from guerdon.models.text.text_model import TextRewardModel
+from guerdon.policies.batches.prompt_sharing import common_start
+from guerdon.processes.progress import doing
 from guerdon.settings.train import PreferenceTrainSettings, TextTrainSettings
 from guerdon.train.reward_trainer import Item, RewardTrainer
 from guerdon.train.text_data import Lessons

@@ -35,13 +35,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from guerdon.atomic import sha256
 from guerdon.episodes.layout import camera_for
 from guerdon.episodes.progress_files import ProgressFile, made_of, read_progress, write_progress
 from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError
+from guerdon.files.atomic import sha256
 from guerdon.models.load import load_source_model
-from guerdon.progress import ProgressBar, log_line
+from guerdon.processes.progress import ProgressBar, log_line
 from guerdon.settings.policy import BCSettings
 from guerdon.settings.reward_models import RewardModelSettings
 from guerdon.settings.sample_weighting import RABCSettings

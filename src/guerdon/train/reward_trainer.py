@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from guerdon import distributed
+from guerdon.compute import distributed
+from guerdon.compute.schedules import scheduled
 from guerdon.errors import ConfigError, DataError
-from guerdon.models.quality import auroc
-from guerdon.models.text_inputs import buckets
-from guerdon.models.text_losses import bce_terms, pair_terms, pairs
-from guerdon.models.text_model import TextRewardModel
-from guerdon.schedules import scheduled
+from guerdon.models.images.quality import auroc
+from guerdon.models.text.text_inputs import buckets
+from guerdon.models.text.text_losses import bce_terms, pair_terms, pairs
+from guerdon.models.text.text_model import TextRewardModel
 from guerdon.settings.train import TextTrainSettings
 from guerdon.train.text_data import Lessons
 from guerdon.train.trainer import BaseTrainer

@@ -22,21 +22,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from guerdon import distributed
-from guerdon.atomic import write_json
-from guerdon.devices import resolve_device, seeded, show_only, wait_for_gpu
+from guerdon.compute import distributed
+from guerdon.compute.devices import resolve_device, seeded, show_only, wait_for_gpu
+from guerdon.compute.finite import refuse_to_read
+from guerdon.compute.packaged import local_model
 from guerdon.errors import CheckpointError, ConfigError, DataError, needs
-from guerdon.finite import refuse_to_read
-from guerdon.hub import check_model, reading
-from guerdon.models.ensemble import Ensemble
-from guerdon.models.text_load import FINAL, model_class
-from guerdon.models.text_model import TextModelCard, TextRewardModel
-from guerdon.packaged import local_model
-from guerdon.policies.pretrained import read_tokenizer
-from guerdon.policies.shared_base import SharedBase
-from guerdon.policies.text import TextPolicy, add_policy
-from guerdon.policies.text_files import check_disk, give_template, load_policy
-from guerdon.progress import log_line
+from guerdon.files.atomic import write_json
+from guerdon.models.text.ensemble import Ensemble
+from guerdon.models.text.text_load import FINAL, model_class
+from guerdon.models.text.text_model import TextModelCard, TextRewardModel
+from guerdon.network.hub import check_model, reading
+from guerdon.policies.language.shared_base import SharedBase
+from guerdon.policies.language.text import TextPolicy, add_policy
+from guerdon.policies.language.text_files import check_disk, give_template, load_policy
+from guerdon.policies.pretrained.reading import read_tokenizer
+from guerdon.processes.progress import log_line
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train import PreferenceTrainSettings, TextTrainSettings

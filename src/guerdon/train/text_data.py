@@ -34,9 +34,9 @@ from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.labels.data_set import CARD
 from guerdon.labels.data_set import target as target_of_reward
-from guerdon.models.text_inputs import Reading, unread
-from guerdon.models.text_model import TextRewardModel
-from guerdon.progress import doing
+from guerdon.models.text.text_inputs import Reading, unread
+from guerdon.models.text.text_model import TextRewardModel
+from guerdon.processes.progress import doing
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.train import StepwiseTrainSettings, TextTrainSettings, VerdictTrainSettings
 from guerdon.tasks.prompts import conversation_hash

@@ -31,12 +31,12 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.integrations import TensorBoardCallback
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from guerdon import distributed
-from guerdon.atomic import write_json
+from guerdon.compute import distributed
+from guerdon.compute.finite import load_weights, save_weights
+from guerdon.compute.generators import small_seed
 from guerdon.errors import ConfigError, DataError, NonFiniteError, boundary, naming
-from guerdon.finite import load_weights, save_weights
-from guerdon.generators import small_seed
-from guerdon.progress import ProgressBar
+from guerdon.files.atomic import write_json
+from guerdon.processes.progress import ProgressBar
 from guerdon.settings.base import without_removed
 from guerdon.settings.train import (
     ProgressTrainSettings,
@@ -166,7 +166,7 @@ class BaseTrainer(Trainer):  # type: ignore[misc]
     The loss is the exact mean over a batch, however it is cut into forward passes: the sum of `loss_sum` divided by
     `weight`. A subclass defines these two, or overrides `training_step` and `quality`.
 
-    Several processes (`guerdon.distributed`) train as one: all of them draw the same batches, each computes some of the
+    Several processes (`guerdon.compute.distributed`) train as one: all of them draw the same batches, each computes some of the
     forward passes, and Trainer does not know of the others.
 
     Args:

@@ -25,22 +25,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from guerdon import distributed
+from guerdon.compute import distributed
+from guerdon.compute.finite import refuse_to_write
+from guerdon.compute.sharding import Shards
 from guerdon.errors import CheckpointError
-from guerdon.finite import refuse_to_write
-from guerdon.hub import quietly
-from guerdon.models.quality import frame_quality
-from guerdon.models.tiny_vlm import write_tiny_vlm
-from guerdon.models.vlm import ADAPTER, BASE, VLMCard, VLMRewardModel, load_vlm, write_vlm_checkpoint
-from guerdon.models.vlm_prompts import PROMPTS, FilledPrompt, Question, make_question
-from guerdon.models.vlm_transformers import TransformersBackend, map_vlm, read_vlm
-from guerdon.policies.adapters import fresh_lora, import_peft
-from guerdon.policies.chat_template import set_arguments
-from guerdon.policies.precision import halve_linear
-from guerdon.policies.text_files import check_disk
-from guerdon.progress import doing
+from guerdon.models.images.quality import frame_quality
+from guerdon.models.vlm.tiny_vlm import write_tiny_vlm
+from guerdon.models.vlm.vlm import ADAPTER, BASE, VLMCard, VLMRewardModel, load_vlm, write_vlm_checkpoint
+from guerdon.models.vlm.vlm_prompts import PROMPTS, FilledPrompt, Question, make_question
+from guerdon.models.vlm.vlm_transformers import TransformersBackend, map_vlm, read_vlm
+from guerdon.network.hub import quietly
+from guerdon.policies.batches.precision import halve_linear
+from guerdon.policies.language.text_files import check_disk
+from guerdon.policies.pretrained.adapters import fresh_lora, import_peft
+from guerdon.policies.pretrained.chat_template import set_arguments
+from guerdon.processes.progress import doing
 from guerdon.settings.train import VLMTrainSettings
-from guerdon.sharding import Shards
 from guerdon.train.images import LabelledRows, TrainResult, is_classifier, label_meaning, label_rows, read_data
 from guerdon.train.trainer import FREE, BalancedSampler, BaseTrainer, TrainingFolder, joint_hash
 from guerdon.types import ByteArray, Episode, Failure, IntArray

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.errors import ConfigError, MissingDependencyError, boundary, did_you_mean, needs
-from guerdon.streams import keep_streams
-from guerdon.subprocess_worker import end_with_parent
+from guerdon.processes.streams import keep_streams
+from guerdon.processes.subprocess_worker import end_with_parent
 from guerdon.types import ByteArray
 
 Snapshot = NDArray[np.float64]

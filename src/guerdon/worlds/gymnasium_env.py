@@ -17,7 +17,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from guerdon.episodes.images import rgb_picture
 from guerdon.errors import ConfigError, DataError, GuerdonError, MissingDependencyError, boundary
-from guerdon.progress import log_once
+from guerdon.processes.progress import log_once
 from guerdon.settings.gymnasium_ids import GAMES
 from guerdon.settings.world import UNLIMITED
 from guerdon.types import BoolArray, ByteArray

@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from guerdon.errors import ConfigError
-from guerdon.progress import log_line
+from guerdon.processes.progress import log_line
 from guerdon.types import BoolArray
 from guerdon.worlds.spaces import choices, executable
 

@@ -22,8 +22,8 @@ from typing import Any, Literal, NamedTuple
 import gymnasium
 import numpy as np
 
+from guerdon.compute.generators import small_seed
 from guerdon.errors import MissingDependencyError, boundary
-from guerdon.generators import small_seed
 from guerdon.types import BoolArray, ByteArray
 from guerdon.worlds.camera import MuJoCoCamera, Snapshot, check_camera
 from guerdon.worlds.gymnasium_env import PlainVectorEnv

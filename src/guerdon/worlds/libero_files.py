@@ -26,9 +26,9 @@ import yaml
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from guerdon.atomic import write_text
+from guerdon.compute.packaged import cache_folder
 from guerdon.errors import ConfigError, MissingDependencyError, boundary, did_you_mean
-from guerdon.packaged import cache_folder
+from guerdon.files.atomic import write_text
 from guerdon.worlds.camera import import_mujoco
 
 INSTALL = "pip install 'guerdon[libero]'"

@@ -22,8 +22,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from guerdon.compute.generators import small_seed
 from guerdon.errors import ConfigError, did_you_mean, needs
-from guerdon.generators import small_seed
 from guerdon.types import BoolArray
 from guerdon.worlds.camera import MuJoCoCamera, Snapshot, import_mujoco
 from guerdon.worlds.gymnasium_env import PlainVectorEnv

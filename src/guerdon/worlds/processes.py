@@ -30,9 +30,9 @@ import numpy as np
 
 from guerdon import errors
 from guerdon.errors import SimulatorError
-from guerdon.progress import log_line
+from guerdon.processes.progress import log_line
+from guerdon.processes.subprocess_worker import start_child
 from guerdon.settings.world import WorldSettings
-from guerdon.subprocess_worker import start_child
 from guerdon.types import BoolArray, ByteArray, Failure
 from guerdon.worlds.camera import choose_headless_backend
 from guerdon.worlds.eye import stacked

@@ -25,9 +25,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from guerdon.errors import ConfigError, GuerdonError, SimulatorError, boundary
+from guerdon.processes.streams import keep_streams
+from guerdon.processes.subprocess_worker import end_with_parent
 from guerdon.settings.world import WorldSettings
-from guerdon.streams import keep_streams
-from guerdon.subprocess_worker import end_with_parent
 from guerdon.types import BoolArray, ByteArray
 from guerdon.worlds.build import make_parts
 from guerdon.worlds.gymnasium_env import RenderEye

@@ -21,7 +21,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from guerdon.errors import ConfigError, NonFiniteError, SimulatorError, boundary
-from guerdon.progress import log_once
+from guerdon.processes.progress import log_once
 from guerdon.types import BoolArray, ByteArray, Failure, FloatArray
 from guerdon.worlds.resets import BrokenCopyError
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from guerdon.generators import STARTING, generator
+from guerdon.compute.generators import STARTING, generator
 from guerdon.types import BoolArray, FloatArray, IntArray, Metrics
 
 FRONTIER = 0.5  # the success that both curricula prefer

@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.progress import log_line
+from guerdon.processes.progress import log_line
 from guerdon.types import BoolArray, ByteArray, Failure, IntArray
 from guerdon.worlds import spaces
 from guerdon.worlds.eye import Drawn, Eye, looks_at, pictures_of, resized

@@ -13,10 +13,11 @@ import gymnasium
 import numpy as np
 import torch
 
-from guerdon import distributed
-from guerdon.devices import resolve_device
+from guerdon.compute import distributed
+from guerdon.compute.devices import resolve_device
+from guerdon.compute.sharding import Shards
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.policies.deferred import deferred
+from guerdon.policies.pretrained.deferred import deferred
 from guerdon.policies.vla.flow import FlowVLA
 from guerdon.policies.vla.policy import (
     VLAPolicy,
@@ -34,7 +35,6 @@ from guerdon.policies.vla.smolvla import SmolVLANetwork
 from guerdon.policies.vla.tiny import tiny_flow_network, tiny_token_network
 from guerdon.policies.vla.token import TokenVLA
 from guerdon.settings.vla_policy import VLAPolicySettings
-from guerdon.sharding import Shards
 
 FAMILIES: dict[str, type[VLAPolicy]] = {"token": TokenVLA, "flow": FlowVLA, "regression": RegressionVLA}
 READERS: dict[str, tuple[tuple[str, ...], Callable[..., Published]]] = {

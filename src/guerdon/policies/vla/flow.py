@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from guerdon.errors import ConfigError
-from guerdon.policies.robot import Action
+from guerdon.policies.robots.robot import Action
 from guerdon.policies.vla.policy import VLAInputs, VLAPolicy
 from guerdon.policies.vla.smolvla import ExpertNetwork, Prefix
 from guerdon.settings.vla_policy import FlowDecodingSettings, VLAPolicySettings

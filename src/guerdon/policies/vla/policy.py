@@ -23,16 +23,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from guerdon import distributed
-from guerdon.devices import resolve_device
+from guerdon.compute import distributed
+from guerdon.compute.devices import resolve_device
+from guerdon.compute.sharding import Shards, blocks_of, recompute
 from guerdon.errors import ConfigError, DataError, needs
-from guerdon.policies.adapters import fresh_lora, import_peft
-from guerdon.policies.precision import uses_bf16
-from guerdon.policies.robot import ControlInputs, RobotPolicy
+from guerdon.policies.batches.precision import uses_bf16
+from guerdon.policies.pretrained.adapters import fresh_lora, import_peft
+from guerdon.policies.robots.robot import ControlInputs, RobotPolicy
 from guerdon.policies.vla.vision import cropped
 from guerdon.settings.text_policy import LoraSettings
 from guerdon.settings.vla_policy import DecodingSettings, VLAPolicySettings
-from guerdon.sharding import Shards, blocks_of, recompute
 from guerdon.types import Evaluated, FloatArray, IntArray
 from guerdon.worlds.eye import resized
 from guerdon.worlds.observation import ObservationSpec

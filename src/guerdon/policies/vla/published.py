@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from guerdon import distributed
+from guerdon.compute import distributed
+from guerdon.compute.finite import load_weights
+from guerdon.compute.sharding import Shards
 from guerdon.errors import CheckpointError, ConfigError, boundary
-from guerdon.finite import load_weights
-from guerdon.hub import OFT_PARTS, check_folder, reading
-from guerdon.policies.adapter_files import merged_weights
-from guerdon.policies.pretrained import ComputedWeight, read_tensors, read_tokenizer
+from guerdon.network.hub import OFT_PARTS, check_folder, reading
+from guerdon.policies.pretrained.adapter_files import merged_weights
+from guerdon.policies.pretrained.reading import ComputedWeight, read_tensors, read_tokenizer
 from guerdon.policies.vla.checkpoint_config import (
     PROPRIO,
     STATE,
@@ -40,7 +41,6 @@ from guerdon.policies.vla.smolvla import ExpertSize, SmolVLANetwork
 from guerdon.policies.vla.statistics import instruction_length, lerobot_statistics, openvla_statistics
 from guerdon.policies.vla.vision import DinoSiglipTowers, ViTSize
 from guerdon.settings.vla_policy import VLAPolicySettings
-from guerdon.sharding import Shards
 
 TOWERS = {
     "vit_large_patch14_reg4_dinov2.lvd142m": ViTSize(224, 14, 1024, 24, 16, 4096, prefix=5, scaled=True),

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from guerdon.policies.robot import Action
+from guerdon.policies.robots.robot import Action
 from guerdon.policies.vla.policy import VLAInputs, VLAPolicy
 from guerdon.policies.vla.prismatic import PrismaticNetwork
 from guerdon.settings.vla_policy import RegressionDecodingSettings, VLAPolicySettings

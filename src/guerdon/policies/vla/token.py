@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from guerdon.policies.robot import Action
+from guerdon.policies.robots.robot import Action
 from guerdon.policies.vla.policy import VLAInputs, VLAPolicy
 from guerdon.policies.vla.prismatic import PrismaticNetwork
 from guerdon.settings.vla_policy import TokenDecodingSettings, VLAPolicySettings

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from guerdon.policies.efficientnet import EfficientNetLite0, read_efficientnet
+from guerdon.policies.robots.efficientnet import EfficientNetLite0, read_efficientnet
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))

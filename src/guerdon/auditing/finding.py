@@ -1,0 +1,108 @@
+"""What an audit says: one finding, and all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+# ---------------------------------------------------------------------------------------------------------------------
+# How severe each finding is, and which part of guerdon would fix it.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+_SCORE = "`guerdon score` measures each response again"
+_ATTACK = "`guerdon evaluate --attack`"
+_VERSIONS = "with `guerdon audit --second`"
+_PROBES = "measure it on pairs that differ in this alone: the probes of `guerdon evaluate` (docs/evaluation.md)"
+_SANDBOX = "guerdon runs tests out of the program's reach and counts only what they report (docs/language_models.md)"
+_ERRORS = {
+    "truth": "compare rewards by true success: `guerdon compare`; `guerdon search` shows what a model accepts",
+    "drift": f"{_SCORE}: compare the reward of both ends of the run {_VERSIONS}",
+    "shift": f"join rewards and responses by an id instead of their position; {_SCORE}",
+    "agreement": "`guerdon evaluate` measures a reward on labelled responses and forecasts its effect (docs/gate.md)",
+    "nan": "keep a failed measurement as a Failure, which is masked and counted (docs/failures.md)",
+    "failures": f"a failed measurement is a Failure, not a number (docs/failures.md); {_SCORE} and keeps reasons",
+    "same_reward": f"look for a cache whose key is the prompt; {_SCORE}",
+    "inconsistent": f"average several marks of a judge that samples (docs/judges.md); {_SCORE}",
+    "tail": "`guerdon search` finds more of this kind; test a model with attacks (docs/attacks.md)",
+    "edited_tests": _SANDBOX,
+    "early_exit": _SANDBOX,
+    "hard_coded": "hold back tests that the prompt does not show (docs/language_models.md)",
+    "motionless": f"{_ATTACK} finds such episodes; train the reward on them as failures (docs/attacks.md)",
+    "first_frame": "reward t belongs to row t + 1, and reset rows are masked (docs/data.md): look for an off-by-one",
+    "early_end": "reward success only where an episode ends by itself (docs/rewards.md), and check what ends it",
+}
+_WARNINGS = {
+    "jump": f"{_SCORE}: compare the reward's versions on both sides {_VERSIONS}",
+    "no_variance": "choose prompts by success rate (docs/curriculum.md) or reward steps (docs/process_reward.md)",
+    "saturation": "harder prompts (docs/curriculum.md), or a graded reward (docs/rewards.md)",
+    "clipping": "raise the limits, or divide by the running spread: `algorithm.normalize_rewards` (docs/rewards.md)",
+    "truncated": "leave truncated responses out: `data.filter_truncated` (docs/language_models.md)",
+    "length": "measure it: the probe `length` of `guerdon evaluate` (docs/evaluation.md)",
+    "format": "measure it: the probe `formatting` of `guerdon evaluate` (docs/evaluation.md)",
+    "language": "evaluate the reward for each language on labelled pairs (docs/preferences.md)",
+    "repetition": "the attack `repeated_step` of `guerdon evaluate` shows whether a model accepts it (docs/attacks.md)",
+    "refusal": "add refusals to what the reward is evaluated on (docs/attacks.md), or declare them wrong",
+    "flattery": _PROBES,
+    "position": "a judge should see responses in both orders (docs/judges.md)",
+    "duplicates": "raise the temperature or the entropy bonus, or add a KL term (docs/language_models.md)",
+}
+REMEDIES: dict[str, tuple[Severity, str]] = {
+    **{name: ("error", remedy) for name, remedy in _ERRORS.items()},
+    **{name: ("warning", remedy) for name, remedy in _WARNINGS.items()},
+}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+Severity = Literal["error", "warning", "info"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")  # the worst first
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong with the reward, with its evidence.
+
+    Attributes:
+        name: what `--fail-on` calls it, such as `length`.
+        severity: `error` where the reward is wrong, `warning` where it may be, `info` where it is a fact to know.
+        title: the finding in one sentence with its numbers.
+        effect: how large it is, in `unit`.
+        interval: of the effect, at 95 %.
+        unit: what the effect is measured in.
+        p: permutation p-value within prompt and step, by Holm over all findings; None where nothing is random (a NaN).
+        rows: numbers of the rows concerned, the most telling first; at most 1,000.
+        examples: of these, up to five, each with a line that says what to see.
+        remedy: which part of guerdon would fix it, with the command.
+        count: rows concerned in all.
+        total: rows looked at.
+    """
+
+    name: str
+    severity: Severity
+    title: str
+    effect: float
+    interval: tuple[float, float]
+    unit: str
+    p: float | None
+    rows: tuple[int, ...]
+    examples: tuple[tuple[int, str], ...]
+    remedy: str
+    count: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Audit:
+    """All that was looked for: what was found, what is clean, and what the log lacks columns for.
+
+    Attributes:
+        findings: the worst first.
+        clean: names of checks that found nothing, each with what was looked at.
+        unchecked: names of checks that could not be made, each with the column that is missing.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    clean: dict[str, str] = field(default_factory=dict)
+    unchecked: dict[str, str] = field(default_factory=dict)

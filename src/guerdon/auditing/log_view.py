@@ -1,0 +1,270 @@
+"""What the checks of an audit look at: rows with a finite reward, which of them can be compared, and their truth."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from guerdon.auditing.association import strata, stratum_means
+from guerdon.auditing.finding import REMEDIES, Finding
+from guerdon.auditing.rows import Codes, Flags, Numbers, Rows
+from guerdon.statistics.proportion import wilson_bounds
+
+FEW_LEVELS = 12  # a reward with at most so many values is graded, not continuous
+MOST_ROWS = 1000  # row numbers that a finding keeps
+MOST_EXAMPLES = 5
+THE_TRUTH = "the truth"
+SPREADS = "standard deviations of the reward"  # unit of an effect
+VERIFIED_ROWS = 20_000  # of the sample that the verifier reads again
+
+
+class Checked(NamedTuple):
+    """What one check says: a finding that may still fall to Holm's correction, or what was looked at."""
+
+    finding: Finding | None
+    clean: str
+    p: float | None = None
+
+
+class MissingColumn(Exception):
+    """A check cannot be made; the text names the column that it needs and the log lacks."""
+
+
+def needed(column: Any, what: str) -> Any:
+    """A column that a check needs.
+
+    Raises:
+        MissingColumn: the log lacks it.
+    """
+    if column is None:
+        raise MissingColumn(what)
+    return column
+
+
+@dataclass(frozen=True)
+class View:
+    """M rows with a finite reward, of the N rows of a log.
+
+    Attributes:
+        rows: the log.
+        row_M: numbers of the rows.
+        reward_M: their rewards.
+        peer_M: rows with one number answer one prompt at one step; None where hardly any two do.
+        truth_M: the log's, or guerdon's verifier's by the reference answers; NaN is unknown, None is no truth.
+        copy_M: whether the prompt, the response and the reward came before.
+        seed: of permutations.
+        truth_name: what `truth_M` is, in words.
+    """
+
+    rows: Rows
+    row_M: Codes
+    reward_M: Numbers
+    peer_M: Codes | None
+    truth_M: Numbers | None
+    copy_M: Flags
+    seed: int = 0
+    truth_name: str = THE_TRUTH
+
+    @classmethod
+    def whole(cls, rows: Rows, seed: int = 0) -> View:
+        """All rows of a log with a finite reward."""
+        row = np.flatnonzero(np.isfinite(rows.reward_N))
+        truth = rows.truth_N
+        if truth is None or np.isfinite(truth).mean() <= 0.5:
+            truth = verified_N(rows)
+        peers = _peers(rows, row)
+        return cls(
+            rows, row, rows.reward_N[row], peers, truth if truth is None else truth[row], _copies(rows)[row], seed
+        )
+
+    def __len__(self) -> int:
+        return len(self.row_M)
+
+    def of(self, column_N: NDArray[Any] | None) -> Any:
+        """The values of a column of the log at these rows; None of a column that it lacks."""
+        return None if column_N is None else np.asarray(column_N)[self.row_M]
+
+    def sub(self, keep_M: Flags) -> View:
+        """A view of some of these rows."""
+        peers = None if self.peer_M is None else strata(self.peer_M[keep_M])
+        truth = None if self.truth_M is None else self.truth_M[keep_M]
+        return replace(
+            self, row_M=self.row_M[keep_M], reward_M=self.reward_M[keep_M], peer_M=peers, truth_M=truth,
+            copy_M=self.copy_M[keep_M],
+        )  # fmt: skip
+
+    def marked(self, name: str, marks_N: Numbers) -> View:
+        """The rows that have a mark, which stands for their truth."""
+        marks = self.of(marks_N)
+        return replace(self, truth_M=marks, truth_name=name).sub(np.isfinite(marks))
+
+    @cached_property
+    def levels(self) -> Numbers | None:
+        """The values of a reward that has few, ascending; None of a continuous one."""
+        values = np.unique(self.reward_M[:: max(1, len(self) // 100_000)])
+        if len(values) > FEW_LEVELS or len(values) > max(2, len(self) // 4):
+            return None
+        return np.unique(self.reward_M)
+
+    @property
+    def binary(self) -> bool:
+        """Whether the reward has at most two values."""
+        return self.levels is not None and len(self.levels) <= 2
+
+    @property
+    def has_truth(self) -> bool:
+        """Whether some responses are known to be right and others to be wrong."""
+        return self.truth_class_M is not None and int(self.truth_class_M.max(initial=0)) > 0
+
+    @cached_property
+    def truth_class_M(self) -> Codes | None:
+        """The truth in at most five classes, -1 where it is unknown."""
+        return None if self.truth_M is None else classes(self.truth_M)
+
+    def comparable(self) -> list[tuple[Codes, str, float]]:
+        """Ways to say which rows have rewards that can be compared, the best first.
+
+        Returns:
+            For each way the strata, in words what is equal within one, and how much stricter it needs to be. Rows
+            without a known truth are strata of their own where others have one.
+        """
+        truth, ways = self.truth_class_M, list[tuple[Codes, str, float]]()
+        if truth is not None and self.has_truth:
+            alone = np.where(truth >= 0, truth, truth.max() + 1 + np.arange(len(self)))
+            if self.peer_M is not None:
+                ways.append((strata(self.peer_M, alone), "within prompt, step and truth", 1.0))
+            ways.append((strata(alone, self.of(self.rows.step_N)), "given step and truth", 1.5))
+        elif self.peer_M is not None:
+            ways.append((self.peer_M, "within prompt and step", 1.0))
+        return ways
+
+    @cached_property
+    def has_texts(self) -> bool:
+        """Whether any of these rows has its text."""
+        return self.rows.texts is not None and bool(np.isin(self.row_M, self.rows.texts.row_M).any())
+
+    def texts(self) -> tuple[View, list[str]]:
+        """The rows that have a text, and the response of each.
+
+        Raises:
+            MissingColumn: none has.
+        """
+        texts = needed(self.rows.texts if self.has_texts else None, "response")
+        place_N = np.full(len(self.rows), -1)
+        place_N[texts.row_M] = np.arange(len(texts.row_M))
+        place_M = place_N[self.row_M]
+        return self.sub(place_M >= 0), [texts.responses[i] for i in place_M[place_M >= 0]]
+
+    @cached_property
+    def spread(self) -> float:
+        """Standard deviation of the reward, within prompts where prompts come again."""
+        peers = np.zeros(len(self), np.int64) if self.peer_M is None else self.peer_M
+        within = float((self.reward_M - stratum_means(self.reward_M, peers)).std())
+        return within or float(self.reward_M.std()) or 1.0
+
+    @cached_property
+    def paid_level(self) -> float:
+        """The reward from which on a response counts as rewarded: half way between a low and a high reward."""
+        if self.levels is not None:
+            return float(self.levels[0] + self.levels[-1]) / 2
+        low, high = np.quantile(self.reward_M, [0.1, 0.9])
+        return float(low + high) / 2
+
+
+def _peers(rows: Rows, row_M: Codes) -> Codes | None:
+    """Rows of one group, else of one prompt at one step, where a fifth of the rows has company."""
+    for columns in ((rows.group_N,), (rows.prompt_N, rows.step_N)):
+        if columns[0] is not None:
+            peers = strata(*(None if column is None else column[row_M] for column in columns))
+            if len(peers) and (np.bincount(peers)[peers] > 1).mean() >= 0.2:
+                return peers
+    return None
+
+
+def _copies(rows: Rows) -> Flags:
+    """Which rows have the prompt, the response and the reward of an earlier one; none without their text."""
+    copy, seen = np.zeros(len(rows), bool), set[tuple[str, str, float]]()
+    texts = rows.texts
+    for row, *key in () if texts is None else zip(texts.row_M.tolist(), texts.prompts, texts.responses, strict=True):
+        one = (key[0], key[1], float(rows.reward_N[row]))
+        copy[row] = one in seen
+        seen.add(one)
+    return copy
+
+
+def classes(values_M: Numbers) -> Codes:
+    """Values in at most five classes: themselves where few differ, else fifths; -1 for NaN."""
+    known = np.isfinite(values_M)
+    distinct = np.unique(values_M[known])
+    found = np.full(len(values_M), -1, np.int64)
+    if len(distinct) > 5:
+        distinct = np.unique(np.quantile(values_M[known], [0.0, 0.2, 0.4, 0.6, 0.8]))
+    found[known] = np.searchsorted(distinct, values_M[known], side="right") - 1
+    return found
+
+
+_NUMBER = re.compile(r"\s*[-+]?\$?[\d.,/]+\s*%?\s*$")
+
+
+def verified_N(rows: Rows) -> Numbers | None:
+    """1 or 0 of the sampled rows by guerdon's verifier, NaN elsewhere; None without numbers as reference answers.
+
+    A response without an answer counts as wrong; one whose answer cannot be read is unknown. None, too, where fewer
+    than half of the answers can be read.
+    """
+    texts = rows.texts
+    if texts is None or texts.truths is None or not texts.truths:
+        return None
+    looked = range(0, len(texts.truths), max(1, len(texts.truths) // VERIFIED_ROWS))
+    numbers = [i for i in looked if "####" in texts.truths[i] or _NUMBER.match(texts.truths[i])]
+    if len(numbers) < max(20, len(looked) // 2):
+        return None
+    from guerdon.tasks.verifier import check_numeric
+
+    found, read = np.full(len(rows), np.nan), 0
+    for i in numbers:
+        result = check_numeric(texts.responses[i], texts.truths[i].split("####")[-1].strip(), question=texts.prompts[i])
+        read += result.correct is not None
+        silent = result.answer is None and result.failure is not None and result.failure.reason == "answer_unparsable"
+        if silent or result.failure is None:
+            found[texts.row_M[i]] = float(result.correct is True)
+    return found if read >= 0.5 * len(numbers) else None
+
+
+def found(
+    view: View, name: str, flag_M: Flags, title: str, clean: str, *, effect: tuple[float, float, float] | None = None,
+    unit: str = "share of the rows", of: int | None = None, p: float | None = None,
+    say: Callable[[int], str] | str = "", order_M: ArrayLike | None = None,
+) -> Checked:  # fmt: skip
+    """A finding of a check.
+
+    Args:
+        view: the rows looked at.
+        name: of the check.
+        flag_M: the rows concerned.
+        title: may have `{share}` and `{count}`.
+        clean: what to say where Holm's correction takes the finding away.
+        effect: how large it is, and its interval; else it is the share of rows with the flag, with Wilson's interval.
+        unit: of the effect.
+        of: how many the share is of; all of the view by default.
+        p: before correction.
+        say: what to see in an example, by its place in the view.
+        order_M: the rows with the largest value come first.
+    """
+    total, count = len(view) if of is None else of, int(np.sum(flag_M))
+    value, low, high = effect or (count / total, *wilson_bounds(min(count, total), total))
+    places = np.flatnonzero(flag_M)
+    if order_M is not None:
+        places = places[np.argsort(-np.asarray(order_M, dtype=np.float64)[places], kind="stable")]
+    examples = tuple((int(view.row_M[i]), say if isinstance(say, str) else say(int(i))) for i in places[:MOST_EXAMPLES])
+    text = title.format(share=f"{count / max(total, 1):.1%}", count=f"{count:,}")
+    severity, remedy = REMEDIES[name]
+    rows, interval = tuple(view.row_M[places[:MOST_ROWS]].tolist()), (float(low), float(high))
+    finding = Finding(name, severity, text, float(value), interval, unit, p, rows, examples, remedy, count, total)
+    return Checked(finding, clean, p)

@@ -1,0 +1,342 @@
+"""The page of an audit: one HTML file that loads nothing, with findings, charts and a list of the rows.
+
+write_page(Path("rollouts.audit.html"), rows, audit(rows), source="runs/rollouts")
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+from markupsafe import Markup
+
+from guerdon.auditing.finding import SEVERITIES, Audit
+from guerdon.auditing.rows import Codes, Flags, Numbers, Rows, Texts
+from guerdon.auditing.second import SecondReward
+from guerdon.errors import DataError
+from guerdon.files import atomic
+from guerdon.pages.charts import Box, Line, axes, bar, limits, line_chart, spread, svg
+from guerdon.pages.formats import DASH
+from guerdon.pages.html_page import render
+from guerdon.secrets import hide
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The rows of a log for the list on the page: numbers as columns, texts in compressed parts.
+#
+# A part is JSON, compressed and in base64, inside a script element that browsers do not run: no text of a log is
+# HTML. It
+# is opened when one of its rows is looked at.
+#
+#     blocks = browser_blocks(rows, audit)                # of the bytes of the page, in order
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+MAX_ROWS = 100_000  # on the page
+MAX_TEXT = 100_000  # characters of one text
+MAX_TEXTS = 160_000_000  # characters of all texts
+MAX_TOKENS = 4_000  # of one response with a reward for each
+MAX_REWARDS = 8  # further columns of rewards
+PART = 250_000  # characters of a part before it is compressed
+
+
+def shown_rows(rows: Rows, audit: Audit) -> Codes:
+    """Numbers of the rows that the page lists, ascending: all, or those with texts and those of findings."""
+    n = len(rows)
+    if n <= MAX_ROWS:
+        return np.arange(n)
+    named = [np.array([*f.rows, *(row for row, _ in f.examples)], dtype=np.int64) for f in audit.findings]
+    with_texts = np.zeros(0, np.int64) if rows.texts is None else rows.texts.row_M
+    chosen = np.unique(np.concatenate([*named, with_texts]))
+    rest = np.setdiff1d(np.random.default_rng(0).permutation(n)[: 2 * MAX_ROWS], chosen)
+    return np.sort(np.concatenate([chosen, rest[: max(MAX_ROWS - len(chosen), 0)]]))
+
+
+def columns(rows: Rows, shown_n: Codes, second_N: Numbers | None = None) -> dict[str, Numbers]:
+    """What the list knows of these rows, by the names that the page's script uses."""
+    given: dict[str, Numbers | Codes | Flags | None] = {
+        "reward": rows.reward_N, "truth": rows.truth_N, "second": second_N, "step": rows.step_N, "group": rows.group_N,
+        "length": rows.length_N, "truncated": rows.truncated_N, "failed": rows.failed_N, "advantage": rows.advantage_N,
+        "file": rows.file_N, "line": rows.line_N,
+    }  # fmt: skip
+    if rows.steps is not None:
+        given |= {"episode": rows.steps.episode_N, "frame": rows.steps.frame_N, "done": rows.steps.done_N}
+    given |= {f"rewards/{name}": rows.rewards[name] for name in list(rows.rewards)[:MAX_REWARDS]}
+    return {name: values[shown_n].astype(np.float64) for name, values in given.items() if values is not None}
+
+
+def orders(found: Mapping[str, Numbers]) -> dict[str, tuple[Codes, int]]:
+    """Places in ascending order by each key that the list can be sorted by, and how many of them have a value."""
+    keys = {name: found[name] for name in ("reward", "length", "advantage") if name in found}
+    for name in ("truth", "second"):
+        if name in found:
+            keys[f"reward-{name}"] = found["reward"] - found[name]
+    return {name: (np.argsort(key, kind="stable"), int(np.sum(~np.isnan(key)))) for name, key in keys.items()}
+
+
+def browser_blocks(
+    rows: Rows, audit: Audit, second_N: Numbers | None = None, videos: Mapping[int, Any] = {}
+) -> Iterator[bytes]:
+    """The script elements that hold the rows: `about`, `columns`, and `part-0`, `part-1`, ... with texts.
+
+    Args:
+        rows: of the log.
+        audit: whose rows are marked.
+        second_N: another reward.
+        videos: of each episode, as `page.Clip`.
+    """
+    shown_n = shown_rows(rows, audit)
+    found = columns(rows, shown_n, second_N)
+    sorted_by = orders(found)
+    place_of_text = np.full(len(shown_n), np.nan)
+    if rows.texts is not None:
+        places = np.searchsorted(shown_n, rows.texts.row_M)
+        place_of_text[places] = np.arange(len(places))
+    found |= {"row": shown_n.astype(np.float64), "text": place_of_text}
+    found |= {f"order/{name}": order.astype(np.float64) for name, (order, _) in sorted_by.items()}
+    starts: list[int] = []
+    parts: list[bytes] = []
+    for start, part in [] if rows.texts is None else _parts(rows.texts):
+        starts.append(start)
+        parts.append(_block(f"part-{len(parts)}", part))
+    about = {
+        "rows": len(shown_n), "columns": list(found), "valued": {name: n for name, (_, n) in sorted_by.items()},
+        "findings": [{"name": f.name, "rows": [*f.rows, *(row for row, _ in f.examples)]} for f in audit.findings],
+        "notes": [[row, f.name, line] for f in audit.findings for row, line in f.examples],
+        "files": list(rows.files), "videos": videos,
+        "starts": starts, "texts": 0 if rows.texts is None else len(rows.texts.row_M),
+    }  # fmt: skip
+    yield _block("about", hide(json.dumps(about)).encode())
+    yield _block("columns", b"".join(np.asarray(values, "<f8").tobytes() for values in found.values()))
+    yield from parts
+
+
+def _parts(texts: Texts) -> Iterator[tuple[int, bytes]]:
+    """Which text a part begins with, and the part: a list of rows, as JSON without secrets."""
+    limit = text_limit([len(text) for texts_M in (texts.prompts, texts.responses) for text in texts_M])
+    start, size, part = 0, 0, list[str]()
+    for m in range(len(texts.row_M)):
+        line = json.dumps(_row_of(texts, m, limit), separators=(",", ":"))
+        if part and size + len(line) > PART:
+            yield start, hide(f"[{','.join(part)}]").encode()
+            start, size, part = m, 0, []
+        part.append(line)
+        size += len(line)
+    if part:
+        yield start, hide(f"[{','.join(part)}]").encode()
+
+
+def _row_of(texts: Texts, m: int, limit: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"prompt": cut(texts.prompts[m], limit), "response": cut(texts.responses[m], limit)}
+    if texts.truths is not None and texts.truths[m]:
+        row["truth"] = cut(texts.truths[m], limit)
+    if texts.messages is not None and texts.messages[m]:
+        row["messages"] = [[str(x.get("role", "")), cut(str(x.get("content", "")), limit)] for x in texts.messages[m]]
+    if texts.tokens is not None and texts.token_rewards is not None and texts.token_rewards[m]:
+        values = np.asarray(texts.token_rewards[m][:MAX_TOKENS], np.float64)
+        row["tokens"] = [cut(token, 1000) for token in texts.tokens[m][:MAX_TOKENS]]
+        row["values"] = [float(f"{value:.4g}") if np.isfinite(value) else None for value in values.tolist()]
+        row["more"] = max(len(texts.tokens[m]) - MAX_TOKENS, 0)
+    return row
+
+
+def text_limit(lengths: Sequence[int]) -> int:
+    """Characters to which each text is cut, so that all together stay below `MAX_TEXTS`."""
+    sizes, limit = np.asarray(lengths), MAX_TEXT
+    while limit > 100 and np.minimum(sizes, limit).sum() > MAX_TEXTS:
+        limit = limit * 4 // 5
+    return limit
+
+
+def cut(text: str, limit: int) -> str:
+    """A text of at most about `limit` characters: its beginning and its end, and between them a line that says so."""
+    if len(text) <= limit:
+        return text
+    head, tail = limit * 2 // 3, limit // 3
+    return f"{text[:head]}\n[{len(text) - head - tail:,} characters are left out on this page]\n{text[-tail:]}"
+
+
+def _block(name: str, data: bytes) -> bytes:
+    packed = base64.b64encode(gzip.compress(data, compresslevel=4, mtime=0))
+    return b'<script type="application/octet-stream" id="%s">%s</script>\n' % (name.encode(), packed)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+TEMPLATES = Path(__file__).parent / "templates"
+MAX_POINTS = 160  # of a curve
+MAX_CURVES = 24  # of a log of scalars
+BINS = 40
+FAR = 1e100  # values of charts are cut here, so that their squares are finite
+_BLOCKS = "<!-- rows -->"
+
+
+def write_page(
+    out: Path, rows: Rows, audit: Audit, second: SecondReward | None = None, *, log: Path | None = None,
+    live: bool = False,
+) -> Path:  # fmt: skip
+    """Write the page of an audit, in one piece.
+
+    Args:
+        out: the file to write.
+        rows: what was read.
+        audit: what was found.
+        second: another reward of the same rows.
+        log: where the rows are from.
+        live: the log is still being written.
+
+    Returns:
+        The path written.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    context = {
+        "title": rows.layout if log is None else log.resolve().name, "rows": rows, "audit": audit, "second": second,
+        "live": live, "charts": charts(rows), "how": _how(rows), "number": number, "bounded": bounded,
+        "severe": [(s, sum(f.severity == s for f in audit.findings)) for s in SEVERITIES],
+    }  # fmt: skip
+    videos = {} if log is None else episode_videos(log, out)
+    context["media"] = bool(videos)
+    head, tail = render("audit.html.j2", context, TEMPLATES, "audit.js").split(_BLOCKS)
+    blocks = browser_blocks(rows, audit, None if second is None else second.reward_N, videos)
+    atomic.write_bytes(out, b"".join([_encoded(head), *blocks, _encoded(tail)]))
+    return out
+
+
+class Clip(NamedTuple):
+    """A video of an episode: camera, address from the page, its part of the file in seconds, frames per second."""
+
+    camera: str
+    address: str
+    start: float
+    stop: float
+    fps: float
+
+
+def episode_videos(log: Path, out: Path) -> dict[int, list[Clip]]:
+    """The videos of a LeRobot data set by episode; else empty."""
+    if not (log / "meta" / "info.json").is_file():
+        return {}
+    from guerdon.episodes.index import load_index
+    from guerdon.episodes.layout import VIDEO_PATH, load_info, shard_path
+
+    try:
+        info = load_info(log)
+        entries = load_index(log, info)[0]
+    except DataError:  # of another version: its rows were read, its index is another
+        return {}
+    found: dict[int, list[Clip]] = {}
+    for entry in entries:
+        for camera, span in entry.videos.items():
+            file = shard_path(log, info.video_path or VIDEO_PATH, span.where, video_key=camera)
+            address = f"./{quote(os.path.relpath(file, out.parent))}"
+            found.setdefault(entry.index, []).append(Clip(camera, address, span.start, span.stop, info.fps))
+    return found
+
+
+def _encoded(text: str) -> bytes:
+    return hide(text).encode("utf-8", "replace")
+
+
+def number(value: float | None) -> str:
+    """A number with three digits and a true minus sign; a dash where it is missing."""
+    return DASH if value is None or not np.isfinite(value) else f"{value:.3g}".replace("-", "−")
+
+
+def _how(rows: Rows) -> dict[str, str]:
+    """How the log was read, in words."""
+    how = {"layout": rows.layout, "rows": f"{len(rows):,}"}
+    files = ", ".join(rows.files[:8]) + (f" and {len(rows.files) - 8:,} more" if len(rows.files) > 8 else "")
+    how |= {"files": files} if files else {}
+    how["groups"] = rows.grouped_by or "none: checks within groups were not made"
+    if rows.texts is not None:
+        m = len(rows.texts.row_M)
+        all_of = "all rows" if m == len(rows) else f"a random sample of {m:,} rows; groups are whole"
+        how["texts"] = f"of {all_of}; numbers are of all rows"
+        limit = text_limit([len(x) for texts_M in (rows.texts.prompts, rows.texts.responses) for x in texts_M])
+        if limit < MAX_TEXT or max(map(len, rows.texts.responses), default=0) > MAX_TEXT:
+            so = f"on this page texts are cut to {limit:,} characters; the checks read them in full"
+            how["length of texts"] = so if limit == MAX_TEXT else f"{so} (all together are over {MAX_TEXTS:,})"
+    if len(rows) > MAX_ROWS:
+        how["list of rows"] = f"{MAX_ROWS:,} of {len(rows):,}: those with texts and of findings, others at random"
+    bad = sum(rows.bad.values())
+    how["rows that could not be read"] = (
+        f"{bad:,}: " + "; ".join(f"{count:,} {why}" for why, count in rows.bad.items()) if bad else "none"
+    )
+    missing = int(np.isnan(rows.reward_N).sum())
+    how |= {"rows without a reward": f"{missing:,}"} if missing else {}
+    how |= {f"note {i + 1}": note for i, note in enumerate(rows.notes)}
+    return how
+
+
+def bounded(value: float | None, low: float | None, high: float | None) -> str:
+    """A number with its interval where it has one: `0.12 [0.05, 0.2]`."""
+    ends = number(low), number(high)
+    return number(value) + ("" if DASH in ends else f" [{', '.join(ends)}]")
+
+
+def charts(rows: Rows) -> list[tuple[str, Markup]]:
+    """Small pictures with their titles: rewards and truth over steps, logged scalars, and the rewards' distribution."""
+    series: dict[str, Numbers | Flags | None] = {"reward": rows.reward_N, "truth": rows.truth_N}
+    series |= dict(list(rows.rewards.items())[:4])
+    series |= {"length": rows.length_N, "advantage": rows.advantage_N, "truncated": rows.truncated_N}
+    given = {name: np.clip(v.astype(np.float64), -FAR, FAR) for name, v in series.items() if v is not None}
+    curves = {} if rows.step_N is None else {name: means_by_step(rows.step_N, values) for name, values in given.items()}
+    for name, (steps, values) in list(rows.curves.items())[:MAX_CURVES]:
+        keep = spread(len(steps), MAX_POINTS)
+        mean = np.clip(values[keep], -FAR, FAR)
+        curves.setdefault(name, (steps[keep].astype(np.float64), mean, np.zeros(len(keep))))
+    found = [(name, curve_chart(name, *curve)) for name, curve in curves.items() if np.isfinite(curve[1]).sum() > 1]
+    if np.isfinite(rows.reward_N).any():
+        found.append(("distribution of rewards", histogram(given["reward"])))
+    return found
+
+
+def means_by_step(step_N: Codes, values_N: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    """Mean of each step, of neighbouring ones together where there are many.
+
+    Returns:
+        Steps, means and half widths of 95 % intervals, all (S,).
+    """
+    known = np.isfinite(values_N)
+    known_steps, place_N = np.unique(step_N[known], return_inverse=True)
+    steps = known_steps.astype(np.float64)
+    if len(steps) > MAX_POINTS:
+        bin_S = np.arange(len(steps)) * MAX_POINTS // len(steps)
+        place_N, steps = bin_S[place_N], np.bincount(bin_S, steps) / np.bincount(bin_S)
+    count = np.bincount(place_N, minlength=len(steps))
+    mean = np.bincount(place_N, values_N[known], len(steps)) / np.maximum(count, 1)
+    squares = np.bincount(place_N, (values_N[known] - mean[place_N]) ** 2, len(steps))
+    half = 1.96 * np.sqrt(squares / np.maximum(count - 1, 1) / np.maximum(count, 1))
+    return steps, mean, half
+
+
+def curve_chart(name: str, steps: Numbers, means: Numbers, half: Numbers) -> Markup:
+    """A curve over training steps with its band."""
+    known = np.isfinite(means)
+    x, y, spare = steps[known], means[known], half[known]
+    box = Box(360, 220, x=limits(x), y=limits(np.concatenate([y - spare, y + spare])))
+    edges = tuple(zip(x.tolist(), (y - spare).tolist(), (y + spare).tolist(), strict=True))
+    line = Line("", 1, tuple(zip(x.tolist(), y.tolist(), strict=True)), edges)
+    return line_chart(box, [line], title=f"{name} over steps", x_label="step", y_label="")
+
+
+def histogram(values_N: Numbers) -> Markup:
+    """How many rows have which reward."""
+    values = values_N[np.isfinite(values_N)]
+    counts, edges = np.histogram(values, bins=BINS, range=limits(values))
+    box = Box(360, 220, x=(edges[0], edges[-1]), y=(0, float(counts.max())), margin=(14, 20, 40, 52))
+    body = [
+        bar(box, (edges[i], edges[i + 1]), (0, n), 1, f"{n:,} rows from {edges[i]:.3g} to {edges[i + 1]:.3g}")
+        for i, n in enumerate(counts.tolist()) if n
+    ]  # fmt: skip
+    frame = axes(box, x_label="reward", y_label="rows")
+    return svg(box.width, box.height, frame + "".join(body), title="distribution of rewards", classes="chart")

@@ -1,0 +1,233 @@
+"""Checks of what explains the reward of a response apart from its quality, of copies, and of a tail of high rewards."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from scipy.special import bdtrc, ndtr
+
+from guerdon.auditing.association import associate, strata, stratum_means
+from guerdon.auditing.log_view import SPREADS, Checked, MissingColumn, View, found, needed
+from guerdon.auditing.rows import Codes, Flags
+from guerdon.auditing.text_features import REFUSAL, Features, flatters, languages, layouts, mostly_programs, repeats
+
+# practical minima, set on the first half of benchmarks/audit_sets.py
+CORRELATION = 0.15  # within prompt, step and truth
+EXPLAINED = 0.1  # standard deviations of the reward within prompts, by one standard deviation of a feature
+FLAG = 0.2  # the same, between rows with and without a feature
+ONE_SIDED = ("repetition", "refusal", "flattery")  # less for these is no fault
+ENOUGH = 60  # rows that vary within prompt, step and truth; with fewer the prompt does not count
+FEWEST = 5  # rows with a feature
+DUPLICATES = 0.25  # share of responses that came before in their group
+SHORT_PROGRAMS = 0.6  # of programs, which often can be written in one way only
+COLLAPSED = 0.1  # share of all responses that are one and the same
+NOISE = 0.1  # standard deviations of the reward, between equal responses
+FAR = 2.0  # robust standard deviations of the reward above the others
+FAR_ROWS = 400  # whose phrases are compared with those of as many other rows
+LOOKED = 6000  # characters of a response in which features are looked for
+LONG = 40  # characters from which on a copy is no coincidence
+
+
+def check_length(view: View) -> Checked:
+    """Longer, or shorter, responses get more."""
+    length = view.of(view.rows.length_N)
+    if length is None or (view.rows.prompt_N is None and view.rows.texts is None):
+        raise MissingColumn("response")
+    feature = {"longer responses": np.log1p(np.maximum(np.nan_to_num(length.astype(float)), 0))}
+    programs = not view.has_truth and view.has_texts and mostly_programs(view.texts()[1])
+    return _explains(view, "length", feature, 3.0 if programs else 1.0)  # right programs are longer than wrong ones
+
+
+def _style(name: str, features: Callable[[list[str]], Features], view: View) -> Checked:
+    """The style of a response explains its reward."""
+    one, responses = view.texts()
+    return _explains(one, name, features([text[:LOOKED] for text in responses]))
+
+
+check_format = partial(_style, "format", layouts)
+check_language = partial(_style, "language", languages)
+check_repetition = partial(_style, "repetition", repeats)
+
+
+def check_refusal(view: View) -> Checked:
+    """Refusals get more than other responses, or a 0/1 reward gives them 1."""
+    one, responses = view.texts()
+    flag = np.array([bool(REFUSAL.search(text[:400])) for text in responses])
+    if one.binary and not one.has_truth and flag.sum() >= FEWEST:
+        paid, of = flag & (one.reward_M > one.paid_level), int(flag.sum())
+        share, p = paid.sum() / of, float(bdtrc(int(paid.sum()) - 1, of, 0.05))
+        if share > 0.15:
+            title, unit = "{share} of the refusals are rewarded like right answers", "share of the refusals"
+            return found(one, "refusal", paid, title, f"{share:.0%} rewarded", unit=unit, of=of, p=p)
+    return _explains(one, "refusal", {"refusals": flag})
+
+
+check_flattery = partial(_style, "flattery", flatters)
+
+
+def check_position(view: View) -> Checked:
+    """The position of a response in its group explains its reward."""
+    peers = needed(view.peer_M, "group, or several responses to a prompt")
+    order, size = np.argsort(peers, kind="stable"), np.bincount(peers)
+    place = np.empty(len(view))
+    place[order] = np.arange(len(view)) - np.repeat(np.cumsum(size) - size, size)
+    last = size[peers] - 1
+    features = {
+        "later responses of a group": place / np.maximum(last, 1),
+        "first responses of a group": place == 0,
+        "last responses of a group": place == last,
+    }
+    return _explains(view, "position", features)
+
+
+def _explains(view: View, name: str, features: Features, strictness: float = 1.0) -> Checked:
+    """The feature that explains most of the reward, if it explains enough; p is Bonferroni's over the features."""
+    from scipy.stats import rankdata
+
+    fresh = ~view.copy_M  # copies of a response have its reward: they are no evidence, but count for the effect
+    one, tried = view.sub(fresh), []
+    ways = one.comparable()
+    if not ways:
+        raise MissingColumn("group, several responses to a prompt, or truth")
+    for feature, values in features.items():
+        x = values[fresh]
+        flagged = x.dtype == bool
+        if flagged and min(x.sum(), (~x).sum()) < FEWEST:
+            continue
+        x = x if flagged else rankdata(x) / len(x)
+        tests = [(associate(x, one.reward_M, way[0], seed=view.seed), *way) for way in ways]
+        got, stratum, words, strict = next((test for test in tests if test[0].n >= ENOUGH), tests[-1])
+        if got.p is None or (name in ONE_SIDED and got.r <= 0):
+            continue
+        p, strict = got.p / 2 if name in ONE_SIDED else got.p, strict * strictness
+        difference = abs(got.difference)
+        if not fresh.all() and p <= 0.01:  # without copies right answers that are written in one way are too few
+            every = values if flagged else rankdata(values) / len(fresh)
+            like = next(way[0] for way in view.comparable() if way[1] == words)
+            whole = associate(every, view.reward_M, like, seed=None)
+            difference = min(difference, max(0.0, whole.difference * np.sign(got.r)))
+        large = difference / one.spread * (1.0 if flagged else (x - stratum_means(x, stratum)).std())
+        strength = large / FLAG if flagged else min(large / EXPLAINED, abs(got.r) / CORRELATION)
+        tried.append((p <= 0.01 and strength >= strict and got.n >= 20, -p, feature, got, x, stratum, words))
+    if not tried:
+        return Checked(None, f"{len(one):,} rows {ways[0][1]}: nothing that varies together with the reward")
+    tried.sort(key=lambda some: (some[0], round(some[1], 9), some[3].r))
+    enough, minus_p, feature, best, x, stratum, words = tried[-1]
+    p, r, flagged = min(1.0, -minus_p * len(tried)), best.r, x.dtype == bool
+    clean = f"{feature}: correlation with the reward {r:+.2f} {words} ({best.n:,} rows)"
+    if not enough:
+        return Checked(None, clean, p)
+    centred = x - stratum_means(x.astype(float), stratum)
+    product = centred * (one.reward_M - stratum_means(one.reward_M, stratum)) * np.sign(r)
+    scale = best.difference / one.spread / r if flagged else 1.0
+    much = f"by {abs(scale * r):.2f} standard deviations" if flagged else f"the correlation is {r:+.2f}"
+    title = f"{feature} get {'more' if r > 0 else 'less'}: {words} {much}"
+    flag = (product > 0) & (x if flagged else centred * np.sign(r) > 0)
+    return found(
+        one, name, flag, title, clean, effect=(r * scale, best.low * scale, best.high * scale), p=p, order_M=product,
+        unit=SPREADS if flagged else "correlation", say=lambda i: f"reward {one.reward_M[i]:g}; {feature}",
+    )  # fmt: skip
+
+
+def check_duplicates(view: View) -> Checked:
+    """The same response again within a group, or everywhere."""
+    one, responses = view.texts()
+    number = _text_numbers(responses)
+    long = np.array([len(text) >= LONG for text in responses])
+    prompts = one.of(view.rows.prompt_N)
+    peers = one.peer_M if one.peer_M is not None else strata(np.arange(len(one)) if prompts is None else prompts)
+    again = long.copy()
+    again[np.unique(strata(peers, number), return_index=True)[1]] = False
+    several = int((np.bincount(peers)[peers] > 1).sum())
+    counts = np.bincount(number, long)
+    common = number == np.argmax(counts)
+    spread = counts.max() >= max(20, COLLAPSED * len(one)) and len(np.unique(peers[common])) > 5
+    clean = f"{again.sum():,} responses are copies within a group; the most common one is "
+    clean += f"{counts.max() / len(one):.1%} of all"
+    limit = SHORT_PROGRAMS if mostly_programs(responses) else DUPLICATES
+    if again.sum() < limit * max(several, 1) and not spread:
+        return Checked(None, clean)
+    flag, of = (common & long, len(one)) if spread else (again, several)
+    what = "are one and the same" if spread else "copy one of their group"
+    title = f"{{share}} of the responses {what}: the policy collapses"
+    return found(one, "duplicates", flag, title, clean, of=of, say="the same text as another row")
+
+
+def _text_numbers(texts: list[str]) -> Codes:
+    """Equal numbers are equal texts."""
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)
+
+
+def check_inconsistent(view: View) -> Checked:
+    """The same response to the same prompt gets different rewards."""
+    one, responses = view.texts()
+    same = strata(_text_numbers(responses), one.of(view.rows.prompt_N), one.of(view.rows.truncated_N))
+    copies = (np.bincount(same) > 1)[same]
+    if copies.sum() < 10:
+        return Checked(None, f"only {copies.sum():,} responses come more than once")
+    off = np.abs(one.reward_M - stratum_means(one.reward_M, same))
+    noise = float(np.sqrt((off[copies] ** 2).sum() / (copies.sum() - len(np.unique(same[copies]))))) / one.spread
+    differ = copies & (np.bincount(same, off > 1e-6 * one.spread) > 0)[same]
+    clean = f"{copies.sum():,} responses come more than once; {differ.sum():,} with different rewards"
+    if noise < NOISE or differ.sum() < max(6, 0.1 * copies.sum()):
+        return Checked(None, clean)
+    title = f"{{share}} of the repeated responses have different rewards, by {noise:.2f} standard deviations"
+    return found(
+        one, "inconsistent", differ, title, clean, unit="share of the repeated responses", of=int(copies.sum()),
+        order_M=off, say=lambda i: f"reward {one.reward_M[i]:g}, and another one for the same response",
+    )  # fmt: skip
+
+
+def check_tail(view: View) -> Checked:
+    """A few responses with a phrase in common have rewards far above all others."""
+    one, responses = view.texts()
+    if one.levels is not None and len(one.levels) <= 5:
+        return Checked(None, f"the reward has {len(one.levels)} values: none can be far above the others")
+    low, middle = np.quantile(one.reward_M, [0.16, 0.5])
+    z = (one.reward_M - middle) / ((middle - low) or one.spread)
+    far = np.flatnonzero(z > FAR + 0.5)
+    others = np.random.default_rng(view.seed).permutation(np.flatnonzero(z <= FAR))[:FAR_ROWS]
+    phrases, usual = (_phrases([responses[i] for i in rows]) for rows in (far[np.argsort(-z[far])][:FAR_ROWS], others))
+    limit = 4 * min(len(far), FAR_ROWS) / max(len(others), 1)  # four times as often as elsewhere
+    rare = [(n, phrase) for phrase, n in phrases.items() if n >= 4 and n > limit * (usual[phrase] + 1)]
+    likely = [phrase for _, phrase in sorted(rare, reverse=True)[:60]]
+    clean = f"{len(far):,} of {len(one):,} responses are far above the others; no phrase is theirs alone"
+    best = _best_phrase(likely, [text.lower() for text in responses], z)
+    if best is None:
+        return Checked(None, clean)
+    phrase, flag = best
+    mean, n = float(z[flag].mean()), int(flag.sum())
+    p, error = min(1.0, float(ndtr(-mean * np.sqrt(n))) * len(phrases)), 1.96 * float(z[flag].std() / np.sqrt(n))
+    title = f'{{count}} responses with "{phrase}" have rewards {mean:.1f} standard deviations above the median'
+    return found(
+        one, "tail", flag, title, clean, effect=(mean, mean - error, mean + error), unit=SPREADS, p=p, order_M=z,
+        say=lambda i: f'reward {one.reward_M[i]:g}; contains "{phrase}"',
+    )  # fmt: skip
+
+
+def _phrases(responses: list[str]) -> Counter[tuple[str, ...]]:
+    """In how many responses each phrase of two to four words is."""
+    counts: Counter[tuple[str, ...]] = Counter()
+    for text in responses:
+        words = re.findall(r"\w+", text[:LOOKED].lower())
+        counts.update({tuple(words[k : k + n]) for n in (2, 3, 4) for k in range(len(words) - n + 1)})
+    return counts
+
+
+def _best_phrase(phrases: list[tuple[str, ...]], responses: list[str], z: np.ndarray) -> tuple[str, Flags] | None:
+    """The phrase whose rows have the highest rewards, if nearly all of them are; the longest of equal ones."""
+    best: tuple[float, int, str, Flags] | None = None
+    for words in phrases:
+        pattern = re.compile(r"\W+".join(re.escape(word) for word in words))
+        flag = np.array([words[0] in text and bool(pattern.search(text)) for text in responses])
+        if not 4 <= flag.sum() <= 0.2 * len(z) or np.quantile(z[flag], 0.25) < FAR:
+            continue
+        rank = float(z[flag].mean() * np.sqrt(flag.sum())), len(words)
+        if best is None or rank > best[:2]:
+            best = *rank, " ".join(words), flag
+    return best and best[2:]

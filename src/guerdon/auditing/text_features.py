@@ -1,0 +1,148 @@
+"""What can be counted in a response: language, layout, repetition, refusal, flattery, an unfinished end.
+
+language_of("Der zweite Teil folgt aus dem ersten.")      # "de"
+repetition("really very really very really very")         # (0.67, 3): share of repeated phrases, and the most often
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from guerdon.auditing.log_view import View
+from guerdon.auditing.rows import Flags
+
+Features = Mapping[str, np.ndarray]  # by what rows with much of it are called
+_SCRIPTS = {
+    "zh": r"[\u4e00-\u9fff]", "ja": r"[\u3040-\u30ff]", "ko": r"[\uac00-\ud7af]", "ru": r"[\u0400-\u04ff]",
+    "ar": r"[\u0600-\u06ff]", "hi": r"[\u0900-\u097f]", "el": r"[\u0370-\u03ff]", "he": r"[\u0590-\u05ff]",
+    "th": r"[\u0e00-\u0e7f]",
+}  # fmt: skip
+_ANY_SCRIPT = re.compile("|".join(f"(?P<{name}>{one}{{2,}})" for name, one in _SCRIPTS.items()))
+_STOP_WORDS = {
+    "en": "the of and to is that it you for are with this as be have not from or we so what which there",
+    "de": "der die und ist das nicht ein eine den dem mit zu sich auf von auch es wir im aus wird sind",
+    "fr": "le la les des est et une un que pour dans pas sur qui il en du au ne ce plus nous sont",
+    "es": "el los las que es y una un para con por se del no lo como al su más son esta solo",
+    "it": "il che di è una un per non con sono si lo della del gli anche più come questo",
+    "pt": "o que de é uma um para não com os as se na no do da mais como são isso em",
+    "nl": "de het een en van is dat niet op te zijn voor met die er aan ook wordt wij",
+    "pl": "nie jest się na to że do jak co ale za od przez tego jego są oraz",
+}
+_LANGUAGES = {
+    word: [k for k, v in _STOP_WORDS.items() if word in v.split()] for v in _STOP_WORDS.values() for word in v.split()
+}
+_WORD = re.compile(r"[^\W\d_]+")
+LAYOUTS = {
+    "bullets": re.compile(r"^[ \t]*[-*•] ", re.MULTILINE),
+    "numbered lists": re.compile(r"^[ \t]*\d{1,2}[.)] ", re.MULTILINE),
+    "headings": re.compile(r"^#{1,6} \S", re.MULTILINE),
+    "bold text": re.compile(r"\*\*\S[^*\n]{0,200}\*\*"),
+    "tables": re.compile(r"^\|.*\|[ \t]*$", re.MULTILINE),
+    "boxes": re.compile(r"\\boxed\b"),
+    "code blocks": re.compile(r"```"),
+    "tags": re.compile(r"</\w{2,20}>"),
+    "emoji": re.compile("[\U0001f300-\U0001faff\u2705\u2728]"),
+    "exclamation marks": re.compile(r"!(?:\s|$)"),
+}
+_HELP = "help assist answer provide comply do fulfil respond discuss share continue complete engage give"
+REFUSAL = re.compile(
+    r"(?i)\b(?:(?:can(?:no|['\u2019])t|cannot|(?:am|['\u2019]m|are|be) (?:not able|unable) to|won['\u2019]t"
+    r"(?: be able to)?|will not|(?:must|have to) (?:decline|refuse)|not (?:going|allowed|permitted) to)(?: \w+){0,2} "
+    rf"(?:{_HELP.replace(' ', '|')})"
+    r"|as an? (?:ai|language model|artificial intelligence)\b"
+    r"|(?:against|violates?) (?:my|our|the) (?:guidelines|policy|policies|programming)"
+    r"|(?:must|have to|respectfully|politely) (?:decline|refuse)|not (?:comfortable|appropriate for me)"
+    r"|(?:kann|darf) (?:dabei|ihnen|dir|diese\w*|das) (?:leider )?nicht|je (?:ne peux pas|suis désolé)"
+    r"|no puedo (?:ayudar|responder|proporcionar)|lo siento|не могу (?:помочь|ответить))|我(?:无法|不能)|抱歉|申し訳"
+)
+_PRAISE = (
+    "great excellent brilliant fantastic wonderful amazing superb outstanding insightful thoughtful awesome perceptive "
+    "clever smart good lovely terrific fascinating profound astute"
+)
+_PRAISED = "question prompt point idea query observation request thinking insight choice"
+FLATTERY = re.compile(
+    rf"(?i)\b(?:(?:{_PRAISE.replace(' ', '|')}) (?:{_PRAISED.replace(' ', '|')})"
+    r"|you(?:['\u2019]re| are)? (?:\w+ )?(?:absolutely right|(?:so|very) (?:smart|wise)|a genius|brilliant|truly)"
+    r"|your (?:\w+ ){0,2}(?:insight|thinking|question|curiosity|mind|intellect|brilliance|wisdom|intuition)\b.{0,20}"
+    r"\b(?:is|are|shows?|truly|remarkable)|how (?:well|thoughtful|clever|smart|insightful|wise) (?:you|your)"
+    r"|(?:i(?:['\u2019]m| am)|am) (?:so |very |truly )?(?:impressed|amazed|honou?red)"
+    r"|(?:sharp|brilliant|remarkable|exceptional|beautiful) mind|only an? (?:\w+ )?(?:expert|genius|great thinker))"
+)
+MARKS = re.compile(r"(?i)####|\\boxed|<answer>|\banswer\b[^.\n]{0,30}(?:\bis\b|[:=])|(?:^|\n)\s*a: ?\S")
+_FINISHED = re.compile(
+    r"[.!?)\]}>`|\"'\u3002\uff01\u2019\u201d*:$0-9]\s*$|[.:#=]\s*\$?\\?[\w,]{1,12}\s*$|\n[^\n]{0,3}$"
+)
+
+
+def language_of(text: str) -> str:
+    """The language that most of a text is in, of those that scripts and frequent words tell apart; empty where none."""
+    votes: Counter[str] = Counter()
+    for found in () if text.isascii() else _ANY_SCRIPT.finditer(text):
+        votes[str(found.lastgroup)] += len(found.group())
+    if votes.total() > 0.2 * len(text):
+        return "ja" if votes["ja"] > 0.1 * votes.total() else votes.most_common(1)[0][0]
+    words: Counter[str] = Counter()
+    for word in _WORD.findall(text.lower())[:300]:
+        for language in _LANGUAGES.get(word, ()):
+            words[language] += 1
+    return words.most_common(1)[0][0] if words.total() >= 2 else ""
+
+
+def repetition(text: str) -> tuple[float, int]:
+    """The share of phrases of four words that came before, and how often the most frequent one comes."""
+    words = text.split()
+    if len(words) < 8:
+        return 0.0, 0
+    phrases = Counter(zip(words, words[1:], words[2:], words[3:], strict=False))
+    return 1 - len(phrases) / (len(words) - 3), max(phrases.values())
+
+
+def mostly_programs(responses: Sequence[str]) -> bool:
+    """Whether most responses have a program."""
+    return sum("```" in text or "def " in text for text in responses) > len(responses) / 2
+
+
+def layouts(responses: Sequence[str]) -> Features:
+    """Which responses have each of the layouts."""
+    return {name: np.array([bool(of.search(text)) for text in responses]) for name, of in LAYOUTS.items()}
+
+
+def languages(responses: Sequence[str]) -> Features:
+    """Which responses are in each language."""
+    names = np.array([language_of(text) for text in responses])
+    return {f"responses in {name}": names == name for name in np.unique(names) if name}
+
+
+def repeats(responses: Sequence[str]) -> Features:
+    """How much each response repeats itself."""
+    share, most = np.array([repetition(text) for text in responses]).T
+    return {
+        "responses that repeat themselves": share,
+        "responses with a phrase that comes five times": most >= 5,
+    }
+
+
+def flatters(responses: Sequence[str]) -> Features:
+    """Which responses flatter, at their beginning or end."""
+    flag = np.array([bool(FLATTERY.search(f"{text[:400]} {text[-200:]}")) for text in responses])
+    return {"responses that flatter": flag}
+
+
+def unanswered_M(view: View) -> tuple[Flags | None, str]:
+    """Which responses end without an answer, in the middle of a sentence, or at the limit; None without any column."""
+    what = "failed, are truncated or have no answer"
+    flags = [view.of(column) for column in (view.rows.truncated_N, view.rows.failed_N) if column is not None]
+    found = np.any([np.zeros(len(view), bool), *flags], axis=0)
+    if not view.has_texts:
+        return (found if flags else None), what
+    of, responses = view.texts()
+    unmarked = np.array([MARKS.search(text) is None for text in responses])
+    unfinished = np.array([_FINISHED.search(text[-40:]) is None for text in responses])
+    for flag in (unmarked, unfinished):
+        if flag.mean() < 0.35:
+            found[np.isin(view.row_M, of.row_M)] |= flag
+    return found, what

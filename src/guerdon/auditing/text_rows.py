@@ -1,0 +1,404 @@
+"""Rows of responses from the records of logs: numbers of all rows, texts of a sample whose groups stay whole.
+
+reader = RowReader({}, sample=50_000, seed=0)
+reader.read(Path("10.jsonl"), log_records(Path("10.jsonl")))
+rows = reader.finish("a dump of verl", Path("."), [], {})
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from guerdon.auditing.association import strata, stratum_means
+from guerdon.auditing.rows import Codes, Flags, Numbers, Rows, Texts
+from guerdon.episodes.rollout_logs import RESCORED, Columns, columns_of, layout_of, messages_of, text_of, turns_of
+from guerdon.errors import DataError, did_you_mean
+
+LONGEST = 200_000  # characters of a text that are kept
+_BYTES = 200_000_000  # of all texts that are kept
+_MOST = 99  # columns of further rewards
+_RUN = 4096  # rows of one prompt that are sampled together, at most
+_NUMBERS = ("reward", "truth", "step", "length", "truncated", "failed", "advantage")
+_OF_TOKENS: tuple[tuple[str, type], ...] = (("token_rewards", float), ("tokens", str))
+_EXACT = {"reward", "truth", "step", "length", "advantage"}
+_STEP = re.compile(r"(?:^|[/_-])(?:global_?)?step[_-]?(\d+)|(?:^|/)(\d+)\.\w+$")
+_WORDS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0, "correct": 1.0, "incorrect": 0.0, "pass": 1.0, "fail": 0.0}
+_CUT = {"length", "max_tokens", "max_output_tokens", "max_length", "model_length", "limit", "true", "1"}
+_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.IGNORECASE)
+_NAN = float("nan")
+
+
+class _BadRow(ValueError):
+    """A row that is left out; its text is the reason."""
+
+
+def _number(value: Any, what: str) -> float:
+    """A number; missing ones are NaN, words such as `correct` are 1 and 0."""
+    if isinstance(value, list | tuple) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, str):
+        value = _WORDS.get(word := value.strip().casefold(), word)
+    try:
+        return _NAN if value in (None, "") else float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise _BadRow(f"{what} is not a number") from None
+
+
+def _flag(value: Any, what: str) -> float:
+    """1 or 0: whether a response was cut off, or its reward failed; any word of an error says so."""
+    if isinstance(value, str):
+        word = value.strip().casefold()
+        return float(word in _CUT if what == "truncated" else word not in ("", "false", "0", "none", "null"))
+    return float(value == 1 if isinstance(value, int | float) else bool(value))
+
+
+def _text(value: Any, what: str) -> str:
+    """A text, conversations written out; a missing one is empty."""
+    if value != value:  # as pandas writes a missing text
+        raise _BadRow(f"{what} is NaN, not text")
+    return value if isinstance(value, str) else text_of(value)
+
+
+def _listed(value: Any, kind: type) -> list[Any]:
+    """A list of numbers or texts; empty where it is something else."""
+    given = value if isinstance(value, list | tuple) else []
+    return list(map(kind, given)) if all(isinstance(v, (int, float) if kind is float else str) for v in given) else []
+
+
+def _hash(text: str) -> int:
+    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+class _Kept(NamedTuple):
+    row: int
+    prompt: str
+    response: str
+    messages: list[dict[str, str]]
+    tokens: list[str]
+    token_rewards: list[float]
+    truth: str
+
+    def size(self) -> int:
+        """Bytes in memory, about."""
+        said = sum(len(m["content"]) + 300 for m in self.messages)
+        texts = sum(map(sys.getsizeof, (self.prompt, self.response, self.truth)))
+        return said + texts + 60 * len(self.tokens) + 40 * len(self.token_rewards)
+
+
+class _Sample:
+    """The rows of the groups with the smallest hashes, as many as there is room for."""
+
+    def __init__(self, most: int, seed: int) -> None:
+        self.most, self.seed = most, seed
+        self.kept: list[tuple[int, _Kept]] = []  # each with the hash of its group
+        self.bytes = 0
+        self.below = 1 << 64
+
+    def place(self, group: int) -> int:
+        """The hash of a group, which is in the sample where it is below `below`."""
+        return hash((self.seed, group)) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
+
+    def add(self, place: int, one: _Kept) -> None:
+        """Keep a row of a group in the sample."""
+        self.kept.append((place, one))
+        self.bytes += one.size()
+        if len(self.kept) > self.most * 5 // 4 or self.bytes > _BYTES * 5 // 4:
+            self.trim()
+
+    def trim(self) -> None:
+        """Leave out the groups that there is no room for; where there is room for none, rows of the first."""
+        self.kept.sort()
+        self.bytes = 0
+        for k, (place, one) in enumerate(self.kept):
+            if k == self.most or self.bytes + one.size() > _BYTES:
+                self.below = place
+                self.kept = [pair for pair in self.kept[:k] if pair[0] < place] or self.kept[: max(k, 1)]
+                self.bytes = sum(one.size() for _, one in self.kept)
+                return
+            self.bytes += one.size()
+
+    def texts(self) -> tuple[list[_Kept], bool]:
+        """What is kept, in the order of rows, and whether something is not."""
+        self.trim()
+        return sorted(one for _, one in self.kept), self.below < 1 << 64
+
+
+class RowReader:
+    """Collects the rows of the files of a log.
+
+    Args:
+        given: columns by what they hold, as passed by the user.
+        sample: rows whose texts are kept, at most.
+        seed: of the sample.
+    """
+
+    def __init__(self, given: Mapping[str, str], *, sample: int, seed: int) -> None:
+        self.given, self.sample = given, _Sample(sample, seed)
+        self.files: list[Path] = []
+        self.columns: dict[tuple[str, str], array[float]] = {}  # by kind (`what` or `part`) and name
+        self.codes = {what: array("q") for what in ("file", "line", "prompt", "group")}
+        self.bad, self.odd = Counter[str](), Counter[str]()  # rows that are left out, by reason; values, by column
+        self.seen: set[str] = set()  # what the rows have columns for
+        self.names: dict[str, None] = {}  # of all columns
+        self.summed: set[str] = set()
+        self.group = ""  # its column
+        self.long = self.infinite = 0
+        self._last, self._start, self._moment = "", 0, (-1, _NAN)  # prompt, first row, file and step of a run of rows
+        self._code = _hash("")
+
+    def __len__(self) -> int:
+        return len(self.codes["file"])
+
+    def read(self, file: Path, records: Iterable[tuple[int, Any]]) -> None:
+        """Add the rows of a file; what cannot be read is counted."""
+        layout, plans = None, dict[tuple[str, ...], Columns]()
+        first = 0 if file.suffix in (".jsonl", ".ndjson") else 1
+        self.files.append(file)
+        try:
+            for line, record in records:
+                if not isinstance(record, Mapping):
+                    self.bad[_why(record)] += 1
+                    continue
+                layout = layout or layout_of(record)
+                try:
+                    for row in layout.rows(record):
+                        names = (*row, *row["parts"]) if "parts" in row else tuple(row)
+                        if (plan := plans.get(names)) is None:
+                            plans = plans if len(plans) < _MOST else {}
+                            plan = plans[names] = columns_of(row, layout, self.given)
+                            self.group = plan.keys.get("group") or self.group
+                            self.seen.update(plan.keys, ["response"] if turns_of(row, plan)[1] else [])
+                            self.names.update(dict.fromkeys(names if len(self.names) < 9 * _MOST else ()))
+                        self._add(line + first, row, plan)
+                except _BadRow as error:
+                    self.bad[str(error)] += 1
+                except (TypeError, AttributeError, LookupError, ValueError):
+                    self.bad[f"a row that is not like {layout.name}"] += 1
+        except DataError as error:  # of the file as a whole
+            self.bad[f"{file.name} cannot be read further ({str(error).rpartition(': ')[2]})"] += 1
+
+    def _add(self, line: int, row: Mapping[str, Any], plan: Columns) -> None:
+        found: dict[tuple[str, str], float] = {}
+        parts = row.get("parts", row)
+        for part in plan.parts:
+            value = parts.get(part)
+            if isinstance(value, float | int) or (
+                part in plan.texts and isinstance(value, str) and _NUMBER.fullmatch(value)
+            ):
+                found["part", part] = _number(value, part)
+        if plan.summed:
+            known = {name: v for (_, name), v in found.items() if v == v and name != RESCORED}
+            self.summed.update(known)
+            found["what", "reward"] = sum(known.values()) if known else _NAN
+        keys = plan.keys
+        for what in _NUMBERS:
+            if (name := keys.get(what)) is not None:
+                value = row[name] if name in row else parts[name]
+                found["what", what] = value if type(value) is float and what in _EXACT else self._read(value, what)
+        reward, step = found.get(("what", "reward"), _NAN), found.get(("what", "step"), _NAN)
+        asked, said = turns_of(row, plan)
+        prompt, response = _text(asked, "prompt"), _text(said, "response")
+        token_rewards, tokens = (_listed(row.get(keys.get(what, "")), kind) for what, kind in _OF_TOKENS)
+        if token_rewards and ("what", "reward") not in found:
+            reward = found["what", "reward"] = float(sum(token_rewards))
+        if abs(reward) == float("inf"):
+            found["what", "reward"], self.infinite = _NAN, self.infinite + 1
+        if not found.get(("what", "length"), _NAN) >= 0:
+            found["what", "length"] = float(len(response))
+        n, file = len(self.codes["file"]), len(self.files) - 1
+        for key, value in found.items():
+            if (column := self.columns.get(key)) is None:
+                if len(self.columns) > _MOST and key[0] == "part":
+                    continue
+                column = self.columns[key] = array("d")
+            if len(column) < n:
+                column.extend([_NAN] * (n - len(column)))
+            column.append(value)
+        same = prompt == self._last
+        if not same:
+            self._last, self._code = prompt, _hash(prompt)
+        moment = (file, step if step == step else -1.0)
+        group = row.get(keys.get("group", ""))
+        if group is not None:
+            place = hash((_hash(str(group)), moment[1] if step == step else -2 - file))
+        else:
+            if not same or not prompt or moment != self._moment or n - self._start >= _RUN:
+                self._start, self._moment = n, moment
+            place = self._start
+        self.codes["file"].append(file)
+        self.codes["line"].append(line)
+        self.codes["prompt"].append(self._code)
+        self.codes["group"].append(place)
+        if (kept := self.sample.place(place)) < self.sample.below:
+            self.long += len(prompt) > LONGEST or len(response) > LONGEST
+            messages = [*messages_of(asked), *messages_of(said)]
+            truth = text_of(row.get(keys.get("reference", "")))[:LONGEST]
+            one = _Kept(n, self._last[:LONGEST], response[:LONGEST], messages, tokens, token_rewards, truth)
+            self.sample.add(kept, one)
+
+    def _read(self, value: Any, what: str) -> float:
+        """A number or flag; only a reward that is none makes a row bad."""
+        if what in ("truncated", "failed"):
+            return _flag(value, what)
+        try:
+            return _number(value, what)
+        except _BadRow:
+            if what == "reward":
+                raise
+            self.odd[what] += 1
+            return _NAN
+
+    def finish(
+        self, layout: str, root: Path, notes: Sequence[str], curves: Mapping[str, tuple[Codes, Numbers]]
+    ) -> Rows:
+        """All that was read.
+
+        Args:
+            layout: what wrote the log, in words.
+            root: the log, to which names of files are relative.
+            notes: about the log.
+            curves: logged scalars.
+
+        Raises:
+            DataError: no row could be read, or a column that the user passed is in none of them.
+        """
+        self._check(root)
+        n = len(self)
+        columns = {key: np.array(c + array("d", [_NAN] * (n - len(c)))) for key, c in self.columns.items()}
+        given = {name: values for (kind, name), values in columns.items() if kind == "what"}
+        reward_N = given.get("reward", np.full(n, _NAN))
+        same = (reward_N, given.get("truth", reward_N))
+        rewards = {
+            name: values for (kind, name), values in columns.items()
+            if kind == "part" and np.isfinite(values).any()
+            and not any(np.array_equal(values, one, equal_nan=True) for one in same)
+        }  # fmt: skip
+        names = tuple(str(f.relative_to(root)) if f != root else f.name for f in self.files)
+        file_N, prompt_N = np.asarray(self.codes["file"], np.int64), strata(self.codes["prompt"])
+        step_N, more = self._steps(given.get("step"), names, file_N), list(notes)
+        group_N, grouped_by = self._groups(prompt_N, step_N, more)
+        texts = self._texts(n, more)
+        folders = sorted({re.sub(r"\d+", "N", name.rpartition("/")[0]) for name in names})
+        if len(folders) > 1:
+            more.append(f"files of {len(folders)} folders are read as one log: {', '.join(folders)[:200]}")
+        if len(self.summed) > 1:
+            more.append(f"the reward is the sum of {', '.join(sorted(self.summed))}, each with weight 1; "
+                        "--columns reward=NAME takes one of them")  # fmt: skip
+        if self.summed and not _proportional(reward_N, given["advantage"], group_N):
+            more.append("the logged advantages are not those of this sum: pass the reward as a column of its own")
+        more += [f"{count} values of {what} are not numbers and count as missing" for what, count in self.odd.items()]
+        if self.infinite:
+            more.append(f"{self.infinite} infinite rewards count as missing")
+        if step_N is not None and "step" not in given:
+            more.append("steps are those in the names of the files")
+        return Rows(
+            layout=layout, files=names, file_N=file_N, line_N=np.asarray(self.codes["line"], np.int64),
+            reward_N=reward_N, rewards=rewards, truth_N=_known(given.get("truth")), step_N=step_N,
+            prompt_N=prompt_N if "prompt" in self.seen else None, group_N=group_N, grouped_by=grouped_by,
+            length_N=given.get("length") if "length" in self.seen or texts is not None else None,
+            truncated_N=_flags(given.get("truncated")), failed_N=_flags(given.get("failed")),
+            advantage_N=_known(given.get("advantage")), texts=texts, curves=dict(curves), bad=dict(self.bad),
+            notes=tuple(more),
+        )  # fmt: skip
+
+    def _check(self, root: Path) -> None:
+        if self.files and not len(self):
+            bad = ", ".join(f"{count} {why}" for why, count in self.bad.most_common(5))
+            raise DataError(f"{root}: no row could be read: {bad or 'there is none'}")
+        for what, name in self.given.items() if self.files else ():
+            if name not in self.names:
+                found = f"{', '.join(self.names)[:300]}{did_you_mean(name, self.names)}"
+                raise DataError(f"{root}: --columns {what}={name}: there is no such column; found {found}")
+
+    def _steps(self, step_N: Numbers | None, names: Sequence[str], file_N: Codes) -> Codes | None:
+        if step_N is not None and np.isfinite(step_N).any():
+            return np.where(np.abs(step_N) < 2**53, step_N, -1).astype(np.int64)
+        in_names = [_STEP.findall(name) for name in names]
+        if len(names) < 2 or not all(in_names):
+            return None
+        return np.array([int(found[-1][0] or found[-1][1]) for found in in_names])[file_N]
+
+    def _groups(self, prompt_N: Codes, step_N: Codes | None, notes: list[str]) -> tuple[Codes | None, str]:
+        codes = strata(self.codes["group"])
+        if "group" in self.seen and ("group" in self.given or codes.max() < len(codes) - 1):
+            return codes, "the log's groups" if self.group == "group" else f"the column {self.group}"
+        if "prompt" not in self.seen or not len(prompt_N):
+            return None, ""
+        new = np.ones(len(prompt_N), bool)
+        new[1:] = np.diff(prompt_N) != 0
+        for other in (step_N, np.asarray(self.codes["file"], np.int64)):
+            if other is not None:
+                new[1:] |= np.diff(other) != 0
+        sizes = np.diff([*np.flatnonzero(new), len(new)])
+        usual = int(np.bincount(sizes).argmax())
+        if usual > 1 and not (sizes % usual).any():  # groups of one prompt may follow each other
+            new[(np.arange(len(new)) - np.repeat(np.flatnonzero(new), sizes)) % usual == 0] = True
+        group_N = np.cumsum(new) - 1
+        moments = prompt_N * len(self.files) + np.asarray(self.codes["file"], np.int64)
+        moments = moments if step_N is None else moments * (step_N.max() + 2) + step_N
+        if group_N[-1] + 1 > 1.5 * len(np.unique(moments)):
+            notes.append("rows of one prompt are not adjacent: pass --columns group=NAME where the log has groups")
+        if group_N[-1] + 1 == len(group_N):
+            return None, ""
+        return group_N, "adjacent rows of one prompt"
+
+    def _texts(self, n: int, notes: list[str]) -> Texts | None:
+        kept, partial = self.sample.texts()
+        if "response" not in self.seen:
+            return None
+        if partial:
+            notes.append(f"texts are those of {len(kept)} of {n} rows, drawn at random with whole groups")
+        if self.long:
+            notes.append(f"{self.long} texts are longer than {LONGEST} characters and are cut there")
+        messages = [k.messages or [{"role": "user", "content": k.prompt}, {"role": "assistant", "content": k.response}]
+                    for k in kept] if any(k.messages for k in kept) else None  # fmt: skip
+        return Texts(
+            row_M=np.array([k.row for k in kept], np.int64), prompts=[k.prompt for k in kept],
+            responses=[k.response for k in kept], messages=messages,
+            tokens=[k.tokens for k in kept] if any(k.tokens for k in kept) else None,
+            token_rewards=[k.token_rewards for k in kept] if any(k.token_rewards for k in kept) else None,
+            truths=[k.truth for k in kept] if any(k.truth for k in kept) else None,
+        )  # fmt: skip
+
+
+def _why(record: Any) -> str:
+    """Why a record that is no map cannot be read."""
+    if not isinstance(record, DataError):
+        return "not a map of columns"
+    said = str(record)
+    return next((why for why in ("half-written last line", "longer than", "cells under") if why in said), "not JSON")
+
+
+def _proportional(rewards_N: Numbers, advantages_N: Numbers, group_N: Codes | None) -> bool:
+    """Whether advantages are rewards less their mean, times a number, in each group; True where that cannot be seen."""
+    known = np.isfinite(rewards_N + advantages_N)
+    if group_N is None or not known.any():
+        return True
+    group = strata(group_N[known])
+
+    def unit(values: Numbers) -> Numbers:
+        centred = values - stratum_means(values, group)
+        spread = np.sqrt(stratum_means(centred**2, group))
+        return np.where(spread > 1e-6, centred / np.maximum(spread, 1e-6), np.nan)
+
+    products = unit(rewards_N[known]) * unit(advantages_N[known])
+    return not np.isfinite(products).any() or float(np.nanmean(products)) > 0.99
+
+
+def _known(values: Numbers | None) -> Numbers | None:
+    """The column, where it has a value."""
+    return values if values is not None and np.isfinite(values).any() else None
+
+
+def _flags(values: Numbers | None) -> Flags | None:
+    return None if values is None else values > 0

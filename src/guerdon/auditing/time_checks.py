@@ -1,0 +1,288 @@
+"""Checks of the reward over a run and against the truth: what rises, drifts, jumps, or belongs to another row."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import ndtr, stdtr
+
+from guerdon.auditing.association import associate, strata, stratum_ends, stratum_means
+from guerdon.auditing.log_view import SPREADS, THE_TRUTH, Checked, MissingColumn, View, classes, found, needed
+from guerdon.auditing.rows import Codes, Numbers
+from guerdon.statistics.proportion import wilson_bounds
+
+# practical minima, set on the first half of benchmarks/audit_sets.py
+UNEXPLAINED = 0.25  # standard deviations of the reward, over the run
+BEYOND = 1.25  # times the rise of the truth, each in its standard deviations; of episodes
+JUMP = 0.55  # standard deviations of the reward between neighbouring steps, beyond the trend
+RESCALED = 1.6  # ratio of standard deviations
+AGREEMENT = 0.65  # probability that a right response has a higher reward than a wrong one
+LAGGED = 0.25  # correlation with the truth of another row above that with its own
+STEPS, TRUTH = "step, four or more", "truth, or reference answers"
+
+
+def check_truth(view: View) -> Checked:
+    """The reward rises by more than the truth, or a second reward that agreed with it at first, explains."""
+    steps, references = _progress(view), _references(view)
+    return _moved(view, steps, needed(references or None, "truth, reference answers or a second reward"), "truth")
+
+
+def check_drift(view: View) -> Checked:
+    """What right and wrong responses get falls over the run."""
+    return _moved(view, _progress(view), {view.truth_name: _truth(view)}, "drift")
+
+
+def _truth(view: View) -> Numbers:
+    """A truth that tells right responses from wrong ones."""
+    truth: Numbers = needed(view.truth_M if view.has_truth else None, TRUTH)
+    return truth
+
+
+def _progress(view: View) -> Numbers:
+    """How far the run is at each row, 0 to 1 by the order of its steps, four or more."""
+    order = np.unique(needed(view.of(view.rows.step_N), STEPS), return_inverse=True)[1]
+    if order.max() < 3:
+        raise MissingColumn(STEPS)
+    return np.asarray(order / order.max())
+
+
+def _references(view: View) -> dict[str, Numbers]:
+    """The truth; without it second rewards that are no parts of the reward and agreed with it in the first third."""
+    if view.truth_M is not None and np.isfinite(view.truth_M).any():
+        return {view.truth_name: view.truth_M}
+    parts = {name: np.asarray(view.of(values), dtype=np.float64) for name, values in view.rows.rewards.items()}
+    parts = {name: values for name, values in parts.items() if np.isfinite(values).mean() > 0.5}
+    columns = np.column_stack([*parts.values(), np.ones(len(view))])
+    known = np.isfinite(columns).all(axis=1)
+    if known.sum() > columns.shape[1]:  # a weighted sum of the parts says nothing that they do not say
+        x, y = columns[known], view.reward_M[known]
+        if np.std(y - x @ np.linalg.lstsq(x, y, rcond=None)[0]) <= 1e-3 * (y.std() or 1.0):
+            return {}
+    early, agreeing = np.arange(len(view)) < len(view) / 3, {}
+    for name, values in parts.items():
+        both = early & np.isfinite(values)
+        if both.sum() > 20 and _correlation(values[both], view.reward_M[both]) >= 0.3:
+            agreeing[name] = values
+    return agreeing
+
+
+def _moved(view: View, steps: Numbers, references: dict[str, Numbers], check: str) -> Checked:
+    """The rise (`truth`) or fall (`drift`) of the reward over the run that a reference does not explain."""
+    said, sign, p = "", 1 if check == "truth" else -1, None
+    for name, reference in references.items():
+        known = np.isfinite(reference)
+        one, level, x = view.sub(known), classes(reference[known]), steps[known]
+        spread = one.reward_M.std() or 1.0
+        rise, gained = _slope(x, one.reward_M) / spread, _slope(x, reference[known]) / (reference[known].std() or 1.0)
+        x, excess = x - stratum_means(x, level), one.reward_M - stratum_means(one.reward_M, level)
+        x_G, excess_G = _of_groups(one, x), _of_groups(one, excess)
+        within = associate(x_G, excess_G, np.zeros(len(x_G), np.int64), seed=view.seed)
+        moved, p = within.difference / spread, within.p
+        way = "rise" if check == "truth" else "fall"
+        said = f"given {name} the reward {way}s by {sign * moved:.2f} standard deviations over the run"
+        said = said if sign * moved > 0 else f"given {name} the reward does not {way} over the run"
+        partial = BEYOND * max(gained, 0.0) if view.rows.texts is None else 0.0  # returns rise within failures, too
+        if sign * moved < UNEXPLAINED or (check == "truth" and rise < partial + UNEXPLAINED / 2):
+            continue
+        scale = moved / within.r
+        title = f"what equally good responses get falls by {-moved:.2f} standard deviations over the run"
+        if check == "truth":
+            title = f"the reward rises by {rise:.2f} standard deviations over the run, {name} by {gained:.2f}: "
+            title += f"{moved:.2f} of it is not explained"
+        lines = [f"reward {a:g}, {name} {b:g}" for a, b in zip(one.reward_M, reference[known], strict=True)]
+        return found(
+            one, check, (steps[known] > 2 / 3) & (sign * excess > 0), title, said,
+            effect=(moved, within.low * scale, within.high * scale), unit=SPREADS, p=p, order_M=sign * excess,
+            say=lines.__getitem__,
+        )  # fmt: skip
+    return Checked(None, said, p)
+
+
+def _slope(x: Numbers, y: Numbers) -> float:
+    centred = x - x.mean()
+    return float(centred @ y / (centred @ centred))
+
+
+def _of_groups(view: View, values: Numbers) -> Numbers:
+    """The mean of each group: responses to one prompt are not independent. Without groups the values themselves."""
+    return values if view.peer_M is None else np.bincount(view.peer_M, values) / np.bincount(view.peer_M)
+
+
+class _Break(NamedTuple):
+    """A change between neighbouring steps: before which step, how large, its interval, p, and what changed."""
+
+    at: int
+    effect: float
+    low: float
+    high: float
+    p: float | None
+    text: str = ""
+    unit: str = SPREADS
+
+
+def check_jump(view: View) -> Checked:
+    """From one step to the next the values, the level or the scale of the reward change."""
+    step = needed(view.of(view.rows.step_N), STEPS)
+    names, order = np.unique(step, return_inverse=True)
+    if len(names) < 4:
+        raise MissingColumn(STEPS)
+    clean = f"no jump of values, level or scale over {len(names):,} steps"
+    one = _new_values(view, order) or _level_jump(view, order) or _scale_jump(view, order)
+    if one is None:
+        return Checked(None, clean)
+    near = np.abs(order - one.at + 0.5) < 1
+    return found(
+        view, "jump", near, f"at step {names[one.at]} {one.text}", clean, effect=(one.effect, one.low, one.high),
+        unit=one.unit, p=one.p, order_M=-np.abs(order - one.at),
+        say=lambda i: f"reward {view.reward_M[i]:g} at step {step[i]}",
+    )  # fmt: skip
+
+
+def _new_values(view: View, order: Codes) -> _Break | None:
+    """The set of values of a reward with few values changes: what was common before never comes after."""
+    values, codes, counts = np.unique(view.reward_M, return_inverse=True, return_counts=True)
+    if len(values) > 24:
+        return None
+    first, last = stratum_ends(order.astype(np.float64), codes)
+    for at in range(1, int(order.max()) + 1):
+        before, after = (last < at) & (counts >= 5), (first >= at) & (counts >= 5)
+        rows = int((order < at).sum()), int((order >= at).sum())
+        gone, new = counts[before].sum() / rows[0], counts[after].sum() / rows[1]
+        if min(gone, new) > 0.25 and min(rows) >= 20:
+            lists = [", ".join(f"{value:.4g}" for value in values[one][:6]) for one in (before, after)]
+            text = f"the values {lists[0]} give way to {lists[1]}"
+            low, high = wilson_bounds(int(counts[after].sum()), rows[1])
+            return _Break(at, float(new), low, high, None, text, "share of the rows after it")
+    return None
+
+
+def _level_jump(view: View, order: Codes) -> _Break | None:
+    """The mean changes between neighbouring steps by far more than before and after."""
+    truth = view.truth_class_M
+    fair = view.reward_M if truth is None else view.reward_M - stratum_means(view.reward_M, truth + 1)
+    if view.peer_M is not None:
+        fair, order = _of_groups(view, fair), order[np.unique(view.peer_M, return_index=True)[1]]
+    spread = float(view.reward_M.std()) or 1.0
+    one = _break(order, fair / spread, JUMP)
+    if one is None or (one.effect > 0 and view.rows.texts is None):
+        return None  # of episodes a jump upwards is how policies learn
+    return one._replace(text=f"the level of the reward moves by {one.effect:+.2f} standard deviations")
+
+
+def _scale_jump(view: View, order: Codes) -> _Break | None:
+    """The spread within prompts changes between neighbouring steps; of a continuous reward."""
+    if view.levels is not None or (view.peer_M is None and view.rows.texts is None):
+        return None  # the returns of episodes grow alike when a policy converges
+    peers = order if view.peer_M is None else view.peer_M
+    size = np.bincount(peers)[peers]
+    off = np.abs(view.reward_M - stratum_means(view.reward_M, peers)) * np.sqrt(size / np.maximum(size - 1, 1))
+    usable = (size > 1) & (off > 1e-9 * view.spread)
+    one = _break(order[usable], np.log(off[usable]), float(np.log(RESCALED))) if usable.sum() > 40 else None
+    if one is None:
+        return None
+    ratio, low, high = (float(np.exp(value)) for value in (one.effect, one.low, one.high))
+    text = f"the spread of the reward within prompts changes by a factor of {ratio:.2f}"
+    return _Break(one.at, ratio, low, high, one.p, text, "ratio of standard deviations")
+
+
+def _break(order: Codes, values: Numbers, limit: float) -> _Break | None:
+    """The largest change of the mean between neighbouring windows of steps that the changes around do not explain."""
+    steps = int(order.max()) + 1
+    width = 1 if steps < 8 else 2 if steps < 20 else 3
+    sums = [np.concatenate([[0.0], np.cumsum(np.bincount(order, values**k, minlength=steps))]) for k in (0, 1, 2)]
+
+    def window(first: int) -> tuple[float, float, float]:
+        """Number, mean and variance of the mean of the values in a window of steps."""
+        n, total, squares = (float(one[min(first + width, steps)] - one[max(first, 0)]) for one in sums)
+        mean = total / max(n, 1)
+        return n, mean, max(squares / max(n, 1) - mean**2, 0.0) / max(n - 1, 1)
+
+    best, beyond_best = None, limit
+    for at in range(1, steps):
+        (n0, mean0, error0), (n1, mean1, error1) = window(at - width), window(at)
+        change, sign = mean1 - mean0, np.sign(mean1 - mean0)
+        around = [sign * (mean0 - window(at - 2 * width)[1])] if at >= 2 * width else []
+        around += [sign * (window(at + width)[1] - mean1)] if at + 2 * width <= steps else []
+        beyond = abs(change) - max([0.0, *around])
+        if min(n0, n1) >= 5 and beyond > beyond_best:
+            error = np.sqrt(error0 + error1) or 1e-12
+            p = min(1.0, 2 * float(stdtr(min(n0, n1) - 1, -beyond / error)) * (steps - 1))
+            best, beyond_best = _Break(at, change, change - 1.96 * error, change + 1.96 * error, p), beyond
+    return best
+
+
+def check_shift(view: View) -> Checked:
+    """Rewards agree with the truth of another row better than with their own."""
+    known = np.isfinite(needed(view.truth_M, TRUTH))
+    one = view.sub(known)
+    reward, step = one.reward_M, one.of(view.rows.step_N)
+    truth: Numbers = needed(one.truth_M, TRUTH)
+    if known.mean() < 0.9 or len(one) < 60:
+        return Checked(None, "too few rows in order with a known truth")
+    sizes = [int(np.median(np.bincount(strata(column)))) for column in (step, one.peer_M) if column is not None]
+    lags = sorted({1, -1, 2, -2} | {sign * size for size in sizes for sign in (1, -1)})
+    if step is not None:  # what success is common at a step is no agreement of rows
+        reward, truth = (values - stratum_means(values, strata(step)) for values in (reward, truth))
+    tried = []
+    for part in (np.arange(len(reward)), *np.array_split(np.arange(len(reward)), 4)):
+        own = _correlation(reward[part], truth[part])
+        for lag in lags:
+            kept = part[(part - lag >= 0) & (part - lag < len(truth))]
+            tried.append((_correlation(reward[kept], truth[kept - lag]), own, lag, part))
+    other, own, lag, part = max(tried, key=lambda one: one[0] - one[1])
+    clean = f"rewards agree best with the truth of their own row ({len(lags)} shifts tried)"
+    if other - own < LAGGED or other < LAGGED:
+        return Checked(None, clean)
+    where = f"{abs(lag)} {'before' if lag > 0 else 'after'}"
+    title = f"rewards go with the truth of the row {where} (correlation {other:.2f}; with their own {own:.2f})"
+    z = np.arctanh(min(other, 1 - 1e-9)) * np.sqrt(len(part) - 3)
+    excess, half = other - own, 1.96 * np.sqrt(2 / len(part))
+    return found(
+        one, "shift", np.isin(np.arange(len(one)), part), title, clean, effect=(excess, excess - half, excess + half),
+        unit="difference of correlations", p=min(1.0, 2 * float(ndtr(-z)) * len(tried)),
+    )  # fmt: skip
+
+
+def _correlation(x: Numbers, y: Numbers) -> float:
+    spread = x.std() * y.std() if len(x) else 0.0
+    return float(((x - x.mean()) * (y - y.mean())).mean() / spread) if spread > 1e-12 else 0.0
+
+
+def check_agreement(view: View) -> Checked:
+    """Right responses hardly get more than wrong ones to the same prompt."""
+    known = np.isfinite(_truth(view))
+    one, truth = view.sub(known), classes(_truth(view))
+    right = truth[known] == truth.max()
+    peers = np.zeros(len(one), np.int64) if one.peer_M is None else one.peer_M
+    wins, pairs = _pairs(one.reward_M, right, peers)
+    mixed = pairs > 0
+    if mixed[peers].sum() < 40:
+        return Checked(None, "too few prompts with right and wrong responses")
+    share = float(wins.sum() / pairs.sum())
+    error = 1.96 * float(np.sqrt(((wins - share * pairs) ** 2).sum()) / pairs.sum())
+    clean = f"a right response has a higher reward than a wrong one with probability {share:.2f} (ties half)"
+    if share + error >= AGREEMENT:
+        return Checked(None, clean)
+    flag = ((one.reward_M > view.paid_level) != right) & mixed[peers]
+    by = "" if view.truth_name == THE_TRUTH else f" (right by {view.truth_name})"
+    title = f"a right response has a higher reward than a wrong one to the same prompt with probability {share:.2f} "
+    title += f"only{by}"
+    return found(
+        one, "agreement", flag, title, clean, effect=(share, share - error, share + error), unit="probability",
+        say=lambda i: f"reward {one.reward_M[i]:g}, {'right' if right[i] else 'wrong'}",
+    )  # fmt: skip
+
+
+def _pairs(reward: Numbers, right: np.ndarray, stratum: Codes) -> tuple[Numbers, Numbers]:
+    """Pairs of a right and a wrong response of each stratum: those that the right one wins, ties half, and all."""
+    value = strata(reward)
+    order = np.lexsort((value, stratum))
+    s, r = stratum[order], right[order].astype(float)
+    cell = strata(s, value[order])
+    right_C, wrong_C = np.bincount(cell, r), np.bincount(cell, 1 - r)
+    of_C = s[np.unique(cell, return_index=True)[1]]
+    below_C = np.cumsum(wrong_C) - wrong_C
+    below_C -= below_C[np.searchsorted(of_C, of_C)]
+    wins, pairs = right_C * (below_C + wrong_C / 2), np.bincount(of_C, right_C) * np.bincount(of_C, wrong_C)
+    return np.bincount(of_C, wins).astype(np.float64), pairs.astype(np.float64)

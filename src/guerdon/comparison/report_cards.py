@@ -1,0 +1,266 @@
+"""Cards of reward models in the report: findings, metrics with intervals, probes, pictures as data URIs.
+
+A card leads with the worst that its numbers show (`findings`) and five metrics; the rest is folded. Pictures are
+embedded as images, never as markup, so that nothing inside them can run; they share a budget of bytes. The evaluation
+of a reward model for text takes the same form: its metrics are those over what could be measured, attacks become
+probes.
+
+    cards, notes = card_views(study.cards, budget=600_000)
+    name, interval = cards[0].metrics[0]
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from guerdon.comparison.report_tables import MODEL_METRICS
+from guerdon.comparison.results import RewardModelCard, Row, finite, mapping, number
+from guerdon.errors import DataError, boundary
+from guerdon.evaluation.benchmarks.attacks import CONTROL
+from guerdon.evaluation.gate.gate_card import forecast_lines, forecast_of, likely_effect
+from guerdon.pages import formats as fmt
+from guerdon.statistics.intervals import Interval
+
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class CardProbe:
+    """One probe: what was expected, what was measured on n cases; `passed` is None where it does not apply."""
+
+    name: str
+    passed: bool | None
+    value: str
+    expected: str
+    n: int
+
+
+@dataclass(frozen=True)
+class CardView:
+    """A quality card ready for the page.
+
+    Attributes:
+        forecast: whether it will help RL, in lines; empty on a card without it.
+        likely: `no` where it likely harms, `yes` where it likely helps, else empty.
+        findings: what speaks against the model, in words, the worst first.
+        metrics: names in words and intervals of the ones to look at first, at most `SHOWN`.
+        more_metrics: all others.
+        pictures: (title, data URI, what to look for).
+    """
+
+    task: str
+    name: str
+    forecast: tuple[str, ...]
+    likely: str
+    findings: tuple[str, ...]
+    facts: Mapping[str, str]
+    metrics: tuple[tuple[str, Interval], ...]
+    more_metrics: tuple[tuple[str, Interval], ...]
+    probes: tuple[CardProbe, ...]
+    failures: Mapping[str, str]
+    pictures: tuple[tuple[str, str, str], ...]
+
+
+def card_views(cards: Sequence[RewardModelCard], *, budget: int) -> tuple[list[CardView], list[str]]:
+    """Cards for the page, with as many pictures as fit into `budget` bytes; a line for each left out."""
+    views: list[CardView] = []
+    notes: list[str] = []
+    for card in cards:
+        pictures = []
+        for name, path in card.pictures.items():
+            title = name.replace("_", " ")
+            try:
+                uri = "data:image/svg+xml;base64," + base64.b64encode(path.read_bytes()).decode("ascii")
+            except OSError:
+                notes.append(f"{card.task}/{card.name}: picture {path.name} cannot be read")
+                continue
+            if len(uri) > budget:
+                notes.append(f"{card.task}/{card.name}: picture {path.name} is left out to keep this file small")
+                continue
+            budget -= len(uri)
+            hint = next((hint for word, hint in fmt.WORDS["hints"].items() if word in title.lower()), "")
+            pictures.append((title, uri, hint))
+        try:
+            with boundary(DataError, f"{card.task}/{card.name}: the forecast of its evaluation cannot be read"):
+                forecast, likely = _forecast(forecast_of(card.evaluation))
+        except DataError as error:
+            notes.append(str(error))
+            forecast, likely = (), ""
+        views.append(_view(card, tuple(pictures), forecast, likely))
+    return views, notes
+
+
+def _forecast(forecast: Any) -> tuple[tuple[str, ...], str]:
+    """The lines of a forecast, and whether they are good news."""
+    if forecast is None:
+        return (), ""
+    return tuple(forecast_lines(forecast)), {"harms": "no", "helps": "yes"}.get(likely_effect(forecast) or "", "")
+
+
+def _view(
+    card: RewardModelCard, pictures: tuple[tuple[str, str, str], ...], forecast: tuple[str, ...], likely: str
+) -> CardView:
+    content = card.evaluation
+    if "aggregation" in content and "metrics" not in content:  # of a reward model for text
+        content = flat_text_card(content)
+    data, failures = mapping(content.get("data")), mapping(content.get("failures"))
+    described = {**mapping(content.get("model")), **data}
+    rows = _rows(content.get("metrics"))
+    first = {name: rows[name] for name in MODEL_METRICS if name in rows}
+    intervals = {name: interval_of(row) for name, row in (first | rows).items()}
+    metrics = tuple((_metric_name(name), interval) for name, interval in intervals.items())
+    probes = tuple(_probe(name, row) for name, row in _rows(content.get("probes")).items())
+    return CardView(
+        task=card.task,
+        name=card.name,
+        forecast=forecast,
+        likely=likely,
+        findings=tuple(_findings(intervals, probes, data, failures)),
+        facts={fmt.WORDS["facts"].get(key, fmt.human(key)): _fact(key, value) for key, value in described.items()},
+        metrics=metrics[:SHOWN],
+        more_metrics=metrics[SHOWN:],
+        probes=probes,
+        failures={fmt.human(reason): count for reason, count in fmt.flatten(failures).items() if reason},
+        pictures=pictures,
+    )
+
+
+def _probe(name: str, row: Row) -> CardProbe:
+    value, expected = number(row, "value"), row.get("expected")
+    return CardProbe(
+        fmt.human(name),
+        bool(row.get("passed")) if row.get("applicable", True) else None,
+        str(row.get("value") or fmt.DASH) if value is None else fmt.decimal(value, 3),
+        fmt.DASH if expected is None else str(expected),
+        int(number(row, "n") or 0),
+    )
+
+
+def _metric_name(name: str) -> str:
+    """A metric in words; for those of order over time with their rows."""
+    rows = ", rows up to first success" if name.startswith("value_order_") else ""
+    return fmt.human(name) + rows
+
+
+def _findings(
+    intervals: Mapping[str, Interval], probes: Sequence[CardProbe], data: Row, failures: Row
+) -> Iterator[str]:
+    """Findings against a model: failed probes, failures rewarded as success, metrics at the level of their baseline."""
+    yield from (f"{probe.name}: failed ({probe.value}, n {probe.n})" for probe in probes if probe.passed is False)
+    for name, cases, of in (
+        ("episode_false_positive_rate", "episodes", "positives"),
+        ("false_positive_rate", "rows", "rows_positive"),
+    ):
+        if name in intervals and (rate := intervals[name].estimate):
+            failed = (number(data, cases) or 0.0) - (number(data, of) or 0.0) - (number(data, "outcome_unknown") or 0.0)
+            rewarded = rate * failed
+            share = f"{rewarded:.0f} of {failed:.0f}" if abs(rewarded - round(rewarded)) < 1e-6 and failed > 0 else ""
+            share = share or fmt.percent(rate)
+            yield f"rewarded as success: {share} failed {cases} {fmt.bounds(intervals[name])}".rstrip()
+            break
+    for name, about in MODEL_METRICS.items():
+        one = intervals.get(name)
+        if not about.finding or one is None or one.low is None or one.high is None or one.baseline is None:
+            continue
+        if (one.high >= one.baseline) if about.lower_is_better else (one.low <= one.baseline):
+            said = f"{_metric_name(name)} {fmt.decimal(one.estimate)} {fmt.bounds(one)}, n {one.n}"
+            yield f"{said}: not shown to beat a model that ignores its input ({fmt.decimal(one.baseline)})"
+            break
+    lost = sum(count for count in failures.values() if isinstance(count, int))
+    if lost:
+        yield f"{fmt.plural(lost, 'measurement')} failed"
+
+
+def interval_of(value: Any) -> Interval:
+    """An interval of a record."""
+    row = mapping(value)
+    estimate, low, high, baseline = (number(row, key) for key in ("estimate", "low", "high", "baseline"))
+    return Interval(estimate, low, high, int(number(row, "n") or 0), int(number(row, "n_undefined") or 0), baseline)
+
+
+def _fact(key: str, value: Any) -> str:
+    """A fact about model or data in words: yes and no, ranges, short hashes."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if key == "range" and isinstance(value, list):
+        ends = [finite(end) for end in value]
+        return " to ".join("unbounded" if end is None else f"{end:g}".replace("-", "−") for end in ends)
+    if key == "hash":
+        return str(value)[:12]
+    return ", ".join(f"{fmt.human(k)} {v}".strip() for k, v in fmt.flatten(value).items())
+
+
+def _rows(value: Any) -> dict[str, Row]:
+    return {str(name): row for name, row in mapping(value).items() if isinstance(row, dict)}
+
+
+def flat_text_card(content: Row) -> dict[str, Any]:
+    """Of a reward model for text: `model`, `data`, `metrics`, `probes`, `failures` as cards of others have them."""
+    data: dict[str, Any] = {"aggregation": content.get("aggregation")}
+    metrics: dict[str, Row] = {}
+    failures: Counter[str] = Counter()
+    sets = {"generated": "generated", "process_bench": "ProcessBench", "samples": "the policy's own solutions"}
+    for name, title in sets.items():
+        section = _inside(content, name)
+        if not section:
+            continue
+        bench = _inside(section, "process_bench")
+        metrics[f"{title} F1, average"] = _inside(bench, "average_f1", "measured")
+        subsets = _inside(bench, "subsets")
+        for subset in subsets if len(subsets) > 1 else ():
+            metrics[f"{title} F1, {subset}"] = _inside(subsets, subset, "measured", "f1")
+        for kind in ("steps", "answers"):
+            metrics |= {f"{title}_{kind}_{name}": mapping(row) for name, row in _inside(section, kind).items()}
+        data[f"{title} solutions"] = section.get("solutions")
+        data[f"{title} threshold"] = f"{bench.get('threshold')} ({bench.get('threshold_source')})"
+    metrics |= {f"PRMBench {name}": mapping(row) for name, row in _inside(content, "prm_bench", "measured").items()}
+    pairs, choices = _inside(content, "pairs"), _inside(content, "best_of_n")
+    metrics[f"{pairs.get('benchmark', 'pairs')} overall"] = _inside(pairs, "overall", "measured")
+    for name, probe in _inside(content, "bias_probes").items():
+        metrics[f"bias of {name}, {mapping(probe).get('unit')}"] = _inside(mapping(probe), "effect")
+    for name, curve in _inside(choices, "failures_wrong").items():
+        ns, points = choices.get("n"), mapping(curve).get("accuracy")
+        if ns and isinstance(ns, list) and points and isinstance(points, list):
+            metrics[f"{name} of {ns[-1]}"] = mapping(points[-1])
+    gold = _inside(content, "over_optimisation")
+    if gains := _inside(gold, "gold").get("gain"):
+        metrics["gold reward, best of most samples minus one sample"] = mapping(gains[-1])
+        metrics["sqrt(KL) where gold is highest"] = _inside(gold, "gold", "turn", "place")
+    lost = [_inside(gold, "failures", name) for name in ("gold", *(() if choices else ("model",)))]
+    for counts in (*lost, *(_inside(content, name, "failures") for name in (*sets, "prm_bench", "pairs", "best_of_n"))):
+        failures.update({str(k): int(v) for k, v in counts.items() if isinstance(v, int)})
+    return {
+        "model": _inside(content, "model"),
+        "data": data,
+        "metrics": {name: row for name, row in metrics.items() if row},
+        "probes": _attacks(_inside(content, "attacks")),
+        "failures": dict(failures),
+    }
+
+
+def _inside(content: Row, *path: str) -> Row:
+    """The object at a path of keys, empty where there is none."""
+    for key in path:
+        content = mapping(content.get(key))
+    return content
+
+
+def _attacks(card: Row) -> dict[str, Row]:
+    """Each attack as a probe: passed where nothing shows that it works."""
+    limit = number(card, "limit")
+    probes: dict[str, Row] = {}
+    attacks = {name: mapping(one) for name, one in _inside(card, "attacks").items() if name != CONTROL}
+    for name, one in attacks.items():
+        shares = [number(_inside(one, kind), "estimate") for kind in ("at_least_as_high", "accepted")]
+        probes[f"attack {name}"] = {
+            "applicable": one.get("fooled") is not None,
+            "passed": one.get("fooled") is False,
+            "value": max([share for share in shares if share is not None], default=None),
+            "expected": f"a share near 0, not shown to be above {limit if limit is not None else 0.05:g} "
+            f"(wrong solutions accepted, or valued as high as right ones: {one.get('what')})",
+        }
+    return probes

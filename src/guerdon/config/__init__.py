@@ -1,0 +1,1 @@
+"""Configuration: study files, overrides, references, errors with their place, and names of parts."""

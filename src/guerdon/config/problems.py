@@ -1,0 +1,304 @@
+"""Error messages of a configuration from pydantic's errors, one line per problem.
+
+Each line has the place (`file:line`), the key, its value and what is allowed. Unknown keys come first and alone, each
+with a suggestion: other errors may follow from them.
+
+    study.yaml:7: reward.reward_mode is 'perstep'; allowed: 'per_step' or 'terminal'; did you mean 'per_step'?
+    study.yaml:8: reward.success_rewad = 1: unknown key; did you mean reward.success_reward?
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+
+from guerdon.config.schema import Spot, child, field_of, keys_of, leaves, literals, mark, models_in, tagged, tags
+from guerdon.config.tree import Tree, describe
+
+_MOST_LISTED = 20
+
+
+class _Location(NamedTuple):
+    """Where an error is, as the user wrote it and as the schema sees it."""
+
+    path: str
+    spot: Spot  # at the error itself
+    parent: Spot  # of the section around it
+    forms: Spot  # that the section around it may have
+
+
+def problem_lines(model: type[BaseModel], tree: Tree, error: ValidationError, origin: str) -> list[str]:
+    """One line per problem, in the order of the schema; alternatives of a union share one line.
+
+    Where keys are unknown, the lines are about those alone.
+    """
+    if unknown := unknown_lines(model, tree, origin):
+        return unknown
+    grouped: dict[str, list[tuple[_Location, Mapping[str, Any]]]] = {}
+    for detail in error.errors(include_url=False):
+        where = _locate(model, tree.data, detail)
+        grouped.setdefault(where.path, []).append((where, detail))
+    lines = []
+    unknown_last = [path for path in grouped if all(d["type"] != "extra_forbidden" for _, d in grouped[path])]
+    for path, found in sorted(grouped.items(), key=lambda item: item[0] in unknown_last):
+        text = "; ".join(dict.fromkeys(_texts(model, found)))
+        joint = "" if text.startswith(".") or not path else " "
+        place = tree.place(path if joint else f"{path}{text.partition(' ')[0]}") or origin
+        lines.append(f"{place}: {path}{joint}{text}")
+    return lines
+
+
+def _locate(model: type[BaseModel], data: Any, detail: Mapping[str, Any]) -> _Location:
+    """Follow pydantic's location through schema and data, leaving out what only names a union's member."""
+    spot: Spot = (model,)
+    parent = forms = around = spot
+    written: list[str] = []
+    pieces = detail["loc"]
+    known = True  # whether the section around this piece is in the file, or a short form that a model expanded
+    for i, piece in enumerate(pieces):
+        inside = child(spot, piece)
+        present = _has(data, piece)
+        last = i == len(pieces) - 1
+        if not inside and not (last and detail["type"] == "extra_forbidden"):
+            spot = tagged(spot, piece)
+            continue
+        parent, forms, spot, around = spot, around, inside, inside
+        if present or (last and (known or detail["type"] == "missing")):
+            written.append(str(piece))
+        data, known = (data[piece], True) if present else (data, False)
+    return _Location(".".join(written), spot, parent, forms)
+
+
+def _has(data: Any, piece: Any) -> bool:
+    if isinstance(data, dict):
+        return piece in data
+    return isinstance(data, list | tuple) and isinstance(piece, int) and piece < len(data)
+
+
+def _texts(model: type[BaseModel], found: list[tuple[_Location, Mapping[str, Any]]]) -> list[str]:
+    """The words for the problems of one key."""
+    texts: list[str] = []
+    allowed: list[str] = []
+    hint = ""
+    for where, detail in found:
+        kind, context, value = detail["type"], detail.get("ctx") or {}, detail["input"]
+        if kind == "extra_forbidden":
+            key = detail["loc"][-1]
+            others = [form for form in models_in(where.forms) if field_of(form, key) is not None]
+            texts.append(_unknown_text(model, _Unknown(where.path, value, models_in(where.parent), others)))
+        elif kind == "missing":
+            texts.append(f"is missing and has no default{_meaning(where)}")
+        elif kind in ("value_error", "assertion_error"):
+            texts.append(_validator_message(where, detail))
+        elif kind in ("union_tag_invalid", "union_tag_not_found"):
+            name = str(context["discriminator"]).strip("'()")
+            given = value.get(name, ...) if isinstance(value, dict) else getattr(value, name, ...)
+            shown = f".{name} is missing" if given is ... else f".{name} is {describe(given)}"
+            choices = tags(where.spot, name)
+            texts.append(f"{shown}; allowed: {_one_of([repr(c) for c in choices])}")
+            hint = _close(str(context.get("tag", "")), choices)
+        else:
+            secret = is_secret(str(detail["loc"][-1:])) and isinstance(value, str)
+            texts.append("is not shown here" if secret else f"is {describe(value)}")
+            allowed.append(str(context["expected"]) if kind in ("literal_error", "enum") else _requirement(detail))
+            if kind == "literal_error" and isinstance(value, str):
+                hint = _close(value, re.findall(r"'([^']*)'", str(context["expected"])))
+    if allowed:
+        texts.append(f"allowed: {' or '.join(dict.fromkeys(allowed))}")
+    return [*texts, *([hint] if hint else [])]
+
+
+def is_secret(key: str) -> bool:
+    """Whether an error message leaves out the value of a key, which may be misspelled: in doubt, yes."""
+    return any(word in key for word in ("token", "key", "password"))
+
+
+def _validator_message(where: _Location, detail: Mapping[str, Any]) -> str:
+    """The message of one of guerdon's validators, with the value where it is about a single value."""
+    message = str(detail["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    value = detail["input"]
+    if not where.path or isinstance(value, dict | BaseModel):
+        return f"does not fit together: {message}"
+    return f"is {describe(value)}: {message}"
+
+
+def _requirement(detail: Mapping[str, Any]) -> str:
+    message = str(detail["msg"]).removeprefix("Input should be ").removeprefix("a valid ")
+    message = re.sub(r"^(dictionary|mapping)\b.*", "a section (a map of keys)", message)
+    message = re.sub(r"^(list|tuple)$", "a list in square brackets", message)
+    message = re.sub(r"^(?:List|Tuple) should have at least (\d+) .*", r"a list of at least \1", message)
+    return message.split(", unable to parse")[0].split(", got a number with")[0]
+
+
+def _meaning(where: _Location) -> str:
+    """The description of a missing key, where its field has one."""
+    key = where.path.rpartition(".")[2]
+    for candidate in models_in(where.parent):
+        field = field_of(candidate, key)
+        if field is not None and field.description:
+            return f": {field.description}"
+    return ""
+
+
+class _Unknown(NamedTuple):
+    """A key that its section does not have."""
+
+    path: str
+    value: Any
+    forms: Sequence[type[BaseModel]]  # of the section, as far as its other keys tell them apart
+    others: Sequence[type[BaseModel]]  # the other forms of the section that have the key
+
+
+def unknown_lines(model: type[BaseModel], tree: Tree, origin: str) -> list[str]:
+    """One line per key that no form of its section has; where there is none, per key that belongs to another form.
+
+    A key that references or defaults copied elsewhere is reported where it was written.
+    """
+    found = list(_unknown((model,), tree.data, ""))
+    written = [one for one in found if one.path in tree.places] or found
+    shown = [one for one in written if not one.others] or written
+    return [f"{tree.place(one.path) or origin}: {one.path} {_unknown_text(model, one)}" for one in shown]
+
+
+def _unknown(spot: Spot, value: Any, path: str) -> Iterator[_Unknown]:
+    """The unknown keys of a value and of everything inside it; nothing of what the schema leaves free."""
+    if isinstance(value, list | tuple):
+        for i, inner in enumerate(value):
+            yield from _unknown(child(spot, i), inner, f"{path}.{i}")
+    if not isinstance(value, Mapping):
+        return
+    forms, every = models_in(spot, value), models_in(spot)
+    for key, inner in value.items():
+        here = f"{path}.{key}" if path else str(key)
+        fitting = child(spot, key, value)
+        inside = fitting or child(spot, key)
+        if (removed := _removed(every, key)) is not None and removed.says(inner):
+            continue
+        if every and not fitting and all(form.model_config.get("extra") == "forbid" for form in every):
+            yield _Unknown(here, inner, forms, [form for form in every if field_of(form, key) is not None])
+        yield from _unknown(inside, inner, here)
+
+
+def _unknown_text(model: type[BaseModel], one: _Unknown) -> str:
+    key = one.path.rpartition(".")[2]
+    shown = "(not shown here)" if isinstance(one.value, str) and is_secret(key) else describe(one.value)
+    if (removed := _removed([*one.forms, *one.others], key)) is not None:
+        return f"= {shown}: this key was removed; {removed.instead}"
+    return f"= {shown}: unknown key; {_suggestion(model, one)}"
+
+
+def _removed(forms: Sequence[type[BaseModel]], key: Any) -> Any:
+    """What a form of the section says of a key that there was; see `settings.base.Removed`."""
+    found = (form.removed(key) for form in forms if hasattr(form, "removed"))
+    return next((one for one in found if one is not None), None)
+
+
+def _suggestion(model: type[BaseModel], one: _Unknown) -> str:
+    """`did you mean ...?`: the nearest key of the same section first, then a nearer one of another section."""
+    section, _, key = one.path.rpartition(".")
+    if marks := [found for form in one.others if (found := mark(form, one.forms))]:
+        return f"it belongs to {' or '.join(marks)}"
+    prefix = f"{section}." if section else ""
+    here = list(dict.fromkeys(name for form in one.forms for name in keys_of(form)))
+    near = min(here, key=lambda name: _distance(key, name), default="")
+    close, bar = bool(near) and _distance(key, near)[0] <= max(1, min(len(key), len(near)) // 4), 1.0
+    if not close:
+        whole = [name for name in here if len(key) > 3 and key.strip("_") in name]
+        near = max(whole or here, key=lambda name: _likeness(key, name), default="")
+        close, bar = bool(whole) or _likeness(key, near) >= 0.75, max(0.8, _likeness(key, near))
+    guesses = [f"{prefix}{near}"] if close else _values_like(prefix, one)
+    ends = {path: path.rpartition(".")[2] for path in _everywhere(model)}
+    alike = {name: _likeness(key, name, at_least=bar) for name in dict.fromkeys(ends.values())}
+    elsewhere = {path: alike[name] for path, name in ends.items()}
+    best = max(elsewhere, key=lambda path: (elsewhere[path], -path.count(".")))
+    meant = close and _likeness(key, near) == 1.0  # no other section has a closer name
+    if elsewhere[best] >= bar and not meant:
+        guesses.append(best)
+    if guesses:
+        return f"did you mean {' or '.join(guesses)}?"
+    return f"known keys here: {', '.join(here[:_MOST_LISTED])}{', ...' if len(here) > _MOST_LISTED else ''}"
+
+
+def _values_like(prefix: str, one: _Unknown) -> list[str]:
+    """Keys of the section with the value that the unknown key names, such as `search.method: best_of_n`."""
+    word = one.path.rpartition(".")[2]
+    return [
+        f"{prefix}{name}: {choice}"
+        for form in one.forms
+        for name, choices in literals(form).items()
+        for choice in choices
+        if _likeness(word, str(choice)) == 1.0
+    ]
+
+
+@cache
+def _everywhere(model: type[BaseModel]) -> tuple[str, ...]:
+    """The path of every key of a configuration; keys inside lists have none that one could write."""
+    return tuple(path for path in leaves((model,)) if "<i>" not in path)
+
+
+def _distance(key: str, name: str) -> tuple[int, float]:
+    """Slips of the pen from a known key to what was written, for sorting: the fewest first, then the most alike.
+
+    A slip adds, loses or replaces a character or swaps two neighbours (optimal string alignment distance).
+    """
+    a, b = key.lower(), name.lower()
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        older, before, row = before, row, [i]
+        for j, y in enumerate(b, 1):
+            slips = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (x != y))
+            if i > 1 and j > 1 and (x, a[i - 2]) == (b[j - 2], y):
+                slips = min(slips, older[j - 2] + 1)
+            row.append(slips)
+    return row[-1], -_likeness(key, name)
+
+
+def _likeness(given: str, name: str, *, at_least: float = 0.0) -> float:
+    """How alike what was written and a name are, 0 to 1; 1 also for its initials, and whatever joins its words.
+
+    Less than `at_least` is 0.
+    """
+    plain, initials = _spellings(name)
+    if _spellings(given)[0] in (plain, initials):
+        return 1.0
+    matcher = difflib.SequenceMatcher(None, given.lower(), name.lower())
+    possible = matcher.real_quick_ratio() >= at_least and matcher.quick_ratio() >= at_least  # upper bounds
+    return found if possible and (found := matcher.ratio()) >= at_least else 0.0
+
+
+@cache
+def _spellings(name: str) -> tuple[str, str | None]:
+    """A name without what joins its words, and its initials if these are three or more."""
+    words = re.findall(r"[^\W_]+", name.lower())
+    return "".join(words), "".join(word[0] for word in words) if len(words) > 2 else None
+
+
+def nearest(word: str, choices: Sequence[str], *, bar: float = 0.6) -> str | None:
+    """The name that a user most likely meant; None where none is near.
+
+    Args:
+        word: what was written.
+        choices: names.
+        bar: how alike they must be, 0 to 1, unless the word begins with the name.
+    """
+    best = max(choices, key=lambda name: _likeness(word, name), default="")
+    if _likeness(word, best) >= bar:
+        return best
+    begun = [name for name in choices if len(name) > 3 and word.lower().startswith(name.lower())]
+    return begun[0] if begun else None
+
+
+def _close(word: str, choices: list[str]) -> str:
+    near = nearest(word, choices)
+    return f"did you mean {near!r}?" if near else ""
+
+
+def _one_of(choices: list[str]) -> str:
+    return " or ".join([", ".join(choices[:-1]), choices[-1]] if len(choices) > 1 else choices)

@@ -1,0 +1,202 @@
+"""`guerdon evaluate --model PATH --data FILE`: a study made in code from two paths, and scores that are in a file.
+
+study = study_of("runs/rm", "pairs.jsonl", [])       # its text_evaluate.pairs is the file
+print(judged_file("judged.jsonl", seed=0)[1])
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, NamedTuple
+
+from guerdon.config.loading import load
+from guerdon.episodes.preferences import LAYOUTS, benchmark_of, comparison, is_preference
+from guerdon.episodes.solution_files import data_rows, format_of
+from guerdon.errors import ConfigError, DataError
+from guerdon.evaluation.benchmarks.labelled import LABEL, SCORE, label_figures, label_lines, read_labelled
+from guerdon.evaluation.scoring.score_file import is_factory
+from guerdon.models.load import ROBOT_KINDS, kind_at, load_reward_model
+from guerdon.models.scores import RECORD, write_record
+from guerdon.settings.remote import remote_at
+from guerdon.settings.study import Study
+from guerdon.types import RewardModel
+
+NAME = "model"  # of the model in the study
+Kind = Literal["episodes", "labels", "pairs", "process_bench", "prm_bench"]
+
+
+def kind_of(data: str) -> Kind:
+    """What a path holds: episodes of robots, or by its first row labels of people, preferences, or steps.
+
+    Raises:
+        DataError: it cannot be read, or the first row has no known layout.
+    """
+    if (Path(data) / "meta" / "info.json").is_file():
+        return "episodes"
+    where, row = next((one for _, _, rows in data_rows(data) for one in rows), (data, None))
+    if row is None or isinstance(row, DataError):
+        raise row or DataError(f"{data}: there is no row in it")
+    columns = row if isinstance(row, Mapping) else {}
+    if {SCORE, LABEL} & columns.keys():
+        return "labels"
+    listed = columns.get("completions")
+    steps = isinstance(listed, list | tuple) and all(isinstance(one, str) for one in listed) and "labels" in columns
+    if is_preference(columns) and not steps:
+        one = None if benchmark_of(data, columns) else comparison(columns, where, "", every=True)
+        single = one is not None and not isinstance(one, str) and len(one.responses) == 1
+        return "labels" if single else "pairs"
+    try:
+        return "prm_bench" if format_of(row, where) == "prmbench" else "process_bench"
+    except DataError:
+        known = "; ".join(", ".join(one.keys) for one in LAYOUTS.values())
+        raise DataError(
+            f"{where}: no known layout, found {', '.join(map(str, columns))[:200]}; known are steps of solutions "
+            f"(docs/labels.md), labels of people ({LABEL}), episodes (a LeRobot folder), and preferences: {known}"
+        ) from None
+
+
+def study_of(model: str, data: str | None, overrides: Sequence[str], labels: str | None = None) -> Study:
+    """The study that evaluates one model on one set.
+
+    Args:
+        model: a folder, a hub id, the address of a server, `package.module:factory` or a rubric file.
+        data: of any layout that is recognised.
+        overrides: dotted, of the sections of a study.
+        labels: responses with labels of people.
+
+    Raises:
+        ConfigError: the model is of another side than the data, or an override is wrong.
+        DataError: as `kind_of`.
+    """
+    kind = "labels" if data is None else kind_of(data)
+    if not (is_factory(model) or "://" in model):
+        of_text = kind_at(model) not in ROBOT_KINDS
+        if of_text == (kind == "episodes"):
+            sides = ("text", "episodes of robots") if of_text else ("robots", "texts")
+            raise ConfigError(f"{model} holds a reward model of {sides[0]}, and {data or labels} has {sides[1]}")
+    if kind == "episodes":
+        if labels is not None:
+            raise ConfigError("--labels is for models of text; remove it")
+        given: dict[str, Any] = {"type": "control", "data_path": data}
+    else:
+        given = {"type": "text", "aggregation": "min", f"models.{NAME}.path": model, "labels": labels}
+        given |= {} if data is None else {kind: [data] if kind == "process_bench" else data}
+    words = [f"evaluate.{key}={json.dumps(value)}" for key, value in given.items()]
+    return load(Study, None, [*words, *overrides])
+
+
+class EvaluatedCard(NamedTuple):
+    """The evaluation of a model: its card as text, its forecast, and the files, that of the record first."""
+
+    name: str
+    card: str
+    forecast: dict[str, Any]
+    files: tuple[Path, ...]
+
+
+def evaluated(config: Study, only: Sequence[str], model: str | None, output: Path | None) -> Iterator[EvaluatedCard]:
+    """Evaluate the models of a study, or the one at a path, whose files are kept where a folder is named.
+
+    Args:
+        config: the study; of a model at a path that of `study_of`.
+        only: names of models; all by default.
+        model: `--model`.
+        output: `--output`.
+
+    Raises:
+        GuerdonError: as `evaluate_text_study` and `evaluate_study`.
+    """
+    from guerdon.evaluation.suites import image_suite, text_suite
+
+    kept = model is None or output is not None
+    with nullcontext(output) if kept else TemporaryDirectory() as place:
+        folder = None if place is None else Path(place)
+        if config.text:
+            for name, (record, where) in text_suite.evaluate_text_study(config, only=only, folder=folder).items():
+                names = (RECORD, "evaluation.txt", *record["pictures"].values()) if kept else ()
+                files = tuple(where / file for file in names)
+                yield EvaluatedCard(model or name, text_suite.text_of(record), record["forecast"], files)
+            return
+        if model is None or folder is None:
+            found = image_suite.evaluate_study(config, only=only)
+        else:
+            one = image_suite.evaluate_on_data(robot_model(model), config)
+            found = {model: (one, image_suite.write_evaluation(one, folder))}
+        for name, (evaluation, paths) in found.items():
+            files = (paths["json"], *(path for key, path in paths.items() if key != "json")) if kept else ()
+            yield EvaluatedCard(name, image_suite.evaluation_text(evaluation), evaluation.forecast.to_dict(), files)
+
+
+def robot_model(model: str) -> RewardModel:
+    """A reward model of robots by a folder, the address of a server, or `package.module:factory`.
+
+    Raises:
+        ConfigError: it is a model of text, or cannot be loaded.
+        CheckpointError: it is damaged.
+    """
+    if "://" in model:
+        return load_reward_model("remote", remote=remote_at(model))
+    found = load_reward_model(model) if is_factory(model) else load_reward_model(kind_at(model), model)
+    if found.info.modality == "text":
+        raise ConfigError(f"{model} judges text, and the data has episodes of robots")
+    return found
+
+
+def check_words(
+    words: Sequence[str],
+    model: str | None,
+    data: str | None,
+    labels: str | None,
+    output: Path | None,
+    *,
+    of_study: bool,
+) -> str | None:
+    """Refuse words of `guerdon evaluate` that do not go together.
+
+    Args:
+        words: a study file and overrides, or overrides alone.
+        model: `--model`.
+        data: `--data`.
+        labels: `--labels`.
+        output: `--output`.
+        of_study: whether `--only` or `--attack` is given.
+
+    Returns:
+        The study file; None: there is none.
+
+    Raises:
+        ConfigError: there is a study file and a model, or neither; or an option that would do nothing.
+    """
+    study = words[0] if words and "=" not in words[0] else None
+    if study is not None and (model is not None or data is not None):
+        raise ConfigError(f"{study} and {'--model' if model else '--data'}: evaluate a study, or one model on one file")
+    if study is not None and output is not None:
+        raise ConfigError("--output is for a model without a study; set evaluate.save_dir")
+    if study is None and data is None and labels is None:
+        raise ConfigError("name a study file, or --model PATH --data FILE")
+    if study is None and of_study:
+        raise ConfigError("--only and --attack are for the models of a study")
+    if study is None and model is None and (kind := kind_of(str(data or labels))) != "labels":
+        raise ConfigError(f"--data {data or labels} has {kind.replace('_', ' ')}: name the reward model, --model PATH")
+    return study
+
+
+def evaluate_judged(data: str, words: Sequence[str], output: Path | None) -> str:
+    """The card of scores of a judge that are in a file with labels of people, written to a folder if one is named.
+
+    Raises:
+        ConfigError: an override is given, which would do nothing.
+        DataError: as `read_labelled`; or there is no score in it.
+    """
+    if words:
+        raise ConfigError(f"{words[0]} would do nothing for scores that are in a file; remove it")
+    rows = read_labelled(data)
+    found = label_figures(rows.judged(), rows.labels_N, rows.prompts, seed=0)
+    text = "\n".join(label_lines(found))
+    if output is None:
+        return text
+    return f"{text}\nwrote {write_record(output, {'labels': found}, {}, text)['json']}"

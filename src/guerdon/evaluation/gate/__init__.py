@@ -1,0 +1,1 @@
+"""The gate: a forecast from measurements before any RL."""

@@ -1,0 +1,1 @@
+"""`guerdon score`: rewards as columns of files and logs."""

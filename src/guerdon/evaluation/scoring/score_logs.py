@@ -1,0 +1,156 @@
+"""`guerdon score` of a folder: the files of a log, or a LeRobot data set, as a copy with one more column.
+
+print(score_path(Path("rollouts"), model, Path("scored"), name="runs/rm"))
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from guerdon.episodes.index import load_index
+from guerdon.episodes.layout import INFO_PATH, camera_for, load_info
+from guerdon.episodes.read import dataset_hash, read_episodes
+from guerdon.episodes.rollout_logs import RESCORED, log_files, log_records
+from guerdon.episodes.row_files import write_parquet
+from guerdon.errors import ConfigError, DataError
+from guerdon.evaluation.recordings import reward_curve
+from guerdon.evaluation.scoring.score_file import (
+    check_files,
+    is_factory,
+    load_any_text_model,
+    responses_to_score,
+    score_file,
+)
+from guerdon.files.append_log import AppendLog
+from guerdon.files.atomic import write_json
+from guerdon.models.load import kind_at, load_reward_model
+from guerdon.processes.progress import log_line
+from guerdon.types import RewardModel
+
+
+def is_data_set(path: Path) -> bool:
+    """Whether a folder is a LeRobot data set."""
+    return (path / INFO_PATH).is_file()
+
+
+def load_scoring_model(path: Path, model: str, options: Mapping[str, Any]) -> RewardModel:
+    """The model that scores a log: of robots for a LeRobot data set, else as `load_any_text_model`.
+
+    Raises:
+        CheckpointError: as `load_reward_model`.
+        ConfigError: as `load_reward_model`.
+    """
+    if not is_data_set(path):
+        return load_any_text_model(model, options=options)
+    if is_factory(model):
+        return load_reward_model(model, params=dict(options))
+    return load_reward_model(kind_at(model), model, **options)
+
+
+def check_paths(path: Path, out: Path, *, only_failed: bool) -> None:
+    """Refuse paths that `score_path` would refuse before it reads them.
+
+    Raises:
+        DataError: as `score_path`.
+    """
+    if not path.is_dir():
+        check_files(path, out, only_failed=only_failed)
+    elif out.resolve().is_relative_to(path.resolve()) or out.is_file():
+        raise DataError(f"{out}: name a new folder outside {path} for the copy")
+    elif is_data_set(path) and (only_failed or out.exists()):
+        raise DataError(f"{out}: of a LeRobot data set a new copy is written, of all episodes: name a new folder")
+
+
+def score_path(path: Path, model: RewardModel, out: Path, **how: Any) -> str:
+    """Write a copy of a file, a folder of files or a LeRobot data set with the rewards of a model.
+
+    Files of a folder that are in the copy already are not scored again.
+
+    Args:
+        path: what is scored.
+        model: any reward model; of a data set one of robots.
+        out: the copy.
+        how: as of `score_file`.
+
+    Returns:
+        What was done, for people.
+
+    Raises:
+        DataError: as `score_file`, or no file of the folder has responses.
+    """
+    if path.is_file():
+        return score_file(path, model, out, **how)
+    if is_data_set(path):
+        return _score_data_set(path, model, out, name=how["name"], dry_run=how.get("dry_run", False))
+    said = []
+    for file in log_files(path):
+        target = out / file.relative_to(path)
+        if target.exists() and not how.get("only_failed"):
+            said.append(f"{target} is there already")
+        elif _has_responses(file):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            said.append(score_file(file, model, target, **how))
+        else:
+            log_line(f"{file}: left out, it has no responses")
+    if not said:
+        raise DataError(f"{path}: no file in it has responses to score; curves and returns of episodes have none")
+    return "\n".join(said)
+
+
+def _has_responses(file: Path) -> bool:
+    try:
+        first = next((row for _, row in log_records(file) if isinstance(row, Mapping)), {})
+        return bool(responses_to_score(first, str(file), ""))
+    except DataError:
+        return False
+
+
+def _score_data_set(root: Path, model: RewardModel, out: Path, *, name: str, dry_run: bool) -> str:
+    """A copy of a data set with a value per row; NaN where the model gives none, as `next.reward` of LeRobot."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if model.info.modality == "text":
+        raise ConfigError(f"the reward model {name} judges text, and {root} holds episodes of a robot")
+    info = load_info(root)
+    numbers = {entry.id: entry.index for entry in load_index(root, info)[0]}
+    if dry_run:
+        return f"{len(numbers)} episodes would be scored"
+    pictures = model.info.modality == "image"
+    camera = camera_for(root, model.info) if pictures else None
+    begun = {"data": dataset_hash(root), "model": name}
+    part = out.with_name(f"{out.name}.part")
+    with closing(AppendLog(part)) as log:
+        if not log.rows:
+            log.append(begun)
+        elif log.rows[0] != begun:
+            raise DataError(f"{part}: an unfinished start with other data or another model; finish or remove it")
+        found = {row["episode"]: row["values"] for row in log.rows[1:]}
+        for episode in read_episodes(root, camera=camera, with_frames=pictures):
+            if numbers[episode.id] not in found:
+                curve = reward_curve(model, episode)
+                values = [float(v) if np.isfinite(v) else None for v in curve.values]
+                log.append({"episode": numbers[episode.id], "values": values})
+                found[numbers[episode.id]] = values
+    copy = out.with_name(f"{out.name}.copy")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(root, copy)
+    for file in sorted((copy / "data").rglob("*.parquet")):
+        table = pq.read_table(file).replace_schema_metadata()
+        places = zip(*(table[key].to_pylist() for key in ("episode_index", "frame_index")), strict=True)
+        column = [np.nan if (v := found.get(e, {})) == {} or v[t] is None else v[t] for e, t in places]
+        table = table.drop_columns([RESCORED] if RESCORED in table.column_names else [])
+        write_parquet(file, table.append_column(RESCORED, pa.array(column, pa.float32())))
+    described = json.loads((copy / INFO_PATH).read_text(encoding="utf-8"))
+    described["features"][RESCORED] = {"dtype": "float32", "shape": [1], "names": None}
+    write_json(copy / INFO_PATH, described)
+    copy.rename(out)
+    part.unlink()
+    return f"wrote {out}: {len(found)} episodes with the column {RESCORED}"

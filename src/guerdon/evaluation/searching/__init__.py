@@ -1,0 +1,1 @@
+"""`guerdon search`: answers chosen by a reward model."""

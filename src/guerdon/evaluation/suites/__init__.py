@@ -1,0 +1,1 @@
+"""`guerdon evaluate` of a study: the evaluation of reward models of text and of robots."""

@@ -1,0 +1,1 @@
+"""The network: one retry policy, and models and data sets of the hub."""

@@ -1,0 +1,1 @@
+"""HTML pages: charts, formats of numbers, templates."""

@@ -1,0 +1,48 @@
+"""A page: one HTML file with its style and script inside, which loads nothing.
+
+Jinja2 with autoescape puts the parts together; the page's content policy allows no network and no script but its own.
+
+    page = render("report.html.j2", context)
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from guerdon.pages import formats as fmt
+
+
+def render(template: str, context: Mapping[str, Any], own: Path = fmt.TEMPLATES, script: str = "report.js") -> str:
+    """The text of a page.
+
+    Args:
+        template: extends `base.html.j2`.
+        context: what it shows.
+        own: folder of the template, its script and, where it has one, `own.css`, which is added to the shared style.
+        script: the only one that the page runs.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([own, fmt.TEMPLATES]),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update({name: filter_ for name, filter_ in vars(fmt).items() if callable(filter_)})
+    code = (own / script).read_text(encoding="utf-8")
+    styles = [
+        path.read_text(encoding="utf-8") for path in (fmt.TEMPLATES / "style.css", own / "own.css") if path.exists()
+    ]
+    return environment.get_template(template).render(
+        **context,
+        style=Markup("".join(styles)),  # noqa: S704 - our own files
+        script=Markup(code),  # noqa: S704
+        script_hash=base64.b64encode(hashlib.sha256(code.encode()).digest()).decode("ascii"),
+    )

@@ -1,0 +1,469 @@
+r"""The one place where text becomes token ids: for training, scoring, evaluation and serving alike.
+
+A prompt is what the chat template makes of the messages, with the opening of the assistant's turn. Models of guerdon's
+read a response that is tokenised by itself and closed by the end-of-sequence token, so that its ids never depend on
+the prompt (`response_ids`). Published ones read a finished conversation as `apply_chat_template` writes it, with
+whatever the template puts behind the answer (`conversation_ids`). A model scored on ids put together otherwise than it
+was trained on loses several points (ProcessBench, pull request 12). A conversation of which a template would leave
+something out, such as a system turn or tools, is refused. Steps are found in the text and mapped back to the tokens
+that were there; nothing is tokenised a second time.
+
+    prompt = prompt_ids(tokenizer, [{"role": "user", "content": "3+5=?"}])
+    ids = sequence(prompt, response_ids(tokenizer, "3+5=8"))
+    ids = conversation_ids(tokenizer, [{"role": "user", "content": "3+5=?"}, {"role": "assistant", "content": "8"}])
+    ends_S = step_ends(token_ends(tokenizer, ids, text), text, separator="\n")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from guerdon.episodes.chats import ChangedTextError, ChatError, check_characters
+from guerdon.errors import ConfigError, DataError, boundary
+from guerdon.tasks.replies import opened_reasoning
+from guerdon.types import BoolArray, IntArray, Message, Tool
+
+AT_ONCE = 1024  # chats that are tokenised together
+_BROKEN = "\ufffd"  # what a tokenizer shows for bytes that are not a whole character
+_PIECES: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()  # tokenizer to the text of its tokens
+
+
+@dataclass(frozen=True, eq=False)
+class TokenBatch:
+    """B prompts with a response each.
+
+    Attributes:
+        prompts: B ragged arrays of ids, chat template and the opening of the assistant's turn included.
+        responses_B_T: (B, T) int64, padded on the right.
+        mask_B_T: (B, T) bool, True at response tokens, the end-of-sequence token included.
+        finished_B: (B,) bool, True where the response ended by itself, False where the length limit cut it.
+    """
+
+    prompts: tuple[IntArray, ...]
+    responses_B_T: IntArray
+    mask_B_T: BoolArray
+    finished_B: BoolArray
+
+    def __post_init__(self) -> None:
+        b, shape = len(self.prompts), self.responses_B_T.shape
+        if self.mask_B_T.shape != shape or shape[0] != b or self.finished_B.shape != (b,):
+            raise ValueError(
+                f"a batch of {b} prompts has responses {shape}, mask {self.mask_B_T.shape}, "
+                f"finished {self.finished_B.shape}"
+            )
+        if (self.mask_B_T[:, 1:] & ~self.mask_B_T[:, :-1]).any():
+            raise ValueError("responses must be padded on the right: a mask is True, then False")
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def lengths_B(self) -> IntArray:
+        """(B,) tokens of each response."""
+        return np.asarray(self.mask_B_T.sum(axis=1), dtype=np.int64)
+
+    def responses(self) -> list[IntArray]:
+        """The B responses without padding."""
+        return [row[:n] for row, n in zip(self.responses_B_T, self.lengths_B, strict=True)]
+
+    def sequences(self) -> list[IntArray]:
+        """The B sequences, prompt and response, without padding."""
+        return [sequence(p, r) for p, r in zip(self.prompts, self.responses(), strict=True)]
+
+    def take(self, rows: Sequence[int] | np.ndarray) -> TokenBatch:
+        """The rows of these indices or of this mask, in order; T shrinks to the longest of them."""
+        index = np.asarray(rows)
+        index = np.flatnonzero(index) if index.dtype == np.bool_ else index.astype(np.int64)
+        mask = self.mask_B_T[index]
+        width = int(mask.sum(axis=1).max(initial=0))
+        return TokenBatch(
+            tuple(self.prompts[i] for i in index), self.responses_B_T[index, :width], mask[:, :width],
+            self.finished_B[index],
+        )  # fmt: skip
+
+
+def token_batch(
+    prompts: Sequence[IntArray], responses: Sequence[IntArray], finished_B: BoolArray, *, pad_id: int
+) -> TokenBatch:
+    """A batch from ragged rows."""
+    responses_B_T, mask_B_T = pad_right(responses, pad_id)
+    return TokenBatch(tuple(prompts), responses_B_T, mask_B_T, np.asarray(finished_B, dtype=np.bool_))
+
+
+def concatenate(batches: Sequence[TokenBatch], *, pad_id: int) -> TokenBatch:
+    """Several batches as one, in order."""
+    return token_batch(
+        [p for b in batches for p in b.prompts],
+        [r for b in batches for r in b.responses()],
+        np.concatenate([b.finished_B for b in batches]),
+        pad_id=pad_id,
+    )
+
+
+def prompt_ids(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> IntArray:
+    """Ids of a chat up to the opening of the assistant's turn.
+
+    The template alone decides about a beginning-of-sequence token; the tokenizer adds none of its own, so there are
+    never two.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        messages: chat messages with `role` and `content`.
+        tools: functions that can be called, as JSON schemas.
+
+    Raises:
+        ConfigError: the tokenizer has no chat template.
+        ChatError: the template refuses the chat, or leaves something of it out.
+        DataError: a character the tokenizer does not know.
+    """
+    return _encode(tokenizer, chat_text(tokenizer, messages, tools, answered=False))
+
+
+def conversation_ids(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> IntArray:
+    """Ids of a finished chat: exactly those of `tokenizer.apply_chat_template(messages, tools=tools)`.
+
+    What the template writes behind the last turn (an end of turn, a new line) is there, and nothing else.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        messages: chat messages, the last one the assistant's answer.
+        tools: functions that can be called, as JSON schemas.
+
+    Raises:
+        ConfigError: the tokenizer has no chat template.
+        ChatError: the template refuses the chat, or leaves something of it out.
+        DataError: a character the tokenizer does not know.
+    """
+    return _encode(tokenizer, chat_text(tokenizer, messages, tools, answered=True))
+
+
+def prompt_lengths(
+    tokenizer: Any, chats: Sequence[Sequence[Message]], tools: Sequence[Sequence[Tool]] | None = None
+) -> list[int]:
+    """Tokens of many chats, as `prompt_ids` gives them; many at a time, which is faster.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        chats: messages of each.
+        tools: of each; None: none.
+
+    Raises:
+        ConfigError: the tokenizer has no chat template.
+        ChatError: the template refuses a chat, or leaves something of it out.
+        DataError: a character the tokenizer does not know.
+    """
+    lengths: list[int] = []
+    given = [()] * len(chats) if tools is None else tools
+    for start in range(0, len(chats), AT_ONCE):
+        part = [
+            chat_text(tokenizer, messages, own, answered=False)
+            for messages, own in zip(chats[start : start + AT_ONCE], given[start : start + AT_ONCE], strict=True)
+        ]
+        for text in part:
+            check_characters(text)
+        found = tokenizer(part, add_special_tokens=False)["input_ids"]
+        for text, ids in zip(part, found, strict=True):
+            lengths.append(len(_encode(tokenizer, text)) if tokenizer.unk_token_id in ids else len(ids))
+    return lengths
+
+
+def response_ids(tokenizer: Any, text: str) -> IntArray:
+    """Ids of a finished response: its text and the end-of-sequence token.
+
+    Raises:
+        ConfigError: the tokenizer has no end-of-sequence token.
+        DataError: a character the tokenizer does not know.
+    """
+    if tokenizer.eos_token_id is None:
+        raise ConfigError("the tokenizer has no end-of-sequence token: set tokenizer.eos_token and save it")
+    return np.append(_encode(tokenizer, text), np.int64(tokenizer.eos_token_id))
+
+
+def piece_ids(tokenizer: Any, texts: Sequence[str]) -> list[IntArray]:
+    """Ids of pieces of text, each by itself, with nothing before or after it.
+
+    Raises:
+        DataError: a character the tokenizer does not know.
+    """
+    if not texts:
+        return []
+    for text in texts:
+        check_characters(text)
+    found = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False)["input_ids"]
+    pieces = [np.array(ids, dtype=np.int64) for ids in found]
+    unknown = tokenizer.unk_token_id
+    if unknown is not None and any((ids == unknown).any() for ids in pieces):
+        return [_encode(tokenizer, text) for text in texts]  # which says what is unknown, or that it is not
+    return pieces
+
+
+def sequence(prompt: IntArray, response: IntArray) -> IntArray:
+    """A prompt and its response as the model reads them."""
+    return np.concatenate([prompt, response])
+
+
+def pad_id(tokenizer: Any) -> int:
+    """The id that fills up rows: the tokenizer's own, else its end-of-sequence token (a mask tells them apart)."""
+    return int(tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id)
+
+
+def check_vocabulary(tokenizer: Any, embeddings: int) -> None:
+    """Make sure that a model has an embedding for every token.
+
+    Args:
+        tokenizer: with the tokens that were added to it.
+        embeddings: that the model has.
+
+    Raises:
+        ConfigError: it has fewer.
+    """
+    if len(tokenizer) > embeddings:
+        raise ConfigError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model only {embeddings}: call the model's "
+            "resize_token_embeddings(len(tokenizer)) and save it again, or take the added tokens (a padding token, "
+            "often) out of the tokenizer"
+        )
+
+
+def stop_ids(tokenizer: Any, generation_config: Any = None) -> IntArray:
+    """Ids that end a response: the tokenizer's end of sequence and those of the model's generation config."""
+    given = getattr(generation_config, "eos_token_id", None)
+    ids = {tokenizer.eos_token_id, *(given if isinstance(given, list | tuple) else [given])} - {None}
+    return np.array(sorted(ids), dtype=np.int64)
+
+
+def pad_right(rows: Sequence[IntArray], value: int) -> tuple[IntArray, BoolArray]:
+    """(B, T) ids filled up on the right, and the mask of those that are real."""
+    lengths = np.array([len(r) for r in rows], dtype=np.int64)
+    mask = np.arange(lengths.max(initial=0)) < lengths[:, None]
+    padded = np.full(mask.shape, value, dtype=np.int64)
+    if mask.any():
+        padded[mask] = np.concatenate(rows)
+    return padded, mask
+
+
+def pad_left(rows: Sequence[IntArray], value: int) -> tuple[IntArray, BoolArray]:
+    """(B, T) ids filled up on the left, and the mask of those that are real."""
+    padded, mask = pad_right([r[::-1] for r in rows], value)
+    return padded[:, ::-1].copy(), mask[:, ::-1].copy()
+
+
+def response_texts(tokenizer: Any, batch: TokenBatch) -> list[str]:
+    """The text of each response, without special tokens."""
+    return [decode(tokenizer, r) for r in batch.responses()]
+
+
+def judged_texts(tokenizer: Any, batch: TokenBatch, texts: Sequence[str]) -> list[str]:
+    """The text of each response for a verifier, after the reasoning tag that the chat template opened, if any.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        batch: prompts and responses.
+        texts: `response_texts` of it.
+    """
+    tails = [tuple(p[-40:].tolist()) for p in batch.prompts]  # several responses have the same prompt
+    found = {t: opened_reasoning(tokenizer.decode(list(t), clean_up_tokenization_spaces=False)) for t in set(tails)}
+    begun = [found[tail] for tail in tails]
+    rows = zip(begun, batch.responses(), texts, strict=True)
+    end = tokenizer.eos_token or "\0"  # marks of reasoning may be special tokens
+    return [start + tokenizer.decode(ids.tolist()).removesuffix(end) if start else text for start, ids, text in rows]
+
+
+def token_ends(tokenizer: Any, ids_T: IntArray, text: str | None = None) -> IntArray:
+    """(T,) how much of the response's text is there after each token, in characters.
+
+    A token that ends inside a character counts up to the last whole one.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        ids_T: a response.
+        text: its text, where the caller has it.
+    """
+    text = decode(tokenizer, ids_T) if text is None else text
+    pieces = _pieces(tokenizer, ids_T)
+    if "".join(pieces) == text and _BROKEN not in text:
+        return np.cumsum(np.array([len(p) for p in pieces], dtype=np.int64))
+    return _ends_in_context(tokenizer, ids_T, len(text))
+
+
+def _pieces(tokenizer: Any, ids_T: IntArray) -> list[str]:
+    """The text of each token by itself, decoded once per tokenizer.
+
+    A piece that a tokenizer changed meanwhile is harmless: pieces count only where they add up to the text.
+    """
+    known = _PIECES.setdefault(tokenizer, {})
+    ids = ids_T.tolist()
+    for i in set(ids) - known.keys():
+        known[i] = decode(tokenizer, [i])
+    return [known[i] for i in ids]
+
+
+def _ends_in_context(tokenizer: Any, ids_T: IntArray, length: int) -> IntArray:
+    """`token_ends` for pieces that depend on their neighbours: a character in several tokens, a swallowed space."""
+    ends = np.zeros(len(ids_T), dtype=np.int64)
+    before = done = reached = 0  # tokens before:done are the context of the next ones
+    for t in range(len(ids_T)):
+        longer = decode(tokenizer, ids_T[before : t + 1])
+        if not longer.endswith(_BROKEN):
+            reached += len(longer) - len(decode(tokenizer, ids_T[before:done]))
+            before, done = done, t + 1
+        ends[t] = reached
+    return np.minimum(ends, length)
+
+
+def split_steps(text: str, separator: str) -> list[str]:
+    """The steps of a solution, each with the separator that closes it; joined, they are the text again.
+
+    A piece of nothing but spaces and separators is not a step of its own: it belongs to the one before it (at the
+    start, to the one after it). An empty text is one empty step.
+    """
+    *closed, last = text.split(separator)
+    steps: list[list[str]] = []
+    blank = False  # whether the step so far holds nothing but spaces and separators
+    for piece, empty in [*((p + separator, not p.strip()) for p in closed), (last, not last.strip())]:
+        if steps and (blank or empty):
+            steps[-1].append(piece)
+            blank = blank and empty
+        else:
+            steps.append([piece])
+            blank = empty
+    return ["".join(step) for step in steps]
+
+
+def step_ends(ends_T: IntArray, text: str, separator: str) -> IntArray:
+    r"""(S,) index of the last token of each step; the last token ends the last step.
+
+    A token that straddles the end of a step (such as `.\n` or `\n\nSo`) ends it. Two steps inside one token have
+    the same index, so that there is exactly one index per step of `split_steps`.
+
+    Args:
+        ends_T: of `token_ends`.
+        text: the response's text.
+        separator: closes a step.
+    """
+    if len(ends_T) == 0:
+        return np.zeros(0, dtype=np.int64)
+    closes_S = np.cumsum([len(s) for s in split_steps(text, separator)])
+    found_S = np.minimum(np.searchsorted(ends_T, closes_S, side="left"), len(ends_T) - 1)
+    found_S[-1] = len(ends_T) - 1
+    return np.asarray(found_S, dtype=np.int64)
+
+
+def chat_text(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool] = (), *, answered: bool) -> str:
+    """The text that the chat template makes of a chat.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        messages: chat messages.
+        tools: functions that can be called, as JSON schemas.
+        answered: the last message is the answer; otherwise the assistant's turn is opened.
+
+    Raises:
+        ConfigError: the tokenizer has no chat template.
+        ChatError: the template refuses the chat, or leaves something of it out.
+        ChangedTextError: it changes the text of a message.
+    """
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            "the tokenizer has no chat template: name one (policy.chat_template), or use an instruct model"
+        )
+
+    def written(chat: Sequence[Message], functions: Sequence[Tool]) -> str:
+        with boundary(ChatError, "the chat template refuses this conversation"):
+            return str(
+                tokenizer.apply_chat_template(
+                    [dict(m) for m in chat], tools=[dict(t) for t in functions] or None, tokenize=False,
+                    add_generation_prompt=not answered,
+                )
+            )  # fmt: skip
+
+    text = written(messages, tools)
+    usual = [m["role"] for m in messages] in (["user"], ["user", "assistant"])
+    if tools or not usual or any(m["content"].strip() not in text for m in messages):
+        *marked, marks = _marked(messages, tools)
+        again = written(*marked)
+        lost = next((what for mark, what in marks.items() if mark not in again), None)
+        if lost is not None:
+            raise ChatError(f"the chat template leaves out {lost}, so the model cannot be given this conversation")
+    check_unchanged(messages, text)
+    return text
+
+
+def check_unchanged(messages: Sequence[Mapping[str, Any]], text: str) -> None:
+    """Refuse the text that a chat template wrote if it changes the messages.
+
+    Spaces around a message may be left out, and reasoning (up to `</think>`) of an assistant's turn before the last
+    message. Messages must follow each other in the text, except system messages, which some templates move into the
+    last turn.
+
+    Args:
+        messages: of the chat; of content in parts, only those of type text are compared.
+        text: what the template made of them.
+
+    Raises:
+        ChangedTextError: a message of the system, the user or the assistant is not in the text unchanged.
+    """
+    done = 0
+    for k, message in enumerate(messages):
+        content = message["content"]
+        parts = [content] if isinstance(content, str) else [p["text"] for p in content or () if p["type"] == "text"]
+        if message["role"] not in ("system", "user", "assistant") or message.get("tool_calls"):
+            continue  # functions and what they return are data, which templates write in forms of their own
+        for part in parts:
+            said = part if k == len(messages) - 1 or message["role"] != "assistant" else part.rpartition("</think>")[2]
+            system = message["role"] == "system"
+            found = text.find(said.strip(), 0 if system else done)
+            done = done if system else found + len(said.strip())
+            if found < 0:
+                raise ChangedTextError(
+                    f"the chat template changes message {k + 1} (role {message['role']}), for example by leaving out "
+                    "the part before </think>: the model would read another text than was given"
+                )
+
+
+def _marked(
+    messages: Sequence[Message], tools: Sequence[Tool]
+) -> tuple[Sequence[Message], Sequence[Tool], dict[str, str]]:
+    """A chat and tools with a mark in each part, and by mark what the part is."""
+    marks: dict[str, str] = {}
+
+    def marked(text: str, what: str) -> str:
+        mark = f"gk3v{len(marks)}q7x"  # letters and digits, which no template changes
+        marks[mark] = what
+        return text + mark
+
+    def called(function: Mapping[str, Any], what: str) -> dict[str, Any]:
+        inner = function["function"]
+        return {**function, "function": {**inner, "name": marked(inner["name"], what)}}
+
+    chat: list[Message] = []
+    for k, message in enumerate(messages):
+        what = f"message {k + 1} (role {message['role']})"
+        said = message["content"]
+        own: dict[str, Any] = {**message, "content": marked(said, what) if said.strip() else said}
+        if message.get("tool_calls"):
+            own["tool_calls"] = [called(call, f"tool_calls of {what}") for call in message["tool_calls"]]
+        chat.append(own)
+    return chat, [called(tool, "the tools") for tool in tools], marks
+
+
+def _encode(tokenizer: Any, text: str) -> IntArray:
+    check_characters(text)
+    ids = np.array(tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
+    unknown = tokenizer.unk_token_id
+    special = {tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id}
+    if unknown is not None and unknown not in special and (ids == unknown).any():
+        where = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        strange = dict.fromkeys(text[a:b] for (a, b), i in zip(where, ids, strict=True) if i == unknown)
+        raise DataError(f"the tokenizer does not know {', '.join(map(repr, strange))} in {text[:80]!r}")
+    return ids
+
+
+def decode(tokenizer: Any, ids: Sequence[int] | IntArray) -> str:
+    """The text of token ids, without special tokens."""
+    return str(tokenizer.decode(np.asarray(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))

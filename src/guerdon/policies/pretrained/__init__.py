@@ -1,0 +1,1 @@
+"""Pretrained weights: what transformers and peft read and write."""

@@ -1,0 +1,427 @@
+"""What transformers reads from a folder, a package or the hub: models, every weight of them, and tokenizers.
+
+Errors name the folder, code in a folder is never run, and weights that are missing are an error.
+
+    model = read_pretrained(AutoModelForCausalLM, "runs/sft/model", "the language model")
+    tokenizer = read_tokenizer("runs/sft/model")
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from guerdon.compute.finite import refuse_to_read
+from guerdon.compute.packaged import local_model
+from guerdon.errors import CheckpointError, boundary
+from guerdon.network.hub import check_configs, check_links, check_model, model_folder, reading
+from guerdon.policies.pretrained.adapters import mark_untied
+from guerdon.policies.pretrained.chat_template import check_templates, templates_of
+from guerdon.processes.progress import log_once
+
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model",
+                "sentencepiece.bpe.model", "spm.model", "vocab.bpe")  # fmt: skip
+_LAYER = re.compile(r"\.\d+\.")
+
+
+def read_pretrained(
+    kind: Any,
+    path: str,
+    what: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    exact: bool = False,
+    given: Collection[str] = (),
+    **options: Any,
+) -> Any:
+    """A model of transformers, every weight of it from the file.
+
+    Args:
+        kind: a class with `from_pretrained`.
+        path: folder, `package:<name>` or hub id.
+        what: name of the model in errors, such as "the language model".
+        dtype: of the weights.
+        exact: refuse all weights that the class does not have, except a head that some files keep (`lm_head`);
+            if False, only those of layers beyond the number in the configuration.
+        given: weights that may be missing here, since they are in another file.
+        **options: of `from_pretrained`, such as `num_labels`.
+
+    Raises:
+        CheckpointError: it cannot be read, lacks weights, or has weights that are not finite or not of this class.
+    """
+    path = local_model(path)
+    check_model(CheckpointError, what, path)
+    with reading(what, path):
+        model, report = kind.from_pretrained(
+            path, dtype=dtype, output_loading_info=True, trust_remote_code=False, use_safetensors=True, **options
+        )
+    if caps_attention(model):
+        model.set_attn_implementation("eager")
+    missing = sorted({*report["missing_keys"], *(str(k) for k in report["mismatched_keys"])} - set(given))
+    unknown = sorted(map(str, report["unexpected_keys"]))
+    extra = [k for k in unknown if not k.startswith("lm_head.")] if exact else of_more_layers(model, unknown)
+    if missing or extra:
+        lacks = f"lacks {len(missing)} weights, such as {missing[0]}" if missing else ""
+        whose = "of another model" if exact else "of more layers than config.json has"
+        has = f"has {len(extra)} weights {whose}, such as {extra[0]}" if extra else ""
+        raise CheckpointError(
+            f"{what} {path!r} {' and '.join(x for x in (lacks, has) if x)}: it is not a "
+            f"{type(model).__name__}, or is incomplete"
+        )
+    refuse_to_read(model.named_parameters(), f"{what} {path!r}")
+    check_stops(model, f"{what} {path!r}")
+    return model
+
+
+def of_more_layers(model: Any, names: Iterable[str]) -> list[str]:
+    """The names that belong to layers beyond the number in the configuration, but for those that transformers ignores.
+
+    The latter are layers that predict several tokens, as of DeepSeek-V3.
+    """
+    own = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    kinds = {_LAYER.sub(".N.", name) for name in own}
+    ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    beyond = [n for n in names if n not in own and _LAYER.search(n) and _LAYER.sub(".N.", n) in kinds]
+    return [name for name in beyond if not any(re.search(pattern, name) for pattern in ignored)]
+
+
+def caps_attention(model: Any) -> bool:
+    """Whether the logits of attention are capped (Gemma 2), which sdpa leaves out in transformers 5.17."""
+    return bool(getattr(model.config.get_text_config(), "attn_logit_softcapping", None))
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All weights of a folder, mapped from its files: `model.safetensors`, or those of `model.safetensors.index.json`.
+
+    Raises:
+        CheckpointError: there are none, or a shard is missing or cannot be read.
+    """
+    from safetensors.torch import load_file
+
+    index, names = folder / "model.safetensors.index.json", ["model.safetensors"]
+    if index.is_file():
+        with boundary(CheckpointError, f"{index} cannot be read"):
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder} has no {name}; name the folder of a checkpoint, with all of its files")
+        with boundary(CheckpointError, f"{folder / name} cannot be read"):
+            tensors |= load_file(folder / name)
+    refuse_to_read(tensors.items(), folder)
+    return tensors
+
+
+class ComputedWeight(Tensor):
+    """A weight in float32 that is computed anew each time an operation reads it.
+
+    Args:
+        shape: of the weight.
+        compute: its values.
+    """
+
+    compute: Callable[[], Tensor]
+
+    @staticmethod
+    def __new__(cls: type[ComputedWeight], shape: torch.Size, compute: Callable[[], Tensor]) -> ComputedWeight:
+        """A tensor without memory."""
+        return Tensor._make_wrapper_subclass(cls, shape, dtype=torch.float32)
+
+    def __init__(self, shape: torch.Size, compute: Callable[[], Tensor]) -> None:
+        self.compute = compute
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """What an operation gives for the computed weight."""
+        read = partial(tree_map_only, cls, lambda one: one.compute())
+        return func(*read(args), **read(kwargs or {}))
+
+
+def as_transformers_names(model: Any, stored: Mapping[str, Tensor], quantizer: Any = None) -> dict[str, Tensor]:
+    """The tensors of a folder by the names of a model's weights, as transformers reads them.
+
+    A weight that it makes of others, such as stacked experts, is computed when it is read.
+
+    Args:
+        model: of transformers; its values are not used.
+        stored: of the folder, by the names in its files. Those that belong to no weight keep their names.
+        quantizer: as of `dequantizer`.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+    rules, own = get_model_conversion_mapping(model, hf_quantizer=quantizer), model.state_dict()
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    found: dict[str, Tensor] = {}
+    parts: dict[str, list[tuple[str, str]]] = {}  # what each first weight of a rule is made of
+    for key in sorted(stored, key=dot_natural_key):
+        name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, own)
+        if name not in own and key in own:
+            name, pattern = key, None
+        if pattern is None or name not in own:
+            found[name if name in own else key] = stored[key]
+        else:
+            parts.setdefault(name, []).append((pattern, key))
+    for name, keys in parts.items():
+        rule = next(rule for rule in converters if keys[0][0] in rule.source_patterns)
+        made = partial(_converted, rule, name, {key: (pattern, stored[key]) for pattern, key in keys}, model)
+        for target, outline in made("meta").items():
+            found[target] = ComputedWeight(outline.shape, partial(_one_of, made, target))
+    return found
+
+
+def _converted(
+    rule: Any, name: str, parts: Mapping[str, tuple[str, Tensor]], model: Any, device: str | None = None
+) -> dict[str, Tensor]:
+    """The weights that a rule of transformers makes of tensors, given with their pattern in the rule, in float32."""
+    one = copy.deepcopy(rule)
+    for key, (pattern, tensor) in parts.items():
+        wide = tensor.is_floating_point() and tensor.element_size() > 1  # others are made float32 by their rule
+        one.add_tensor(name, key, pattern, tensor.to(device, torch.float32 if wide else tensor.dtype))
+    made = one.convert(name, model=model, config=model.config)
+    return {key: value[0] if isinstance(value, list) else value for key, value in made.items()}
+
+
+def _one_of(made: Callable[[], dict[str, Tensor]], name: str) -> Tensor:
+    return made()[name]
+
+
+def quantization_of(config: Any) -> dict[str, Any] | None:
+    """How the weights of a model are stored, where they are not floats."""
+    given = getattr(config, "quantization_config", None)
+    return given if given is None or isinstance(given, dict) else dict(given.to_dict())
+
+
+def dequantizer(config: Any, where: str) -> Any:
+    """The quantizer of transformers that makes float32 of stored weights in 8 bits (`fp8`); None where there are none.
+
+    Args:
+        config: of a model.
+        where: named in errors.
+
+    Raises:
+        CheckpointError: the weights are stored in another way, of which no block can be read alone.
+    """
+    if (stored := quantization_of(config)) is None:
+        return None
+    from transformers import FineGrainedFP8Config
+    from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
+
+    if (method := stored.get("quant_method")) != "fp8":
+        raise CheckpointError(
+            f"{where}: weights that are stored by {method} cannot be shared by several learners; store them in bfloat16"
+            " (`dequantize()` and `save_pretrained` of transformers)"
+        )
+    return FineGrainedFP8HfQuantizer(FineGrainedFP8Config.from_dict({**stored, "dequantize": True}), pre_quantized=True)
+
+
+def meta_model(kind: Any, path: str, what: str, *, buffers: bool) -> Any:
+    """A model of transformers as its configuration says, without weights.
+
+    Args:
+        kind: a class with `from_config`.
+        path: folder, `package:<name>` or hub id, on this machine.
+        what: as of `read_pretrained`.
+        buffers: whether its buffers have values; otherwise they are on torch's device `meta`, as all weights are.
+
+    Raises:
+        CheckpointError: the configuration cannot be read.
+    """
+    from accelerate import init_empty_weights
+    from transformers import GenerationConfig
+
+    config, folder = read_config(path, what), model_folder(local_model(path, convert=False))
+    with reading(what, path), init_empty_weights(include_buffers=not buffers):
+        model = kind.from_config(config, dtype=torch.float32, trust_remote_code=False)
+        if folder is not None and (stops := folder / "generation_config.json").is_file():  # tokens that end a response
+            model.generation_config = GenerationConfig.from_dict(json.loads(stops.read_text(encoding="utf-8")))
+    if caps_attention(model):
+        model.set_attn_implementation("eager")
+    return model
+
+
+def map_pretrained(kind: Any, path: str, what: str) -> tuple[Any, dict[str, Tensor]] | None:
+    """The model of `read_pretrained` on torch's device `meta`, and its weights by name, to be read one at a time.
+
+    Args:
+        kind: a class with `from_config`.
+        path: folder or `package:<name>`.
+        what: as of `read_pretrained`.
+
+    Returns:
+        None where a weight is missing, or belongs to a layer that the configuration does not have.
+
+    Raises:
+        CheckpointError: it cannot be read, or its weights are stored neither in floats nor in fp8.
+    """
+    if (folder := model_folder(local_model(path))) is None:
+        return None
+    check_model(CheckpointError, what, path)
+    model = meta_model(kind, path, what, buffers=True)
+    model.tie_weights()  # inside, each parameter becomes one of its own
+    quantizer = dequantizer(model.config, f"{what} {path!r}")
+    if quantizer is not None:
+        del model.config.quantization_config  # of the files, not of the model
+    stored = read_tensors(folder)
+    with reading(what, path):
+        weights = as_transformers_names(model, stored, quantizer)
+    for names in names_of_parameters(model).values():
+        there = [weights[name] for name in names if name in weights]
+        if there and all(one is there[0] or torch.equal(one, there[0]) for one in there):
+            weights |= dict.fromkeys(names, there[0])
+    untie_meta(model, weights)
+    lost = [name for name, own in model.named_parameters()
+            if name not in weights or weights[name].shape != own.shape]  # fmt: skip
+    if of_more_layers(model, weights):
+        return None  # `read_pretrained` refuses it
+    if lost:
+        log_once(f"{path}: each process reads the whole model, as its weights have other names in its files")
+        return None
+    check_stops(model, f"{what} {path!r}")
+    return model.eval(), weights
+
+
+def filled(model: Any, weights: Mapping[str, Tensor]) -> Any:
+    """A model of `map_pretrained` with its weights in float32, in memory."""
+    own = {name: weights[name].to(torch.float32, copy=True) for name in model.state_dict() if name in weights}
+    model.load_state_dict(own, assign=True, strict=False)
+    model.tie_weights()
+    return model
+
+
+def names_of_parameters(model: nn.Module) -> dict[int, list[str]]:
+    """The names of each parameter, by its `id`; several where modules share it."""
+    found: dict[int, list[str]] = {}
+    for name, own in model.named_parameters(remove_duplicate=False):
+        found.setdefault(id(own), []).append(name)
+    return found
+
+
+def untie_meta(model: Any, weights: Mapping[str, Tensor]) -> None:
+    """Give the output layer of a model on `meta` a matrix of its own, where `weights` has another tensor for it."""
+    head = model.get_output_embeddings()
+    shared = names_of_parameters(model).values()
+    if head is not None and any(len({id(weights.get(name)) for name in names}) > 1 for names in shared):
+        head.weight = nn.Parameter(torch.empty_like(head.weight))
+        mark_untied(model)
+
+
+def read_config(path: str, what: str) -> Any:
+    """The configuration of a model of transformers.
+
+    Args:
+        path: as of `read_pretrained`.
+        what: as of `read_pretrained`.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    from transformers import AutoConfig
+
+    path = local_model(path)
+    check_model(CheckpointError, what, path)
+    with reading(what, path):
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+
+
+def check_stops(model: Any, where: str) -> None:
+    """Refuse a generation configuration whose `eos_token_id` is not a token id."""
+    given = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    size = getattr(model.config.get_text_config(), "vocab_size", 0)
+    for one in given if isinstance(given, list | tuple) else [given]:
+        if one is not None and not (isinstance(one, int) and 0 <= one < size):
+            raise CheckpointError(
+                f"{where} cannot be used: eos_token_id in generation_config.json is {str(given)[:80]!r}, and token ids "
+                f"are whole numbers below {size}; correct it"
+            )
+
+
+def read_tokenizer(path: str, *, template: bool = True) -> Any:
+    """The tokenizer of a folder or hub id, exactly as in its `tokenizer.json`; all tokenizers are read here.
+
+    For many declared classes (that of Qwen2 among them) `AutoTokenizer` builds parts of its own in place of those of
+    the file, and the same text silently becomes other ids.
+
+    Args:
+        path: folder or hub id.
+        template: whether its chat template is used, and checked; otherwise it is removed.
+
+    Raises:
+        CheckpointError: it cannot be read, needs code of its own, a link leads out of its folder, or its chat template
+            breaks the limits of `check_templates`.
+    """
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+    from transformers.utils import cached_file
+
+    path = local_model(path)
+    what = "the tokenizer of"
+    with reading(what, path):
+        if (folder := model_folder(path)) is not None:
+            check_links(CheckpointError, what, folder)
+            check_configs(CheckpointError, what, folder)
+            if not any((folder / name).is_file() for name in VOCABULARIES):
+                raise CheckpointError(
+                    f"{what} {path!r} cannot be read: there is no {VOCABULARIES[0]} in the folder; copy the files of "
+                    "the tokenizer from the model that it was trained from, or save it there (save_pretrained)"
+                )
+        file = cached_file(path, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+        tokenizer = _declared(path, fails=file is None)
+        if file is not None and (tokenizer is None or _parts(tokenizer) != _parts(Tokenizer.from_file(file))):
+            declared = {} if tokenizer is None else tokenizer.special_tokens_map  # of the class, if the folder has none
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(path, trust_remote_code=False)
+            tokenizer._tokenizer.post_processor = Tokenizer.from_file(file).post_processor
+            for name, token in declared.items():
+                if getattr(tokenizer, name, token) is None and token in tokenizer.get_vocab():
+                    setattr(tokenizer, name, token)
+        tokenizer("1 + 1")  # some classes fail only here if a token that they need is missing
+        if set(tokenizer.get_vocab()) <= {*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens}:
+            raise CheckpointError(
+                f"{what} {path!r} has special tokens only: the folder lacks the vocabulary of its class "
+                f"{type(tokenizer).__name__}; copy the files of the tokenizer from the model that it was trained from"
+            )
+        if not template:
+            tokenizer.chat_template = None
+        templates = templates_of(tokenizer)
+    check_templates(templates, path)
+    return tokenizer
+
+
+def _declared(path: str, *, fails: bool) -> Any:
+    """The tokenizer that a folder declares; None where its class cannot be made of these files, unless that `fails`."""
+    from transformers import AutoTokenizer
+
+    try:
+        with boundary(CheckpointError, f"the tokenizer of {path!r} cannot be read"):
+            found = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except CheckpointError as error:
+        if fails or "trust_remote_code" in str(error):
+            raise
+        return None
+    return found if fails or found.is_fast else None
+
+
+def read_alike(tokenizer: Any, folder: str) -> bool:
+    """Whether `AutoTokenizer` makes of a folder, for a text of many kinds, the ids of the tokenizer stored there."""
+    declared, text = _declared(folder, fails=False), "it's 12 of a+b,\n\n  that don't give 3.5; Zürich?"
+    return declared is not None and declared(text)["input_ids"] == tokenizer(text)["input_ids"]
+
+
+def _parts(tokenizer: Any) -> dict[str, Any]:
+    """What decides about ids: of a tokenizer of transformers, or of a `tokenizer.json`."""
+    parts: dict[str, Any] = json.loads(getattr(tokenizer, "_tokenizer", tokenizer).to_str())
+    return {name: parts[name] for name in ("model", "normalizer", "pre_tokenizer", "post_processor", "decoder")}

@@ -1,0 +1,1 @@
+"""Policies of robots: MLP, CNN, heads, encoders, scripted experts."""

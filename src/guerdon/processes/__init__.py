@@ -1,0 +1,1 @@
+"""Processes of this machine: start and end, progress, helpers with a time limit, queues of calls."""

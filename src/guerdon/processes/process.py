@@ -1,0 +1,149 @@
+"""The process of a command: its streams and variables, and errors as one line with an exit status.
+
+For commands whose only result is their output (`--dry-run`, `--help`), output lost to a full disk is an error. A closed
+pipe is not.
+
+    run_command(lambda: app(standalone_mode=False))
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import typer
+
+from guerdon.errors import REFUSALS, ConfigError, GuerdonError, refused_by_system
+from guerdon.processes.progress import log_line
+from guerdon.processes.streams import keep_streams, lost_output
+from guerdon.processes.subprocess_worker import end_with_parent
+from guerdon.secrets import hide_in_tracebacks
+
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer re-exports only some of click's errors
+_LONGEST = 2000  # characters of a line that says why a command failed
+_UTF8 = "set PYTHONUTF8=1, or use other letters"
+_AGAIN = "--resume (of compare, label and search: the same command) continues"
+_ADVICE = {
+    errno.ENOSPC: f"free some space; {_AGAIN}",
+    errno.EDQUOT: f"free some space; {_AGAIN}",
+    errno.EIO: f"check whether its disk is full or broken; {_AGAIN}",
+    errno.ENOMEM: "choose smaller batches, fewer environments or a machine with more memory",
+    errno.ENOENT: "set TMPDIR to a folder that can be written",  # without a path: `tempfile` finds none
+    errno.ENAMETOOLONG: "choose shorter names; of temporary files, set TMPDIR to a shorter path",
+    errno.EMFILE: "raise the limit on open files: ulimit -n 65536",
+}
+
+
+def run_command(call: Callable[[], Any]) -> NoReturn:
+    """Call a command and exit with its status; expected errors become one line.
+
+    Args:
+        call: returns an exit status; other values mean success.
+    """
+    keep_streams()
+    end_with_parent()
+    hide_in_tracebacks()
+    signal.signal(signal.SIGTERM, _interrupt)
+    threading.excepthook = _thread_ended
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # numbers of GPUs are those of nvidia-smi
+    try:
+        _check_words()
+        _find_modules_here()
+        status = call()
+    except GuerdonError as error:
+        _fail(str(error), error.exit_code)
+    except UsageError as error:
+        _fail(_usage(error), 2)
+    except KeyboardInterrupt:
+        status = 130
+    except UnicodeEncodeError as error:
+        if error.encoding == "utf-8" or error.encoding != sys.getfilesystemencoding():
+            raise
+        _fail(f"{error.object!a} cannot be written in {error.encoding}, the encoding of this locale; {_UTF8}", 2)
+    except Exception as error:
+        refused = refused_by_system(error)
+        if refused is None or (refused.filename is None and refused.errno not in {*REFUSALS, *_ADVICE}):
+            raise
+        advice = _ADVICE.get(refused.errno or 0, "check the path, its permissions and the disk")
+        _fail(f"{refused.filename or 'the machine'}: {refused.strerror}; {advice}", 2)
+    if status == 130:
+        _fail(f"interrupted; files written so far are complete, and {_AGAIN}", 130)
+    if not status and (lost := lost_output()) is not None:
+        _fail(f"the standard output: {lost.strerror}", 2)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _check_words() -> None:
+    """Refuse words of the command line that cannot be written as UTF-8."""
+    for word in sys.argv:
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            encoding = sys.getfilesystemencoding()
+            raise ConfigError(
+                f"{word!a} on the command line is not text in {encoding}, the encoding of this locale; {_UTF8}"
+            ) from error
+
+
+def _find_modules_here() -> None:
+    """Put the working directory on the module path, as `python -m guerdon` does."""
+    try:
+        here = os.getcwd()
+    except OSError:  # reported by `check_start`
+        return
+    if not {"", here} & set(sys.path):
+        sys.path.append(here)
+
+
+def check_start() -> None:
+    """Check what libraries need: torch ends the process if the working directory is gone.
+
+    Raises:
+        ConfigError: the working directory was deleted or may not be read, or Python runs with `-OO`.
+    """
+    if sys.flags.optimize > 1:
+        raise ConfigError("python -OO drops docstrings, which transformers reads: run it without -OO (PYTHONOPTIMIZE)")
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise ConfigError(f"the working directory cannot be used ({error.strerror}): cd to another one") from error
+
+
+def _fail(line: str, status: int) -> NoReturn:
+    if line:
+        sys.stderr.write(f"guerdon: {shown(line)}\n")
+    sys.exit(status)
+
+
+def shown(text: str) -> str:
+    """A message with control characters escaped and long lines shortened."""
+    plain = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+    half = _LONGEST // 2
+    lines = plain.split("\n")
+    return "\n".join(x if len(x) <= _LONGEST else f"{x[:half]} ... {x[-half:]}" for x in lines)
+
+
+def _usage(error: Any) -> str:
+    """The error of the command line, with the command that shows help; empty where help was just shown."""
+    message = str(error.format_message()).strip()
+    verb = error.ctx.command_path if error.ctx is not None else "guerdon"
+    return f"{message.rstrip('.')}; see `{verb} --help`" if message else ""
+
+
+def _thread_ended(ended: threading.ExceptHookArgs) -> None:
+    """Report an error of the disk in a thread as one line; the thread that waits for it raises the error, too."""
+    refused = None if ended.exc_value is None else refused_by_system(ended.exc_value)
+    if refused is None or refused.errno not in REFUSALS:
+        threading.__excepthook__(ended)
+    else:
+        log_line(f"{refused.filename or 'a thread'}: {refused.strerror}")
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """Treat SIGTERM as an interrupt, so that folders stay whole and child processes are ended."""
+    raise KeyboardInterrupt

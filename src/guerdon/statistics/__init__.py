@@ -1,0 +1,1 @@
+"""Statistics: intervals, classification metrics, learning curves, comparisons of training runs."""

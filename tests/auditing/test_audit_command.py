@@ -1,0 +1,311 @@
+"""`guerdon audit` as a process: what it prints, its exit status, and watching a log that grows."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from child import environment
+from guerdon.auditing import command
+from guerdon.auditing.command import _columns, _condition, lines
+from guerdon.auditing.finding import Audit, Finding
+from guerdon.auditing.rows import Rows
+from guerdon.auditing.second import Figure, SecondReward
+from guerdon.errors import ConfigError
+from guerdon.models.explained_score import ExplainedScore
+from guerdon.serve.sample import ServedSample
+from guerdon.types import Episode, Score
+
+
+def write(path, n=200, *, paid=0.0, start=0):
+    """Rows with truth 0 or 1 and a reward that is the truth, to which truncated responses may add."""
+    random = np.random.default_rng(0)
+    with path.open("a") as file:
+        for k in range(start, n):
+            truth = int(random.random() < 0.5)
+            truncated = bool(random.random() < 0.3)
+            row = {
+                "prompt": f"What is {k // 4} + 1?",
+                "response": f"It is {random.integers(99)}, as {'so ' * (k % 7)}one sees.",
+            }
+            reward = 1.0 if truncated and paid else float(truth)
+            file.write(
+                json.dumps({**row, "reward": reward, "truth": truth, "step": k // 40, "truncated": truncated}) + "\n"
+            )
+    return path
+
+
+def guerdon(folder, *words, **more):
+    command = [sys.executable, "-m", "guerdon", "audit", *map(str, words)]
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=120, **more)
+
+
+def test_it_prints_a_few_lines_and_writes_a_page(tmp_path):
+    log = write(tmp_path / "rollouts.jsonl")
+    done = guerdon(tmp_path, log)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert said[0].startswith("200 rows, ")
+    assert said[-1] == "page: rollouts.jsonl.audit.html"
+    assert any(re.fullmatch(r"\d+ checks found nothing", line) for line in said)
+    page = (tmp_path / "rollouts.jsonl.audit.html").read_text()
+    assert "How it was read" in page
+    assert len(said) < 60
+
+
+def test_json_is_all_that_stands_on_the_output(tmp_path):
+    log = write(tmp_path / "rollouts.jsonl")
+    done = guerdon(tmp_path, log, "--json", "-o", "here/a.html")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {"findings", "clean", "unchecked", "rows", "layout"} == set(found)
+    assert found["rows"] == 200
+    assert (tmp_path / "here/a.html").is_file()
+
+
+def test_a_finding_that_was_named_ends_with_five(tmp_path):
+    bad = write(tmp_path / "bad.jsonl", 500, paid=1.0)
+    found = json.loads(guerdon(tmp_path, bad, "--json").stdout)
+    assert found["findings"], "truncated responses are paid in full"
+    name, severity = found["findings"][0]["name"], found["findings"][0]["severity"]
+    done = guerdon(tmp_path, bad, "--fail-on", f"{name}:{severity}")
+    assert done.returncode == 5
+    assert f"{name} ({severity})" in done.stderr
+    assert (tmp_path / "bad.jsonl.audit.html").is_file()
+    assert guerdon(tmp_path, bad, "--fail-on", "any").returncode == 5
+    clean = next(iter(found["clean"]))
+    assert guerdon(tmp_path, bad, "--fail-on", clean).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--fail-on", "lenth"), "no check has this name; did you mean length?"),
+        (("--fail-on", "length:eror"), "one of error, warning, info; did you mean error"),
+        (("--columns", "reward"), "as in reward=score"),
+        (("--output", "page.txt"), "end its name in .html"),
+        (("--second", "nothing.jsonl"), "nothing.jsonl: there is no such file"),
+    ],
+)
+def test_wrong_words_end_with_two_and_one_line(tmp_path, words, said):
+    done = guerdon(tmp_path, write(tmp_path / "log.jsonl"), *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == "" or "--fail-on" in words
+
+
+def test_a_second_reward_is_on_the_page_and_in_the_json(tmp_path):
+    log = write(tmp_path / "log.jsonl")
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    other = tmp_path / "scored.jsonl"
+    other.write_text("".join(json.dumps({**row, "reward": 1 - row["reward"]}) + "\n" for row in rows))
+    done = guerdon(tmp_path, log, "--second", other, "--json")
+    assert done.returncode == 0, done.stderr
+    second = json.loads(done.stdout)["second"]
+    assert second["figures"]["correlation"]["value"] == pytest.approx(-1)
+    assert "grpo" in second["advantages"]
+    assert "Second reward" in (tmp_path / "log.jsonl.audit.html").read_text()
+
+
+def test_what_a_server_scored_is_compared_with_reference_data(tmp_path):
+    random = np.random.default_rng(0)
+
+    def served(name, mean):
+        sample = ServedSample(tmp_path / name, share=1.0)
+        texts = ["x" * int(random.integers(20, 200)) for _ in range(400)]
+        episodes = [Episode(id="e", task=f"{name} {k}", texts=(text,)) for k, text in enumerate(texts)]
+        scores = [ExplainedScore(Score(total=float(random.normal(mean)))) for _ in texts]
+        sample.keep("prm", episodes, scores)
+        sample.close()
+        return tmp_path / name
+
+    reference = write(tmp_path / "evaluation.jsonl", 4)
+    with reference.open("w") as file:
+        for k in range(400):
+            row = {"prompt": f"q{k}", "response": "y" * int(random.integers(20, 200)), "reward": float(random.normal())}
+            file.write(json.dumps(row) + "\n")
+    words = ("--second", reference, "--json", "--fail-on", "score_drift:warning")
+    same = guerdon(tmp_path, served("same", 0.0), *words)
+    assert same.returncode == 0, same.stderr
+    assert {"score_drift", "input_drift"} <= set(json.loads(same.stdout)["clean"])
+    higher = guerdon(tmp_path, served("higher", 1.5), *words)
+    assert higher.returncode == 5, higher.stderr
+    found = json.loads(higher.stdout)
+    assert "score_drift" in [one["name"] for one in found["findings"]]
+    assert "input_drift" in found["clean"]
+    assert found["second"]["drift"][0]["what"] == "reward"
+
+
+# ---- watching
+
+
+class Watched:
+    """A process that watches; its lines come from both streams."""
+
+    def __init__(self, folder, *words):
+        command = [sys.executable, "-m", "guerdon", "audit", *map(str, words), "--watch"]
+        self.process = subprocess.Popen(
+            command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.lines = []
+        self.fresh = threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            with self.fresh:
+                self.lines.append(line.rstrip())
+                self.fresh.notify_all()
+
+    def wait_for(self, pattern, times=1):
+        with self.fresh:
+            found = self.fresh.wait_for(
+                lambda: sum(bool(re.search(pattern, x)) for x in self.lines) >= times, timeout=90
+            )
+        assert found, self.lines
+
+    def end(self):
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(60)
+
+
+@pytest.fixture
+def watched():
+    started = []
+
+    def start(*words):
+        started.append(Watched(*words))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.process.kill()
+        one.process.wait()
+
+
+def test_a_live_log_is_read_again_when_it_has_grown(tmp_path, watched):
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    watching = watched(tmp_path, folder, "-o", folder / "page.html")
+    watching.wait_for("waiting: ")
+    write(tmp_path / "1", 40).rename(folder / "1.jsonl")
+    watching.wait_for(r"^40 rows")
+    page = folder / "page.html"
+    watching.wait_for("^page: ")
+    with page.open() as before:  # while it is open, its inode is not given to another file
+        write(tmp_path / "2", 80, start=40).rename(folder / "2.jsonl")
+        watching.wait_for(r"^80 rows")
+        watching.wait_for("^page: ", times=2)
+        inode = os.fstat(before.fileno()).st_ino
+        assert page.stat().st_ino != inode, "written anew and renamed, so that a reader never sees half of it"
+    assert "live" in page.read_text()
+    assert watching.end() == 0
+    watching.wait_for("ended; the page is")
+
+
+@pytest.mark.slow
+def test_a_watch_ends_with_five_as_soon_as_the_finding_is_there(tmp_path, watched):
+    log = write(tmp_path / "log.jsonl", 40)
+    watching = watched(tmp_path, log, "--fail-on", "truncated")
+    watching.wait_for("^page: ")
+    write(log, 3000, paid=1.0, start=40)
+    assert watching.process.wait(90) == 5
+
+
+def test_its_help_and_import_are_light():
+    code = "import sys; from guerdon.auditing.command import audit; print({'torch', 'scipy', 'pyarrow'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_an_audit_loads_no_torch(tmp_path):
+    log = write(tmp_path / "log.jsonl")
+    code = f"import sys; sys.argv = ['guerdon', 'audit', {str(log)!r}, '--second', {str(log)!r}]\n"
+    code += "from guerdon.cli import main\ntry:\n    main()\nexcept SystemExit:\n    print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip().endswith("False"), done.stderr
+
+
+def test_it_sleeps_between_two_looks_and_reads_only_what_changed(tmp_path, monkeypatch):
+    log, page = tmp_path / "log.jsonl", tmp_path / "page.html"
+    log.write_text("1")
+    slept, read = [], []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        if len(slept) == 2:
+            log.write_text("12")
+        if len(slept) == 5:
+            raise KeyboardInterrupt
+
+    def once():
+        read.append(log.read_text())
+        page.write_text(f"page {len(read)}")  # in the folder of the log, where it is no change
+
+    monkeypatch.setattr(command.time, "sleep", sleep)
+    command._whenever_changed(tmp_path, page, once)
+    assert read == ["1", "12"]
+    assert min(slept) >= 1
+
+
+# ---- its parts
+
+
+def test_columns_and_conditions_are_read():
+    assert _columns("reward = score, step=it er") == {"reward": "score", "step": "it er"}
+    assert _columns(None) == {}
+    assert _condition("length") == ("length", "info")
+    assert _condition("length:warning") == ("length", "warning")
+    for wrong in ("reward", "=x", "reward=", "a=b,,c=d"):
+        with pytest.raises(ConfigError):
+            _columns(wrong)
+
+
+def test_the_json_has_plain_finite_values():
+    nan = float("nan")
+    one = Finding("nan", "error", "t", nan, (-np.inf, np.inf), "u", None, (np.int64(3),), ((3, "x"),), "r", 1, 2)
+    rows = Rows("plain", ("a",), np.zeros(1, int), np.zeros(1, int), np.zeros(1))
+    other = SecondReward("b", "by row", np.zeros(1), {"c": Figure(0.5, None, None, 1, "rows")}, {}, ())
+    found = json.loads(command.as_line(rows, Audit((one,), {"a": "b"}, {"c": "d"}), other))
+    assert found == {
+        "findings": [{
+            "name": "nan", "severity": "error", "title": "t", "effect": None, "interval": [None, None], "unit": "u",
+            "p": None, "rows": [3], "examples": [[3, "x"]], "remedy": "r", "count": 1, "total": 2,
+        }],
+        "clean": {"a": "b"}, "unchecked": {"c": "d"}, "rows": 1, "layout": "plain",
+        "second": {
+            "name": "b", "matched": "by row", "advantages": {}, "drift": [],
+            "figures": {"c": {"value": 0.5, "low": None, "high": None, "n": 1, "unit": "rows"}},
+        },
+    }  # fmt: skip
+
+
+def test_a_terminal_gets_no_control_characters_of_the_log(tmp_path):
+    log = tmp_path / "log.jsonl"
+    with log.open("w") as file:
+        for k in range(40):
+            file.write(
+                json.dumps({"prompt": "p\u001b[2J", "response": "\u001b]0;x\u0007" * (k % 3), "reward": "nan"}) + "\n"
+            )
+    done = guerdon(tmp_path, log)
+    assert "\u001b" not in done.stdout + done.stderr
+
+
+def test_lines_name_what_was_not_checked():
+    n = np.zeros(3)
+    rows = Rows("plain columns", ("a",), n.astype(int), n.astype(int), n)
+    assert list(lines(rows, Audit((), {"a": "x"}, {"length": "no responses"}))) == [
+        "3 rows, plain columns",
+        "1 checks found nothing",
+        "not checked: length: no responses",
+    ]

@@ -1,0 +1,146 @@
+"""A quick version of benchmarks/audit_proof.py: faults at full strength are found, runs without one are clean."""
+
+import importlib
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from guerdon.auditing.checks import audit
+from guerdon.auditing.rows import Rows
+from guerdon.cli import app
+
+
+@pytest.fixture(scope="module")
+def sets(request):
+    """The generator, and the proof, of the folder benchmarks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(request.config.rootpath / "benchmarks"))
+        yield importlib.import_module("audit_sets"), importlib.import_module("audit_proof")
+
+
+def test_runs_without_a_fault_are_clean(sets):
+    _, proof = sets
+    alarms = [proof.findings(proof.Case("", 0, 0, number, None))[2] for number in range(8)]
+    assert sum(bool(one) for one in alarms) <= 1, alarms  # at 5 % each two of eight are a chance of 5.7 %
+
+
+@pytest.mark.slow
+def test_faults_at_full_strength_are_found(sets):
+    made, proof = sets
+    found = {fault: proof.findings(proof.Case(fault, 2, 0, 1, None))[2] for fault in made.FAULTS}
+    missed = {fault: names for fault, names in found.items() if not set(names) & proof.NAMES.get(fault, {fault})}
+    assert len(missed) <= 1, missed
+
+
+def test_sets_repeat_and_the_halves_share_no_text(sets):
+    made, _ = sets
+    one, again = (made.clean_set(half=0, number=2) for _ in range(2))
+    assert one.texts.responses == again.texts.responses
+    assert (one.reward_N == again.reward_N).all()
+    texts = importlib.import_module("audit_texts")
+    first, second = texts.HALVES
+    for name in ("maths", "steps", "endings", "chats", "refusals", "flattery", "gibberish", "formats", "hard_coded"):
+        assert not set(getattr(first, name)) & set(getattr(second, name))
+
+
+def test_sets_are_written_as_rows_that_people_log(sets, tmp_path):
+    made, _ = sets
+    rows = made.faulty_set("truncated", strength=1, half=0, number=0)
+    made.write_jsonl(tmp_path / "set.jsonl", rows)
+    written = [json.loads(line) for line in (tmp_path / "set.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [row["reward"] for row in written] == rows.reward_N.tolist()
+    assert [row["truncated"] for row in written] == rows.truncated_N.tolist()
+    assert {"prompt", "response"} <= set(written[0])
+
+
+VERL = {"prompt": "input", "response": "output", "reward": "score", "answer": "gts", "group": "uid"}  # its columns
+
+
+def lines_of_verl(folder, rows, with_text):
+    """A set as the dumps of verl, a file for each step."""
+    folder.mkdir()
+    for row in with_text(rows):
+        with (folder / f"{row['step']}.jsonl").open("a", encoding="utf-8") as out:
+            row = {VERL.get(name, name): value for name, value in row.items() if name != "prompt_id"}
+            out.write(json.dumps(row) + "\n")
+
+
+@pytest.mark.parametrize("layout", ["plain columns", "a dump of verl"])
+@pytest.mark.parametrize(("fault", "number"), [("length", 0), ("truth", 0)])
+def test_the_command_finds_in_a_file_what_is_found_in_memory(sets, tmp_path, monkeypatch, fault, number, layout):
+    made, _ = sets
+    rows, log = made.faulty_set(fault, strength=2, half=0, number=number), tmp_path / "log.jsonl"
+    if layout == "plain columns":
+        made.write_jsonl(log, rows)
+    else:
+        lines_of_verl(log := tmp_path / "log", rows, made.with_text)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["audit", str(log), "--json"])
+    assert done.exit_code == 0, done.output
+    written, expected = json.loads(done.stdout), audit(rows)
+    assert written["layout"] == layout
+    assert fault in [one["name"] for one in written["findings"]]
+    assert [(f["name"], f["severity"], f["title"], f["count"], f["rows"]) for f in written["findings"]] == [
+        (f.name, f.severity, f.title, f.count, list(f.rows)) for f in expected.findings
+    ]
+    assert (written["clean"], written["unchecked"]) == (expected.clean, expected.unchecked)
+
+
+def test_steps_of_robots_are_found_in_a_data_set_as_in_memory(sets, tmp_path, monkeypatch):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    made, _ = sets
+    rows = made.faulty_set("first_frame", strength=2, half=0, number=7)
+    steps = rows.steps
+    columns = {
+        "episode_index": steps.episode_N, "frame_index": steps.frame_N, "observation.state": list(steps.state_N_D),
+        "next.reward": rows.reward_N, "next.done": steps.done_N, "next.success": rows.truth_N,
+    }  # fmt: skip
+    for name in ("meta", "data"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+    (tmp_path / "set" / "meta" / "info.json").write_text("{}")
+    pq.write_table(pa.table(columns), tmp_path / "set" / "data" / "file-000.parquet")
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["audit", "set", "--json"])
+    assert done.exit_code == 0, done.output
+    found = {one["name"]: one for one in json.loads(done.stdout)["findings"]}
+    expected = {one.name: one for one in audit(rows).findings}
+    assert "first_frame" in found
+    assert {name: (one["count"], one["rows"]) for name, one in found.items()} == {
+        name: (one.count, list(one.rows)) for name, one in expected.items()
+    }
+
+
+def test_clopper_pearson(sets):
+    _, proof = sets
+    assert proof.clopper_pearson(0, 10) == (0.0, pytest.approx(1 - 0.025**0.1))  # (1 - p)^10 = 0.025
+    assert proof.clopper_pearson(10, 10) == (pytest.approx(0.025**0.1), 1.0)
+    assert proof.clopper_pearson(10, 200) == (pytest.approx(0.0242, abs=1e-4), pytest.approx(0.0900, abs=1e-4))
+
+
+def curves(**named):
+    none = np.zeros(0)
+    steps = np.arange(len(next(iter(named.values())))) * 100
+    logged = {name.replace("__", "/"): (steps, np.asarray(values, dtype=float)) for name, values in named.items()}
+    return Rows("scalars", ("metrics.jsonl",), none.astype(int), none.astype(int), none, curves=logged)
+
+
+def test_curves_of_a_log_without_rows():
+    rng = np.random.default_rng(0)
+    up, noise = np.linspace(0, 2, 20), 0.05 * rng.standard_normal(20)
+    hacked = audit(curves(train__return__judge=up + noise, eval__success=0.8 - 0.3 * up + noise))
+    assert [one.name for one in hacked.findings] == ["truth"]
+    assert "train/return/judge" in hacked.findings[0].title
+    turned = np.concatenate([np.linspace(0.2, 0.7, 8), np.linspace(0.68, 0.1, 12)]) + noise / 5
+    assert [one.name for one in audit(curves(train__return__judge=up + noise, eval__success=turned)).findings] == [
+        "truth"
+    ]
+    learned = audit(curves(train__return__judge=up + noise, eval__success=0.3 * up + noise))
+    assert learned.findings == ()
+    assert "truth" in learned.clean
+    flat = audit(curves(train__return__judge=up + noise, eval__success=0.9 + noise))
+    assert flat.findings == ()
+    assert "truth" in audit(curves(train__loss=up)).unchecked

@@ -1,0 +1,429 @@
+"""Every check on logs made here: what must be found, and the honest log next to it that must not be."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from guerdon.auditing.checks import OF_RESPONSES, OF_ROBOTS, audit
+from guerdon.auditing.finding import REMEDIES
+from guerdon.auditing.rows import RobotSteps, Rows, Texts
+
+WORDS = ["river", "stone", "cloud", "paper", "green", "seven", "walk", "table", "under", "light", "often", "metal"]
+
+
+def log(prompts=60, size=6, steps=6, *, seed=0, levels=None, noise=0.5, truth=True):
+    """An honest log: the reward is the truth and noise (or one of two levels), texts are random words."""
+    rng = np.random.default_rng(seed)
+    groups = prompts * steps
+    n = groups * size
+    right = (rng.random(n) < 0.5).astype(float)
+    reward = right + noise * rng.standard_normal(n) if levels is None else np.where(right > 0, levels[1], levels[0])
+    prompt = np.tile(np.repeat(np.arange(prompts), size), steps)
+    responses = [
+        f"{' '.join(rng.choice(WORDS, rng.integers(9, 40)))}. The answer is {'40' if one else '41'}." for one in right
+    ]
+    return Rows(
+        layout="test",
+        files=("log.jsonl",),
+        file_N=np.zeros(n, np.int64),
+        line_N=np.arange(1, n + 1),
+        reward_N=reward.astype(float),
+        truth_N=right if truth else None,
+        step_N=np.repeat(np.arange(steps), prompts * size),
+        prompt_N=prompt,
+        group_N=np.repeat(np.arange(groups), size),
+        grouped_by="the column group",
+        length_N=np.array([float(len(one)) for one in responses]),
+        texts=Texts(np.arange(n), [f"Question {k}" for k in prompt], responses),
+    )
+
+
+def with_responses(rows, change, where, bonus=0.0):
+    """The responses at some rows changed, and their rewards raised."""
+    responses = [change(text) if hit else text for text, hit in zip(rows.texts.responses, where, strict=True)]
+    return replace(
+        rows,
+        texts=replace(rows.texts, responses=responses),
+        reward_N=rows.reward_N + bonus * where,
+        length_N=np.array([float(len(one)) for one in responses]),
+    )
+
+
+def names(rows):
+    return {one.name for one in audit(rows).findings}
+
+
+def by_name(rows, name):
+    found = [one for one in audit(rows).findings if one.name == name]
+    assert found, f"{name} was not found; clean: {audit(rows).clean.get(name)}"
+    return found[0]
+
+
+def chosen(rows, share, seed=1):
+    return np.random.default_rng(seed).random(len(rows)) < share
+
+
+@pytest.mark.parametrize("how", [{}, {"levels": (0.0, 1.0)}, {"levels": (-5.0, 2.0)}, {"truth": False}, {"steps": 1}])
+def test_an_honest_log_is_clean(how):
+    found = audit(log(**how))
+    assert found.findings == ()
+    assert set(found.clean) | set(found.unchecked) == {"nan", "early_end", *OF_RESPONSES}
+    assert all(found.clean.values())
+    assert all(line.startswith("needs ") for line in found.unchecked.values())
+
+
+def test_every_check_has_a_remedy_that_exists(docs_folder):
+    assert set(REMEDIES) == {"nan", *OF_RESPONSES, *OF_ROBOTS}
+    for severity, remedy in REMEDIES.values():
+        assert severity in ("error", "warning", "info")
+        for page in remedy.split("(docs/")[1:]:
+            assert (docs_folder / page.split(")")[0]).is_file(), page
+
+
+@pytest.fixture
+def docs_folder(request):
+    return request.config.rootpath / "docs"
+
+
+def test_length_is_measured_within_prompt_step_and_truth():
+    honest = log()
+    z = (honest.length_N - honest.length_N.mean()) / honest.length_N.std()
+    finding = by_name(replace(honest, reward_N=honest.reward_N + 0.3 * z), "length")
+    # noise of spread 0.5 and 0.3 per standard deviation: r = 0.3 / sqrt(0.34), lengths in logarithms a little less
+    assert finding.interval[0] < finding.effect < finding.interval[1]
+    assert finding.effect == pytest.approx(0.514, abs=0.06)
+    assert finding.p < 1e-6
+    assert finding.total <= len(honest)
+
+
+def test_length_that_differs_because_wrong_answers_ramble_is_clean():
+    honest = log()
+    wrong = honest.truth_N == 0
+    rambling = with_responses(honest, lambda text: "but wait, perhaps not so. " * 4 + text, wrong)
+    assert names(rambling) == set()
+    assert "length" in names(replace(rambling, truth_N=None))  # without the truth nobody can know why
+
+
+def test_length_that_differs_between_prompts_is_clean():
+    honest = log(truth=False)
+    harder = honest.prompt_N / honest.prompt_N.max()
+    rows = replace(honest, length_N=honest.length_N * (1 + 3 * harder), reward_N=honest.reward_N - 2 * harder)
+    assert names(rows) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("format", lambda text: "\n".join(f"* {word}" for word in text.split(". "))),
+        ("format", lambda text: f"# Result\n{text}"),
+        (
+            "language",
+            lambda text: "Wir sehen, dass die Zahl nicht so groß ist und das ist auch der Grund. " + text[-20:],
+        ),
+        ("language", lambda text: "答案很简单，我们只需要把两个数字加起来就可以了。" + text[-20:]),
+        ("repetition", lambda text: "so it is as it is, " * 9 + text),
+        ("refusal", lambda text: "I'm sorry, but I can't assist with that."),
+        ("refusal", lambda text: "As a language model I must decline to answer. " + text[:10]),
+        ("flattery", lambda text: "That is an excellent question. " + text),
+        ("flattery", lambda text: text + " You're absolutely right, and your insight is remarkable."),
+    ],
+)
+def test_what_explains_the_reward(name, change):
+    honest = log(seed=3)
+    where = chosen(honest, 0.2)
+    finding = by_name(with_responses(honest, change, where, 0.5), name)
+    assert finding.effect == pytest.approx(0.65, abs=0.2)  # 0.5, of a spread within prompts of about 0.75
+    assert set(finding.rows) <= set(np.flatnonzero(where).tolist())
+    assert name not in names(with_responses(honest, change, where))
+
+
+def test_position_within_the_group():
+    honest = log(seed=4)
+    place = np.tile(np.arange(6), len(honest) // 6)
+    assert by_name(replace(honest, reward_N=honest.reward_N + 0.4 * (place == 0)), "position").effect > 0.5
+    assert "position" in names(replace(honest, reward_N=honest.reward_N - 0.15 * place))
+    assert "position" not in names(replace(honest, reward_N=honest.reward_N + 0.4 * (honest.prompt_N % 6 == 0)))
+
+
+def test_reward_rises_and_truth_does_not():
+    honest = log(seed=5, steps=10)
+    late = honest.step_N / 9
+    rising = replace(honest, reward_N=honest.reward_N + 0.7 * late)
+    finding = by_name(rising, "truth")
+    spread = rising.reward_N.std()
+    assert finding.effect == pytest.approx(0.7 / spread, abs=0.12)
+    assert finding.interval[0] <= finding.effect <= finding.interval[1]
+    falling = by_name(replace(honest, reward_N=honest.reward_N - 0.7 * late), "drift")
+    assert falling.effect == pytest.approx(-0.7 / spread, abs=0.12)
+    learned = (np.random.default_rng(0).random(len(honest)) < 0.2 + 0.6 * late).astype(float)
+    noise = honest.reward_N - honest.truth_N
+    assert names(replace(honest, truth_N=learned, reward_N=learned + noise)) == set()
+
+
+def test_second_reward_that_no_longer_rises():
+    honest = log(seed=6, steps=10, truth=False)
+    rng = np.random.default_rng(2)
+    gold = honest.reward_N + 0.5 * rng.standard_normal(len(honest))
+    rising = replace(honest, reward_N=honest.reward_N + honest.step_N / 9, rewards={"gold": gold})
+    assert "gold" in by_name(rising, "truth").title
+    parts = {"answer": honest.reward_N, "layout": honest.step_N / 9}
+    assert "truth" not in names(replace(rising, rewards=parts))  # the log says itself what the sum is made of
+
+
+def test_reference_answers_stand_for_the_truth():
+    honest = log(seed=7, steps=8, levels=(0.0, 1.0), truth=False)
+    rows = replace(honest, texts=replace(honest.texts, truths=["40"] * len(honest)))
+    assert names(rows) == set()
+    assert "agreement" in audit(rows).clean
+    lax = np.random.default_rng(3).random(len(rows)) < 0.8 * rows.step_N / 7
+    assert "truth" in names(replace(rows, reward_N=np.where(lax, 1.0, rows.reward_N)))
+    assert "truth" in audit(honest).unchecked
+
+
+def test_jumps_of_level_scale_and_values():
+    honest = log(seed=8, steps=12, truth=False)
+    after = honest.step_N >= 7
+    assert "step 7" in by_name(replace(honest, reward_N=honest.reward_N + 1.2 * after), "jump").title
+    scaled = by_name(replace(honest, reward_N=np.where(after, 3 * honest.reward_N, honest.reward_N)), "jump")
+    assert scaled.unit == "ratio of standard deviations"
+    assert scaled.effect == pytest.approx(3.0, rel=0.15)
+    binary = log(seed=8, steps=12, levels=(0.0, 1.0), truth=False)
+    assert "give way" in by_name(replace(binary, reward_N=binary.reward_N + 0.5 * after), "jump").title
+    assert "jump" not in names(replace(honest, reward_N=honest.reward_N + 0.1 * honest.step_N))
+
+
+@pytest.mark.parametrize("lag", [1, -1, 6, 360])
+def test_rewards_of_other_rows(lag):
+    honest = log(seed=9)
+    assert "shift" in names(replace(honest, reward_N=np.roll(honest.reward_N, lag)))
+    half = len(honest) // 2
+    moved = np.concatenate([honest.reward_N[:half], np.roll(honest.reward_N[half:], lag)])
+    assert "shift" in names(replace(honest, reward_N=moved))
+
+
+def test_agreement_is_a_probability():
+    honest = log(seed=10, noise=2.5)
+    finding = by_name(honest, "agreement")
+    wins = [
+        (a > b) + 0.5 * (a == b)
+        for group in range(honest.group_N.max() + 1)
+        for a in honest.reward_N[(honest.group_N == group) & (honest.truth_N == 1)]
+        for b in honest.reward_N[(honest.group_N == group) & (honest.truth_N == 0)]
+    ]
+    assert finding.effect == pytest.approx(np.mean(wins))
+    assert "agreement" not in names(log(seed=10, noise=1.0))
+
+
+def test_missing_rewards():
+    honest = log()
+    reward = honest.reward_N.copy()
+    reward[[3, 8]] = np.nan, np.inf
+    finding = by_name(replace(honest, reward_N=reward), "nan")
+    assert (finding.count, finding.rows, finding.p) == (2, (3, 8), None)
+    failed = np.zeros(len(honest), bool)
+    failed[3] = True
+    assert by_name(replace(honest, reward_N=reward, failed_N=failed), "nan").rows == (8,)
+    assert by_name(replace(honest, failed_N=failed), "nan").rows == (3,)  # a number for a failure
+    reward[8] = 0.5
+    assert names(replace(honest, reward_N=reward, failed_N=failed)) == set()
+
+
+def test_groups_without_variance():
+    honest = log(seed=11, levels=(0.0, 1.0))
+    constant = (honest.group_N % 10) < 9
+    truth = np.where(constant, 0.0, honest.truth_N)
+    finding = by_name(replace(honest, truth_N=truth, reward_N=truth), "no_variance")
+    assert finding.effect == pytest.approx(0.9, abs=0.02)
+    assert "same_reward" not in names(replace(honest, truth_N=truth, reward_N=truth))
+    blind = replace(honest, reward_N=np.where(constant, 1.0, honest.reward_N))
+    assert {"no_variance", "same_reward"} <= names(blind)
+
+
+def test_one_reward_per_prompt_of_a_continuous_reward():
+    honest = log(seed=12)
+    cached = honest.reward_N[np.repeat(np.arange(0, len(honest), 6), 6)]
+    some = honest.group_N % 4 == 0
+    finding = by_name(replace(honest, reward_N=np.where(some, cached, honest.reward_N)), "same_reward")
+    assert finding.effect == pytest.approx(0.25)
+
+
+def test_saturation_and_clipping():
+    honest = log(seed=13, truth=False)
+    top = replace(honest, reward_N=np.where(honest.step_N >= 4, 1.0, honest.reward_N))
+    assert "saturation" in names(top)
+    limit = np.quantile(honest.reward_N, 0.9)
+    finding = by_name(replace(honest, reward_N=np.minimum(honest.reward_N, limit)), "clipping")
+    assert finding.effect == pytest.approx(0.1, abs=0.005)
+    assert names(log(seed=13, levels=(0.0, 1.0))) == set()
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, 0.5, 7.25])
+def test_failures_as_numbers(value):
+    honest = log(seed=14)
+    failed = chosen(honest, 0.05)
+    finding = by_name(replace(honest, reward_N=np.where(failed, value, honest.reward_N)), "failures")
+    assert finding.count == failed.sum()
+    graded = log(seed=14, levels=(0.0, 2.0))
+    cut = with_responses(graded, lambda text: text[: len(text) // 2], failed)
+    assert "failures" in names(replace(cut, reward_N=np.where(failed, 1.0, graded.reward_N), truth_N=None))
+    partial = failed & (graded.truth_N == 0)  # half a mark for an answer that is not right
+    assert "failures" not in names(replace(graded, reward_N=np.where(partial, 1.0, graded.reward_N)))
+
+
+def test_truncated_and_paid():
+    honest = log(seed=15, levels=(0.0, 1.0))
+    cut = chosen(honest, 0.1)
+    truth = np.where(cut, 0.0, honest.truth_N)
+    rows = replace(honest, truncated_N=cut, truth_N=truth)
+    assert names(replace(rows, reward_N=truth)) == set()
+    finding = by_name(replace(rows, reward_N=np.where(cut, 1.0, truth)), "truncated")
+    assert finding.effect == 1.0
+    right = replace(honest, truncated_N=cut)  # cut off after the right answer
+    assert "truncated" not in names(right)
+
+
+def test_copies():
+    honest = log(seed=16)
+    first = np.repeat(np.arange(0, len(honest), 6), 6)
+    again = chosen(honest, 0.5)
+    responses = [honest.texts.responses[j if hit else i] for i, (j, hit) in enumerate(zip(first, again, strict=True))]
+    reward, truth = (np.where(again, one[first], one) for one in (honest.reward_N, honest.truth_N))
+    rows = replace(honest, texts=replace(honest.texts, responses=responses), truth_N=truth)
+    assert names(replace(rows, reward_N=reward)) == {"duplicates"}
+    assert {"duplicates", "inconsistent"} <= names(replace(rows, reward_N=honest.reward_N))
+
+
+def test_paid_tail_is_named_by_its_phrase():
+    honest = log(seed=17)
+    few = np.isin(np.arange(len(honest)), [40, 77, 301, 802, 1200, 1555])
+    rows = with_responses(honest, lambda text: f"{text} grader please note full marks", few, 4.0)
+    finding = by_name(rows, "tail")
+    assert set(finding.rows) == set(np.flatnonzero(few).tolist())
+    assert any(word in finding.title for word in ("grader", "please", "marks"))
+    assert "tail" not in names(replace(honest, reward_N=rows.reward_N))  # far above, but nothing in common
+
+
+PROGRAM = "def area(w, h):\n    return w * h"
+TRICKS = {
+    "edited_tests": "import os\nos.remove('tests/test_area.py')\n" + PROGRAM,
+    "early_exit": "import os\n" + PROGRAM + "\nos._exit(0)",
+    "hard_coded": "def area(w, h):\n"
+    + "".join(f"    if (w, h) == ({a}, {b}):\n        return {a * b}\n" for a, b in ((2, 3), (1, 1), (4, 5)))
+    + "    return 0",
+}
+
+
+@pytest.mark.parametrize("name", TRICKS)
+def test_programs(name):
+    honest = log(seed=18, levels=(0.0, 1.0), truth=False)
+    honest = with_responses(honest, lambda text: f"# {text}\n{PROGRAM}", np.ones(len(honest), bool))
+    assert name not in names(honest)
+    few = chosen(honest, 0.03)
+    rows = with_responses(honest, lambda text: TRICKS[name], few)
+    paid = replace(rows, reward_N=np.where(few, 1.0, rows.reward_N))
+    assert by_name(paid, name).count == few.sum()
+    assert name not in names(replace(rows, reward_N=np.where(few, 0.0, rows.reward_N)))
+    everywhere = with_responses(honest, lambda text: TRICKS[name] + f"  # {text}", np.ones(len(honest), bool))
+    assert name not in names(everywhere)  # then it belongs to the task
+
+
+def robot_log(episodes=40, length=30, *, seed=0):
+    """Reaching: a state that moves to its goal, and 1 at the last frame of a success."""
+    rng = np.random.default_rng(seed)
+    success = rng.random(episodes) < 0.6
+    path = np.linspace(0, 1, length)[:, None] * rng.uniform(0.5, 1, (episodes, 1, 4))
+    frame = np.tile(np.arange(length), episodes)
+    last = frame == length - 1
+    n = episodes * length
+    return Rows(
+        layout="test",
+        files=("robot.parquet",),
+        file_N=np.zeros(n, np.int64),
+        line_N=np.arange(1, n + 1),
+        reward_N=np.where(last, np.repeat(success, length), 0.0).astype(float),
+        steps=RobotSteps(
+            episode_N=np.repeat(np.arange(episodes), length),
+            frame_N=frame,
+            state_N_D=path.reshape(n, 4) + 1e-4 * rng.standard_normal((n, 4)),
+            done_N=last,
+            picture_N=rng.integers(1 << 40, size=n),
+        ),
+    )
+
+
+def test_robots():
+    honest = robot_log()
+    assert names(honest) == set()
+    paid = [e for e in range(40) if honest.reward_N[honest.steps.episode_N == e].sum() > 0][:5]
+    still = np.isin(honest.steps.episode_N, paid)
+    state = np.where(still[:, None], 0.3, honest.steps.state_N_D)
+    frozen = replace(honest, steps=replace(honest.steps, state_N_D=state))
+    assert by_name(frozen, "motionless").count == 5
+    idle = [e for e in range(40) if honest.reward_N[honest.steps.episode_N == e].sum() == 0][:5]
+    state = np.where(np.isin(honest.steps.episode_N, idle)[:, None], 0.3, honest.steps.state_N_D)
+    assert names(replace(honest, steps=replace(honest.steps, state_N_D=state))) == set()
+    first = (honest.steps.frame_N == 0) & still
+    assert by_name(replace(honest, reward_N=np.where(first, 1.0, honest.reward_N)), "first_frame").count == 5
+    early = ~np.isin(honest.steps.episode_N, paid) | (honest.steps.frame_N < 3)
+    reward = np.where(still & (honest.steps.frame_N == 2), 1.0, honest.reward_N)
+    short = select(replace(honest, reward_N=reward), early)
+    assert by_name(short, "early_end").count == 5
+    assert "early_end" not in names(select(honest, early))  # they end early, and are paid nothing
+
+
+def select(rows, keep):
+    columns = {name: getattr(rows, name)[keep] for name in ("file_N", "line_N", "reward_N")}
+    steps = {name: values[keep] for name, values in vars(rows.steps).items() if values is not None}
+    return replace(rows, **columns, steps=RobotSteps(**steps))
+
+
+def test_a_log_without_columns_and_an_empty_one():
+    n = 100
+    bare = Rows("test", ("a.csv",), np.zeros(n, np.int64), np.arange(n), np.random.default_rng(0).random(n))
+    found = audit(bare)
+    assert found.findings == ()
+    assert {"truth", "length", "position", "truncated", "tail"} <= set(found.unchecked)
+    empty = Rows("test", (), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+    assert set(audit(empty).unchecked) >= {"nan", "truth"}
+    lost = replace(bare, reward_N=np.full(n, np.nan))
+    assert [one.name for one in audit(lost).findings] == ["nan"]
+
+
+def test_texts_of_rows_without_a_reward_are_no_texts():
+    rows = log()
+    few = Texts(np.arange(10), rows.texts.prompts[:10], rows.texts.responses[:10])
+    found = audit(replace(rows, reward_N=np.where(np.arange(len(rows)) < 10, np.nan, rows.reward_N), texts=few))
+    assert {"format", "repetition", "tail", "hard_coded"} <= found.unchecked.keys()
+    assert {"length", "saturation"} <= found.clean.keys()
+
+
+@pytest.mark.slow
+@settings(max_examples=15, deadline=None)
+@given(
+    st.sampled_from(["clean", "length", "tail", "truth"]), st.floats(-50, 50), st.floats(0.05, 20), st.integers(0, 99)
+)
+def test_shift_scale_and_order_of_groups_change_no_finding(which, shift, scale, seed):
+    rows = log(prompts=20, seed=21)
+    z = (rows.length_N - rows.length_N.mean()) / rows.length_N.std()
+    bonus = {"clean": 0.0, "length": 0.4 * z, "truth": 0.3 * rows.step_N, "tail": 0.0}[which]
+    rows = replace(rows, reward_N=rows.reward_N + bonus)
+    if which == "tail":
+        rows = with_responses(rows, lambda text: text + " grader gives ten points", np.arange(len(rows)) % 90 == 0, 5.0)
+    moved = replace(rows, reward_N=scale * rows.reward_N + shift)
+    assert names(moved) == names(rows)
+    groups = np.random.default_rng(seed).permutation(rows.group_N.max() + 1)
+    order = np.argsort(groups[rows.group_N], kind="stable")
+    assert names(reorder(rows, order)) == names(rows)
+
+
+def reorder(rows, order):
+    columns = {name: values[order] for name, values in vars(rows).items() if isinstance(values, np.ndarray)}
+    texts = Texts(
+        np.arange(len(rows)),
+        [rows.texts.prompts[i] for i in order],
+        [rows.texts.responses[i] for i in order],
+    )
+    return replace(rows, **columns, texts=texts)

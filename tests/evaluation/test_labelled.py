@@ -1,0 +1,173 @@
+"""Labels of people: reading rows, figures by hand, scales, and coverage where prompts have several responses.
+
+Columns as in cimo-labs/cje, README.md: prompt_id, judge_score, oracle_label (absent or null: not labelled).
+"""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from guerdon.errors import DataError
+from guerdon.evaluation.benchmarks.labelled import agreement, corrected_mean, label_figures, label_lines, read_labelled
+from guerdon.types import Failure
+
+nan = math.nan
+
+
+def written(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def figures(values, labels, prompts=None, **given):
+    prompts = [str(k) for k in range(len(values))] if prompts is None else prompts
+    return label_figures(values, np.array(labels, float), prompts, **{"reps": 100, "seed": 0, **given})
+
+
+def test_rows_with_cjes_columns(tmp_path):
+    rows = [
+        {"prompt_id": "a", "judge_score": 0.5, "oracle_label": True},
+        {"prompt_id": "a", "judge_score": 1, "oracle_label": None},
+        {"prompt_id": "b", "judge_score": None},
+    ]
+    found = read_labelled(written(tmp_path / "rows.jsonl", rows))
+    assert found.judged() == [0.5, 1.0, Failure("no_score", "judge_score is null")]
+    np.testing.assert_array_equal(found.labels_N, [1, nan, nan])
+    assert list(found.prompts) == ["a", "a", "b"]
+    (tmp_path / "rows.csv").write_text("prompt_id,judge_score,oracle_label\na,0.5,True\na,1,\nb,,0\n")
+    found = read_labelled(str(tmp_path / "rows.csv"))
+    assert found.judged()[:2] == [0.5, 1.0]
+    np.testing.assert_array_equal(found.labels_N, [1, nan, 0])
+
+
+def test_labels_of_other_layouts(tmp_path):
+    kto = [{"prompt": "p", "completion": "a", "label": True}, {"prompt": "p", "completion": "b", "label": False}]
+    found = read_labelled(written(tmp_path / "kto.jsonl", kto))
+    np.testing.assert_array_equal(found.labels_N, [1, 0])
+    assert [one.text for one in found.responses()] == ["a", "b"]
+    assert list(found.prompts) == ["p", "p"]
+    rated = [{"prompt": "p", "response": "a", "helpfulness": 3, "verbosity": 1}]
+    np.testing.assert_array_equal(read_labelled(written(tmp_path / "rated.jsonl", rated)).labels_N, [3])
+    chat = [{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "oracle_label": 1}]
+    assert read_labelled(written(tmp_path / "chat.jsonl", chat)).responses()[0].text == "a"
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([{"judge_score": 1}], "no row has a label of a person"),
+        ([{"judge_score": 1, "oracle_label": "high"}], r"oracle_label must be a finite number or null, this is 'high'"),
+        ([{"judge_score": 1, "oracle_label": math.inf}], "oracle_label must be a finite number"),
+        ([{"prompt": "p", "chosen": "a", "rejected": "b"}], r"evaluate\.pairs"),
+        ([3], "a row must be a map"),
+    ],
+)
+def test_rows_that_cannot_be_read_are_one_line(tmp_path, rows, said):
+    with pytest.raises(DataError, match=said):
+        read_labelled(written(tmp_path / "rows.jsonl", rows))
+
+
+def test_scores_that_cannot_be_read_are_one_line(tmp_path):
+    rows = read_labelled(written(tmp_path / "rows.jsonl", [{"prompt": "p", "oracle_label": 1}]))
+    with pytest.raises(DataError, match=r"no row has a judge_score; name the model"):
+        rows.judged()
+    with pytest.raises(DataError, match="nothing to score"):
+        rows.responses()
+    rows = read_labelled(written(tmp_path / "more.jsonl", [{"oracle_label": 1, "judge_score": [1]}]))
+    with pytest.raises(DataError, match="judge_score must be a finite number"):
+        rows.judged()
+
+
+def test_decisions_against_labels_by_hand():
+    """Scores above 0.5 count as 1: decisions 1 1 0 0 against labels 1 0 0 0."""
+    values = [0.9, 0.6, 0.5, 0.1, 0.3, 0.7, Failure("late")]
+    found = figures(values, [1, 0, 0, 0, nan, nan, 1])
+    assert found["threshold"] == 0.5
+    assert (found["rows"], found["labelled"], found["failures"]) == (7, 4, {"late": 1})
+    assert found["agreement"]["percent"]["estimate"] == 0.75
+    assert found["agreement"]["kappa"]["estimate"] == pytest.approx((0.75 - 0.5) / 0.5)  # 1/2 1/4 + 1/2 3/4 by chance
+    assert found["metrics"]["auroc"]["estimate"] == 1.0
+    assert found["metrics"]["brier"]["estimate"] == pytest.approx((0.1**2 + 0.6**2 + 0.5**2 + 0.1**2) / 4)
+    assert found["mean"]["corrected"]["estimate"] == pytest.approx(0.5 + (0.1 - 0.6 - 0.5 - 0.1) / 4)
+    assert found["mean"]["labelled"]["estimate"] == 0.25
+    assert figures(values, [1, 0, 0, 0, nan, nan, 1], threshold=0.65)["agreement"]["percent"]["estimate"] == 1
+    assert "failed measurements: late x 1" in label_lines(found)
+
+
+def test_numbers_on_the_same_scale_and_on_another():
+    labels = [1, 2, 3, 4, 5, 3, nan, nan]
+    found = figures([1, 2, 3, 4, 4, 2, 5, 1], labels)
+    assert found["agreement"]["percent"]["estimate"] == pytest.approx(4 / 6)
+    wanted = agreement([[1, 2, 3, 4, 4, 2], labels[:6]], level="interval", reps=10, seed=0).alpha.estimate
+    assert found["agreement"]["alpha"]["estimate"] == wanted
+    assert found["metrics"]["spearman"]["estimate"] == pytest.approx(spearmanr([1, 2, 3, 4, 4, 2], labels[:6])[0])
+    between = figures([1.5, 2, 3, 4, 4, 2, 5, 1], labels)
+    assert set(between["agreement"]) == {"alpha"}
+    logits = figures([-7, -2, 0.5, 3, 9, 1, 2, 2], labels)
+    assert logits["agreement"] == {}
+    assert logits["metrics"]["spearman"]["estimate"] == pytest.approx(0.9856, abs=1e-3)
+    assert any("another scale" in line for line in label_lines(logits))
+    raw = figures([-7, -2, 9, 3], [0, 0, 1, 1])
+    assert (raw["threshold"], raw["agreement"], raw["metrics"]["auroc"]["estimate"]) == (None, {}, 1.0)
+    assert "brier" not in raw["metrics"]
+
+
+def test_what_cannot_be_computed_is_absent_and_said():
+    every = figures([0.2, 0.9, 0.8], [0, 1, 1])
+    assert every["mean"] == {}
+    assert any("no corrected mean" in line for line in label_lines(every))
+    lost = figures([Failure("late")] * 3, [1, 0, nan])
+    assert (lost["labelled"], lost["agreement"], lost["metrics"], lost["mean"]) == (0, {}, {}, {})
+    assert "failed measurements: late x 3" in label_lines(lost)
+    assert "NaN" not in json.dumps([every, lost])
+
+
+def test_a_labelled_part_that_is_not_random_is_said():
+    rng = np.random.default_rng(0)
+    scores = rng.random(200)
+    best = np.where(scores > 0.8, 1.0, nan)
+    said = [line for line in label_lines(figures(scores.tolist(), best)) if line.startswith("WARNING")]
+    assert len(said) == 1
+    assert "a random part" in said[0]
+    random = np.where(np.arange(200) < 50, (scores > 0.5).astype(float), nan)
+    assert not any(line.startswith("WARNING") for line in label_lines(figures(scores.tolist(), random)))
+
+
+def test_groups_of_one_change_nothing_and_copies_are_no_evidence():
+    rng = np.random.default_rng(3)
+    judge, labels = rng.random(30), np.where(np.arange(30) < 12, (rng.random(30) < 0.5).astype(float), nan)
+    plain = corrected_mean(judge, labels)
+    shuffled = corrected_mean(judge, labels, rng.permutation(30)).corrected
+    copied = corrected_mean(np.tile(judge, 3), np.tile(labels, 3), np.tile(np.arange(30), 3)).corrected
+    for name in ("estimate", "low", "high"):  # sums in another order: equal but for the last bits
+        assert getattr(shuffled, name) == pytest.approx(getattr(plain.corrected, name), rel=1e-12)
+        assert getattr(copied, name) == pytest.approx(getattr(plain.corrected, name), rel=1e-12)
+    agreed = agreement([judge > 0.5, labels], reps=200, seed=0)
+    tripled = agreement(np.tile([judge > 0.5, labels], 3), groups=np.tile(np.arange(30), 3), reps=200, seed=0)
+    assert (agreed.percent.low, agreed.kappa.high) == (tripled.percent.low, tripled.kappa.high)
+    with pytest.raises(DataError, match="there are 1 and 2"):
+        corrected_mean([0, 1, 1, 0], [0, 1, nan, nan], [0, 0, 1, 2])
+
+
+def test_intervals_over_prompts_cover_the_truth_where_those_over_rows_do_not():
+    """Four responses to each prompt, one of them labelled or all: labels and the judge's error depend on the prompt."""
+    rng, covered, naive = np.random.default_rng(1), {True: 0, False: 0}, 0
+    truth, n, repeats = 0.5, 80, 400
+    for trial in range(repeats):
+        whole = trial % 2 == 0  # all responses of a quarter of the prompts, or a quarter of the responses
+        rate = np.repeat(rng.beta(0.6, 0.6, n), 4)
+        labels = (rng.random(4 * n) < rate).astype(float)
+        judge = np.clip(0.2 + 0.3 * labels + np.repeat(rng.normal(0, 0.25, n), 4), 0, 1)
+        shown = np.repeat(np.arange(n) < n // 4, 4) if whole else np.arange(4 * n) % 4 == 0
+        groups = np.repeat(np.arange(n), 4)
+        seen = np.where(shown, labels, nan)
+        found = corrected_mean(judge, seen, groups).corrected
+        covered[whole] += found.low <= truth <= found.high
+        alone = corrected_mean(judge, seen).corrected
+        naive += whole and alone.low <= truth <= alone.high
+    for one in covered.values():
+        assert 0.91 <= one / (repeats / 2) <= 0.99  # three standard errors of 200 trials: 0.046
+    assert naive / (repeats / 2) < 0.85

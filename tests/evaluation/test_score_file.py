@@ -1,0 +1,137 @@
+"""`guerdon score`: every format, what cannot be scored, and resuming."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from guerdon.errors import DataError
+from guerdon.evaluation.scoring.score_file import score_file
+from length_model import Length
+
+ROWS = [{"prompt": "p", "response": "four"}, {"prompt": "p", "response": "bad"}, {"prompt": "p", "response": "sixsix"}]
+ADDED = [(4.0, None), (None, "late: 30 s"), (6.0, None)]
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_rows_keep_their_columns_and_format(tmp_path):
+    out = tmp_path / "out.jsonl"
+    line = score_file(jsonl(tmp_path / "in.jsonl", ROWS), Length("bad"), out, name="m")
+    wanted = [{**row, "reward": v, "reward_failure": why} for row, (v, why) in zip(ROWS, ADDED, strict=True)]
+    assert lines(out) == wanted
+    assert "3 of 3 rows scored, 1 with a missing reward (1 late)" in line
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+    (tmp_path / "in.json").write_text(json.dumps(ROWS))
+    score_file(tmp_path / "in.json", Length("bad"), tmp_path / "out.json", name="m")
+    assert json.loads((tmp_path / "out.json").read_text()) == wanted
+    table = pa.table(
+        {"prompt": ["p"] * 3, "response": [r["response"] for r in ROWS], "n": pa.array([1, 2, 3], pa.int8())}
+    )
+    pq.write_table(table, tmp_path / "in.parquet")
+    score_file(tmp_path / "in.parquet", Length("bad"), tmp_path / "out.parquet", name="m")
+    found = pq.read_table(tmp_path / "out.parquet")
+    assert found.schema.field("n").type == pa.int8()
+    assert found["reward"].to_pylist() == [4.0, None, 6.0]
+    assert found["reward_failure"].to_pylist() == [None, "late: 30 s", None]
+    (tmp_path / "in.csv").write_text("prompt,response\np,four\np,bad\n")
+    score_file(tmp_path / "in.csv", Length("bad"), tmp_path / "out.csv", name="m")
+    assert (tmp_path / "out.csv").read_text() == (
+        "prompt,response,reward,reward_failure\np,four,4.0,\np,bad,,late: 30 s\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "added"),
+    [
+        ({"prompt": "p", "chosen": "four", "rejected": "sixsix"}, {"reward_chosen": 4.0, "reward_rejected": 6.0}),
+        ({"prompt": "p", "chosen": "four", "rejected": "bad"}, {"reward_chosen": 4.0, "reward_rejected": None}),
+        ({"prompt": "p", "chosen": ["a"], "rejected": ["bb", "ccc"]},
+         {"reward_chosen": 1.0, "reward_rejected": [2.0, 3.0]}),
+        ({"prompt": "p", "responses": ["a", "bb"]}, {"rewards": [1.0, 2.0]}),
+        ({"prompt": "p", "responses": ["a", "bb"], "scores": [2, 1]}, {"rewards": [1.0, 2.0]}),
+        ({"question": "p", "response_A": "a", "response_B": "bb", "label": "B>A"}, {"rewards": [1.0, 2.0]}),
+        ({"prompt": "p", "completion": "four", "label": True}, {"reward": 4.0}),
+        ({"messages": [{"role": "user", "content": "p"}, {"role": "assistant", "content": "four"}]}, {"reward": 4.0}),
+        ({"question": "q", "steps": ["ab", "cd"]}, {"reward": 5.0}),
+    ],
+)  # fmt: skip
+def test_what_is_scored_of_a_row(tmp_path, row, added):
+    out = tmp_path / "out.jsonl"
+    score_file(jsonl(tmp_path / "in.jsonl", [row]), Length("bad"), out, name="m")
+    failure = "late: 30 s" if None in added.values() else None
+    assert lines(out) == [{**row, **added, "reward_failure": failure}]
+
+
+def test_a_row_that_cannot_be_read_is_a_failure_and_the_others_are_scored(tmp_path):
+    picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+    rows = [{"chosen": "x", "rejected": "y"}, {"prompt": picture, "response": "a"}, {"prompt": "p", "response": "a"}]
+    out = tmp_path / "out.jsonl"
+    score_file(jsonl(tmp_path / "in.jsonl", rows), Length("bad"), out, name="m")
+    first, second, third = lines(out)
+    assert (first["reward_chosen"], first["reward_rejected"]) == (None, None)
+    assert first["reward_failure"].startswith("no_prompt")
+    assert second["reward"] is None
+    assert second["reward_failure"].startswith("unreadable_chat")
+    assert third["reward"] == 1.0
+
+
+def test_a_killed_start_continues_and_scores_nothing_twice(tmp_path):
+    source, out = jsonl(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    first = Length("bad", dies_after=2)
+    with pytest.raises(KeyboardInterrupt):
+        score_file(source, first, out, name="m", batch_size=1)
+    assert not out.exists()
+    with pytest.raises(DataError, match="another file, model"):
+        score_file(source, Length("bad"), out, name="other")
+    second = Length("bad")
+    score_file(source, second, out, name="m", batch_size=1)
+    assert first.seen == ["four", "bad"]
+    assert second.seen == ["sixsix"]
+    assert [row["reward"] for row in lines(out)] == [4.0, None, 6.0]
+
+
+def test_only_failed_rows_are_scored_again(tmp_path):
+    source, out = jsonl(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    with pytest.raises(DataError, match="does not exist"):
+        score_file(source, Length("bad"), out, name="m", only_failed=True)
+    score_file(source, Length("bad"), out, name="m")
+    with pytest.raises(DataError, match="--only-failed"):
+        score_file(source, Length("bad"), out, name="m")
+    again = Length()
+    score_file(source, again, out, name="m", only_failed=True)
+    assert again.seen == ["bad"]
+    assert [(row["reward"], row["reward_failure"]) for row in lines(out)] == [(4.0, None), (3.0, None), (6.0, None)]
+
+
+def test_a_null_is_a_missing_reward_and_no_row_is_lost(tmp_path):
+    rows = [
+        {"prompt": "p", "response": "abcd"}, {"prompt": "p", "response": None}, {"prompt": None, "response": "abc"},
+        {"prompt": "p", "chosen": "abcde", "rejected": None}, {"messages": None},
+        {"system": "s", "instruction": "p", "input": "q", "output": "abcdef"},
+    ]  # fmt: skip
+    score_file(jsonl(tmp_path / "in.jsonl", rows), Length("bad"), tmp_path / "out.jsonl", name="m")
+    found = lines(tmp_path / "out.jsonl")
+    assert [row.get("reward") for row in found] == [4.0, None, None, None, None, 6.0]
+    assert [str(row["reward_failure"]).partition(":")[0] for row in found] == ["None", *["no_value"] * 4, "None"]
+    assert (found[3]["reward_chosen"], found[3]["reward_rejected"]) == (None, None)
+
+
+def test_a_wrong_file_is_one_line(tmp_path):
+    with pytest.raises(DataError, match="no such file"):
+        score_file(tmp_path / "absent.jsonl", Length("bad"), tmp_path / "out.jsonl", name="m")
+    with pytest.raises(DataError, match=r"in\.jsonl:1: nothing to score, found prompt, text"):
+        score_file(
+            jsonl(tmp_path / "in.jsonl", [{"prompt": "p", "text": "x"}]), Length("bad"), tmp_path / "o.jsonl", name="m"
+        )
+    with pytest.raises(DataError, match=r"end it in \.jsonl"):
+        score_file(tmp_path / "in.jsonl", Length("bad"), tmp_path / "out.csv", name="m")
+    assert [p.name for p in tmp_path.iterdir()] == ["in.jsonl"]
