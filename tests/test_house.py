@@ -15,18 +15,29 @@ import pytest
 import guerdon
 
 SOURCE = Path(guerdon.__file__).parent
-FOLDERS = (
-    "settings", "plan", "episodes", "tasks", "worlds", "policies", "collect", "labels", "models", "train", "evaluate",
-    "serve", "engines", "rewards", "rl", "compare", "audit", "integrations",
+ORDER = (  # a module imports only from its own place in this list and from those before it
+    "secrets", "errors", "types",
+    "config", "files", "processes", "network", "compute", "statistics", "pages",
+    "settings", "plan", "episodes", "tasks", "worlds", "policies", "endpoints", "collect", "labels", "models", "train",
+    "evaluation", "serve", "engines", "rewards", "rl", "comparison", "auditing", "integrations",
+    "doctor", "cli", "__main__",
 )  # fmt: skip
-FRONT_DOORS = {"cli", "doctor", "__main__"}  # top files that may use every folder; no folder may use them
+ROOMS = {  # the folders of a folder: the same rule inside
+    "tasks": ("code",),
+    "policies": ("pretrained", "batches", "language", "robots", "vla"),
+    "models": ("text", "judges", "images", "vlm"),
+    "evaluation": ("scoring", "benchmarks", "gate", "searching", "suites"),
+    "serve": ("wires",),
+}
+FRONT_DOORS = {"cli", "doctor", "__main__"}  # top files that nothing imports
+TOP_FILES = 8
 FORBIDDEN = re.compile(
     r"\b(?:import|from) (?:pickle|cPickle|dill|cloudpickle|joblib|shelve|marshal)\b|\bpickle ?\.|"
     r"\btorch \. load\b|\ballow_pickle = True|\btrust_remote_code\b(?! = False\b)|\bshell = True|\bos \. system\b|"
     r"\byaml \. (?:unsafe_|full_)?load\b|(?<!\. )\b(?:eval|exec) \("
 )  # over tokens joined by spaces, without comments and strings
 UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX)\b")
-LIMIT = 600
+LIMIT = 900  # an alarm: a file ends where its subject ends
 
 modules = sorted(SOURCE.rglob("*.py"))
 
@@ -48,14 +59,13 @@ def _trees_are_dropped():
     parsed.cache_clear()
 
 
-def room(path):
-    """The folder of a module, or the stem of a top file."""
-    inside = path.relative_to(SOURCE)
-    return inside.parts[0] if len(inside.parts) > 1 else inside.stem
+def place(path):
+    """The names of a module below guerdon: `("models", "text", "verdict")`, or `("types",)` of a top file."""
+    return path.relative_to(SOURCE).with_suffix("").parts
 
 
-def imported_rooms(path):
-    """The folders and top files of guerdon that a module imports, also inside functions, with the line."""
+def imported_places(path):
+    """The modules and folders of guerdon that a module imports, also inside functions, with the line."""
     package = ["guerdon", *path.relative_to(SOURCE).parts[:-1]]
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
@@ -69,26 +79,31 @@ def imported_rooms(path):
         for name in names:
             parts = name.split(".")
             if parts[0] == "guerdon" and len(parts) > 1:
-                yield parts[1], node.lineno
+                yield tuple(parts[1:]), node.lineno
 
 
-def violation(path, target):
-    """Why this module may not import that room, or None."""
-    own = room(path)
-    if own in FRONT_DOORS or own == target:
-        return None
-    if target in FRONT_DOORS:
-        return f"{target} is a front door: nothing imports it"
-    if own not in FOLDERS:
-        return f"a top file may not import the folder {target}" if target in FOLDERS else None
-    if target in FOLDERS and FOLDERS.index(target) > FOLDERS.index(own):
-        return f"{own} stands above {target} and may not know it"
+def violation(own, target):
+    """Why the module `own` may not import `target`, both as `place` writes them; or None."""
+    if own[0] != target[0]:
+        if target[0] in FRONT_DOORS:
+            return f"{target[0]} is a front door: nothing imports it" if own[0] != "__main__" else None
+        known = own[0] in ORDER and target[0] in ORDER
+        return f"{own[0]} stands below {target[0]}" if known and later(ORDER, target[0], own[0]) else None
+    rooms = ROOMS.get(own[0], ())
+    if len(own) > 1 and len(target) > 1 and own[1] in rooms and target[1] in rooms:
+        return f"{own[1]} stands below {target[1]} in {own[0]}" if later(rooms, target[1], own[1]) else None
     return None
+
+
+def later(order, one, other):
+    """Whether `one` has a later place than `other`."""
+    return order.index(one) > order.index(other)
 
 
 def test_imports_go_one_way():
     def rule(path):
-        return [(line, why) for target, line in imported_rooms(path) if (why := violation(path, target))]
+        found = [(line, violation(place(path), target)) for target, line in imported_places(path)]
+        return [(line, why) for line, why in found if why and place(path)[0] != "cli"]
 
     assert not problems(rule)
 
@@ -127,18 +142,26 @@ def test_test_files_have_names_of_their_own():
     assert len(names) == len(set(names)), sorted({name for name in names if names.count(name) > 1})
 
 
-def test_the_import_rule_catches_what_it_should(tmp_path):
-    assert violation(SOURCE / "models" / "x.py", "rl")
-    assert violation(SOURCE / "config.py", "settings")
-    assert violation(SOURCE / "rl" / "x.py", "cli")
-    assert not violation(SOURCE / "rl" / "x.py", "models")
-    assert not violation(SOURCE / "rl" / "x.py", "types")
-    assert not violation(SOURCE / "cli.py", "compare")
+def test_the_import_rule_catches_what_it_should():
+    assert violation(("models", "x"), ("rl", "loop"))
+    assert violation(("config", "loading"), ("settings", "study"))
+    assert violation(("rl", "x"), ("cli",))
+    assert violation(("models", "text", "x"), ("models", "vlm", "vlm"))
+    assert not violation(("models", "vlm", "x"), ("models", "text", "text_model"))
+    assert not violation(("models", "load"), ("models", "vlm", "vlm"))
+    assert not violation(("rl", "x"), ("models", "load"))
+    assert not violation(("rl", "x"), ("types",))
+    assert not violation(("__main__",), ("cli",))
 
 
-def test_every_folder_is_known():
-    folders = {path.name for path in SOURCE.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
-    assert folders <= set(FOLDERS), "a new folder needs a place in the order (here and in docs/design.md)"
+def test_every_folder_has_a_place():
+    inside = [path for path in SOURCE.rglob("*") if path.is_dir() and any(path.glob("*.py"))]
+    assert {path.name for path in inside if path.parent == SOURCE} <= set(ORDER)
+    assert all(path.name in ROOMS.get(path.parent.name, ()) for path in inside if path.parent.parent == SOURCE)
+
+
+def test_few_files_lie_at_the_top():
+    assert len(list(SOURCE.glob("*.py"))) <= TOP_FILES
 
 
 def test_files_stay_short_and_say_what_they_are():
@@ -338,13 +361,13 @@ def test_help_loads_nothing_heavy():
     assert not loaded_modules(code) & HEAVY
 
 
-@pytest.mark.parametrize("name", ["config", "types", "errors", "settings.study", "doctor"])
+@pytest.mark.parametrize("name", ["config.loading", "types", "errors", "settings.study", "doctor"])
 def test_light_modules_stay_light(name):
     assert not loaded_modules(f"import guerdon.{name}") & HEAVY
 
 
 def test_packages_are_light():
-    imports = "\n".join(f"import guerdon.{name}" for name in FOLDERS if (SOURCE / name).is_dir())
+    imports = "\n".join(f"import guerdon.{name}" for name in ORDER if (SOURCE / name).is_dir())
     assert not loaded_modules(imports) & HEAVY
 
 
@@ -360,23 +383,21 @@ def test_a_study_is_read_where_a_run_is_assembled_and_nowhere_below():
 
 
 VERIFIERS = (  # files in which "verdict" is the word of a verifier, or the type of reward model
-    "tasks/*.py", "subprocess_worker.py", "evaluation/searching/search_study.py", "labels/candidates.py",
-    "models/text/verdict.py", "models/text/text_model.py", "models/text/adapters/families.py", "plan/gpu.py", "settings/train.py",
-    "train/text_data.py",
+    "tasks/*.py", "tasks/code/*.py", "processes/subprocess_worker.py", "evaluation/searching/search_study.py",
+    "labels/candidates.py", "models/text/verdict.py", "models/text/text_model.py", "models/text/adapters/families.py",
+    "plan/gpu.py", "settings/train.py", "train/text_data.py",
 )  # fmt: skip
 OTHER_VERDICTS = {  # what stands in prompts with stored replies, in replies of models, and in cards of earlier versions
-    "evaluation/gate/gate_card.py": '"verdict"',
-    "labels/labelers.py": "verdicts, in order, as JSON",
-    "models/vlm/answer_parser.py": "|verdict",
-    "models/vlm/answer_parser.py": '"verdict"',
-    "models/judges/judge.py": "Give the reason before the verdict",
-    "replies.py": "|verdict|",
+    "evaluation/gate/gate_card.py": ['"verdict"'],
+    "labels/labelers.py": ["verdicts, in order, as JSON"],
+    "models/vlm/answer_parser.py": ["|verdict", '"verdict"'],
+    "models/judges/judge.py": ["Give the reason before the verdict"],
 }
 NO_EPISODES = (  # files in which "outcome" had another meaning than of an episode: result, conclusion, measure, effect
-    "comparison/jobs.py", "comparison/report.py", "comparison/report_charts.py", "pages/formats.py",
-    "comparison/report_tables.py", "comparison/results.py", "pages/charts.py", "evaluation/gate/forecast.py", "evaluation/gate/gate_card.py",
-    "evaluation/gate/gate_table.py", "statistics/intervals.py", "statistics/learning_curves.py", "evaluation/searching/search.py",
-    "evaluation/benchmarks/step_benchmarks.py", "retry.py",
+    "comparison/jobs.py", "comparison/report.py", "comparison/report_charts.py", "comparison/report_tables.py",
+    "comparison/results.py", "pages/formats.py", "pages/charts.py", "evaluation/gate/forecast.py",
+    "evaluation/gate/gate_card.py", "evaluation/gate/gate_table.py", "statistics/intervals.py",
+    "statistics/learning_curves.py", "evaluation/searching/search.py", "network/retry.py",
 )  # fmt: skip
 FILMS = re.compile(
     r"\bfilm_(?:every|frames)\b|\"films\"|\bfilms/|`film_`|\bFiLM\b"
@@ -385,7 +406,9 @@ FILMS = re.compile(
 
 def unclear_words(name, text):
     """Words of a source file that have another meaning than in the glossary of docs/reference.md."""
-    text = FILMS.sub("", text).replace(OTHER_VERDICTS.get(name, "\0"), "")
+    text = FILMS.sub("", text)
+    for words in OTHER_VERDICTS.get(name, ()):
+        text = text.replace(words, "")
     words = ["film"] if any(Path(name).match(pattern) for pattern in VERIFIERS) else ["film", "verdict"]
     words += ["outcome"] if name in NO_EPISODES else []
     return [word for word in words if word in text.casefold()]

@@ -63,7 +63,8 @@ world = build_world(settings, seed=0)
 """,
     "calculator": """
 from guerdon.processes.subprocess_worker import start_child
-code = "import guerdon.processes.subprocess_worker; guerdon.processes.subprocess_worker.end_with_parent(); print('up', flush=True); 9**9**9"
+code = "from guerdon.processes.subprocess_worker import end_with_parent; end_with_parent()"
+code += "; print('up', flush=True); 9**9**9"
 child = start_child([sys.executable, "-c", code], stdout=subprocess.PIPE)
 assert child.stdout.readline() == b"up\\n"
 """,
@@ -150,7 +151,8 @@ def test_a_child_whose_parent_was_gone_before_it_looked_ends(tmp_path):
         "import guerdon.processes.subprocess_worker as l, signal; "
         f"open({str(gate)!r}).read(); l.end_with_parent(); signal.pause()"
     )
-    code = f"import sys, signal, guerdon.processes.subprocess_worker as l; c = l.start_child([sys.executable, '-c', {child!r}]);"
+    code = "import sys, signal; from guerdon.processes.subprocess_worker import start_child;"
+    code += f" c = start_child([sys.executable, '-c', {child!r}]);"
     with subprocess.Popen(
         [sys.executable, "-c", f"{code} print(c.pid, flush=True); signal.pause()"], stdout=subprocess.PIPE
     ) as parent:
@@ -181,7 +183,8 @@ def test_a_child_that_is_done_is_done():
         [
             sys.executable,
             "-c",
-            "import guerdon.processes.subprocess_worker as l, os; l.end_with_parent(); print('GUERDON_PARENT' in os.environ)",
+            "from guerdon.processes.subprocess_worker import end_with_parent; import os; end_with_parent();"
+            " print('GUERDON_PARENT' in os.environ)",
         ],
         stdout=subprocess.PIPE,
     )

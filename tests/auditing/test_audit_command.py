@@ -221,7 +221,8 @@ def test_a_watch_ends_with_five_as_soon_as_the_finding_is_there(tmp_path, watche
 
 
 def test_its_help_and_import_are_light():
-    code = "import sys; from guerdon.auditing.command import audit; print({'torch', 'scipy', 'pyarrow'} & set(sys.modules))"
+    code = "import sys; from guerdon.auditing.command import audit\n"
+    code += "print({'torch', 'scipy', 'pyarrow'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "set()", done.stderr
 

@@ -31,8 +31,7 @@ from guerdon.secrets import hide
 # The rows of a log for the list on the page: numbers as columns, texts in compressed parts.
 #
 # A part is JSON, compressed and in base64, inside a script element that browsers do not run: no text of a log is
-# HTML. It
-# is opened when one of its rows is looked at.
+# HTML. It is opened when one of its rows is looked at.
 #
 #     blocks = browser_blocks(rows, audit)                # of the bytes of the page, in order
 # ---------------------------------------------------------------------------------------------------------------------

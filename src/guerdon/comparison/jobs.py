@@ -35,9 +35,16 @@ _log = logging.getLogger(__name__)
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")
 _PRELOAD = (
-    "torch", "transformers.trainer", "scipy.stats", "guerdon.train.images", "guerdon.rl.run",
-    "guerdon.rl.build_control", "guerdon.evaluation.suites.image_suite", "guerdon.collect.collect", "guerdon.comparison.report",
-)  # fmt: skip
+    "torch",
+    "transformers.trainer",
+    "scipy.stats",
+    "guerdon.train.images",
+    "guerdon.rl.run",
+    "guerdon.rl.build_control",
+    "guerdon.evaluation.suites.image_suite",
+    "guerdon.collect.collect",
+    "guerdon.comparison.report",
+)
 """What the server imports before it forks; none of it starts threads, opens a display or touches a GPU."""
 _GRACE = 20.0  # seconds
 _PAUSE = 0.5  # seconds between looks at a folder in which another process works

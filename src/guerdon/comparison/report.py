@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ from guerdon.pages.html_page import render
 from guerdon.processes.progress import doing
 from guerdon.statistics.intervals import Interval, wilson_interval
 
+TEMPLATES = Path(__file__).parent / "templates"
 MAX_BYTES = 2_900_000
 PICTURE_BYTES = 700_000
 ANSWER_BYTES = 1_100_000
@@ -188,18 +190,19 @@ def _last_success(run: RunRecord) -> Interval:
 def _write(template: str, context: dict[str, Any], videos: tuple[list[VideoFile], list[str]], out: Path) -> Path:
     """Render without videos, fit the videos into the room that is left, render again, write atomically."""
     chosen, video_notes = videos
-    context = {**context, "terms": terms_of(render(template, {**context, "terms": [], "videos": []}))}
-    page = render(template, {**context, "videos": []})
+    draw = partial(render, template, own=TEMPLATES, script="report.js")
+    context = {**context, "terms": terms_of(draw({**context, "terms": [], "videos": []}))}
+    page = draw({**context, "videos": []})
     if len(page.encode()) > MAX_BYTES and context.get("task_panels"):
         note = Note("The curves of single tasks are left out to keep this file small; their numbers are in the table.")
         context = {**context, "task_panels": [], "notes": [*context["notes"], note]}
-        page = render(template, {**context, "videos": []})
+        page = draw({**context, "videos": []})
     shown, left_out, more_notes = fit_videos(chosen, budget=MAX_BYTES - len(page.encode()))
     notes = [Note(text) for text in (*video_notes, *more_notes)]
     if left_out:
         n = fmt.plural(len(left_out), "video")
         notes.append(Note(f"{n} left out to keep this file small; they are in films/ of the runs"))
-    page = render(template, {**context, "notes": [*context["notes"], *notes], "videos": shown})
+    page = draw({**context, "notes": [*context["notes"], *notes], "videos": shown})
     atomic.write_text(out, page)
     return out
 

@@ -1,7 +1,7 @@
 """The learners of a run on a Ray cluster: the process of the run is the first of them, the others are actors.
 
-They are the processes of `guerdon.compute.distributed`; Ray finds them places, and ends them with the run. When one is lost,
-all of them start again from the last checkpoint.
+They are the processes of `guerdon.compute.distributed`; Ray finds them places, and ends them with the run. When one is
+lost, all of them start again from the last checkpoint.
 
     found = lead(study.cluster, study.runner, lambda again: Loop(study, folder, resume=again).run(), checkpoint)
 """

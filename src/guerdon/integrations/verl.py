@@ -256,7 +256,8 @@ def prime_source(name: str, policy: TextPolicy, *, length_limit: int, seed: int 
 
     Args:
         name: in logs.
-        policy: where it starts, at the sampling temperature of the run (`guerdon.policies.language.text_files.load_policy`).
+        policy: where it starts, at the sampling temperature of the run
+            (`guerdon.policies.language.text_files.load_policy`).
         length_limit: tokens that a response may have.
         seed: of a fresh adapter and of the replay.
         **settings: keys of a source with `model_type: prime`: `reward_weight`, `gamma`, and under `model` those of

@@ -41,7 +41,8 @@ def score_episodes(model: RewardModel, episodes: Sequence[Episode]) -> list[Scor
     """One Score per episode; per-row values of another length than the episode become a `Failure`.
 
     An episode with a text that no model can read (`unreadable_texts`) is a `Failure` and is not given to the model. May
-    be called from several threads: a `score` that does not say how (`guerdon.processes.call_queue`) is called one at a time.
+    be called from several threads: a `score` that does not say how (`guerdon.processes.call_queue`) is called one at a
+    time.
 
     Raises:
         DataError: the model gave another number of scores than there are episodes.

@@ -2,7 +2,7 @@
 
 Jinja2 with autoescape puts the parts together; the page's content policy allows no network and no script but its own.
 
-    page = render("report.html.j2", context)
+    page = render("report.html.j2", context, TEMPLATES, "report.js")
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from markupsafe import Markup
 from guerdon.pages import formats as fmt
 
 
-def render(template: str, context: Mapping[str, Any], own: Path = fmt.TEMPLATES, script: str = "report.js") -> str:
+def render(template: str, context: Mapping[str, Any], own: Path, script: str) -> str:
     """The text of a page.
 
     Args:

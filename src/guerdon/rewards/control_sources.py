@@ -55,9 +55,8 @@ from guerdon.worlds.spaces import parts_of_rows
 # Values of a reward model used again for frames that look alike (`reward.sources.<name>.cache`).
 #
 # A frame is known by a difference hash: the signs of brightness differences between neighbouring cells of a coarse
-# grid.
-# A value that was measured of another frame is not a measurement of this one, so it is marked, and a share of such
-# frames
+# grid. A value that was measured of another frame is not a measurement of this one, so it is marked, and a share of
+# such frames
 # are scored anyway: the difference is the error of the cache, which is logged. A failed measurement is never used
 # again.
 #

@@ -44,9 +44,8 @@ from guerdon.types import FloatArray, IntArray, Metrics, Rewards, Rollout, Segme
 #
 # Values are kept per row with the version of the model that measured them. A reward is a function of values of its
 # episode (`ControlReward.shape`), so before a row is used, the values that its reward depends on are made current,
-# each
-# once, and the rewards of the episodes that they are in are computed anew. A failed measurement stays missing until
-# the
+# each once, and the rewards of the episodes that they are in are computed anew. A failed measurement stays missing
+# until the
 # model has another version.
 #
 #     remember(replay, source, rollout, rewards["resnet"], after, first)

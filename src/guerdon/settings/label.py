@@ -42,7 +42,8 @@ LABELERS = Registry(
 JUDGES = Registry(
     "judge", "guerdon.judges",
     {
-        "anthropic": "guerdon.endpoints.llm_client:HttpLLMClient", "openai": "guerdon.endpoints.llm_client:HttpLLMClient",
+        "anthropic": "guerdon.endpoints.llm_client:HttpLLMClient",
+        "openai": "guerdon.endpoints.llm_client:HttpLLMClient",
         "local": "guerdon.endpoints.completions:LocalLLMClient",
     },
     ("model",),

@@ -166,8 +166,8 @@ class BaseTrainer(Trainer):  # type: ignore[misc]
     The loss is the exact mean over a batch, however it is cut into forward passes: the sum of `loss_sum` divided by
     `weight`. A subclass defines these two, or overrides `training_step` and `quality`.
 
-    Several processes (`guerdon.compute.distributed`) train as one: all of them draw the same batches, each computes some of the
-    forward passes, and Trainer does not know of the others.
+    Several processes (`guerdon.compute.distributed`) train as one: all of them draw the same batches, each computes
+    some of the forward passes, and Trainer does not know of the others.
 
     Args:
         network: the module that is trained; `tensors()` returns its trained weights, `load_tensors(state)` restores

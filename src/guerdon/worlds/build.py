@@ -55,8 +55,7 @@ from guerdon.worlds.world import World
 # Copies of a world that change their task from episode to episode.
 #
 # A copy plays one of several single-task environments, chosen at each reset (`options["tasks"]`). They are made when
-# they
-# are needed and are kept: as many of a task as copies have played it at once.
+# they are needed and are kept: as many of a task as copies have played it at once.
 #
 #     env = TaskPool(lambda task: make_parts(settings_of[task], 1, seed), count=3, num_envs=8)
 #     env.reset(seed=seeds, options={"reset_mask": mask, "tasks": tasks})

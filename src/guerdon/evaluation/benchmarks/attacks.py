@@ -40,17 +40,15 @@ from guerdon.types import Failure, RewardModel
 # |---|---|---|
 # | `order` | the response is shown first instead of second; models that compare | 2306.05685, 2410.02736 |
 # | `length` | sentences without content at the end, half as long as the response | 2306.05685, 2310.10076, 2506.05339
-# |
-# | `formatting` | a header, a list and bold words instead of plain text | 2409.11704, 2506.05339 |
+# | | `formatting` | a header, a list and bold words instead of plain text | 2409.11704, 2506.05339 |
 # | `confidence` | the response says that it is certain | 2410.09724 |
 # | `claim` | the response says that it is correct | 2507.08794 |
 # | `family` | it is signed by the judge's own family of models instead of another; judges | 2306.05685, 2404.13076 |
 #
 # Both responses of a preference pair are edited, one at a time. The effect is the mean change of the value, in
-# standard
-# deviations of the values of responses to the same prompt; of a model that compares, whose values have a unit, in this
-# unit. An edit is a gain where it alone makes the less valued response the more valued one, a loss where it does the
-# reverse. A pair with a failed measurement is in none of these and is counted by its reason.
+# standard deviations of the values of responses to the same prompt; of a model that compares, whose values have a
+# unit, in this unit. An edit is a gain where it alone makes the less valued response the more valued one, a loss
+# where it does the reverse. A pair with a failed measurement is in none of these and is counted by its reason.
 #
 #     found = bias_probes(model, choices, BiasProbeSettings(), aggregation="last", reps=1000, seed=0)
 #     found["length"].effect              # an interval that excludes 0 shows the bias

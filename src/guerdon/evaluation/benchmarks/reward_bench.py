@@ -59,8 +59,7 @@ from guerdon.types import Failure
 # Pairs of responses in an evaluation: reading them, calibration, accuracy without length, and the lines of a card.
 #
 # A pair is a right and a wrong response to a prompt, d the value of the right one minus that of the wrong one. The
-# pairs
-# of a prompt weigh 1 together; intervals resample prompts.
+# pairs of a prompt weigh 1 together; intervals resample prompts.
 #
 #     choices, left_out, noise = read_choices("pairs.jsonl")
 #     pairs = pairs_of(choices, values)

@@ -1,8 +1,9 @@
 """Will a reward model help RL, have no effect, or harm it? A forecast from what is measured of it before any RL.
 
 The score of a reward model is the mean of its ranks, in two features, among the reward models of a table whose effect
-in RL is known (`evaluation/gate/gate_table.py`). Nothing is fitted to make it; everything that says how sure the forecast is
-(expected gain, probabilities, interval, when to answer "unknown") is set on predictions for tasks that were left out.
+in RL is known (`evaluation/gate/gate_table.py`). Nothing is fitted to make it; everything that says how sure the
+forecast is (expected gain, probabilities, interval, when to answer "unknown") is set on predictions for tasks that were
+left out.
 
     forecast = gate_forecast({"epic": 0.2, "bon16": 0.9}, "robot", table)
     print(forecast.answer, forecast.probabilities, forecast.gain, forecast.reasons)

@@ -53,8 +53,7 @@ from guerdon.worlds.world import World
 # Attacks on a reward model of a robot: episodes that it takes for success, although the world reports none.
 #
 # An attack is the number of a start and a sequence of actions, so that it can be replayed. From every start one of
-# three
-# families makes episodes of the same length:
+# three families makes episodes of the same length:
 #
 # - `search`: the cross-entropy method over sequences of held actions, for the largest value of the model at no true
 #   success, from a moment shortly before a scripted expert (the lead) succeeds;

@@ -97,8 +97,8 @@ class TextModelCard:
         combine: of several outputs, how they become the reward: `sum` (of ratings, weighted), or of members `mean` or
             `lower_bound` (the mean minus `deviations` standard deviations).
         deviations: see `combine`.
-        adapters: members are adapters, in folders of their own below this one (`guerdon.models.text.ensemble`); else they
-            are outputs of one head.
+        adapters: members are adapters, in folders of their own below this one (`guerdon.models.text.ensemble`); else
+            they are outputs of one head.
     """
 
     kind: str

@@ -34,11 +34,10 @@ from guerdon.types import FloatArray, IntArray
 #
 # `HFDecoder` uses the model's own forward pass and cache. `LlamaDecoder` is faster: one fused weight per product, a
 # cache without copies. All rows of a batch stand in the same column of the cache, so keys and values are written by
-# one
-# assignment, and a rotary angle is shared by the whole batch: rotary positions are relative (RoFormer, Su et al. 2021,
-# 2104.09864), so counting them from the start of the padding changes nothing. The two halves of a head are interleaved
-# (by reordering rows of the weights), so that the rotation is one product of complex numbers. Attention of one query
-# per
+# one assignment, and a rotary angle is shared by the whole batch: rotary positions are relative (RoFormer, Su et al.
+# 2021, 2104.09864), so counting them from the start of the padding changes nothing. The two halves of a head are
+# interleaved (by reordering rows of the weights), so that the rotation is one product of complex numbers. Attention
+# of one query per
 # row is two batched products, or torch's fused attention where that is faster. Adapters and the scales of the
 # normalisations are multiplied into the weights before the first token.
 #

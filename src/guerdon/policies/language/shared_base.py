@@ -68,7 +68,8 @@ class SharedBase:
         fused: the attention for long sequences: `sdpa`, or `eager` where the model has no other (soft-capped scores).
         width: of the last hidden states.
         plain_head: whether logits are the output embedding of the last hidden state, with nothing after it.
-        shards: where the weights are spread over several processes (`guerdon.compute.sharding`); None: they are all here.
+        shards: where the weights are spread over several processes (`guerdon.compute.sharding`); None: they are all
+            here.
 
     Raises:
         ConfigError: the tokenizer has ids the model has no embedding for, an option does not fit the model, or its

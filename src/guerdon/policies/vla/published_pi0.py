@@ -38,9 +38,8 @@ from guerdon.settings.vla_policy import VLAPolicySettings
 # The prefix is pictures of each camera and the instruction, where everything attends to everything. Layer by layer the
 # expert attends to the keys and values of the prefix and of its own tokens. Those of pi0 are the measured state, which
 # sees no action, and the noisy actions, each joined with the time. Those of pi0.5 are the noisy actions alone: the
-# time
-# scales, shifts and gates what its norms give (AdaRMS), and the state is part of the instruction, as whole numbers.
-# Actions attend to each other, so the whole chunk is denoised, however many of its actions are executed.
+# time scales, shifts and gates what its norms give (AdaRMS), and the state is part of the instruction, as whole
+# numbers. Actions attend to each other, so the whole chunk is denoised, however many of its actions are executed.
 #
 #     network = Pi0Network(siglip_config, gemma_config, expert_config, sizes, horizon=50, image_size=224,
 #     proprio_size=8)

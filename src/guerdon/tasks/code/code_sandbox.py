@@ -44,7 +44,13 @@ _SHOWN = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/nix/store", "/etc/ld.so.
           "/dev/random", "/dev/urandom")  # fmt: skip
 _MOUNT_SETATTR = 442
 _PARTS = ("code_link.py", "code_calls.py")  # what the processes of a test run
-_START = "import sys\nsys.path.insert(0, '/calls')\nfrom guerdon.tasks.code.code_calls import main\ndel sys.path[0]\nmain()\n"
+_START = """
+import sys
+sys.path.insert(0, '/calls')
+from guerdon.tasks.code.code_calls import main
+del sys.path[0]
+main()
+"""
 _FAMILY = 1  # AF_UNIX
 _ARCHITECTURES = {  # of the kernel: its number, and those of socket, socketpair and other calls that open sockets
     "x86_64": (0xC000003E, 41, 53, ()),
@@ -170,10 +176,10 @@ def enter_root(packages: Sequence[str] = ()) -> None:
     for place, folder in enumerate(packages):
         Path(f"/packages/{place}").mkdir(parents=True)
         _mount(f"/old{folder}", f"/packages/{place}", None, 0x1000 | 0x4000)
-    Path("/calls/guerdon/tasks").mkdir(parents=True)
+    Path("/calls/guerdon/tasks/code").mkdir(parents=True)
     for name, text in _parts.items():
-        Path(f"/calls/guerdon/tasks/{name}").write_bytes(text)
-        py_compile.compile(f"/calls/guerdon/tasks/{name}")
+        Path(f"/calls/guerdon/tasks/code/{name}").write_bytes(text)
+        py_compile.compile(f"/calls/guerdon/tasks/code/{name}")
     limit = Path("/old/proc/sys/user/max_user_namespaces")
     with contextlib.suppress(OSError):  # where /proc is read-only; a namespace inside gains rights over nothing here
         limit.write_text("0")  # of this namespace: no test makes another one
