@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from guerdon.collect.text import RunPrompts, TextCollector, TextRollout, join
+from guerdon.collect.text import TextCollector, TextRollout, join
 from guerdon.comparison.study import plan_study
 from guerdon.files import atomic
 from guerdon.policies.language.text_files import load_policy
@@ -109,8 +109,7 @@ def answers(study: Study, path: Path, prompts: int, seed: int) -> tuple[TextRoll
     assert study.data is not None
     policy = load_policy(TextPolicySettings(path=str(path), bf16=study.text_policy.bf16), seed=seed)
     data = study.data.model_copy(update={"train_batch_size": prompts})
-    every = RunPrompts.read(data, policy.tokenizer)
-    collector = TextCollector(data, study.generation, policy, seed=seed, prompts=every)
+    collector = TextCollector(data, study.generation, policy, seed=seed)
     rollout = collector.sampler.draw()
     collector.close()
     return rollout, float(rollout.outcomes_B.mean())
