@@ -10,8 +10,8 @@ The result is what `reward_model.prime_model.path` and `ref_path` name, for all 
     python studies/prime_offline.py studies/prime.yaml --task chain
 
 writes <sft.save_dir>/offline/model and cost.json beside it: responses, seconds of every part, and how well the model
-and a table of claims, fitted to the same outcomes, separate sound steps from first errors on fresh responses of the
-study's own start (the truth about steps is used for this number alone).
+separates sound steps from first errors on fresh responses of the study's own start (the truth about steps is used for
+this number alone).
 """
 
 from __future__ import annotations
@@ -24,15 +24,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from guerdon.collect.text import RunPrompts, TextCollector, TextRollout, join
+from guerdon.collect.text import TextCollector, TextRollout, join
 from guerdon.comparison.study import plan_study
 from guerdon.files import atomic
 from guerdon.policies.language.text_files import load_policy
 from guerdon.rewards.prime import PrimeReward
 from guerdon.rewards.source import SourceTerms
-from guerdon.rewards.tabular import TabularReward
 from guerdon.settings.prime import PrimeSettings
-from guerdon.settings.reward_models import TabularModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train import SFTSettings
@@ -82,7 +80,7 @@ def main() -> None:
     model = fit(study, rollout, reference, given)
     model.save(folder / "model")
     seconds["model"] = time.perf_counter() - started
-    found = judged(study, model, own, rollout, given)
+    found = judged(study, model, own, given)
     cost = {
         "responses": len(rollout.inputs),
         "students": given.students,
@@ -111,8 +109,7 @@ def answers(study: Study, path: Path, prompts: int, seed: int) -> tuple[TextRoll
     assert study.data is not None
     policy = load_policy(TextPolicySettings(path=str(path), bf16=study.text_policy.bf16), seed=seed)
     data = study.data.model_copy(update={"train_batch_size": prompts})
-    every = RunPrompts.read(data, policy.tokenizer)
-    collector = TextCollector(data, study.generation, policy, seed=seed, prompts=every)
+    collector = TextCollector(data, study.generation, policy, seed=seed)
     rollout = collector.sampler.draw()
     collector.close()
     return rollout, float(rollout.outcomes_B.mean())
@@ -154,15 +151,11 @@ def fit(study: Study, rollout: TextRollout, reference: Path, given: argparse.Nam
     return model
 
 
-def judged(
-    study: Study, model: PrimeReward, start: Path, learned_from: TextRollout, given: argparse.Namespace
-) -> dict[str, object]:
-    """AUROC of steps on fresh responses of the study's own start, of the model and of a table of claims."""
+def judged(study: Study, model: PrimeReward, start: Path, given: argparse.Namespace) -> dict[str, object]:
+    """AUROC of steps on fresh responses of the study's own start."""
     fresh, share = answers(study, start, 512 // (study.data.n_samples if study.data else 4), given.seed - 1)
-    table = TabularReward(SourceTerms("tabular"), TabularModelSettings())
-    table.learn(learned_from)
-    found = {"model": model.measure(fresh, learn=False), "table": table.measure(fresh)}
-    return {"start_right": share} | {f"step_auroc_{k}": rewards.metrics["step_auroc"] for k, rewards in found.items()}
+    rewards = model.measure(fresh, learn=False)
+    return {"start_right": share, "step_auroc_model": rewards.metrics["step_auroc"]}
 
 
 def say(line: str) -> None:

@@ -215,6 +215,12 @@ def test_what_a_verb_cannot_do_costs_one_line(call, arguments, words):
     assert whole_tree() == set(files)
 
 
+def test_a_report_of_a_data_set_is_refused_with_what_shows_episodes(call):
+    Path("data/meta").mkdir(parents=True)
+    refused(call("report", "data", files={"data/meta/info.json": "{}"}), "data is a data set", "lerobot-dataset-viz")
+    assert whole_tree() == {"data", "data/meta", "data/meta/info.json"}
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [

@@ -30,7 +30,7 @@ STUDIES = sorted([*(ROOT / "studies").glob("*.yaml"), *(ROOT / "configs").glob("
 VERBS = {command.name or command.callback.__name__ for command in app.registered_commands}
 DRY = VERBS - {"audit", "doctor", "import", "report"}  # have --dry-run
 PROGRAM = re.compile(
-    r"(?:\$ )?(?:\w+=\S+ )*(?:guerdon|make|python3?|pip|ray|torchrun|pytest|git|curl|apt-get|kubectl|docker|rerun"
+    r"(?:\$ )?(?:\w+=\S+ )*(?:guerdon|make|python3?|pip|ray|torchrun|pytest|git|curl|apt-get|kubectl|docker"
     r"|lerobot-\w+|ssh|cd|export|source|\.) (?![a-z]+ [a-z]+ [a-z]+ )|(?:make|pytest)$"
 )
 FENCE = re.compile(r"^ *```+(.*)$")

@@ -387,8 +387,7 @@ VERIFIERS = (  # files in which "verdict" is the word of a verifier, or the type
     "labels/candidates.py", "models/text/verdict.py", "models/text/text_model.py", "models/text/adapters/families.py",
     "plan/gpu.py", "settings/train.py", "train/text_data.py",
 )  # fmt: skip
-OTHER_VERDICTS = {  # what stands in prompts with stored replies, in replies of models, and in cards of earlier versions
-    "evaluation/gate/gate_card.py": ['"verdict"'],
+OTHER_VERDICTS = {  # what stands in prompts with stored replies, and in replies of models
     "labels/labelers.py": ["verdicts, in order, as JSON"],
     "models/vlm/answer_parser.py": ["|verdict", '"verdict"'],
     "models/judges/judge.py": ["Give the reason before the verdict"],
@@ -401,7 +400,7 @@ NO_EPISODES = (  # files in which "outcome" had another meaning than of an episo
 )  # fmt: skip
 FILMS = re.compile(
     r"\bfilm_(?:every|frames)\b|\"films\"|\bfilms/|`film_`|\bFiLM\b"
-)  # keys and folder of older runs; a network
+)  # keys and folder of runs; a network
 
 
 def unclear_words(name, text):

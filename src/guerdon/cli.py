@@ -457,31 +457,21 @@ def _serve(*words: Any, **options: Any) -> None:
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="A study's work_dir, the folder of one run, or a data set.")],
-    model: Annotated[
-        list[str] | None, typer.Option(help="Data set: a reward model, as the keys of reward.model (repeatable).")
-    ] = None,
-    camera: Annotated[str | None, typer.Option(help="Data set: the camera that the models look at.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Data set: only so many episodes.")] = None,
+    folder: Annotated[Path, typer.Argument(help="A study's work_dir, or the folder of one run.")],
 ) -> None:
-    """Write report.html again from the files of a study or a run, or a data set's episodes for the Rerun viewer."""
+    """Write report.html again from the files of a study or a run."""
     if (folder / "meta" / "info.json").is_file():
-        from guerdon.config.tree import parse_yaml
-        from guerdon.evaluation.recordings import write_recordings
-
-        models = [parse_yaml(text, "--model")[0] for text in model or ()]
-        paths = write_recordings(folder, models, camera=camera, limit=limit)
-        return _say(f"wrote {len(paths)} recordings; open them with: rerun {paths[0].parent}/*.rrd")
-    given = {"--model": model, "--camera": camera, "--limit": limit}
-    if idle := [name for name, value in given.items() if value is not None]:
-        raise ConfigError(f"{idle[0]} is for the episodes of a data set, and {folder} is none (no meta/info.json)")
+        raise ConfigError(
+            f"{folder} is a data set, and recordings for the Rerun viewer are no longer written: lerobot-dataset-viz "
+            "shows episodes, guerdon evaluate what reward models say of them; guerdon report reads studies and runs"
+        )
     from guerdon.comparison.report import write_report, write_single_report
 
     if (folder / "study.json").is_file():
         return _say(f"report: {write_report(folder)}")
     if (folder / "metrics.jsonl").is_file():
         return _say(f"report: {write_single_report(folder)}")
-    raise ConfigError(f"{folder} holds no study (study.json), run (metrics.jsonl) or episodes (meta/info.json)")
+    raise ConfigError(f"{folder} holds no study (study.json) and no run (metrics.jsonl)")
 
 
 @app.command()

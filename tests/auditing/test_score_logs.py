@@ -203,6 +203,28 @@ def test_a_lerobot_data_set_gets_a_column(tmp_path):
         check_paths(DATA / "lerobot", out, only_failed=False)
 
 
+class LastWord:
+    """Judges whole episodes; it cannot judge the first one."""
+
+    info = RewardInfo(name="last_word", range=(0.0, 1.0), granularity="total", modality="state")
+
+    def __init__(self):
+        self.seen = 0
+
+    def score(self, episodes):
+        first, self.seen = self.seen, self.seen + len(episodes)
+        return [Score(total=0.5) if n else Score(failure=Failure("busy")) for n in range(first, self.seen)]
+
+
+def test_one_value_of_an_episode_is_that_of_its_last_row(tmp_path):
+    score_path(DATA / "lerobot", LastWord(), tmp_path / "scored", name="m")
+    table = pq.read_table(tmp_path / "scored" / "data" / "chunk-000" / "file-000.parquet")
+    numbers, values = table["episode_index"].to_numpy(), table["guerdon_reward"].to_numpy()
+    for number, last in enumerate((np.nan, 0.5, 0.5)):
+        rows = values[numbers == number]
+        np.testing.assert_array_equal(rows, [np.nan] * (len(rows) - 1) + [last])
+
+
 def test_models_are_loaded_for_what_is_scored(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     model = load_scoring_model(DATA / "lerobot", "test_score_logs:brightness", {"dies_after": 99})

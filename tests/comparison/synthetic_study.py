@@ -115,7 +115,7 @@ def write_video(path: Path, *, sources=("resnet",), step=80_000, n=40, success=T
     won = np.array([success and t > 0.75 * n for t in range(n)])
     progress = np.clip(np.arange(n) / (0.75 * n), 0, 1).astype(np.float32)
     arrays = {"frames": np.stack([scene(t, n, success=won[t]) for t in range(n)]), "rows": np.arange(n) * 3}
-    arrays |= {"success": won, "reward/env": won.astype(np.float32)}
+    arrays |= {"success": won, "reward/env": won.astype(np.float32), "missing/env": np.zeros(n, bool)}
     for k, source in enumerate(sources):
         arrays[f"reward/{source}"] = (progress ** (k + 1) + 0.03 * np.sin(np.arange(n))).astype(np.float32)
         arrays[f"missing/{source}"] = np.isin(np.arange(n), missing_rows)

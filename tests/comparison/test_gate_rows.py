@@ -20,8 +20,8 @@ def finals(task, arm, seed):
     return None if (task, arm, seed) == ("t", "B", 1) else FINALS[arm][seed] + (0.1 if task == "u" else 0.0)
 
 
-@pytest.fixture(params=["forecast", "verdict"])  # verdict: in cards of earlier versions
-def study(tmp_path, request):
+@pytest.fixture
+def study(tmp_path):
     """Arm B uses the model of the study, arm C two models, the baseline A none."""
     folder = write_study(tmp_path / "study", finals, tasks=("t", "u"), videos=False)
     for path in folder.glob("runs/*/*/seed*/config.yaml"):
@@ -31,7 +31,7 @@ def study(tmp_path, request):
         path.write_text(yaml.safe_dump({"reward": {"use_reward_model": bool(sources), "sources": sources}}))
     for task in ("t", "u"):
         card = folder / "models" / task / "resnet" / "evaluation.json"
-        card.write_text(json.dumps({request.param: {"features": FEATURES}}))
+        card.write_text(json.dumps({"forecast": {"features": FEATURES}}))
     return folder
 
 

@@ -361,9 +361,8 @@ FORECAST = {
 }
 
 
-@pytest.mark.parametrize("key", ["forecast", "verdict"])  # verdict: in cards of earlier versions
-def test_a_card_begins_with_its_forecast(tmp_path, key):
-    card = card_of(tmp_path, **{key: FORECAST})
+def test_a_card_begins_with_its_forecast(tmp_path):
+    card = card_of(tmp_path, forecast=FORECAST)
     headline = text(card.split("</summary>")[0])
     assert headline.split("resnet · t ")[1].startswith("forecast: likely HARMS RL (probabilities: helps 0.10, ")
     assert '<small class="no">forecast:' in card

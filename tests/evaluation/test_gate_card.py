@@ -267,11 +267,6 @@ def test_a_card_without_a_forecast_and_one_that_is_none(tmp_path):
             read_forecast(card(tmp_path / "broken", broken))
 
 
-def test_a_card_of_an_earlier_version_has_its_forecast_under_another_name(tmp_path):
-    (tmp_path / "evaluation.json").write_text(json.dumps({"verdict": FORECAST}))
-    assert read_forecast(tmp_path) == FORECAST
-
-
 def test_the_warning_needs_harm_above_the_limit(tmp_path):
     folder = card(tmp_path, FORECAST)
     assert "probability 0.70, expected change of true success -0.20 [-0.30, +0.01]; it looks at the arm" in (

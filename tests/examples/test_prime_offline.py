@@ -80,7 +80,7 @@ def test_students_outcomes_reference_model_and_a_run_from_it(tmp_path, hidden, w
     assert cost["responses"] == 128
     assert len(cost["right"]) == 2  # the start of the runs and another student
     assert set(cost["seconds"]) == {"students", "responses", "reference", "model"}
-    assert 0 <= cost["step_auroc_table"] <= 1
+    assert 0 <= cost["step_auroc_model"] <= 1
     model = folder / "sft" / "offline" / "model"
     for folder in (model, model / "reference"):
         assert json.loads((folder / "config.json").read_text())["hidden_size"] == width

@@ -32,12 +32,6 @@ def test_json_keeps_every_bit(explained):
         assert back.score.steps.tobytes() == explained.score.steps.tobytes()
 
 
-def test_records_from_before_parse_status_are_read():
-    record = SCORES[1].to_json()
-    del record["parse_status"]
-    assert ExplainedScore.from_json(record).parse_status is None
-
-
 def test_one_fallback_makes_the_whole_a_fallback():
     assert joined_status(["ok", None, "fallback"]) == "fallback"
     assert joined_status([None, "ok"]) == "ok"

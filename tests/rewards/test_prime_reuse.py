@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from guerdon.errors import CheckpointError
 from guerdon.models.text.text_load import load_text_model
-from guerdon.models.text.text_model import ADDED, read_card
+from guerdon.models.text.text_model import read_card
 from guerdon.policies.batches.tokens import prompt_ids, response_ids, token_batch
 from guerdon.policies.language.text_files import load_policy, save_policy
 from guerdon.policies.language.tiny_text import build_tokenizer
@@ -174,7 +175,7 @@ def test_prompts_that_one_card_cannot_describe_are_said(tmp_path):
     assert shared_system_prompt([asked("user", "assistant", "user")]) == (False, None)
 
 
-def test_a_card_of_before_is_read(tmp_path):
+def test_a_card_that_lacks_a_field_is_refused(tmp_path):
     import json
 
     from guerdon.files.atomic import sha256
@@ -182,8 +183,8 @@ def test_a_card_of_before_is_read(tmp_path):
     loop = learnt(tmp_path)
     folder = run_folder(loop.study) / "reward_models" / "prime"
     card, seal = folder / "reward_model.json", folder / "COMPLETE"
-    record = {k: v for k, v in json.loads(card.read_text()).items() if k not in ADDED}
+    record = {k: v for k, v in json.loads(card.read_text()).items() if k not in ("closed", "outputs")}
     card.write_text(json.dumps(record))
     seal.write_text(json.dumps(json.loads(seal.read_text()) | {"reward_model.json": sha256(card)}))
-    assert (read_card(folder).system_prompt, read_card(folder).closed) == (None, False)
-    assert load_text_model(str(folder)).info.causal
+    with pytest.raises(CheckpointError, match=r"reward_model\.json lacks closed, outputs"):
+        read_card(folder)

@@ -220,7 +220,6 @@ SETUPS = {
         letter_study,
         {"reward_model": prime(prime_model={"warm_up": {"rollouts": 40, "epochs": 2, "policy_learns": True}})},
     ),
-    "tabular": (sum_study, {"reward_model": {"rm_type": "tabular"}}),
     "gae": (letter_study, {"algorithm": {"adv_estimator": "gae", "kl_coef": 0.1, "kl_in": "reward"}}),
     "remax": (
         sum_study,

@@ -14,7 +14,6 @@ import pytest
 from toys import Learner, Toy
 
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.files.atomic import seal_folder, write_json
 from guerdon.models.explained_score import JudgeOptions
 from guerdon.serve import update_store
 from guerdon.serve.backends import ModelLoader
@@ -186,21 +185,6 @@ def test_clients_are_not_forgotten_but_refused_when_there_are_too_many(tmp_path,
             await models.get().learn([text("a")], update=UpdateId("a", 2))
 
     run(work)
-
-
-def test_a_state_from_before_numbers_is_read(tmp_path):
-    model, store = Learner(), UpdateStore(tmp_path, keep=1)
-    store.resume(model)
-    model.learn([text("a")])
-    store.commit(model, None, {})
-    final = tmp_path / "update_000000001"
-    (final / "COMPLETE").unlink()
-    write_json(final / "update.json", {"updates": 1, "answers": {"r1": {"content": "x"}}})
-    seal_folder(final, tmp_path / "update_000000002")
-    store.resume(again := Learner())
-    assert (again.seen, store.updates) == (1, 1)
-    assert store.answer(UpdateId("r1", 1)) is None
-    store.close()
 
 
 def test_a_failed_update_is_taken_back(tmp_path, caplog):

@@ -40,15 +40,6 @@ def test_what_is_given_wins_and_is_what_a_run_keeps():
     assert READ(several.model_dump()) == several
 
 
-@pytest.mark.parametrize(("protocol", "fixtures", "seed"), [("lerobot", "each", 1000), ("openvla", "sequence", 0)])
-def test_the_fixtures_of_a_protocol_are_no_keys_any_more(protocol, fixtures, seed):
-    given = {"type": "libero", "protocol": protocol}
-    assert READ({**given, "fixtures": fixtures, "fixtures_seed": seed}) == READ(given)  # a file of an earlier version
-    for key, value in (("fixtures", "each" if fixtures == "sequence" else "sequence"), ("fixtures_seed", 7)):
-        with pytest.raises(ConfigError, match=rf"env\.{key} .*this key was removed; it follows from protocol"):
-            config.validate(Study, {"env": {**given, key: value}}, origin="x")
-
-
 def test_the_guides_names():
     settings = READ(
         {"type": "libero", "task_suite_name": "libero_goal", "n_rollout_threads": 3, "max_env_length": 0,

@@ -1,16 +1,14 @@
-"""Keys that say with which values of their neighbours they do something, and removed keys."""
+"""Keys that say with which values of their neighbours they do something."""
 
 import re
 
 import pytest
 from pydantic import ValidationError
 
-from guerdon.config.loading import Tree, to_plain, validate
+from guerdon.config.loading import to_plain, validate
 from guerdon.errors import ConfigError
-from guerdon.settings import base
 from guerdon.settings.algorithm import ControlAlgorithmSettings
-from guerdon.settings.base import SET, Because, OnlyWith, Removed, Settings, Unless, only_with, without_removed
-from guerdon.settings.study import Study
+from guerdon.settings.base import SET, Because, OnlyWith, Settings, Unless, only_with
 
 
 class Paint(Settings):
@@ -103,62 +101,9 @@ def test_every_rule_names_neighbours_that_exist():
     assert found > 20
 
 
-def test_a_key_that_there_was_says_what_to_do(monkeypatch):
-    monkeypatch.setitem(base.REMOVED, "Paint.lead", Removed((0.2, 0.4), "paint has no lead; choose a kind"))
-    wall = validate(
-        Wall, {"paint": {"lead": [0.2, 0.4], "kind": "oil"}}, origin="wall.yaml"
-    )  # an old file, written out
-    assert wall.paint.kind == "oil"
-    tree = Tree({"paint": {"lead": [0.2, 0.5]}}, {"paint.lead": "wall.yaml:2"})
-    with pytest.raises(ConfigError) as caught:
-        validate(Wall, tree, origin="wall.yaml")
-    said = "wall.yaml:2: paint.lead = a list of 2: this key was removed; paint has no lead; choose a kind"
-    assert str(caught.value) == said
-    with pytest.raises(ConfigError, match=r"paint\.lead .* choose a kind"):
-        validate(Wall, {"paint": {"lead": 1}, "height": "x"}, origin="wall.yaml")
-    with pytest.raises(ConfigError, match="height") as caught:  # what is left out hides no other mistake
-        validate(Wall, {"paint": {"lead": [0.2, 0.4]}, "height": "x"}, origin="wall.yaml")
-    assert "lead" not in str(caught.value)
-
-
 def test_the_order_of_checks_does_not_matter_to_what_is_written_out():
     settings = ControlAlgorithmSettings(adv_estimator="grpo", group_size=4)
     plain = to_plain(settings)
     assert "rollout_steps" not in plain
     assert plain["group_size"] == 4
     assert validate(ControlAlgorithmSettings, plain, origin="again") == settings
-
-
-def forms_below(form):
-    return [form, *(below for one in form.__subclasses__() for below in forms_below(one))]
-
-
-def test_keys_that_there_were_are_of_sections_that_there_are():
-    forms = {form.__name__: form for form in forms_below(Settings)}
-    for name in base.REMOVED:
-        form, key = name.split(".")
-        assert key not in forms[form].model_fields, name
-        assert all(below.removed(key) is base.REMOVED[name] for below in forms_below(forms[form])), name
-
-
-OLD = {
-    "policy": {"type": "text", "tiny": {}}, "data": {},
-    "algorithm": {"type": "text", "betas": [0.9, 0.999], "gamma": 0.9},
-    "reward_model": {"rm_type": "prime", "prime_model": {"optim": {"grad_clip": 10.0, "lr": 1e-5}}},
-    "runner": {"video_fps": 20},
-}  # fmt: skip
-
-
-def test_a_study_that_an_earlier_version_wrote_out_is_read():
-    study = validate(Study, OLD, origin="config.yaml")
-    assert (study.algorithm.gamma, study.reward_model.prime_model.optim.lr) == (0.9, 1e-5)
-    for path, value in (("runner", {"video_fps": 21}), ("algorithm", {"betas": [0.8, 0.9]})):
-        with pytest.raises(ConfigError, match=rf"{path}\..* this key was removed; "):
-            validate(Study, {**OLD, path: value}, origin="config.yaml")
-
-
-def test_a_training_that_an_earlier_version_began_is_resumed():
-    record = {"settings": {"lr": 1.0, "min_delta": 1e-3, "deep": {"betas": [0.9, 0.999]}}, "data_hash": "x"}
-    assert without_removed(record) == {"settings": {"lr": 1.0, "deep": {}}, "data_hash": "x"}
-    record["settings"]["min_delta"] = 0.5
-    assert without_removed(record)["settings"]["min_delta"] == 0.5

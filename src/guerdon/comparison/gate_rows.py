@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.comparison.results import RunRecord, StudyRecord, final_success, finite, mapping, number
-from guerdon.evaluation.gate.gate_card import card_folders, forecast_of
+from guerdon.evaluation.gate.gate_card import card_folders
 from guerdon.evaluation.gate.gate_table import PREFIX
 from guerdon.files.json_files import read_json
 from guerdon.models.scores import RECORD
@@ -77,5 +77,6 @@ def _features(study: StudyRecord, task: str, path: str) -> dict[str, float | Non
     places = {f"models/{card.task}/{card.name}": card.evaluation for card in study.cards if card.task == task}
     own = [c for end, c in places.items() if any(p.as_posix().endswith(end) for p in (given, given.parent))]
     there = [content for folder in card_folders(path) if (content := read_json(folder / RECORD)) is not None]
-    features = mapping(mapping(forecast_of(next(iter([*own, *there]), {}))).get("features"))
+    card = next(iter([*own, *there]), {})
+    features = mapping(mapping(card.get("forecast")).get("features"))
     return {str(name): finite(value) for name, value in features.items()}

@@ -21,7 +21,7 @@ from guerdon.comparison.report_tables import MODEL_METRICS
 from guerdon.comparison.results import RewardModelCard, Row, finite, mapping, number
 from guerdon.errors import DataError, boundary
 from guerdon.evaluation.benchmarks.attacks import CONTROL
-from guerdon.evaluation.gate.gate_card import forecast_lines, forecast_of, likely_effect
+from guerdon.evaluation.gate.gate_card import forecast_lines, likely_effect
 from guerdon.pages import formats as fmt
 from guerdon.statistics.intervals import Interval
 
@@ -86,7 +86,7 @@ def card_views(cards: Sequence[RewardModelCard], *, budget: int) -> tuple[list[C
             pictures.append((title, uri, hint))
         try:
             with boundary(DataError, f"{card.task}/{card.name}: the forecast of its evaluation cannot be read"):
-                forecast, likely = _forecast(forecast_of(card.evaluation))
+                forecast, likely = _forecast(card.evaluation.get("forecast"))
         except DataError as error:
             notes.append(str(error))
             forecast, likely = (), ""

@@ -157,9 +157,9 @@ def load_video(file: VideoFile) -> LoadedVideo:
     with boundary(DataError, f"video {file.path.name} of {file.run.name} lacks an array"):
         frames, rows = content["frames"], content["rows"].astype(np.int64)
         success = content["success"].astype(bool)
-    rewards = {k.removeprefix("reward/"): v.astype(np.float32) for k, v in content.items() if k.startswith("reward/")}
-    nothing = np.zeros(len(rows), dtype=bool)
-    missing = {name: content.get(f"missing/{name}", nothing).astype(bool) for name in rewards}
+        paid = {k.removeprefix("reward/"): v for k, v in content.items() if k.startswith("reward/")}
+        missing = {name: content[f"missing/{name}"].astype(bool) for name in paid}
+    rewards = {name: values.astype(np.float32) for name, values in paid.items()}
     lengths = {len(frames), len(rows), len(success), *map(len, rewards.values()), *map(len, missing.values())}
     if len(lengths) != 1 or len(rows) == 0 or frames.ndim != 4 or frames.dtype != np.uint8:
         raise DataError(f"{file.path}: frames, rows, success and rewards of a video must share one length > 0")

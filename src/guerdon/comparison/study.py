@@ -274,13 +274,9 @@ def _write_configs(plan: StudyPlan) -> None:
     for path, config in written.items():
         if not (path.with_suffix(".done").exists() and path.exists()):
             continue
-        try:
-            why = "" if holds(path, config) else str(path)
-        except ConfigError as error:  # a key that this version does not have
-            why = str(error)
-        if why:
+        if not holds(path, config):
             raise ConfigError(
-                f"{plan.folder} holds a study whose finished job {path.stem} was configured differently ({why}); "
+                f"{plan.folder} holds a study whose finished job {path.stem} was configured differently ({path}); "
                 "choose another work_dir, or go back to that configuration"
             )
     for path, config in written.items():

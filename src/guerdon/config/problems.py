@@ -177,8 +177,6 @@ def _unknown(spot: Spot, value: Any, path: str) -> Iterator[_Unknown]:
         here = f"{path}.{key}" if path else str(key)
         fitting = child(spot, key, value)
         inside = fitting or child(spot, key)
-        if (removed := _removed(every, key)) is not None and removed.says(inner):
-            continue
         if every and not fitting and all(form.model_config.get("extra") == "forbid" for form in every):
             yield _Unknown(here, inner, forms, [form for form in every if field_of(form, key) is not None])
         yield from _unknown(inside, inner, here)
@@ -187,15 +185,7 @@ def _unknown(spot: Spot, value: Any, path: str) -> Iterator[_Unknown]:
 def _unknown_text(model: type[BaseModel], one: _Unknown) -> str:
     key = one.path.rpartition(".")[2]
     shown = "(not shown here)" if isinstance(one.value, str) and is_secret(key) else describe(one.value)
-    if (removed := _removed([*one.forms, *one.others], key)) is not None:
-        return f"= {shown}: this key was removed; {removed.instead}"
     return f"= {shown}: unknown key; {_suggestion(model, one)}"
-
-
-def _removed(forms: Sequence[type[BaseModel]], key: Any) -> Any:
-    """What a form of the section says of a key that there was; see `settings.base.Removed`."""
-    found = (form.removed(key) for form in forms if hasattr(form, "removed"))
-    return next((one for one in found if one is not None), None)
 
 
 def _suggestion(model: type[BaseModel], one: _Unknown) -> str:

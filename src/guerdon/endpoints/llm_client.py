@@ -218,7 +218,7 @@ class HttpLLMClient:
         kept: dict[str, Any] | None = self._cache.get(key)
         if kept is None or "tries" in kept:
             return None
-        text = kept.get("text", kept.get("refused"))  # refused: what an earlier version could not use
+        text = kept.get("text", kept.get("refused"))  # refused: could not be used
         if text is not None:
             reply = LLMReply(text, kept.get("stop", "end"), model=kept.get("model"))
             answer = answer_of(request, reply, parse)

@@ -12,7 +12,7 @@ A card is a dataclass of plain values. A state is tensors and JSON values in one
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,24 +36,23 @@ def write_card(file: Path, card: Any, **more: Any) -> None:
     write_json(file, asdict(card) | {"guerdon_version": __version__} | more)
 
 
-def read_card(file: Path, kind: type[Card], *, added: Collection[str] = ()) -> Card:
+def read_card(file: Path, kind: type[Card]) -> Card:
     """The card in a file.
 
     Args:
         file: in JSON.
         kind: the dataclass.
-        added: fields that older cards lack.
 
     Raises:
-        CheckpointError: it cannot be read, or lacks other fields.
+        CheckpointError: it cannot be read, or lacks fields.
     """
     with boundary(CheckpointError, f"{file} cannot be read"):
         record = json.loads(file.read_text(encoding="utf-8"))
         known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
-        absent = sorted(known - record.keys() - set(added))
+        absent = sorted(known - record.keys())
         if absent:
             raise CheckpointError(f"{file} lacks {', '.join(absent)}: it was not written by `guerdon train`")
-        return kind(**{name: record[name] for name in known & record.keys()})
+        return kind(**{name: record[name] for name in known})
 
 
 def save_state(folder: Path, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:

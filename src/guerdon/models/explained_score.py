@@ -83,7 +83,7 @@ class ExplainedScore:
             failure=None if record["failure"] is None else Failure(**record["failure"]),
             spread=record.get("spread"),
         )
-        return cls(score, record["text"], record["tokens"], record["truncated"], record.get("parse_status"))
+        return cls(score, record["text"], record["tokens"], record["truncated"], record["parse_status"])
 
 
 @runtime_checkable

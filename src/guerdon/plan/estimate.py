@@ -257,7 +257,7 @@ def estimate_run(study: Study) -> dict[str, Any]:
     runner, env = study.runner, study.env
     evaluations = runner.total_steps // runner.eval_every * runner.eval_episodes
     if study.text:
-        costs = {"prime": 0.25, "value": 0.25, "normal": 0.25, "exact": 0.0, "tabular": 0.0}
+        costs = {"prime": 0.25, "value": 0.25, "normal": 0.25, "exact": 0.0}
         factor = 1.0 + sum(costs.get(source.model.model_type, 0.1) for source in study.text_sources.values())
         size = size_of(study)
         responses = runner.total_steps * factor + evaluations / 3

@@ -559,10 +559,9 @@ def _restored(tensors: dict[str, Tensor]) -> LabelledBatch | None:
         return None
     found = {name: tensor.numpy().copy() for name, tensor in tensors.items()}
     prompts = np.split(found["prompts"], np.cumsum(found["lengths"])[:-1])
-    n = len(found["lengths"])
     responses = np.split(found["responses"], np.cumsum(found["response_lengths"])[:-1])
     tokens = token_batch(prompts, responses, found["finished"], pad_id=0)
     ref = torch.zeros(tokens.mask_B_T.shape)
     ref[torch.from_numpy(tokens.mask_B_T)] = tensors["ref"]
-    known = tensors.get("known", torch.ones(n, dtype=torch.bool)).clone()  # checkpoints of a replay alone have neither
-    return LabelledBatch(tokens, tensors["acc"].clone(), known, tensors.get("groups", torch.arange(n)).clone(), ref)
+    acc, known, groups = (tensors[name].clone() for name in ("acc", "known", "groups"))
+    return LabelledBatch(tokens, acc, known, groups, ref)

@@ -22,7 +22,6 @@ from guerdon.policies.language.text import TextPolicy, add_policy, reference
 from guerdon.policies.language.text_files import check_disk, load_policy, outline, save_policy, written_bytes
 from guerdon.rewards.prime import PrimeReward
 from guerdon.rewards.source import GroundTruth, RewardSource, SourceTerms
-from guerdon.rewards.tabular import TabularReward
 from guerdon.rewards.text_sources import ExactReward, TextReward
 from guerdon.rl.episode_stats import TRUTH, EpisodeStats
 from guerdon.rl.learner import KL, OnPolicyLearner
@@ -35,7 +34,6 @@ from guerdon.settings.reward_models import (
     ExactModelSettings,
     JudgeModelSettings,
     PrimeModelSettings,
-    TabularModelSettings,
     relative,
 )
 from guerdon.settings.study import Study
@@ -260,8 +258,6 @@ def build_text_sources(
             sources[name] = primes[name]
         elif isinstance(model, ExactModelSettings):
             sources[name] = ExactReward(terms[name])
-        elif isinstance(model, TabularModelSettings):
-            sources[name] = TabularReward(terms[name], model)
         else:
             if isinstance(model, JudgeModelSettings) and model.cache_dir is None:
                 model = model.model_copy(update={"cache_dir": str(folder / "judge" / name)})

@@ -357,7 +357,7 @@ class Loop:
         self.progress.write_line(f"step {self.step}: writing episodes for the report")
         try:  # a picture for the report: where nothing can be drawn, the run goes on
             with self._averaged():
-                self.parts.show(self.folder / "films", self.step)  # the name of the folder in older runs
+                self.parts.show(self.folder / "films", self.step)
         except GuerdonError as error:
             self.progress.write_line(f"no episodes for the report: {error}")
 
@@ -402,7 +402,7 @@ class Loop:
         self.stats.load_state_dict(values["stats"])
         self.failures.load_state_dict(values["failures"])
         self.step, self._wall_before = int(values["step"]), float(values["wall_time"])
-        self._before = values.get("before")
+        self._before = values["before"]
         offsets: dict[str, int] = values["offsets"]
         return offsets
 

@@ -108,12 +108,12 @@ class UpdateStore:
                 with boundary(CheckpointError, f"{path} cannot be used"):
                     verify_folder(path)
                     state = json.loads((path / STATE).read_text(encoding="utf-8"))
+                    updates, answers, forgotten = state["updates"], state["answers"], state["forgotten"]
             except CheckpointError as error:
                 problems.append((path, str(error)))
                 continue
             model.restore(path / MODEL)  # the folder is whole: if this fails, an older state does not help
-            self.updates, self._forgotten = state["updates"], state.get("forgotten", {})
-            self._answers = state["answers"] if "forgotten" in state else []  # older states had no numbers
+            self.updates, self._answers, self._forgotten = updates, answers, forgotten
             for broken, why in problems:
                 log.warning("%s; the state before it, %s, is used instead", why, path.name)
                 aside = broken.with_name(f"broken_{broken.name}")

@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -31,7 +31,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema, to_jsonable_python
+from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_after_validator_function, tagged_union_schema
 
 from guerdon.config.problems import problem_lines
@@ -42,75 +42,9 @@ from guerdon.errors import ConfigError
 from guerdon.secrets import remember
 
 
-class Removed(NamedTuple):
-    """A key that was removed.
-
-    Attributes:
-        default: that it had; old files that say it, such as those of run folders, are read without it.
-        instead: what to do now.
-    """
-
-    default: Any
-    instead: str
-
-    def says(self, value: Any) -> bool:
-        """Whether a value of the key is what is done without it."""
-        return value is None or bool(value == to_jsonable_python(self.default))
-
-
 def _yaml(*values: Any) -> str:
     shown = (str(value).lower() if isinstance(value, bool) else "null" if value is None else value for value in values)
     return ", ".join(map(str, shown))
-
-
-def _always(value: Any) -> Removed:
-    """A key that has one value now, its default."""
-    return Removed(value, f"it is always {_yaml(value)}: remove it")
-
-
-_BETAS = Removed((0.9, 0.999), "the decays of AdamW's moments are 0.9 and 0.999")
-_OF_TRENDS = "a change counts 1, one for the worse -0.2, an unclear one 0: scale values by reward_coef of the source"
-REMOVED: dict[str, Removed] = {
-    "TextAlgorithmSettings.betas": _BETAS,
-    "TextAlgorithmSettings.credit_temperature": Removed(0.1, "the temperature of the soft minimum is 0.1"),
-    "OptimSettings.betas": _BETAS,
-    "OptimSettings.grad_clip": Removed(10.0, "gradients of the implicit model are clipped to the norm 10"),
-    "EndpointSettings.image_format": Removed("png", "pictures are sent as PNG"),
-    "VLMSettings.positive_reward": Removed(1.0, _OF_TRENDS),
-    "VLMSettings.negative_reward": Removed(-0.2, _OF_TRENDS),
-    "VLMSettings.unclear_reward": Removed(0.0, _OF_TRENDS),
-    "RunnerSettings.video_fps": Removed(20, "videos of training episodes have 20 frames per second"),
-    "_ImageTrainSettings.min_delta": Removed(1e-3, "an improvement of the validation loss counts from 0.001 on"),
-    "AttackSettings.filler": Removed(None, "a padding step is the question again: remove it"),
-    "BestOfNSettings.draws": _always(500),
-    "CacheSettings.hash_size": _always(16),
-    "CacheSettings.check_share": _always(0.05),
-    "EnvSettings.curriculum_ema_alpha": _always(0.99),
-    "EnvSettings.curriculum_tau": _always(0.02),
-    "GeneratedBenchSettings.error_rate": _always(0.5),
-    "LiberoSettings.fixtures": Removed(None, "it follows from protocol: remove it"),
-    "LiberoSettings.fixtures_seed": Removed(None, "it follows from protocol: remove it"),
-    "MetaWorldSettings.goals_seed": _always(0),
-    "MiningSettings.temperature": _always(0.7),
-    "MiningSettings.top_p": _always(1.0),
-    "MonteCarloSettings.policy": Removed(
-        None,
-        "the policy of the study completes: label with that model as policy, and give the solutions of another by "
-        "label.solutions.data_path",
-    ),
-    "MonteCarloSettings.top_p": _always(1.0),
-    "RegisterSettings.chained": _always(True),
-    "SearchSettings.questions_at_a_time": _always(8),
-    "SearchSettings.step_tokens": Removed(None, "a piece has at most data.max_response_length tokens: remove it"),
-    "ShareSettings.of": _always("advantage"),
-    "ShareSettings.decay": _always(0.9),
-    "StorySettings.distractors": _always(0),
-    "StorySettings.number_words": _always(False),
-    "UpdateSettings.weight_decay": _always(1e-4),
-    "UpdateSettings.continuation_every": _always(3),
-    "UpdateSettings.gradient_penalty": _always(1.0),
-}
-"""Keys that were removed, as `Class.key` of the class that had them."""
 
 
 @dataclass(frozen=True)
@@ -211,19 +145,6 @@ class Settings(BaseModel):
     def derived(self) -> dict[str, Any]:
         """Values of keys that follow from others, where they are not given."""
         return {}
-
-    @classmethod
-    def removed(cls, key: Any) -> Removed | None:
-        """The removed key, and what to do now; None where there never was one."""
-        forms = (base for form in (cls, *cls.short_form) for base in form.__mro__)
-        return next((found for form in forms if (found := REMOVED.get(f"{form.__name__}.{key}"))), None)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_removed(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or given.keys() <= cls.model_fields.keys():
-            return given
-        return {key: value for key, value in given.items() if not ((old := cls.removed(key)) and old.says(value))}
 
     @model_validator(mode="after")
     def _refuse_idle_keys(self) -> Self:
@@ -390,14 +311,6 @@ def check_multiple(batch_size: int, micro_batch_size: int | None, key: str = "ba
     """
     if micro_batch_size is not None and batch_size % micro_batch_size:
         raise ValueError(f"{key} ({batch_size}) must be a multiple of micro_batch_size ({micro_batch_size})")
-
-
-def without_removed(plain: Any) -> Any:
-    """Plain values of an earlier version without removed keys whose value is what is done now."""
-    if not isinstance(plain, dict):
-        return plain
-    old = {key: [one for name, one in REMOVED.items() if name.endswith(f".{key}")] for key in plain}
-    return {key: without_removed(value) for key, value in plain.items() if not any(o.says(value) for o in old[key])}
 
 
 def as_tuple(given: str | tuple[str, ...] | None) -> tuple[str, ...]:

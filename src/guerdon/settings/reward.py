@@ -27,7 +27,6 @@ from guerdon.settings.reward_models import (
     RemoteModelSettings,
     RewardModelSettings,
     RunModelSettings,
-    TabularModelSettings,
     judges_text,
     relative,
 )
@@ -419,24 +418,7 @@ class ExactSection(_RewardModelSection):
         return {"model": {"model_type": "exact"}}
 
 
-class TabularSection(_RewardModelSection):
-    """`reward_model` of the tabular reference."""
-
-    source_name = "tabular"
-
-    rm_type: Literal["tabular"] = Field(
-        "tabular", description="generated tasks: a logistic table of what lines claim, fitted to the run's outcomes"
-    )
-    l2: float = Field(0.05, gt=0, description="tabular: penalty of the logistic regression")
-
-    def source_keys(self) -> dict[str, Any]:
-        """A table that learns in the run."""
-        return {"model": {"model_type": "tabular", "l2": self.l2}}
-
-
-RewardModelSection = Annotated[
-    PrimeSection | ClassifierSection | ExactSection | TabularSection, ByName("rm_type", "prime")
-]
+RewardModelSection = Annotated[PrimeSection | ClassifierSection | ExactSection, ByName("rm_type", "prime")]
 """PRIME's section: an alias of a source of `reward.sources` and of the weight of the outcome."""
 
 
@@ -474,7 +456,7 @@ def check_truth(
             raise ValueError(f"reward.truth {truth!r} is none of the sources {', '.join(names)}")
         if source.model.compares:
             raise ValueError(f"{relative(where)}, so it cannot be reward.truth, which scores responses one by one")
-        if isinstance(source.model, PrimeModelSettings | TabularModelSettings):
+        if isinstance(source.model, PrimeModelSettings):
             raise ValueError(f"reward.truth {truth} learns in the run, and a truth does not change")
         idle = {"reward_weight", "reward_weight_schedule", "adaptive_weight", "gamma"} & source.model_fields_set
         refuse(idle, "reward.truth, which is never trained on", where)

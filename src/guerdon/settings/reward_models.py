@@ -290,23 +290,6 @@ class ExactModelSettings(_ModelSettings):
         return "the task itself"
 
 
-class TabularModelSettings(_ModelSettings):
-    """A table of weights of what lines claim, fitted to outcomes."""
-
-    model_type: Literal["tabular"] = Field(
-        "tabular",
-        description="generated tasks: a logistic table of what lines claim (`7+5=2`), fitted to the outcomes of the "
-        "run; pays every token of a line the probability that its claim gets. A reference: what a process reward "
-        "learned from outcomes can bring on a task at best",
-    )
-    l2: float = Field(0.05, gt=0, description="tabular: penalty of the logistic regression")
-
-    @property
-    def origin(self) -> str:
-        """The run."""
-        return "the outcomes of the run"
-
-
 class RemoteModelSettings(_ModelSettings):
     """A reward model on a reward server."""
 
@@ -457,7 +440,7 @@ def judges_text(model: _ModelSettings) -> bool:
 
 
 RefittedModelSettings = ResNetModelSettings | ProgressModelSettings
-RunModelSettings = PrimeModelSettings | ExactModelSettings | TabularModelSettings
+RunModelSettings = PrimeModelSettings | ExactModelSettings
 """Reward models that are made in a run, from the policy or the task; their values are rewards as they are."""
 RewardModelSettings = Annotated[
     ResNetModelSettings
@@ -468,7 +451,6 @@ RewardModelSettings = Annotated[
     | JudgeModelSettings
     | PrimeModelSettings
     | ExactModelSettings
-    | TabularModelSettings
     | RemoteModelSettings
     | VLMModelSettings
     | SarmModelSettings

@@ -47,7 +47,7 @@ class RunnerSettings(Settings):
     keep_checkpoints: int = Field(2, ge=0, description="newest checkpoints kept; 0: none once the run is complete")
     save_reward_models: bool = Field(True, description="write reward models that were refitted during the run")
     resume_dir: str | None = Field(None, description="start from a checkpoint of another run (two-stage training)")
-    # `film_` instead of `video_`, as in the configurations of older runs; `video_every` below is another key
+    # `film_` instead of `video_`: `video_every` below is another key
     film_every: int = Field(0, ge=0, description="environment steps between videos for the report; 0: end only")
     film_frames: int = Field(24, ge=2, description="frames of such a video")
     save_video: bool = Field(

@@ -19,7 +19,7 @@ from guerdon.settings.base import Settings, refuse
 from guerdon.settings.cluster import ClusterSettings
 from guerdon.settings.collect import CollectSettings
 from guerdon.settings.compare import CompareSettings
-from guerdon.settings.data import DataSettings, GeneratedDataSettings
+from guerdon.settings.data import DataSettings
 from guerdon.settings.evaluate import EvaluateSettings, EvaluateTextSettings, judges_text, on_own_family
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.off_policy import ReplayAlgorithmSettings, RobotAlgorithm
@@ -32,7 +32,7 @@ from guerdon.settings.policy import (
     PolicySettings,
 )
 from guerdon.settings.reward import RewardModelSection, RewardSettings, SourceSettings, check_truth
-from guerdon.settings.reward_models import ExactModelSettings, PrimeModelSettings, TabularModelSettings, relative
+from guerdon.settings.reward_models import ExactModelSettings, PrimeModelSettings, relative
 from guerdon.settings.runner import RunnerSettings
 from guerdon.settings.search import SearchSettings
 from guerdon.settings.text_policy import (
@@ -487,16 +487,9 @@ class TextStudy(Study):
     def _run_models_fit_the_data(self) -> Self:
         n_samples = 1 if self.data is None else self.data.n_samples
         for name, source in self.text_sources.items():
-            kind = source.model.model_type
-            of_task = isinstance(source.model, ExactModelSettings | TabularModelSettings)
-            if of_task and self.data is not None and self.data.type != "generated":
-                raise ValueError(f"the {kind} reward source {name} needs steps of known form: data.type generated")
-            family = self.data.task.family if of_task and isinstance(self.data, GeneratedDataSettings) else ""
-            if isinstance(source.model, TabularModelSettings) and family == "automaton":
-                raise ValueError(
-                    f"the tabular reward source {name} needs facts that hold in every question; those of the family "
-                    f"{family} differ: take another data.task.family"
-                )
+            exact = isinstance(source.model, ExactModelSettings)
+            if exact and self.data is not None and self.data.type != "generated":
+                raise ValueError(f"the exact reward source {name} needs steps of known form: data.type generated")
             if isinstance(source.model, PrimeModelSettings):
                 needs, estimator = self.algorithm.needs, str(self.algorithm.adv_estimator)
                 source.model.check_study(

@@ -244,7 +244,6 @@ PROTOCOLS = {
     "rlinf": _Protocol(dict.fromkeys(SUITES, 512), 15, False, "openvla", "each", 0, 0),
 }
 """How LeRobot 0.6 (`lerobot-eval`), OpenVLA (`run_libero_eval.py`) and RLinf (its OpenVLA-OFT runs) use LIBERO."""
-_OF_PROTOCOL = ("fixtures", "fixtures_seed")  # were keys: old files have the protocol's values
 
 
 class LiberoSettings(EnvSettings):
@@ -358,8 +357,7 @@ class LiberoSettings(EnvSettings):
         if not found.get("max_episode_steps", 0):
             found["max_episode_steps"] = protocol.limits[suite]
         names = ("num_steps_wait", "reset_gripper_open", "gripper")
-        given = {k: v for k, v in found.items() if k not in _OF_PROTOCOL or v != getattr(protocol, k)}
-        return {**{name: getattr(protocol, name) for name in names}, **given}
+        return {**{name: getattr(protocol, name) for name in names}, **found}
 
     @field_validator("task", mode="before")
     @classmethod

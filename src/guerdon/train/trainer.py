@@ -37,7 +37,6 @@ from guerdon.compute.generators import small_seed
 from guerdon.errors import ConfigError, DataError, NonFiniteError, boundary, naming
 from guerdon.files.atomic import write_json
 from guerdon.processes.progress import ProgressBar
-from guerdon.settings.base import without_removed
 from guerdon.settings.train import (
     ProgressTrainSettings,
     ResNetTrainSettings,
@@ -439,7 +438,7 @@ class TrainingFolder:
                 f"{self.save_dir} already holds a training; go on with it by --resume (a finished one stays as it is), "
                 "or choose another save_dir"
             )
-        old, new = _flat(without_removed(before)), _flat(without_removed(self.record))
+        old, new = _flat(before), _flat(self.record)
         changed = [
             name if name.startswith("data") else f"{name} {old.get(name)!r} -> {new.get(name)!r}"
             for name in sorted(old.keys() | new) if old.get(name) != new.get(name)

@@ -230,8 +230,8 @@ def _at_equal_length(z_P: Float64, right_P: Float64, weights_R_P: Float64) -> Fl
 def preference_lines(section: Mapping[str, Any]) -> list[str]:
     """The section `pairs` of a card, without its failures."""
     shares = {"overall": section["overall"], **section["subsets"], **section["sections"]}
-    left_out = ", ".join(f"{n} {reason}" for reason, n in section.get("left_out", {}).items())  # none in older ones
-    noise = section.get("label_noise")
+    left_out = ", ".join(f"{n} {reason}" for reason, n in section["left_out"].items())
+    noise = section["label_noise"]
     lines = [*figure_table((name, share["measured"]) for name, share in shares.items())]
     lines.append(f"ties: {sum(section['ties'].values())}")
     lines += [f"rows left out: {left_out}"] * bool(left_out)

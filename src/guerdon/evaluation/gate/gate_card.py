@@ -52,11 +52,6 @@ def gate_table(gate: GateSettings) -> GateTable:
 _SAID = {"harms": "likely HARMS RL", "no effect": "likely has no effect in RL", "helps": "likely helps RL"}
 
 
-def forecast_of(record: Mapping[str, Any]) -> Any:
-    """The forecast in the record of an evaluation; None where there is none."""
-    return record.get("forecast", record.get("verdict"))  # the name in cards of earlier versions
-
-
 def likely_effect(forecast: Mapping[str, Any]) -> str | None:
     """The effect with a probability above 0.5; None where there is none."""
     chances = forecast["probabilities"] or {}
@@ -145,7 +140,7 @@ def read_forecast(*folders: Path) -> dict[str, Any] | None:
         path = folder / RECORD
         if path.is_file():
             with boundary(DataError, f"{path}: not JSON of an evaluation; run `guerdon evaluate` again"):
-                found = forecast_of(json.loads(path.read_text(encoding="utf-8")))
+                found = json.loads(path.read_text(encoding="utf-8")).get("forecast")
                 return None if found is None else _checked(found)
     return None
 

@@ -20,7 +20,6 @@ from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.episodes.rollout_logs import RESCORED, log_files, log_records
 from guerdon.episodes.row_files import write_parquet
 from guerdon.errors import ConfigError, DataError
-from guerdon.evaluation.recordings import reward_curve
 from guerdon.evaluation.scoring.score_file import (
     check_files,
     is_factory,
@@ -31,8 +30,10 @@ from guerdon.evaluation.scoring.score_file import (
 from guerdon.files.append_log import AppendLog
 from guerdon.files.atomic import write_json
 from guerdon.models.load import kind_at, load_reward_model
+from guerdon.models.scores import score_episodes
 from guerdon.processes.progress import log_line
-from guerdon.types import RewardModel
+from guerdon.train.rabc import by_row, row_values
+from guerdon.types import Episode, FloatArray, RewardModel
 
 
 def is_data_set(path: Path) -> bool:
@@ -135,8 +136,7 @@ def _score_data_set(root: Path, model: RewardModel, out: Path, *, name: str, dry
         found = {row["episode"]: row["values"] for row in log.rows[1:]}
         for episode in read_episodes(root, camera=camera, with_frames=pictures):
             if numbers[episode.id] not in found:
-                curve = reward_curve(model, episode)
-                values = [float(v) if np.isfinite(v) else None for v in curve.values]
+                values = [float(v) if np.isfinite(v) else None for v in _values_of_rows(model, episode)]
                 log.append({"episode": numbers[episode.id], "values": values})
                 found[numbers[episode.id]] = values
     copy = out.with_name(f"{out.name}.copy")
@@ -154,3 +154,14 @@ def _score_data_set(root: Path, model: RewardModel, out: Path, *, name: str, dry
     copy.rename(out)
     part.unlink()
     return f"wrote {out}: {len(found)} episodes with the column {RESCORED}"
+
+
+def _values_of_rows(model: RewardModel, episode: Episode) -> FloatArray:
+    """(T,) values of the rows, NaN where there is none; a model that judges whole episodes says it in the last row."""
+    if by_row(model.info):
+        return row_values(model, episode)[0]
+    values_T = np.full(len(episode), np.nan, dtype=np.float32)
+    total = score_episodes(model, [episode])[0].total
+    if total is not None:
+        values_T[-1] = total
+    return values_T

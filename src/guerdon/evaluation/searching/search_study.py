@@ -35,7 +35,6 @@ from guerdon.policies.language.generate_vllm import build_engine
 from guerdon.policies.language.text import TextPolicy
 from guerdon.policies.language.text_files import load_policy, outline
 from guerdon.processes.progress import ProgressBar
-from guerdon.settings.base import without_removed
 from guerdon.settings.data import DataSettings
 from guerdon.settings.reward_models import relative
 from guerdon.settings.search import SearchSettings
@@ -197,8 +196,8 @@ def check_identity(folder: Path, study: Study, prompts: Sequence[Prompt], policy
     }
     path = folder / "search.json"
     if path.is_file():
-        before = without_removed(json.loads(path.read_text(encoding="utf-8"))["identity"])
-        changed = [key for key in identity if before.get(key) != without_removed(identity[key])]
+        before = json.loads(path.read_text(encoding="utf-8"))["identity"]
+        changed = [key for key in identity if before.get(key) != identity[key]]
         if changed and written:
             raise ConfigError(
                 f"{folder} holds answers of another search: {', '.join(changed)} differ; choose another "

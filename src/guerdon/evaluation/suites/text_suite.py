@@ -52,7 +52,7 @@ from guerdon.evaluation.benchmarks.step_benchmarks import (
     step_table,
     true_first_error,
 )
-from guerdon.evaluation.gate.gate_card import card_forecast, forecast_lines, forecast_of, gate_table, signed
+from guerdon.evaluation.gate.gate_card import card_forecast, forecast_lines, gate_table, signed
 from guerdon.evaluation.gate.gate_features import text_features
 from guerdon.evaluation.metrics import Table, aligned, classification_metrics, figure_table, number
 from guerdon.evaluation.scoring.score_file import load_any_text_model
@@ -483,8 +483,7 @@ def contamination_warnings(record: Mapping[str, Any]) -> list[str]:
 
 def text_of(record: Mapping[str, Any]) -> str:
     """The whole record, section after section."""
-    found = forecast_of(record)
-    lines = [] if found is None else [*forecast_lines(found), ""]  # none in older ones
+    lines = [*forecast_lines(record["forecast"]), ""]
     lines.append(f"{record['model']['name']}, aggregation {record['aggregation']}")
     lines += [f"WARNING: {line}" for line in contamination_warnings(record)]
     for name in ("generated", "process_bench", "samples"):

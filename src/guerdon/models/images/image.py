@@ -38,7 +38,6 @@ from guerdon.processes.call_queue import alone, batched
 from guerdon.types import ByteArray, Episode, Failure, FloatArray, IntArray, RewardInfo, Score
 
 Kind = Literal["resnet", "progress"]
-_ADDED = ("freeze_backbone", "pretrained", "state_size", "keys", "actions", "camera")  # older cards lack them
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
@@ -210,7 +209,7 @@ def load_config(path: str | Path, **requested: Any) -> ImageModelConfig:
     """
     folder = find_checkpoint(path)
     with boundary(CheckpointError, f"{folder / CONFIG} cannot be read"):
-        config = read_card(folder / CONFIG, ImageModelConfig, added=_ADDED)
+        config = read_card(folder / CONFIG, ImageModelConfig)
         config = replace(config, image_size=tuple(config.image_size), keys=tuple(config.keys))  # type: ignore[arg-type]
     for name, wanted in requested.items():
         found = getattr(config, name)

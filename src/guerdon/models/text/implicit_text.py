@@ -221,11 +221,6 @@ class ImplicitModel(TextRewardModel):
         """
         tensors, values = load_state(folder)
         with boundary(CheckpointError, f"{folder} cannot be read"):
-            if "origin" not in values:
-                raise CheckpointError(
-                    f"{folder} was written by an older guerdon, which did not store what the model began with: move it "
-                    "away (of a server: update_dir) and start again"
-                )
             if values["origin"] != self._origin:
                 raise CheckpointError(
                     f"{folder} was learned by a model that began with other weights or another card; use it with the "

@@ -62,9 +62,6 @@ from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Episode, Failure, IntArray, Message, RewardInfo, Score, Tool
 
 CARD, HEAD = "reward_model.json", "head.safetensors"
-ADDED = {  # fields that older cards lack
-    "system_prompt", "temperature", "closed", "length_limit", "outputs", "combine", "deviations", "adapters",
-}  # fmt: skip
 _HEAD = "head."
 
 
@@ -158,7 +155,7 @@ def read_card(folder: Path) -> TextModelCard:
         CheckpointError: there is none, it is of another version, or a file was altered.
     """
     verify_folder(folder)
-    return checkpoint.read_card(folder / CARD, TextModelCard, added=ADDED)
+    return checkpoint.read_card(folder / CARD, TextModelCard)
 
 
 class TextRewardModel:

@@ -431,7 +431,7 @@ def find_card(path: str | Path) -> tuple[Path, VLMCard]:
             f"no vision-language reward model at {path}: expected a folder with {CARD}; write one with `guerdon train`"
         )
     verify_folder(folder)
-    return folder, read_card(folder / CARD, VLMCard, added=("transformers_version",))
+    return folder, read_card(folder / CARD, VLMCard)
 
 
 def load_vlm(

@@ -111,7 +111,7 @@ class ModelEntry(BaseModel):
     owned_by: str = "guerdon"
     forecast: Forecast | None = Field(
         None,
-        description="whether it will help RL, from its card; null where it was not evaluated, or its card is older",
+        description="whether it will help RL, from its card; null where it was not evaluated",
     )
 
 
