@@ -108,12 +108,12 @@ def measure(case: str) -> dict[str, float]:
     import numpy as np
     import torch
 
+    from guerdon.compute.optimizers import AdamW
     from guerdon.policies.batches.tokens import token_batch
     from guerdon.policies.language.text_files import load_policy
     from guerdon.rl.update import Batch, update_policy
     from guerdon.settings.algorithm import TextAlgorithmSettings
     from guerdon.settings.text_policy import TextPolicySettings
-    from guerdon.train.optimizers import AdamW
 
     torch.set_num_threads(1)
     load_policy(TextPolicySettings.model_validate({"tiny": {"hidden_size": 32}, "lora": {"r": 2}}), seed=0)  # imports

@@ -30,6 +30,7 @@ from vla_models import observations, policy_of
 
 from guerdon.compute import distributed, sharding
 from guerdon.compute.finite import SkippedSteps
+from guerdon.compute.optimizers import AdamW
 from guerdon.policies.batches.tokens import token_batch
 from guerdon.policies.language.shared_base import SharedBase
 from guerdon.policies.language.text import TextPolicy
@@ -41,7 +42,6 @@ from guerdon.rl.build_control import control_optimizer
 from guerdon.rl.update import make_batch, update_policy
 from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.text_policy import TextPolicySettings
-from guerdon.train.optimizers import AdamW
 from guerdon.types import Advantages
 
 STEPS = 4

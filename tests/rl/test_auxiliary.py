@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from guerdon.compute.optimizers import FlatAdam
 from guerdon.errors import ConfigError
 from guerdon.policies.batches.passes import slices
 from guerdon.policies.robots.control import load_policy
@@ -12,7 +13,6 @@ from guerdon.rl.run import run_folder
 from guerdon.rl.update import Batch, update_policy
 from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.reward import RewardSettings
-from guerdon.train.optimizers import FlatAdam
 from guerdon.types import Evaluated, RawScores
 from rl_clock import clock_study, interrupted, lines, reader_reward, result, start
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chunk_policy import ChunkPolicy
+from guerdon.compute.optimizers import FlatAdam
 from guerdon.errors import ConfigError
 from guerdon.policies.robots.control import build_policy
 from guerdon.policies.robots.robot import ControlInputs
@@ -26,7 +27,6 @@ from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.policy import MLPPolicySettings
 from guerdon.settings.reward import SourceSettings
 from guerdon.settings.study import Study
-from guerdon.train.optimizers import FlatAdam
 from guerdon.types import Advantages, Chunks, RewardInfo, Rewards, Rollout, Score
 
 HEADS = ("env", "prm")

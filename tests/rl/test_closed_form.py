@@ -13,13 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from guerdon.compute.optimizers import FlatAdam
 from guerdon.policies.robots.control import build_policy
 from guerdon.policies.robots.robot import ControlInputs
 from guerdon.rl import update as closed_form
 from guerdon.rl.update import make_batch, update_policy
 from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.policy import MLPPolicySettings
-from guerdon.train.optimizers import FlatAdam
 from guerdon.types import Advantages
 
 ACTIONS = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from guerdon.compute.optimizers import AdamW
 from guerdon.policies.batches.tokens import token_batch
 from guerdon.policies.language.text_files import load_policy
 from guerdon.rl.update import Batch, steps_per_update, update_policy
 from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.text_policy import TextPolicySettings
-from guerdon.train.optimizers import AdamW
 from text_rl import LETTERS, tiny
 
 torch.set_num_threads(1)

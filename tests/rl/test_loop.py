@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import rl_clock as clock
+from guerdon.compute.optimizers import under
 from guerdon.episodes.read import read_episodes
 from guerdon.errors import CheckpointError, ConfigError, TooManyFailuresError
-from guerdon.models.checkpoint import under
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.run import run, run_folder
 from rl_clock import clock_study, interrupted, lines, reader_reward, result, start

@@ -6,13 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from guerdon.compute.optimizers import AdamW, FlatAdam
 from guerdon.compute.schedules import scheduled
 from guerdon.policies.robots.control import ControlPolicy, StateInputs
 from guerdon.rl.losses import old_kl_terms, ppo_clip_terms, value_errors
 from guerdon.rl.update import Batch, _policy_terms, update_policy
 from guerdon.settings.algorithm import ControlAlgorithmSettings, TextAlgorithmSettings
 from guerdon.settings.policy import MLPPolicySettings
-from guerdon.train.optimizers import AdamW, FlatAdam
 from guerdon.worlds.spaces import columns_of_shape
 
 torch.set_num_threads(1)

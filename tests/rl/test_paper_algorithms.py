@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from guerdon.compute.optimizers import AdamW
 from guerdon.policies.batches.tokens import token_batch
 from guerdon.policies.language.text_files import load_policy
 from guerdon.rl.build_text import VERIFIER
 from guerdon.rl.learner import KL
 from guerdon.rl.update import make_batch, update_policy
 from guerdon.settings.text_policy import TextPolicySettings
-from guerdon.train.optimizers import AdamW
 from guerdon.types import Rewards, last_valid
 from text_rl import LETTERS, advise, letter_study, tiny
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from guerdon.compute.optimizers import AdamW
 from guerdon.policies.batches.tokens import token_batch
 from guerdon.policies.language.text_files import load_policy
 from guerdon.rl.update import Batch, update_policy
 from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.text_policy import TextPolicySettings
-from guerdon.train.optimizers import AdamW
 from text_rl import LETTERS, letter_study, prime, prime_reward, tiny
 
 sys.path.append(str(Path(__file__).parents[1] / "rewards"))

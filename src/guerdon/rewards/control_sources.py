@@ -24,9 +24,9 @@ from PIL import Image
 from torch import Tensor
 
 from guerdon.collect.observed_frames import SeenRows
+from guerdon.compute.optimizers import under
 from guerdon.episodes.layout import camera_names
 from guerdon.errors import ConfigError
-from guerdon.models.checkpoint import under
 from guerdon.models.images.image import state_rows
 from guerdon.models.vlm.vlm_prm import log_computed, log_weighted
 from guerdon.policies.robots.robot import ControlInputs

@@ -24,8 +24,8 @@ from torch.nn.utils.rnn import pad_sequence
 from guerdon.collect.text import Responses, TextRollout, generated
 from guerdon.compute import distributed
 from guerdon.compute.generators import REPLAY, generator
+from guerdon.compute.optimizers import AdamW, under
 from guerdon.errors import ConfigError
-from guerdon.models.checkpoint import under
 from guerdon.models.text import text_losses as implicit
 from guerdon.models.text.text_model import TextModelCard, write_folder
 from guerdon.policies.batches.passes import slices
@@ -40,7 +40,6 @@ from guerdon.rewards.text_steps import first_error_auroc, steps_of, true_steps
 from guerdon.settings.prime import ImplicitModelSettings, PrimeSettings
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.statistics.classification import correlation
-from guerdon.train.optimizers import AdamW
 from guerdon.types import Failure, Metrics, Rewards
 
 GRAD_CLIP = 10.0  # largest norm of the model's gradients, PRIME's default

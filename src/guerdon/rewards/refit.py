@@ -21,10 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from guerdon.compute.optimizers import under
 from guerdon.episodes.read import read_episodes
 from guerdon.episodes.targets import frame_targets, no_labels, outcome_of
 from guerdon.errors import ConfigError, DataError
-from guerdon.models.checkpoint import under
 from guerdon.models.images.image import ImageModelConfig, ImageRewardModel, save_checkpoint
 from guerdon.models.images.online import OnlineImageModel
 from guerdon.policies.robots.robot import ControlInputs

@@ -18,6 +18,7 @@ from guerdon.collect.policy_shape import PolicyShape, policy_of_shape
 from guerdon.collect.shards import join_control, share_results
 from guerdon.compute import distributed
 from guerdon.compute.generators import CACHING, generator
+from guerdon.compute.optimizers import AdamW, FlatAdam, Optimizer
 from guerdon.engines.reward_models import RewardModels
 from guerdon.episodes.layout import camera_names
 from guerdon.errors import ConfigError, NonFiniteError, boundary
@@ -44,7 +45,6 @@ from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import VLMModelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.vla_policy import VLAPolicySettings
-from guerdon.train.optimizers import AdamW, FlatAdam, Optimizer
 from guerdon.types import BoolArray, Episode, FloatArray, Observes, RewardModel
 from guerdon.worlds.build import first_world
 from guerdon.worlds.interventions import on_policy_refuses

@@ -14,6 +14,7 @@ import torch
 from guerdon.collect.evaluated import EvaluatedCollector, evaluation
 from guerdon.collect.text import Responses, RunPrompts, TextCollector, join_shards
 from guerdon.compute import distributed
+from guerdon.compute.optimizers import AdamW
 from guerdon.engines.reward_models import RewardModels
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.models.load import load_source_model
@@ -40,7 +41,6 @@ from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings, VLLMGenerationSettings
 from guerdon.tasks.prompt_files import check_here, load_prompts
 from guerdon.tasks.prompts import shared_system_prompt
-from guerdon.train.optimizers import AdamW
 from guerdon.types import RewardModel
 
 VERIFIER = "verifier"

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from guerdon.compute import distributed
 from guerdon.compute.generators import LEARNING, generator
+from guerdon.compute.optimizers import Optimizer, under
 from guerdon.compute.schedules import scheduled
 from guerdon.errors import CheckpointError
-from guerdon.models.checkpoint import under
 from guerdon.rewards.source import ShareWeight, SourceTerms, observe_shares
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.advantages import (
@@ -37,7 +37,6 @@ from guerdon.rl.episode_stats import RewardScaler
 from guerdon.rl.losses import sum_parts, truncated_weights
 from guerdon.rl.update import make_batch, steps_per_update, update_policy
 from guerdon.settings.algorithm import AlgorithmSettings
-from guerdon.train.optimizers import Optimizer
 from guerdon.types import (
     Advantages,
     BoolArray,

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from guerdon.compute.finite import DIVERGED, first_non_finite
+from guerdon.compute.optimizers import under
 from guerdon.errors import ClusterError, ConfigError, GuerdonError, NonFiniteError, TooManyFailuresError
 from guerdon.files.atomic import write_json
-from guerdon.models.checkpoint import under
 from guerdon.policies.robots.robot import RobotPolicy
 from guerdon.processes.progress import ProgressBar, doing, timed
 from guerdon.rewards.failures import EVALUATION, FailureCounter, failure_rows, refuse_failures

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from guerdon.compute.devices import seeded
 from guerdon.compute.generators import LEARNING, generator
+from guerdon.compute.optimizers import FlatAdam, flatten, under
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.models.checkpoint import under
 from guerdon.policies.robots.control import ControlPolicy
 from guerdon.policies.robots.heads import LOG_STD_MAX, LOG_STD_MIN, QValues, Squashed
 from guerdon.policies.robots.robot import ControlInputs
@@ -36,7 +36,6 @@ from guerdon.rl.replay import Replay
 from guerdon.rl.sampling import DrawnRows, GoalRewards, Transitions, gathered, in_hindsight
 from guerdon.settings.off_policy import DQNSettings, ReplayAlgorithmSettings, SACSettings
 from guerdon.settings.policy import OwnPolicySettings
-from guerdon.train.optimizers import FlatAdam, flatten
 from guerdon.types import FloatArray, IntArray, Metrics, Rewards, Rollout, Segment
 
 # ---------------------------------------------------------------------------------------------------------------------

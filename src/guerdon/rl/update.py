@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from guerdon.compute import distributed
+from guerdon.compute.optimizers import FlatAdam, Optimizer
 from guerdon.policies.batches.passes import slices
 from guerdon.policies.robots.control import ControlPolicy, StateInputs
 from guerdon.policies.robots.heads import Categorical, Gaussian
@@ -27,7 +28,6 @@ from guerdon.rl import losses
 from guerdon.settings.algorithm import AlgorithmSettings, ControlAlgorithmSettings
 from guerdon.settings.base import Settings
 from guerdon.settings.policy import MLPPolicySettings
-from guerdon.train.optimizers import FlatAdam, Optimizer
 from guerdon.types import Advantages, BoolArray, Evaluated, Evaluates, FloatArray, Inputs, Metrics
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -28,9 +28,10 @@ from torch.nn import functional as F
 
 from guerdon.compute.devices import seeded
 from guerdon.compute.finite import SkippedSteps
+from guerdon.compute.optimizers import adam_tensors, load_adam
 from guerdon.episodes.targets import episode_success, frame_targets
 from guerdon.errors import CheckpointError, DataError, boundary
-from guerdon.models.checkpoint import adam_tensors, load_adam, load_state, save_state
+from guerdon.models.checkpoint import load_state, save_state
 from guerdon.models.images.backbone import batch_normalizations, calibrating, random_shift, to_input
 from guerdon.models.images.image import ImageRewardModel, Kind, load_image_model
 from guerdon.models.images.quality import frame_quality

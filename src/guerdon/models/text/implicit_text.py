@@ -26,9 +26,10 @@ import torch
 from torch import Tensor, nn
 
 from guerdon.compute.devices import seeded
+from guerdon.compute.optimizers import adam_tensors, load_adam
 from guerdon.episodes.chats import asked_key
 from guerdon.errors import CheckpointError, ConfigError, NonFiniteError, boundary
-from guerdon.models.checkpoint import adam_tensors, load_adam, load_state, save_state
+from guerdon.models.checkpoint import load_state, save_state
 from guerdon.models.text.text_inputs import Reading, as_batch, buckets, read_steps
 from guerdon.models.text.text_losses import bce_terms, implicit_rewards, pair_terms, pairs
 from guerdon.models.text.text_model import TextModelCard, TextRewardModel, read_adapters, read_policy

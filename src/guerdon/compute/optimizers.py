@@ -18,7 +18,6 @@ from torch.optim.adam import adam
 from guerdon.compute import distributed
 from guerdon.compute.finite import SkippedSteps
 from guerdon.errors import CheckpointError
-from guerdon.models.checkpoint import adam_tensors, load_adam
 
 _OTHER = "the optimiser state is for {} parameters, this policy has {}"
 
@@ -208,3 +207,33 @@ class AdamW:
 
 
 Optimizer = FlatAdam | AdamW
+
+
+def adam_tensors(optimizer: torch.optim.Optimizer, prefix: str = "adam.") -> dict[str, Tensor]:
+    """Copies of the state of AdamW: `<prefix><parameter>.<slot>`."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{prefix}{i}.{slot}": torch.as_tensor(value).detach().cpu().clone(memory_format=torch.contiguous_format)
+        for i, slots in state.items()
+        for slot, value in slots.items()
+    }
+
+
+def load_adam(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], prefix: str = "adam.") -> None:
+    """Restore what `adam_tensors` returned; other tensors are ignored."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        if name.startswith(prefix):
+            index, slot = name.removeprefix(prefix).split(".", 1)
+            like = parameters[int(index)]
+            # the fused optimiser walks moments and parameter as flat memory, so both need one layout
+            whole = value.shape != like.shape or distributed.peers() > 1  # among several, the optimiser lays it out
+            state.setdefault(int(index), {})[slot] = value.clone() if whole else torch.empty_like(like).copy_(value)
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names start with `prefix.`, without it."""
+    start = f"{prefix}."
+    return {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
