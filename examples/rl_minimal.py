@@ -14,7 +14,8 @@ from torch import nn
 
 from guerdon.rewards.shaping import relative_reward
 from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, whiten
-from guerdon.rl.losses import aggregation_weights, old_kl_terms, ppo_clip_terms, value_errors
+from guerdon.rl.losses import aggregation_weights, old_kl_terms, value_errors
+from guerdon.rl.policy_losses import ppo
 
 B, T = 32, 24  # parallel streams, steps of an episode
 GAMMA, LAM, CLIP = 0.97, 0.95, 0.2
@@ -135,7 +136,7 @@ def update(
     weights = aggregation_weights(torch.from_numpy(mask), "token")
     for _ in range(10):
         new = policy.distribution(x).log_prob(a).sum(-1)
-        terms, _ = ppo_clip_terms(new, old, advantages, clip_low=CLIP, clip_high=CLIP)
+        terms, _ = ppo(new, old, advantages, clip_range=CLIP, clip_range_high=CLIP)
         errors = value_errors(policy.critic(x)[..., 0], returns, None, None)
         loss = (terms * weights).sum() + 0.5 * (errors * known).sum() / known.sum()
         optimizer.zero_grad()

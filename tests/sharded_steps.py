@@ -45,6 +45,7 @@ from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Advantages
 
 STEPS = 4
+MEASURED = ("policy_loss", "value_loss", "clip_fraction", "policy_loss/weight")
 ROWS = 6
 LAYERS = 8
 GEMMAS = {name: published_pi0.GemmaSize(width, LAYERS, 4 * width, 4, 1, 16)
@@ -278,7 +279,7 @@ def trained(kind, options):
     """Losses of every step, and the tensors of the policy and of its optimiser afterwards."""
     given = dict(options)
     optimizer, micro = given.pop("optimizer", "adamw"), given.pop("micro", None)
-    steps, built = given.pop("steps", STEPS), Built()
+    steps, built, loss = given.pop("steps", STEPS), Built(), given.pop("loss", None)
     with built if {"path", "vla_path"} & given.keys() and not given.get("wide") else nullcontext():
         policy, inputs, width = {"vla": vla, "text": text}[kind](given)
     parameters = [p for p in policy.parameters() if p.requires_grad]
@@ -294,8 +295,9 @@ def trained(kind, options):
     has_critic = getattr(policy, "vf", None) is not None or getattr(policy, "value_head", None) is not None
     advantages = rng.normal(size=mask.shape).astype(np.float32) * mask
     found = Advantages(advantages, advantages, {}, {"env": mask[:, : heads["env"].shape[1]]}, heads)
-    batch = make_batch(inputs, mask, found, values=heads if has_critic else None)
-    settings = ControlAlgorithmSettings(num_epochs=1, minibatch_size=ROWS, micro_batch_size=micro)
+    old = None if loss is None else rng.normal(-5, 1, mask.shape)  # ratios within the clip range and beyond
+    batch = make_batch(inputs, mask, found, old=old, values=heads if has_critic else None)
+    settings = ControlAlgorithmSettings(loss=loss or "ppo", num_epochs=1, minibatch_size=ROWS, micro_batch_size=micro)
     losses, held = [], Held(policy, learns)
     with ExitStack() as stack:
         kept = Kept(policy, stack)
@@ -303,7 +305,7 @@ def trained(kind, options):
         held.watching(learns, ("step",), stack)
         for _ in range(steps):
             learned = update_policy(policy, learns, batch, settings, rng, learning_rate=1e-2)
-            losses.append([learned[name] for name in ("policy_loss", "value_loss") if name in learned])
+            losses.append([learned[name] for name in MEASURED if name in learned])
     facts = {"losses": losses, "built": built.most, "held": held.most, "gathered": sorted(held.gathered)}
     every = (policy.base.model if kind == "text" else policy).parameters()
     facts |= {"resting": bytes_of(held.resting()), "kept": kept.most, "again": kept.again}

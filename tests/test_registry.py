@@ -124,7 +124,17 @@ def test_help_shows_the_names_of_installed_parts_and_which_are_broken(installed)
         return dict(re.findall(r"^  (\w+(?: \w+)?)  +(.*)$", lines, re.M))
 
     everything = shown("run") | shown("label")
-    kinds = ["reward model", "world", "policy", "estimator", "verifier", "packaged model", "labeler", "judge"]
+    kinds = [
+        "reward model",
+        "world",
+        "policy",
+        "estimator",
+        "policy loss",
+        "verifier",
+        "packaged model",
+        "labeler",
+        "judge",
+    ]
     assert list(everything) == kinds
     assert not shown()  # the first page stays short and quick
     assert everything["reward model"].startswith("resnet, ")

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 _PARTS = {  # kinds of parts that the configuration of a command names, listed in its help
     "collect": ("world",), "label": ("verifier", "labeler", "judge"), "train": ("policy", "packaged model"),
     "serve": ("reward model", "packaged model"), "search": ("reward model", "verifier"),
-    "run": ("reward model", "world", "policy", "estimator", "verifier", "packaged model"),
-    "compare": ("reward model", "world", "policy", "estimator", "verifier", "packaged model"),
+    "run": ("reward model", "world", "policy", "estimator", "policy loss", "verifier", "packaged model"),
+    "compare": ("reward model", "world", "policy", "estimator", "policy loss", "verifier", "packaged model"),
 }  # fmt: skip
 
 

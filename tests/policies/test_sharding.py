@@ -24,7 +24,10 @@ TOKENS = {"tiny": {"n_action_bins": 16}}
 VIT = {"tiny": {"n_action_bins": 16, "vision": "vit"}}
 FLOW = {"family": "flow", "num_steps": 2}
 LORA = {"use_lora": True, "lora_rank": 2}
-QUICK = [["flow", "vla", {**FLOW, "optimizer": "sgd", "noise_method": "flow_noise"}]]
+QUICK = [
+    ["flow", "vla", {**FLOW, "optimizer": "sgd", "noise_method": "flow_noise"}],
+    ["own_loss", "text", {"optimizer": "sgd", "family": "qwen2", "loss": "own_losses:cispo", "micro": 2}],
+]
 EXACT = [
     ["oft", "vla", {**VIT, "optimizer": "sgd"}],
     ["oft_one_after_the_other", "vla", {**TOKENS, "optimizer": "sgd", "parallel_decoding": False, "micro": 2}],

@@ -17,6 +17,7 @@ from guerdon.compute.optimizers import FlatAdam
 from guerdon.policies.robots.control import build_policy
 from guerdon.policies.robots.robot import ControlInputs
 from guerdon.rl import update as closed_form
+from guerdon.rl.policy_losses import PolicyTerms, policy_loss
 from guerdon.rl.update import make_batch, update_policy
 from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.policy import MLPPolicySettings
@@ -97,6 +98,7 @@ def updated(policy: Any, batch: Any, keys: dict[str, Any]) -> tuple[dict[str, An
             "clip_range_high": st.just(0.3),
             "micro_batch_size": st.just(5),
             "normalize_advantages": st.just(False),
+            "loss": st.sampled_from(["ppo", "gspo", "cispo"]),
         },
     ),
 )
@@ -128,11 +130,18 @@ def own_estimator(*_: Any, scale: float) -> None:
     """An estimator of one's own; these tests never call it."""
 
 
+def own_loss(log_probs: Any, advantages: Any, scale: float = 1.0) -> PolicyTerms:
+    """A policy loss of one's own that has no slope."""
+    return PolicyTerms(-scale * advantages * log_probs)
+
+
 GROUPS = {"adv_estimator": "grpo", "minibatch_size": B * T}
 ALGORITHM = {  # each key with another value than its default, and what else that needs
     "type": {},  # it has one value
     "adv_estimator": {"adv_estimator": "reinforce_pp"},
     "estimator_params": {"adv_estimator": "test_closed_form:own_estimator", "estimator_params": {"scale": 2.0}},
+    "loss": {"loss": "cispo"},
+    "loss_params": {"loss": "test_closed_form:own_loss", "loss_params": {"scale": 2.0}},
     "clip_range": {"clip_range": 0.01},
     "clip_range_high": {"clip_range_high": 0.01},
     "clip_ratio_c": {"clip_ratio_c": 1.001},
@@ -172,7 +181,7 @@ POLICY = {
     "checkpoint": {},  # weights, as any others
     "keys": {},  # which numbers there are
 }
-OF_AUTOGRAD = {"clip_ratio_c", "clip_range_value", "logprob_type", "auxiliary_losses"}
+OF_AUTOGRAD = {"loss_params", "clip_range_value", "auxiliary_losses"}
 
 
 def test_every_key_is_tried():
@@ -196,23 +205,19 @@ def test_no_key_of_the_policy_is_ignored(key):
     assert compared(*policy_and_batch(3, **POLICY[key]), {})
 
 
-def test_a_key_or_a_layer_that_nobody_has_looked_at_is_left_to_autograd():
-    class Longer(ControlAlgorithmSettings):
-        clip_norm: float = 0.0
-
-    policy, batch = policy_and_batch(0)
-    FlatAdam(policy, 1e-3)
-    assert not closed_form.applies(policy, batch.columns(), Longer(clip_norm=1.0))
-
+def test_a_layer_that_nobody_has_looked_at_is_left_to_autograd():
     class Wider(MLPPolicySettings):
         layer_norm: bool = False
 
+    policy, batch = policy_and_batch(0)
+    FlatAdam(policy, 1e-3)
+    columns, settings = batch.columns(), ControlAlgorithmSettings()
     policy.settings, plain = Wider(layer_norm=True, device="cpu"), policy.settings
-    assert not closed_form.applies(policy, batch.columns(), ControlAlgorithmSettings())
+    assert not closed_form.applies(policy, columns, policy_loss(settings), settings)
     policy.settings = plain
-    assert closed_form.applies(policy, batch.columns(), ControlAlgorithmSettings())
+    assert closed_form.applies(policy, columns, policy_loss(settings), settings)
     policy.pi[1] = torch.nn.GELU()
-    assert not closed_form.applies(policy, batch.columns(), ControlAlgorithmSettings())
+    assert not closed_form.applies(policy, columns, policy_loss(settings), settings)
 
 
 def test_where_it_applies():
@@ -221,11 +226,14 @@ def test_where_it_applies():
     columns = batch.columns()
 
     def applies(columns: Any = columns, **keys: Any) -> bool:
-        return closed_form.applies(policy, columns, ControlAlgorithmSettings.model_validate(keys))
+        settings = ControlAlgorithmSettings.model_validate(keys)
+        return closed_form.applies(policy, columns, policy_loss(settings), settings)
 
-    assert applies()
+    assert all(applies(loss=name) for name in ("ppo", "gspo", "cispo", "reinforce"))
+    assert not applies(loss="test_closed_form:own_loss"), "it has no slope"
     assert not applies(columns | {"ref_log_probs": columns["mask"]})
     assert not applies({name: column for name, column in columns.items() if name != "returns"})
     next(policy.parameters()).requires_grad_(False)  # the critic alone learns
     assert not applies()
-    assert not closed_form.applies(SimpleNamespace(), columns, ControlAlgorithmSettings())
+    settings = ControlAlgorithmSettings()
+    assert not closed_form.applies(SimpleNamespace(), columns, policy_loss(settings), settings)

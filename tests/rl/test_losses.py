@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from guerdon.compute.optimizers import AdamW, FlatAdam
 from guerdon.compute.schedules import scheduled
 from guerdon.policies.robots.control import ControlPolicy, StateInputs
-from guerdon.rl.losses import old_kl_terms, ppo_clip_terms, value_errors
-from guerdon.rl.update import Batch, _policy_terms, update_policy
+from guerdon.rl.losses import old_kl_terms, value_errors
+from guerdon.rl.policy_losses import policy_loss, ppo
+from guerdon.rl.update import Batch, update_policy
 from guerdon.settings.algorithm import ControlAlgorithmSettings, TextAlgorithmSettings
 from guerdon.settings.policy import MLPPolicySettings
 from guerdon.worlds.spaces import columns_of_shape
@@ -21,21 +22,21 @@ torch.set_num_threads(1)
 def test_clipped_surrogate_by_hand():
     ratios = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.1])
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0])
-    terms, outside = ppo_clip_terms(ratios.log(), torch.zeros(5), advantages, clip_low=0.2, clip_high=0.2)
+    terms, numbers = ppo(ratios.log(), torch.zeros(5), advantages, clip_range=0.2, clip_range_high=0.2)
     np.testing.assert_allclose(terms, [-1.2, 1.5, -0.5, 0.8, -2.2], rtol=1e-6)  # -min(r A, clip(r) A)
-    assert outside.tolist() == [1, 1, 1, 1, 0]
+    assert numbers["clip_fraction"].tolist() == [1, 1, 1, 1, 0]
 
 
 def test_the_upper_clip_may_differ():
     ratio = torch.tensor([1.25]).log()
     for high, expected in ((0.2, 1.2), (0.28, 1.25)):
-        terms, _ = ppo_clip_terms(ratio, torch.zeros(1), torch.ones(1), clip_low=0.2, clip_high=high)
+        terms, _ = ppo(ratio, torch.zeros(1), torch.ones(1), clip_range=0.2, clip_range_high=high)
         assert float(terms) == pytest.approx(-expected)
 
 
 def test_no_gradient_beyond_the_clip():
     new = torch.tensor([0.5, 0.0], requires_grad=True)
-    terms, _ = ppo_clip_terms(new, torch.zeros(2), torch.ones(2), clip_low=0.2, clip_high=0.2)
+    terms, _ = ppo(new, torch.zeros(2), torch.ones(2), clip_range=0.2, clip_range_high=0.2)
     terms.mean().backward()
     assert new.grad.tolist() == pytest.approx([0.0, -0.5])
 
@@ -130,7 +131,7 @@ def test_clip_ratio_c_reaches_the_loss_of_a_control_policy(c, expected):
 def test_clip_ratio_c_reaches_the_loss_of_a_language_model(c, expected):
     new, advantages = torch.tensor([[5.0, 0.5, 5.0]]).log(), torch.tensor([[-2.0, -2.0, 2.0]])
     settings = TextAlgorithmSettings(num_epochs=2, clip_ratio_c=c)
-    terms, _ = _policy_terms(new, torch.zeros(1, 3), advantages, torch.ones(1, 3), settings)
+    terms, _ = policy_loss(settings)(new, torch.zeros(1, 3), advantages, torch.ones(1, 3))
     np.testing.assert_allclose(terms[0], expected, rtol=1e-5)
 
 

@@ -7,14 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from guerdon.rl.losses import (
-    aggregation_weights,
-    cispo_terms,
-    gspo_terms,
-    kl_terms,
-    ppo_clip_terms,
-    reinforce_terms,
-)
+from guerdon.rl.losses import aggregation_weights, kl_terms
+from guerdon.rl.policy_losses import cispo, gspo, ppo, reinforce
 
 torch.set_num_threads(1)
 NUMBERS = st.integers(-12, 12).map(lambda n: n / 8)
@@ -62,10 +56,10 @@ def test_micro_batches_add_up_to_the_gradient_of_the_whole(batch, how):
     new, old, advantages, mask = tensors(*batch)
     weights = aggregation_weights(mask, how, max_length=9)
     whole, parts = new.clone().requires_grad_(), new.clone().requires_grad_()
-    terms, _ = ppo_clip_terms(whole, old, advantages, clip_low=0.2, clip_high=0.3)
+    terms, _ = ppo(whole, old, advantages, clip_range=0.2, clip_range_high=0.3)
     (terms * weights).sum().backward()
     for row in range(len(new)):
-        terms, _ = ppo_clip_terms(parts[row], old[row], advantages[row], clip_low=0.2, clip_high=0.3)
+        terms, _ = ppo(parts[row], old[row], advantages[row], clip_range=0.2, clip_range_high=0.3)
         (terms * weights[row]).sum().backward()
     torch.testing.assert_close(whole.grad, parts.grad)
 
@@ -74,21 +68,21 @@ def test_micro_batches_add_up_to_the_gradient_of_the_whole(batch, how):
 @given(batches(), st.sampled_from([None, 1.5, 3.0]))
 def test_ppo_terms_token_by_token(batch, dual):
     new, old, advantages, _ = batch
-    terms, outside = ppo_clip_terms(*tensors(new, old, advantages), clip_low=0.2, clip_high=0.28, dual_clip=dual)
+    terms, numbers = ppo(*tensors(new, old, advantages), clip_range=0.2, clip_range_high=0.28, clip_ratio_c=dual)
     for i, t in np.ndindex(new.shape):
         ratio, a = math.exp(float(new[i, t]) - float(old[i, t])), float(advantages[i, t])
         gain = min(ratio * a, min(max(ratio, 0.8), 1.28) * a)
         if dual is not None and a < 0:
             gain = max(gain, dual * a)
         assert float(terms[i, t]) == pytest.approx(-gain, rel=1e-4, abs=1e-5)
-        assert bool(outside[i, t]) == (ratio < 0.8 or ratio > 1.28)
+        assert bool(numbers["clip_fraction"][i, t]) == (ratio < 0.8 or ratio > 1.28)
 
 
 def test_dual_clip_stops_the_gradient_of_an_exploded_ratio():
     new = torch.tensor([math.log(5.0)], requires_grad=True)
     for dual, gradient in ((None, 5.0), (3.0, 0.0)):
         new.grad = None
-        terms, _ = ppo_clip_terms(new, torch.zeros(1), -torch.ones(1), clip_low=0.2, clip_high=0.2, dual_clip=dual)
+        terms, _ = ppo(new, torch.zeros(1), -torch.ones(1), clip_range=0.2, clip_range_high=0.2, clip_ratio_c=dual)
         terms.sum().backward()
         assert float(new.grad) == pytest.approx(gradient)
 
@@ -100,8 +94,8 @@ def test_gspo_is_its_sequence_objective_in_value_and_gradient(batch, clip):
     per_response = advantages[:, 0]  # one advantage per response
     leaf = torch.tensor(new, requires_grad=True)
     spread = torch.tensor(per_response)[:, None].expand(new.shape)
-    terms, outside = gspo_terms(
-        leaf, torch.tensor(old), spread, torch.tensor(mask).float(), clip_low=clip, clip_high=2 * clip
+    terms, numbers = gspo(
+        leaf, torch.tensor(old), spread, torch.tensor(mask).float(), clip_range=clip, clip_range_high=2 * clip
     )
     loss = (terms * aggregation_weights(torch.tensor(mask), "sequence")).sum()
     loss.backward()
@@ -113,7 +107,7 @@ def test_gspo_is_its_sequence_objective_in_value_and_gradient(batch, clip):
         value -= min(s * a, clipped * a) / responses
         if s == clipped or s * a < clipped * a:
             gradient[i, mask[i]] = -a * s / n / responses
-        assert bool(outside[i, 0]) == (s != clipped)
+        assert bool(numbers["clip_fraction"][i, 0]) == (s != clipped)
     assert float(loss.detach()) == pytest.approx(value, rel=1e-4, abs=1e-5)
     np.testing.assert_allclose(leaf.grad.numpy(), gradient, rtol=1e-3, atol=1e-5)
 
@@ -121,7 +115,7 @@ def test_gspo_is_its_sequence_objective_in_value_and_gradient(batch, clip):
 def test_gspo_tokens_keep_their_own_advantage():
     new = torch.tensor([[0.2, -0.1, 7.0]], requires_grad=True)
     mask = torch.tensor([[1.0, 1.0, 0.0]])
-    terms, _ = gspo_terms(new, torch.zeros(1, 3), torch.tensor([[1.0, -2.0, 9.0]]), mask, clip_low=1.0, clip_high=1.0)
+    terms, _ = gspo(new, torch.zeros(1, 3), torch.tensor([[1.0, -2.0, 9.0]]), mask, clip_range=1.0, clip_range_high=1.0)
     (terms * mask).sum().backward()
     s = math.exp(0.05)
     np.testing.assert_allclose(terms.detach()[0, :2], [-s, 2 * s], rtol=1e-6)
@@ -132,11 +126,11 @@ def test_cispo_weighs_but_never_drops_a_token():
     ratios = torch.tensor([5.0, 0.1, 1.1])
     advantages = torch.tensor([1.0, -2.0, 3.0])
     new = ratios.log().requires_grad_()
-    terms, outside = cispo_terms(new, torch.zeros(3), advantages, clip_low=0.5, clip_high=1.0)
+    terms, numbers = cispo(new, torch.zeros(3), advantages, clip_range=0.5, clip_range_high=1.0)
     terms.sum().backward()
     np.testing.assert_allclose(new.grad, [-2.0, 1.0, -3.3], rtol=1e-5)
     np.testing.assert_allclose(terms.detach(), new.grad * new.detach(), rtol=1e-5)
-    assert outside.tolist() == [1, 1, 0]
+    assert numbers["clip_fraction"].tolist() == [1, 1, 0]
 
 
 @settings(deadline=None, max_examples=30)
@@ -147,10 +141,10 @@ def test_on_the_acting_policy_all_losses_have_reinforces_gradient(batch):
     weights = aggregation_weights(mask, "sequence")
     gradients = []
     for terms_of in (
-        lambda x: reinforce_terms(x, same),
-        lambda x: ppo_clip_terms(x, new, same, clip_low=0.2, clip_high=0.2, dual_clip=3.0)[0],
-        lambda x: cispo_terms(x, new, same, clip_low=0.2, clip_high=0.2)[0],
-        lambda x: gspo_terms(x, new, same, mask, clip_low=0.2, clip_high=0.2)[0],
+        lambda x: reinforce(x, same)[0],
+        lambda x: ppo(x, new, same, clip_range=0.2, clip_range_high=0.2, clip_ratio_c=3.0)[0],
+        lambda x: cispo(x, new, same, clip_range=0.2, clip_range_high=0.2)[0],
+        lambda x: gspo(x, new, same, mask, clip_range=0.2, clip_range_high=0.2)[0],
     ):
         leaf = new.clone().requires_grad_()
         (terms_of(leaf) * weights).sum().backward()
@@ -166,12 +160,12 @@ def test_padding_content_never_matters(batch):
     new, old, advantages, mask = tensors(*batch)
     other = [torch.where(mask, x, x + 1.5) for x in (new, old, advantages)]
     weights = aggregation_weights(mask, "token")
-    clips = {"clip_low": 0.2, "clip_high": 0.3}
+    clips = {"clip_range": 0.2, "clip_range_high": 0.3}
     for loss in (
-        lambda n, o, a: ppo_clip_terms(n, o, a, dual_clip=3.0, **clips)[0],
-        lambda n, o, a: gspo_terms(n, o, a, mask, **clips)[0],
-        lambda n, o, a: cispo_terms(n, o, a, **clips)[0],
-        lambda n, o, a: reinforce_terms(n, a),
+        lambda n, o, a: ppo(n, o, a, clip_ratio_c=3.0, **clips)[0],
+        lambda n, o, a: gspo(n, o, a, mask, **clips)[0],
+        lambda n, o, a: cispo(n, o, a, **clips)[0],
+        lambda n, o, a: reinforce(n, a)[0],
         lambda n, o, a: kl_terms(n, o, "k3"),
     ):
         first, second = ((loss(*x) * weights).sum() for x in ((new, old, advantages), other))

@@ -239,7 +239,8 @@ def _without_free(value: Any) -> Any:
 
 def _plain(config: BaseModel, *, full: bool) -> dict[str, Any]:
     """Plain values of a model: those that were given, and with `full` the defaults it lets one spell out."""
-    fields = type(config).model_fields
+    quiet: frozenset[str] = getattr(config, "left_out", frozenset()) - config.model_fields_set
+    fields = {name: field for name, field in type(config).model_fields.items() if name not in quiet}
     keys = {name: names_of(name, fields[name])[0] for name in fields}
     given = [name for name in fields if name in config.model_fields_set]
     values = {name: _plain_value(getattr(config, name), full=full) for name in fields}

@@ -1,10 +1,10 @@
-"""Policy and value losses: pure functions of tensors, one term per decision.
+"""What a gradient step minimises beside the policy loss, and how its terms are added: pure functions of tensors.
 
-`aggregation_weights` turns the terms of a gradient step into its loss. What stands in masked places must be finite and
-does not matter otherwise.
+`aggregation_weights` turns the terms of a gradient step into its loss (those of the policy: `policy_losses`). What
+stands in masked places must be finite and does not matter otherwise.
 
     weights_B_T = aggregation_weights(mask_B_T, "token")  # of the whole gradient step
-    terms_b_T, clipped_b_T = ppo_clip_terms(new_b_T, old_b_T, advantages_b_T, clip_low=0.2, clip_high=0.28)
+    terms_b_T, _ = ppo(new_b_T, old_b_T, advantages_b_T, clip_range=0.2, clip_range_high=0.28)
     (terms_b_T * weights_B_T[rows]).sum().backward()  # micro-batches add up to the whole exactly
 """
 
@@ -70,86 +70,6 @@ def sum_parts(values_R_P: Tensor, counts_R_P: Tensor, decisions: int) -> Tensor:
     """
     counted = torch.where(counts_R_P > 0, values_R_P, 0.0)
     return counted.reshape(len(counted), decisions, counted.shape[1] // decisions).sum(-1)
-
-
-def ppo_clip_terms(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantages: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Clipped surrogate of each token (1707.06347, eq. 7; asymmetric: 2503.14476, eq. 10), negated.
-
-    With `dual_clip` c > 1, a token of negative advantage loses at most c abs(A) (Ye et al. 2020, 1912.09729, dual-clip
-    PPO): a ratio that exploded no longer dominates the batch.
-
-    Returns:
-        Terms to minimise, and 1 where the ratio left the clip range (no gradient); both shaped as `log_probs`.
-    """
-    terms, outside = _clipped((log_probs - old_log_probs).exp(), advantages, clip_low, clip_high)
-    if dual_clip is not None:
-        terms = torch.where(advantages < 0, torch.minimum(terms, -dual_clip * advantages), terms)
-    return terms, outside
-
-
-def gspo_terms(
-    log_probs_B_T: Tensor,
-    old_log_probs_B_T: Tensor,
-    advantages_B_T: Tensor,
-    mask_B_T: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> tuple[Tensor, Tensor]:
-    """One ratio per response, s = exp(mean_t log ratio), clipped as a whole (GSPO, 2507.18071).
-
-    Advantages may differ between tokens (GSPO-token, section 4.3): every token carries the value of s and the gradient
-    of its own log-probability. Where all tokens of a response share one advantage, and terms are aggregated by
-    `sequence`, value and gradient are GSPO's. s moves far less than a token's ratio: the paper clips at 3e-4 below and
-    4e-4 above.
-
-    Returns:
-        Terms to minimise, and 1 where s left the clip range (no gradient); both (B, T).
-    """
-    valid = mask_B_T > 0
-    log_ratio = torch.where(valid, log_probs_B_T - old_log_probs_B_T, 0.0)
-    mean = log_ratio.sum(-1, keepdim=True) / valid.sum(-1, keepdim=True).clamp_min(1)
-    own = torch.where(valid, log_probs_B_T, 0.0)
-    return _clipped((mean.detach() + own - own.detach()).exp(), advantages_B_T, clip_low, clip_high)
-
-
-def cispo_terms(
-    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
-) -> tuple[Tensor, Tensor]:
-    """REINFORCE weighted by the clipped ratio as a constant (CISPO, MiniMax 2025, 2506.13585, section 3.1).
-
-    -sg[clip(ratio)] A log pi: beyond the clip range a token weighs less but never loses its gradient.
-
-    Returns:
-        Terms to minimise, and 1 where the ratio left the clip range (no gradient); both shaped as `log_probs`.
-    """
-    ratio = (log_probs.detach() - old_log_probs).exp()
-    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    return -clipped * advantages * log_probs, _outside(ratio, clip_low, clip_high)
-
-
-def reinforce_terms(log_probs: Tensor, advantages: Tensor) -> Tensor:
-    """-A log pi of each token (Williams 1992): right only on the policy that acted, one step per batch."""
-    return -advantages * log_probs
-
-
-def _clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
-    """The clipped surrogate, negated, and where the ratio left the clip range."""
-    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    return -torch.minimum(ratio * advantages, clipped * advantages), _outside(ratio, clip_low, clip_high)
-
-
-def _outside(ratio: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    ratio = ratio.detach()
-    return ((ratio < 1.0 - clip_low) | (ratio > 1.0 + clip_high)).to(ratio.dtype)
 
 
 def value_errors(values: Tensor, returns: Tensor, old_values: Tensor | None, clip_range: float | None) -> Tensor:

@@ -25,37 +25,30 @@ from guerdon.policies.batches.passes import slices
 from guerdon.policies.robots.control import ControlPolicy, StateInputs
 from guerdon.policies.robots.heads import Categorical, Gaussian
 from guerdon.rl import losses
-from guerdon.settings.algorithm import AlgorithmSettings, ControlAlgorithmSettings
-from guerdon.settings.base import Settings
+from guerdon.rl.policy_losses import PolicyLoss, logged_name, policy_loss
+from guerdon.settings.algorithm import AlgorithmSettings
 from guerdon.settings.policy import MLPPolicySettings
 from guerdon.types import Advantages, BoolArray, Evaluated, Evaluates, FloatArray, Inputs, Metrics
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Gradient of the PPO loss of a policy of small networks on states, in closed form, without autograd.
+# Gradient of the loss of a policy of small networks on states, in closed form, without autograd.
 #
 # With networks this small autograd spends more time on its records than on products. What is computed here is what
-# `update` computes with autograd, to rounding; other policies and losses go through autograd.
+# `update` computes with autograd, to rounding. It is used where the policy loss offers its slope by the log-
+# probability;
+# other policies, losses and columns go through autograd.
 #
-#     if applies(policy, batch.columns(), settings):
-#         numbers = add_gradients(policy, inputs, columns, divisor, count, head_counts, settings)
+#     loss = policy_loss(settings)
+#     if applies(policy, batch.columns(), loss, settings):
+#         numbers = add_gradients(policy, inputs, columns, divisor, count, head_counts, loss, settings)
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 _COLUMNS = {"mask", "advantages", "old_log_probs", "values", "returns", "value_mask"}
-# Keys of the settings that may have any value: those of the loss that are computed here, and those that decide what a
-# gradient step is made of, or what follows from its gradient. Every other one must have its default value.
-_COMPUTED = {"clip_range", "clip_range_high", "entropy_coef", "value_coef"}
-_OUTSIDE = {
-    "type", "adv_estimator", "estimator_params", "rollout_steps", "gamma", "gae_lambda", "normalize_advantages",
-    "normalize_rewards", "group_size", "grpo_std", "filter_rewards", "rewards_lower_bound", "rewards_upper_bound",
-    "value_init_steps", "reward_type", "num_epochs", "minibatch_size", "micro_batch_size", "learning_rate",
-    "lr_schedule", "max_grad_norm", "target_kl", "ema_decay",
-}  # fmt: skip
-_OF_POLICY = {"type", "hidden", "activation", "log_std_init", "normalize_observations", "device", "checkpoint", "keys"}
 _ONE = torch.ones(())
 
 
-def applies(policy: Any, columns: Mapping[str, Tensor], settings: AlgorithmSettings) -> bool:
+def applies(policy: Any, columns: Mapping[str, Tensor], loss: PolicyLoss, settings: AlgorithmSettings) -> bool:
     """Whether this policy, these columns of a batch and this loss have a gradient in closed form here.
 
     Its parameters must have gradients to add to, as those of `FlatAdam` do.
@@ -63,9 +56,9 @@ def applies(policy: Any, columns: Mapping[str, Tensor], settings: AlgorithmSetti
     if type(policy) is not ControlPolicy or type(policy.settings) is not MLPPolicySettings:
         return False
     return (
-        type(settings) is ControlAlgorithmSettings
-        and _changed(settings) <= _COMPUTED | _OUTSIDE
-        and _changed(policy.settings) <= _OF_POLICY
+        loss.offers_slope
+        and settings.loss_agg == "token"
+        and settings.clip_range_value is None
         and columns.keys() <= _COLUMNS
         and ("returns" in columns) == (policy.vf is not None)
         and all(_known(network) for network in (policy.pi, policy.vf) if network is not None)
@@ -73,12 +66,6 @@ def applies(policy: Any, columns: Mapping[str, Tensor], settings: AlgorithmSetti
         and policy.device.type == "cpu"
         and all(p.requires_grad and p.grad is not None for p in policy.parameters())
     )
-
-
-def _changed(settings: Settings) -> set[str]:
-    """Keys that have another value than by default."""
-    fields = type(settings).model_fields.items()
-    return {k for k, one in fields if getattr(settings, k) != one.get_default(call_default_factory=True)}
 
 
 def _known(network: nn.Module) -> bool:
@@ -96,6 +83,7 @@ def add_gradients(
     divisor: Tensor | float,
     count: Tensor,
     head_counts: Mapping[str, Tensor],
+    loss: PolicyLoss,
     settings: AlgorithmSettings,
 ) -> dict[str, float]:
     """Add the gradient of these rows' part of a gradient step's loss to the parameters' own.
@@ -107,36 +95,36 @@ def add_gradients(
         divisor: of the weighted sum of terms.
         count: decisions of the gradient step.
         head_counts: `value_mask`: known targets of each value head in the gradient step.
-        settings: loss and coefficients.
+        loss: of the policy, with a slope.
+        settings: coefficients.
 
     Returns:
         The parts of the loss as plain numbers: those of these rows.
     """
     given = {name: column.numpy() for name, column in columns.items()}
-    mask, advantages = given["mask"], given["advantages"]
+    mask = given["mask"]
     weights = given["weights"] / np.float32(divisor)
-    high = settings.clip_range if settings.clip_range_high is None else settings.clip_range_high
-    lowest, highest = np.float32(1.0 - settings.clip_range), np.float32(1.0 + high)
     assert isinstance(inputs.observations, Tensor)
     into, mean = _forward(policy.pi, inputs.observations)
     head = policy.head
     assert isinstance(head, Gaussian | Categorical)
     at = _Normal(head, mean.numpy(), inputs) if isinstance(head, Gaussian) else _Choices(head, mean, inputs)
     new = at.log_prob
-    log_ratio = new - given.get("old_log_probs", new)
-    ratio = np.exp(log_ratio)
-    gain = ratio * advantages  # the surrogate, and its derivative by the log-probability
-    clipped = np.minimum(np.maximum(ratio, lowest), highest)
-    limit = clipped * advantages
-    share = float(mask.sum()) / float(count)
+    old = given.get("old_log_probs", new)
+    log_ratio = new - old
+    found = loss.sloped(new, old, given["advantages"], mask)
+    decisions = float(count)
     numbers = {
-        "policy_loss": -_dot(np.minimum(gain, limit), weights),
-        "clip_fraction": _dot(clipped != ratio, mask) / float(count),
-        "approx_kl": _dot(ratio - np.float32(1.0) - log_ratio, mask) / float(count),
-        "entropy": at.entropy * share if isinstance(at.entropy, float) else _dot(at.entropy, mask) / float(count),
+        "policy_loss": _dot(found.terms, weights),
+        "approx_kl": _dot(np.exp(log_ratio) - np.float32(1.0) - log_ratio, mask) / decisions,
     }
-    by_log_prob = -(gain * (gain <= limit) * weights)
-    by_output = at.backward(by_log_prob, np.float32(settings.entropy_coef), weights)
+    for name, measured in found.numbers.items():
+        numbers[logged_name(name)] = _dot(measured, mask) / decisions
+    if isinstance(at.entropy, float):
+        numbers["entropy"] = at.entropy * (float(mask.sum()) / decisions)
+    else:
+        numbers["entropy"] = _dot(at.entropy, mask) / decisions
+    by_output = at.backward(found.slope * weights, np.float32(settings.entropy_coef), weights)
     _backward(policy.pi, into, torch.from_numpy(by_output))
     if policy.vf is not None:
         into, values = _forward(policy.vf, inputs.observations)
@@ -344,16 +332,20 @@ def update_policy(
         max_length: the length limit of a response (`loss_agg: constant`).
 
     Returns:
-        Means over the gradient steps that were taken, None where there was none; `rollout_gap_*`: how far the acting
-        policy's log-probabilities are from those that were sampled with; the counts `updates` and `skipped_updates`
-        (losses or gradients that were not finite).
+        Means over the gradient steps that were taken, None where there was none; of a policy loss of one's own
+        also the numbers that it gives (`policy_loss/<name>`); `rollout_gap_*`: how far the acting policy's
+        log-probabilities are from those that were sampled with; the counts `updates` and `skipped_updates` (losses or
+        gradients that were not finite).
 
     Raises:
         NonFiniteError: too many in a row were not.
+        ConfigError: a policy loss of one's own does not return what it must.
     """
     total, largest_gap, taken, skipped = _Sums(), 0.0, 0, 0
     names = _metric_names(batch, settings)
-    closed = isinstance(optimizer, FlatAdam) and applies(policy, batch.columns(), settings)
+    policy_terms = policy_loss(settings)
+    closed = isinstance(optimizer, FlatAdam)
+    closed = closed and applies(policy, batch.columns(), policy_terms, settings)
     for rows, part in _mini_batches(batch, settings, rng):
         optimizer.zero_grad()
         weights, divisor = _aggregation(part["mask"], settings, max_length)
@@ -373,11 +365,11 @@ def update_policy(
             if not counts_here:
                 columns |= {name: torch.zeros_like(columns[name]) for name in _COUNTED if name in columns}
             inputs = batch.inputs.take(rows[here])
+            given = policy, inputs, columns, divisor, count, counts, policy_terms, settings
             if closed:
-                given = policy, inputs, columns, divisor, count, counts, settings
                 facts.add(add_gradients(*given))  # type: ignore[arg-type]
                 continue
-            loss, numbers, gap = _loss(policy, inputs, columns, divisor, count, counts, settings)
+            loss, numbers, gap = _loss(*given)
             loss.backward()  # type: ignore[no-untyped-call]
             facts.add(numbers)
             largest_gap = max(largest_gap, gap)
@@ -393,7 +385,8 @@ def update_policy(
             continue
         taken += 1
         total.add({**facts, "grad_norm": norm})
-    metrics: Metrics = {name: total[name] / taken if taken else None for name in names}
+    names += [name for name in total if name not in names]  # numbers of a loss of one's own
+    metrics: Metrics = {name: total[name] / taken if name in total else None for name in names}
     if batch.behaviour is not None:
         metrics["rollout_gap_max"] = largest_gap
     return metrics | {"updates": taken, "skipped_updates": skipped}
@@ -439,6 +432,7 @@ def _loss(
     divisor: Tensor | float,
     count: Tensor,
     head_counts: Mapping[str, Tensor],
+    policy_terms: PolicyLoss,
     settings: AlgorithmSettings,
 ) -> tuple[Tensor, dict[str, float], float]:
     """These rows' part of a gradient step's loss, its parts as plain numbers, and the largest gap to the sampler."""
@@ -455,13 +449,11 @@ def _loss(
     def share(values: Tensor) -> float:
         return float((values.detach() * mask).sum() / count)
 
-    terms, outside = _policy_terms(new, old, here["advantages"], mask, settings)
+    terms, measured = policy_terms(new, old, here["advantages"], mask)
     policy_loss = (terms * weights).sum() / divisor
-    numbers = {
-        "policy_loss": float(policy_loss.detach()),
-        "clip_fraction": share(outside),
-        "approx_kl": share(losses.old_kl_terms(new, old)),
-    }
+    numbers = {"policy_loss": float(policy_loss.detach()), "approx_kl": share(losses.old_kl_terms(new, old))}
+    for name, values in measured.items():
+        numbers[logged_name(name)] = share(values)
     total = policy_loss
     if entropy is not None:
         everywhere = entropy.ndim == 0  # the same at every decision: it counts once, over all parts of a gradient step
@@ -472,9 +464,9 @@ def _loss(
         gap = losses.kl_terms(new, here["ref_log_probs"], settings.kl_type)
         total = total + settings.kl_coef * ((gap * weights).sum() / divisor)
         numbers["kl"] = share(gap)
-    for name, loss in _auxiliary_losses(found, here, head_counts, settings).items():
-        total = total + settings.auxiliary_losses[name] * loss
-        numbers[f"auxiliary_loss/{name}"] = float(loss.detach())
+    for name, half in _auxiliary_losses(found, here, head_counts, settings).items():
+        total = total + settings.auxiliary_losses[name] * half
+        numbers[f"auxiliary_loss/{name}"] = float(half.detach())
     if "value_mask" in here:
         value_loss = _value_loss(found, here, weights, head_counts["value_mask"].to(new.device), settings)
         total = total + settings.value_coef * value_loss
@@ -514,23 +506,6 @@ def _auxiliary_losses(
     errors = (found.auxiliary - here["auxiliary"]) ** 2 * here["auxiliary_mask"]
     means = 0.5 * errors.sum((0, 1)) / head_counts["auxiliary_mask"].to(errors.device)
     return dict(zip(settings.auxiliary_losses, means.unbind(), strict=True))
-
-
-def _policy_terms(
-    new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, settings: AlgorithmSettings
-) -> tuple[Tensor, Tensor]:
-    """Terms of the policy loss per decision, and where the ratio was clipped."""
-    low, high = settings.clip_range, settings.clip_range_high
-    clip = {"clip_low": low, "clip_high": low if high is None else high}
-    match settings.loss:
-        case "ppo":
-            return losses.ppo_clip_terms(new, old, advantages, **clip, dual_clip=settings.clip_ratio_c)
-        case "gspo":
-            return losses.gspo_terms(new, old, advantages, mask, **clip)
-        case "cispo":
-            return losses.cispo_terms(new, old, advantages, **clip)
-        case "reinforce":
-            return losses.reinforce_terms(new, advantages), torch.zeros_like(new)
 
 
 def _standardise(a: Tensor, mask: Tensor) -> Tensor:

@@ -9,9 +9,10 @@ estimator is declared once, in `_INFO`, for both.
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field, model_validator
+from pydantic import AliasChoices, Field, model_validator
 
 from guerdon.config.registry import Registry
 from guerdon.settings.base import OWN_PARAMS, SET, Because, Named, Schedule, Settings, Unless, check_multiple, only_with
@@ -49,10 +50,43 @@ _INFO = {
 ESTIMATORS = Registry("estimator", "guerdon.estimators", dict.fromkeys(_INFO, "guerdon.rl.advantages:estimators"))
 
 
-_CLIPPED = {
-    "loss": Unless("reinforce"),
-    "one_step": Because(False, "one gradient step per batch, whose ratio is 1 (num_epochs 1 and no minibatch_size)"),
+LOSS_INPUTS = ("log_probs", "old_log_probs", "advantages", "mask")
+CLIP_KEYS = ("clip_range", "clip_range_high", "clip_ratio_c")
+_LOSSES: dict[str, tuple[str, ...]] = {  # what each takes of the old log-probabilities and the keys
+    "ppo": ("old_log_probs", "clip_range", "clip_range_high", "clip_ratio_c"),
+    "gspo": ("old_log_probs", "clip_range", "clip_range_high"),
+    "cispo": ("old_log_probs", "clip_range", "clip_range_high"),
+    "reinforce": (),
 }
+LOSSES = Registry(
+    "policy loss",
+    "guerdon.losses",
+    {name: f"guerdon.rl.policy_losses:{name}" for name in _LOSSES},
+    (*LOSS_INPUTS, *CLIP_KEYS),
+)
+LossName = Annotated[str, Named(LOSSES)]
+
+
+class _LossesThatTake(tuple[str, ...]):
+    """The built-in policy losses that have a parameter; a user's own belongs to them where it has it."""
+
+    parameter: str
+
+    def __new__(cls, parameter: str) -> Self:
+        found = super().__new__(cls, (name for name, taken in _LOSSES.items() if parameter in taken))
+        found.parameter = parameter
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        if not LOSSES.is_own(str(name)):
+            return self.parameter in _LOSSES[str(name)]
+        return self.parameter in signature(LOSSES.factory(str(name))).parameters
+
+
+def _clip_key(default: Any, key: str, **given: Any) -> Any:
+    """A key of the clip range: it does something with losses that take it, and where the ratio is not always 1."""
+    one_step = Because(False, "one gradient step per batch, whose ratio is 1 (num_epochs 1 and no minibatch_size)")
+    return only_with(default, loss=_LossesThatTake(key), one_step=one_step, **given)
 
 
 _OWN, _OWN_OF_ROBOTS = EstimatorInfo(), EstimatorInfo(critic=True)
@@ -85,17 +119,24 @@ class _SharedSettings(Settings):
 
     type: str
     adv_estimator: Annotated[str, Named(ESTIMATORS)]
+    if TYPE_CHECKING:
+        loss: Any
     estimator_params: dict[str, Any] = only_with(
         default_factory=dict,
         adv_estimator=Unless(*_INFO),
         description=OWN_PARAMS,
     )
-    clip_range: float = only_with(0.2, gt=0, **_CLIPPED, description="how far the probability ratio may leave 1")
-    clip_range_high: float | None = only_with(
-        None, gt=0, **_CLIPPED, description="upper clip where it differs (DAPO, 2503.14476)"
+    loss_params: dict[str, Any] = only_with(
+        default_factory=dict,
+        loss=Unless(*_LOSSES),
+        description="of a policy loss of your own: its parameters, by name",
     )
-    clip_ratio_c: float | None = only_with(
-        None, gt=1, **_CLIPPED | {"loss": "ppo"}, description="dual clip (1912.09729): bound for negative advantages"
+    clip_range: float = _clip_key(0.2, "clip_range", gt=0, description="how far the probability ratio may leave 1")
+    clip_range_high: float | None = _clip_key(
+        None, "clip_range_high", gt=0, description="upper clip where it differs (DAPO, 2503.14476)"
+    )
+    clip_ratio_c: float | None = _clip_key(
+        None, "clip_ratio_c", gt=1, description="dual clip (1912.09729): bound for negative advantages"
     )
     entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
     lr_schedule: Schedule = Field("constant", description="how the learning rate falls to 0 over runner.total_steps")
@@ -105,6 +146,34 @@ class _SharedSettings(Settings):
         if ESTIMATORS.is_own(self.adv_estimator):
             ESTIMATORS.check(self.adv_estimator, self.estimator_params)
         return self
+
+    @model_validator(mode="after")
+    def _own_loss(self) -> Self:
+        if not LOSSES.is_own(self.loss):
+            return self
+        if self.loss not in _LossesThatTake("log_probs"):
+            raise ValueError(
+                f"the policy loss {self.loss} has no parameter log_probs: it is a function of what it names of "
+                f"{', '.join(LOSS_INPUTS)} (docs/extend.md#policy-loss)"
+            )
+        LOSSES.check(self.loss, self.loss_params)
+        return self
+
+    def check_staleness(self, where: str) -> None:
+        """Refuse a loss that does not correct for the old weights of rollouts.
+
+        Args:
+            where: the key that makes rollouts old.
+
+        Raises:
+            ValueError: with the key and the reason.
+        """
+        correcting = _LossesThatTake("old_log_probs")
+        if self.loss not in correcting:
+            raise ValueError(
+                f"algorithm.loss {self.loss} has no probability ratio, which corrects for the old weights of {where}: "
+                f"set loss to {', '.join(correcting[:-1])} or {correcting[-1]}"
+            )
 
 
 class RobotAlgorithmSettings(Settings):
@@ -196,8 +265,14 @@ class ControlAlgorithmSettings(_SharedSettings, RobotAlgorithmSettings):
         "says of the moment before each decision, and half its mean squared error is added to the loss",
     )
 
+    loss: LossName = Field(
+        "ppo",
+        validation_alias=AliasChoices("loss", "policy_loss"),
+        description="of the policy: ppo, gspo, cispo, reinforce (right for num_epochs 1 alone) or your own",
+    )
+
+    left_out = frozenset({"loss"})
     one_step: ClassVar[bool] = False
-    loss: ClassVar[Literal["ppo"]] = "ppo"
     loss_agg: ClassVar[Literal["token"]] = "token"  # every step counts alike
     kl_coef: ClassVar[float] = 0.0
     kl_type: ClassVar[Literal["k3"]] = "k3"
@@ -296,8 +371,10 @@ class TextAlgorithmSettings(_SharedSettings):
         "sum",
         description="how process rewards of later steps count: discounted sum, or soft minimum (PURE, 2504.15275)",
     )
-    loss: Literal["ppo", "gspo", "cispo", "reinforce"] = Field(
-        "ppo", description="of the policy; reinforce by default for reinforce and remax"
+    loss: LossName = Field(
+        "ppo",
+        validation_alias=AliasChoices("loss", "policy_loss"),
+        description="of the policy; reinforce by default for reinforce and remax",
     )
     loss_agg: Literal["token", "sequence", "constant"] = Field(
         "constant",

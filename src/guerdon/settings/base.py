@@ -137,6 +137,9 @@ class Settings(BaseModel):
     stored: ClassVar[bool] = False
     """Whether files that guerdon writes have all keys of the section: a key with its default counts as not given."""
 
+    left_out: ClassVar[frozenset[str]] = frozenset()
+    """Keys that a resolved configuration does not spell out where they are not given."""
+
     @classmethod
     def implied(cls, given: dict[str, Any]) -> dict[str, Any]:
         """The same values with what they imply without saying it; a root configuration may override this."""

@@ -2,7 +2,7 @@
 
 from guerdon.compute.packaged import PACKAGED_MODELS
 from guerdon.config.registry import Registry
-from guerdon.settings.algorithm import ESTIMATORS
+from guerdon.settings.algorithm import ESTIMATORS, LOSSES
 from guerdon.settings.data import VERIFIERS
 from guerdon.settings.label import JUDGES, LABELERS
 from guerdon.settings.policy import POLICIES
@@ -14,6 +14,7 @@ REGISTRIES: tuple[Registry, ...] = (
     WORLDS,
     POLICIES,
     ESTIMATORS,
+    LOSSES,
     VERIFIERS,
     LABELERS,
     JUDGES,

@@ -360,6 +360,8 @@ class RobotStudy(Study):
         """No episodes of rollouts under way are recorded."""
         if self.env.data_collection.enabled:
             raise ValueError(f"env.data_collection is not supported with {where}: rollouts under way would be recorded")
+        if not self.algorithm.replayed:
+            self.on_policy.check_staleness(where)
         super()._check_staleness(where)
 
     @model_validator(mode="after")
@@ -419,11 +421,7 @@ class TextStudy(Study):
 
     def _check_staleness(self, where: str) -> None:
         """The loss corrects for the old weights."""
-        if self.algorithm.loss == "reinforce":
-            raise ValueError(
-                f"algorithm.loss reinforce has no probability ratio, which corrects for the old weights of {where}: "
-                "set loss to ppo, gspo or cispo"
-            )
+        self.algorithm.check_staleness(where)
         super()._check_staleness(where)
 
     @property
