@@ -190,9 +190,9 @@ def page() -> str:
         "",
         "Written by `python docs/make_knobs.py` from `src/guerdon/settings/`; a test keeps it up to date. `<name>` is "
         "a name of your choice. *required* means: no default, once its section is there. With one reward model, the "
-        "keys of `reward.sources.<name>` stand directly under `reward`; whether it is a source of a robot, of text or of "
-        "a run follows from its model. A key with an entry in *only with* does "
-        "nothing with other values of these neighbours, and is refused there.",
+        "keys of `reward.sources.<name>` stand directly under `reward`; whether it is a source of a robot, of text or "
+        "of a run follows from its model. A key with an entry in *only with* does nothing with other values of these "
+        "neighbours, and is refused there.",
         "",
         "The column *guide* says which of the guides that guerdon comes from names the key (under the name given, "
         "where that differs):",
