@@ -337,10 +337,10 @@ def overlap(world: str, copies: int, steps: int, together: int) -> dict[str, Any
     from guerdon.rewards.control_sources import ControlReward
     from guerdon.rewards.source import SourceTerms
     from guerdon.settings.policy import MLPPolicySettings
-    from guerdon.settings.reward import SourceSettings
+    from guerdon.settings.reward_source import RobotSource
 
     settings = settings_of(world, copies, 16, together=together)
-    source = SourceSettings.model_validate({"model": {"model_type": "constant"}, "reward_mode": "per_step"})
+    source = RobotSource.model_validate({"model": {"model_type": "constant"}, "reward_mode": "per_step"})
     collector = ControlCollector(settings, MLPPolicySettings(), seed=0, rollout_steps=steps, overlap_steps=OVERLAP)
     policy = still_policy(pool_of_actions(copies, collector.world.action_space.shape[0]))
     found: dict[str, Any] = {"steps": copies * steps}

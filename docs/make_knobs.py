@@ -21,6 +21,8 @@ from pydantic_core import PydanticUndefined
 from guerdon.config.schema import discriminator
 from guerdon.settings.aliases import RLINF_KEYS, VLA_OPTIONS, Option
 from guerdon.settings.base import ByName, Named, OnlyWith, names_in
+from guerdon.settings.reward_models import RewardModelSettings
+from guerdon.settings.reward_source import SOURCE_KEYS, RobotSource, RunSource, TextSource
 from guerdon.settings.study import Study
 
 PAGE = Path(__file__).with_name("knobs.md")
@@ -133,6 +135,9 @@ NAMED |= {
     if (key := name.removeprefix("reward_model.")).startswith(_PRIME)
 }
 
+SOURCES = {RobotSource: "a robot", TextSource: "text", RunSource: "a run"}
+"""The forms of a source, which follow from its model, and what they are sources of."""
+
 SAME = {"bc.sample_weighting.model": "reward.sources.<name>.model"}
 """Sections whose keys are in the table already."""
 
@@ -185,8 +190,9 @@ def page() -> str:
         "",
         "Written by `python docs/make_knobs.py` from `src/guerdon/settings/`; a test keeps it up to date. `<name>` is "
         "a name of your choice. *required* means: no default, once its section is there. With one reward model, the "
-        "keys of `reward.sources.<name>` stand directly under `reward`. A key with an entry in *only with* does "
-        "nothing with other values of these neighbours, and is refused there.",
+        "keys of `reward.sources.<name>` stand directly under `reward`; whether it is a source of a robot, of text or "
+        "of a run follows from its model. A key with an entry in *only with* does nothing with other values of these "
+        "neighbours, and is refused there.",
         "",
         "The column *guide* says which of the guides that guerdon comes from names the key (under the name given, "
         "where that differs):",
@@ -274,6 +280,8 @@ def _rows(key: str, field: FieldInfo) -> Iterator[Row]:
         yield key, _allowed(field), _default(field), field.description or "", _needs(field)
     elif len(inner) == 1:
         yield from _walk(inner[0], key + ".")
+    elif set(inner) == set(SOURCES):
+        yield from _sources(key)
     else:
         marks = [*field.metadata, *(mark for part in get_args(field.annotation) for mark in get_args(part)[1:])]
         chosen = next((mark.default for mark in marks if isinstance(mark, ByName)), "")
@@ -284,6 +292,29 @@ def _allowed(field: FieldInfo) -> str:
     """The values of a key: of a registry its names, else what its type says."""
     named = next((mark.registry for mark in field.metadata if isinstance(mark, Named)), None)
     return _values(field.annotation) if named is None else _names(named.builtins, own=True)
+
+
+def _sources(key: str) -> Iterator[Row]:
+    """Keys of the forms of a source, in the order of a file; a key that only some have says which."""
+    yield from _rows(f"{key}.model", FieldInfo.from_annotation(RewardModelSettings))
+    for name in SOURCE_KEYS[1:]:
+        owners = [form for form in SOURCES if name in form.model_fields]
+        field = owners[0].model_fields[name]
+        if _inner(field.annotation):
+            yield from _rows(f"{key}.{name}", field)
+            continue
+        only = "" if len(owners) == len(SOURCES) else f"a source of {' or '.join(SOURCES[form] for form in owners)}"
+        yield _row_of_forms(f"{key}.{name}", name, {SOURCES[form]: form for form in owners}, only)
+
+
+def _row_of_forms(key: str, name: str, owners: dict[str, type[BaseModel]], only: str) -> Row:
+    """The row of a key that several forms have, by what they are called; `only`: which forms have it."""
+    fields = {kind: form.model_fields[name] for kind, form in owners.items()}
+    allowed = _by_kind({kind: _allowed(field) for kind, field in fields.items()})
+    default = _by_kind({kind: _default(field) for kind, field in fields.items()})
+    meaning = _by_kind({kind: field.description or "" for kind, field in fields.items()})
+    needs = _by_kind({kind: _needs(field) for kind, field in fields.items()})
+    return key, allowed, default, meaning, "; ".join(part for part in (only, needs) if part)
 
 
 def _union(models: list[type[BaseModel]], key: str, chosen: str) -> Iterator[Row]:
@@ -307,13 +338,9 @@ def _union(models: list[type[BaseModel]], key: str, chosen: str) -> Iterator[Row
         if _inner(field.annotation):
             yield from _rows(f"{key}.{name}", field)
             continue
-        kind_of = {owner: kinds[owner] for owner in owners}
-        allowed = _by_kind({kind_of[o]: _allowed(o.model_fields[name]) for o in owners})
-        default = _by_kind({kind_of[o]: _default(o.model_fields[name]) for o in owners})
-        meaning = _by_kind({kind_of[o]: o.model_fields[name].description or "" for o in owners})
-        only = [] if len(owners) == len(models) else [f"{tag} {', '.join(kind_of.values())}"]
-        needs = _by_kind({kind_of[o]: _needs(o.model_fields[name]) for o in owners})
-        yield f"{key}.{name}", allowed, default, meaning, "; ".join([*only, *([needs] if needs else [])])
+        named = {kinds[owner]: owner for owner in owners}
+        only = "" if len(owners) == len(models) else f"{tag} {', '.join(named)}"
+        yield _row_of_forms(f"{key}.{name}", name, named, only)
 
 
 def _names(names: Iterable[str], *, own: bool) -> str:

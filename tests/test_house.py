@@ -36,6 +36,11 @@ FORBIDDEN = re.compile(
     r"\btorch \. load\b|\ballow_pickle = True|\btrust_remote_code\b(?! = False\b)|\bshell = True|\bos \. system\b|"
     r"\byaml \. (?:unsafe_|full_)?load\b|(?<!\. )\b(?:eval|exec) \("
 )  # over tokens joined by spaces, without comments and strings
+WORDS_OF_GUIDES = re.compile(
+    r"\b(?:QwenProcessRM|DummyRM|binary_reward|use_rel_reward|process_reward_model|prm_model_name_or_path|"
+    r"prm_checkpoint_path|prm_reward_weight|use_vllm_prm|model_output)\b"
+)
+PLACES_OF_GUIDES = ("settings/aliases.py", "models/vlm/vlm_prm.py", "serve/score_answer.py")
 UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX)\b")
 LIMIT = 900  # an alarm: a file ends where its subject ends
 
@@ -427,3 +432,22 @@ def test_a_word_with_another_meaning_is_found():
     assert unclear_words("models/judges/judge.py", "Give the reason before the verdict. VERDICT = 1") == ["verdict"]
     assert unclear_words("comparison/jobs.py", "class Outcome:") == ["outcome"]
     assert not unclear_words("tasks/verifier.py", "verdict = runner.film_frames; outcome = 1")
+
+
+def words_of_guides(path):
+    """Words of the guides that guerdon comes from, in a module that is none of the places for them."""
+    allowed = str(path.relative_to(SOURCE)) in PLACES_OF_GUIDES
+    return [] if allowed else sorted(set(WORDS_OF_GUIDES.findall(path.read_text(encoding="utf-8"))))
+
+
+def test_words_of_the_guides_stand_in_three_modules():
+    assert not problems(words_of_guides)
+    for place in PLACES_OF_GUIDES:
+        assert WORDS_OF_GUIDES.search((SOURCE / place).read_text(encoding="utf-8")), f"{place} has none"
+
+
+def test_a_word_of_a_guide_elsewhere_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "SOURCE", tmp_path)
+    path = tmp_path / "source.py"
+    path.write_text('LOGGED = ("QwenProcessRM", "DummyRM")  # not QwenProcessRMs\n', encoding="utf-8")
+    assert words_of_guides(path) == ["DummyRM", "QwenProcessRM"]

@@ -13,7 +13,7 @@ from guerdon.errors import RewardFailure
 from guerdon.integrations.gymnasium import KeepTerminalFrame, RewardModelVectorWrapper, RewardModelWrapper
 from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import SourceTerms
-from guerdon.settings.reward import SourceSettings
+from guerdon.settings.reward_source import RobotSource
 
 COPIES = 4
 TRIES = 2
@@ -46,7 +46,7 @@ def in_a_run(model, settings):
     """The rewards of guerdon's own runs: one stream of all episodes."""
     gamma = settings.get("gamma", 0.99)
     source = ControlReward(
-        SourceTerms("rm", gamma), model, SourceSettings(model={"model_type": "constant"}, **settings), num_envs=1
+        SourceTerms("rm", gamma), model, RobotSource(model={"model_type": "constant"}, **settings), num_envs=1
     )
     rows, frames, ends = [], [], []
     for episode in range(robot.EPISODES):

@@ -13,7 +13,7 @@ from guerdon.rewards.failures import FailureCounter, failure_rows, refuse_failur
 from guerdon.rewards.source import SourceTerms
 from guerdon.rl.learner import source_advantages
 from guerdon.settings.algorithm import ControlAlgorithmSettings
-from guerdon.settings.reward import SourceSettings
+from guerdon.settings.reward_source import RobotSource
 from guerdon.types import Failure, RewardInfo, Rewards, Rollout, Score
 
 GAMMA = 0.9
@@ -42,7 +42,7 @@ class Bytes:
 
 def make(envs=1, **given):
     given = {"model": {"model_type": "constant"}, "reward_mode": "per_step", "shaping": "raw", **given}
-    settings = SourceSettings(**given)
+    settings = RobotSource(**given)
     return ControlReward(SourceTerms("rm", GAMMA, on_failure=settings.on_failure), Bytes(), settings, num_envs=envs)
 
 
@@ -170,7 +170,7 @@ def test_a_model_of_states_gets_what_the_policy_observed_and_no_pictures():
             assert all(episode.frames is None for episode in episodes)
             return [Score.from_values(episode.states[:, 1]) for episode in episodes]
 
-    settings = SourceSettings(model={"model_type": "constant"}, reward_mode="per_step", shaping="relative")
+    settings = RobotSource(model={"model_type": "constant"}, reward_mode="per_step", shaping="relative")
     source = ControlReward(SourceTerms("rm", GAMMA), States(), settings, num_envs=1)
     assert not source.observes.frames
     seen = [np.array([7, value], np.float32) for value in (1, 4, 2)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from guerdon.errors import ConfigError
 from guerdon.rewards.control_sources import HASH_SIZE, FrameCache, difference_hash
-from guerdon.settings.reward import CacheSettings, SourceSettings
+from guerdon.settings.reward_source import CacheSettings, RobotSource
 from guerdon.types import Episode, Failure, Score
 from rl_clock import Reader, clock_study, interrupted, lines, reader_reward, result, start
 
@@ -137,7 +137,6 @@ def test_state_is_whole_and_every_frame_has_a_value(batches, tolerance, size):
     [
         ({"reward_mode": "episode", "shaping": "raw"}, "reward_mode episode"),
         ({"reward_mode": "per_step", "cache": {"tolerance": 200}}, "less than 128"),
-        ({"model": {"model_type": "text", "checkpoint_path": "x"}}, "single frames"),
         (
             {"model": {"model_type": "resnet", "checkpoint_path": "x", "update": "after", "replay_path": "y"}},
             "refitted",
@@ -146,7 +145,7 @@ def test_state_is_whole_and_every_frame_has_a_value(batches, tolerance, size):
 )
 def test_where_values_are_not_of_frames_it_is_refused(given, why):
     with pytest.raises(ValueError, match=why):
-        SourceSettings(**{"model": {"model_type": "constant"}, "cache": {}, **given})
+        RobotSource(**{"model": {"model_type": "constant"}, "cache": {}, **given})
 
 
 def cached_study(folder, name):

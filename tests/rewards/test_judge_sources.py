@@ -18,7 +18,7 @@ from guerdon.models.load import load_reward_model
 from guerdon.rewards.text_sources import TextReward
 from guerdon.rl import build_text
 from guerdon.rl.run import run, run_folder
-from guerdon.settings.reward import SourceSettings
+from guerdon.settings.reward_source import TextSource
 from guerdon.tasks.prompt_files import read_prompts
 from guerdon.types import Episode, Failure, RewardInfo, Score
 from text_rl import Scripted, interrupted, letter_study, lines, result, start
@@ -203,7 +203,7 @@ def measured(folder, texts_per_prompt, model, **given):
     rollout = loop.collector.collect(loop.learner.policy)
     loop.close()
     section = {"model": {"model_type": "text", "checkpoint_path": "x"}, "shaping": "raw", **given}
-    return TextReward(PRM, model, SourceSettings.model_validate(section)).score(rollout)
+    return TextReward(PRM, model, TextSource.model_validate(section)).score(rollout)
 
 
 def test_equal_answers_are_shared_within_a_group_and_not_between_groups(tmp_path):

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guerdon.rewards.source import ShareWeight, observe_shares
-from guerdon.settings.reward import RewardSettings, ShareSettings
+from guerdon.settings.reward import RewardSettings
+from guerdon.settings.reward_source import ShareSettings
 from guerdon.types import Advantages
 from rl_clock import clock_study, interrupted, lines, reader_reward, result, start
 

@@ -18,7 +18,7 @@ from guerdon.rewards.text_steps import cut_steps, token_places
 from guerdon.rl import build_text
 from guerdon.rl.reward_warnings import attack_warnings
 from guerdon.rl.run import run, run_folder
-from guerdon.settings.reward import SourceSettings
+from guerdon.settings.reward_source import TextSource
 from guerdon.tasks.prompts import Prompt
 from guerdon.tasks.reasoning import step_truth
 from guerdon.types import Failure, RewardInfo, Score
@@ -87,7 +87,7 @@ def written(folder, texts, **given):
 
 
 def paid(answered, say, info=STEPS, *, min_form=None, **given):
-    section = SourceSettings.model_validate(source(**given))
+    section = TextSource.model_validate(source(**given))
     return TextReward(PRM, Says(say, info), section, min_form=min_form).score(answered)
 
 
@@ -149,7 +149,7 @@ def test_min_form_pays_about_the_smallest(tmp_path):
 
 @given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=6))
 def test_changes_add_up_to_the_last_value(values):
-    section = SourceSettings.model_validate(source(shaping="relative"))
+    section = TextSource.model_validate(source(shaping="relative"))
     found = TextReward(PRM, Says(None), section)._paid(Score.from_values(np.array(values, np.float32)))
     assert found.sum() == pytest.approx(values[-1], abs=1e-6)
 
@@ -188,7 +188,7 @@ def test_what_is_logged_of_a_perfect_model_and_of_one_that_knows_nothing(tmp_pat
     loop.collector.sampler.engine = Scripted(loop.learner.policy.tokenizer, lambda p, s, d: texts[p][s])
     answered = loop.collector.sampler.answer(prompts, 2)
     loop.close()
-    section = SourceSettings.model_validate(source())
+    section = TextSource.model_validate(source())
     facts = TextReward(PRM, Says(truth), section).score(answered).metrics
     assert facts["step_auroc"] == facts["dpo_acc"] == facts["dpo_acc_coverage"] == 1.0
     assert facts["step_value"] == facts["steps_called_right"] == 0.75
@@ -211,7 +211,7 @@ def test_equal_responses_to_a_question_are_judged_once(tmp_path):
     answered = loop.collector.sampler.answer(loop.collector.prompts.validation[:2], 4)
     loop.close()
     model = Says(by_text)
-    rewards = TextReward(PRM, model, SourceSettings.model_validate(source())).score(answered).values
+    rewards = TextReward(PRM, model, TextSource.model_validate(source())).score(answered).values
     assert len(model.asked) == 4
     assert (rewards[0] == rewards[1]).all()
     assert model.asked[0].texts == ("1;", "2;")
@@ -232,7 +232,7 @@ def test_equal_responses_to_a_question_are_judged_once(tmp_path):
 )
 def test_what_a_model_does_not_measure_is_refused(info, given, message):
     with pytest.raises(ConfigError, match=f"reward.sources.prm: .*{message}"):
-        TextReward(PRM, Says(None, info), SourceSettings.model_validate(source(**given)))
+        TextReward(PRM, Says(None, info), TextSource.model_validate(source(**given)))
 
 
 # Through the loop.

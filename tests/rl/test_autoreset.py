@@ -11,7 +11,7 @@ from guerdon.policies.robots.robot import Action
 from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import SourceTerms
 from guerdon.settings.policy import MLPPolicySettings
-from guerdon.settings.reward import SourceSettings
+from guerdon.settings.reward_source import RobotSource
 from guerdon.settings.world import GymnasiumSettings
 from guerdon.worlds.build import build_world
 
@@ -42,7 +42,7 @@ def play(mode, reader=None, parts=(STEPS,) * PARTS, **given):
     """Per copy the list of (episode, row, reward of the model, failed, native reward, success) of every real step."""
     reader = reader or tiny.Reader()
     given = {"model": {"model_type": "constant"}, "reward_mode": "per_step", "shaping": "raw", **given}
-    source = ControlReward(SourceTerms("rm", 0.9), reader, SourceSettings(**given), num_envs=COPIES)
+    source = ControlReward(SourceTerms("rm", 0.9), reader, RobotSource(**given), num_envs=COPIES)
     collector = ControlCollector(
         clock_settings(mode, own_order=True), MLPPolicySettings(hidden=(4,)), seed=3, rollout_steps=STEPS,
         observes=[source.observes],

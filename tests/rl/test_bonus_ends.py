@@ -15,7 +15,7 @@ from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import GroundTruth, SourceTerms
 from guerdon.rl.off_policy import SACLearner, relabel, remember
 from guerdon.rl.replay import Replay
-from guerdon.settings.reward import SourceSettings
+from guerdon.settings.reward_source import RobotSource
 from guerdon.types import Failure, RewardInfo, Score
 from rl_clock import clock_study, interrupted, lines, reader_reward, register_clock, result, start
 from rl_models import image_reward
@@ -178,7 +178,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path):
 
 def test_only_a_bonus_of_an_off_policy_run_ends_episodes(tmp_path):
     with pytest.raises(ValidationError, match="ends would do nothing with shaping raw"):
-        SourceSettings.model_validate(
+        RobotSource.model_validate(
             {"model": {"model_type": "constant"}, "reward_mode": "per_step", "shaping": "raw", "ends": True}
         )
     with pytest.raises(ConfigError, match=r"reward\.sources\.\w+\.ends .*sac or dqn"):

@@ -25,7 +25,7 @@ from guerdon.rl.losses import sum_parts
 from guerdon.rl.update import make_batch, update_policy
 from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.policy import MLPPolicySettings
-from guerdon.settings.reward import SourceSettings
+from guerdon.settings.reward_source import RobotSource
 from guerdon.settings.study import Study
 from guerdon.types import Advantages, Chunks, RewardInfo, Rewards, Rollout, Score
 
@@ -496,7 +496,7 @@ class Judge:
     ],
 )
 def test_what_a_source_can_pay_in_an_episode(given, wanted):
-    settings = SourceSettings(model={"model_type": "constant"}, **given)
+    settings = RobotSource(model={"model_type": "constant"}, **given)
     source = ControlReward(SourceTerms("rm"), Judge(-1.0, 2.0), settings, num_envs=1)
     assert source.return_range(10) == wanted
 

@@ -24,7 +24,7 @@ from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import SourceTerms
 from guerdon.rl.run import run
 from guerdon.settings.policy import MLPPolicySettings
-from guerdon.settings.reward import SourceSettings
+from guerdon.settings.reward_source import RobotSource
 from guerdon.settings.study import Study
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
 from guerdon.settings.world import GymnasiumSettings
@@ -122,7 +122,7 @@ def test_a_source_scores_in_a_run_what_its_model_sees_on_disk(kind, tmp_path):
     """Recorded and scored again, the episodes of a rollout have the values that its source measured."""
     model = load_image_model(write(tmp_path / "model", **MODELS[kind]), kind="progress", device="cpu", bf16=False)
     model = Published(model) if kind == "published" else model
-    settings = SourceSettings(model=CONSTANT, reward_mode="per_step", score_every=1, shaping="raw")
+    settings = RobotSource(model=CONSTANT, reward_mode="per_step", score_every=1, shaping="raw")
     source = ControlReward(SourceTerms("rm", 0.9), model, settings, num_envs=2)
     recording = {"enabled": True, "save_dir": str(tmp_path / "data"), "frame_every": 1, "sample_rate_fail": 1.0}
     env = GymnasiumSettings(**ENV, data_collection=recording)
@@ -147,7 +147,7 @@ def test_a_source_scores_in_a_run_what_its_model_sees_on_disk(kind, tmp_path):
 @pytest.mark.parametrize("kind", ["states", "pairs"])
 def test_an_episode_lost_by_the_simulator_has_no_rewards_and_the_others_have(kind, mode, tmp_path):
     model = load_image_model(write(tmp_path / "model", **MODELS[kind]), kind="progress", device="cpu")
-    settings = SourceSettings(model=CONSTANT, reward_mode=mode, score_every=1, shaping="raw")
+    settings = RobotSource(model=CONSTANT, reward_mode=mode, score_every=1, shaping="raw")
     source = ControlReward(SourceTerms("rm", 0.9), model, settings, num_envs=2)
     env = GymnasiumSettings(**{**ENV, "kwargs": {"actions": "multi", "broken": 8}})
     collector = ControlCollector(

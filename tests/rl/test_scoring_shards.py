@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from guerdon.engines.reward_models import RewardModels, ShardedModel
 from guerdon.errors import DataError
 from guerdon.models.constant import ConstantModel
-from guerdon.settings.reward import SourceSettings
+from guerdon.settings.reward_source import RobotSource
 from guerdon.types import Episode, RewardInfo, Score
 from rl_clock import clock_study, reader_reward, result, start
 from rl_models import image_reward
@@ -47,9 +47,9 @@ def test_a_part_with_another_number_of_scores_is_refused():
 
 
 def test_a_model_that_changes_in_the_run_is_never_cut(tmp_path):
-    frozen = SourceSettings.model_validate({"model": {"model_type": "constant"}, "shaping": "raw"})
+    frozen = RobotSource.model_validate({"model": {"model_type": "constant"}, "shaping": "raw"})
     section = {key: value for key, value in image_reward(tmp_path).items() if key != "use_reward_model"}
-    refitted = SourceSettings.model_validate(section)
+    refitted = RobotSource.model_validate(section)
     models = RewardModels(lambda settings: ConstantModel(value=1.0), shards=3)
     assert isinstance(models.model("a", frozen), ShardedModel)
     assert isinstance(models.model("b", refitted), ConstantModel)

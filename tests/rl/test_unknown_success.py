@@ -16,7 +16,7 @@ from guerdon.rewards.refit import RefittedReward
 from guerdon.rewards.source import SourceTerms
 from guerdon.rl.log import true_success
 from guerdon.rl.run import run_folder
-from guerdon.settings.reward import SourceSettings
+from guerdon.settings.reward_source import RobotSource
 from rl_clock import clock_study, lines, register_clock, start
 from rl_models import SIZE, image_reward, write_image_model
 
@@ -114,7 +114,7 @@ def test_what_could_not_be_labelled_is_part_of_the_checkpoint(tmp_path):
         model = {"checkpoint_path": "x", "update": "after", "replay_path": "y"}
         model["update_params"] = {"steps": 1, "every": 3}
         online = OnlineImageModel(load_reward_model("resnet", str(checkpoint)), frames, targets, seed=0)
-        return RefittedReward(SourceTerms("rm"), online, SourceSettings(model=model), num_envs=2)
+        return RefittedReward(SourceTerms("rm"), online, RobotSource(model=model), num_envs=2)
 
     def observed(*successes):
         rows = [ObservedRow(0, t, 0, t, False, s) for t, s in enumerate(successes)]

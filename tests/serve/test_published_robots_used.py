@@ -26,7 +26,7 @@ from guerdon.rewards.control_sources import ControlReward  # noqa: E402
 from guerdon.rewards.source import SourceTerms  # noqa: E402
 from guerdon.serve.client import load_remote  # noqa: E402
 from guerdon.settings.remote import RemoteSettings  # noqa: E402
-from guerdon.settings.reward import SourceSettings  # noqa: E402
+from guerdon.settings.reward_source import RobotSource  # noqa: E402
 from guerdon.types import Episode  # noqa: E402
 from rl_clock import clock_study, lines, result, start  # noqa: E402
 from rl_killed import kill_at  # noqa: E402
@@ -192,7 +192,7 @@ def npy(frames):
 
 
 def source_of(home, **given):
-    settings = SourceSettings(**{"model": {"model_type": "constant"}, "shaping": "raw", **given})
+    settings = RobotSource(**{"model": {"model_type": "constant"}, "shaping": "raw", **given})
     return ControlReward(SourceTerms("rm", 0.9), local(home, "sarm"), settings, num_envs=1)
 
 

@@ -34,7 +34,7 @@ from guerdon.serve.client import (  # noqa: E402
 )
 from guerdon.settings.policy import MLPPolicySettings  # noqa: E402
 from guerdon.settings.remote import RemoteSettings  # noqa: E402
-from guerdon.settings.reward import SourceSettings  # noqa: E402
+from guerdon.settings.reward_source import RobotSource  # noqa: E402
 from guerdon.settings.study import Study  # noqa: E402
 from guerdon.settings.world import GymnasiumSettings  # noqa: E402
 from guerdon.types import Episode, RewardModel  # noqa: E402
@@ -168,7 +168,7 @@ def test_a_text_model_is_the_same_there_and_here(served, home):
 def test_a_model_of_states_pays_in_a_run_what_it_pays_here(served, home):
     here, there = load_reward_model("progress", home / "states", **CPU), remote(served, "states")
     assert there.info == here.info
-    settings = SourceSettings(model={"model_type": "constant"}, reward_mode="per_step", score_every=1, shaping="raw")
+    settings = RobotSource(model={"model_type": "constant"}, reward_mode="per_step", score_every=1, shaping="raw")
     sources = [ControlReward(SourceTerms("rm", 0.9), model, settings, num_envs=2) for model in (here, there)]
     env = GymnasiumSettings(task="mixed_env:Mixed-v0", num_envs=2, kwargs={"actions": "multi"})
     policy = MLPPolicySettings(hidden=(8,), keys=["arm"])

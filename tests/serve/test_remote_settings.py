@@ -12,7 +12,7 @@ from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import SourceTerms
 from guerdon.serve.client import AsyncRewardClient, RewardClient, load_remote
 from guerdon.settings.remote import RemoteSettings, remote_at
-from guerdon.settings.reward import RewardSettings, SourceSettings
+from guerdon.settings.reward import RewardSettings
 from guerdon.settings.reward_models import RemoteModelSettings
 from guerdon.settings.study import Study
 from guerdon.types import RewardInfo
@@ -153,7 +153,7 @@ def test_a_key_of_another_kind_of_model_is_unknown_and_says_whose_it_is(model, l
 
 def source(**given):
     model = given.pop("model", {"model_type": "remote", "endpoint": URL})
-    return SourceSettings.model_validate({"model": model, **given})
+    return RewardSettings(use_reward_model=True, sources={"rm": {"model": model, **given}}).sources["rm"]
 
 
 def test_the_guides_words_become_ours():
@@ -182,7 +182,8 @@ def test_the_guides_words_become_ours():
         ({"model": {"model_type": "remote", "endpoint": URL + "/score"}, "reward_mode": "per_step"}, "whole episodes"),
         ({"model": {"model_type": "remote", "fail_on_request_error": True}, "on_failure": "drop"}, "contradicts fail"),
         ({"model": {"model_type": "remote", "fallback": "native"}, "on_failure": "drop"}, "fallback native is not"),
-        ({"model": {"model_type": "remote_text", "endpoint": URL}, "reward_mode": "episode"}, "is not for model_type"),
+        ({"model": {"model_type": "remote_text", "endpoint": URL}, "reward_mode": "episode"}, "or 'per_token'"),
+        ({"model": {"model_type": "remote_text"}}, "text needs one /v1/rewards"),
         ({"model": {"model_type": "remote_text", "endpoint": URL}, "binary_reward": True}, "would do nothing with mod"),
     ],
 )  # fmt: skip

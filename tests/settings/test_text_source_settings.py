@@ -32,8 +32,9 @@ def source(**given):
         ({"model": {**MODEL, "value": 0.5}}, r"model\.value = 0.5: unknown key; it belongs to model_type: constant"),
         ({"model": {"model_type": "text"}}, r"model\.checkpoint_path is missing"),
         ({"model": {**MODEL, "update": "after"}}, "update = .*: unknown key; it belongs to model_type: resnet"),
-        ({"shaping": "potential"}, "not for model_type text"),
-        ({"shaping": "bonus"}, "not for model_type text"),
+        ({"shaping": "potential"}, "shaping is 'potential'; allowed: 'threshold', 'raw', 'signed' or 'relative'"),
+        ({"shaping": "bonus"}, "shaping is 'bonus'; allowed: "),
+        ({"cache": {}}, "cache would do nothing with model_type text"),
         ({"score_every": 2}, "score_every would do nothing"),
         ({"aggregation": "min"}, "aggregation would do nothing with model_type text and reward_mode per_step"),
         ({"reward_mode": "terminal", "shaping": "relative"}, "needs reward_mode: per_step"),
@@ -53,8 +54,8 @@ def test_knobs_of_text_mean_nothing_to_robots(given):
     with pytest.raises(ConfigError, match=rf"model\.{name} = .*: unknown key; it belongs to model_type: text"):
         validate(Study, {"reward": {"use_reward_model": True, "model": {"checkpoint_path": "x", **given}}}, origin="s")
     for more, message in (
-        ({"reward_mode": "per_token"}, "per_token is not for model_type resnet: take per_step, terminal, episode"),
-        ({"shaping": "signed"}, "signed is not for model_type resnet"),
+        ({"reward_mode": "per_token"}, "Input should be 'per_step', 'terminal' or 'episode'"),
+        ({"shaping": "signed"}, "Input should be 'threshold', 'raw', 'log_odds'"),
         ({"aggregation": "min"}, "aggregation would do nothing with model_type resnet"),
         ({"splitter": "newline"}, "splitter would do nothing"),
     ):

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from guerdon.config.problems import is_secret, problem_lines, unknown_lines
@@ -240,7 +241,7 @@ def _without_free(value: Any) -> Any:
 def _plain(config: BaseModel, *, full: bool) -> dict[str, Any]:
     """Plain values of a model: those that were given, and with `full` the defaults it lets one spell out."""
     quiet: frozenset[str] = getattr(config, "left_out", frozenset()) - config.model_fields_set
-    fields = {name: field for name, field in type(config).model_fields.items() if name not in quiet}
+    fields = {name: field for name, field in _in_order(type(config)).items() if name not in quiet}
     keys = {name: names_of(name, fields[name])[0] for name in fields}
     given = [name for name in fields if name in config.model_fields_set]
     values = {name: _plain_value(getattr(config, name), full=full) for name in fields}
@@ -257,6 +258,13 @@ def _plain(config: BaseModel, *, full: bool) -> dict[str, Any]:
         if _reads_as(more, config):
             plain = more
     return {keys[name]: plain[keys[name]] for name in fields if keys[name] in plain}
+
+
+def _in_order(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields of a model, those in its `key_order` in that order."""
+    fields, order = model.model_fields, getattr(model, "key_order", ())
+    first = {name: fields[name] for name in order if name in fields}
+    return first | fields
 
 
 def _plain_value(value: Any, *, full: bool) -> Any:

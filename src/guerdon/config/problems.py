@@ -56,7 +56,7 @@ def problem_lines(model: type[BaseModel], tree: Tree, error: ValidationError, or
 def _locate(model: type[BaseModel], data: Any, detail: Mapping[str, Any]) -> _Location:
     """Follow pydantic's location through schema and data, leaving out what only names a union's member."""
     spot: Spot = (model,)
-    parent = forms = around = spot
+    parent = forms = every = spot  # every: whatever forms the sections around it have
     written: list[str] = []
     pieces = detail["loc"]
     known = True  # whether the section around this piece is in the file, or a short form that a model expanded
@@ -67,7 +67,8 @@ def _locate(model: type[BaseModel], data: Any, detail: Mapping[str, Any]) -> _Lo
         if not inside and not (last and detail["type"] == "extra_forbidden"):
             spot = tagged(spot, piece)
             continue
-        parent, forms, spot, around = spot, around, inside, inside
+        parent, forms = spot, every
+        spot, every = inside, child(every, piece)
         if present or (last and (known or detail["type"] == "missing")):
             written.append(str(piece))
         data, known = (data[piece], True) if present else (data, False)

@@ -34,7 +34,7 @@ def members(annotation: Any) -> Spot:
 
 def models_in(spot: Spot, value: Any = None) -> list[type[BaseModel]]:
     """The models of a spot; where a `Literal` field tells them apart, the one that fits the value, if one does."""
-    found = [m for m in spot if isinstance(m, type) and issubclass(m, BaseModel)]
+    found = list(dict.fromkeys(m for m in spot if isinstance(m, type) and issubclass(m, BaseModel)))
     key = discriminator(tuple(found))
     if key is None or not isinstance(value, Mapping) or not isinstance(value.get(key), str):
         return found
@@ -83,19 +83,26 @@ def names_of(name: str, field: FieldInfo) -> list[str]:
 
 
 def field_of(model: type[BaseModel], key: Any) -> FieldInfo | None:
-    """The field that a key sets, by alias or by name."""
-    return _fields(model).get(key) if isinstance(key, str) else None
+    """The field that a key sets, by alias or by name; of several in short forms the first."""
+    return next(iter(_fields_named(model, key)), None)
+
+
+def _fields_named(model: type[BaseModel], key: Any) -> list[FieldInfo]:
+    """The fields that a key may set: that of the model, else those of its short forms."""
+    return _fields(model).get(key, []) if isinstance(key, str) else []
 
 
 @cache
-def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    fields: dict[str, FieldInfo] = {}
+def _fields(model: type[BaseModel]) -> dict[str, list[FieldInfo]]:
+    own: dict[str, list[FieldInfo]] = {}
     for name, field in model.model_fields.items():
         for known in (name, *names_of(name, field)):
-            fields.setdefault(known, field)
-    for short in _short_form(model):
-        fields = _fields(short) | fields
-    return fields
+            own.setdefault(known, [field])
+    short: dict[str, list[FieldInfo]] = {}
+    for form in _short_form(model):
+        for known, fields in _fields(form).items():
+            short[known] = [*short.get(known, []), *fields]
+    return short | own
 
 
 def keys_of(model: type[BaseModel]) -> list[str]:
@@ -113,8 +120,7 @@ def child(spot: Spot, key: Any, value: Any = None) -> Spot:
     """The spot one key or index further in; empty where there is no such key."""
     inside: list[Any] = []
     for model in models_in(spot, value):
-        field = field_of(model, key)
-        if field is not None:
+        for field in _fields_named(model, key):
             inside.extend(members(field.annotation))
     for annotation in spot:
         origin, args = get_origin(annotation), get_args(annotation)

@@ -22,11 +22,11 @@ import numpy as np
 from guerdon.engines.ray_cluster import Actors, ClusterWorker
 from guerdon.errors import DataError
 from guerdon.settings.cluster import ClusterSettings
-from guerdon.settings.reward import SourceSettings
+from guerdon.settings.reward_source import SourceSettings
 from guerdon.types import Episode, RewardInfo, RewardModel, Score
 
-Load = Callable[[SourceSettings], RewardModel]
-"""From an entry of `reward.sources` to its model."""
+Load = Callable[[Any], RewardModel]
+"""From an entry of `reward.sources`, of a form that it knows, to its model."""
 
 
 class RewardModels:

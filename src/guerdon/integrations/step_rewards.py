@@ -27,7 +27,7 @@ from guerdon.models.images.image import ImageRewardModel
 from guerdon.models.load import load_source_model
 from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import SourceTerms
-from guerdon.settings.reward import SourceSettings
+from guerdon.settings.reward_source import RobotSource
 from guerdon.types import BoolArray, ByteArray, FloatArray, RewardModel, Segment
 
 Frames = str | Callable[[Any], Any] | None
@@ -110,7 +110,7 @@ class StepRewards:
                 raise ConfigError(f"{where}: {key} would do nothing here, because {why}; remove it")
         by_settings = isinstance(model, Mapping)
         given = {**source, "model": dict(model) if isinstance(model, Mapping) else _IN_MEMORY}
-        settings = validate(SourceSettings, given, origin=where)
+        settings = validate(RobotSource, given, origin=where)
         if settings.refitted is not None:
             raise ConfigError(f"{where}: update would do nothing here, because nothing refits the model; remove it")
         if settings.native_fallback:

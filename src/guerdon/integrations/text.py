@@ -30,7 +30,7 @@ from guerdon.serve.wires.wire_text import CutError, as_conversation, cutting, wi
 from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.label import Splitter
-from guerdon.settings.reward import SourceSettings
+from guerdon.settings.reward_source import TextSource
 from guerdon.tasks.prompts import Prompt
 from guerdon.types import (
     Advantages,
@@ -240,7 +240,7 @@ def step_source(name: str, model: RewardModel, *, min_form: float | None = None,
     """
     judge = {"model_type": "text", "checkpoint_path": model.info.name}  # it is there already; this says: it judges text
     own = {"model": judge, "reward_mode": "per_step", "shaping": "raw"}
-    section = validate(SourceSettings, {**own, **settings}, origin=f"the source {name!r}")
+    section = validate(TextSource, {**own, **settings}, origin=f"the source {name!r}")
     return TextReward(SourceTerms.of(name, section, gamma=1.0), model, section, min_form=min_form)
 
 

@@ -33,8 +33,8 @@ from guerdon.rewards.prime import PrimeReward
 from guerdon.rewards.source import RewardSource, SourceTerms, response_rewards
 from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, named_estimator
 from guerdon.rl.learner import KL
-from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import PrimeModelSettings
+from guerdon.settings.reward_source import RunSource
 from guerdon.types import Failure, Metrics, Rewards
 
 VERIFIER = "verifier"
@@ -266,11 +266,11 @@ def prime_source(name: str, policy: TextPolicy, *, length_limit: int, seed: int 
     Raises:
         ConfigError: a key that does not exist, or that would do nothing.
     """
-    given = {**settings, "model": {"model_type": "prime", **settings.get("model", {})}}
-    section = validate(SourceSettings, given, origin=f"the source {name!r}")
-    assert isinstance(section.model, PrimeModelSettings)
+    where = f"the source {name!r}"
+    model = validate(PrimeModelSettings, settings.get("model", {}), origin=f"{where}: model")
+    section = validate(RunSource, {**settings, "model": model}, origin=where)
     terms = SourceTerms.of(name, section, gamma=1.0)
-    return PrimeReward(terms, section.model, policy, seed=seed, length_limit=length_limit)
+    return PrimeReward(terms, model, policy, seed=seed, length_limit=length_limit)
 
 
 def _rollout(batch: Any, non_tensor_batch: Mapping[str, Any], index: np.ndarray, tokenizer: Any) -> TextRollout:

@@ -32,8 +32,8 @@ from guerdon.settings.label import (
     LocalJudgeSettings,
     OwnJudgeSettings,
 )
-from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import ConstantModelSettings, ProgressModelSettings, ResNetModelSettings
+from guerdon.settings.reward_source import RobotSource
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings, TextTrainSettings, VLMTrainSettings
@@ -295,18 +295,18 @@ def estimate_run(study: Study) -> dict[str, Any]:
     }
 
 
-def _used(study: Study) -> list[SourceSettings]:
-    return list(study.reward.sources.values()) if study.reward.use_reward_model else []
+def _used(study: Study) -> list[RobotSource]:
+    return list(study.robot_sources.values()) if study.reward.use_reward_model else []
 
 
-def _frames_of(source: SourceSettings, length: int) -> int:
+def _frames_of(source: RobotSource, length: int) -> int:
     """Frames of an episode that a source looks at."""
     if isinstance(source.model, ConstantModelSettings):
         return 0
     return 1 if source.reward_mode == "terminal" else length // source.score_every + 1
 
 
-def _arch(study: Study, source: SourceSettings) -> str | None:
+def _arch(study: Study, source: RobotSource) -> str | None:
     """The network of the reward model of a source, as far as the study trains it or says so; `mlp` looks at states."""
     if not isinstance(source.model, ResNetModelSettings | ProgressModelSettings):
         return None
@@ -317,7 +317,7 @@ def _arch(study: Study, source: SourceSettings) -> str | None:
 def _refit_seconds(study: Study) -> float:
     """Seconds that reward models of a run learn."""
     rollout, seconds = study.env.num_envs * study.control_algorithm.rollout_steps, 0.0
-    for source in study.reward.sources.values():
+    for source in study.robot_sources.values():
         if (model := source.refitted) is not None:
             how, rate = model.update_params, HEAD if _arch(study, source) == "mlp" else TRAIN
             seconds += study.runner.total_steps / (rollout * how.every) * how.steps * how.batch_size / rate
@@ -333,7 +333,7 @@ def _run_bytes(study: Study) -> tuple[int, int]:
     trained = {model.save_dir: model.image_size for model in study.image_models.values()}
     policy, state = vla_bytes(study)
     weights = 0
-    for source in study.reward.sources.values():
+    for source in study.robot_sources.values():
         if (model := source.refitted) is not None:
             arch = _arch(study, source) or "resnet18"
             size = model.image_size or trained.get(model.checkpoint_path, (3, 128, 128))

@@ -32,7 +32,8 @@ from guerdon.models.vlm.vlm_prm import log_computed, log_weighted
 from guerdon.policies.robots.robot import ControlInputs
 from guerdon.rewards import shaping
 from guerdon.rewards.source import ModelReward, RawRow, SourceTerms, raw_scores
-from guerdon.settings.reward import CacheSettings, SourceSettings
+from guerdon.settings.aliases import LOGGED_AS_PRM
+from guerdon.settings.reward_source import CacheSettings, RobotSource
 from guerdon.types import (
     ALL_FRAMES,
     BoolArray,
@@ -218,9 +219,6 @@ def _value(score: Score | None) -> float | None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-LOGGED_AS_PRM = ("QwenProcessRM", "DummyRM")  # the VLA guide's names of models, which come with its log lines
-
-
 Asked = tuple[tuple[int, int | None, tuple[int, ...]], Episode]
 """Stream, number and rows of what is scored, and its pictures."""
 
@@ -289,6 +287,7 @@ class ControlReward(ModelReward[ControlInputs]):
         rng: of the cache; None: one with a fixed seed.
 
     Attributes:
+        settings: how its values become rewards.
         carries: of each stream.
         cache: measured values of earlier frames; None: every frame is scored.
         ahead: scores of what `score_ahead` was given.
@@ -297,11 +296,13 @@ class ControlReward(ModelReward[ControlInputs]):
         ConfigError: the model cannot give the values that the settings ask for.
     """
 
+    settings: RobotSource
+
     def __init__(
         self,
         terms: SourceTerms,
         model: RewardModel,
-        settings: SourceSettings,
+        settings: RobotSource,
         *,
         num_envs: int,
         rng: np.random.Generator | None = None,
@@ -316,6 +317,14 @@ class ControlReward(ModelReward[ControlInputs]):
         ] = {}  # seen for `score_ahead` before their end
         self._check()
         self.reset_streams()
+
+    @property
+    def threshold(self) -> float:
+        """The one threshold; a value that equals `success_threshold` is a success too, also in float32."""
+        least = self.settings.success_threshold
+        if least is None:
+            return super().threshold
+        return float(np.nextafter(min(least, float(np.float32(least))), -np.inf))
 
     @property
     def _whole(self) -> bool:

@@ -30,8 +30,8 @@ from guerdon.models.images.online import OnlineImageModel
 from guerdon.policies.robots.robot import ControlInputs
 from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import SourceTerms
-from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import RefittedModelSettings
+from guerdon.settings.reward_source import RobotSource
 from guerdon.types import Episode, IntArray, Metrics, Observes, RewardModel, Rollout, Segment
 
 CONTINUATION_EVERY = 3  # scored moments from one that an expert continues from to the next (labeler continuation)
@@ -121,7 +121,7 @@ class RefittedReward(ControlReward):
 
     model: OnlineImageModel
 
-    def __init__(self, terms: SourceTerms, model: OnlineImageModel, settings: SourceSettings, *, num_envs: int) -> None:
+    def __init__(self, terms: SourceTerms, model: OnlineImageModel, settings: RobotSource, *, num_envs: int) -> None:
         assert settings.refitted is not None
         super().__init__(terms, model, settings, num_envs=num_envs)
         self.refits = settings.refitted.update_params

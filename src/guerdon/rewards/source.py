@@ -19,7 +19,14 @@ import numpy as np
 from torch import Tensor
 
 from guerdon.rewards.shaping import threshold_reward
-from guerdon.settings.reward import OnFailure, ShareSettings, SourceSettings, WeightSchedule
+from guerdon.settings.reward_source import (
+    OnFailure,
+    RobotSource,
+    ShareSettings,
+    SourceSettings,
+    TextSource,
+    WeightSchedule,
+)
 from guerdon.types import (
     Advantages,
     BoolArray,
@@ -242,18 +249,17 @@ class ModelReward(RewardSource[Inputs]):
         settings: how its values become rewards.
     """
 
-    def __init__(self, terms: SourceTerms, model: RewardModel, settings: SourceSettings) -> None:
+    def __init__(self, terms: SourceTerms, model: RewardModel, settings: RobotSource | TextSource) -> None:
         super().__init__(terms)
         self.model, self.settings = model, settings
 
     @property
     def threshold(self) -> float:
         """The one threshold: the configuration's, else the model's own, else a half."""
-        least, own = self.settings.success_threshold, self.model.info.success_threshold
-        if least is not None:  # at least so much, also in float32, where the others say more than
-            return float(np.nextafter(min(least, float(np.float32(least))), -np.inf))
-        given = self.settings.reward_threshold
-        return given if given is not None else 0.5 if own is None else own
+        given, own = self.settings.reward_threshold, self.model.info.success_threshold
+        if given is not None:
+            return given
+        return 0.5 if own is None else own
 
     def thresholded(self, values: np.ndarray) -> np.ndarray:
         """Values as one of two rewards."""

@@ -26,8 +26,8 @@ from guerdon.rewards import shaping
 from guerdon.rewards.source import ModelReward, RewardSource, SourceTerms, raw_scores, response_rewards
 from guerdon.rewards.text_steps import Cut, cut_steps, step_auroc, true_steps
 from guerdon.settings.evaluate import Aggregation
-from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import relative
+from guerdon.settings.reward_source import TextSource
 from guerdon.types import Episode, Failure, FloatArray, Metrics, RewardModel, Rewards, Score, last_valid
 
 PROBABILITIES = (0.0, 1.0)
@@ -68,8 +68,10 @@ class TextReward(ModelReward[Responses]):
         ConfigError: the settings ask for what this model does not measure.
     """
 
+    settings: TextSource
+
     def __init__(
-        self, terms: SourceTerms, model: RewardModel, settings: SourceSettings, *, min_form: float | None = None
+        self, terms: SourceTerms, model: RewardModel, settings: TextSource, *, min_form: float | None = None
     ) -> None:
         super().__init__(terms, model, settings)
         self._temperature = min_form if settings.reward_mode == "per_step" else None

@@ -28,7 +28,7 @@ from guerdon.models.load import load_source_model
 from guerdon.models.vlm.vlm_prm import log_loading
 from guerdon.policies.robots.control import ControlPolicy, save_policy, start_from_policy
 from guerdon.policies.robots.robot import RobotPolicy
-from guerdon.rewards.control_sources import LOGGED_AS_PRM, ControlReward
+from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.refit import RefittedReward, online_model
 from guerdon.rewards.source import GroundTruth, RewardSource, SourceTerms
 from guerdon.rl.demonstrations import add_demonstrations
@@ -40,9 +40,10 @@ from guerdon.rl.replay import Replay
 from guerdon.rl.sampling import ACHIEVED, DESIRED, GoalRewards
 from guerdon.rl.videos import EpisodeVideos, write_video
 from guerdon.settings.algorithm import ControlAlgorithmSettings, RobotAlgorithmSettings
+from guerdon.settings.aliases import LOGGED_AS_PRM
 from guerdon.settings.off_policy import DQNSettings, SACSettings
-from guerdon.settings.reward import SourceSettings
 from guerdon.settings.reward_models import VLMModelSettings
+from guerdon.settings.reward_source import RobotSource
 from guerdon.settings.study import Study
 from guerdon.settings.vla_policy import VLAPolicySettings
 from guerdon.types import BoolArray, Episode, FloatArray, Observes, RewardModel
@@ -69,7 +70,7 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         )
     torch.manual_seed(runner.seed)  # of dropout, where a policy has any: only gradient steps draw from it
     cluster = study.cluster if study.engine == "ray" else None
-    loaded = run_reward_models(cluster, runner, load_model, study.reward.scoring_shards, study.reward.sources)
+    loaded = run_reward_models(cluster, runner, load_model, study.reward.scoring_shards, study.robot_sources)
     models = build_control_sources(study, loaded)
     sources: dict[str, RewardSource[Any]] = {
         "env": GroundTruth(SourceTerms("env", algorithm.gamma, study.reward.env_weight())),
@@ -224,7 +225,7 @@ def check_of_replay(study: Study) -> None:
     for key in [key for key in ("info_keys", "intervene_after") if getattr(study.env, key, None)]:
         if not algorithm.replayed:
             raise ConfigError(on_policy_refuses(f"the environment, by env.{key},"))
-    for name in [name for name, source in study.reward.sources.items() if source.ends]:
+    for name in [name for name, source in study.robot_sources.items() if source.ends]:
         if not algorithm.replayed:
             raise ConfigError(
                 f"reward.sources.{name}.ends is about what a replay holds: take algorithm.type sac or dqn, or remove it"
@@ -504,7 +505,7 @@ def control_optimizer(policy: RobotPolicy, learning_rate: float) -> Optimizer:
     return FlatAdam(policy, learning_rate)
 
 
-def load_model(settings: SourceSettings) -> RewardModel:
+def load_model(settings: RobotSource) -> RewardModel:
     """The model of a source, loaded from the disk."""
     named = settings.model.model_type
     origin = f" from {settings.model.origin}" if isinstance(settings.model, VLMModelSettings) else ""
@@ -529,7 +530,7 @@ def build_control_sources(study: Study, models: RewardModels) -> dict[str, Contr
     """
     sources: dict[str, ControlReward] = {}
     num_envs = study.env.num_envs
-    for index, (name, settings) in enumerate(study.reward.sources.items()):
+    for index, (name, settings) in enumerate(study.robot_sources.items()):
         model = models.model(name, settings)
         terms = SourceTerms.of(name, settings, gamma=study.algorithm.gamma)
         if settings.refitted is None:

@@ -30,13 +30,14 @@ from guerdon.rl.parts import Parts, run_collector, run_reward_models
 from guerdon.rl.videos import write_answers
 from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.data import run_prompts
-from guerdon.settings.reward import RewardSettings, SourceSettings
+from guerdon.settings.reward import RewardSettings
 from guerdon.settings.reward_models import (
     ExactModelSettings,
     JudgeModelSettings,
     PrimeModelSettings,
     relative,
 )
+from guerdon.settings.reward_source import RunSource, TextSource
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings, VLLMGenerationSettings
 from guerdon.tasks.prompt_files import check_here, load_prompts
@@ -223,7 +224,7 @@ def build_primes(study: Study, policy: TextPolicy, *, system_prompt: str | None 
             length_limit=study.data.max_response_length,
             system_prompt=system_prompt,
         )
-        for name, settings in study.text_sources.items()
+        for name, settings in study.text_reward.of(RunSource).items()
         if isinstance(settings.model, PrimeModelSettings)
     }
 
@@ -252,25 +253,24 @@ def build_text_sources(
     sources: dict[str, RewardSource[Responses]] = {}
     if study.verified:
         sources[VERIFIER] = GroundTruth(terms[VERIFIER], at_end=True)
-    for name, settings in study.text_sources.items():
+    made: dict[str, RewardSource[Responses]] = {**primes}
+    for name, one in study.text_reward.of(RunSource).items():
+        if isinstance(one.model, ExactModelSettings):
+            made[name] = ExactReward(terms[name])
+    for name, settings in study.text_reward.of(TextSource).items():
         model = settings.model
-        if name in primes:
-            sources[name] = primes[name]
-        elif isinstance(model, ExactModelSettings):
-            sources[name] = ExactReward(terms[name])
-        else:
-            if isinstance(model, JudgeModelSettings) and model.cache_dir is None:
-                model = model.model_copy(update={"cache_dir": str(folder / "judge" / name)})
-                settings = settings.model_copy(update={"model": model})
-            loaded = models.model(name, settings)
-            if loaded.info.compares and study.text_algorithm.needs.greedy:
-                why = f"reward.sources.{name}: {relative(loaded.info.name)}"
-                raise ConfigError(f"{why}, and a greedy response stands alone: set adv_estimator to grpo or rloo")
-            sources[name] = TextReward(terms[name], loaded, settings, min_form=_min_form(study))
-    return sources
+        if isinstance(model, JudgeModelSettings) and model.cache_dir is None:
+            model = model.model_copy(update={"cache_dir": str(folder / "judge" / name)})
+            settings = settings.model_copy(update={"model": model})
+        loaded = models.model(name, settings)
+        if loaded.info.compares and study.text_algorithm.needs.greedy:
+            why = f"reward.sources.{name}: {relative(loaded.info.name)}"
+            raise ConfigError(f"{why}, and a greedy response stands alone: set adv_estimator to grpo or rloo")
+        made[name] = TextReward(terms[name], loaded, settings, min_form=_min_form(study))
+    return sources | {name: made[name] for name in study.text_sources}
 
 
-def load_model(settings: SourceSettings) -> RewardModel:
+def load_model(settings: TextSource) -> RewardModel:
     """The model of a source, loaded from the disk."""
     return load_source_model(settings.model)
 

@@ -16,7 +16,7 @@ from guerdon.rewards.source import RewardSource, SourceTerms
 from guerdon.rl.episode_stats import EpisodeStats
 from guerdon.rl.videos import EpisodeVideos
 from guerdon.settings.cluster import ClusterSettings
-from guerdon.settings.reward import SourceSettings
+from guerdon.settings.reward_source import SourceSettings
 from guerdon.settings.runner import RunnerSettings
 from guerdon.types import Collected, Metrics, Rewards, Rollout
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from guerdon.evaluation.gate.gate_card import card_folders, harm_warning, remote_folder
 from guerdon.models.scores import RECORD
 from guerdon.settings.evaluate import GateSettings
-from guerdon.settings.reward_models import RemoteModelSettings, RewardModelSettings, RunModelSettings
+from guerdon.settings.reward_models import RemoteModelSettings, RewardModelSettings
+from guerdon.settings.reward_source import TextSource
 from guerdon.settings.study import Study
 
 
@@ -67,8 +68,8 @@ def attack_warnings(study: Study) -> list[str]:
     from guerdon.evaluation.suites.text_suite import attacks_that_fooled
 
     lines = []
-    for name, source in study.text_sources.items():
-        if isinstance(source.model, RunModelSettings) or name == study.reward.truth:
+    for name, source in study.text_reward.of(TextSource).items():
+        if name == study.reward.truth:
             continue
         path = source.model.origin
         folder = card_folder(study, path)

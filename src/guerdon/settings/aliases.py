@@ -1,9 +1,10 @@
-"""Aliases: the seeds' words for what `reward` calls otherwise, and what a remote model implies for its source.
+"""Aliases: the words of the guides that guerdon comes from, for what guerdon calls otherwise.
 
-`binary_reward`, `success_threshold` and `use_rel_reward` are the LIBERO guide's, `process_reward_model` and what goes
-with it the VLA guide's; what they mean is filled in before a section is checked.
+They stand here and in no other module of the settings. `LiberoWords` are keys of a robot's source, `PRMOptions` keys of
+`reward`, `VLMShortForm` keys of `reward.model`, `VLM_ALIASES` and `ZERO_MODEL` names of `model_type`. What they mean is
+filled in before a section is checked.
 
-    libero_words({"model": {...}, "binary_reward": True})["shaping"]            # "threshold"
+    libero_words({"binary_reward": True})["shaping"]                            # "threshold"
     prm_words({"process_reward_model": True}, set())["sources"]["prm"]["model"]  # {"model_type": "DummyRM"}
 
 The options of the VLA guide's training script stand for keys of this configuration, on the command line and at the
@@ -20,39 +21,82 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from guerdon.config.loading import Tree, apply_overrides, merge, validate
 from guerdon.errors import ConfigError
-from guerdon.settings.base import Settings, names_in, refuse
-from guerdon.settings.remote import SCORE, RemoteSettings
-from guerdon.settings.reward_models import RemoteModelSettings, remote_form
+from guerdon.settings.base import Settings, imply, refuse
+
+# Names of reward models.
+
+QWEN_ALIAS, ZERO_MODEL = "QwenProcessRM", "DummyRM"
+LOGGED_AS_PRM = (QWEN_ALIAS, ZERO_MODEL)
+"""Names of `model_type` with which a run writes the VLA guide's log lines."""
+VLM_ALIASES = {"qwen_vl": (QWEN_ALIAS, "qwen2_5_vl_vllm"), "primo_r1": ("PRIMO-R1", "primo_r1_vllm")}
+"""Further names of kinds of vision-language models: the VLA guide's, and those of the LIBERO guide's server."""
+IMPLIED_BY_ALIAS: dict[str, dict[str, Any]] = {
+    QWEN_ALIAS: {"answer": "hard"},
+    "qwen2_5_vl_vllm": {"backend": "vllm", "question": "progress"},
+    "PRIMO-R1": {"backend": "vllm"},
+    "primo_r1_vllm": {"backend": "vllm"},
+}
+"""Keys of `reward.model.vlm` that such a name implies."""
+
+
+class VLMShortForm(Settings):
+    """The VLA guide's keys that may stand directly under `reward.model` for keys of its `vlm`."""
+
+    prm_model_name_or_path: str | None = Field(None, description="vlm.path")
+    prm_checkpoint_path: str | None = Field(None, description="vlm.adapter")
+
+
+PATH_ALIAS, ADAPTER_ALIAS = VLMShortForm.model_fields
+
+# Keys of a source.
+
+
+class LiberoWords(Settings):
+    """The LIBERO guide's words for keys of a robot's source."""
+
+    binary_reward: bool | None = Field(None, description="LIBERO guide: true is shaping threshold, false is raw")
+    success_threshold: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="the LIBERO guide's word for reward_threshold; here a value that equals it is a success too",
+    )
+    use_rel_reward: bool | None = Field(
+        None,
+        description="the LIBERO guide's word: per_step: true is shaping relative; once an episode the score is its own "
+        "change already, from 0",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _words(cls, given: Any) -> Any:
+        return libero_words(given) if isinstance(given, dict) else given
 
 
 def libero_words(given: dict[str, Any]) -> dict[str, Any]:
-    """A source's keys, with those that the guide's words and a remote model imply.
+    """The keys of a robot's source, with those that the guide's words imply.
 
     Raises:
         ValueError: two words contradict each other.
     """
     found = dict(given)
-    remote = _remote_of(given.get("model"))
-    if remote is not None:
-        if urlsplit(str(remote.get("endpoint", RemoteSettings.model_fields["endpoint"].default))).path == SCORE:
-            _imply(found, "reward_mode", "episode", f"an endpoint {SCORE}, which judges whole episodes")
-        if remote.get("fail_on_request_error") is True:
-            _imply(found, "on_failure", "raise", "fail_on_request_error")
-    relative = found.get("use_rel_reward") is True and found.get("reward_mode") == "per_step"
+    mode = found.get("reward_mode", "terminal")
+    if found.get("use_rel_reward") is True and mode == "terminal":
+        raise ValueError("use_rel_reward needs reward_mode per_step or episode; terminal mode sees one frame")
+    relative = found.get("use_rel_reward") is True and mode == "per_step"
     if found.get("binary_reward") is not None:
         if relative and found["binary_reward"] is True:
             raise ValueError("use_rel_reward and binary_reward exclude each other with reward_mode per_step")
         if not relative:
             shaping = "threshold" if found["binary_reward"] is True else "raw"
-            _imply(found, "shaping", shaping, f"binary_reward: {str(found['binary_reward']).lower()}")
+            imply(found, "shaping", shaping, f"binary_reward: {str(found['binary_reward']).lower()}")
     if relative:
-        _imply(found, "shaping", "relative", "use_rel_reward")
+        imply(found, "shaping", "relative", "use_rel_reward")
     if found.get("success_threshold") is not None and found.get("reward_threshold") is not None:
         raise ValueError("success_threshold is the guide's word for reward_threshold; give one of the two")
     return found
@@ -109,25 +153,11 @@ def _prm_model(asked: PRMOptions, given: Any) -> Any:
         refuse(named, "another reward.model")
         return given
     if asked.prm_model_name_or_path is None:
-        refuse(named - {"prm_model_name_or_path"}, "without prm_model_name_or_path (DummyRM)")
-        return merge({"model_type": "DummyRM"}, given)
+        refuse(named - {"prm_model_name_or_path"}, f"without prm_model_name_or_path ({ZERO_MODEL})")
+        return merge({"model_type": ZERO_MODEL}, given)
     vlm = {"path": asked.prm_model_name_or_path} | ({"backend": "vllm"} if asked.use_vllm_prm else {})
     vlm |= {} if asked.prm_checkpoint_path is None else {"adapter": asked.prm_checkpoint_path}
-    return merge({"model_type": "QwenProcessRM", "vlm": vlm}, given)
-
-
-def _imply(found: dict[str, Any], key: str, value: str, by: str) -> None:
-    if found.get(key, value) != value:
-        raise ValueError(f"{key} {found[key]} contradicts {by}, which means {key}: {value}; remove one of them")
-    found[key] = value
-
-
-def _remote_of(model: Any) -> dict[str, Any] | None:
-    """The keys of a remote model, however they were written; None for another model."""
-    if isinstance(model, dict) and model.get("model_type") in names_in(RemoteModelSettings, "model_type"):
-        model = remote_form(model)
-    remote = model.get("remote") if isinstance(model, dict) else getattr(model, "remote", None)
-    return remote.model_dump(exclude_unset=True) if isinstance(remote, RemoteSettings) else remote
+    return merge({"model_type": QWEN_ALIAS, "vlm": vlm}, given)
 
 
 # The options of the VLA guide's training script.

@@ -134,6 +134,9 @@ class Settings(BaseModel):
     short_form: ClassVar[tuple[type[BaseModel], ...]] = ()
     """Models whose keys may stand directly in this section: a check of the section moves them to where they belong."""
 
+    key_order: ClassVar[tuple[str, ...]] = ()
+    """The order in which files have the keys, where it is not that of the fields; other keys may be in it, too."""
+
     stored: ClassVar[bool] = False
     """Whether files that guerdon writes have all keys of the section: a key with its default counts as not given."""
 
@@ -304,6 +307,22 @@ def _with(key: str, wanted: Any) -> str:
     if isinstance(wanted, Unless):
         return key if wanted == SET else f"{key} not {_yaml(*wanted.values)}"
     return f"{key} {_yaml(*wanted) if isinstance(wanted, tuple) else _yaml(wanted)}"
+
+
+def imply(found: dict[str, Any], key: str, value: str, by: str) -> None:
+    """Set a key to the value that another one means.
+
+    Args:
+        found: the keys of a section; changed.
+        key, value: what is meant.
+        by: what means it, for the message.
+
+    Raises:
+        ValueError: the key has another value.
+    """
+    if found.get(key, value) != value:
+        raise ValueError(f"{key} {found[key]} contradicts {by}, which means {key}: {value}; remove one of them")
+    found[key] = value
 
 
 def check_multiple(batch_size: int, micro_batch_size: int | None, key: str = "batch_size") -> None:

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from guerdon.settings.algorithm import ControlAlgorithmSettings, RobotAlgorithmSettings
 from guerdon.settings.base import SET, only_with
 from guerdon.settings.reward import RewardSettings
+from guerdon.settings.reward_source import RobotSource
 from guerdon.settings.world import WorldSettings
 
 
@@ -56,7 +57,7 @@ class ReplayAlgorithmSettings(RobotAlgorithmSettings):
         kind = f"algorithm.type {self.type}"
         if learners > 1:
             raise ValueError(f"{kind} learns in one process: set cluster.learners to 1")
-        sources = reward.sources if reward.use_reward_model else {}
+        sources = reward.of(RobotSource) if reward.use_reward_model else {}
         for name, source in sources.items():
             if source.refitted is not None and source.reward_mode == "episode":
                 raise ValueError(

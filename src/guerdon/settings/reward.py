@@ -10,238 +10,34 @@ the latter, the other types for the former. `reward_model`, the section of the P
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
-from guerdon.settings.aliases import PRMOptions, libero_words, prm_words
-from guerdon.settings.base import ByName, Settings, only_with, refuse
-from guerdon.settings.evaluate import Aggregation
-from guerdon.settings.label import Splitter
+from guerdon.settings.aliases import PRMOptions, prm_words
+from guerdon.settings.base import ByName, Settings, refuse
 from guerdon.settings.prime import PrimeSettings
-from guerdon.settings.remote import RemoteSettings
-from guerdon.settings.reward_models import (
-    JudgeModelSettings,
-    PrimeModelSettings,
-    RefittedModelSettings,
-    RemoteModelSettings,
-    RewardModelSettings,
-    RunModelSettings,
-    judges_text,
-    relative,
+from guerdon.settings.reward_models import PrimeModelSettings, relative
+from guerdon.settings.reward_source import (
+    FAILED,
+    SOURCE_KEYS,
+    OnFailure,
+    RobotSource,
+    RunSource,
+    SourceByModel,
+    SourceSettings,
+    TextSource,
+    WeightSchedule,
 )
 
-OnFailure = Literal["drop", "neutral", "raise"]
-_FAILED: Any = Field(
-    "drop",
-    description="a measurement failed: mask its step, or the response it is about (drop), reward 0 and keep it "
-    "(neutral), or stop (raise)",
-)
-WeightSchedule = Literal["constant", "linear_decay", "linear_warmup"]
-
-_OF_ROBOTS = ("per_step", "terminal", "episode"), ("threshold", "raw", "log_odds", "relative", "potential", "bonus")
-_OF_TEXT = ("per_step", "terminal", "per_token"), ("threshold", "raw", "signed", "relative")
-
-
-class CacheSettings(Settings):
-    """`cache` of a source: values of frames that look alike are used again; such a value is not a measurement."""
-
-    tolerance: int = Field(
-        0, ge=0, lt=128, description="bits, of 256, in which the perceptual hashes of two frames may differ"
-    )
-    size: int = Field(10_000, ge=1, description="measured frames kept; the oldest leave first")
-
-
-class ShareSettings(Settings):
-    """`adaptive_weight` of a source: a weight that keeps the source's share of the whole signal (docs/rewards.md)."""
-
-    share: float = Field(
-        gt=0, lt=1, description="of the sum of all sources' mean absolute advantage, each with its weight"
-    )
-    min_weight: float = Field(0.0, ge=0, description="lower limit of the weight")
-    max_weight: float = Field(10.0, gt=0, description="upper limit of the weight")
-
-    @model_validator(mode="after")
-    def _fits(self) -> ShareSettings:
-        if self.min_weight > self.max_weight:
-            raise ValueError(f"min_weight {self.min_weight:g} is above max_weight {self.max_weight:g}")
-        return self
-
-
-class SourceSettings(Settings):
-    """One reward model as a source of reward."""
-
-    model: RewardModelSettings = Field(description="which model, from where")
-    reward_mode: Literal["per_step", "terminal", "episode", "per_token"] = Field(
-        "terminal",
-        description="terminal: score the last frame of an episode (text: the whole response, paid at its end); "
-        "per_step: every score_every-th and the last (text: each step, paid at its last token); episode: judge the "
-        "whole episode once, at its end, from its first frame, every score_every-th and the last; per_token (text): "
-        "each step, paid at each of its tokens",
-    )
-    score_every: int = Field(1, ge=1, description="per_step, episode: score every k-th step and the last")
-    aggregation: Aggregation | None = Field(None, description="how the values of steps become one value of a solution")
-    splitter: Splitter | None = Field(
-        None, description="text: where steps end; null: as label.splitter does with null. Cut as in training"
-    )
-    shaping: Literal["threshold", "raw", "signed", "log_odds", "relative", "potential", "bonus"] = Field(
-        "threshold",
-        description="how values become rewards: one of two by a threshold; as they are; 2p - 1 (text: a wrong step "
-        "costs, as in PURE); log(p / (1 - p)) (robots: the reward of AIRL, 1710.11248); change since the last value "
-        "(text: the first step pays its own); potential-based; one-shot",
-    )
-    success_reward: float = Field(1.0, description="threshold: reward above the threshold; bonus: the one-shot reward")
-    fail_reward: float = Field(0.0, description="reward at or below the threshold")
-    use_negative_reward: bool = Field(False, description="fail_reward becomes -success_reward; risks policy collapse")
-    reward_threshold: float | None = Field(None, ge=0, le=1, description="null: the one stored with the model")
-    binary_reward: bool | None = Field(None, description="LIBERO guide: true is shaping threshold, false is raw")
-    success_threshold: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="the LIBERO guide's word for reward_threshold; here a value that equals it is a success too",
-    )
-    use_rel_reward: bool | None = Field(
-        None,
-        description="the LIBERO guide's word: per_step: true is shaping relative; once an episode the score is its own "
-        "change already, from 0",
-    )
-    confirm_frames: int = Field(2, ge=1, description="bonus: scored frames in a row above the threshold")
-    ends: bool = only_with(
-        False,
-        shaping="bonus",
-        description="the confirmed bonus ends the task in what SAC and DQN learn from; the episode itself goes on, and "
-        "stops without true success are counted (docs/people.md)",
-    )
-    reward_coef: float = Field(1.0, description="multiplies the shaped reward")
-    reward_weight: float = Field(
-        1.0,
-        description="weight of this source in the advantage; of a robot's only source, whose advantages are "
-        "normalised, it changes nothing, which the run says at its start",
-    )
-    reward_weight_schedule: WeightSchedule = Field("constant", description="how reward_weight changes over the run")
-    adaptive_weight: ShareSettings | None = Field(
-        None, description="learn the weight: it starts as reward_weight and keeps the source's share of the signal"
-    )
-    gamma: float | None = Field(None, ge=0, le=1, description="discount of this source; null: the algorithm's")
-    on_failure: OnFailure = _FAILED
-    cache: CacheSettings | None = Field(
-        None, description="robots: use the values of frames that look alike again; null: every frame is scored"
-    )
-
-    @property
-    def text(self) -> bool:
-        """Whether it judges what a language model writes."""
-        return isinstance(self.model, RunModelSettings) or judges_text(self.model)
-
-    @property
-    def dense(self) -> bool:
-        """Whether it pays more than one reward per episode or response."""
-        if isinstance(self.model, PrimeModelSettings):
-            return self.model.prime_granularity != "whole"
-        return isinstance(self.model, RunModelSettings) or self.reward_mode in ("per_step", "per_token")
-
-    @property
-    def min_form(self) -> bool:
-        """Whether its rewards can be those of the min form (`algorithm.credit`)."""
-        return self.dense if isinstance(self.model, PrimeModelSettings) else self.reward_mode == "per_step"
-
-    @property
-    def remote(self) -> RemoteSettings | None:
-        """Client of the reward server; None where the model is not on one."""
-        return self.model.remote if isinstance(self.model, RemoteModelSettings) else None
-
-    @property
-    def native_fallback(self) -> bool:
-        """Whether true success takes the place of a missing score."""
-        return self.remote is not None and self.remote.fallback == "native"
-
-    @property
-    def can_overlap(self) -> bool:
-        """Whether it can be measured before its rollout is over."""
-        before = self.refitted is not None and self.refitted.update == "before"
-        return not (self.text or before or self.cache is not None)
-
-    @property
-    def stays_with_learner(self) -> bool:
-        """Whether it is scored in the process of the learner: it changes in the run, or is elsewhere already."""
-        elsewhere = RemoteModelSettings | JudgeModelSettings
-        return self.refitted is not None or isinstance(self.model, RunModelSettings | elsewhere)
-
-    @property
-    def refitted(self) -> RefittedModelSettings | None:
-        """The model, where it is refitted during the run."""
-        model = self.model
-        return model if isinstance(model, RefittedModelSettings) and model.update != "none" else None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _guide_words(cls, given: Any) -> Any:
-        return libero_words(given) if isinstance(given, dict) and "model" in given else given
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> SourceSettings:
-        mode, shaping, kind = self.reward_mode, self.shaping, f"model_type {self.model.model_type}"
-        if isinstance(self.model, RunModelSettings):
-            used = {"model", "reward_weight", "reward_weight_schedule", "adaptive_weight", "gamma"}
-            used |= {"on_failure"} if isinstance(self.model, PrimeModelSettings) else set()
-            refuse(self.model_fields_set - used, kind)
-            return self
-        modes, shapings = _OF_TEXT if self.text else _OF_ROBOTS
-        if mode not in modes:
-            raise ValueError(f"reward_mode {mode} is not for {kind}: take {', '.join(modes)}")
-        if shaping not in shapings:
-            raise ValueError(f"shaping {shaping} is not for {kind}: take {', '.join(shapings)}")
-        if mode in ("terminal", "episode") and shaping in ("relative", "potential", "bonus"):
-            raise ValueError(f"shaping {shaping} needs reward_mode: per_step; {mode} gives one value per episode")
-        if mode == "terminal" and self.use_rel_reward and not self.text:
-            raise ValueError("use_rel_reward needs reward_mode per_step or episode; terminal mode sees one frame")
-        if self.native_fallback and (self.text or "on_failure" in self.model_fields_set):
-            why = "language models" if self.text else "on_failure"
-            raise ValueError(f"fallback native is not for use with {why}: remove one of them")
-        if self.model.compares and shaping == "threshold":
-            raise ValueError(f"{relative(kind)}: set shaping to raw or signed, not threshold")
-        given = self.model_fields_set
-        robots = {"score_every", "binary_reward", "success_threshold", "use_rel_reward"}
-        refuse(given & (robots if self.text else {"aggregation", "splitter"}), kind)
-        refuse(given & {"score_every" if mode == "terminal" else "aggregation"}, f"{kind} and reward_mode {mode}")
-        thresholds = {"success_reward", "fail_reward", "use_negative_reward", "reward_threshold", "success_threshold"}
-        idle = {"confirm_frames"} if shaping == "threshold" else {"fail_reward", "use_negative_reward"}
-        refuse(
-            given & (idle if shaping in ("threshold", "bonus") else thresholds | {"confirm_frames"}),
-            f"shaping {shaping}",
-        )
-        if self.model.model_type in ("QwenProcessRM", "DummyRM"):
-            refuse(given & {"reward_weight_schedule"}, f"{kind}, whose log lines name one weight")
-        if self.cache is not None and (self.text or mode == "episode" or self.refitted is not None):
-            what = kind if self.text else f"reward_mode {mode}" if self.refitted is None else "a model that is refitted"
-            raise ValueError(f"cache is of the values of single frames, which {what} does not have; remove it")
-        if self.adaptive_weight is not None and "reward_weight_schedule" in given:
-            raise ValueError("adaptive_weight and reward_weight_schedule both change the weight; remove one of them")
-        limits = self.adaptive_weight
-        if limits is not None and not limits.min_weight <= self.reward_weight <= limits.max_weight:
-            raise ValueError(
-                f"reward_weight {self.reward_weight:g}, the start of adaptive_weight, is outside its limits "
-                f"{limits.min_weight:g} to {limits.max_weight:g}"
-            )
-        if self.use_negative_reward and "fail_reward" in given:
-            raise ValueError("use_negative_reward sets fail_reward to -success_reward; give one of the two")
-        return self
-
-    @property
-    def effective_fail_reward(self) -> float:
-        """What a step or episode below the threshold earns."""
-        return -self.success_reward if self.use_negative_reward else self.fail_reward
-
-
-_PER_SOURCE = set(SourceSettings.model_fields)
+S = TypeVar("S", RobotSource, TextSource, RunSource)
 LIMITS = ("max_failure_rate", "failure_window")  # of failures: also of a verifier, so a whole study decides
 
 
 class RewardSettings(Settings):
     """`reward`: native reward alone, one model, or several sources."""
 
-    short_form = (SourceSettings, PRMOptions)
+    short_form = (RobotSource, TextSource, RunSource, PRMOptions)
 
     use_reward_model: bool = Field(False, description="off: the native reward alone")
     group_name: str = Field("RewardGroup", description="what log lines call the group of reward models")
@@ -265,7 +61,7 @@ class RewardSettings(Settings):
         description="parts in which frozen reward models score a batch. The numbers of a run depend on it in the last "
         "digits, and not on how many reward workers of a cluster share the parts out",
     )
-    sources: dict[str, SourceSettings] = Field(
+    sources: dict[str, SourceByModel] = Field(
         default_factory=dict, description="several reward models, by name, each with the keys of a source"
     )
     truth: str | None = Field(
@@ -280,8 +76,8 @@ class RewardSettings(Settings):
         """Move the keys of the one-model form into `sources`."""
         if not isinstance(given, dict):
             return given
-        given = prm_words(given, _PER_SOURCE)
-        single = {k: v for k, v in given.items() if k in _PER_SOURCE}
+        given = prm_words(given, set(SOURCE_KEYS))
+        single = {k: v for k, v in given.items() if k in SOURCE_KEYS}
         if not single:
             return given
         if given.get("sources"):
@@ -296,7 +92,7 @@ class RewardSettings(Settings):
         model = single["model"]
         kind = model.get("model_type", "resnet") if isinstance(model, dict) else "resnet"
         name = {"resnet_reward": "resnet", "dummy": "constant"}.get(kind, str(kind).rpartition(":")[2])
-        rest = {k: v for k, v in given.items() if k not in _PER_SOURCE}
+        rest = {k: v for k, v in given.items() if k not in SOURCE_KEYS}
         return {**rest, "sources": {name: single}}
 
     @model_validator(mode="after")
@@ -328,6 +124,10 @@ class RewardSettings(Settings):
             raise ValueError("env_reward_weight counts only with combine_mode: weighted; remove it")
         return self
 
+    def of(self, form: type[S]) -> dict[str, S]:
+        """The sources of one form, by name."""
+        return {name: source for name, source in self.sources.items() if isinstance(source, form)}
+
     def env_weight(self) -> float:
         """Weight of the native reward in the advantage: replace 0, add 1, weighted `env_reward_weight`."""
         if not self.use_reward_model or self.combine_mode == "add":
@@ -349,9 +149,11 @@ class _RewardModelSection(Settings):
 
     Attributes:
         source_name: of the source that the section stands for.
+        source_form: its form.
     """
 
     source_name: ClassVar[str]
+    source_form: ClassVar[type[TextSource | RunSource]] = RunSource
 
     rm_coef: float = Field(5.0, gt=0, description="weight of its advantage")
     verifier_coef: float = Field(5.0, ge=0, description="weight of the outcome's advantage; 0: none")
@@ -369,7 +171,7 @@ class _RewardModelSection(Settings):
             gamma: discount of the source.
         """
         terms = {"reward_weight": self.rm_coef, "reward_weight_schedule": self.rm_coef_schedule, "gamma": gamma}
-        source = SourceSettings.model_validate({**self.source_keys(), **terms})
+        source = self.source_form.model_validate({**self.source_keys(), **terms})
         changes = {"combine_mode": "weighted", "env_reward_weight": self.verifier_coef, "use_reward_model": True}
         return reward.model_copy(update={**changes, "sources": {self.source_name: source, **reward.sources}})
 
@@ -380,7 +182,7 @@ class PrimeSection(PrimeSettings, _RewardModelSection):
     source_name = "prime"
 
     rm_type: Literal["prime"] = Field("prime", description="implicit process rewards")
-    on_failure: OnFailure = _FAILED
+    on_failure: OnFailure = Field("drop", description=FAILED)
 
     def source_keys(self) -> dict[str, Any]:
         """A model that learns in the run."""
@@ -392,11 +194,12 @@ class ClassifierSection(_RewardModelSection):
     """`reward_model` of a sequence classifier."""
 
     source_name = "rm"
+    source_form = TextSource
 
     rm_type: Literal["value", "normal"] = Field(
         "value", description="a sequence classifier that judges the whole response"
     )
-    on_failure: OnFailure = _FAILED
+    on_failure: OnFailure = Field("drop", description=FAILED)
     path: str = Field(description="the classifier's folder or hub id")
     micro_batch_size: int = Field(64, ge=1, description="solutions per forward pass")
 
@@ -441,7 +244,7 @@ def check_truth(
         refuse(outcome if reward.env_weight() else set(), unknown, "reward")
         refuse({"verifier_coef"} & (set() if section is None else section.model_fields_set), unknown, "reward_model")
         for name, one in sources.items():
-            if isinstance(one.model, PrimeModelSettings) and one.model.learns:
+            if isinstance(one, RunSource) and one.model.learns:
                 raise ValueError(f"the prime reward source {name} learns from outcomes, not with {unknown}")
         if not set(sources) - {truth}:
             raise ValueError(f"nothing would train the policy with {unknown}: name reward models in reward.sources")

@@ -8,18 +8,31 @@ A form has the keys that its reward models use, the names that they have, and th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from inspect import signature
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
 from guerdon.config.registry import Registry
+from guerdon.settings.aliases import ADAPTER_ALIAS, PATH_ALIAS, ZERO_MODEL, VLMShortForm
 from guerdon.settings.base import DEVICE, PARAMS, Because, ByName, Device, Settings, Unless, names_in, only_with, refuse
 from guerdon.settings.label import AnthropicJudgeSettings, JudgeSettings, check_budget
 from guerdon.settings.prime import PrimeSettings
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.train import RATING_WEIGHTS, Arch, ImageSize
-from guerdon.settings.vlm import VLMName, VLMSettings, VLMShortForm, check_vlm, vlm_form
+from guerdon.settings.vlm import VLMName, VLMSettings, check_vlm, vlm_form
+
+if TYPE_CHECKING:
+    from guerdon.settings.algorithm import TextAlgorithmSettings
+    from guerdon.settings.data import DataSettings
+
+Side = Literal["robot", "text", "run"]
+"""Whom a reward model is for: robots, language models, or a run of a language model in which it is made."""
+if TYPE_CHECKING:
+    ConstantName = str
+else:
+    ConstantName = Literal["constant", "dummy", ZERO_MODEL]
 
 
 class UpdateSettings(Settings):
@@ -47,10 +60,12 @@ class _ModelSettings(Settings):
     Attributes:
         factory: `module:function` that loads the model; empty: it is made in a run alone.
         path_key: the key of the file or folder that it is read from.
+        side: whom it is for; of `OwnModelSettings` and `RemoteModelSettings` see `side_of`.
     """
 
     factory: ClassVar[str] = ""
     path_key: ClassVar[str] = "checkpoint_path"
+    side: ClassVar[Side] = "robot"
 
     @property
     def compares(self) -> bool:
@@ -157,12 +172,14 @@ class ConstantModelSettings(_ModelSettings):
 
     factory = "guerdon.models.constant:ConstantModel"
 
-    model_type: Literal["constant", "dummy", "DummyRM"] = Field("constant", description="one value")
+    model_type: ConstantName = Field("constant", description="one value")
     value: float = Field(0.0, description="the value")
 
 
 class _ReadModelSettings(_ModelSettings):
     """What reward models of text that are read from a folder share."""
+
+    side = "text"
 
     checkpoint_path: str = Field(description="folder that `guerdon train` wrote, any other folder, or a hub id")
     micro_batch_size: int = Field(16, ge=1, description="solutions per forward pass")
@@ -209,6 +226,7 @@ class JudgeModelSettings(_ModelSettings):
 
     factory = "guerdon.models.judges.judge:load_judge"
     path_key = "rubric"
+    side = "text"
 
     model_type: Literal["judge"] = Field("judge", description="a language model that judges responses (docs/judges.md)")
     rubric: str | None = Field(
@@ -264,10 +282,71 @@ class JudgeModelSettings(_ModelSettings):
         return self
 
 
-class PrimeModelSettings(PrimeSettings, _ModelSettings):
+class _RunModelSettings(_ModelSettings):
+    """What reward models share that are made in a run, from the policy or the task."""
+
+    side = "run"
+
+    if TYPE_CHECKING:
+        model_type: str
+
+    @property
+    def dense(self) -> bool:
+        """Whether it pays more than one reward per response."""
+        return True
+
+    @property
+    def min_form(self) -> bool:
+        """Whether its rewards can be those of the min form (`algorithm.credit`)."""
+        return False
+
+    @property
+    def learns(self) -> bool:
+        """Whether it takes gradient steps in the run."""
+        return False
+
+    def check_run(self, name: str, data: DataSettings | None, algorithm: TextAlgorithmSettings) -> None:
+        """Refuse a study whose runs cannot make this model; unless it is overridden: one without generated problems.
+
+        Args:
+            name: of its source.
+            data: of the study.
+            algorithm: of the study.
+
+        Raises:
+            ValueError: what does not fit, and what to do.
+        """
+        if data is not None and data.type != "generated":
+            raise ValueError(
+                f"the {self.model_type} reward source {name} needs steps of known form: data.type generated"
+            )
+
+
+class PrimeModelSettings(PrimeSettings, _RunModelSettings):
     """PRIME's implicit process reward model, which starts from the policy and learns in the run."""
 
     model_type: Literal["prime"] = Field("prime", description="implicit process rewards, learned online")
+
+    @property
+    def dense(self) -> bool:
+        """Whether it pays tokens or steps."""
+        return self.prime_granularity != "whole"
+
+    @property
+    def min_form(self) -> bool:
+        """Where it pays tokens or steps."""
+        return self.dense
+
+    def check_run(self, name: str, data: DataSettings | None, algorithm: TextAlgorithmSettings) -> None:
+        """Refuse numbers of responses, and estimators, with which it cannot learn or pay."""
+        needs = algorithm.needs
+        self.check_study(
+            name,
+            n_samples=1 if data is None else data.n_samples,
+            estimator=str(algorithm.adv_estimator),
+            greedy=needs.greedy,
+            critic=needs.critic,
+        )
 
     @property
     def origin(self) -> str:
@@ -275,7 +354,7 @@ class PrimeModelSettings(PrimeSettings, _ModelSettings):
         return self.prime_model.path or "the policy's start"
 
 
-class ExactModelSettings(_ModelSettings):
+class ExactModelSettings(_RunModelSettings):
     """The truth about each step, where the task knows it."""
 
     model_type: Literal["exact"] = Field(
@@ -337,14 +416,13 @@ class VLMModelSettings(_ModelSettings):
 
     model_type: VLMName = Field(
         "qwen_vl",
-        description="vision-language models: qwen_vl (QwenProcessRM: yes or no as it writes it; qwen2_5_vl_vllm: "
-        "progress, by vLLM), primo_r1 (PRIMO-R1, primo_r1_vllm: by vLLM), true_logprob, trend, preference; published: "
-        "robometer, roboreward",
+        description="vision-language models: qwen_vl, primo_r1, true_logprob, trend, preference; published: robometer, "
+        "roboreward. The guides' names of the first two imply keys of vlm (docs/vlm.md)",
     )
     checkpoint_path: str | None = Field(None, description="folder that `guerdon train` wrote, or its model.safetensors")
     vlm: VLMSettings | None = Field(
         None,
-        description="which one, with which prompt; prm_model_name_or_path and prm_checkpoint_path may stand directly "
+        description=f"which one, with which prompt; {PATH_ALIAS} and {ADAPTER_ALIAS} may stand directly "
         "under model and mean vlm.path and vlm.adapter",
     )
     device: Device = Field(
@@ -432,15 +510,19 @@ def relative(name: str) -> str:
     return f"{name} compares responses to the same prompt, and its values hold among those only"
 
 
-def judges_text(model: _ModelSettings) -> bool:
-    """Whether a model judges texts, without a run that it is made in."""
-    own = isinstance(model, OwnModelSettings) and model.modality == "text"
-    remote = isinstance(model, RemoteModelSettings) and model.model_type == "remote_text"
-    return own or remote or isinstance(model, TextModelSettings | SequenceClassifierSettings | JudgeModelSettings)
-
-
 RefittedModelSettings = ResNetModelSettings | ProgressModelSettings
-RunModelSettings = PrimeModelSettings | ExactModelSettings
+RobotRewardModelSettings = Annotated[
+    ResNetModelSettings
+    | ProgressModelSettings
+    | ConstantModelSettings
+    | RemoteModelSettings
+    | VLMModelSettings
+    | SarmModelSettings
+    | OwnModelSettings,
+    ByName("model_type", "resnet"),
+]
+"""The forms of `reward.model` that judge episodes of robots."""
+RunModelSettings = Annotated[PrimeModelSettings | ExactModelSettings, ByName("model_type", "prime")]
 """Reward models that are made in a run, from the policy or the task; their values are rewards as they are."""
 RewardModelSettings = Annotated[
     ResNetModelSettings
@@ -471,3 +553,16 @@ MODEL_FORMS: dict[str, type[RewardModelSettings]] = {name: form for name, form i
 REWARD_MODELS: Registry = Registry(
     "reward model", "guerdon.reward_models", {name: form.factory for name, form in MODEL_FORMS.items()}, ("device",)
 )
+
+
+def side_of(model: Any) -> Side:
+    """Whom a reward model is for.
+
+    Args:
+        model: the section `reward.model`, checked or as it is written.
+    """
+    given = model if isinstance(model, Mapping) else dict(model) if isinstance(model, _ModelSettings) else {}
+    name = str(given.get("model_type", "resnet"))
+    if name == "remote_text" or (name not in _NAMES and given.get("modality") == "text"):
+        return "text"
+    return _NAMES[name].side if name in _NAMES else "robot"

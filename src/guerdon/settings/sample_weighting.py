@@ -12,15 +12,8 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from guerdon.settings.base import Because, Settings, only_with, refuse
-from guerdon.settings.reward import OnFailure
-from guerdon.settings.reward_models import (
-    OwnModelSettings,
-    RemoteModelSettings,
-    RewardModelSettings,
-    RunModelSettings,
-    SequenceClassifierSettings,
-    TextModelSettings,
-)
+from guerdon.settings.reward_models import RemoteModelSettings, RewardModelSettings, side_of
+from guerdon.settings.reward_source import OnFailure
 
 OF_RUNS = {"update", "update_params", "labeler", "replay_path"}
 
@@ -76,12 +69,7 @@ class RABCSettings(Settings):
         if model is None:
             return self
         refuse(OF_RUNS & model.model_fields_set, "behaviour cloning: the model stays as it is", "model")
-        text = isinstance(model, TextModelSettings | SequenceClassifierSettings | RunModelSettings)
-        if (
-            text
-            or model.model_type == "remote_text"
-            or (isinstance(model, OwnModelSettings) and model.modality == "text")
-        ):
+        if side_of(model) != "robot":
             raise ValueError(
                 f"model_type {model.model_type} is for language models: take one that scores robot episodes"
             )

@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from guerdon.settings.base import Settings, only_with
 from guerdon.settings.evaluate import Aggregation
-from guerdon.settings.reward_models import MODEL_NAMES, TextRewardModelSettings, judges_text, relative
+from guerdon.settings.reward_models import MODEL_NAMES, TextRewardModelSettings, relative, side_of
 
 Method = Literal["best_of_n", "beam", "dvts"]
 _BY_STEP = ("beam", "dvts")
@@ -68,7 +68,7 @@ class SearchSettings(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> SearchSettings:
-        if not judges_text(self.model):
+        if side_of(self.model) != "text":
             raise ValueError(_not_of_text(self.model.model_type))
         if self.model.compares:
             raise ValueError(f"{relative('model')}, and search scores solutions one by one: use mode criteria or scale")

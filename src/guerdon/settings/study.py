@@ -31,8 +31,9 @@ from guerdon.settings.policy import (
     OwnPolicySettings,
     PolicySettings,
 )
-from guerdon.settings.reward import RewardModelSection, RewardSettings, SourceSettings, check_truth
-from guerdon.settings.reward_models import ExactModelSettings, PrimeModelSettings, relative
+from guerdon.settings.reward import RewardModelSection, RewardSettings, check_truth
+from guerdon.settings.reward_models import relative
+from guerdon.settings.reward_source import RobotSource, RunSource, TextSource
 from guerdon.settings.runner import RunnerSettings
 from guerdon.settings.search import SearchSettings
 from guerdon.settings.text_policy import (
@@ -189,7 +190,7 @@ class Study(Settings):
         """The keys of a robot run, but for those of `env`, that need the environment to report true success."""
         collection = self.env.data_collection
         readers = ["env.data_collection.only_success"] if collection.enabled and collection.only_success else []
-        for name, source in self.reward.sources.items() if self.reward.use_reward_model else ():
+        for name, source in self.robot_sources.items() if self.reward.use_reward_model else ():
             if source.refitted is not None and source.refitted.labeler == "outcome":
                 readers.append(f"reward.sources.{name}.model.update")
             if source.native_fallback:
@@ -230,9 +231,15 @@ class Study(Settings):
         return self.reward if section is None else section.added_to(self.reward, self.text_algorithm.reward_model_gamma)
 
     @property
-    def text_sources(self) -> dict[str, SourceSettings]:
+    def robot_sources(self) -> dict[str, RobotSource]:
+        """The reward models of a robot study by the names of their sources."""
+        return self.reward.of(RobotSource)
+
+    @property
+    def text_sources(self) -> dict[str, TextSource | RunSource]:
         """The reward models of a language study by the names of their sources, that of `reward_model` first."""
-        return dict(self.text_reward.sources) if self.text else {}
+        sources = self.text_reward.sources.items() if self.text else ()
+        return {name: source for name, source in sources if not isinstance(source, RobotSource)}
 
     @property
     def verified(self) -> bool:
@@ -395,7 +402,7 @@ class RobotStudy(Study):
     @model_validator(mode="after")
     def _auxiliary_losses_have_targets(self) -> Self:
         for name in self.on_policy.auxiliary_losses if not self.algorithm.replayed else ():
-            source = self.reward.sources.get(name) if self.reward.use_reward_model else None
+            source = self.robot_sources.get(name) if self.reward.use_reward_model else None
             if source is None or source.reward_mode != "per_step":
                 raise ValueError(
                     f"algorithm.auxiliary_losses: {name} must be a source of reward.sources with reward_mode per_step, "
@@ -483,16 +490,8 @@ class TextStudy(Study):
 
     @model_validator(mode="after")
     def _run_models_fit_the_data(self) -> Self:
-        n_samples = 1 if self.data is None else self.data.n_samples
-        for name, source in self.text_sources.items():
-            exact = isinstance(source.model, ExactModelSettings)
-            if exact and self.data is not None and self.data.type != "generated":
-                raise ValueError(f"the exact reward source {name} needs steps of known form: data.type generated")
-            if isinstance(source.model, PrimeModelSettings):
-                needs, estimator = self.algorithm.needs, str(self.algorithm.adv_estimator)
-                source.model.check_study(
-                    name, n_samples=n_samples, estimator=estimator, greedy=needs.greedy, critic=needs.critic
-                )
+        for name, source in self.text_reward.of(RunSource).items():
+            source.model.check_run(name, self.data, self.algorithm)
         return self
 
 

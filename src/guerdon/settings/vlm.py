@@ -7,22 +7,20 @@ Names and limits are those of the reward servers and clients that people use.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
 from guerdon.network.retry import TRIES
+from guerdon.settings.aliases import ADAPTER_ALIAS, IMPLIED_BY_ALIAS, PATH_ALIAS, QWEN_ALIAS, VLM_ALIASES
 from guerdon.settings.base import SET, Because, Bf16, Seed, Settings, Unless, only_with, refuse
 from guerdon.settings.label import LEAVE_OUT, OptionalSetting
 from guerdon.settings.text_policy import TemplateArguments
 
 VLMType = Literal["qwen_vl", "primo_r1", "true_logprob", "trend", "preference", "robometer", "roboreward"]
 VLM_NAMES: dict[str, VLMType] = {
-    "qwen_vl": "qwen_vl", "QwenProcessRM": "qwen_vl", "qwen2_5_vl_vllm": "qwen_vl",
-    "primo_r1": "primo_r1", "PRIMO-R1": "primo_r1", "primo_r1_vllm": "primo_r1",
-    "true_logprob": "true_logprob", "trend": "trend", "preference": "preference",
-    "robometer": "robometer", "roboreward": "roboreward",
-}  # fmt: skip
+    name: kind for kind in get_args(VLMType) for name in (kind, *VLM_ALIASES.get(kind, ()))
+}
 """Names that a configuration may use for each kind."""
 NFRAMES, MAX_PIXELS, MOST_PIXELS = 16, 256 * 28 * 28, 16384 * 32 * 32  # most: as qwen-vl-utils for Qwen3-VL
 if TYPE_CHECKING:
@@ -31,12 +29,11 @@ else:
     VLMName = Literal[tuple(VLM_NAMES)]
 
 _IMPLIED: dict[str, dict[str, Any]] = {
-    "QwenProcessRM": {"answer": "hard"},
-    "qwen2_5_vl_vllm": {"backend": "vllm", "question": "progress"},
-    "PRIMO-R1": {"backend": "vllm"}, "primo_r1_vllm": {"backend": "vllm"},
-    "robometer": {"max_pixels": MOST_PIXELS}, "roboreward": {"max_pixels": MOST_PIXELS, "fps": 1.0},
-}  # fmt: skip
-_FLAT = {"prm_model_name_or_path": "path", "prm_checkpoint_path": "adapter"}  # the keys of VLMShortForm
+    **IMPLIED_BY_ALIAS,
+    "robometer": {"max_pixels": MOST_PIXELS},
+    "roboreward": {"max_pixels": MOST_PIXELS, "fps": 1.0},
+}
+_FLAT = {PATH_ALIAS: "path", ADAPTER_ALIAS: "adapter"}
 
 _WRITTEN = {  # keys of answers in text
     "max_tokens", "temperature", "top_p", "seed", "checkpoint_generation", "allow_fallback"
@@ -107,11 +104,9 @@ _OWN = Because(Unless("openai"), "backend openai, whose endpoint has its own mod
 class VLMSettings(Settings):
     """`reward.model.vlm`: which model, which question, which frames."""
 
-    path: str | None = only_with(
-        None, backend=_OWN, description="folder or hub id of the model (prm_model_name_or_path)"
-    )
+    path: str | None = only_with(None, backend=_OWN, description=f"folder or hub id of the model ({PATH_ALIAS})")
     adapter: str | None = only_with(
-        None, backend=_OWN, description="peft folder on top of it (prm_checkpoint_path); kept as an adapter"
+        None, backend=_OWN, description=f"peft folder on top of it ({ADAPTER_ALIAS}); kept as an adapter"
     )
     backend: Literal["transformers", "openai", "vllm"] = Field(
         "transformers", description="in this process, behind an HTTP endpoint, or by vLLM in this process"
@@ -133,7 +128,7 @@ class VLMSettings(Settings):
     answer: Literal["soft", "hard"] | None = Field(
         None,
         description="completed: soft: p(yes) / (p(yes) + p(no)) of the next token; hard: what it writes, 1 or 0. null: "
-        "soft (model_type QwenProcessRM: hard)",
+        f"soft (model_type {QWEN_ALIAS}: hard)",
     )
     score_mode: Literal["auto", "percentage", "unit"] = Field(
         "auto",
@@ -262,17 +257,10 @@ def check_vlm(name: str, settings: VLMSettings | None, checkpoint_path: str | No
     if checkpoint_path is None and asked.path is None and asked.backend != "openai":
         raise ValueError(
             f"model_type {name} needs checkpoint_path (a folder that `guerdon train` wrote), vlm.path "
-            "(prm_model_name_or_path), or vlm.backend: openai with its endpoint"
+            f"({PATH_ALIAS}), or vlm.backend: openai with its endpoint"
         )
     if checkpoint_path is not None and asked.path is not None:
-        raise ValueError("vlm.path (prm_model_name_or_path) and checkpoint_path are both given; remove one of them")
+        raise ValueError(f"vlm.path ({PATH_ALIAS}) and checkpoint_path are both given; remove one of them")
     if checkpoint_path is not None and asked.backend == "openai":
         raise ValueError("checkpoint_path would do nothing with vlm.backend openai; remove it")
     asked.check(VLM_NAMES[name])
-
-
-class VLMShortForm(Settings):
-    """Keys that may stand directly under `reward.model`."""
-
-    prm_model_name_or_path: str | None = Field(None, description="vlm.path")
-    prm_checkpoint_path: str | None = Field(None, description="vlm.adapter")

@@ -478,8 +478,8 @@ def load_vlm(
         settings = _from_checkpoint(kind, folder, card, settings)
     elif settings.backend != "openai" and settings.path is None:
         raise ConfigError(
-            f"the reward model {kind} needs a model: checkpoint_path (a folder that `guerdon train` wrote), vlm.path "
-            "(prm_model_name_or_path), or vlm.backend: openai with an endpoint"
+            f"the reward model {kind} needs a model: checkpoint_path (a folder that `guerdon train` wrote), "
+            "vlm.path, or vlm.backend: openai with an endpoint"
         )
     _check(kind, settings)
     backend = open_backend(settings, device) if heads is None else heads.open(settings, device)

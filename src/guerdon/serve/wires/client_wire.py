@@ -37,6 +37,7 @@ from guerdon.models.frames import sample_frames
 from guerdon.models.judges.rubric import REFERENCE, RUBRIC
 from guerdon.models.scores import solution_value
 from guerdon.policies.batches.tokens import split_steps
+from guerdon.serve.score_answer import text_in
 from guerdon.serve.update_store import UpdateId, UpdateResult
 from guerdon.serve.wires.wire_text import CutError, cutting, from_messages
 from guerdon.settings.evaluate import Aggregation
@@ -488,12 +489,11 @@ def _read_item(item: Any, episode: Episode, info: RewardInfo, name: str) -> Expl
 
 
 def read_score(found: Any, info: RewardInfo) -> ExplainedScore:
-    """The explained score in the LIBERO guide's `{"score", "model_output"}`."""
+    """The explained score in an answer of `POST /score`."""
     if not isinstance(found, Mapping) or "score" not in found:
         return failed(Failure("bad_reply", f"no score in {_shown(found)}"))
     value = _number(found["score"], info, "score")
-    text = found.get("model_output")
-    text = text if isinstance(text, str) else ""
+    text = text_in(found)
     if isinstance(value, Failure):
         return failed(value, text)
     return ExplainedScore(Score(total=value), text, parse_status=_status(found))

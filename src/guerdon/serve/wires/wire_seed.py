@@ -4,7 +4,6 @@ Fields, defaults and limits are that server's. What was unsafe or wrong there is
 under the media root, a prompt is chosen by name, and an answer without a score is not 0.
 
     curl -F task_text='close the drawer' -F video=@episode.mp4 http://127.0.0.1:18080/score
-    {"score": 0.72, "model_output": "<answer>72</answer>", "backend": "primo"}
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from starlette.datastructures import FormData, UploadFile
 
-from guerdon.models.explained_score import JudgeOptions, ParseStatus, Scale
+from guerdon.models.explained_score import JudgeOptions, Scale
 from guerdon.serve.errors import ERRORS, BadRequest
+from guerdon.serve.score_answer import ScoreAnswer
 from guerdon.serve.wires import wire
 from guerdon.types import Episode, Failure
 
@@ -57,17 +57,6 @@ class ScoreRequest(wire.FrameFields):
                 '{"prompt": "..."}'
             )
         return {} if given is None else given
-
-
-class ScoreAnswer(BaseModel):
-    """Answer of `POST /score`."""
-
-    score: float = Field(ge=0, le=1, description="between 0 and 1")
-    model_output: str = Field(description="text that the model generated")
-    backend: str = Field(description="the model that scored")
-    parse_status: ParseStatus | None = Field(
-        None, description="how the score was parsed from the text: ok, or fallback (from a sentence); null: no text"
-    )
 
 
 def _body() -> dict[str, Any]:
@@ -117,12 +106,7 @@ async def score(request: Request) -> ScoreAnswer:
         value = Failure("out_of_range", f"{queue.name} gives {value:g}; /score promises 0 to 1, /v1/rewards gives any")
     if isinstance(value, Failure):
         raise wire.FailedMeasurement(value)
-    return ScoreAnswer(
-        score=value,
-        model_output=explained.text,
-        backend=body.backend or queue.name,
-        parse_status=explained.parse_status,
-    )
+    return ScoreAnswer.of(value, explained, body.backend or queue.name)
 
 
 async def _read_form(form: FormData) -> tuple[ScoreRequest, bytes | None, list[bytes] | None]:

@@ -1,0 +1,104 @@
+"""The three forms of a source of rewards: which keys each has, in which order they are written, what is refused."""
+
+import pytest
+from pydantic import ValidationError
+
+from guerdon.config.loading import load, to_plain, validate
+from guerdon.errors import ConfigError
+from guerdon.settings.reward import RewardSettings
+from guerdon.settings.reward_source import SOURCE_KEYS, RobotSource, RunSource, TextSource
+from guerdon.settings.study import Study
+
+MODELS = {
+    RobotSource: {"model_type": "resnet", "checkpoint_path": "x"},
+    TextSource: {"model_type": "text", "checkpoint_path": "x"},
+    RunSource: {"model_type": "prime"},
+}
+OF_ROBOTS = {
+    "score_every", "binary_reward", "success_threshold", "use_rel_reward", "confirm_frames", "ends", "cache",
+}  # fmt: skip
+OF_TEXT = {"aggregation", "splitter"}
+COUNTING = {"model", "reward_weight", "reward_weight_schedule", "adaptive_weight", "gamma", "on_failure"}
+
+
+def one_source(model, **given):
+    reward = RewardSettings(use_reward_model=True, sources={"rm": {"model": model, **given}})
+    return reward.sources["rm"]
+
+
+@pytest.mark.parametrize("form", MODELS)
+def test_the_form_follows_from_the_model_as_written_and_as_checked(form):
+    assert type(one_source(MODELS[form])) is form
+    checked = form(model=MODELS[form])
+    assert RewardSettings(use_reward_model=True, sources={"rm": checked}).sources["rm"] == checked
+    assert type(one_source(checked.model)) is form
+
+
+@pytest.mark.parametrize(
+    ("model", "form"),
+    [
+        ({"model_type": "remote"}, RobotSource),
+        ({"model_type": "remote_text", "endpoint": "http://here/v1/rewards"}, TextSource),
+        ({"model_type": "tests_parts:make", "modality": "text"}, TextSource),
+        ({"model_type": "tests_parts:make"}, RobotSource),
+        ({"model_type": "exact"}, RunSource),
+    ],
+)
+def test_a_name_that_two_forms_have_is_told_apart(model, form, tmp_path, monkeypatch):
+    (tmp_path / "tests_parts.py").write_text("def make():\n    return None\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert type(one_source(model)) is form
+
+
+def test_each_form_has_its_keys_and_no_others():
+    assert set(RunSource.model_fields) == COUNTING
+    assert set(SOURCE_KEYS) == set(RobotSource.model_fields) | set(TextSource.model_fields)
+    assert set(RobotSource.model_fields) == set(SOURCE_KEYS) - OF_TEXT
+    assert set(TextSource.model_fields) == set(SOURCE_KEYS) - OF_ROBOTS
+
+
+@pytest.mark.parametrize("form", MODELS)
+def test_keys_are_written_in_one_order(form):
+    written = list(to_plain(form(model=MODELS[form])))
+    assert written == [key for key in SOURCE_KEYS if key in written]
+    assert {"model", "reward_weight", "gamma"} <= set(written)
+
+
+@pytest.mark.parametrize("form", MODELS)
+def test_a_key_of_another_form_is_refused_and_null_counts_as_not_given(form):
+    kind = MODELS[form]["model_type"]
+    others = set(SOURCE_KEYS) - set(form.model_fields)
+    assert others
+    for key in others:
+        with pytest.raises(ValidationError, match=f"{key} would do nothing with model_type {kind}; remove it"):
+            one_source(MODELS[form], **{key: 1})
+    assert one_source(MODELS[form], **dict.fromkeys(others)) == one_source(MODELS[form])
+
+
+@pytest.mark.parametrize("form", MODELS)
+def test_a_form_refuses_a_model_of_another(form):
+    for other in MODELS.keys() - {form}:
+        with pytest.raises(ValidationError, match=f"model_type {MODELS[other]['model_type']} is for .*, and this is a"):
+            form(model=MODELS[other])
+
+
+def test_a_misspelled_key_is_named_with_the_nearest_one():
+    given = {"use_reward_model": True, "sources": {"rm": {"model": MODELS[TextSource], "agregation": "min"}}}
+    with pytest.raises(ConfigError, match=r"unknown key; did you mean reward\.sources\.rm\.aggregation\?"):
+        validate(Study, {"policy": {"type": "text", "tiny": {}}, "data": {}, "reward": given}, origin="s")
+
+
+def test_a_key_of_a_model_for_text_is_named_where_no_model_type_is_given():
+    given = {"use_reward_model": True, "sources": {"rm": {"model": {"checkpoint_path": "x", "adapter": "trl"}}}}
+    with pytest.raises(ConfigError, match=r"model\.adapter = 'trl': unknown key; it belongs to model_type: text"):
+        validate(Study, {"reward": given}, origin="s")
+
+
+def test_a_file_of_an_earlier_version_with_a_key_of_robots_that_is_null_is_read(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "policy: {type: text, tiny: {}}\ndata: {}\nreward:\n  use_reward_model: true\n  sources:\n    rm:\n"
+        "      model: {model_type: text, checkpoint_path: x}\n      shaping: raw\n      cache: null\n",
+        encoding="utf-8",
+    )
+    assert load(Study, path).text_sources["rm"] == TextSource(model=MODELS[TextSource], shaping="raw")
