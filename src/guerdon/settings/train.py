@@ -313,6 +313,7 @@ class _TextTrainSettings(ModelKeys, _TextFitSettings):
     """What all reward models of text share."""
 
     stage: ClassVar = "train.text"
+    data: ClassVar = "guerdon.train.text_data:TextData"
     data_path: str | tuple[str, ...] | None = Field(
         None,
         description="solutions in any format that is read: files, folders of files, folders that `datasets` saved, hub "
@@ -488,6 +489,7 @@ class PreferenceTrainSettings(_HeadSettings):
 
     type: Literal["preference"] = "preference"
     model: ClassVar = "guerdon.models.text.preference:PreferenceModel"
+    data: ClassVar = "guerdon.train.preferences:PreferenceData"
     data_path: str | tuple[str, ...] = Field(
         description="preferences in any layout of docs/preferences.md: files, folders, hub ids"
     )
