@@ -380,7 +380,7 @@ def test_an_interrupt_is_no_traceback(call, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("guerdon.rl.run.run", interrupted)
+    monkeypatch.setattr("guerdon.comparison.single_run.run", interrupted)
     status, _, err = call("run", "tiny.yaml", files={"tiny.yaml": TINY})
     assert status == 130
     assert err.count("\n") == 1
@@ -388,7 +388,7 @@ def test_an_interrupt_is_no_traceback(call, monkeypatch):
 
 
 def test_a_bug_keeps_its_traceback(call, monkeypatch):
-    monkeypatch.setattr("guerdon.rl.run.run", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("guerdon.comparison.single_run.run", lambda *_, **__: 1 / 0)
     Path("tiny.yaml").write_text(TINY)
     monkeypatch.setattr(sys, "argv", ["guerdon", "run", "tiny.yaml"])
     with pytest.raises(ZeroDivisionError):

@@ -11,10 +11,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, nullcontext
-from functools import partial, wraps
-from itertools import groupby
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -23,9 +20,10 @@ from typer.core import TyperCommand, TyperGroup
 
 from guerdon import __version__
 from guerdon.auditing.command import audit
-from guerdon.errors import ConfigError, MissingDependencyError
+from guerdon.errors import ConfigError, MissingDependencyError, StudyError
 from guerdon.network.hub import use_token
-from guerdon.processes.process import UsageError, check_start, run_command
+from guerdon.plan.stages import stage
+from guerdon.processes.process import UsageError, check_start, command
 from guerdon.processes.progress import heartbeat
 from guerdon.processes.streams import report_lost_output
 from guerdon.serve.cli import serve
@@ -57,7 +55,10 @@ class _Verb(TyperCommand):
         use_token()
         ctx.params |= {name: _expanded(value) for name, value in ctx.params.items() if isinstance(value, Path)}
         with nullcontext() if ctx.info_name == "serve" or ctx.params.get("watch") else heartbeat(str(ctx.info_name)):
-            status = super().invoke(ctx)
+            try:
+                status = super().invoke(ctx)
+            except StudyError as error:
+                raise error.of(str(_expanded(Path(ctx.params["study"])))) from error
         if not ctx.params.get("dry_run"):
             report_lost_output()
         return status
@@ -111,17 +112,10 @@ Only = Annotated[list[str] | None, typer.Option("--only", help="Only this model 
 @app.command()
 def collect(study: FileOrId, overrides: Overrides = None, dry_run: DryRun = False) -> None:
     """Collect episodes from experts, noise or policies into a LeRobot data set."""
-    config = _load(study, overrides)
-    if config.collect is None:
-        raise ConfigError(f"{study} has no collect section: it needs at least collect.save_dir")
+    config, chosen = _load(study, overrides), stage("collect")
     if dry_run:
-        from guerdon.collect.collect import check_collect
-
-        return _dry_run(config, "collect", check=check_collect)
-    from guerdon.collect.collect import collect as work
-
-    done = work(config)
-    _say(f"wrote {done.episodes} episodes with {done.frames} frames to {done.path}")
+        return _dry_run(chosen, config)
+    _say(chosen.work(config).line)
 
 
 @app.command()
@@ -146,22 +140,10 @@ def label(
         sft_model, method=method, reward=reward, num_rollouts=num_rollouts, num_samples=num_samples, max_usd=max_usd
     )
     config = _load(study, [*(overrides or []), *flags])
-    if config.label is None:
-        raise ConfigError(f"{study} has no label section; an empty one (label: {{}}) labels by a judge at Anthropic")
+    chosen = stage("label", skip_generation=skip_generation)
     if dry_run:
-        from guerdon.labels.label import check_label
-
-        return _dry_run(config, {} if skip_generation else "label", check=check_label)
-    from guerdon.labels.label import label as work
-
-    if config.engine == "ray":
-        from guerdon.engines.ray_label import LabelWorkers
-
-        with closing(LabelWorkers(config.cluster, config.generation, config.runner)) as workers:
-            done = work(config, skip_generation=skip_generation, sample_with=workers.sample_with)
-    else:
-        done = work(config, skip_generation=skip_generation)
-    _say((f"kept {done.folder}: {done.kept_or_written}; " if done.kept else f"wrote {done.folder}: ") + done.summary)
+        return _dry_run(chosen, config)
+    _say(chosen.work(config).line)
 
 
 @app.command()
@@ -183,89 +165,38 @@ def train(
     first = next((word for word in rest if word in ("policy=bc", "policy=sft")), None)
     if first is not None:
         rest.remove(first)
+        return _train_policy(first, _load(study, rest), only, dry_run=dry_run, resume=resume)
     config = _load(study, rest)
-    if first is not None:
-        return _train_policy(study, config, first.removeprefix("policy="), dry_run=dry_run, resume=resume, only=only)
-    if not config.train:
-        raise ConfigError(f"{study} has no train section: it names the reward models to train and to evaluate")
-    _check_only(study, list(config.train), only)
     if method is not None or reward is not None:
-        fixed = [name for name in only or config.train if getattr(config.train[name], "data_path", None) is not None]
-        if fixed:
-            raise ConfigError(f"train.{fixed[0]}.data_path already names the data: --method and --reward do nothing")
+        _check_labels_are_read(config, only)
+    chosen = stage("train", only=tuple(only or ()), resume=resume, say=_say)
     if dry_run:
-        from guerdon.train.dry_run import check_data
+        return _dry_run(chosen, config)
+    chosen.work(config)
 
-        return _dry_run(config, "train", only, check=partial(check_data, only=only or ()))
-    from guerdon.compute import distributed
 
-    if config.text:
-        from guerdon.train.text import train_text_model
+def _train_policy(first: str, config: Study, only: list[str] | None, *, dry_run: bool, resume: bool) -> None:
+    """`train policy=bc` and `train policy=sft`."""
+    if only:
+        raise ConfigError(f"--only would do nothing with {first}; remove it")
+    chosen = stage(first.removeprefix("policy="), resume=resume)
+    if dry_run:
+        return _dry_run(chosen, config)
+    if done := chosen.work(config):
+        _say(done.line)
 
-        with distributed.joined(config.runner.collective_timeout), distributed.together():
-            for name in only or config.train:
-                done = train_text_model(config.text_models[name], config, resume=resume)
-                if distributed.is_first():
-                    _say(f"wrote {name} to {done.folder}: {_numbers(done.metrics)}")
-        return
-    import torch
 
-    from guerdon.train.images import train_image_model
-    from guerdon.train.vlm import train_vlm
-
-    torch.set_num_threads(config.runner.threads)
-    names = list(only or config.train)
-    sharded = {*config.vlm_models, *(name for name, one in config.image_models.items() if one.fsdp)}
-    if distributed.launched() > 1:
-        names.sort(key=lambda name: name not in sharded)  # processes join once
-    for shared, group in groupby(names, key=sharded.__contains__):
-        with distributed.joined(config.runner.collective_timeout) if shared else nullcontext(), distributed.together():
-            for name in group:
-                result = (
-                    train_vlm(config.vlm_models[name], resume=resume)
-                    if name in config.vlm_models
-                    else train_image_model(config.image_models[name], resume=resume)
-                )
-                if distributed.is_first():
-                    _say(f"wrote {name} to {result.save_dir}: {_numbers(result.metrics)}")
+def _check_labels_are_read(config: Study, only: list[str] | None) -> None:
+    """Refuse `--method` and `--reward` where a model that is trained names its data."""
+    for name in only or config.train:
+        if getattr(config.train.get(name), "data_path", None) is not None:
+            raise ConfigError(f"train.{name}.data_path already names the data: --method and --reward do nothing")
 
 
 def _label_overrides(sft_model: str | None, **given: object) -> list[str]:
     """Flags of `label` and `train` as overrides; None: not given."""
     policy = [] if sft_model is None else [f"policy.path={json.dumps(sft_model)}", "policy.tiny=null"]
     return [f"label.{name}={value}" for name, value in given.items() if value is not None] + policy
-
-
-def _train_policy(
-    study: Path, config: Study, kind: str, *, dry_run: bool, resume: bool, only: list[str] | None
-) -> None:
-    """`train policy=bc` and `train policy=sft`."""
-    if getattr(config, kind) is None:
-        wanted = "bc.data_path and bc.save_dir" if kind == "bc" else "sft.save_dir"
-        raise ConfigError(f"{study} has no {kind} section: it needs at least {wanted}")
-    if only:
-        raise ConfigError(f"--only would do nothing with policy={kind}; remove it")
-    if dry_run:
-        if kind == "sft":
-            from guerdon.train.sft import check_sft
-
-            return _dry_run(config, "sft", check=check_sft)
-        from guerdon.train.dry_run import check_bc
-
-        return _dry_run(config, {"policy": "behaviour cloning"}, check=check_bc)
-    if kind == "bc":
-        from guerdon.train.bc import train_bc
-
-        folder, metrics = train_bc(config, resume=resume)
-    else:
-        from guerdon.compute import distributed
-        from guerdon.train.sft import train_sft_study
-
-        with distributed.joined(config.runner.collective_timeout), distributed.together():
-            folder, metrics = train_sft_study(config, resume=resume)
-        if not distributed.is_first():
-            return
-    _say(f"wrote a policy to {folder}: " + _numbers(metrics))
 
 
 @app.command()
@@ -289,59 +220,30 @@ def evaluate(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Without a study: folder of the card.")] = None,
 ) -> None:
     """Evaluate reward models of a study, or one on a file; those for text also under attack."""
-    from guerdon.evaluation.by_path import check_words, evaluate_judged, evaluated, study_of
+    from guerdon.evaluation.by_path import check_words, evaluate_judged, study_of
 
     words = [*([] if study is None else [study]), *(overrides or [])]
     file = check_words(words, model, data, labels, output, of_study=bool(only or attack))
     if file is not None:
-        path = _expanded(Path(file))
-        config = _load(path, words[1:] + ([] if labels is None else [f"evaluate.labels={json.dumps(labels)}"]))
+        config = _load(
+            _expanded(Path(file)), words[1:] + ([] if labels is None else [f"evaluate.labels={json.dumps(labels)}"])
+        )
     elif model is None:
         return _say(evaluate_judged(str(data or labels), words, output))
     else:
-        path, config = Path(model), study_of(model, data, words, labels)
-    if attack:
-        return _attack(config, gate=gate, dry_run=dry_run, only=only)
-    if not config.text and file is not None:
-        models = [*config.train, *config.control_evaluate.remote]
-        if not models:
-            raise ConfigError(f"{path} has neither a train section nor evaluate.remote: it names no reward model")
-        _check_only(path, models, only)
-    if dry_run:
-        from guerdon.evaluation.suites import image_suite, text_suite
-
-        check = text_suite.check_evaluation if config.text else image_suite.check_evaluation
-        return _dry_run(config, "evaluate", only, check=check)
-    forecasts: dict[str, Any] = {}
-    for one in evaluated(config, only or (), model, output):
-        sys.stdout.write(f"{one.name}\n{one.card}\n")
-        forecasts[one.name] = one.forecast
-        if one.files:
-            _say(f"wrote {one.files[0]} and {len(one.files) - 1} more files in the same folder")
-    if gate:
-        from guerdon.evaluation.gate.gate_card import check_gate
-        from guerdon.settings.evaluate import GateSettings
-
-        for line in check_gate(forecasts, GateSettings() if config.evaluate is None else config.evaluate.gate):
-            sys.stderr.write(f"{line}\n")
-
-
-def _attack(config: Study, *, gate: bool, dry_run: bool, only: list[str] | None) -> None:
-    """`evaluate --attack`."""
-    if config.text:
-        raise ConfigError("--attack is for robots: models for text are always attacked, as evaluate.attacks says")
-    if gate:
+        config = study_of(model, data, words, labels)
+    if attack and gate:
         raise ConfigError("--gate would do nothing with --attack; remove it")
-    from guerdon.evaluation.suites.repair import repair_cost, repair_study, repair_text
-
+    names = tuple(only or ())
+    chosen = stage("attack", only=names) if attack else stage("evaluate", only=names, model=model, output=output)
     if dry_run:
-        return _dry_run(config, repair_cost(config, only or ()))
-    import torch
-
-    torch.set_num_threads(config.runner.threads)
-    for report, paths in repair_study(config, only=only or ()).values():
-        sys.stdout.write(f"{repair_text(report)}\n")
-        _say(f"wrote {paths['json']}, and data sets and models in the same folder")
+        return _dry_run(chosen, config)
+    done = chosen.work(config)
+    for one in done:
+        _say(one.line)
+    if gate:
+        for line in chosen.gate(config, done):
+            sys.stderr.write(f"{line}\n")
 
 
 @app.command()
@@ -363,60 +265,34 @@ def score(
 ) -> None:
     """Add the rewards of a model to the rows of a file or a log, as columns. Run again, it continues."""
     from guerdon.config.tree import Tree, apply_overrides
-    from guerdon.evaluation.scoring.score_logs import check_paths, load_scoring_model, score_path
+    from guerdon.evaluation.scoring.score_logs import ScoreSettings
     from guerdon.models.scores import AGGREGATIONS
 
     how = next((name for name in AGGREGATIONS if name == aggregation), None)
     if how is None:
         raise ConfigError(f"--aggregation {aggregation}: choose one of {', '.join(AGGREGATIONS)}")
-    check_paths(file, output, only_failed=only_failed)
     given = apply_overrides(Tree(), options or []).data
-    judge = load_scoring_model(file, model, given)
-    with ExitStack() as stack:
-        stack.callback(getattr(judge, "close", lambda: None))  # a judge's files of replies and costs
-        _say(score_path(file, judge, output, name=model, options=given, only_failed=only_failed, aggregation=how,
-                        dry_run=dry_run))  # fmt: skip
+    chosen, settings = stage("score"), ScoreSettings(file, model, output, given, only_failed, how)
+    _say(chosen.estimate(settings) if dry_run else chosen.work(settings))
 
 
 @app.command()
 def search(study: File, overrides: Overrides = None, dry_run: DryRun = False) -> None:
     """Answer questions with solutions that a reward model chooses, by votes, beam search or DVTS where wanted."""
-    config = _load(study, overrides)
-    if config.search is None:
-        raise ConfigError(f"{study} has no search section: it needs at least search.model and search.aggregation")
+    config, chosen = _load(study, overrides), stage("search")
     if dry_run:
-        from guerdon.evaluation.searching.search_study import check_search
-
-        return _dry_run(config, "search", check=check_search)
-    from guerdon.evaluation.searching.search_study import search as work
-
-    done = work(config)
-    _say(f"wrote {done.path}: {done.summary}")
+        return _dry_run(chosen, config)
+    _say(chosen.work(config).line)
 
 
 @app.command()
 def run(study: FileOrId, overrides: Overrides = None, dry_run: DryRun = False, resume: Resume = False) -> None:
     """Train a policy with the rewards of the reward section."""
-    config = _load(study, overrides)
+    config, chosen = _load(study, overrides), stage("run", resume=resume)
     if dry_run:
-        from guerdon.rl.build_control import check_control
-        from guerdon.rl.build_text import check_text
-
-        return _dry_run(config, "run", check=check_text if config.text else check_control)
-    from guerdon.comparison.report import write_single_report
-    from guerdon.compute import distributed
-    from guerdon.rl.log import true_success
-    from guerdon.rl.run import run as work
-
-    with distributed.joined(config.runner.collective_timeout):
-        done = distributed.led(lambda: work(config, resume=resume))
-    if done is None:
-        return
-    folder, summary = done
-    _say(true_success(summary["final"]))
-    if episodes := summary.get("episodes"):
-        _say(", ".join(f"{count} {name}" for name, count in episodes.items()) + " episodes in training")
-    _say(f"wrote {folder} and {write_single_report(folder)}")
+        return _dry_run(chosen, config)
+    if done := chosen.work(config):
+        _say(done.line)
 
 
 @app.command()
@@ -427,32 +303,18 @@ def compare(
     parallel: Annotated[int, typer.Option("--parallel", help="Jobs at a time; 0: one per core.")] = 0,
 ) -> None:
     """Run a whole study (arms x seeds x tasks) and write its report. Run again, it continues."""
-    from guerdon.comparison.study import plan_study, run_study
+    from guerdon.comparison.study import plan_study
 
-    plan = plan_study(study, overrides or [], parallel=parallel)
+    plan, chosen = plan_study(study, overrides or [], parallel=parallel), stage("compare")
     if dry_run:
-        return _dry_run(plan.study, plan.estimate(), check=lambda _: plan.check())
-    report, table = run_study(plan)
-    sys.stdout.write(table + "\n")
-    _say(f"report: {report}")
+        return _dry_run(chosen, plan, plan.study)
+    _say(chosen.work(plan).line)
 
 
 app.command()(audit)
 
 
-@app.command("serve")
-@wraps(serve)
-def _serve(*words: Any, **options: Any) -> None:
-    settings = serve(*words, **options)
-    if settings is None:
-        return
-    if settings.ray is None:
-        from guerdon.serve.launch import launch
-
-        return launch(settings)
-    from guerdon.engines.ray_serve import deploy
-
-    deploy(settings)
+app.command()(serve)
 
 
 @app.command()
@@ -485,14 +347,13 @@ def quickstart(
     dry_run: DryRun = False,
 ) -> None:
     """A small example of every stage: data, training, evaluation, RL with two rewards, report."""
-    from guerdon.comparison.study import plan_study, quickstart_file, run_study
+    from guerdon.comparison.study import plan_study, quickstart_file
 
     plan = plan_study(quickstart_file(text), [] if folder is None else [f"work_dir={folder}"], parallel=0)
+    chosen = stage("compare")
     if dry_run:
-        return _dry_run(plan.study, plan.estimate())
-    page, table = run_study(plan)
-    sys.stdout.write(table + "\n")
-    _say(f"report: {page}")
+        return _show(chosen, plan, plan.study)
+    _say(chosen.work(plan).line)
 
 
 @app.command("import")
@@ -530,7 +391,8 @@ def _root(
 
 def main() -> None:
     """Entry point: expected errors become one line and an exit status."""
-    run_command(lambda: app(standalone_mode=False))
+    with command() as done:
+        done.status = app(standalone_mode=False)
 
 
 def _load(path: Path, overrides: list[str] | None) -> Study:
@@ -544,44 +406,30 @@ def _load(path: Path, overrides: list[str] | None) -> Study:
     return load(Study, path, overrides or [])
 
 
-def _check_only(path: Path, models: Sequence[str], only: list[str] | None) -> None:
-    """The names of `--only` are reward models of the study."""
-    unknown = [name for name in only or () if name not in models]
-    if unknown:
-        raise ConfigError(f"--only {unknown[0]}: {path} has the reward models {', '.join(models)}")
-
-
-def _dry_run(
-    config: Study,
-    cost: dict[str, Any] | str,
-    only: list[str] | None = None,
-    *,
-    check: Callable[[Study], None] | None = None,
-) -> None:
-    """Show a configuration and the cost, or that of a command of `estimate`.
+def _dry_run(chosen: Any, settings: Any, study: Study | None = None) -> None:
+    """Check what a stage checks at its start, and show the configuration and the cost.
 
     Args:
-        config: the resolved configuration.
-        cost: in numbers, or the command.
-        only: names of models.
-        check: makes the checks of the start of the command.
+        chosen: the stage.
+        settings: what it works on.
+        study: shown; None: the settings.
     """
-    from guerdon.config.loading import to_yaml
-    from guerdon.plan.estimate import estimate, readable
-
-    notes = [] if config.text else list(config.env.notes)
     try:
-        if check is not None:
-            check(config)
+        chosen.check(settings)
     except MissingDependencyError as error:  # the command may run on another machine
-        notes.append(f"not checked: {error}")
-    sys.stdout.write(to_yaml(config) + "\n")
-    for line in [*readable(estimate(config, cost, only or ()) if isinstance(cost, str) else cost), *notes]:
+        return _show(chosen, settings, study or settings, f"not checked: {error}")
+    _show(chosen, settings, study or settings)
+
+
+def _show(chosen: Any, settings: Any, study: Study, *notes: str) -> None:
+    """Show a study and what a stage of it costs."""
+    from guerdon.config.loading import to_yaml
+    from guerdon.plan.estimate import readable
+
+    of_world = () if study.text else study.env.notes
+    sys.stdout.write(to_yaml(study) + "\n")
+    for line in [*readable(chosen.estimate(settings)), *of_world, *notes]:
         _say(line)
-
-
-def _numbers(metrics: dict[str, object]) -> str:
-    return ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in metrics.items())
 
 
 def _say(line: str) -> None:

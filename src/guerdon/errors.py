@@ -54,6 +54,26 @@ class ConfigError(GuerdonError, ValueError):
     """The configuration is wrong: an unknown key, a value out of range, a knob that would do nothing."""
 
 
+class StudyError(ConfigError):
+    """A study lacks what a stage of it needs. The command line, which read the study from a file, names the file.
+
+    Args:
+        message: in words; `{study}` in it stands for the study.
+        study: what it is called.
+
+    Attributes:
+        message: as given.
+    """
+
+    def __init__(self, message: str, study: str = "this configuration") -> None:
+        super().__init__(message.replace("{study}", study))
+        self.message = message
+
+    def of(self, study: str) -> StudyError:
+        """The same error about a study of this name."""
+        return StudyError(self.message, study)
+
+
 class InUseError(ConfigError):
     """Another process works in the folder now."""
 

@@ -13,7 +13,7 @@ import yaml
 from synthetic_study import comparison_table, write_run
 
 from child import environment
-from guerdon.comparison.study import plan_study
+from guerdon.comparison.study import CompareStage, plan_study
 from guerdon.errors import ConfigError
 
 TESTS = Path(__file__).parents[1]
@@ -91,7 +91,7 @@ def test_a_plan_has_every_run_and_writes_nothing(tmp_path, monkeypatch):
     assert (one.env.task, one.runner.seed, one.runner.total_steps) == ("b", 1, 40)
     assert one.reward.use_reward_model
     assert not plan.configs["b.A.seed1"].reward.use_reward_model
-    assert "4 run" in plan_study(path, ["compare.tasks=[a]"]).estimate()["jobs"]
+    assert "4 run" in CompareStage().estimate(plan_study(path, ["compare.tasks=[a]"]))["jobs"]
     assert [p.name for p in tmp_path.iterdir()] == ["study.yaml"]
 
 

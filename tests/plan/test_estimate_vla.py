@@ -13,8 +13,8 @@ from guerdon.comparison.study import plan_study
 from guerdon.config.loading import load
 from guerdon.pages.durations import duration
 from guerdon.plan import gpu
-from guerdon.plan.estimate import estimate
 from guerdon.plan.gpu import estimate_vla, layer_bytes, vla_bytes, vla_size
+from guerdon.plan.stages import stage
 from guerdon.plan.text_size import Shape
 from guerdon.policies.vla.policy import VLAInputs, bounds_as_statistics
 from guerdon.policies.vla.prismatic import PrismaticNetwork
@@ -259,7 +259,7 @@ def test_every_configuration_fits_the_gpu_that_it_names(path):
         line
         for one in studies
         for command in ("train", "run")
-        for key, line in estimate(one, command).items()
+        for key, line in stage(command).estimate(one).items()
         if key == "memory at most"
     ]
     assert not [line for line in lines if "does not fit" in line]
@@ -318,4 +318,4 @@ def test_each_run_is_an_arm_of_the_comparison(arm):
     reward = json.loads(json.dumps(config["reward"]).replace(":18081/", ":18080/"))  # a comparison has both servers
     assert alone.reward == type(alone.reward).model_validate(reward)
     assert alone.reward.sources["remote"].remote.fail_on_request_error
-    assert "memory at most" in estimate(alone, "run")
+    assert "memory at most" in stage("run").estimate(alone)

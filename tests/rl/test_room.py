@@ -6,12 +6,12 @@ from collections import namedtuple
 import pytest
 
 from guerdon.errors import ConfigError, DataError
+from guerdon.plan.stages import stage
 from guerdon.policies.language import text_files
 from guerdon.rl import build_text
 from guerdon.rl.build_text import check_text, text_parts
 from guerdon.settings.study import Study
 from guerdon.train import sft, text
-from guerdon.train.dry_run import check_data
 from guerdon.train.sft import check_sft, train_sft_study
 from text_rl import letter_study, sum_study
 
@@ -38,15 +38,16 @@ def reward(folder, kind, **given):
     return Study.model_validate({"train": {"judge": own}, "work_dir": str(folder)})
 
 
+check_models = stage("train").check
 CASES = {
     "run": (lambda folder: letter_study(folder), check_text),
     "prime": (lambda folder: prime(folder), check_text),
     "prime-lora": (lambda folder: prime(folder, **LORA), check_text),
     "sft": (lambda folder: supervised(folder), check_sft),
     "sft-lora": (lambda folder: supervised(folder, **LORA), check_sft),
-    "stepwise": (lambda folder: reward(folder, "stepwise"), check_data),
-    "implicit": (lambda folder: reward(folder, "implicit"), check_data),
-    "implicit-lora": (lambda folder: reward(folder, "implicit", **LORA), check_data),
+    "stepwise": (lambda folder: reward(folder, "stepwise"), check_models),
+    "implicit": (lambda folder: reward(folder, "implicit"), check_models),
+    "implicit-lora": (lambda folder: reward(folder, "implicit", **LORA), check_models),
 }
 
 
@@ -66,7 +67,7 @@ def test_a_dry_run_needs_the_room_that_the_start_needs(tmp_path, monkeypatch, ca
         monkeypatch.setattr(module, "check_disk", measured)
     work = {check_text: lambda: text_parts(study, study.runner.logger.folder, fresh=True),
             check_sft: lambda: train_sft_study(study, resume=False),
-            check_data: lambda: text.train_text_model(study.text_models["judge"], study)}  # fmt: skip
+            check_models: lambda: text.train_text_model(study.text_models["judge"], study)}  # fmt: skip
     for call in (work[check], lambda: check(study)):
         with pytest.raises(Enough):
             call()
@@ -97,7 +98,7 @@ def test_a_file_in_the_place_of_a_folder_is_refused_by_a_dry_run(tmp_path, case)
 
 def test_a_dry_run_reads_what_would_be_learned(tmp_path):
     study = reward(tmp_path, "stepwise")
-    check_data(study)
+    check_models(study)
     rows = (
         (tmp_path / "solutions.jsonl")
         .read_text()
@@ -106,7 +107,7 @@ def test_a_dry_run_reads_what_would_be_learned(tmp_path):
     )
     (tmp_path / "solutions.jsonl").write_text(rows)
     with pytest.raises(DataError) as refused:
-        check_data(study)
+        check_models(study)
     with pytest.raises(DataError) as started:
         text.train_text_model(study.text_models["judge"], study)
     assert str(refused.value) == str(started.value)

@@ -16,8 +16,7 @@ from guerdon.comparison.results import comparison_rows, read_study
 from guerdon.comparison.study import plan_study, run_study
 from guerdon.config.loading import validate
 from guerdon.errors import ConfigError, DataError
-from guerdon.evaluation.searching.search_study import check_search
-from guerdon.labels.label import check_label
+from guerdon.plan.stages import stage
 from guerdon.rl.episode_stats import EpisodeStats
 from guerdon.rl.reward_warnings import reward_warnings
 from guerdon.rl.run import run_folder
@@ -229,7 +228,11 @@ def test_commands_that_compare_with_true_answers_refuse_prompts_without(tmp_path
         "search": {"save_dir": "s", "aggregation": "last", "model": {"model_type": "text", "checkpoint_path": "x"}},
     }
     study = unverified(tmp_path, reward=rewards(truth=None), **more)
-    for check in (lambda: verifier_from(study.data), lambda: check_label(study), lambda: check_search(study)):
+    for check in (
+        lambda: verifier_from(study.data),
+        lambda: stage("label").check(study),
+        lambda: stage("search").check(study),
+    ):
         with pytest.raises(ConfigError, match=r"data.type prompts has no true answers"):
             check()
 

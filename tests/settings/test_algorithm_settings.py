@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from guerdon.config.loading import to_plain, validate
 from guerdon.errors import ConfigError
-from guerdon.plan.estimate import estimate
+from guerdon.plan.stages import stage
 from guerdon.rewards.prime import GRAD_CLIP
 from guerdon.rl.run import run
 from guerdon.settings.algorithm import ControlAlgorithmSettings, TextAlgorithmSettings
@@ -264,9 +264,9 @@ def test_only_a_run_of_a_language_model_needs_prompts(tmp_path):
     study = Study.model_validate({"policy": TEXT["policy"], "train": train, "work_dir": str(tmp_path / "work")})
     assert study.data is None
     for command in ("train", "evaluate"):
-        assert estimate(study, command)
+        assert stage(command).estimate(study)
     with pytest.raises(ConfigError, match="add a data section"):
-        estimate(study, "run")
+        stage("run").estimate(study)
     with pytest.raises(ConfigError, match="add a data section"):
         run(study)
     assert not (tmp_path / "work").exists()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from guerdon.plan.estimate import estimate
+from guerdon.plan.estimate import estimate_run
 from guerdon.processes.progress import log_once
 from guerdon.settings.study import Study
 from guerdon.settings.world import GymnasiumSettings, MetaWorldSettings, OwnWorldSettings
@@ -158,5 +158,5 @@ def test_other_worlds_and_the_estimate():
     assert MetaWorldSettings().max_episode_steps == 200
     study = {"env": {"type": "gymnasium", "task": "HalfCheetah-v5", "native_reward": "dense"}}
     runner = {"total_steps": 1000, "eval_every": 500, "eval_episodes": 3}
-    found = estimate(Study.model_validate(study | {"runner": runner}), "run")
+    found = estimate_run(Study.model_validate(study | {"runner": runner}))
     assert found["evaluation steps"] == 2 * 3 * 1000

@@ -5,7 +5,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from guerdon.config.loading import to_plain
 from guerdon.errors import ConfigError
-from guerdon.plan.estimate import estimate, estimate_train
+from guerdon.plan.estimate import estimate_run, estimate_train
+from guerdon.plan.stages import stage
 from guerdon.policies.language.text_files import load_policy
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings, TinyModelSettings
@@ -106,9 +107,9 @@ def test_reward_models_of_text_need_no_policy_and_what_needs_one_asks_for_it(giv
     study = Study.model_validate(given)
     assert study.text
     assert Study.model_validate(to_plain(study)) == study
-    assert estimate(study, "train" if study.train else "evaluate")["seconds"] > 0
+    assert stage("train" if study.train else "evaluate").estimate(study)["seconds"] > 0
     with pytest.raises(ConfigError, match=r"needs a policy: set policy.path"):
-        estimate(study, "run")
+        estimate_run(study)
     with pytest.raises(ConfigError, match=r"no language model is named: set policy.path"):
         load_policy(study.text_default, seed=0)
 

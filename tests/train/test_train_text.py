@@ -22,7 +22,7 @@ from guerdon.settings.train import (
     StepwiseTrainSettings,
     VerdictTrainSettings,
 )
-from guerdon.train.reward_trainer import RewardTrainer, items_of, planned_steps
+from guerdon.train.reward_trainer import RewardTrainer, planned_steps
 from guerdon.train.text import start_model, train_text_model
 from guerdon.train.text_data import make_lessons, split_questions
 from guerdon.types import Episode
@@ -72,7 +72,7 @@ def expected_loss(trainer, lessons, settings):
     model = trainer._reward
     with torch.no_grad():
         logits = [model.lesson_logits([r]).double().cpu() for r in lessons.readings]
-    items = items_of(lessons, settings)
+    items = lessons.items_for(settings)
     if len(items[0]) == 2:
         return float(np.mean([-functional.logsigmoid(logits[a] - logits[b]).item() for a, b in items]))
     total = weight = 0.0

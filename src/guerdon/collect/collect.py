@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from guerdon.collect.episode_capture import Recorder, episode_number
 from guerdon.collect.stepping import ActionQueue, steps
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
+from guerdon.plan.estimate import estimate_collect
+from guerdon.plan.stages import section
 from guerdon.policies.robots.control import ControlPolicy, load_policy
 from guerdon.policies.robots.experts import NoisyActor, RandomActor, RandomChoices, StateExpert, expert_of
 from guerdon.policies.robots.libero_expert import LiberoExpert
@@ -61,6 +63,11 @@ class CollectResult:
     frames: int
     tried: int
 
+    @property
+    def line(self) -> str:
+        """For people."""
+        return f"wrote {self.episodes} episodes with {self.frames} frames to {self.path}"
+
 
 Expert = StateExpert | LiberoExpert | ManiSkillExpert
 Actor = Expert | NoisyActor | RandomActor | RandomChoices
@@ -88,18 +95,44 @@ def shares_to_counts(mixture: tuple[ActorShare, ...], episodes: int) -> list[int
     return counts
 
 
+class CollectStage:
+    """`guerdon collect`."""
+
+    def check(self, study: Study) -> None:
+        """Refuse what `collect` refuses at its start; checkpoints, which may not be there yet, are left to it.
+
+        Raises:
+            StudyError: the study has no `collect` section.
+            ConfigError: an unknown task, camera or environment, or an actor that does not fit it.
+            MissingDependencyError: the simulator is not installed.
+        """
+        settings: CollectSettings = section(study, "collect")
+        states = study.env.model_copy(update={"observation": "state"})
+        with closing(first_world(states, settings.success_readers())) as world:
+            for share in settings.mixture:
+                if share.type != "checkpoint":
+                    actor_maker(share, world, study.env, None)
+
+    def estimate(self, study: Study) -> dict[str, Any]:
+        """Episodes, frames, seconds and bytes."""
+        return estimate_collect(study)
+
+    def work(self, study: Study) -> CollectResult:
+        """Collect them."""
+        return collect(study)
+
+
 def collect(study: Study) -> CollectResult:
     """Collect what the `collect` section asks for. A data set already there is continued, up to `episodes`.
 
     With `env.observation: pixels` the episodes have no states, only frames; scripted experts still look at states.
 
     Raises:
-        ConfigError: no `collect` section, an actor that does not fit the world, or a data set of other origin.
+        StudyError: no `collect` section.
+        ConfigError: an actor that does not fit the world, or a data set of other origin.
         CheckpointError: a policy folder that cannot be used.
     """
-    settings = study.collect
-    if settings is None:
-        raise ConfigError("this configuration has no collect section: set at least collect.save_dir")
+    settings: CollectSettings = section(study, "collect")
     tried = 0
     with EpisodeWriter(
         settings.save_dir,
@@ -121,22 +154,6 @@ def collect(study: Study) -> CollectResult:
         finally:
             progress.close()
         return CollectResult(Path(settings.save_dir), writer.num_episodes, writer.num_frames, tried)
-
-
-def check_collect(study: Study) -> None:
-    """Refuse what `collect` refuses at its start; checkpoints, which may not be there yet, are left to it.
-
-    Raises:
-        ConfigError: an unknown task, camera or environment, or an actor that does not fit it.
-        MissingDependencyError: the simulator is not installed.
-    """
-    settings = study.collect
-    assert settings is not None, "the caller looked"
-    states = study.env.model_copy(update={"observation": "state"})
-    with closing(first_world(states, settings.success_readers())) as world:
-        for share in settings.mixture:
-            if share.type != "checkpoint":
-                actor_maker(share, world, study.env, None)
 
 
 def _parts(settings: CollectSettings, writer: EpisodeWriter) -> list[_Part]:

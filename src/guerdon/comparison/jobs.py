@@ -61,6 +61,7 @@ class Job:
         cost: expected seconds; of the jobs that could start, the longest starts first.
         urgent: others wait for it, so it goes before longer ones.
         folder: where it writes, for `FAILED.json` when it dies without a word.
+        stage: its name in `guerdon.plan.stages.STAGES`; empty: it is none.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Job:
     cost: float = 0.0
     urgent: bool = False
     folder: Path | None = None
+    stage: str = ""
 
 
 @dataclass(frozen=True)

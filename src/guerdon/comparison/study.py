@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from guerdon.comparison.jobs import Job, JobResult, run_jobs
 from guerdon.config.loading import Tree, apply_overrides, holds, merge, read_yaml, resolve_refs, to_yaml, validate
@@ -23,7 +23,8 @@ from guerdon.files import atomic, provenance
 from guerdon.files.atomic import held
 from guerdon.files.json_files import read_lines
 from guerdon.pages.durations import duration
-from guerdon.plan.estimate import EVALUATION, estimate, total_bytes, total_seconds
+from guerdon.plan.estimate import EVALUATION, estimate_bc, total_bytes, total_seconds
+from guerdon.plan.stages import stage
 from guerdon.processes.cores import usable_cores
 from guerdon.processes.progress import ProgressBar
 from guerdon.secrets import hide
@@ -32,8 +33,9 @@ from guerdon.settings.data import DataSettings
 from guerdon.settings.policy import BCSettings
 from guerdon.settings.reward_models import JudgeModelSettings
 from guerdon.settings.study import Study
+from guerdon.tasks.prompt_files import check_prompts
 
-_Planned = tuple[Job, Study, dict[str, Any]]  # a job, its configuration and what it takes
+_Planned = tuple[Job, Study, Mapping[str, Any]]  # a job, its configuration and what it takes
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class StudyPlan:
     file: Path
     overrides: tuple[str, ...]
     configs: dict[str, Study]
-    estimates: dict[str, dict[str, Any]]
+    estimates: dict[str, Mapping[str, Any]]
     jobs: tuple[Job, ...]
     parallel: int
     gpus: tuple[str, ...] = ()
@@ -62,44 +64,6 @@ class StudyPlan:
     def folder(self) -> Path:
         """The study's `work_dir`."""
         return Path(self.study.work_dir)
-
-    def check(self) -> None:
-        """Check what the jobs check at their start, as far as that needs no trained model.
-
-        Raises:
-            GuerdonError: with the reason.
-        """
-        from guerdon.collect.collect import check_collect
-        from guerdon.rl.build_control import check_control
-        from guerdon.rl.build_text import check_text
-        from guerdon.tasks.prompt_files import check_prompts
-        from guerdon.train.dry_run import check_data
-
-        prompts: dict[str, DataSettings] = {}
-        runs: dict[str, Study] = {}  # one of each set with equal values in everything that is checked
-        for job in self.jobs:
-            config = self.configs[job.name]
-            if config.text and job.arguments[0] == "label" and config.data is not None:
-                prompts.setdefault(repr(config.data), config.data)
-            elif job.arguments[0] == "run":
-                parts = (config.data, config.env, config.policy, config.algorithm, config.reward.weights())
-                runs.setdefault(repr(parts), config)
-            elif config.text:
-                continue
-            elif job.arguments[0] == "collect":
-                check_collect(config)
-            elif job.arguments[0] == "train" and "--only" in job.arguments:
-                check_data(config)
-        missing: MissingDependencyError | None = None
-        for config in runs.values():
-            try:
-                (check_text if config.text else check_control)(config)
-            except MissingDependencyError as error:  # raised after the other checks
-                missing = error
-        for data in prompts.values():
-            check_prompts(data)
-        if missing is not None:
-            raise missing
 
     def check_tasks(self) -> None:
         """Refuse tasks that a simulator does not have. On a cluster, only simulators installed here are checked.
@@ -115,18 +79,66 @@ class StudyPlan:
             for settings in worlds.values():
                 check_tasks(settings, drawn=self.study.collect is not None)
 
-    def estimate(self) -> dict[str, Any]:
+
+class CompareStage:
+    """`guerdon compare`, over the plan of a study."""
+
+    def check(self, plan: StudyPlan) -> None:
+        """Check what the jobs check at their start, as far as that needs nothing that earlier jobs make.
+
+        Raises:
+            GuerdonError: with the reason.
+        """
+        prompts: dict[str, DataSettings] = {}
+        runs: dict[str, Study] = {}  # one of each set with equal values in everything that is checked
+        for job in plan.jobs:
+            config = plan.configs[job.name]
+            if job.stage == "run":
+                parts = (config.data, config.env, config.policy, config.algorithm, config.reward.weights())
+                runs.setdefault(repr(parts), config)
+            elif job.stage == "label" and config.data is not None:
+                prompts.setdefault(repr(config.data), config.data)
+            elif not config.text and job.stage in ("collect", "train"):
+                stage(job.stage).check(config)
+        missing: MissingDependencyError | None = None
+        for config in runs.values():
+            try:
+                stage("run").check(config)
+            except MissingDependencyError as error:  # raised after the other checks
+                missing = error
+        for data in prompts.values():  # the policy of a labelling may be made by an earlier job
+            check_prompts(data)
+        if missing is not None:
+            raise missing
+
+    def estimate(self, plan: StudyPlan) -> dict[str, Any]:
         """Counts, time and disk of the whole study."""
-        kinds = [job.arguments[0] for job in self.jobs]
-        parts = list(self.estimates.values())
-        left, peak = total_bytes(parts, self.parallel)
+        kinds = [job.arguments[0] for job in plan.jobs]
+        parts = list(plan.estimates.values())
+        left, peak = total_bytes(parts, plan.parallel)
         return {
             "jobs": ", ".join(f"{kinds.count(k)} {k}" for k in dict.fromkeys(kinds)),
-            "at a time": self.parallel,
-            "wall time": f"about {duration(total_seconds(parts, self.parallel))}",
+            "at a time": plan.parallel,
+            "wall time": f"about {duration(total_seconds(parts, plan.parallel))}",
             "bytes": left,
             "peak_bytes": peak,
         }
+
+    def work(self, plan: StudyPlan) -> StudyResult:
+        """Run the jobs that are not done yet, and write the report."""
+        return StudyResult(*run_study(plan))
+
+
+class StudyResult(NamedTuple):
+    """The report of a study, and its comparison as a table for a terminal."""
+
+    report: Path
+    table: str
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        return f"{self.table}\nreport: {self.report}"
 
 
 def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> StudyPlan:
@@ -213,7 +225,7 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
         _write_configs(plan)
         _write_card(plan, 0.0)
         progress = ProgressBar(len(plan.jobs), what="jobs")
-        sizes = plan.estimate()
+        sizes = CompareStage().estimate(plan)
         progress.write_line(f"{sizes['jobs']}: {sizes['wall time']}, {plan.parallel} at a time; logs in {folder}/jobs")
         warned: set[str] = set()
 
@@ -228,7 +240,7 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
             line += f" in {result.seconds:.0f} s" if result.seconds else ""
             progress.write_line(line + (f" ({result.message})" if result.message else ""))
             progress.advance(settled, "jobs")
-            if result.job.arguments[0] == "evaluate":
+            if result.job.stage == "evaluate":
                 warn()
 
         warn()
@@ -262,7 +274,7 @@ def _warnings(plan: StudyPlan) -> list[str]:
 
     found: dict[str, None] = {}
     for job in plan.jobs:
-        if job.arguments[0] == "run":
+        if job.stage == "run":
             with suppress(GuerdonError):  # a training that was cut off, say
                 found |= dict.fromkeys(harm_warnings(plan.configs[job.name]))
     return list(found)
@@ -347,36 +359,45 @@ def _preparation(task: str, study: Study, for_label: Study) -> list[_Planned]:
     planned: list[_Planned] = []
 
     def add(
-        name: str, cost: dict[str, Any], verb: str, *flags: str, needs: tuple[str, ...] = (), own: Study = study
+        name: str,
+        kind: str,
+        cost: Mapping[str, Any],
+        *words: str,
+        needs: tuple[str, ...] = (),
+        own: Study = study,
     ) -> None:
-        words = (verb, _job_file(study.work_dir, f"{task}.{name}"), *flags)
-        job = Job(f"{task}.{name}", words, needs, float(cost["seconds"]), urgent=True)
+        verb, *flags = words or (kind,)
+        arguments = (verb, _job_file(study.work_dir, f"{task}.{name}"), *flags)
+        job = Job(f"{task}.{name}", arguments, needs, float(cost["seconds"]), urgent=True, stage=kind)
         planned.append((job, own.model_copy(update={"compare": None}), cost))  # more seeds must not change its hash
 
     if study.sft is not None:
-        add("sft", estimate(study, "sft"), "train", "policy=sft", "--resume")
+        add("sft", "sft", stage("sft").estimate(study), "train", "policy=sft", "--resume")
     if study.collect is not None:
         _check_success_reported(study, study.collect.success_readers())
-        add("collect", estimate(study, "collect"), "collect")
+        add("collect", "collect", stage("collect").estimate(study))
     if study.label is not None and study.train:  # only training reads the labels
         needs = _makers(task, study, [study.text_policy, study.label])
-        add("label", estimate(study, "label"), "label", needs=needs, own=for_label)
+        add("label", "label", stage("label").estimate(study), needs=needs, own=for_label)
     for model, settings in study.train.items():
         if study.text:
             needs = _makers(task, study, [study.text_default, settings])
             needs += (f"{task}.label",) if study.label is not None and not settings.data_path else ()
         else:
             needs = (f"{task}.collect",) if study.collect is not None else ()
-        each = float(estimate(study, "train")["seconds"]) / len(study.train)
-        cost = {**estimate(study, "train", [model]), "seconds": each}
-        add(f"train.{model}", cost, "train", "--only", model, "--resume", needs=tuple(dict.fromkeys(needs)))
+        each = float(stage("train").estimate(study)["seconds"]) / len(study.train)
+        cost = {**stage("train", only=(model,)).estimate(study), "seconds": each}
+        words = ("train", "--only", model, "--resume")
+        add(f"train.{model}", "train", cost, *words, needs=tuple(dict.fromkeys(needs)))
     for model in (*study.train, *_third_models(study)):
-        cost = {"seconds": estimate(study, "evaluate", [model])["seconds"], "bytes": EVALUATION}
+        seconds = stage("evaluate", only=(model,)).estimate(study)["seconds"]
         needs = (f"{task}.train.{model}",) if model in study.train else ()
-        add(f"evaluate.{model}", cost, "evaluate", "--only", model, needs=needs)
+        cost = {"seconds": seconds, "bytes": EVALUATION}
+        add(f"evaluate.{model}", "evaluate", cost, "evaluate", "--only", model, needs=needs)
     if (bc := _clone(study)) is not None:
         fresh = study.model_copy(update={"policy": study.policy.model_copy(update={"checkpoint": None})})
-        add("bc", estimate(study, "bc"), "train", "policy=bc", "--resume", needs=_makers(task, study, [bc]), own=fresh)
+        needs, cost = _makers(task, study, [bc]), estimate_bc(study)  # of what this study collects
+        add("bc", "bc", cost, "train", "policy=bc", "--resume", needs=needs, own=fresh)
     return planned
 
 
@@ -388,15 +409,15 @@ def _used(planned: Sequence[_Planned], *, whole: bool) -> list[_Planned]:
         whole: no arms were chosen, so that only a clone may be unused; else everything that their runs do not need.
     """
     needs = {job.name: job.needs for job, _, _ in planned}
-    used, found = set(), [job.name for job, _, _ in planned if job.arguments[0] == "run"]
+    used, found = set(), [job.name for job, _, _ in planned if job.stage == "run"]
     while found:
         name = found.pop()
         used.add(name)
         found += needs[name]
 
     def stays(job: Job) -> bool:
-        kept = whole and "policy=bc" not in job.arguments
-        return kept or job.name in used or (job.arguments[0] == "evaluate" and used.issuperset(job.needs))
+        kept = whole and job.stage != "bc"
+        return kept or job.name in used or (job.stage == "evaluate" and used.issuperset(job.needs))
 
     return [one for one in planned if stays(one[0])]
 
@@ -414,10 +435,11 @@ def _run(task: str, arm: str, seed: int, config: Study, prepared: Study) -> _Pla
         _check_success_reported(config, config.success_readers())
         read = [*config.reward.sources.values()] if config.reward.use_reward_model else []
         read += [config.policy, config.algorithm]  # a cloned start, demonstrations
-    name, cost = f"{task}.{arm}.seed{seed}", estimate(config, "run")
+    name, cost = f"{task}.{arm}.seed{seed}", stage("run").estimate(config)
     arguments = ("run", _job_file(prepared.work_dir, name), "--resume")
     folder = Path(config.runner.logger.log_path, config.runner.logger.experiment_name)
-    return Job(name, arguments, _makers(task, prepared, read), float(cost["seconds"]), folder=folder), config, cost
+    needs = _makers(task, prepared, read)
+    return Job(name, arguments, needs, float(cost["seconds"]), folder=folder, stage="run"), config, cost
 
 
 def _budgeted(planned: Sequence[_Planned]) -> list[_Planned]:
@@ -444,7 +466,7 @@ def _budgeted(planned: Sequence[_Planned]) -> list[_Planned]:
 
 def _budgets(job: Job, config: Study) -> Iterator[tuple[tuple[str, ...], float, Path]]:
     """Budgets of a job: the key in its configuration, dollars, and the file in which it records its calls."""
-    if job.arguments[0] == "label" and config.label is not None and config.label.max_usd is not None:
+    if job.stage == "label" and config.label is not None and config.label.max_usd is not None:
         yield ("label", "max_usd"), config.label.max_usd, Path(config.label.save_dir, "cache", "calls.jsonl")
     if job.folder is not None:
         for name, source in config.reward.sources.items():

@@ -3,8 +3,9 @@
 `torchrun` starts the processes. `guerdon train` carries out the same training in all of them; of a run, the first
 process carries out the loop, and the others follow its *collective* calls, in which each computes its part:
 
-    with joined():                              # does nothing without torchrun
-        led(lambda: run(study))                 # the first process works, the others follow
+    with joined(), leading() as leads:          # does nothing without torchrun
+        if leads:
+            run(study)                          # the first process works, the others follow
 
     class Learner:
         @collective
@@ -298,20 +299,23 @@ def together() -> AbstractContextManager[None]:
     return nullcontext() if _group is None else _all_together(_group)
 
 
-def led(work: Callable[[], T]) -> T | None:
-    """Carry out work in the first process; the others follow its collective calls and return None.
+@contextmanager
+def leading() -> Iterator[bool]:
+    """True in the first process; False in the others, which have followed its collective calls to the end of its block.
 
-    Where it fails in the first process, the others end with the exit status of the error.
+    Where the block fails in the first process, the others end with the exit status of the error.
     """
     if _group is None or _group.leads:
-        return work()
+        yield True
+        return
     if _group.rank:
         _group.follow()
-        return None
+        yield False
+        return
     _group.leads = True
     try:
         with _all_together(_group, False), _group.signs_of_life():
-            result = work()
+            yield True
     except ClusterError:
         raise  # there may be nobody to tell
     except GuerdonError as error:
@@ -321,7 +325,12 @@ def led(work: Callable[[], T]) -> T | None:
     finally:
         _group.leads = False
     _group.end(0)
-    return result
+
+
+def led(work: Callable[[], T]) -> T | None:
+    """The result of work in the first process; None in the others. See `leading`."""
+    with leading() as leads:
+        return work() if leads else None
 
 
 def mesh() -> DeviceMesh:

@@ -7,11 +7,9 @@ print(judged_file("judged.jsonl", seed=0)[1])
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from guerdon.config.loading import load
 from guerdon.episodes.preferences import LAYOUTS, benchmark_of, comparison, is_preference
@@ -20,7 +18,7 @@ from guerdon.errors import ConfigError, DataError
 from guerdon.evaluation.benchmarks.labelled import LABEL, SCORE, label_figures, label_lines, read_labelled
 from guerdon.evaluation.scoring.score_file import is_factory
 from guerdon.models.load import ROBOT_KINDS, kind_at, load_reward_model
-from guerdon.models.scores import RECORD, write_record
+from guerdon.models.scores import write_record
 from guerdon.settings.remote import remote_at
 from guerdon.settings.study import Study
 from guerdon.types import RewardModel
@@ -87,48 +85,6 @@ def study_of(model: str, data: str | None, overrides: Sequence[str], labels: str
         given |= {} if data is None else {kind: [data] if kind == "process_bench" else data}
     words = [f"evaluate.{key}={json.dumps(value)}" for key, value in given.items()]
     return load(Study, None, [*words, *overrides])
-
-
-class EvaluatedCard(NamedTuple):
-    """The evaluation of a model: its card as text, its forecast, and the files, that of the record first."""
-
-    name: str
-    card: str
-    forecast: dict[str, Any]
-    files: tuple[Path, ...]
-
-
-def evaluated(config: Study, only: Sequence[str], model: str | None, output: Path | None) -> Iterator[EvaluatedCard]:
-    """Evaluate the models of a study, or the one at a path, whose files are kept where a folder is named.
-
-    Args:
-        config: the study; of a model at a path that of `study_of`.
-        only: names of models; all by default.
-        model: `--model`.
-        output: `--output`.
-
-    Raises:
-        GuerdonError: as `evaluate_text_study` and `evaluate_study`.
-    """
-    from guerdon.evaluation.suites import image_suite, text_suite
-
-    kept = model is None or output is not None
-    with nullcontext(output) if kept else TemporaryDirectory() as place:
-        folder = None if place is None else Path(place)
-        if config.text:
-            for name, (record, where) in text_suite.evaluate_text_study(config, only=only, folder=folder).items():
-                names = (RECORD, "evaluation.txt", *record["pictures"].values()) if kept else ()
-                files = tuple(where / file for file in names)
-                yield EvaluatedCard(model or name, text_suite.text_of(record), record["forecast"], files)
-            return
-        if model is None or folder is None:
-            found = image_suite.evaluate_study(config, only=only)
-        else:
-            one = image_suite.evaluate_on_data(robot_model(model), config)
-            found = {model: (one, image_suite.write_evaluation(one, folder))}
-        for name, (evaluation, paths) in found.items():
-            files = (paths["json"], *(path for key, path in paths.items() if key != "json")) if kept else ()
-            yield EvaluatedCard(name, image_suite.evaluation_text(evaluation), evaluation.forecast.to_dict(), files)
 
 
 def robot_model(model: str) -> RewardModel:

@@ -107,6 +107,12 @@ class LabelledDataSet:
         return ", ".join(parts)
 
     @property
+    def line(self) -> str:
+        """For people."""
+        begun = f"kept {self.folder}: {self.kept_or_written}; " if self.kept else f"wrote {self.folder}: "
+        return begun + self.summary
+
+    @property
     def kept_or_written(self) -> str:
         """What became of it, in a sentence."""
         n = self.card["solutions"]["labelled"]

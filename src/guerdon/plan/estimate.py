@@ -13,7 +13,7 @@ nothing and is not known here.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -455,37 +455,23 @@ def _short(tokens: int) -> str:
     return f"{tokens / 1e6:.2f}M" if tokens >= 100_000 else f"{tokens / 1e3:.1f}k"
 
 
-def estimate(study: Study, command: str, only: Sequence[str] = ()) -> dict[str, Any]:
-    """Counts, seconds and bytes of a command.
-
-    Args:
-        study: its configuration.
-        command: `collect`, `bc`, `sft`, `label`, `train`, `evaluate`, `search` or `run`.
-        only: models that `train` and `evaluate` are limited to; empty: all.
-    """
-    if command == "train":
-        return estimate_train(study, only)
-    if command == "evaluate":
-        return estimate_evaluate(study, only)
-    return {"collect": estimate_collect, "bc": estimate_bc, "sft": estimate_sft, "label": estimate_label,
-            "search": estimate_search, "run": estimate_run}[command](study)  # fmt: skip
-
-
-def total_seconds(parts: list[dict[str, Any]], parallel: int) -> float:
+def total_seconds(parts: Sequence[Mapping[str, Any]], parallel: int) -> float:
     """Seconds for independent parts spread over `parallel` workers: at least the longest part."""
     seconds = [float(p.get("seconds", 0.0)) for p in parts]
     return max([sum(seconds) / max(parallel, 1), *seconds]) if seconds else 0.0
 
 
-def total_bytes(parts: list[dict[str, Any]], parallel: int) -> tuple[int, int]:
+def total_bytes(parts: Sequence[Mapping[str, Any]], parallel: int) -> tuple[int, int]:
     """Bytes that independent parts leave, and the most there can be while `parallel` of them run at a time."""
     left = sum(int(p.get("bytes", 0)) for p in parts)
     more = sorted((int(p["peak_bytes"]) - int(p["bytes"]) for p in parts if "peak_bytes" in p), reverse=True)
     return left, left + sum(more[: max(parallel, 1)])
 
 
-def readable(estimate: dict[str, Any]) -> list[str]:
+def readable(estimate: Mapping[str, Any] | str) -> list[str]:
     """Lines for a person."""
+    if isinstance(estimate, str):
+        return [estimate]
     lines = []
     for name, value in estimate.items():
         if name == "seconds":

@@ -3,7 +3,8 @@
 For commands whose only result is their output (`--dry-run`, `--help`), output lost to a full disk is an error. A closed
 pipe is not.
 
-    run_command(lambda: app(standalone_mode=False))
+    with command() as done:
+        done.status = app(standalone_mode=False)
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import typer
@@ -39,28 +42,37 @@ _ADVICE = {
 }
 
 
-def run_command(call: Callable[[], Any]) -> NoReturn:
-    """Call a command and exit with its status; expected errors become one line.
+@dataclass
+class Command:
+    """A command that runs.
 
-    Args:
-        call: returns an exit status; other values mean success.
+    Attributes:
+        status: to exit with; what is no number means success.
     """
+
+    status: Any = None
+
+
+@contextmanager
+def command() -> Iterator[Command]:
+    """Do what is in the block, and exit with its status; expected errors become one line."""
     keep_streams()
     end_with_parent()
     hide_in_tracebacks()
     signal.signal(signal.SIGTERM, _interrupt)
     threading.excepthook = _thread_ended
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # numbers of GPUs are those of nvidia-smi
+    done = Command()
     try:
         _check_words()
         _find_modules_here()
-        status = call()
+        yield done
     except GuerdonError as error:
         _fail(str(error), error.exit_code)
     except UsageError as error:
         _fail(_usage(error), 2)
     except KeyboardInterrupt:
-        status = 130
+        done.status = 130
     except UnicodeEncodeError as error:
         if error.encoding == "utf-8" or error.encoding != sys.getfilesystemencoding():
             raise
@@ -71,11 +83,11 @@ def run_command(call: Callable[[], Any]) -> NoReturn:
             raise
         advice = _ADVICE.get(refused.errno or 0, "check the path, its permissions and the disk")
         _fail(f"{refused.filename or 'the machine'}: {refused.strerror}; {advice}", 2)
-    if status == 130:
+    if done.status == 130:
         _fail(f"interrupted; files written so far are complete, and {_AGAIN}", 130)
-    if not status and (lost := lost_output()) is not None:
+    if not done.status and (lost := lost_output()) is not None:
         _fail(f"the standard output: {lost.strerror}", 2)
-    sys.exit(status if isinstance(status, int) else 0)
+    sys.exit(done.status if isinstance(done.status, int) else 0)
 
 
 def _check_words() -> None:

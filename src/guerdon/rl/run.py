@@ -8,6 +8,8 @@ This module does not know studies of several runs.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -46,49 +48,58 @@ def run(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any]]:
     learners = study.cluster.learners if study.engine == "ray" else distributed.launched()
     distributed.check_offload(study.policy, learners)
     folder = run_folder(study)
-    if resume and (folder / "COMPLETE").is_file() and (folder / "config.yaml").is_file():
-        return _run(study, folder, resume=True)  # there is nothing to write
     busy = f"{folder} is in use by another run; wait for its end, or choose another runner.logger.experiment_name"
-    with held(folder, busy=busy):
-        if study.engine == "ray" and study.cluster.learners > 1:
+    kept = resume and _is_complete(folder)  # and nothing of it is written
+    with nullcontext() if kept else held(folder, busy=busy):
+        _check_folder(study, folder, resume=resume)
+        if _is_complete(folder):
+            return folder, json.loads((folder / "COMPLETE").read_bytes())
+        atomic.write_text(folder / "config.yaml", to_yaml(study))
+        (folder / "FAILED.json").unlink(missing_ok=True)
+        with _failure_noted(folder):
+            if study.engine == "local" or learners == 1:
+                return folder, _loop(study, folder, resume=resume).run()
             from guerdon.engines.ray_learners import lead
 
-            return lead(
+            summary = lead(
                 study.cluster,
                 study.runner,
-                lambda again: _run(study, folder, resume=resume or again),
+                lambda again: _loop(study, folder, resume=resume or again).run(),
                 lambda: latest_checkpoint(folder / "checkpoints"),
             )
-        found = distributed.led(lambda: _run(study, folder, resume=resume))
-    assert found is not None, "the first learner leads"
-    return found
+            return folder, summary
 
 
-def _run(study: Study, folder: Path, *, resume: bool) -> tuple[Path, dict[str, Any]]:
-    """`run`, in a folder that no other process writes."""
-    text = to_yaml(study)
+def _check_folder(study: Study, folder: Path, *, resume: bool) -> None:
+    """Refuse a folder with another run, or with this one where it is not to be resumed."""
     config = folder / "config.yaml"
-    begun = (folder / "COMPLETE").is_file() or any((folder / "checkpoints").glob("step_*"))
-    if config.exists():
-        if not resume and (begun or _recorded(folder)):
-            raise ConfigError(
-                f"{folder} already holds a run; go on with it by --resume, or choose another "
-                "runner.logger.experiment_name"
-            )
-        if begun and not holds(config, study):
-            raise ConfigError(
-                f"{folder} was started with another configuration ({config}); a run is resumed with the one it began "
-                "with. Choose another runner.logger.experiment_name for the new one"
-            )
-        if (folder / "COMPLETE").is_file():
-            return folder, json.loads((folder / "COMPLETE").read_bytes())
-    atomic.write_text(config, text)
-    (folder / "FAILED.json").unlink(missing_ok=True)
+    if not config.exists():
+        return
+    begun = _begun(folder)
+    if not resume and (begun or _recorded(folder)):
+        raise ConfigError(
+            f"{folder} already holds a run; go on with it by --resume, or choose another runner.logger.experiment_name"
+        )
+    if begun and not holds(config, study):
+        raise ConfigError(
+            f"{folder} was started with another configuration ({config}); a run is resumed with the one it began "
+            "with. Choose another runner.logger.experiment_name for the new one"
+        )
+
+
+def _loop(study: Study, folder: Path, *, resume: bool) -> Loop:
+    """The loop of a run, and the record of what made it: of a run that is refused there is none."""
+    loop = Loop(study, folder, resume=resume)
+    if not _begun(folder) or not (folder / "run.json").exists():
+        atomic.write_json(folder / "run.json", _card(study))
+    return loop
+
+
+@contextmanager
+def _failure_noted(folder: Path) -> Iterator[None]:
+    """Whatever stops the run in this block is written to `FAILED.json`, too."""
     try:
-        loop = Loop(study, folder, resume=resume)  # may refuse: then there is no run
-        if not begun or not (folder / "run.json").exists():
-            atomic.write_json(folder / "run.json", _card(study))
-        return folder, loop.run()
+        yield
     except GuerdonError as error:
         atomic.write_json(folder / "FAILED.json", {"error": str(error), "kind": type(error).__name__})
         raise
@@ -106,6 +117,16 @@ def _card(study: Study) -> dict[str, Any]:
     }
     warnings = reward_warnings(study)
     return card | ({"warnings": warnings} if warnings else {})
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether a run ended there."""
+    return (folder / "COMPLETE").is_file() and (folder / "config.yaml").is_file()
+
+
+def _begun(folder: Path) -> bool:
+    """Whether a run left something to go on from, or ended."""
+    return (folder / "COMPLETE").is_file() or any((folder / "checkpoints").glob("step_*"))
 
 
 def _recorded(folder: Path) -> bool:

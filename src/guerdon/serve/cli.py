@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -54,21 +54,21 @@ def serve(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the settings and print them in full; serve nothing.")
     ] = False,
-) -> Any:  # the settings of the server to start, if there is one: typer reads this annotation
+) -> None:
     """Serve reward models over HTTP: /v1/rewards, /score, and the formats of RL trainers."""
     flags = {**locals(), "insecure": insecure or None, "ray": {} if ray else None}
+    from guerdon.plan.stages import stage
     from guerdon.serve.launch import serve_settings
 
     files = [word for word in words or [] if "=" not in word]
     if len(files) > 1:
         raise ConfigError(f"{files[1]}: one file describes a server, and {files[0]} is given already")
     overrides = [word for word in words or [] if "=" in word]
-    settings = serve_settings(Path(files[0]) if files else None, overrides, flags)
+    settings, server = serve_settings(Path(files[0]) if files else None, overrides, flags), stage("serve")
     if dry_run:
         from guerdon.config.loading import to_yaml
-        from guerdon.serve.backends import refuse_all
 
-        refuse_all(settings)
+        server.check(settings)
         sys.stdout.write(to_yaml(settings))
-        return None
-    return settings
+    else:
+        server.work(settings)

@@ -20,11 +20,13 @@ from typing import Any, NamedTuple
 
 from guerdon.config.loading import Tree, apply_overrides, merge, read_yaml, resolve_refs, validate
 from guerdon.errors import ConfigError, needs
+from guerdon.plan.stages import loaded
 from guerdon.processes.cores import usable_cores
 from guerdon.serve import backends
 from guerdon.serve.logs import log_to_stderr
 from guerdon.settings.serve import ServedModelSettings, ServeSettings
 
+RAY_SERVER = "guerdon.engines.ray_serve:deploy"
 NAMING = ("backend", "model_path", "custom_backend")
 
 
@@ -66,6 +68,29 @@ def serve_settings(file: Path | None, overrides: Sequence[str], flags: Mapping[s
     if not data.get("models"):
         raise ConfigError("there is no model to serve: give --model-path, --backend, --model name=path, or a file")
     return validate(ServeSettings, Tree(data, tree.places), origin=str(file) if file is not None else "command line")
+
+
+class ServeStage:
+    """`guerdon serve`, over the settings of a server."""
+
+    def check(self, settings: ServeSettings) -> None:
+        """Refuse what the start of the server refuses; no model is loaded.
+
+        Raises:
+            GuerdonError: with the reason.
+        """
+        backends.refuse_all(settings)
+
+    def estimate(self, settings: ServeSettings) -> dict[str, Any]:
+        """Nothing: a server runs until a signal comes."""
+        return {}
+
+    def work(self, settings: ServeSettings) -> None:
+        """Serve until then, in this process or on a Ray cluster."""
+        if settings.ray is None:
+            launch(settings)
+        else:
+            loaded(RAY_SERVER)(settings)
 
 
 def launch(settings: ServeSettings) -> None:

@@ -123,6 +123,7 @@ _RESNETS = Because(Unless("mlp", "efficientnet_lite0"), "arch {}, which looks at
 class _ImageTrainSettings(_FrameFitSettings):
     """What both image reward models share."""
 
+    stage: ClassVar = "train.image"
     camera: str | None = only_with(
         None,
         arch=_PICTURES,
@@ -272,6 +273,7 @@ ImageTrainSettings = Annotated[ResNetTrainSettings | ProgressTrainSettings, Fiel
 class VLMTrainSettings(_FrameFitSettings, _TransformerFitSettings):
     """Fine-tune a vision-language model into a reward: is the task completed, or how far is it."""
 
+    stage: ClassVar = "train.vlm"
     type: Literal["qwen_vl"] = "qwen_vl"
     path: str | None = Field(None, description="folder or hub id of a Qwen2-VL, Qwen2.5-VL or Qwen3-VL")
     chat_template_kwargs: TemplateArguments = CHAT_TEMPLATE_KWARGS
@@ -310,6 +312,8 @@ class VLMTrainSettings(_FrameFitSettings, _TransformerFitSettings):
 class _TextTrainSettings(ModelKeys, _TextFitSettings):
     """What all reward models of text share."""
 
+    stage: ClassVar = "train.text"
+    data: ClassVar = "guerdon.train.text_data:TextData"
     data_path: str | tuple[str, ...] | None = Field(
         None,
         description="solutions in any format that is read: files, folders of files, folders that `datasets` saved, hub "
@@ -485,6 +489,7 @@ class PreferenceTrainSettings(_HeadSettings):
 
     type: Literal["preference"] = "preference"
     model: ClassVar = "guerdon.models.text.preference:PreferenceModel"
+    data: ClassVar = "guerdon.train.preferences:PreferenceData"
     data_path: str | tuple[str, ...] = Field(
         description="preferences in any layout of docs/preferences.md: files, folders, hub ids"
     )

@@ -46,6 +46,7 @@ from guerdon.compute.schedules import scheduled
 from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.episodes.targets import check_every_row
 from guerdon.errors import ConfigError, DataError, MissingDependencyError, NonFiniteError
+from guerdon.plan.stages import section
 from guerdon.policies.robots.control import ControlPolicy, build_policy, save_policy
 from guerdon.policies.robots.heads import Categorical, Gaussian
 from guerdon.policies.robots.robot import RobotPolicy
@@ -101,12 +102,11 @@ def train_bc(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any
         The policy's folder, to be named as `policy.checkpoint`, and numbers about the training.
 
     Raises:
-        ConfigError: no `bc` section, a policy that does not fit the data, or a policy that is there already.
+        StudyError: no `bc` section.
+        ConfigError: a policy that does not fit the data, or a policy that is there already.
         DataError: the data cannot be read or cannot be cloned.
     """
-    settings = study.bc
-    if settings is None:
-        raise ConfigError("this configuration has no bc section: set at least bc.data_path and bc.save_dir")
+    settings: BCSettings = section(study, "bc")
     check_fresh(study)
     started = time.perf_counter()
     torch.set_num_threads(study.runner.threads)

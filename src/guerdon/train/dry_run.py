@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -12,6 +12,9 @@ import numpy as np
 
 from guerdon.episodes.read import camera_key, read_episodes
 from guerdon.errors import DataError
+from guerdon.plan.stages import section
+from guerdon.settings.collect import CollectSettings
+from guerdon.settings.policy import BCSettings
 from guerdon.settings.study import Study
 from guerdon.settings.train import VLMTrainSettings
 from guerdon.train.bc import check_fresh, clones_whole, episodes_to_clone, gather_pairs, split_pairs
@@ -20,32 +23,28 @@ from guerdon.types import Episode
 from guerdon.worlds.build import first_world
 
 
-def check_data(study: Study, only: Sequence[str] = ()) -> None:
-    """Refuse data of the `train` section that cannot be read, trained on or split; missing paths are skipped.
+def check_episodes(name: str, settings: Settings | VLMTrainSettings, collect: CollectSettings | None) -> None:
+    """Refuse episodes that a reward model cannot be trained on, or that cannot be split; missing paths are skipped.
+
+    Args:
+        name: of the model.
+        settings: its section.
+        collect: the section of the study.
 
     Raises:
-        ConfigError: solutions of text are named by no key.
-        DataError: a path holds something else than solutions or a LeRobot data set, without the camera or the labels
-            that are needed, or too few episodes to hold some out.
+        DataError: a path holds something else than a LeRobot data set, without the camera or the labels that are
+            needed, or too few episodes to hold some out.
     """
-    if study.text:
-        from guerdon.train.text import check_training
-
-        for name in only or study.text_models:
-            check_training(study.text_models[name], study)
+    paths = [Path(path) for path in settings.data_paths]
+    if all(path.exists() for path in paths):
+        needs_task = isinstance(settings, VLMTrainSettings)
+        rows = label_rows(_without_frames(settings), settings, lambda *_: None, needs_task=needs_task)
+        rows.check_labels(settings)
+        rows.check_split(settings.val_split)
         return
-    for name in only or study.train:
-        settings: Settings | VLMTrainSettings = {**study.image_models, **study.vlm_models}[name]
-        paths = [Path(path) for path in settings.data_paths]
-        if all(path.exists() for path in paths):
-            needs_task = isinstance(settings, VLMTrainSettings)
-            rows = label_rows(_without_frames(settings), settings, lambda *_: None, needs_task=needs_task)
-            rows.check_labels(settings)
-            rows.check_split(settings.val_split)
-            continue
-        to_come = study.collect if study.collect and paths == [Path(study.collect.save_dir)] else None
-        if to_come is not None and to_come.episodes < 2 and settings.val_split > 0:
-            raise DataError(f"train.{name}: {too_few(to_come.episodes)}")
+    to_come = collect if collect and paths == [Path(collect.save_dir)] else None
+    if to_come is not None and to_come.episodes < 2 and settings.val_split > 0:
+        raise DataError(f"train.{name}: {too_few(to_come.episodes)}")
 
 
 def _without_frames(settings: Settings | VLMTrainSettings) -> Iterator[Episode]:
@@ -61,12 +60,12 @@ def check_bc(study: Study) -> None:
     """Refuse what `guerdon train policy=bc` refuses at its start; frames are decoded of one episode.
 
     Raises:
+        StudyError: the study has no `bc` section.
         ConfigError: the policy or the frames do not fit the environment.
         DataError: the data are there and cannot be cloned.
         MissingDependencyError: the simulator is not installed.
     """
-    settings = study.bc
-    assert settings is not None, "the caller looked"
+    settings: BCSettings = section(study, "bc")
     check_fresh(study)
     whole, pixels = clones_whole(study), study.policy.type == "cnn"
     if Path(settings.data_path).exists():

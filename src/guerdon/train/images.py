@@ -56,7 +56,15 @@ from guerdon.train.frame_networks import (
     frame_features,
     seeded_scorer,
 )
-from guerdon.train.trainer import FREE, BalancedSampler, BaseTrainer, TrainingFolder, epoch_order, joint_hash
+from guerdon.train.trainer import (
+    FREE,
+    BalancedSampler,
+    BaseTrainer,
+    TrainingFolder,
+    TrainResult,
+    epoch_order,
+    joint_hash,
+)
 from guerdon.types import BoolArray, Episode, FloatArray, IntArray
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -171,19 +179,6 @@ _NEARNESS = (
     "nearness in time: 1 - (environment steps left until the first success) / {horizon:g}, at least 0, and 1 from the "
     "success on; 0 at every frame of a failed episode"
 )
-
-
-class TrainResult(NamedTuple):
-    """Where a trained reward model lies, and how good it was on held-out episodes.
-
-    Attributes:
-        save_dir: pass it as `checkpoint_path`.
-        metrics: `loss`, `accuracy` and `auroc` (or `mae`) of the stored model on the validation frames, None where
-            undefined; of `calibrate`, where it was asked for; counts of frames and episodes; `seconds`.
-    """
-
-    save_dir: Path
-    metrics: dict[str, Any]
 
 
 # from episodes to labelled rows, for image models and vision-language models

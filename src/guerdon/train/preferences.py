@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -30,9 +30,10 @@ from guerdon.models.text.text_losses import bce_terms
 from guerdon.models.text.text_model import TextRewardModel
 from guerdon.policies.batches.prompt_sharing import common_start
 from guerdon.processes.progress import doing
+from guerdon.settings.label import LabelSettings
 from guerdon.settings.train import PreferenceTrainSettings, TextTrainSettings
-from guerdon.train.reward_trainer import Item, RewardTrainer
-from guerdon.train.text_data import Lessons
+from guerdon.train.lessons import Item, Lessons
+from guerdon.train.reward_trainer import RewardTrainer
 from guerdon.types import Failure, FloatArray
 
 
@@ -56,6 +57,10 @@ class PairLessons(Lessons):
     ranks: list[tuple[int, ...]] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
 
+    def items_for(self, settings: TextTrainSettings) -> list[Item]:
+        """Pairs or lists of responses, or single ones."""
+        return self.items
+
     def digest(self) -> str:
         """A hash of everything that a model is trained on."""
         plain = [self.items, self.margins.tolist(), self.tied.tolist(), self.item_weights.tolist()]
@@ -65,20 +70,45 @@ class PairLessons(Lessons):
 
 @dataclass(frozen=True)
 class PreferenceData:
-    """Comparisons to train on and to hold out, and what was left out of both."""
+    """Comparisons to train on and to hold out, and what was left out of both: what models of preferences learn."""
 
     train: tuple[Comparison, ...]
     held_out: tuple[Comparison, ...]
     left_out: Mapping[str, int]
     label_noise: float | None
-    separator = ""
-    folder = None
+    separator: ClassVar = ""
+    folder: ClassVar = None
+    rows_left_out: ClassVar = "rows"
 
-    def lessons(self, model: TextRewardModel, settings: TextTrainSettings) -> tuple[PairLessons, PairLessons]:
+    @classmethod
+    def read(cls, settings: PreferenceTrainSettings, label: LabelSettings | None) -> PreferenceData:
+        """See `read_preference_data`; what is labelled step by step has none."""
+        return read_preference_data(settings)
+
+    def lessons(self, model: TextRewardModel, settings: PreferenceTrainSettings) -> tuple[PairLessons, PairLessons]:
         """As the model reads them."""
-        assert isinstance(settings, PreferenceTrainSettings)
         train = make_pair_lessons(model, self.train, settings, ranking=settings.ranking)
         return train, make_pair_lessons(model, self.held_out, settings)
+
+    def warning(self, train: PairLessons, model: TextRewardModel) -> str | None:
+        """None: of every pair one response is better."""
+        return None
+
+    def trainer(
+        self,
+        model: TextRewardModel,
+        train: PairLessons,
+        val: PairLessons,
+        settings: PreferenceTrainSettings,
+        folder: Path,
+    ) -> PreferenceTrainer:
+        """What trains on these lessons."""
+        return PreferenceTrainer(model, train, val, settings, folder)
+
+    def counts(self, train: PairLessons, val: PairLessons) -> dict[str, int]:
+        """How many lists or pairs are trained on and held out, and how many are ties."""
+        kind = "lists" if train.ranks else "pairs"
+        return {kind: len(train.items), "val_pairs": len(val.items), "ties": int(train.tied.sum())}
 
     def facts(self) -> dict[str, Any]:
         """What the card says of the data."""
@@ -300,11 +330,6 @@ class PreferenceTrainer(RewardTrainer):
         self._settings, self._pairs, self._held = settings, train, val
         self._davidson = bool(train.tied.any())
         super().__init__(model, train, val, settings, folder)
-
-    def items(self, lessons: Lessons, settings: TextTrainSettings) -> list[Item]:
-        """Pairs or lists of responses, or single ones."""
-        assert isinstance(lessons, PairLessons)
-        return lessons.items
 
     def parts(self, rows: list[int]) -> list[list[int]]:
         """As of `RewardTrainer`; a batch in which lengths are correlated with rewards is one forward pass."""

@@ -17,26 +17,15 @@ from torch import Tensor, nn
 
 from guerdon.compute import distributed
 from guerdon.compute.schedules import scheduled
-from guerdon.errors import ConfigError, DataError
+from guerdon.errors import ConfigError
 from guerdon.models.images.quality import auroc
 from guerdon.models.text.text_inputs import buckets
-from guerdon.models.text.text_losses import bce_terms, pair_terms, pairs
+from guerdon.models.text.text_losses import bce_terms, pair_terms
 from guerdon.models.text.text_model import TextRewardModel
 from guerdon.settings.train import TextTrainSettings
-from guerdon.train.text_data import Lessons
+from guerdon.train.lessons import Item, Lessons, items_to_train
 from guerdon.train.trainer import BaseTrainer
 from guerdon.types import BoolArray, FloatArray
-
-PAIRED = ("bradley_terry", "dpo")  # losses over pairs: they order solutions and give no probability
-Item = tuple[int, ...]  # one lesson, or a right and a wrong one
-
-
-def items_of(lessons: Lessons, settings: TextTrainSettings) -> list[Item]:
-    """What the loss is a mean over: lessons, or pairs of a right and a wrong one of the same question."""
-    if getattr(settings, "loss", None) in PAIRED:
-        right = [bool(t[0] >= 0.5) for t in lessons.targets]
-        return [tuple(pair) for pair in pairs(lessons.questions, right, settings.seed)]
-    return [(i,) for i in range(len(lessons))]
 
 
 class _Weights(nn.Module):
@@ -68,9 +57,7 @@ class RewardTrainer(BaseTrainer):
     def __init__(
         self, model: TextRewardModel, train: Lessons, val: Lessons, settings: TextTrainSettings, folder: Path
     ) -> None:
-        self._items, self._val_items = self.items(train, settings), self.items(val, settings)
-        if not self._items:
-            raise DataError(nothing_to_train(train, settings))
+        self._items, self._val_items = items_to_train(train, settings), val.items_for(settings)
         self._reward, self._lessons, self._val = model, train, val
         self._times_P_K = (
             None if settings.members == 1 else resampled(len(self._items), settings.members, settings.seed)
@@ -92,10 +79,6 @@ class RewardTrainer(BaseTrainer):
             learning_rate=settings.rate,
             save_total_limit=settings.keep_checkpoints,
         )
-
-    def items(self, lessons: Lessons, settings: TextTrainSettings) -> list[Item]:
-        """What the loss is a mean over."""
-        return items_of(lessons, settings)
 
     def parts(self, rows: list[int]) -> list[list[int]]:
         """A batch in forward passes of like length."""
@@ -245,17 +228,6 @@ def _schedule(
 
     factors = [factor(bool(group["head"])) for group in optimizer.param_groups]
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factors)
-
-
-def nothing_to_train(lessons: Lessons, settings: TextTrainSettings) -> str:
-    """Why there is no item to train on."""
-    left = ", ".join(f"{n} {why}" for why, n in sorted(lessons.counts.items())) or "none was left out"
-    if len(lessons) and settings.type != "preference":
-        return (
-            f"none of {len(lessons)} training solutions pairs a right with a wrong one of the same question, which "
-            f"loss {getattr(settings, 'loss', '')} needs ({left})"
-        )
-    return f"there is no solution left to train {settings.type} on ({left})"
 
 
 # metrics

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from guerdon.compute import distributed
 from guerdon.errors import ConfigError, DataError
+from guerdon.plan.stages import section
 from guerdon.policies.batches.passes import passes
 from guerdon.policies.batches.tokens import pad_id, prompt_ids, response_ids, token_batch
 from guerdon.policies.language.text import TextPolicy
@@ -100,38 +101,37 @@ def train_sft_study(study: Study, *, resume: bool) -> tuple[Path, dict[str, Any]
         The model's folder, and numbers; see `train_sft`.
 
     Raises:
-        ConfigError: the study has no `data` or no `sft` section.
+        StudyError: the study has no `sft` section.
+        ConfigError: it has no `data` section.
         DataError: no prompt has a solution, or `mistakes` is set for problems that were not generated.
     """
-    pairs = _pairs_of(study)
-    assert study.sft is not None
+    settings: SFTSettings = section(study, "sft")
+    pairs = _pairs_of(study, settings)
     torch.set_num_threads(study.runner.threads)
-    settings = study.sft.model_copy(update={"resume": True}) if resume else study.sft
-    return train_sft(pairs, settings, study.sft.policy or study.text_policy)
+    chosen = settings.model_copy(update={"resume": True}) if resume else settings
+    return train_sft(pairs, chosen, settings.policy or study.text_policy)
 
 
 def check_sft(study: Study) -> None:
     """Refuse what `train_sft_study` refuses of its data, its model and the disk; no weights are read.
 
     Raises:
+        StudyError: as `train_sft_study`.
         ConfigError: as `train_sft_study`.
         DataError: as `train_sft_study`.
         MissingDependencyError: the model or the data are not on this machine.
     """
+    settings: SFTSettings = section(study, "sft")
     if study.data is not None:
         check_here(study.data)
-    pairs = _pairs_of(study)
-    assert study.sft is not None
-    policy = outline(study.sft.policy or study.text_policy)
-    tokens = tokenize_pairs(
-        policy.tokenizer, pairs[: study.sft.examples], study.sft.max_length or policy.base.positions
-    )
-    split_by_prompt(tokens, study.sft.val_split, study.sft.seed)
-    check_disk(Path(study.sft.save_dir), written_bytes(policy, merged=True))
+    pairs = _pairs_of(study, settings)
+    policy = outline(settings.policy or study.text_policy)
+    _tokens_to_learn(policy, pairs, settings)
+    check_disk(Path(settings.save_dir), written_bytes(policy, merged=True))
 
 
-def _pairs_of(study: Study) -> list[Pair]:
-    if study.data is None or study.sft is None:
+def _pairs_of(study: Study, settings: SFTSettings) -> list[Pair]:
+    if study.data is None:
         raise ConfigError("policy=sft needs a data section (prompts with solutions) and an sft section (save_dir)")
     train, _ = load_prompts(study.data)
     solved = [p for p in train if p.solution is not None]
@@ -141,11 +141,20 @@ def _pairs_of(study: Study) -> list[Pair]:
             "`solution` or `answer` with its steps"
         )
     texts = [p.solution or "" for p in solved]
-    if study.sft.mistakes is not None:
-        rng = np.random.default_rng([study.sft.mistakes.seed, 6])
-        texts = [demonstrate(p, study.sft.mistakes, rng) for p in solved]
+    if settings.mistakes is not None:
+        rng = np.random.default_rng([settings.mistakes.seed, 6])
+        texts = [demonstrate(p, settings.mistakes, rng) for p in solved]
     prompts = [insert_system_prompt(p.messages, study.data.system_prompt) for p in solved]
     return list(zip(prompts, texts, [p.tools for p in solved], strict=True))
+
+
+def _tokens_to_learn(
+    policy: TextPolicy, pairs: Sequence[Pair], settings: SFTSettings
+) -> tuple[TokenPairs, IntArray, IntArray]:
+    """Pairs as token ids, with the indices to train on and to hold out."""
+    longest = settings.max_length or policy.base.positions
+    tokens = tokenize_pairs(policy.tokenizer, pairs[: settings.examples], longest)
+    return tokens, *split_by_prompt(tokens, settings.val_split, settings.seed)
 
 
 def train_sft(
@@ -172,9 +181,7 @@ def train_sft(
     distributed.check_offload(policy_settings, distributed.peers())
     policy = load_policy(policy_settings, seed=settings.seed)
     policy.dropout = policy_settings.dropout is not False
-    longest = settings.max_length or policy.base.positions
-    tokens = tokenize_pairs(policy.tokenizer, pairs[: settings.examples], longest)
-    train, val = split_by_prompt(tokens, settings.val_split, settings.seed)
+    tokens, train, val = _tokens_to_learn(policy, pairs, settings)
     record = {
         "settings": settings.model_dump(mode="json", exclude=_FREE),
         "policy": policy_settings.model_dump(mode="json", exclude={"device", "cpu_offload"}),

@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
@@ -26,12 +26,13 @@ from guerdon.compute import distributed
 from guerdon.compute.devices import resolve_device, seeded, show_only, wait_for_gpu
 from guerdon.compute.finite import refuse_to_read
 from guerdon.compute.packaged import local_model
-from guerdon.errors import CheckpointError, ConfigError, DataError, needs
+from guerdon.errors import CheckpointError, ConfigError, needs
 from guerdon.files.atomic import write_json
 from guerdon.models.text.ensemble import Ensemble
 from guerdon.models.text.text_load import FINAL, model_class
 from guerdon.models.text.text_model import TextModelCard, TextRewardModel
 from guerdon.network.hub import check_model, reading
+from guerdon.plan.stages import loaded
 from guerdon.policies.language.shared_base import SharedBase
 from guerdon.policies.language.text import TextPolicy, add_policy
 from guerdon.policies.language.text_files import check_disk, give_template, load_policy
@@ -40,12 +41,52 @@ from guerdon.processes.progress import log_line
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train import PreferenceTrainSettings, TextTrainSettings
-from guerdon.train.preferences import PairLessons, PreferenceData, PreferenceTrainer, read_preference_data
-from guerdon.train.reward_trainer import PAIRED, RewardTrainer, items_of, nothing_to_train
-from guerdon.train.text_data import Lessons, TextData, data_paths, one_class_warning, read_data
+from guerdon.train.lessons import PAIRED, Lessons, items_to_train
+from guerdon.train.reward_trainer import RewardTrainer
+from guerdon.train.text_data import TextData, data_paths
 from guerdon.train.trainer import FREE, TrainingFolder
 
 _FREE = FREE | {"wait_for_gpu", "keep_checkpoints"}  # may be others on resume
+
+
+class TrainingData(Protocol):
+    """What a reward model of text is trained on: `TextData` or `PreferenceData`, as `data` of its settings says.
+
+    Attributes:
+        rows_left_out: what `left_out` counts, in words.
+        left_out: rows, by reason.
+        separator: the most frequent end of a step.
+        folder: below `save_dir`; None: that itself.
+    """
+
+    rows_left_out: ClassVar[str]
+
+    @property
+    def left_out(self) -> Mapping[str, int]: ...  # noqa: D102
+    @property
+    def separator(self) -> str: ...  # noqa: D102
+    @property
+    def folder(self) -> str | None: ...  # noqa: D102
+
+    def lessons(self, model: TextRewardModel, settings: Any) -> tuple[Any, Any]:
+        """What is trained on, and what is held out, as the model reads them."""
+        ...
+
+    def warning(self, train: Any, model: TextRewardModel) -> str | None:
+        """What is wrong with the lessons; None: nothing."""
+        ...
+
+    def trainer(self, model: TextRewardModel, train: Any, val: Any, settings: Any, folder: Path) -> RewardTrainer:
+        """What trains on the lessons."""
+        ...
+
+    def counts(self, train: Any, val: Any) -> dict[str, int]:
+        """How much is judged in the lessons."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What the card of a model says of its data."""
+        ...
 
 
 class TextTrainResult(NamedTuple):
@@ -82,10 +123,9 @@ def train_text_model(
         ConfigError: resuming with other settings or data than the training started with, or the disk has no room.
         CheckpointError: the language model cannot be read.
     """
-    found: TextData | PreferenceData = data or _data(settings, study)
+    found: TrainingData = data or loaded(settings.data).read(settings, study.label)
     if found.left_out:
-        kind = "rows" if isinstance(found, PreferenceData) else "rows without a rated step"
-        log_line(f"left out {kind}: {_counted(found.left_out)}")
+        log_line(f"left out {found.rows_left_out}: {_counted(found.left_out)}")
     started = time.perf_counter()
     torch.set_num_threads(study.runner.threads)
     for key in ("wait_for_gpu", "quantize"):
@@ -110,19 +150,17 @@ def train_text_model(
         for what, lessons in (("to train on", train), ("held out", val)):
             if lessons.counts:
                 log_line(f"solutions {what}: {len(lessons)}; not used or cut: {_counted(lessons.counts)}")
-        warning = None
-        if not isinstance(train, PairLessons):
-            warning = one_class_warning(train, "answers" if model.learns_outcomes else "labelled steps")
+        warning = found.warning(train, model)
         if warning is not None:
             log_line(f"WARNING: {warning}")
         check_disk(folder, model.written_bytes())
-        trainer = _trainer(model, train, val, settings, folder)
+        trainer = found.trainer(model, train, val, settings, folder)
         run.begin()
         run.train(trainer)
         metrics = {
             **(trainer.quality() if len(val) else {"loss": None}),
             **trainer.summary(),
-            **_counts(train, val, found.left_out),
+            **_counts(found, train, val),
             "seconds": round(time.perf_counter() - started, 3),
             **({} if warning is None else {"warnings": [warning]}),
         }
@@ -144,40 +182,15 @@ def train_text_model(
     return TextTrainResult(folder, metrics)
 
 
-def _data(settings: TextTrainSettings, study: Study) -> TextData | PreferenceData:
-    """What the settings name."""
-    if isinstance(settings, PreferenceTrainSettings):
-        return read_preference_data(settings)
-    return read_data(settings, study.label)
-
-
-def _trainer(
-    model: TextRewardModel, train: Lessons, val: Lessons, settings: TextTrainSettings, folder: Path
-) -> RewardTrainer:
-    if isinstance(settings, PreferenceTrainSettings):
-        assert isinstance(train, PairLessons)
-        assert isinstance(val, PairLessons)
-        return PreferenceTrainer(model, train, val, settings, folder)
-    return RewardTrainer(model, train, val, settings, folder)
-
-
-def _counts(train: Lessons, val: Lessons, left_out: Mapping[str, int]) -> dict[str, Any]:
+def _counts(data: TrainingData, train: Lessons, val: Lessons) -> dict[str, Any]:
     """How many solutions, questions and labels were trained on, held out and left out."""
-    if isinstance(train, PairLessons):
-        assert isinstance(val, PairLessons)
-        kind, ties = "lists" if train.ranks else "pairs", int(train.tied.sum())
-        judged: dict[str, Any] = {kind: len(train.items), "val_pairs": len(val.items), "ties": ties}
-    else:
-        right, wrong = train.classes()
-        labels = int(sum((w > 0).sum() for w in train.weights))
-        judged = {"labels": labels, "labels_right": right, "labels_wrong": wrong}
     return {
         "solutions": len(train),
         "val_solutions": len(val),
         "questions": len(set(train.questions)),
         "val_questions": len(set(val.questions)),
-        **judged,
-        "rows_left_out": dict(sorted(left_out.items())),
+        **data.counts(train, val),
+        "rows_left_out": dict(sorted(data.left_out.items())),
         "left_out": dict(sorted(train.counts.items())),
         "val_left_out": dict(sorted(val.counts.items())),
     }
@@ -193,14 +206,13 @@ def check_training(settings: TextTrainSettings, study: Study) -> None:
         MissingDependencyError: the model is not on this machine.
     """
     paths = data_paths(settings, study.label)
-    found = _data(settings, study) if all(Path(path).exists() for path in paths) else None
+    there = all(Path(path).exists() for path in paths)
+    found: TrainingData | None = loaded(settings.data).read(settings, study.label) if there else None
     separator = "\n" if found is None else found.separator
     model = start_model(settings, study.text_default, separator=separator, device="meta")
     check_disk(Path(settings.save_dir), model.written_bytes())
     if found is not None:
-        train, _ = found.lessons(model, settings)
-        if not (train.items if isinstance(train, PairLessons) else items_of(train, settings)):
-            raise DataError(nothing_to_train(train, settings))
+        items_to_train(found.lessons(model, settings)[0], settings)
 
 
 def _counted(counts: Mapping[str, int]) -> str:

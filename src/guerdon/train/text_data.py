@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -40,12 +40,14 @@ from guerdon.processes.progress import doing
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.train import StepwiseTrainSettings, TextTrainSettings, VerdictTrainSettings
 from guerdon.tasks.prompts import conversation_hash
+from guerdon.train.lessons import Lessons
+from guerdon.train.reward_trainer import RewardTrainer
 from guerdon.types import Failure, FloatArray, IntArray
 
 
 @dataclass(frozen=True)
 class TextData:
-    """Solutions, and what the cards of `guerdon label` say about them.
+    """Solutions, and what the cards of `guerdon label` say about them: what all models but those of preferences learn.
 
     Attributes:
         solutions: of all files, in order.
@@ -60,6 +62,12 @@ class TextData:
     reward: str | None
     labelers: tuple[str, ...]
     left_out: Mapping[str, int] = field(default_factory=dict)
+    rows_left_out: ClassVar = "rows without a rated step"
+
+    @classmethod
+    def read(cls, settings: TextTrainSettings, label: LabelSettings | None) -> TextData:
+        """See `read_data`."""
+        return read_data(settings, label)
 
     @property
     def folder(self) -> str | None:
@@ -83,6 +91,22 @@ class TextData:
         train, val = (make_lessons(model, [self.solutions[i] for i in part], settings) for part in (rows, held))
         return train, val
 
+    def warning(self, train: Lessons, model: TextRewardModel) -> str | None:
+        """See `one_class_warning`."""
+        return one_class_warning(train, "answers" if model.learns_outcomes else "labelled steps")
+
+    def trainer(
+        self, model: TextRewardModel, train: Lessons, val: Lessons, settings: TextTrainSettings, folder: Path
+    ) -> RewardTrainer:
+        """What trains on these lessons."""
+        return RewardTrainer(model, train, val, settings, folder)
+
+    def counts(self, train: Lessons, val: Lessons) -> dict[str, int]:
+        """How many labels are trained on."""
+        right, wrong = train.classes()
+        labels = int(sum((weight > 0).sum() for weight in train.weights))
+        return {"labels": labels, "labels_right": right, "labels_wrong": wrong}
+
     def facts(self) -> dict[str, Any]:
         """What the card of a model says of its data."""
         return {"method": self.method, "reward": self.reward, "labelers": list(self.labelers)}
@@ -97,47 +121,6 @@ def _check_rewards(settings: TextTrainSettings, solutions: Sequence[Solution]) -
             f"rewards: {use} needs rewards of steps, and the data has none: label it with --reward HE or SE, or set "
             "rewards: ignore"
         )
-
-
-@dataclass(frozen=True, eq=False)
-class Lessons:
-    """N solutions as a model is trained on them.
-
-    Attributes:
-        readings: token ids.
-        targets: probability to train towards, of each step or of the whole solution.
-        weights: weight of each target in the loss; 0 where there is none.
-        solutions: index of each in the solutions they were made from.
-        questions: hash of each question.
-        counts: numbers of solutions left out, by reason; those under `cut` are shortened, not left out.
-    """
-
-    readings: list[Reading]
-    targets: list[FloatArray]
-    weights: list[FloatArray]
-    solutions: list[int]
-    questions: list[str]
-    counts: Mapping[str, int] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.readings)
-
-    def classes(self) -> tuple[int, int]:
-        """Numbers of targets that are right (one half and above) and wrong."""
-        known = [target[weight > 0] >= 0.5 for target, weight in zip(self.targets, self.weights, strict=True)]
-        right = sum(int(one.sum()) for one in known)
-        return right, sum(len(one) for one in known) - right
-
-    def digest(self) -> str:
-        """A hash of everything that a model is trained on."""
-        digest = hashlib.sha256()
-        for reading, target, weight, question in zip(
-            self.readings, self.targets, self.weights, self.questions, strict=True
-        ):
-            digest.update(np.array([len(reading.ids), reading.start, len(reading.ends_S)], dtype="<i8").tobytes())
-            digest.update(reading.ids.astype("<i8").tobytes() + reading.ends_S.astype("<i8").tobytes())
-            digest.update(target.astype("<f4").tobytes() + weight.astype("<f4").tobytes() + question.encode())
-        return digest.hexdigest()
 
 
 def data_paths(settings: TextTrainSettings, label: LabelSettings | None) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -59,6 +59,24 @@ FREE = {"save_dir", "resume", "log_every", "tensorboard", "device", "cpu_offload
 """Keys of a training that may be others when it is resumed."""
 
 Settings = ResNetTrainSettings | ProgressTrainSettings | SFTSettings | TextTrainSettings | VLMTrainSettings
+
+
+class TrainResult(NamedTuple):
+    """Where a reward model that looks at episodes lies, and how good it was on held-out ones.
+
+    Attributes:
+        save_dir: pass it as `checkpoint_path`.
+        metrics: `loss`, `accuracy` and `auroc` (or `mae`) of the stored model on the validation frames, None where
+            undefined; of `calibrate`, where it was asked for; counts of frames and episodes; `seconds`.
+    """
+
+    save_dir: Path
+    metrics: dict[str, Any]
+
+    @property
+    def folder(self) -> Path:
+        """The model, where it is named."""
+        return self.save_dir
 
 
 class BalancedSampler(Sampler[int]):

@@ -41,8 +41,8 @@ from guerdon.policies.pretrained.adapters import fresh_lora, import_peft
 from guerdon.policies.pretrained.chat_template import set_arguments
 from guerdon.processes.progress import doing
 from guerdon.settings.train import VLMTrainSettings
-from guerdon.train.images import LabelledRows, TrainResult, is_classifier, label_meaning, label_rows, read_data
-from guerdon.train.trainer import FREE, BalancedSampler, BaseTrainer, TrainingFolder, joint_hash
+from guerdon.train.images import LabelledRows, is_classifier, label_meaning, label_rows, read_data
+from guerdon.train.trainer import FREE, BalancedSampler, BaseTrainer, TrainingFolder, TrainResult, joint_hash
 from guerdon.types import ByteArray, Episode, Failure, IntArray
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,66 @@ from guerdon.files.atomic import write_json
 from guerdon.models.load import kind_at, load_reward_model
 from guerdon.models.scores import score_episodes
 from guerdon.processes.progress import log_line
+from guerdon.settings.evaluate import Aggregation
 from guerdon.train.rabc import by_row, row_values
 from guerdon.types import Episode, FloatArray, RewardModel
+
+
+@dataclass(frozen=True)
+class ScoreSettings:
+    """What `guerdon score` is asked for.
+
+    Attributes:
+        file: rows, a folder of files of a trainer, or a LeRobot data set.
+        model: what `load_scoring_model` takes.
+        output: the copy with the rewards.
+        options: of the model.
+        only_failed: see `score_file`.
+        aggregation: see `score_file`.
+    """
+
+    file: Path
+    model: str
+    output: Path
+    options: Mapping[str, Any] = field(default_factory=dict)
+    only_failed: bool = False
+    aggregation: Aggregation = "min"
+
+
+class ScoreStage:
+    """`guerdon score`, over settings of its own."""
+
+    def check(self, settings: ScoreSettings) -> None:
+        """Refuse paths; nothing is read.
+
+        Raises:
+            DataError: as `score_path`.
+        """
+        check_paths(settings.file, settings.output, only_failed=settings.only_failed)
+
+    def estimate(self, settings: ScoreSettings) -> str:
+        """How many rows would be scored and what a judge would cost, in words."""
+        return self._scored(settings, dry_run=True)
+
+    def work(self, settings: ScoreSettings) -> str:
+        """Score them; what was done, in words."""
+        return self._scored(settings, dry_run=False)
+
+    def _scored(self, settings: ScoreSettings, *, dry_run: bool) -> str:
+        self.check(settings)
+        model = load_scoring_model(settings.file, settings.model, settings.options)
+        with ExitStack() as stack:
+            stack.callback(getattr(model, "close", lambda: None))  # a judge's files of replies and costs
+            return score_path(
+                settings.file,
+                model,
+                settings.output,
+                name=settings.model,
+                options=settings.options,
+                only_failed=settings.only_failed,
+                aggregation=settings.aggregation,
+                dry_run=dry_run,
+            )
 
 
 def is_data_set(path: Path) -> bool:

@@ -30,6 +30,8 @@ from guerdon.evaluation.searching.search import Beam, PolicyWriter, SearchPlan, 
 from guerdon.files.append_log import AppendLog
 from guerdon.files.atomic import sha256, write_json
 from guerdon.models.load import load_source_model
+from guerdon.plan.estimate import estimate_search
+from guerdon.plan.stages import section
 from guerdon.policies.language.generate import Engine, check_room
 from guerdon.policies.language.generate_vllm import build_engine
 from guerdon.policies.language.text import TextPolicy
@@ -73,6 +75,11 @@ class SearchDone:
     known: int
 
     @property
+    def line(self) -> str:
+        """For people."""
+        return f"wrote {self.path}: {self.summary}"
+
+    @property
     def summary(self) -> str:
         """One line for a person."""
         lost = ", ".join(f"{count} {reason}" for reason, count in self.failures.items())
@@ -87,15 +94,14 @@ def search(study: Study) -> SearchDone:
         study: with `data`, `search` and a text policy.
 
     Raises:
-        ConfigError: the study lacks a section, a question has more than one turn, or the folder holds answers of
+        StudyError: the study has no `search` section.
+        ConfigError: it has no `data` section, a question has more than one turn, or the folder holds answers of
             another search.
         DataError: a question does not fit the model.
         TooManyFailuresError: more than `max_failure_rate` of the measurements so far failed; the batch at which it
             happens is not written.
     """
-    settings, data = study.search, study.data
-    if settings is None or data is None:
-        raise ConfigError(NEEDED)
+    settings, data = _sections(study)
     prompts, system_prompt = questions_of(settings, data)
     folder = Path(settings.save_dir)
     batches = [prompts[k : k + AT_A_TIME] for k in range(0, len(prompts), AT_A_TIME)]
@@ -127,20 +133,37 @@ def search(study: Study) -> SearchDone:
     return done
 
 
-def check_search(study: Study) -> None:
-    """Refuse what the start of a search refuses of its questions; no weights are read.
-
-    Raises:
-        ConfigError: as `search`.
-        DataError: as `search`.
-        MissingDependencyError: the policy is not on this machine.
-    """
-    settings, data = study.search, study.data
-    if settings is None or data is None:
+def _sections(study: Study) -> tuple[SearchSettings, DataSettings]:
+    settings: SearchSettings = section(study, "search")
+    if study.data is None:
         raise ConfigError(NEEDED)
-    prompts, _ = questions_of(settings, data)
-    policy = outline(study.text_policy)
-    check_lengths(prompts, data, policy.tokenizer, policy.base.positions)
+    return settings, study.data
+
+
+class SearchStage:
+    """`guerdon search`."""
+
+    def check(self, study: Study) -> None:
+        """Refuse what the start of a search refuses of its questions; no weights are read.
+
+        Raises:
+            StudyError: as `search`.
+            ConfigError: as `search`.
+            DataError: as `search`.
+            MissingDependencyError: the policy is not on this machine.
+        """
+        settings, data = _sections(study)
+        prompts, _ = questions_of(settings, data)
+        policy = outline(study.text_policy)
+        check_lengths(prompts, data, policy.tokenizer, policy.base.positions)
+
+    def estimate(self, study: Study) -> dict[str, Any]:
+        """Questions, solutions, seconds and bytes."""
+        return estimate_search(study)
+
+    def work(self, study: Study) -> SearchDone:
+        """Search."""
+        return search(study)
 
 
 def check_lengths(prompts: Sequence[Prompt], data: DataSettings, tokenizer: Any, room: int | None) -> None:

@@ -1,0 +1,76 @@
+"""`guerdon run`: one run as a stage, with its report.
+
+print(RunStage(resume=True).work(study).line)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from guerdon.comparison.report import write_single_report
+from guerdon.compute import distributed
+from guerdon.plan.estimate import estimate_run
+from guerdon.rl.log import true_success
+from guerdon.rl.run import run
+from guerdon.settings.study import Study
+
+
+class RunResult(NamedTuple):
+    """What a run wrote.
+
+    Attributes:
+        folder: of the run.
+        summary: what its `COMPLETE` holds.
+        report: a page.
+    """
+
+    folder: Path
+    summary: dict[str, Any]
+    report: Path
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        lines = [true_success(self.summary["final"])]
+        if episodes := self.summary.get("episodes"):
+            lines.append(", ".join(f"{count} {name}" for name, count in episodes.items()) + " episodes in training")
+        return "\n".join([*lines, f"wrote {self.folder} and {self.report}"])
+
+
+@dataclass(frozen=True)
+class RunStage:
+    """Train a policy with the rewards of the `reward` section.
+
+    Attributes:
+        resume: continue from the newest checkpoint.
+    """
+
+    resume: bool = False
+
+    def check(self, study: Study) -> None:
+        """Refuse parts that do not go together, or are not there; what needs trained weights is left to the run.
+
+        Raises:
+            GuerdonError: as `check_text` and `check_control`.
+        """
+        if study.text:
+            from guerdon.rl.build_text import check_text
+
+            return check_text(study)
+        from guerdon.rl.build_control import check_control
+
+        return check_control(study)
+
+    def estimate(self, study: Study) -> dict[str, Any]:
+        """Environment steps (responses), frames, seconds and bytes."""
+        return estimate_run(study)
+
+    def work(self, study: Study) -> RunResult | None:
+        """Run to the end; None in another process than the first of `torchrun`, which follows it."""
+        with distributed.joined(study.runner.collective_timeout), distributed.leading() as leads:
+            if not leads:
+                return None
+            folder, summary = run(study, resume=self.resume)
+        return RunResult(folder, summary, write_single_report(folder))

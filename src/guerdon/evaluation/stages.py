@@ -1,0 +1,194 @@
+"""The stages that judge reward models: `guerdon evaluate`, and its `--attack`.
+
+    for card in EvaluateStage(only=("success",)).work(study):
+        print(card.line)
+
+What evaluates is imported when it is used: a study of several jobs reads the estimates alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from guerdon.errors import ConfigError, StudyError
+from guerdon.plan.estimate import estimate_evaluate
+from guerdon.plan.stages import check_only
+from guerdon.settings.evaluate import GateSettings
+from guerdon.settings.study import Study
+
+if TYPE_CHECKING:
+    from guerdon.evaluation.suites.repair import RepairReport
+
+
+class EvaluatedCard(NamedTuple):
+    """The evaluation of a model: its card as text, its forecast, and the files, that of the record first."""
+
+    name: str
+    card: str
+    forecast: dict[str, Any]
+    files: tuple[Path, ...]
+
+    @property
+    def line(self) -> str:
+        """The card and where it is, for people."""
+        shown = f"{self.name}\n{self.card}"
+        if not self.files:
+            return shown
+        return f"{shown}\nwrote {self.files[0]} and {len(self.files) - 1} more files in the same folder"
+
+
+@dataclass(frozen=True)
+class EvaluateStage:
+    """Evaluate the models of a study, or one that is named beside it.
+
+    Attributes:
+        only: names of models; empty: all.
+        model: the one of a study that `guerdon.evaluation.by_path.study_of` made.
+        output: folder for what is written of it; None: nothing is kept.
+    """
+
+    only: tuple[str, ...] = ()
+    model: str | None = None
+    output: Path | None = None
+
+    def check(self, study: Study) -> None:
+        """Refuse data that cannot be evaluated on; no model is loaded and no frame decoded.
+
+        Raises:
+            StudyError: the study names no reward model, or none of this name.
+            GuerdonError: as `check_evaluation` of its kind.
+        """
+        if study.text:
+            from guerdon.evaluation.suites.text_suite import check_evaluation as check_texts
+
+            return check_texts(study)
+        from guerdon.evaluation.suites.image_suite import check_evaluation as check_episodes
+
+        self._check_names(study)
+        return check_episodes(study)
+
+    def estimate(self, study: Study) -> dict[str, Any]:
+        """Models and seconds; of a language study also solutions."""
+        return estimate_evaluate(study, self.only)
+
+    def work(self, study: Study) -> list[EvaluatedCard]:
+        """Evaluate them."""
+        kept = self.model is None or self.output is not None
+        with nullcontext(self.output) if kept else TemporaryDirectory() as place:
+            folder = None if place is None else Path(place)
+            cards = self._texts(study, folder) if study.text else self._robots(study, folder)
+        return cards if kept else [card._replace(files=()) for card in cards]
+
+    def gate(self, study: Study, cards: Sequence[EvaluatedCard]) -> list[str]:
+        """Refuse models that likely harm RL.
+
+        Returns:
+            Lines about the models that have no forecast and passed.
+
+        Raises:
+            HarmError: as `check_gate`.
+        """
+        from guerdon.evaluation.gate.gate_card import check_gate
+
+        how = GateSettings() if study.evaluate is None else study.evaluate.gate
+        return check_gate({card.name: card.forecast for card in cards}, how)
+
+    def _texts(self, study: Study, folder: Path | None) -> list[EvaluatedCard]:
+        """Models of text; what is written of the only one goes into the folder, if there is one."""
+        from guerdon.evaluation.suites.text_suite import evaluate_text_study, text_of
+        from guerdon.models.scores import RECORD
+
+        cards = []
+        for name, (record, where) in evaluate_text_study(study, only=self.only, folder=folder).items():
+            files = tuple(where / file for file in (RECORD, "evaluation.txt", *record["pictures"].values()))
+            cards.append(EvaluatedCard(self.model or name, text_of(record), record["forecast"], files))
+        return cards
+
+    def _robots(self, study: Study, folder: Path | None) -> list[EvaluatedCard]:
+        """Models of robots, likewise."""
+        from guerdon.evaluation.by_path import robot_model
+        from guerdon.evaluation.suites.image_suite import (
+            evaluate_on_data,
+            evaluate_study,
+            evaluation_text,
+            write_evaluation,
+        )
+
+        self._check_names(study)
+        if self.model is None or folder is None:
+            found = evaluate_study(study, only=self.only)
+        else:
+            evaluation = evaluate_on_data(robot_model(self.model), study)
+            found = {self.model: (evaluation, write_evaluation(evaluation, folder))}
+        cards = []
+        for name, (evaluation, paths) in found.items():
+            files = (paths["json"], *(path for key, path in paths.items() if key != "json"))
+            cards.append(EvaluatedCard(name, evaluation_text(evaluation), evaluation.forecast.to_dict(), files))
+        return cards
+
+    def _check_names(self, study: Study) -> None:
+        """Refuse a study of robots without reward models, and names that are none of theirs."""
+        if self.model is not None:
+            return
+        models = (*study.train, *study.control_evaluate.remote)
+        if not models:
+            raise StudyError("{study} has neither a train section nor evaluate.remote: it names no reward model")
+        check_only(self.only, models)
+
+
+class RepairedModel(NamedTuple):
+    """What attacks on a model found and what training on them changed, and the files."""
+
+    report: RepairReport
+    paths: dict[str, Path]
+
+    @property
+    def line(self) -> str:
+        """The report and where it is, for people."""
+        from guerdon.evaluation.suites.repair import repair_text
+
+        return f"{repair_text(self.report)}\nwrote {self.paths['json']}, and data sets and models in the same folder"
+
+
+@dataclass(frozen=True)
+class AttackStage:
+    """Attack success classifiers of robots, and train them on what is found.
+
+    Attributes:
+        only: names of models; empty: all that can be attacked.
+    """
+
+    only: tuple[str, ...] = ()
+
+    def check(self, study: Study) -> None:
+        """Refuse models that cannot be attacked.
+
+        Raises:
+            ConfigError: as `attackable`; or the study is of text.
+        """
+        from guerdon.evaluation.suites.repair import attackable
+
+        if study.text:
+            raise ConfigError("--attack is for robots: models for text are always attacked, as evaluate.attacks says")
+        attackable(study, self.only)
+
+    def estimate(self, study: Study) -> dict[str, Any]:
+        """Models, episodes and trainings, at most."""
+        from guerdon.evaluation.suites.repair import repair_cost
+
+        return repair_cost(study, self.only)
+
+    def work(self, study: Study) -> list[RepairedModel]:
+        """Attack them."""
+        import torch
+
+        from guerdon.evaluation.suites.repair import repair_study
+
+        self.check(study)
+        torch.set_num_threads(study.runner.threads)
+        return [RepairedModel(*found) for found in repair_study(study, only=self.only).values()]
