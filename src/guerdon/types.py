@@ -32,6 +32,7 @@ Message = Mapping[str, Any]  # of a chat, as `guerdon.episodes.chats` brings it 
 Tool = Mapping[str, Any]  # JSON schema of a function that can be called in a chat
 Granularity = Literal["step", "total"]
 Modality = Literal["image", "state", "text"]
+_TASK = 60  # characters of a task where an episode is printed
 ALL_FRAMES = 1_000_000
 """`RewardInfo.frames_needed` of a model that looks back to the start of the episode."""
 
@@ -94,6 +95,12 @@ class Episode:
     def __len__(self) -> int:
         return len(next(iter(self.columns().values())))
 
+    def __repr__(self) -> str:
+        """One line: what there is, and not the numbers."""
+        columns = [_shape_of(name, column) for name, column in (self.columns() | dict(self.views)).items()]
+        task = self.task if len(self.task) <= _TASK else self.task[: _TASK - 1] + "…"
+        return f"Episode({self.id!r}, {task!r}, T={len(self)}, {', '.join(columns)}, outcome={self.outcome})"
+
     def __getitem__(self, rows: slice) -> Episode:
         """The same episode with only these rows (views, no copy); the outcome stays."""
         return self._with(lambda column: column[rows])
@@ -108,6 +115,12 @@ class Episode:
     def _with(self, picked: Callable[[Any], Any]) -> Episode:
         columns = {name: picked(column) for name, column in self.columns().items()}
         return replace(self, **columns, views={name: picked(frames) for name, frames in self.views.items()})
+
+
+def _shape_of(name: str, column: Any) -> str:
+    """A column and the shape of one of its rows: `frames 64x64x3`."""
+    sizes = "x".join(map(str, getattr(column, "shape", ())[1:]))
+    return f"{name} {sizes}" if sizes else name
 
 
 @dataclass(frozen=True)
@@ -149,6 +162,20 @@ class Score:
             raise ValueError("a Score has values or a Failure, never both and never neither")
         if not all(np.isfinite(values).all() for values in (self.steps, self.total) if values is not None):
             raise ValueError("a Score is never NaN or infinite: return Score(failure=Failure('non_finite'))")
+
+    def __repr__(self) -> str:
+        """One line: the range of the values, and not all of them."""
+        if self.failure is not None:
+            return f"Score(failure={self.failure})"
+        parts = []
+        if self.steps is not None and len(self.steps):
+            low, high, last = self.steps.min(), self.steps.max(), self.steps[-1]
+            parts.append(f"T={len(self.steps)}, steps {low:.4g} to {high:.4g}, last {last:.4g}")
+        if self.total is not None:
+            parts.append(f"total {self.total:.4g}")
+        if self.spread is not None:
+            parts.append(f"spread {self.spread:.4g}")
+        return f"Score({', '.join(parts)})"
 
     @staticmethod
     def from_values(values_T: NDArray[Any], *, total: float | None = None) -> Score:

@@ -56,11 +56,7 @@ def audit(
     seed: Annotated[int, typer.Option(help="Of samples and permutations.")] = 0,
 ) -> None:
     """Find what is wrong with the rewards of a run that is already there, of any trainer, and write one page."""
-    from guerdon.auditing.checks import audit as check
-    from guerdon.auditing.drift import with_drift
-    from guerdon.auditing.logs import read_log
     from guerdon.auditing.page import write_page
-    from guerdon.auditing.second import read_second, with_second
     from guerdon.config.tree import Tree, apply_overrides
 
     wanted, named = [_condition(given) for given in fail_on or ()], _columns(columns)
@@ -76,18 +72,9 @@ def audit(
         raise ConfigError(f"--output {page}: the page is HTML; end its name in .html")
 
     def once() -> None:
-        rows = read_log(path, columns=named, seed=seed)
-        compared = None
-        if judge is not None:
-            from guerdon.auditing.second import judge_sample
-
-            compared = judge_sample(rows, judge, keys, most=sample or MARKED, seed=seed)
-            result = check(rows, seed=seed, marks=compared)
-        elif second is not None:
-            compared = read_second(rows, second, columns=named, seed=seed)
-            result = with_drift(check(with_second(rows, compared), seed=seed), compared.drift, second.name)
-        else:
-            result = check(rows, seed=seed)
+        rows, result, compared = audit_log(
+            path, columns=named, second=second, judge=judge, options=keys, sample=sample or MARKED, seed=seed
+        )
         write_page(page, rows, result, compared, log=path, live=watch)
         said = as_line(rows, result, compared) if as_json else "\n".join([*lines(rows, result), f"page: {page}"])
         sys.stdout.write(hide(said if as_json else shown(said)) + "\n")
@@ -100,6 +87,51 @@ def audit(
         _whenever_changed(path, page, once)
     else:
         once()
+
+
+def audit_log(
+    path: Path,
+    *,
+    columns: Mapping[str, str],
+    second: Path | None = None,
+    judge: str | None = None,
+    options: Mapping[str, Any],
+    sample: int = MARKED,
+    seed: int = 0,
+) -> tuple[Rows, Audit, SecondReward | None]:
+    """Read a log and make all checks of it.
+
+    Args:
+        path: a file or a folder.
+        columns: what columns hold, by the names of `--columns`.
+        second: another reward of the same rows, or reference data.
+        judge: a model whose marks of a sample are the second reward.
+        options: more keys of the judge.
+        sample: rows that the judge marks, at most.
+        seed: of samples and permutations.
+
+    Returns:
+        The rows of the log, what was found in them, and the second reward where there is one.
+
+    Raises:
+        CheckpointError: as `judge_sample`.
+        ConfigError: as `read_log` and `judge_sample`.
+        DataError: as `read_log`, `read_second` and `judge_sample`.
+    """
+    from guerdon.auditing.checks import audit as check
+    from guerdon.auditing.drift import with_drift
+    from guerdon.auditing.logs import read_log
+    from guerdon.auditing.second import judge_sample, read_second, with_second
+
+    rows = read_log(path, columns=columns, seed=seed)
+    if judge is not None:
+        marks = judge_sample(rows, judge, options, most=sample, seed=seed)
+        return rows, check(rows, seed=seed, marks=marks), marks
+    if second is not None:
+        other = read_second(rows, second, columns=columns, seed=seed)
+        found = check(with_second(rows, other), seed=seed)
+        return rows, with_drift(found, other.drift, second.name), other
+    return rows, check(rows, seed=seed), None
 
 
 def lines(rows: Rows, result: Audit) -> Iterator[str]:

@@ -11,6 +11,7 @@ characters.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,6 +61,13 @@ class Solution:
             for k, value in enumerate(values):
                 if value is not None and not low <= value <= 1.0:  # NaN fails too
                     raise DataError(f"solution {self.id}: {name}[{k}] is {value}; allowed: {low:g} to 1")
+
+    def __repr__(self) -> str:
+        """One line: the question and how many steps, and not their text."""
+        question = textwrap.shorten(self.question, 60, placeholder="…")
+        given = [name for name in ("labels", "rewards", "context", "tools") if getattr(self, name)]
+        parts = [repr(self.id), repr(question), f"{len(self.steps)} steps", *given, f"is_correct={self.is_correct}"]
+        return f"Solution({', '.join(parts)})"
 
     @property
     def text(self) -> str:

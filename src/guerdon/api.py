@@ -1,0 +1,420 @@
+"""The verbs of `import guerdon`: each does what the command of its name does, and returns what that writes.
+
+found = guerdon.audit("rollouts/")
+found.findings.to_pandas()
+guerdon.evaluate("runs/rm", "pairs.jsonl", output="card").figures
+guerdon.compare("study.yaml").arms
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from guerdon.errors import ConfigError
+from guerdon.pages.table import ResultTable
+from guerdon.types import Episode, Failure, RewardModel, Score
+
+if TYPE_CHECKING:
+    from guerdon.auditing.finding import Audit
+    from guerdon.comparison.results import ArmRow
+    from guerdon.episodes.solutions import Solution
+    from guerdon.settings.evaluate import Aggregation
+    from guerdon.settings.study import Study
+
+
+@dataclass(frozen=True, repr=False)
+class AuditResult:
+    """What an audit found.
+
+    Attributes:
+        audit: findings, what is clean, and what could not be checked.
+        rows: of the log.
+        layout: what wrote the log.
+        page: the HTML page.
+    """
+
+    audit: Audit
+    rows: int
+    layout: str
+    page: Path
+
+    @property
+    def findings(self) -> ResultTable:
+        """A row for each finding, the worst first."""
+        names = ("severity", "name", "title", "effect", "unit", "count", "total", "p", "remedy")
+        return ResultTable([{name: getattr(one, name) for name in names} for one in self.audit.findings], names)
+
+    def __repr__(self) -> str:
+        found = f"{len(self.audit.findings)} findings, {len(self.audit.clean)} checks found nothing"
+        return (
+            f"<audit of {self.rows:,} rows ({self.layout}): {found}, {len(self.audit.unchecked)} not made; {self.page}>"
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class EvaluationResult:
+    """The evaluation of a reward model.
+
+    Attributes:
+        model: its path, or the name of its class.
+        card: the figures as text for people.
+        forecast: what the gate expects of it in RL.
+        record: everything that was measured, as in `evaluation.json`.
+        files: what was written, none without a folder.
+    """
+
+    model: str
+    card: str
+    forecast: Mapping[str, Any]
+    record: Mapping[str, Any]
+    files: tuple[Path, ...] = ()
+
+    @property
+    def figures(self) -> ResultTable:
+        """A row for each figure that has an interval: name, estimate, low, high, n."""
+        return ResultTable(list(_figures(self.record)), ("figure", "estimate", "low", "high", "n"))
+
+    def __repr__(self) -> str:
+        return f"<evaluation of {self.model}: {len(self.figures)} figures; forecast: {self.forecast.get('effect')}>"
+
+
+@dataclass(frozen=True, repr=False)
+class ScoringResult:
+    """The scores of a reward model.
+
+    Attributes:
+        summary: what was scored, for people.
+        path: the copy with rewards; None where episodes were given.
+        scores: of episodes that were given, in their order.
+        table: a row per row of a file, or per episode.
+    """
+
+    summary: str
+    path: Path | None
+    scores: tuple[Score, ...] = ()
+    table: ResultTable = field(default_factory=lambda: ResultTable([]))
+
+    def __repr__(self) -> str:
+        return f"<{self.summary}>"
+
+
+@dataclass(frozen=True, repr=False)
+class RunResult:
+    """A run of RL.
+
+    Attributes:
+        folder: of the run.
+        summary: its last evaluation, and what it counted.
+        report: the HTML page.
+    """
+
+    folder: Path
+    summary: Mapping[str, Any]
+    report: Path
+
+    @property
+    def metrics(self) -> ResultTable:
+        """The rows of `metrics.jsonl`."""
+        return ResultTable(_json_lines(self.folder / "metrics.jsonl"))
+
+    def __repr__(self) -> str:
+        from guerdon.rl.log import true_success
+
+        return f"<{true_success(self.summary['final'])}; {self.folder}>"
+
+
+@dataclass(frozen=True, repr=False)
+class StudyResult:
+    """A study.
+
+    Attributes:
+        folder: its `work_dir`.
+        report: the HTML page.
+    """
+
+    folder: Path
+    report: Path
+
+    @property
+    def arms(self) -> ResultTable:
+        """A row for each task and arm: final success, and its difference from the baseline, with their intervals."""
+        from guerdon.comparison.results import comparison_rows, read_study
+
+        return ResultTable([_arm(row) for row in comparison_rows(read_study(self.folder))])
+
+    def __repr__(self) -> str:
+        return repr(self.arms)
+
+
+def load_reward_model(
+    model: str, checkpoint_path: str | Path | None = None, *, device: str | None = None, **options: Any
+) -> RewardModel:
+    """A reward model by its name or its path.
+
+    Args:
+        model: a name, such as `progress` or `judge`; `package.module:factory`; or a path alone: the folder of a model
+            that is trained or published, a hub id, the address of a server, a rubric file.
+        checkpoint_path: where the model of a name lies.
+        device: where it computes; None: on the GPU when there is one.
+        options: further keys of `reward.model` of that type, such as `image_size`, `value`, `remote`.
+
+    Raises:
+        ConfigError: an unknown name, or an option that this model does not have.
+        CheckpointError: the checkpoint is missing, corrupt, or other than asked for.
+    """
+    from guerdon.models import load
+
+    if checkpoint_path is not None or load.is_name(model):
+        return load.load_reward_model(model, checkpoint_path, device=device, **options)
+    more = options if device is None else {**options, "device": device}
+    return load.load_at(model, more)
+
+
+def audit(
+    path: str | Path,
+    *,
+    columns: Mapping[str, str] | None = None,
+    second: str | Path | None = None,
+    output: str | Path | None = None,
+    seed: int = 0,
+) -> AuditResult:
+    """Find what is wrong with the rewards of a run that is already there, as `guerdon audit`.
+
+    Args:
+        path: a log: a file or a folder.
+        columns: names of columns by what they hold, where they are not recognised: `{"reward": "score"}`.
+        second: another reward of the same rows, or reference data.
+        output: the page; by default NAME.audit.html in the working directory.
+        seed: of samples and permutations.
+
+    Raises:
+        ConfigError: a column has no known role, or the page is no HTML file.
+        DataError: the log cannot be read.
+    """
+    from guerdon.auditing.command import audit_log, page_of
+    from guerdon.auditing.page import write_page
+
+    log = Path(path)
+    page = page_of(log, None if output is None else Path(output))
+    other = None if second is None else Path(second)
+    rows, found, compared = audit_log(log, columns=columns or {}, second=other, seed=seed)
+    write_page(page, rows, found, compared, log=log)
+    return AuditResult(found, len(rows), rows.layout, page)
+
+
+def evaluate(
+    model: str | RewardModel, data: str | Path, *overrides: str, output: str | Path | None = None
+) -> EvaluationResult:
+    """Evaluate a reward model on a file or a data set, as `guerdon evaluate --model MODEL --data DATA`.
+
+    Args:
+        model: a folder, a hub id, the address of a server, `package.module:factory`, a rubric file, or a model.
+        data: preferences, steps of solutions, labels of people, or a LeRobot data set.
+        overrides: dotted, of the section `evaluate`: `"evaluate.bootstrap_reps=200"`.
+        output: folder of the card; None: nothing is kept.
+
+    Raises:
+        CheckpointError: the model cannot be loaded.
+        ConfigError: the model is of another side than the data, or an override is wrong.
+        DataError: the data cannot be read.
+    """
+    from guerdon.evaluation.by_path import evaluated, evaluated_model, study_of
+
+    folder = None if output is None else Path(output)
+    if isinstance(model, str):
+        config = study_of(model, str(data), overrides)
+        one = next(iter(evaluated(config, (), model, folder)))
+    else:
+        name = f"{type(model).__module__}:{type(model).__qualname__}"
+        one = evaluated_model(model, study_of(name, str(data), overrides), name, folder)
+    return EvaluationResult(one.name, one.card, one.forecast, one.record, one.files)
+
+
+def score(
+    model: str | RewardModel,
+    data: str | Path | Sequence[Episode | Solution],
+    *,
+    output: str | Path | None = None,
+    aggregation: Aggregation = "min",
+    **options: Any,
+) -> ScoringResult:
+    """Score the rows of a file or a log, as `guerdon score`, or episodes.
+
+    Args:
+        model: a folder, a hub id, the address of a server, `package.module:factory`, a rubric file, or a model.
+        data: a file, a log or a LeRobot data set, of which a copy with rewards is written; or episodes or solutions.
+        output: the copy; needed with a path.
+        aggregation: how the values of steps become one.
+        options: of a model that is given by its path.
+
+    Raises:
+        CheckpointError: the model cannot be loaded.
+        ConfigError: `output` is missing, or given with episodes; or an option is wrong.
+        DataError: the data cannot be read, or the copy exists.
+    """
+    if not isinstance(data, str | Path):
+        if output is not None:
+            raise ConfigError("output is for the copy of a file; the scores of episodes are returned")
+        return _score_episodes(model, data, aggregation, options)
+    if output is None:
+        raise ConfigError(f"name the copy of {data} that gets the rewards: score(model, data, output=...)")
+    from guerdon.evaluation.scoring.score_logs import check_paths, load_scoring_model, score_path
+
+    log, copy = Path(data), Path(output)
+    check_paths(log, copy, only_failed=False)
+    judge = load_scoring_model(log, model, options) if isinstance(model, str) else model
+    name = model if isinstance(model, str) else judge.info.name
+    summary = score_path(log, judge, copy, name=name, options=options, aggregation=aggregation)
+    return ScoringResult(summary, copy, table=_rows_of(copy))
+
+
+def load_study(path: str | Path, *overrides: str) -> Study:
+    """Read a study file, or make the study of a Gymnasium id, as every command does.
+
+    Args:
+        path: of the YAML file; or an id such as `CartPole-v1`.
+        overrides: dotted: `"runner.seed=3"`.
+
+    Raises:
+        ConfigError: anything wrong in it, with file and line.
+    """
+    from guerdon.settings.study import read_study_file
+
+    return read_study_file(Path(path), overrides)
+
+
+def run(study: str | Path | Study, *overrides: str, resume: bool = False) -> RunResult:
+    """Train a policy with the rewards of a study, as `guerdon run`.
+
+    Args:
+        study: a file, a Gymnasium id, or what `load_study` returned.
+        overrides: dotted, of a file or an id.
+        resume: continue from the newest checkpoint.
+
+    Raises:
+        GuerdonError: as `guerdon run`.
+    """
+    from guerdon.comparison.report import write_single_report
+    from guerdon.rl.run import run as work
+
+    folder, summary = work(_loaded(study, overrides), resume=resume)
+    return RunResult(folder, summary, write_single_report(folder))
+
+
+def compare(study: str | Path | Study, *overrides: str, parallel: int = 0) -> StudyResult:
+    """Run a whole study (arms x seeds x tasks) and write its report, as `guerdon compare`. Called again, it continues.
+
+    Args:
+        study: a file, or what `load_study` returned for one.
+        overrides: dotted, of a file.
+        parallel: processes at a time; 0: one per core.
+
+    Raises:
+        ConfigError: anything wrong in the file, in any arm and any task.
+        JobError: some jobs failed; the report of the others is written.
+    """
+    from guerdon.comparison.study import plan_study, run_study
+
+    if isinstance(study, str | Path):
+        file, words = Path(study), overrides
+    else:
+        file, words = _source(study, overrides)
+    plan = plan_study(file, words, parallel=parallel)
+    report, _ = run_study(plan)
+    return StudyResult(plan.folder, report)
+
+
+def _loaded(study: str | Path | Study, overrides: Sequence[str]) -> Study:
+    """A study that is given by its file, or as it is."""
+    if isinstance(study, str | Path):
+        return load_study(study, *overrides)
+    if overrides:
+        raise ConfigError(f"{overrides[0]}: a study that is loaded is not changed; give it to load_study")
+    return study
+
+
+def _source(study: Study, overrides: Sequence[str]) -> tuple[Path, Sequence[str]]:
+    """The file and the overrides that a study was read from: arms change it before references are resolved."""
+    loaded = _loaded(study, overrides)
+    if loaded.source is None:
+        raise ConfigError("compare needs the study's file, since arms change what the file says: give its path")
+    return loaded.source
+
+
+def _score_episodes(
+    model: str | RewardModel, data: Sequence[Episode | Solution], aggregation: Aggregation, options: Mapping[str, Any]
+) -> ScoringResult:
+    """The scores of episodes or solutions, in their order."""
+    from guerdon.models.scores import score_episodes, solution_value
+
+    episodes = [one if isinstance(one, Episode) else one.as_episode() for one in data]
+    judge = _model_of_episodes(model, episodes, options) if isinstance(model, str) else model
+    scores = score_episodes(judge, episodes)
+    rows = []
+    for episode, found in zip(episodes, scores, strict=True):
+        value = solution_value(found, aggregation)
+        failed = isinstance(value, Failure)
+        steps = None if found.steps is None else found.steps.tolist()
+        rows.append(
+            {
+                "id": episode.id,
+                "reward": None if failed else value,
+                "failure": str(value) if failed else None,
+                "steps": steps,
+            }
+        )
+    failures = sum(row["failure"] is not None for row in rows)
+    return ScoringResult(f"scored {len(rows)} episodes, {failures} failed", None, tuple(scores), ResultTable(rows))
+
+
+def _model_of_episodes(model: str, episodes: Sequence[Episode], options: Mapping[str, Any]) -> RewardModel:
+    """The model at a path, of texts or of robots as the episodes are."""
+    from guerdon.evaluation.by_path import robot_model
+    from guerdon.evaluation.scoring.score_file import load_any_text_model
+
+
+
+def _figures(record: Any, name: str = "") -> Iterator[dict[str, Any]]:
+    """A row for each interval in an evaluation's record; names are joined by dots."""
+    if not isinstance(record, Mapping):
+        return
+    if {"estimate", "low", "high"} <= record.keys():
+        yield {"figure": name} | {key: record.get(key) for key in ("estimate", "low", "high", "n")}
+        return
+    for key, value in record.items():
+        yield from _figures(value, f"{name}.{key}" if name else str(key))
+
+
+def _arm(row: ArmRow) -> dict[str, Any]:
+    """The numbers of an arm that its conclusion rests on."""
+    difference = None if row.difference is None else row.difference.interval
+    return {
+        "task": row.task,
+        "arm": row.arm,
+        "label": row.label,
+        "final": row.final.estimate,
+        "final_low": row.final.low,
+        "final_high": row.final.high,
+        "area": row.area.estimate,
+        "difference": difference and difference.estimate,
+        "difference_low": difference and difference.low,
+        "difference_high": difference and difference.high,
+        "conclusion": row.conclusion,
+        "runs": row.n_runs,
+    }
+
+
+def _rows_of(path: Path) -> ResultTable:
+    """The rows of a file that was written; of a folder none."""
+    from guerdon.episodes.row_files import numbered_rows
+
+    return ResultTable([row for _, row in numbered_rows(path)] if path.is_file() else [])
+
+
+def _json_lines(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file that has a JSON object in each line."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
