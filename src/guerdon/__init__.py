@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from guerdon.api import audit, compare, evaluate, load_study, run, score
+    from guerdon.api import audit, compare, evaluate, load_reward_model, load_study, run, score
     from guerdon.episodes.read import read_episodes
     from guerdon.episodes.solutions import Solution
     from guerdon.episodes.write import EpisodeWriter
-    from guerdon.models.load import load_reward_model
     from guerdon.serve.client import RewardClient
     from guerdon.types import Episode, Failure, RewardInfo, RewardModel, Score
 
@@ -34,7 +33,7 @@ _PLACES = {
     "RewardInfo": "guerdon.types",
     "RewardModel": "guerdon.types",
     "Solution": "guerdon.episodes.solutions",
-    "load_reward_model": "guerdon.models.load",
+    "load_reward_model": "guerdon.api",
     "read_episodes": "guerdon.episodes.read",
     "EpisodeWriter": "guerdon.episodes.write",
     "evaluate": "guerdon.api",

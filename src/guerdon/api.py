@@ -8,8 +8,7 @@ guerdon.compare("study.yaml").arms
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +19,10 @@ from guerdon.types import Episode, Failure, RewardModel, Score
 
 if TYPE_CHECKING:
     from guerdon.auditing.finding import Audit
-    from guerdon.comparison.results import ArmRow
+    from guerdon.comparison.single_run import RunResult
+    from guerdon.comparison.study import StudyResult
     from guerdon.episodes.solutions import Solution
+    from guerdon.evaluation.stages import EvaluatedCard
     from guerdon.settings.evaluate import Aggregation
     from guerdon.settings.study import Study
 
@@ -56,33 +57,6 @@ class AuditResult:
 
 
 @dataclass(frozen=True, repr=False)
-class EvaluationResult:
-    """The evaluation of a reward model.
-
-    Attributes:
-        model: its path, or the name of its class.
-        card: the figures as text for people.
-        forecast: what the gate expects of it in RL.
-        record: everything that was measured, as in `evaluation.json`.
-        files: what was written, none without a folder.
-    """
-
-    model: str
-    card: str
-    forecast: Mapping[str, Any]
-    record: Mapping[str, Any]
-    files: tuple[Path, ...] = ()
-
-    @property
-    def figures(self) -> ResultTable:
-        """A row for each figure that has an interval: name, estimate, low, high, n."""
-        return ResultTable(list(_figures(self.record)), ("figure", "estimate", "low", "high", "n"))
-
-    def __repr__(self) -> str:
-        return f"<evaluation of {self.model}: {len(self.figures)} figures; forecast: {self.forecast.get('effect')}>"
-
-
-@dataclass(frozen=True, repr=False)
 class ScoringResult:
     """The scores of a reward model.
 
@@ -100,54 +74,6 @@ class ScoringResult:
 
     def __repr__(self) -> str:
         return f"<{self.summary}>"
-
-
-@dataclass(frozen=True, repr=False)
-class RunResult:
-    """A run of RL.
-
-    Attributes:
-        folder: of the run.
-        summary: its last evaluation, and what it counted.
-        report: the HTML page.
-    """
-
-    folder: Path
-    summary: Mapping[str, Any]
-    report: Path
-
-    @property
-    def metrics(self) -> ResultTable:
-        """The rows of `metrics.jsonl`."""
-        return ResultTable(_json_lines(self.folder / "metrics.jsonl"))
-
-    def __repr__(self) -> str:
-        from guerdon.rl.log import true_success
-
-        return f"<{true_success(self.summary['final'])}; {self.folder}>"
-
-
-@dataclass(frozen=True, repr=False)
-class StudyResult:
-    """A study.
-
-    Attributes:
-        folder: its `work_dir`.
-        report: the HTML page.
-    """
-
-    folder: Path
-    report: Path
-
-    @property
-    def arms(self) -> ResultTable:
-        """A row for each task and arm: final success, and its difference from the baseline, with their intervals."""
-        from guerdon.comparison.results import comparison_rows, read_study
-
-        return ResultTable([_arm(row) for row in comparison_rows(read_study(self.folder))])
-
-    def __repr__(self) -> str:
-        return repr(self.arms)
 
 
 def load_reward_model(
@@ -170,8 +96,7 @@ def load_reward_model(
 
     if checkpoint_path is not None or load.is_name(model):
         return load.load_reward_model(model, checkpoint_path, device=device, **options)
-    more = options if device is None else {**options, "device": device}
-    return load.load_at(model, more)
+    return load.load_model_at(model, **options if device is None else {**options, "device": device})
 
 
 def audit(
@@ -208,13 +133,13 @@ def audit(
 
 def evaluate(
     model: str | RewardModel, data: str | Path, *overrides: str, output: str | Path | None = None
-) -> EvaluationResult:
+) -> EvaluatedCard:
     """Evaluate a reward model on a file or a data set, as `guerdon evaluate --model MODEL --data DATA`.
 
     Args:
         model: a folder, a hub id, the address of a server, `package.module:factory`, a rubric file, or a model.
         data: preferences, steps of solutions, labels of people, or a LeRobot data set.
-        overrides: dotted, of the section `evaluate`: `"evaluate.bootstrap_reps=200"`.
+        overrides: dotted, of the section `evaluate`: `"evaluate.reps=200"`.
         output: folder of the card; None: nothing is kept.
 
     Raises:
@@ -222,16 +147,13 @@ def evaluate(
         ConfigError: the model is of another side than the data, or an override is wrong.
         DataError: the data cannot be read.
     """
-    from guerdon.evaluation.by_path import evaluated, evaluated_model, study_of
+    from guerdon.evaluation.by_path import study_of
+    from guerdon.evaluation.stages import EvaluateStage
 
+    path = model if isinstance(model, str) else f"{type(model).__module__}:{type(model).__qualname__}"
+    study = study_of(path, str(data), overrides)
     folder = None if output is None else Path(output)
-    if isinstance(model, str):
-        config = study_of(model, str(data), overrides)
-        one = next(iter(evaluated(config, (), model, folder)))
-    else:
-        name = f"{type(model).__module__}:{type(model).__qualname__}"
-        one = evaluated_model(model, study_of(name, str(data), overrides), name, folder)
-    return EvaluationResult(one.name, one.card, one.forecast, one.record, one.files)
+    return EvaluateStage(model=model, output=folder).work(study)[0]
 
 
 def score(
@@ -284,10 +206,13 @@ def load_study(path: str | Path, *overrides: str) -> Study:
     """
     from guerdon.settings.study import read_study_file
 
-    return read_study_file(Path(path), overrides)
+    file = Path(path)
+    study = read_study_file(file, overrides)
+    study.__dict__["source"] = (file, overrides)  # as a cached property: a frozen model sets no attribute
+    return study
 
 
-def run(study: str | Path | Study, *overrides: str, resume: bool = False) -> RunResult:
+def run(study: str | Path | Study, *overrides: str, resume: bool = False) -> RunResult | None:
     """Train a policy with the rewards of a study, as `guerdon run`.
 
     Args:
@@ -295,14 +220,15 @@ def run(study: str | Path | Study, *overrides: str, resume: bool = False) -> Run
         overrides: dotted, of a file or an id.
         resume: continue from the newest checkpoint.
 
+    Returns:
+        None in another process than the first of `torchrun`.
+
     Raises:
         GuerdonError: as `guerdon run`.
     """
-    from guerdon.comparison.report import write_single_report
-    from guerdon.rl.run import run as work
+    from guerdon.comparison.single_run import RunStage
 
-    folder, summary = work(_loaded(study, overrides), resume=resume)
-    return RunResult(folder, summary, write_single_report(folder))
+    return RunStage(resume=resume).work(_loaded(study, overrides))
 
 
 def compare(study: str | Path | Study, *overrides: str, parallel: int = 0) -> StudyResult:
@@ -317,15 +243,10 @@ def compare(study: str | Path | Study, *overrides: str, parallel: int = 0) -> St
         ConfigError: anything wrong in the file, in any arm and any task.
         JobError: some jobs failed; the report of the others is written.
     """
-    from guerdon.comparison.study import plan_study, run_study
+    from guerdon.comparison.study import CompareStage, plan_study
 
-    if isinstance(study, str | Path):
-        file, words = Path(study), overrides
-    else:
-        file, words = _source(study, overrides)
-    plan = plan_study(file, words, parallel=parallel)
-    report, _ = run_study(plan)
-    return StudyResult(plan.folder, report)
+    file, words = (Path(study), overrides) if isinstance(study, str | Path) else _source(study, overrides)
+    return CompareStage().work(plan_study(file, words, parallel=parallel))
 
 
 def _loaded(study: str | Path | Study, overrides: Sequence[str]) -> Study:
@@ -352,7 +273,7 @@ def _score_episodes(
     from guerdon.models.scores import score_episodes, solution_value
 
     episodes = [one if isinstance(one, Episode) else one.as_episode() for one in data]
-    judge = _model_of_episodes(model, episodes, options) if isinstance(model, str) else model
+    judge = load_reward_model(model, **options) if isinstance(model, str) else model
     scores = score_episodes(judge, episodes)
     rows = []
     for episode, found in zip(episodes, scores, strict=True):
@@ -371,50 +292,8 @@ def _score_episodes(
     return ScoringResult(f"scored {len(rows)} episodes, {failures} failed", None, tuple(scores), ResultTable(rows))
 
 
-def _model_of_episodes(model: str, episodes: Sequence[Episode], options: Mapping[str, Any]) -> RewardModel:
-    """The model at a path, of texts or of robots as the episodes are."""
-    from guerdon.evaluation.by_path import robot_model
-    from guerdon.evaluation.scoring.score_file import load_any_text_model
-
-
-
-def _figures(record: Any, name: str = "") -> Iterator[dict[str, Any]]:
-    """A row for each interval in an evaluation's record; names are joined by dots."""
-    if not isinstance(record, Mapping):
-        return
-    if {"estimate", "low", "high"} <= record.keys():
-        yield {"figure": name} | {key: record.get(key) for key in ("estimate", "low", "high", "n")}
-        return
-    for key, value in record.items():
-        yield from _figures(value, f"{name}.{key}" if name else str(key))
-
-
-def _arm(row: ArmRow) -> dict[str, Any]:
-    """The numbers of an arm that its conclusion rests on."""
-    difference = None if row.difference is None else row.difference.interval
-    return {
-        "task": row.task,
-        "arm": row.arm,
-        "label": row.label,
-        "final": row.final.estimate,
-        "final_low": row.final.low,
-        "final_high": row.final.high,
-        "area": row.area.estimate,
-        "difference": difference and difference.estimate,
-        "difference_low": difference and difference.low,
-        "difference_high": difference and difference.high,
-        "conclusion": row.conclusion,
-        "runs": row.n_runs,
-    }
-
-
 def _rows_of(path: Path) -> ResultTable:
     """The rows of a file that was written; of a folder none."""
     from guerdon.episodes.row_files import numbered_rows
 
     return ResultTable([row for _, row in numbered_rows(path)] if path.is_file() else [])
-
-
-def _json_lines(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file that has a JSON object in each line."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -396,14 +395,9 @@ def main() -> None:
 
 
 def _load(path: Path, overrides: list[str] | None) -> Study:
-    from guerdon.config.loading import load
-    from guerdon.settings.study import Study
+    from guerdon.settings.study import read_study_file
 
-    named = re.fullmatch(r"(?:(?=.*-v\d+$)(?:.+[:/])?|[\w.]+:)([^:/]+)", str(path))
-    if named and not path.is_file():  # an environment by its id, with its own reward
-        words = [f"env.task={path}", "env.type=gymnasium", "env.native_reward=dense", f"work_dir=runs/{named[1]}"]
-        return load(Study, None, [*words, *(overrides or [])], origin=str(path))
-    return load(Study, path, overrides or [])
+    return read_study_file(path, overrides or ())
 
 
 def _dry_run(chosen: Any, settings: Any, study: Study | None = None) -> None:

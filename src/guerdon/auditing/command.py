@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic_core import to_jsonable_python
@@ -67,9 +67,7 @@ def audit(
     if judge is not None and (watch or second is not None):
         other = "--watch would call it at each change" if watch else "--second is the one second reward"
         raise ConfigError(f"--judge {judge}: {other}; leave out one of them")
-    page = output or Path(f"{path.resolve().name}.audit.html")
-    if page.suffix.lower() not in _HTML:
-        raise ConfigError(f"--output {page}: the page is HTML; end its name in .html")
+    page = page_of(path, output)
 
     def once() -> None:
         rows, result, compared = audit_log(
@@ -89,13 +87,25 @@ def audit(
         once()
 
 
+def page_of(path: Path, output: Path | None) -> Path:
+    """The page of a log: `output`, or NAME.audit.html in the working directory.
+
+    Raises:
+        ConfigError: its name does not end in .html.
+    """
+    page = output or Path(f"{path.resolve().name}.audit.html")
+    if page.suffix.lower() not in _HTML:
+        raise ConfigError(f"--output {page}: the page is HTML; end its name in .html")
+    return page
+
+
 def audit_log(
     path: Path,
     *,
     columns: Mapping[str, str],
     second: Path | None = None,
     judge: str | None = None,
-    options: Mapping[str, Any],
+    options: Mapping[str, Any] | None = None,
     sample: int = MARKED,
     seed: int = 0,
 ) -> tuple[Rows, Audit, SecondReward | None]:
@@ -125,7 +135,7 @@ def audit_log(
 
     rows = read_log(path, columns=columns, seed=seed)
     if judge is not None:
-        marks = judge_sample(rows, judge, options, most=sample, seed=seed)
+        marks = judge_sample(rows, judge, options or {}, most=sample, seed=seed)
         return rows, check(rows, seed=seed, marks=marks), marks
     if second is not None:
         other = read_second(rows, second, columns=columns, seed=seed)

@@ -387,6 +387,20 @@ class ArmRow:
     n_stopped: int
     wall_seconds: float | None
 
+    def numbers(self) -> dict[str, Any]:
+        """What the conclusion rests on, as plain values; intervals as three columns."""
+        found = {"task": self.task, "arm": self.arm, "label": self.label, "conclusion": self.conclusion}
+        found |= _columns("final", self.final) | _columns("area", self.area)
+        found |= _columns("difference", None if self.difference is None else self.difference.interval)
+        return found | {"runs": self.n_runs, "failure_rate": self.failure_rate, "wall_seconds": self.wall_seconds}
+
+
+def _columns(name: str, interval: Interval | None) -> dict[str, float | None]:
+    """An estimate and its bounds under names of their own."""
+    if interval is None:
+        return {name: None, f"{name}_low": None, f"{name}_high": None}
+    return {name: interval.estimate, f"{name}_low": interval.low, f"{name}_high": interval.high}
+
 
 def arm_styles(study: StudyRecord) -> dict[str, int]:
     """Index of colour, dash and marker per arm: 0 for the baseline, then the arms in the study's order."""

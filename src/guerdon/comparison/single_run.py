@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from guerdon.comparison.report import write_single_report
 from guerdon.compute import distributed
+from guerdon.files.json_files import read_lines
+from guerdon.pages.table import ResultTable
 from guerdon.plan.estimate import estimate_run
 from guerdon.rl.log import true_success
 from guerdon.rl.run import run
@@ -29,6 +31,14 @@ class RunResult(NamedTuple):
     folder: Path
     summary: dict[str, Any]
     report: Path
+
+    @property
+    def metrics(self) -> ResultTable:
+        """The rows of `metrics.jsonl`, of updates and of evaluations."""
+        return ResultTable(read_lines(self.folder / "metrics.jsonl")[0])
+
+    def __repr__(self) -> str:
+        return f"<{true_success(self.summary['final'])}; {self.report}>"
 
     @property
     def line(self) -> str:

@@ -23,6 +23,7 @@ from guerdon.files import atomic, provenance
 from guerdon.files.atomic import held
 from guerdon.files.json_files import read_lines
 from guerdon.pages.durations import duration
+from guerdon.pages.table import ResultTable
 from guerdon.plan.estimate import EVALUATION, estimate_bc, total_bytes, total_seconds
 from guerdon.plan.stages import stage
 from guerdon.processes.cores import usable_cores
@@ -134,6 +135,16 @@ class StudyResult(NamedTuple):
 
     report: Path
     table: str
+
+    @property
+    def arms(self) -> ResultTable:
+        """A row for each task and arm: final success, and its difference from the baseline, with their intervals."""
+        from guerdon.comparison.results import comparison_rows, read_study
+
+        return ResultTable([row.numbers() for row in comparison_rows(read_study(self.report.parent))])
+
+    def __repr__(self) -> str:
+        return repr(self.arms)
 
     @property
     def line(self) -> str:

@@ -16,8 +16,7 @@ from guerdon.episodes.preferences import LAYOUTS, benchmark_of, comparison, is_p
 from guerdon.episodes.solution_files import data_rows, format_of
 from guerdon.errors import ConfigError, DataError
 from guerdon.evaluation.benchmarks.labelled import LABEL, SCORE, label_figures, label_lines, read_labelled
-from guerdon.evaluation.scoring.score_file import is_factory
-from guerdon.models.load import ROBOT_KINDS, kind_at, load_reward_model
+from guerdon.models.load import ROBOT_KINDS, is_factory, kind_at, load_reward_model
 from guerdon.models.scores import write_record
 from guerdon.settings.remote import remote_at
 from guerdon.settings.study import Study

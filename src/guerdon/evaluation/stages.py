@@ -8,7 +8,7 @@ What evaluates is imported when it is used: a study of several jobs reads the es
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,22 +16,41 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from guerdon.errors import ConfigError, StudyError
+from guerdon.pages.table import ResultTable
 from guerdon.plan.estimate import estimate_evaluate
 from guerdon.plan.stages import check_only
 from guerdon.settings.evaluate import GateSettings
 from guerdon.settings.study import Study
+from guerdon.types import RewardModel
 
 if TYPE_CHECKING:
     from guerdon.evaluation.suites.repair import RepairReport
 
 
 class EvaluatedCard(NamedTuple):
-    """The evaluation of a model: its card as text, its forecast, and the files, that of the record first."""
+    """The evaluation of a model.
+
+    Attributes:
+        name: of the model: in the study, or its path.
+        card: the figures as text for people.
+        forecast: what the gate expects of it in RL.
+        record: everything that was measured, as in `evaluation.json`.
+        files: what was written, the record first; empty where nothing is kept.
+    """
 
     name: str
     card: str
     forecast: dict[str, Any]
+    record: Mapping[str, Any]
     files: tuple[Path, ...]
+
+    @property
+    def figures(self) -> ResultTable:
+        """A row for each figure that has an interval; a name is the path in the record, joined by dots."""
+        return ResultTable(list(_figures(self.record, "")), ("figure", "estimate", "low", "high", "n"))
+
+    def __repr__(self) -> str:
+        return f"<evaluation of {self.name}: {len(self.figures)} figures; forecast: {self.forecast['answer']}>"
 
     @property
     def line(self) -> str:
@@ -42,18 +61,29 @@ class EvaluatedCard(NamedTuple):
         return f"{shown}\nwrote {self.files[0]} and {len(self.files) - 1} more files in the same folder"
 
 
+def _figures(record: Any, name: str) -> Iterator[dict[str, Any]]:
+    """The intervals of a record and of all records in it."""
+    if not isinstance(record, Mapping):
+        return
+    if {"estimate", "low", "high"} <= record.keys():
+        yield {"figure": name} | {key: record.get(key) for key in ("estimate", "low", "high", "n")}
+        return
+    for key, value in record.items():
+        yield from _figures(value, f"{name}.{key}" if name else str(key))
+
+
 @dataclass(frozen=True)
 class EvaluateStage:
     """Evaluate the models of a study, or one that is named beside it.
 
     Attributes:
         only: names of models; empty: all.
-        model: the one of a study that `guerdon.evaluation.by_path.study_of` made.
+        model: the one of a study that `guerdon.evaluation.by_path.study_of` made: its path, or the model itself.
         output: folder for what is written of it; None: nothing is kept.
     """
 
     only: tuple[str, ...] = ()
-    model: str | None = None
+    model: str | RewardModel | None = None
     output: Path | None = None
 
     def check(self, study: Study) -> None:
@@ -100,13 +130,20 @@ class EvaluateStage:
 
     def _texts(self, study: Study, folder: Path | None) -> list[EvaluatedCard]:
         """Models of text; what is written of the only one goes into the folder, if there is one."""
-        from guerdon.evaluation.suites.text_suite import evaluate_text_study, text_of
+        from guerdon.evaluation.suites.text_suite import evaluate_text, evaluate_text_study, text_of, text_settings
         from guerdon.models.scores import RECORD
 
+        if self.model is None or isinstance(self.model, str):
+            found = evaluate_text_study(study, only=self.only, folder=folder)
+        else:
+            assert folder is not None, "the evaluation of one model has a folder"
+            record = evaluate_text(self.model, text_settings(study.text_evaluate, study.data), folder)
+            found = {self.model.info.name: (record, folder)}
         cards = []
-        for name, (record, where) in evaluate_text_study(study, only=self.only, folder=folder).items():
+        for name, (record, where) in found.items():
             files = tuple(where / file for file in (RECORD, "evaluation.txt", *record["pictures"].values()))
-            cards.append(EvaluatedCard(self.model or name, text_of(record), record["forecast"], files))
+            shown = self.model if isinstance(self.model, str) else name
+            cards.append(EvaluatedCard(shown, text_of(record), record["forecast"], record, files))
         return cards
 
     def _robots(self, study: Study, folder: Path | None) -> list[EvaluatedCard]:
@@ -123,12 +160,15 @@ class EvaluateStage:
         if self.model is None or folder is None:
             found = evaluate_study(study, only=self.only)
         else:
-            evaluation = evaluate_on_data(robot_model(self.model), study)
-            found = {self.model: (evaluation, write_evaluation(evaluation, folder))}
+            model = robot_model(self.model) if isinstance(self.model, str) else self.model
+            name = self.model if isinstance(self.model, str) else model.info.name
+            evaluation = evaluate_on_data(model, study)
+            found = {name: (evaluation, write_evaluation(evaluation, folder))}
         cards = []
         for name, (evaluation, paths) in found.items():
             files = (paths["json"], *(path for key, path in paths.items() if key != "json"))
-            cards.append(EvaluatedCard(name, evaluation_text(evaluation), evaluation.forecast.to_dict(), files))
+            record = evaluation.to_dict()
+            cards.append(EvaluatedCard(name, evaluation_text(evaluation), record["forecast"], record, files))
         return cards
 
     def _check_names(self, study: Study) -> None:

@@ -9,6 +9,7 @@ Only the module of that model is imported.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.models.judges.rubric import ENDINGS
 from guerdon.network.hub import model_folder
 from guerdon.processes.progress import doing
+from guerdon.settings.remote import remote_at
 from guerdon.settings.reward_models import (
     MODEL_FORMS,
     REWARD_MODELS,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     import torch
 
 TEXT, JUDGE, IMAGE_KINDS = "text", "judge", ("resnet", "progress")
+_FACTORY = re.compile(r"(?!package:)\w+(\.\w+)*:\w+(\.\w+)*")
 PUBLISHED = ("robometer", "roboreward", "sarm")  # reward models of robots that others trained
 ROBOT_KINDS = (*IMAGE_KINDS, "qwen_vl", *PUBLISHED)
 _ROBOREWARD = "roboreward"
@@ -105,6 +108,36 @@ def _built(settings: RewardModelSettings, *, modality: str | None) -> RewardMode
         return model
     built: RewardModel = REWARD_MODELS.factory(name)(**settings.arguments())
     return built
+
+
+def load_model_at(path: str, **options: Any) -> RewardModel:
+    """A reward model by where it is.
+
+    Args:
+        path: the folder of a model that is trained or published, a hub id, the address of a server,
+            `package.module:factory` or a rubric file.
+        **options: further keys of its type; of a factory its arguments.
+
+    Raises:
+        ConfigError: as `load_reward_model`; or there is no such folder.
+        CheckpointError: as `load_reward_model`.
+    """
+    if is_factory(path):
+        return load_reward_model(path, params=options)
+    if "://" not in path:
+        return load_reward_model(kind_at(path), path, **options)
+    served = load_reward_model("remote", remote=remote_at(path), **options)
+    return load_reward_model(TEXT, path, **options) if served.info.modality == "text" else served
+
+
+def is_name(model: str) -> bool:
+    """Whether it is the name of a type of reward model, and not a path."""
+    return model in MODEL_FORMS or model in REWARD_MODELS.registered()
+
+
+def is_factory(path: str) -> bool:
+    """Whether it reads `package.module:factory`."""
+    return _FACTORY.fullmatch(path) is not None
 
 
 def refuse_missing(path: str) -> None:

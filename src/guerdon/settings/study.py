@@ -6,11 +6,15 @@ compare: the arms, seeds and tasks of a study.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from guerdon.config.loading import load
 from guerdon.config.tree import Tree
 from guerdon.errors import ConfigError
 from guerdon.settings.algorithm import ControlAlgorithmSettings, RobotAlgorithmSettings, TextAlgorithmSettings
@@ -245,6 +249,16 @@ class Study(Settings):
     def verified(self) -> bool:
         """Whether a run of a language model knows true success: its prompts have answers."""
         return self.data is None or self.data.type != "prompts"
+
+    @cached_property
+    def source(self) -> tuple[Path, tuple[str, ...]] | None:
+        """The file and the overrides that `guerdon.load_study` read; no key, and not compared. None: read elsewhere."""
+        return None
+
+    def __repr__(self) -> str:
+        """One line: the task and the sections that are given."""
+        given = [name for name in type(self).model_fields if name in self.model_fields_set]
+        return f"<{type(self).__name__} {self.task_name} in {self.work_dir}: {', '.join(given)}>"
 
     @property
     def task_name(self) -> str:
@@ -586,3 +600,23 @@ IDLE = (
     ),
 )
 """What a section excludes in another one."""
+
+
+_ENVIRONMENT_ID = re.compile(r"(?:(?=.*-v\d+$)(?:.+[:/])?|[\w.]+:)([^:/]+)")
+
+
+def read_study_file(path: Path, overrides: Sequence[str] = ()) -> Study:
+    """A study file; or the study of a Gymnasium id, with the environment's own reward.
+
+    Args:
+        path: of the file, or the id.
+        overrides: dotted: `runner.seed=3`.
+
+    Raises:
+        ConfigError: anything wrong in it, with file and line.
+    """
+    named = _ENVIRONMENT_ID.fullmatch(str(path))
+    if named is None or path.is_file():
+        return load(Study, path, overrides)
+    words = [f"env.task={path}", "env.type=gymnasium", "env.native_reward=dense", f"work_dir=runs/{named[1]}"]
+    return load(Study, None, [*words, *overrides], origin=str(path))

@@ -14,7 +14,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -32,7 +31,7 @@ from guerdon.files.append_log import AppendLog
 from guerdon.files.atomic import sha256, write_bytes
 from guerdon.models.judges.judge import JudgeModel
 from guerdon.models.judges.rubric import REFERENCE, RUBRIC
-from guerdon.models.load import JUDGE, TEXT, is_rubric, load_reward_model
+from guerdon.models.load import JUDGE, TEXT, is_factory, is_rubric, load_reward_model
 from guerdon.models.scores import score_solutions, solution_value
 from guerdon.plan.estimate import readable
 from guerdon.processes.progress import ProgressBar, log_line
@@ -40,7 +39,6 @@ from guerdon.settings.evaluate import Aggregation
 from guerdon.types import Failure, RewardModel
 
 _COLUMNS = ("reward", "reward_chosen", "reward_rejected", "rewards", "reward_failure", logs.RESCORED, logs.FAILURE)
-_FACTORY = re.compile(r"(?!package:)\w+(\.\w+)*:\w+(\.\w+)*")
 
 
 def load_any_text_model(path: str, *, options: Mapping[str, Any] | None = None, **how: Any) -> RewardModel:
@@ -62,11 +60,6 @@ def load_any_text_model(path: str, *, options: Mapping[str, Any] | None = None, 
     if path == JUDGE and not Path(path).exists():
         return load_reward_model(JUDGE, **(options or {}))
     return load_reward_model(TEXT, path, **{**how, **(options or {})})
-
-
-def is_factory(path: str) -> bool:
-    """Whether it reads `package.module:factory`."""
-    return _FACTORY.fullmatch(path) is not None
 
 
 def check_files(file: Path, out: Path, *, only_failed: bool) -> None:

@@ -23,14 +23,13 @@ from guerdon.episodes.row_files import write_parquet
 from guerdon.errors import ConfigError, DataError
 from guerdon.evaluation.scoring.score_file import (
     check_files,
-    is_factory,
     load_any_text_model,
     responses_to_score,
     score_file,
 )
 from guerdon.files.append_log import AppendLog
 from guerdon.files.atomic import write_json
-from guerdon.models.load import kind_at, load_reward_model
+from guerdon.models.load import is_factory, kind_at, load_reward_model
 from guerdon.models.scores import score_episodes
 from guerdon.processes.progress import log_line
 from guerdon.settings.evaluate import Aggregation

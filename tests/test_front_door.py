@@ -1,0 +1,156 @@
+"""`import guerdon`: its names, what they import, and the example on the page of each."""
+
+import importlib
+import json
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import guerdon
+from guerdon.errors import ConfigError, MissingDependencyError
+from guerdon.pages.table import ResultTable
+
+PAGES = Path(__file__).parent.parent / "docs" / "python"
+STARTED_ELSEWHERE = {"integrations", "__main__"}  # of other libraries, or programs
+
+
+def code_of(name):
+    """The example on a page."""
+    return re.search(r"^```python\n(.*?)^```", (PAGES / f"{name}.md").read_text(), re.S | re.M)[1]
+
+
+def test_no_name_is_that_of_a_module():
+    names = [one.name for one in pkgutil.walk_packages(guerdon.__path__, "guerdon.")]
+    for name in names:
+        if not STARTED_ELSEWHERE & set(name.split(".")):
+            importlib.import_module(name)
+    assert len(guerdon.__all__) <= 18
+    assert not [name for name in guerdon.__all__ if f"guerdon.{name}" in names]
+    assert not [name for name in guerdon.__all__ if type(getattr(guerdon, name)).__name__ == "module"]
+
+
+def test_each_name_has_a_page_and_no_page_is_left_over():
+    assert {path.stem for path in PAGES.glob("*.md")} - {"index"} == set(guerdon.__all__)
+
+
+def test_importing_it_loads_nothing_heavy():
+    code = "import sys, guerdon; dir(guerdon); print([m for m in sys.modules if m.startswith('guerdon') or m in "
+    code += "('numpy', 'torch', 'scipy', 'pydantic', 'pyarrow')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "['guerdon']"
+
+
+def test_an_unknown_name_is_an_error_that_lists_the_names():
+    with pytest.raises(AttributeError, match="load_reward_model"):
+        guerdon.train_everything  # noqa: B018
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A working directory with the data set that the pages share."""
+    made = tmp_path_factory.mktemp("pages")
+    before = Path.cwd()
+    os.chdir(made)
+    try:
+        exec(compile(code_of("EpisodeWriter"), "EpisodeWriter", "exec"), {})
+        yield made
+    finally:
+        os.chdir(before)
+
+
+PRINTED = {  # what a page says that its example prints, where that is not in its comments
+    "evaluate": "evaluation.json", "run": "report.html", "compare": "native 0/1", "audit": "audit of 40 rows",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(set(guerdon.__all__) - {"RewardClient", "EpisodeWriter"}))
+def test_the_example_on_each_page_prints_what_it_says(name, folder, capsys):
+    code = code_of(name)
+    exec(compile(code, name, "exec"), {"__name__": "page"})
+    printed = capsys.readouterr().out
+    said = re.findall(r"^(?:print\(.*\)|[^#\n]*)  # (.+)$", code, re.M)
+    for line in [*said, *([PRINTED[name]] if name in PRINTED else [])]:
+        if not line.startswith(("of the example", "guerdon ")):
+            assert line in printed, printed
+
+
+def test_the_client_on_its_page_asks_a_server(capsys):
+    sys.path.insert(0, str(Path(__file__).parent / "serve"))
+    from chaos import chaos_server, worth
+
+    with chaos_server() as server:
+        code = code_of("RewardClient").replace("http://127.0.0.1:18080", server.url)
+        exec(compile(code, "RewardClient", "exec"), {})
+    assert capsys.readouterr().out == f"[{worth('8')}]\n"
+
+
+def test_what_ends_a_cell_is_short(folder):
+    episode = next(guerdon.read_episodes("episodes"))
+    frames = np.zeros((346, 64, 64, 3), np.uint8)
+    pictures = guerdon.Episode("0", "close " * 50, frames=frames, views={"wrist": frames})
+    solution = guerdon.Solution("0", "why? " * 100, ("because " * 100,))
+    study = guerdon.load_study("CartPole-v1")
+    for shown in (episode, pictures, solution, guerdon.Score.from_values(np.zeros(1000)), study):
+        assert len(repr(shown)) < 200
+        assert "\n" not in repr(shown)
+    assert "frames 64x64x3" in repr(pictures)
+
+
+def test_a_verb_takes_a_study_that_is_loaded(folder):
+    Path("one.yaml").write_text(
+        "work_dir: one\nenv: {type: gymnasium, task: MountainCarContinuous-v0}\n"
+        "runner: {total_steps: 64, eval_every: 64, eval_episodes: 1}\nalgorithm: {rollout_steps: 32}\n"
+    )
+    study = guerdon.load_study("one.yaml", "runner.seed=3")
+    done = guerdon.run(study)
+    assert done.folder.is_dir()
+    assert {row["kind"] for row in done.metrics} == {"train", "eval"}
+    with pytest.raises(ConfigError, match="load_study"):
+        guerdon.run(study, "runner.seed=4")
+    with pytest.raises(ConfigError, match="no compare section"):
+        guerdon.compare(study)
+
+
+def test_scores_of_a_file_need_a_copy_and_those_of_episodes_none(folder):
+    model = guerdon.load_reward_model("constant", value=0.5)
+    with pytest.raises(ConfigError, match="output="):
+        guerdon.score(model, "rows.jsonl")
+    with pytest.raises(ConfigError, match="episodes"):
+        guerdon.score(model, [], output="copy")
+
+
+class Length:
+    """Longer responses are better."""
+
+    info = guerdon.RewardInfo(name="length", range=(0.0, 1.0), granularity="total", modality="text")
+
+    def score(self, episodes):
+        return [guerdon.Score(total=min(1.0, len("".join(one.texts)) / 100)) for one in episodes]
+
+
+def test_a_model_of_texts_is_evaluated_and_scores_a_file(folder):
+    rows = [{"prompt": f"{n}?", "chosen": "x" * (n + 20), "rejected": "y" * n} for n in range(1, 12)]
+    Path("pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = guerdon.evaluate(Length(), "pairs.jsonl", "evaluate.reps=100")
+    assert not found.files
+    accuracy = next(row for row in found.figures if row["figure"] == "pairs.overall.measured")
+    assert accuracy["estimate"] == 1.0
+    scored = guerdon.score(Length(), "pairs.jsonl", output="scored.jsonl")
+    assert scored.table["reward_chosen"][0] == pytest.approx(0.21)
+    assert scored.path == Path("scored.jsonl")
+
+
+def test_a_table_is_pandas_where_it_is_installed_and_arrow_otherwise(monkeypatch):
+    table = ResultTable([{"a": 1, "b": 0.5}, {"a": 2}])
+    assert table.to_arrow().to_pydict() == {"a": [1, 2], "b": [0.5, None]}
+    assert str(table).splitlines() == ["a  b", "1  0.5", "2  –"]
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingDependencyError, match="to_arrow"):
+        table.to_pandas()
+    assert len(str(ResultTable([{"a": n} for n in range(50)])).splitlines()) == 22
