@@ -17,6 +17,7 @@ from child import environment
 PAGE = (Path(guerdon.__file__).parents[2] / "docs" / "extend.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.S | re.M)
 TOKENS, CHUNKS = (shlex.split(words) for words in re.findall(r"`guerdon run robot.yaml (.*)`", PAGE))
+WITH_LOSS = re.findall(r"    guerdon run (\w+).yaml (.*clipped_reinforce.*)", PAGE)
 PATIENCE = 200  # seconds; a machine under load is slow
 QUESTIONS = [{"question": f"{a}+{b}=?", "answer": str(a + b)} for a in range(3) for b in range(3)]
 
@@ -106,6 +107,25 @@ def test_a_run_with_parts_of_ones_own_is_killed_and_resumed_byte_for_byte(here, 
     finished(here("run", f"{name}.yaml", *changed, "--resume"))
     finished(here("run", f"{name}.yaml", *changed, "runner.logger.experiment_name=whole"))
     assert left(folder) == left(here.folder / "runs" / "whole")
+
+
+NARROW = "algorithm.clip_range=0.0001"  # small steps leave it, too
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "options"), WITH_LOSS, ids=[name for name, _ in WITH_LOSS])
+def test_cispo_of_ones_own_gives_the_run_of_the_built_in_one(here, name, options):
+    changed, found = [*shlex.split(options), NARROW], []
+    for loss in ("my_parts.parts:clipped_reinforce", "cispo"):
+        folder = here.folder / "runs" / loss.rpartition(":")[2]
+        logger = f"runner.logger.experiment_name={folder.name}"
+        finished(here("run", f"{name}.yaml", *changed, f"algorithm.loss={loss}", logger))
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        weights = [row.pop("policy_loss/weight") for row in rows if "policy_loss/weight" in row]
+        assert bool(weights) == (loss != "cispo")
+        assert any(row.get("clip_fraction") for row in rows), "the ratio never left the range: nothing was compared"
+        found.append({**left(folder), "metrics": rows})
+    assert found[0] == found[1]
 
 
 @pytest.mark.slow
