@@ -33,31 +33,35 @@ MAX_BROKEN = 1000  # objects that are not JSON, after which no more are read
 _SAME = str.maketrans("＜＞／｜▁［］【】◁▷", "<>/|_[][]<>")  # other spellings of the brackets of a mark
 _NAME = r"[\w:.-]{0,20}?(?:think|thought|reason|analy[sz]|scratch|reflect|deliberat|monolog|work|思)[\w:.-]{0,80}"
 _BRACKET_CLOSED = r"\s?(?:\\?[%#?|-]{0,2}[>\]})»』]+|%%|&gt;|&#62;)"
-_CLOSING = "|".join((
-    rf"(?:^|[^\w\s])[ \t]?(?:/|\b(?:end|done)(?:[ _]of)?[ _{{]?) ?{_NAME}(?:{_BRACKET_CLOSED})?",  # </think>
-    rf"[^\w\s]{_NAME}(?<=[:_-]end){_BRACKET_CLOSED}",  # <|think_end|>
-    r"<channel\|>",  # Gemma
-    r"<unused95>",  # MedGemma
-    r"<\|inner_suffix\|>",  # Apertus
-    r"<\|im_start\|>answer",  # s1
-    r"<\|begin_of_solution\|>",  # Sky-T1
-    r"assistant<\|end_header_id\|>",  # Llama: a turn that follows one of thinking
-    r"<\|channel\|>final(?: ?<\|constrain\|>\w+)?<\|message\|>",  # gpt-oss
-    r"assistantfinal",  # gpt-oss without its tokens
-))  # fmt: skip
+_CLOSING = "|".join(
+    (
+        rf"(?:^|[^\w\s$)])[ \t]?(?:/|\b(?:end|done)(?:[ _]of)?[ _{{]?) ?{_NAME}(?:{_BRACKET_CLOSED})?",  # </think>
+        rf"[^\w\s]{_NAME}(?<=[:_-]end){_BRACKET_CLOSED}",  # <|think_end|>
+        r"<channel\|>",  # Gemma
+        r"<unused95>",  # MedGemma
+        r"<\|inner_suffix\|>",  # Apertus
+        r"<\|im_start\|>answer",  # s1
+        r"<\|begin_of_solution\|>",  # Sky-T1
+        r"assistant<\|end_header_id\|>",  # Llama: a turn that follows one of thinking
+        r"<\|channel\|>final(?: ?<\|constrain\|>\w+)?<\|message\|>",  # gpt-oss
+        r"assistantfinal",  # gpt-oss without its tokens
+    )
+)
 _SENTENCE_BEGINS = r"(?:(?<![^\n.!?>}\]\ufeff])|(?<=[.!?>}\]] ))"
 _BRACKET_OPENS = r"(?:<{1,2}|\[(?=think|scratch|思)|\{|«|『|&lt;|&#60;|\\<|\\begin\{)[%#?|]?\s?"
-_OPENING = "|".join((
-    rf"{_SENTENCE_BEGINS}{_BRACKET_OPENS}(?!end|done|{_NAME}(?<=[:_-]end))"
-    rf"{_NAME}(?:\s[^<>{{}}\n]{{1,200}})?{_BRACKET_CLOSED}(?<!/>)",  # <think>, <think effort="high">, not <think/>
-    r"<\|channel>thought",  # Gemma
-    r"<unused94>",  # MedGemma
-    r"<\|inner_prefix\|>",  # Apertus
-    r"<\|im_start\|>think",  # s1
-    r"<\|start_header_id\|>thinking",  # Llama
-    r"<\|channel\|>(?:analysis|commentary)",  # gpt-oss
-    r"(?-i:\A(?:analysis|commentary)(?=[A-Z]))",  # gpt-oss without its tokens
-))  # fmt: skip
+_OPENING = "|".join(
+    (
+        rf"{_SENTENCE_BEGINS}{_BRACKET_OPENS}(?!end|done|{_NAME}(?<=[:_-]end))"
+        rf"{_NAME}(?:\s[^<>{{}}\n]{{1,200}})?{_BRACKET_CLOSED}(?<!/>)",  # <think>, <think effort="high">, not <think/>
+        r"<\|channel>thought",  # Gemma
+        r"<unused94>",  # MedGemma
+        r"<\|inner_prefix\|>",  # Apertus
+        r"<\|im_start\|>think",  # s1
+        r"<\|start_header_id\|>thinking",  # Llama
+        r"<\|channel\|>(?:analysis|commentary)",  # gpt-oss
+        r"(?-i:\A(?:analysis|commentary)(?=[A-Z]))",  # gpt-oss without its tokens
+    )
+)
 _MARK = re.compile(rf"(?P<closing>{_CLOSING})|(?P<opening>{_OPENING})", re.IGNORECASE | re.MULTILINE)
 _OBJECT = re.compile(r'\{\s*"')
 _ANSWER_MARK = re.compile(r"<answer>[^<{]*</answer>|\\boxed\{[^{}]*\}|\[\[[^\[\]{\n]*\]\]", re.IGNORECASE)
