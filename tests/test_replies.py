@@ -1,4 +1,4 @@
-"""Drafts in reasoning are not answers, whatever the reasoning is marked with; a mark that is only mentioned is none."""
+"""The one rule of judges' replies: behind the last closing mark of reasoning, the last object with the asked keys."""
 
 import json
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from guerdon.labels.labelers import parse_judgement
 from guerdon.models.vlm.answer_parser import Numbers, parse_answer
-from guerdon.tasks.replies import final_part, json_objects, opened_reasoning
+from guerdon.tasks.replies import MAX_BROKEN, behind_reasoning, last_object, opened_reasoning
 from guerdon.types import Failure
 
 DRAFT = '{"steps": [{"step_number": 1, "reasoning": "hm", "score": -1}]}'
@@ -37,10 +37,14 @@ PAIRS = {
     "full width": ("＜think＞", "＜／think＞"),
     "DeepSeek's bars": ("<｜begin▁of▁thinking｜>", "<｜end▁of▁thinking｜>"),
     "Chinese": ("<思考>", "</思考>"),
-    "a name that nobody knows": ("<deliberations>", "</deliberations>"),
-    "another": ("<pre_work.v2>", "</pre_work.v2>"),
-    "unknown bars": ("<|muse|>", "<|/muse|>"),
-    "unknown square": ("[WORKINGS]", "[/WORKINGS]"),
+    "a suffix": ("<|think_start|>", "<|think_end|>"),
+    "a comment": ("<reasoning:start>", "<!--reasoning:end-->"),
+    "braces": ("{think}", "{/think}"),
+    "guillemets": ("«think»", "«/think»"),
+    "entities": ("&lt;think&gt;", "&lt;/think&gt;"),
+    "a backslash": ("\\<think\\>", "\\</think\\>"),
+    "LaTeX": ("\\begin{scratchpad}", "\\end{scratchpad}"),
+    "a template language": ("{% think %}", "{% endthink %}"),
     "Hunyuan": (f"<think_never_used_{'51bc' * 8}>", f"</think_never_used_{'51bc' * 8}>"),
     "MedGemma": ("<unused94>thought\n", "<unused95>"),
     "s1": ("<|im_start|>think\n", "<|im_start|>answer\n"),
@@ -69,156 +73,73 @@ PAIRS = {
 
 def first_score(reply):
     found = parse_judgement(reply, 1)
-    return found if isinstance(found, Failure) else found.values[0]
+    return found.reason if isinstance(found, Failure) else found.values[0]
 
 
 def percent(reply):
     found = parse_answer(reply, Numbers("percentage"))
-    return found if isinstance(found, Failure) else found.value
+    return found.reason if isinstance(found, Failure) else found.value
 
 
-@pytest.mark.parametrize("name", PAIRS)
+def misses(read, wanted, replies):
+    """Replies that are not read as they should be, and as what they are read."""
+    return [(reply, found) for reply in replies if (found := read(reply)) not in wanted]
+
+
 @pytest.mark.parametrize("space", ["", "\n", " "])
-def test_what_follows_closed_reasoning_is_the_answer(name, space):
-    begin, end = PAIRS[name]
-    draft = f"{begin}{space}It may be {DRAFT}.{space}{end}{space}"
-    assert first_score(draft + FINAL) == 1.0
-    assert first_score(f"{draft}```json\n{FINAL}\n```") == 1.0
-    assert first_score(f"{draft}<answer>\n{FINAL}\n</answer>") == 1.0
-    assert percent(f"{begin}{space}It may be 40%.{space}{end}{space}85") == 0.85
+def test_what_follows_closed_reasoning_is_the_answer(space):
+    drafts = [f"{begin}{space}It may be {DRAFT}.{space}{end}{space}" for begin, end in PAIRS.values()]
+    answers = (FINAL, f"```json\n{FINAL}\n```", f"<answer>\n{FINAL}\n</answer>")
+    assert not misses(first_score, [1.0], [draft + answer for draft in drafts for answer in answers])
+    percents = [f"{begin}{space}It may be 40%.{space}{end}{space}85" for begin, end in PAIRS.values()]
+    assert not misses(percent, [0.85], percents)
 
 
-@pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("space", ["", "\n"])
-def test_reasoning_that_does_not_end_or_that_nothing_follows_is_a_failure(name, space):
-    begin, end = PAIRS[name]
-    for reply in (
-        f"{begin}{space}{DRAFT}",
-        f"{begin}{space}So it is ```json\n{DRAFT}\n```",
-        f"{begin}{space}{DRAFT}{space}{end}",
-        f"{begin}{space}{DRAFT}{space}{end}{space}I cannot say.",
-        f"{begin}{space}<answer>{DRAFT}</answer>",
-    ):
-        if name == "unknown square" and not reply.startswith(f"{begin}\n") and not reply.endswith(end):
-            continue  # a word in square brackets may be the first of a sentence
-        found = first_score(reply)
-        assert isinstance(found, Failure), reply
-        assert found.reason == "not_json"
-    assert isinstance(percent(f"{begin}{space}85"), Failure)
-    assert isinstance(percent(f"{begin}{space}<answer>85</answer>{space}{end}"), Failure)
+def test_reasoning_that_does_not_end_is_truncated(space):
+    drafts = (DRAFT, f"So it is ```json\n{DRAFT}\n```", f"<answer>{DRAFT}</answer>", '{"steps": [{"ste')
+    begun = [f"{begin}{space}" for begin, _ in PAIRS.values()]
+    assert not misses(first_score, ["truncated"], [begin + draft for begin in begun for draft in drafts])
+    assert not misses(percent, ["truncated"], [f"{begin}85" for begin in begun])
 
 
-@pytest.mark.parametrize("name", [name for name in PAIRS if not name.startswith("gpt-oss without")])
-def test_a_mark_on_a_line_of_its_own_begins_reasoning_too(name):
-    begin, end = PAIRS[name]
-    lead = "The solution has one step.\n"
-    if name != "unknown square":  # a word in square brackets may be a heading
-        assert isinstance(first_score(f"{lead}{begin}\n{DRAFT}\n"), Failure)
-    assert isinstance(first_score(f"{lead}{begin}\n{DRAFT}\n{end}\n"), Failure)
-    assert first_score(f"{lead}{begin}\n{DRAFT}\n{end}\n{FINAL}") == 1.0
+@pytest.mark.parametrize("space", ["", "\n"])
+def test_reasoning_that_no_object_follows_is_a_failure(space):
+    drafts = [f"{begin}{space}{DRAFT}{space}{end}{space}" for begin, end in PAIRS.values()]
+    assert not misses(first_score, ["not_json"], [draft + rest for draft in drafts for rest in ("", "I cannot say.")])
+    drafts = [f"{begin}{space}<answer>85</answer>{space}{end}" for begin, end in PAIRS.values()]
+    assert not misses(percent, ["empty"], drafts)
 
 
-@pytest.mark.parametrize("name", [name for name in PAIRS if not name.startswith(("gpt-oss", "s1", "a turn"))])
-def test_a_template_may_have_begun_the_reasoning(name):
-    end = PAIRS[name][1]
-    assert first_score(f"maybe {DRAFT}?\n{end}\n{FINAL}") == 1.0
-    assert isinstance(first_score(f"maybe {DRAFT}?\n{end}\nNo idea."), Failure)
+ENDS = [end for name, (_, end) in PAIRS.items() if not name.startswith(("gpt-oss", "s1", "a turn"))]
+
+
+def test_a_template_may_have_begun_the_reasoning():
+    assert not misses(first_score, [1.0], [f"maybe {DRAFT}?\n{end}\n{FINAL}" for end in ENDS])
+    assert not misses(first_score, ["not_json"], [f"maybe {DRAFT}?\n{end}\nNo idea." for end in ENDS])
+
+
+def test_the_last_closing_mark_ends_all_reasoning():
+    assert first_score(f"<think>a<analysis>{DRAFT}</analysis>b</think>{FINAL}") == 1.0
+    assert first_score(f"<think>\n<think>\nhm\n</think>\n{FINAL}") == 1.0
+    assert first_score(f"<think>a</think>{DRAFT}\n<think>b</think>{FINAL}") == 1.0
+    assert first_score(f"<think>a</think>{DRAFT}\n<think>b</think>") == "not_json"
+    assert first_score(f"<think>a</think>\n<think>{DRAFT}") == "truncated"
+    assert first_score(f"{FINAL}\n<think>\nor rather {DRAFT}") == "truncated"
+    assert first_score(f"{FINAL} <think>or rather {DRAFT}") == "truncated"
 
 
 def test_channels():
     start, final = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
     assert first_score(f"{final}{FINAL}<|return|>") == 1.0
-    assert first_score(f"{start}{DRAFT}<|end|><|start|>assistant{final}{FINAL}<|end|>{start}or {DRAFT}") == 1.0
     assert first_score(f"{start}{DRAFT}<|end|><|start|>assistant{final}{DRAFT}<|end|>{final}{FINAL}") == 1.0
     assert first_score(f"{start}hm<|end|>{final}<think>{DRAFT}</think>{FINAL}") == 1.0
-    assert first_score(f"{start}{DRAFT}<|end|>{FINAL}") == 1.0
-    assert isinstance(first_score(f"{start}{DRAFT}<|end|><|start|>assistant"), Failure)
-    assert isinstance(first_score(f"{start}hm<|end|>{final}<think>{DRAFT}"), Failure)
-    assert isinstance(first_score(f"{start}hm<|end|><|channel|>commentary<|message|>{DRAFT}"), Failure)
+    assert first_score(f"{start}{DRAFT}<|end|><|start|>assistant") == "truncated"
+    assert first_score(f"{start}hm<|end|>{final}<think>{DRAFT}") == "truncated"
+    assert first_score(f"{start}hm<|end|><|channel|>commentary<|message|>{DRAFT}") == "truncated"
     quoted = FINAL.replace("ok", "it wrote <|channel|>analysis<|message|> and <|end|> itself")
-    assert first_score(f"Here:\n{quoted}") == 1.0
     assert first_score(f"{start}hm<|end|>{final}{quoted}<|return|>") == 1.0
     assert percent(f"{start}40?<|end|><|start|>assistant{final}85<|return|>") == 0.85
-
-
-def test_reasoning_that_a_final_mark_ends():
-    assert first_score(f"[THINK]{DRAFT}\n[FINAL ANSWER]\n{FINAL}") == 1.0
-    assert first_score(f"[Analysis]\n{DRAFT}\n[Verdict]\n{FINAL}") == 1.0
-    assert first_score(f"<|begin_of_thought|>{DRAFT}\n<|begin_of_solution|>{FINAL}<|end_of_solution|>") == 1.0
-    assert isinstance(first_score(f"[Analysis]\n{DRAFT}\n[Step 1]\n{DRAFT}"), Failure)
-    assert isinstance(first_score(f"<think>{DRAFT}\n<answer>{FINAL}</answer>"), Failure)  # the tag is not closed
-
-
-def test_reasoning_inside_reasoning():
-    assert first_score(f"<think>a<analysis>{DRAFT}</analysis>b</think>{FINAL}") == 1.0
-    assert first_score(f"<think>\n<think>\nhm\n</think>\n{FINAL}") == 1.0
-    assert first_score(f"<think>a\n<analysis>\nb</think>{FINAL}") == 1.0
-    assert first_score(f"<think>a</think>\n<analysis>{DRAFT}</analysis>\n{FINAL}") == 1.0
-    assert first_score(f"<think>a</think>\n<think>b</think>{FINAL}") == 1.0
-    assert isinstance(first_score(f"<think>a<analysis>b</analysis>{DRAFT}"), Failure)
-    assert isinstance(first_score(f"<think>a</think>\n<think>{DRAFT}"), Failure)
-
-
-LINES = [  # marks on a line of their own, and what ends them
-    ("<!--reasoning:start-->", "<!--reasoning:end-->"), ("BEGIN THINKING", "END THINKING"),
-    ("{think}", "{/think}"), ("{{reasoning}}", "{{/reasoning}}"), ("{% think %}", "{% endthink %}"),
-    ("(thinking)", "(end thinking)"), ("«think»", "«/think»"), ("『思考』", "『/思考』"),
-    ("&lt;think&gt;", "&lt;/think&gt;"), ("&#60;scratchpad&#62;", "&#60;/scratchpad&#62;"),
-    ("\\<think\\>", "\\</think\\>"), ("<%think%>", "<%/think%>"), ("<#think#>", "<#/think#>"),
-    ("<?reflection?>", "<?/reflection?>"), ("@@think", "@@/think"), ("@@think id=3", "@@"),
-    ("%%analysis%%", "%%/analysis%%"), (":::thinking", ":::"), ("::: reasoning {open=1}", ":::"),
-    ("#thinking", "#endthinking"), ("\\begin{scratchpad}", "\\end{scratchpad}"), ("<!-- thinking", "-->"),
-    ("<!-- inner thoughts -->", "<!-- /inner thoughts -->"), ("/* reasoning", "*/"), ("```thinking", "```"),
-    ("~~~thoughts", "~~~"), ("=== THINKING ===", "=== VERDICT ==="),
-    ("--- thoughts ---", "--- end thoughts ---"), ("Thinking...", "...done thinking."),
-    ("🤔 thinking", "🤔 done thinking"), ("[[think]]", "[[/think]]"), ("!reasoning", "!answer"),
-    ("→think", "→/think"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("begin", "end"), LINES)
-@pytest.mark.parametrize("lead", ["", "The solution has one step.\n\n"])
-def test_a_line_that_says_only_that_reasoning_begins(begin, end, lead):
-    for draft in (f"maybe {DRAFT}", f"So it is\n```json\n{DRAFT}\n```"):
-        assert isinstance(first_score(f"{lead}{begin}\n{draft}\n"), Failure)
-        assert first_score(f"{lead}{begin}\n{draft}\n{end}\n{FINAL}") == 1.0
-        assert isinstance(first_score(f"{lead}{begin}\n{draft}\n{end}\nNo idea."), Failure)
-    assert percent(f"{begin}\nmaybe 40%\n{end}\n85") == 0.85
-
-
-FRAMES = {
-    "folded": ("<details><summary>Thinking</summary>\n", "\n</details>\n", ""),
-    "as Open WebUI writes it": (
-        '<details type="reasoning" done="true" duration="5">\n<summary>Thought for 5 seconds</summary>\n> ',
-        "\n</details>\n",
-        "",
-    ),
-    "a quoted tag": ("> <think>\n> ", "\n> </think>\n\n", "> "),
-    "a callout": ("> [!thinking]-\n> ", "\n\n", "> "),
-    "a quoted title": ("> **Thoughts**\n>\n> ", "\n", "> "),
-    "LaTeX on one line": ("\\begin{thinking}", "\\end{thinking}", ""),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", FRAMES)
-def test_reasoning_in_a_frame_that_the_reply_begins_with(name):
-    begin, end, each = FRAMES[name]
-    draft = f"maybe {DRAFT}?\n{each}or not"
-    assert first_score(f"{begin}{draft}{end}{FINAL}") == 1.0
-    assert first_score(f"\n{begin}{draft}{end}```json\n{FINAL}\n```") == 1.0
-    assert percent(f"{begin}maybe 40%{end}85") == 0.85
-    for rest in ("", "No idea."):
-        assert isinstance(first_score(f"{begin}{draft}{end}{rest}"), Failure)
-    assert isinstance(first_score(f"{begin}{draft}"), Failure)
-
-
-@pytest.mark.parametrize(
-    "begin", ["thought\n", "analysis\n", "think\n", "commentary to=functions.grade ", "analysis to=x\n"]
-)
-def test_marks_that_lost_their_control_tokens(begin):
-    assert isinstance(first_score(f"{begin}maybe {DRAFT}"), Failure)
-    assert first_score(f"{begin}maybe {DRAFT}assistantfinal{FINAL}") == 1.0
-    assert first_score(f"{begin}maybe {DRAFT}\nanswer\n{FINAL}") == 1.0  # as s1 writes its turns
 
 
 PROMPTS = {
@@ -243,7 +164,7 @@ def test_reasoning_that_the_chat_template_began(name):
     prompt, begun = PROMPTS[name]
     assert opened_reasoning(f"<|im_start|>user\nHow far?<|im_end|>\n{prompt}") == begun
     if begun:
-        assert isinstance(first_score(f"{begun}maybe {DRAFT}"), Failure)
+        assert first_score(f"{begun}maybe {DRAFT}") == "truncated"
 
 
 HONEST = {
@@ -251,7 +172,6 @@ HONEST = {
     "a placeholder": "<your answer>\n{}",
     "another placeholder": "<insert the JSON here>\n{}",
     "a placeholder that is closed": "<my verdict>{}</my verdict>",
-    "reasoning that is empty": "{}\n<think>\n\n</think>\n",
     "an empty element": "<think/>\n{}",
     "a switch": "/no_think\n{}",
     "an answer in braces": "{answer}\n{}",
@@ -270,14 +190,9 @@ HONEST = {
     "a tag in a sentence": "The solution wrote a <think> tag. {}",
     "a tag in a sentence, by name": "The response has an unclosed <scratchpad> here, which is fine.\n{}",
     "a closing tag in a sentence": "The step ends with the </think> tag, which is odd.\n{}",
-    "a closing tag behind it": "{}\nIts text has a `</think>` and the </think> tag.",
-    "a channel in a sentence": "The step contains the <|channel|>analysis marker. {}",
     "a tag behind a colon": "Note: <think> is never closed in step 1. Also: [THINK] and more.\n{}",
-    "a quoted line": "The step says\n> <think>\nwhich is text.\n{}",
     "quotes": "It says \"<think>\" and '[THINK]'. {}",
     "inline code": "`<think>` is not closed in the step.\n{}",
-    "a block of code": "The step is\n```xml\n<think>\n</foo>\n```\n{}",
-    "a block of tildes": "~~~\n<analysis>\n~~~\n{}",
     "HTML": "<b>Verdict</b><br>\n<br>\n<p>\n{}\n</p>",
     "a table": "<table>\n<tr>\n{}\n</tr>\n</table>",
     "preformatted": "<pre>\n{}\n</pre>",
@@ -317,10 +232,10 @@ HONEST = {
 }
 
 
-@pytest.mark.parametrize("name", HONEST)
-def test_honest_replies_are_read(name):
-    assert first_score(HONEST[name].replace("{}", FINAL)) == 1.0
-    assert first_score("<think>" + DRAFT + "</think>\n" + HONEST[name].replace("{}", FINAL)) == 1.0
+def test_honest_replies_are_read():
+    replies = [form.replace("{}", FINAL) for form in HONEST.values()]
+    replies += [f"<think>{DRAFT}</think>\n{reply}" for reply in replies]
+    assert not misses(first_score, [1.0], replies)
 
 
 @pytest.mark.parametrize("mark", ["<think>", "</think>", "[THINK]", "<|channel|>analysis<|message|>", "\\n<think>\\n"])
@@ -328,37 +243,43 @@ def test_a_mark_inside_the_json_is_text(mark):
     reply = FINAL.replace("ok", f"it wrote {mark} here. {mark} so")
     assert first_score(reply) == 1.0
     assert first_score(f"Verdict:\n```json\n{reply}\n```\nDone.") == 1.0
-    if "\\n" in mark:  # line breaks in a string are repaired
+    if "\\n" in mark:  # line breaks in a string are read
         assert first_score("Verdict: " + reply.replace("\\n", "\n")) == 1.0
 
 
-def test_an_answer_that_is_changed_in_reasoning_is_not_taken():
-    assert isinstance(first_score(f"{FINAL}\n<think>\nor rather {DRAFT}"), Failure)
-    assert isinstance(first_score(f"{FINAL}\n<second_look>\nrather {DRAFT}\n</second_look>"), Failure)
-    assert isinstance(first_score(f"{FINAL} <think>or rather {DRAFT}"), Failure)
-    assert isinstance(first_score(f"```\n<think>\n{FINAL}\n```"), Failure)  # in code, but with the JSON
+def test_the_last_object_with_an_asked_key_is_the_answer():
+    def read(reply):
+        return last_object(reply, ["score"])
+
+    assert read('{"score": 4} or rather {"score": 5}') == {"score": 5}
+    assert read('{"score": 4}\n{"mood": "good"}') == {"score": 4}
+    assert read('{" Score ": 4}') == {" Score ": 4}
+    assert read('[{"score": 4}]') == {"score": 4}
+    assert read('{"text": "{", "score": 4}, {x | x > 2} and {}') == {"text": "{", "score": 4}
+    assert read('{"score": 4} {"score": +5,}') == {"score": 5}
+    assert read('{"result": {"score": 4}}').reason == "bad_schema"
+    assert read("4 of 10").reason == "not_json"
+    assert read("").reason == "not_json"
 
 
-def test_the_failure_names_the_mark():
-    assert "'<seed:think>'" in final_part(f"<seed:think>{DRAFT}").detail
-    assert "'<|channel|>analysis'" in final_part(f"<|channel|>analysis<|message|>{DRAFT}").detail
-    assert final_part("<think>a</think> b") == " b"
-    assert json_objects('<think>{"a": 4}</think>{"a": 5}') == [{"a": 5}]
+def test_an_object_that_is_broken_takes_back_what_was_said_before():
+    def reason(reply):
+        return last_object(reply, ["score"]).reason
+
+    assert reason('{"score": 4} or {"score": five}') == "not_json"
+    assert reason('{"score": 4} or {"score": 4, "score": 5}') == "not_json"
+    assert reason('{"score": 4} or {"score": 5') == "truncated"
+    assert reason('{"score": 4} or {"reason": "it is') == "truncated"
+    assert reason('{"draft": {"score": 4}, "final": {"sc') == "truncated"
+    assert last_object('{"score": five}? {"score": 5}', ["score"]) == {"score": 5}
 
 
-CLOSING = {"end", "stop", "close", "suffix"}
-names = st.from_regex(r"[a-z]{3,12}(?:_[a-z]{3,8})?", fullmatch=True).filter(lambda s: "tag" not in s)
-
-
-@given(names, st.sampled_from(["<{}>", "<|{}|>", "◁{}▷"]))
-def test_a_draft_behind_a_tag_that_is_not_closed_is_never_read_unless_the_tag_is_of_an_answer(name, form):
-    from guerdon.tasks.replies import _ANSWER, _PLAIN_NAME
-
-    found = first_score(f"{form.format(name)}\nso {DRAFT}")
-    words = set(name.split("_"))
-    if isinstance(found, float):
-        rest = "_".join(word for word in name.split("_") if word not in ("begin", "start", "open", "prefix"))
-        assert not rest or _ANSWER.search(rest) or _PLAIN_NAME.fullmatch(rest) or words & CLOSING or len(rest) < 3
+def test_the_failure_says_where():
+    assert "'<seed:think>'" in behind_reasoning(f"<seed:think>{DRAFT}").detail
+    assert "'<|channel|>analysis'" in behind_reasoning(f"<|channel|>analysis<|message|>{DRAFT}").detail
+    assert behind_reasoning("<think>a</think> b") == " b"
+    assert "five" in last_object('{"score": five}', ["score"]).detail
+    assert "'mood'" in last_object('{"mood": "good"}', ["score"]).detail
 
 
 pieces = st.sampled_from([*sum(PAIRS.values(), ()), DRAFT, FINAL, "\n", " ", "```", "`", "x", "{", '"', "<", "|>"])
@@ -366,21 +287,23 @@ pieces = st.sampled_from([*sum(PAIRS.values(), ()), DRAFT, FINAL, "\n", " ", "``
 
 @given(st.lists(pieces, max_size=20).map("".join))
 def test_no_reply_breaks_it_and_nothing_is_added(text):
-    found = final_part(text)
-    assert isinstance(found, Failure) or found in text
+    found = behind_reasoning(text)
+    assert isinstance(found, Failure) or text.endswith(found)
     json.dumps(found if isinstance(found, str) else found.detail)
+
+
+def test_after_many_broken_objects_no_more_are_read():
+    assert last_object('{"a"' * (MAX_BROKEN - 1) + FINAL, ["steps"]) == json.loads(FINAL)
+    assert last_object('{"a"' * MAX_BROKEN + FINAL, ["steps"]).reason == "not_json"
 
 
 @pytest.mark.parametrize("piece", [
     "<think>", "</think>", "<a_b>", "<|channel|>analysis", '{"a": ', "[THINK]\n", "`<think>", "```a\n", "<x ", "[{",
     '{"a": 1}<think></think>', '{"a": 1}\n<a_b>\n</a_b>\n', "<|end|>", '"', "<|", "assistantfinal", "{}", "analysisA ",
+    '{"a', '{"a":"', "<think ", "&lt;think&gt;\n", "\\", ", ", " ",
 ])  # fmt: skip
 def test_long_replies_take_linear_time(piece):
     """A quadratic scan of these would take minutes."""
-    final_part(piece * (150_000 // len(piece)))
-    parse_judgement(piece * (150_000 // len(piece)), 1)
-
-
-def test_a_ruled_line_that_says_that_reasoning_begins():
-    assert isinstance(first_score(f"--- BEGIN THINKING ---\n{DRAFT}\n"), Failure)
-    assert first_score(f"--- BEGIN THINKING ---\n{DRAFT}\n--- END THINKING ---\n{FINAL}") == 1.0
+    text = piece * (150_000 // len(piece))
+    behind_reasoning(text)
+    parse_judgement(text, 1)

@@ -200,7 +200,7 @@ def test_a_refusal_field_is_a_refusal(tmp_path):
     ],
 )
 def test_the_endpoint_s_own_words_are_the_reason(tmp_path, payload, words):
-    with judge_server(script=[(400, {}, payload)]) as server, World(tmp_path, server) as world:
+    with judge_server(script=[(400, {}, payload)] * 9) as server, World(tmp_path, server) as world:
         assert world.ask("x") == [Failure("rejected", words)]
 
 
@@ -233,7 +233,10 @@ def test_what_no_patience_can_mend_stops_the_work(tmp_path, status, words):
 
 
 def test_a_request_that_is_rejected_is_not_repeated(tmp_path):
-    with judge_server(script=[(400, {}), (413, {})]) as server, World(tmp_path, server) as world:
+    with (
+        judge_server(script=[(400, {}, {"error": {"param": "messages"}}), (413, {})]) as server,
+        World(tmp_path, server) as world,
+    ):
         assert [f.reason for f in world.ask("x", "y")] == ["rejected", "rejected"]
         assert len(server.requests) == 2
 

@@ -17,7 +17,7 @@ from guerdon.models.vlm.answer_parser import Choices, Completed, Numbers, parse_
 from guerdon.network.retry import Clock
 from guerdon.settings.label import OpenAIJudgeSettings
 from guerdon.tasks.prompts import Prompt
-from guerdon.tasks.replies import json_objects, own_part
+from guerdon.tasks.replies import last_object, own_part
 from guerdon.types import Failure
 
 
@@ -76,7 +76,7 @@ def test_a_quotation_is_ignored_in_every_form(written, quoted, value):
     for reply in (quotation, f"{quotation}\nI cannot tell.", f"Verdict copied from it:\n{FORMS[quoted](value)}"):
         found = read(reply, solution)
         assert isinstance(found, Failure)
-        assert found.reason == "not_json"
+        assert found.reason == "quoted"
 
 
 def test_a_failure_says_that_only_quotations_were_found():
@@ -98,21 +98,18 @@ def test_the_own_judgement_decides_wherever_the_quotation_is(scores, data):
     assert found.values == tuple(float(score == 1) for score in scores)
 
 
-def test_two_own_judgements_that_differ_are_a_failure_and_equal_ones_are_one():
+def test_the_last_own_judgement_counts():
     solution = json.dumps(PLANTED)
     other = json.dumps(judgement(-1, -1, reason="both are wrong"))
-    assert read(f"{OWN} or rather {other}", solution).reason == "several_answers"
-    assert read(f"{OWN} or rather {other} ({solution})", solution).reason == "several_answers"
-    assert read(f"{OWN}\nAs JSON:\n{OWN}", solution).values == (1.0, 0.0)
+    assert read(f"{OWN} or rather {other}", solution).values == (0.0, 0.0)
+    assert read(f"{other} or rather {OWN} ({solution})", solution).values == (1.0, 0.0)
     assert read(f"<think>{other}</think>{OWN}", solution).values == (1.0, 0.0)
 
 
 def test_a_quotation_with_changed_scores_is_the_judges_own():
-    """Its scores differ from those in the solution; together with the judge's own it is a second judgement."""
-    solution = json.dumps(PLANTED)
+    """Its scores differ from those in the solution."""
     changed = json.dumps(judgement(1, -1, overall_correctness=False))
-    assert read(f"It should be {changed}", solution).values == (1.0, 0.0)
-    assert read(f"{changed}\n{json.dumps(judgement(-1, 1, reason='no'))}", solution).reason == "several_answers"
+    assert read(f"It should be {changed}", json.dumps(PLANTED)).values == (1.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -144,8 +141,7 @@ def test_other_material_hides_no_judgement(solution):
 
 
 def test_what_is_read_without_material():
-    assert json_objects('[{"a": 1}] {"b": 2}') == [[{"a": 1}], {"b": 2}]
-    assert json_objects("[]") == [[]]
+    assert last_object('[{"a": 1}] {"b": 2}', ["a", "b"]) == {"b": 2}
     assert own_part('<think>x</think> {"a": 1}') == ' {"a": 1}'
     assert own_part('Task {"a": 1}: {"a": 2}', ['{"a":  1}']) == 'Task : {"a": 2}'
     assert own_part("<think>", ["x"]).reason == "truncated"
@@ -207,5 +203,5 @@ def test_a_gullible_judge_over_http(tmp_path):
                 [PromptedSolution(Solution(f"{k}", "2 + 2?", s), prompt) for k, s in enumerate(solutions)]
             )
     assert [one.values if isinstance(one, StepLabels) else one.reason for one in found] == [
-        "not_json", (1.0, 1.0, 0.0), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0),
+        "quoted", (1.0, 1.0, 0.0), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0),
     ]  # fmt: skip

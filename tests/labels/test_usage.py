@@ -224,7 +224,7 @@ def test_a_budget_needs_a_limit_of_tokens(tmp_path):
         LabelSettings(judge=judge, max_usd=1.0)
     LabelSettings(judge=judge)
     LabelSettings(judge={**judge, "leave_out": both[:1]}, max_usd=1.0)
-    refused = [(400, {}, {"error": {"message": f"Unsupported parameter: '{name}'"}}) for name in both]
+    refused = [(400, {}, {"error": {"param": name, "code": "unsupported_parameter"}}) for name in both]
     with judge_server(lambda text: "ok", refused * 2) as server:
         for max_usd, sent in ((1.0, 2), (None, 3)):
             folder = tmp_path / str(max_usd)

@@ -140,8 +140,8 @@ def test_what_may_pass_is_tried_again_with_pauses(sharp):
         ([429] * 9, "rate_limited", 3),
         ([DROP] * 9, "connection", 3),
         ([NOT_JSON] * 9, "bad_reply", 3),
-        ([400], "rejected", 1),
-        ([422], "rejected", 1),
+        ([(400, {}, {"error": {"param": "messages"}})], "rejected", 1),
+        ([(422, {}, {"detail": [{"loc": ["body", "model"]}]})], "rejected", 1),
         ([{"choices": []}] * 9, "bad_reply", 3),
         ([{"choices": [{"message": {"content": None}}]}] * 9, "bad_reply", 3),
         ([{"choices": [{"message": {"content": "8"}, "finish_reason": "abort"}]}] * 9, "server_error", 3),
@@ -380,7 +380,7 @@ def test_template_arguments_go_to_vllm_and_into_requests(sharp, monkeypatch):
 
 @pytest.mark.parametrize("message", ["Unknown parameter: 'chat_template_kwargs'.", "context length is 8"])
 def test_an_endpoint_that_refuses_template_arguments_stops_by_name(sharp, message):
-    with serving(sharp, script=[(400, {}, {"error": {"message": message}})]) as server:
+    with serving(sharp, script=[(400, {}, {"error": {"message": message}})] * 9) as server:
         backend = OpenAIBackend(endpoint(server, retries=0), template={"enable_thinking": False})
         if "chat_template" in message:
             with pytest.raises(ConfigError, match=r"refuses vlm\.chat_template_kwargs .*remove it"):

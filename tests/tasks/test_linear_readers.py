@@ -5,9 +5,7 @@ import pytest
 from guerdon.tasks import answer_text, answer_words, answers, quantities
 from guerdon.tasks import reasoning as stories
 from guerdon.tasks.code import code_tests
-from guerdon.tasks.replies import final_part
 from guerdon.tasks.verifier import check_exact, check_numeric
-from guerdon.types import Failure
 
 LENGTH = 100_000
 PIECES = (
@@ -49,12 +47,6 @@ def test_long_repetitive_responses(name):
         repeated = piece * (LENGTH // len(piece))
         for text in (f"1{repeated}", f"\\boxed{{{repeated}}}"):
             WHOLE[name](text)
-
-
-@pytest.mark.timeout(30)
-@pytest.mark.parametrize("mark", ["@@think\n", "```thinking\n", "<!-- thinking\n", "@@think id=3\n", "&lt;think&gt;\n"])
-def test_long_repetitive_marks_of_reasoning(mark):
-    assert isinstance(final_part(mark * (LENGTH // len(mark))), Failure)
 
 
 @pytest.mark.timeout(30)

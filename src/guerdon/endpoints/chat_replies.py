@@ -4,6 +4,9 @@ Servers differ: text is a string or a list of parts, with reasoning in other fie
 error may have status 200 or be inside a choice; and some servers stream although `stream` is false. Judges of steps and
 vision-language models use these functions.
 
+Of finish reasons `ENDS` has the documented words. One rule holds for every other word and for none: the text counts
+where it is JSON, as asked for, and complete; otherwise nobody can see whether it ended, and it is no answer.
+
     payload = read_payload(data)                  # of a body in JSON, or as a stream of events
     error_in(payload)                             # None, or the status that the error in it should have had
     text_of([{"type": "thinking", "thinking": "..."}, {"type": "text", "text": "85"}])       # "85"
@@ -19,23 +22,34 @@ from typing import Any, Literal
 
 from guerdon.network.retry import error_message
 
-End = Literal["end", "length", "refusal", "error", "unsaid", "unknown"]
-"""How a text ended: by itself, at a limit, as a refusal or in an error; not reported; or an unknown word."""
+End = Literal["end", "length", "refusal", "tool", "error", "unknown"]
+"""How a text ended: by itself, at a limit, as a refusal, in a call of a tool, in an error; or nobody knows."""
 
-_WORDS: dict[End, str] = {
-    "end": "end stop end_turn end_of_turn stop_sequence stop_string eos eos_token eos_token_id eos_found complete "
-    "completed finish finished done success",
-    "length": "length max_tokens max_length model_length max_output_tokens max_completion_tokens max_new_tokens "
-    "token_limit length_limit truncated model_context_window_exceeded context_length_exceeded error_limit",
-    "refusal": "refusal content_filter content_filtered content_filtering safety recitation blocklist language "
-    "prohibited_content spii guardrail_intervened sensitive moderation flagged image_safety error_toxic",
-    "unsaid": " null none unspecified",
+ENDS: dict[str, End] = {
+    "stop": "end",  # OpenAI, vLLM, Gemini
+    "end": "end",  # a judge of one's own
+    "end_turn": "end",  # Anthropic
+    "stop_sequence": "end",  # Anthropic
+    "eos": "end",  # Together
+    "eos_token": "end",  # text-generation-inference
+    "length": "length",  # OpenAI, vLLM
+    "max_tokens": "length",  # Anthropic, Gemini
+    "model_context_window_exceeded": "length",  # Anthropic
+    "model_length": "length",  # Mistral
+    "content_filter": "refusal",  # OpenAI
+    "refusal": "refusal",  # Anthropic
+    "safety": "refusal",  # Gemini
+    "recitation": "refusal",  # Gemini
+    "blocklist": "refusal",  # Gemini
+    "prohibited_content": "refusal",  # Gemini
+    "spii": "refusal",  # Gemini: personal information
+    "tool_calls": "tool",  # OpenAI, vLLM
+    "function_call": "tool",  # OpenAI
+    "tool_use": "tool",  # Anthropic
+    "pause_turn": "tool",  # Anthropic
+    "abort": "error",  # vLLM, SGLang
+    "error": "error",  # OpenRouter
 }
-_ENDS = {word: end for end, words in _WORDS.items() for word in words.split(" ")}
-_BROKEN = re.compile(
-    r"error|abort|fail|timeout|timed_out|time_out|cancel|overload|unavailable|insufficient|interrupt|disconnect"
-    r"|exception|crash|preempt|malformed"
-)
 _STREAMED = re.compile(rb"\s*(?::|data:|event:|id:|retry:)")
 _SPENT = re.compile(  # the names of spent quotas
     r"insufficient_(?:user_)?(?:quota|balance|credits?|funds)|billing_(?:hard_limit_reached|not_active)"
@@ -63,9 +77,7 @@ _FLAGGED = re.compile(
 
 def kind_of_end(word: str | None) -> End:
     """How a text ended, from an endpoint's word for it, in capitals or not (`finish_reason`, `stop_reason`)."""
-    name = re.sub(r"[^a-z0-9]+", "_", str(word or "").lower()).strip("_")
-    name = re.sub(r"^(?:finish_?reason|stop_?reason)_", "", name)
-    return _ENDS.get(name) or ("error" if _BROKEN.search(name) else "unknown")
+    return ENDS.get(str(word).lower(), "unknown")
 
 
 def text_of(content: Any) -> str:

@@ -3,15 +3,19 @@
 Redirects are not followed (a key would follow them), replies are bounded in size, and the time limit holds for the
 whole request, however slowly a server sends. All requests run in one event loop; a connection is used again.
 
-Endpoints of reasoning models reject `max_tokens`, `temperature` and others with status 400. `AcceptedSettings` learns
-which: a setting that is rejected by name is left out of all later requests to that endpoint; the token limit is first
-sent under its other name. A rejected value (a limit that is too large) is an error like any other.
+Endpoints of reasoning models reject `max_tokens`, `temperature` and others with status 400 or 422. `AcceptedSettings`
+learns which from the fields of the error: a setting that it names, with a code that says that it is not supported, is
+left out of all later requests to that endpoint, and the token limit is first sent under its other name. An error that
+names another field, or has another code (a limit that is too large), is an error like any other. Where no field is
+named and no request has been accepted yet, optional settings are left out one after another in the order of `GUESSES`;
+what the first accepted request lacks is remembered.
 
     url = endpoint("https://host/openai/deployments/d?api-version=2024-10-21", "/chat/completions")
     payload = post_json(url, bearer(url, key), body, timeout=60.0, clock=Clock(), who="the judge", check="the key")
     accepted = AcceptedSettings("the judge", leave_out=("top_p",))
     body = accepted.fit({"model": "m", "messages": [], "max_tokens": 64, "temperature": 0.0, "top_p": 1.0})
-    accepted.learn(body, 400, {"error": {"message": "Unsupported parameter: 'max_tokens' ..."}})   # True: send again
+    accepted.changes(body, {}, 400, {"error": {"param": "max_tokens", "code": "unsupported_parameter"}})
+    # {"max_tokens": "max_completion_tokens"}
 """
 
 from __future__ import annotations
@@ -20,13 +24,12 @@ import asyncio
 import functools
 import json
 import os
-import re
 import ssl
 import threading
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, get_args
 
@@ -40,26 +43,27 @@ from guerdon.processes.progress import log_line
 from guerdon.settings.label import LIMITS, OptionalSetting
 
 _OPTIONAL = get_args(OptionalSetting)
-_REFUSED = re.compile(
-    r"unsupported|not[ _]support|n't support|no longer support|unavailable|deprecated|been removed|fixed (to|at) "
-    r"|(not|n't) (an? |one of (the )?)?(accept|allow|permit|recogni[sz]e|available|expected|configurable|valid [fpa])"
-    r"|(not|n't) be (set|used|specified|changed|given)|(un(recogni[sz]ed|known|expected|permitted)|illegal)[ _]"
-    r"|invalid (field|param|arg)|extra[ _](input|field|forbidden)|extraneous|additional propert|cannot find field"
-    r"|only (the default|\S+ is (supported|allowed))|may only be set to|must be \S+ (for|with) this model",
-    re.IGNORECASE,
+NOT_SUPPORTED = {  # codes of errors about a setting that an endpoint does not have, or does not let choose
+    "unsupported_parameter",  # OpenAI
+    "unsupported_value",  # OpenAI
+    "unknown_parameter",  # OpenAI
+    "extra_forbidden",  # FastAPI: vLLM, Mistral
+}
+GUESSES = (
+    "repetition_penalty",
+    "min_p",
+    "top_k",
+    "top_p",
+    "stream",
+    "seed",
+    "max_tokens",
+    "temperature",
+    "max_completion_tokens",
 )
-_VALUE = re.compile(
-    r"too (large|high|small|low|long|many)|at (most|least)|maximum|minimum|exceed|(greater|less|smaller|larger) than"
-    r"|[<>]=?|between|out of range|non-negative",
-    re.IGNORECASE,
-)
-_OTHERS = re.compile(  # the names that follow are of accepted settings
-    r"(?<!not )\b(allowed|supported|valid|accepted|available|permitted|expected) "
-    r"(param\w*|fields|arguments|names|properties|keys|one of)\b|\bdid you mean\b|\buse\b",
-    re.IGNORECASE,
-)
-_NOT_BOTH = re.compile(r"(not|n't) both\b|only one\b|mutually exclusive|\bboth\b.*(not|n't)\b", re.IGNORECASE)
+"""The order in which settings are left out where an error names none: those first whose value changes least."""
+_FIELDS = ("param", "loc", "parameter", "field")  # of an error: which field of the request it is about
 _ECHOES = ("input", "ctx", "url", "request", "body")  # fields of an error that repeat the request
+VAIN = 3  # requests that are rejected without each guess, after which none is made
 NEUTRAL = {"repetition_penalty": 1.0}
 """Values that disable what vLLM and SGLang read from a checkpoint's generation config, at any temperature."""
 NEUTRAL_WARM = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
@@ -69,6 +73,10 @@ NEUTRAL_WARM = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
 def neutral(temperature: float) -> dict[str, Any]:
     """Settings that keep an endpoint from applying a checkpoint's generation config."""
     return {**NEUTRAL, **(NEUTRAL_WARM if temperature > 0 else {})}
+
+
+Changes = Mapping[str, str | None]
+"""By setting the name under which it is sent; None: it is left out."""
 
 
 class AcceptedSettings:
@@ -84,88 +92,107 @@ class AcceptedSettings:
         self._who, self._needs_limit = who, needs_limit
         self._lock = threading.Lock()
         self._instead: dict[str, str | None] = dict.fromkeys(leave_out)
+        self._some_accepted = False
+        self._in_vain = 0
 
     def left_out(self, name: str) -> bool:
         """Whether requests are sent without this setting."""
         return name in self._instead and self._instead[name] is None
 
-    def fit(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """A request with the settings that the endpoint accepts, as far as known."""
-        known = dict(self._instead)
-        fitted = ((known.get(name, name), value) for name, value in body.items())
-        return {name: value for name, value in fitted if name is not None and known.get(name, name) is not None}
+    def fit(self, body: Mapping[str, Any], guessed: Changes | None = None) -> dict[str, Any]:
+        """A request with the settings that the endpoint accepts, as far as known.
 
-    def learn(self, sent: Mapping[str, Any], status: int, payload: Any) -> bool:
-        """Learn from an error reply.
+        Args:
+            body: the request.
+            guessed: more changes, on trial.
+        """
+        instead = {**self._instead, **(guessed or {})}
+        fitted = {}
+        for name, value in body.items():
+            sent_as = instead.get(name, name)
+            if sent_as is not None:
+                sent_as = instead.get(sent_as, sent_as)  # the other name of a limit may be refused, too
+            if sent_as is not None:
+                fitted[sent_as] = value
+        return fitted
+
+    def changes(self, sent: Mapping[str, Any], guessed: Changes, status: int, payload: Any) -> Changes:
+        """What to change in a request because of an error reply; empty where the error is not about a setting.
+
+        What the error names is remembered at once, a guess by `accept`.
 
         Args:
             sent: the request.
+            guessed: the changes on trial.
             status: of the reply.
             payload: of the reply.
-
-        Returns:
-            Whether `fit` now changes the request, so that it should be sent again.
         """
         if status not in (400, 422):
-            return False
-        for name in sorted(refused_settings(payload) & sent.keys()):
-            with self._lock:
+            return {}
+        named = list(_named_fields(payload))
+        if named:
+            refused = {field for field, code in named if code in NOT_SUPPORTED and field in _OPTIONAL}
+            changes = self._without(sorted(refused & sent.keys()), guessed)
+            self._remember(changes, sent)
+            return changes
+        if self._some_accepted or self._in_vain >= VAIN:
+            return {}
+        for name in GUESSES:
+            if name in sent and (changes := self._without([name], guessed)):
+                return changes
+        self._in_vain += 1
+        return {}
+
+    def accept(self, body: Mapping[str, Any], guessed: Changes) -> None:
+        """Remember that a request was accepted with these changes."""
+        self._some_accepted = True
+        self._remember(guessed, body)
+
+    def _without(self, names: Sequence[str], guessed: Changes) -> Changes:
+        """Changes that leave settings out; a limit of tokens is first sent under its other name."""
+        changes: dict[str, str | None] = {}
+        for name in names:
+            gone = {name, *self._instead, *guessed, *changes}
+            others = [one for one in LIMITS if name in LIMITS and one not in gone]
+            if others:
+                changes[name] = others[0]
+            elif name not in LIMITS or not self._needs_limit:
+                changes[name] = None
+        return changes
+
+    def _remember(self, changes: Changes, body: Mapping[str, Any]) -> None:
+        idle = {**NEUTRAL, **NEUTRAL_WARM, "stream": False}  # an endpoint without these needs no neutral value
+        with self._lock:
+            for name, other in changes.items():
                 if name in self._instead:
                     continue
-                others = [one for one in LIMITS if name in LIMITS and one not in {name, *self._instead}]
-                if self._needs_limit and name in LIMITS and not others:
+                self._instead[name] = other
+                if name in body and body[name] == idle.get(name):
                     continue
-                self._instead[name] = other = others[0] if others else None
-            idle = {**NEUTRAL, **NEUTRAL_WARM, "stream": False}  # an endpoint without these needs no neutral value
-            if sent[name] != idle.get(name):
                 how = f"it is sent as {other}" if other else "it is left out, and the endpoint's own value applies"
                 log_line(f"{self._who} does not accept {name}: {how}")
-        return self.fit(sent) != dict(sent)
 
 
-def refused_settings(payload: Any) -> set[str]:
-    """Settings of `OptionalSetting` that an error reply names as not supported."""
-    found: set[str] = set()
-    for words, where in _complaints(payload):
-        if _NOT_BOTH.search(words) and len(both := _named(words)) > 1:
-            found |= both - {"temperature", "max_completion_tokens"}
-        elif _REFUSED.search(words) and not _VALUE.search(words):
-            shown, _, rest = words.partition(" instead of ")
-            found |= _named(where) if where else _named(_OTHERS.split(shown, maxsplit=1)[0]) or _named(rest)
-    return found
-
-
-def _named(text: str) -> set[str]:
-    """Settings in a text, however their words are joined (maxTokens, max_tokens)."""
-    joined = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", text).lower()
-    return {name for name in _OPTIONAL if re.search(rf"(?<![a-z0-9_]){name}(?![a-z0-9_])", joined)}
-
-
-def _complaints(payload: Any, depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Each message of an error reply with its codes, and the field that it concerns, if it names one."""
+def _named_fields(payload: Any, depth: int = 0) -> Iterator[tuple[str, str]]:
+    """The fields of the request that an error reply names, each with the code of its error."""
     if depth > 12:
         return
-    if isinstance(payload, str):
-        try:
-            inner = json.loads(payload)
-        except (ValueError, RecursionError):
-            inner = None
-        if isinstance(inner, Mapping | list):
-            yield from _complaints(inner, depth + 1)
-        else:
-            yield payload, ""
+    if isinstance(payload, str) and payload.startswith(("{", "[")):
+        with suppress(ValueError, RecursionError):
+            yield from _named_fields(json.loads(payload), depth + 1)
     elif isinstance(payload, list):
         for one in payload:
-            yield from _complaints(one, depth + 1)
+            yield from _named_fields(one, depth + 1)
     elif isinstance(payload, Mapping):
-        kept = {key: value for key, value in payload.items() if key not in _ECHOES}
-        words = [value for value in kept.values() if isinstance(value, str) and not value.startswith(("{", "["))]
-        about = kept.get("param") or kept.get("loc") or kept.get("parameter") or kept.get("field") or ""
-        where = str(about[-1] if isinstance(about, list) else about)
-        yield " ".join(words), "" if where == "body" else where
-        for value in kept.values():
-            if value is not about and (isinstance(value, Mapping | list) or str(value).startswith(("{", "["))):
-                yield from _complaints(value, depth + 1)
+        for key in _FIELDS:
+            field = payload.get(key)
+            if isinstance(field, list) and field:
+                field = field[-1]
+            if isinstance(field, str) and field:
+                yield field, str(payload.get("code") or payload.get("type"))
+        for key, value in payload.items():
+            if key not in _ECHOES:
+                yield from _named_fields(value, depth + 1)
 
 
 MAX_BYTES = 16_000_000  # of a reply
@@ -238,7 +265,7 @@ def post_json(
         clock: what a date in `Retry-After` is compared with.
         who: the endpoint, for messages.
         check: the settings to check if the address, the key or the model is wrong, for messages.
-        accepted: which settings the endpoint accepts; the request is repeated without those it rejects by name.
+        accepted: which settings the endpoint accepts; the request is repeated without those it rejects.
 
     Raises:
         HttpFailure: no reply in time, no connection, another status, or a reply that is not JSON.
@@ -247,11 +274,16 @@ def post_json(
     address = _parsed(url)
     if address is None:
         raise ConfigError(f"{who}: {url!r} is not an address; write http://host:port/v1 or https://...; check {check}")
+    guessed: dict[str, str | None] = {}
     sent = accepted.fit(body) if accepted else body
     try:
         status, found, payload, billed = run_async(_post(address, headers, sent, timeout))
-        while accepted and accepted.learn(sent, status, payload):
-            sent = accepted.fit(body)
+        while accepted and not is_flagged(status, payload) and not is_spent(status, payload, None):
+            changes = accepted.changes(sent, guessed, status, payload)
+            if not changes:
+                break
+            guessed |= changes
+            sent = accepted.fit(body, guessed)
             status, found, payload, billed = run_async(_post(address, headers, sent, timeout))
     except TimeoutError as error:
         raise HttpFailure("timeout", f"no reply within {timeout:g} s", billed=True) from error
@@ -259,6 +291,8 @@ def post_json(
         detail = f"{address.netloc.decode()}: {_first_cause(error)}"
         raise HttpFailure("connection", detail, billed=not isinstance(error, _NOT_SENT)) from error
     if status == 200:
+        if accepted:
+            accepted.accept(body, guessed)
         return payload
     message = f"{status}: {error_message(payload, 200)}"
     asked = retry_after({**dict(fields_of(payload)), **found}, clock, status)

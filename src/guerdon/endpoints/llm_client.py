@@ -70,8 +70,8 @@ class LLMReply:
 
     Attributes:
         text: what the model wrote.
-        stop: how it ended, in the word of the endpoint: "end", "length", "refusal", or any other that
-            `chat_replies.kind_of_end` knows; None where it does not say.
+        stop: how it ended, in the word of the endpoint: "end", "length", "refusal", or any other of
+            `chat_replies.ENDS`; None where it does not say.
         usage: None where the endpoint does not say.
         model: that wrote it; None where the endpoint does not say.
     """
@@ -122,7 +122,7 @@ def request_key(model: HttpJudgeSettings | OwnJudgeSettings, request: LLMRequest
 def answer_of(request: LLMRequest, reply: LLMReply, parse: Parse[T]) -> T | Failure:
     """What the parser makes of a reply; a `Failure` where the reply is a refusal, or did not end by itself.
 
-    A reply that does not say how it ended counts if JSON was requested and is complete.
+    A reply with an unknown end, or with none, counts where JSON was requested and is complete.
     """
     end = kind_of_end(reply.stop)
     if end == "refusal":
@@ -133,11 +133,13 @@ def answer_of(request: LLMRequest, reply: LLMReply, parse: Parse[T]) -> T | Fail
         return Failure("no_text", "the reply has reasoning and no text")
     if end == "end":
         return parse(reply)
-    found = parse(reply) if end == "unsaid" and request.schema is not None else None
-    if found is not None and not isinstance(found, Failure):
-        return found
-    word = "the reply does not say how it ended" if end == "unsaid" else f"the reply ended with {reply.stop!r}"
-    return Failure("unfinished", word + (f" ({found.reason}: {found.detail})" if found else ""))
+    how = f"the reply ended with {reply.stop!r}" if reply.stop else "the reply does not say how it ended"
+    if end == "unknown" and request.schema is not None:
+        found = parse(reply)
+        if not isinstance(found, Failure):
+            return found
+        how += f" ({found.reason}: {found.detail})"
+    return Failure("unfinished", how)
 
 
 class HttpLLMClient:
@@ -391,7 +393,7 @@ def _text(content: Any, message: Mapping[str, Any], stop: str | None) -> str:
         KeyError: there is nothing.
     """
     text = text_of(content)
-    if not text.strip() and kind_of_end(stop) in ("end", "unsaid") and not has_reasoning(message):
+    if not text.strip() and kind_of_end(stop) in ("end", "unknown") and not has_reasoning(message):
         raise KeyError("content")
     return text
 

@@ -39,7 +39,7 @@ from guerdon.settings.data import DataSettings
 from guerdon.settings.label import HttpJudgeSettings, JudgeSettings
 from guerdon.tasks.prompts import Prompt
 from guerdon.tasks.reasoning import is_generated, step_truth
-from guerdon.tasks.replies import json_objects
+from guerdon.tasks.replies import last_object
 from guerdon.tasks.verifier import Verifier, outcome
 from guerdon.types import Failure
 
@@ -387,36 +387,25 @@ def longest_judgement_request(data: DataSettings, settings: JudgeSettings) -> LL
 def parse_judgement(text: str, steps: int, material: Sequence[str] = ()) -> StepLabels | Failure:
     """The labels in a judge's reply.
 
-    The last JSON object is read; thinking, sentences and a fence around it are left out, and so are objects that the
-    judge quotes from the material. Errors that can mean one thing only are repaired: a plus sign before a number, a
-    comma before a closing bracket, a backslash that escapes nothing, line breaks inside a string, a step number in
-    quotes.
+    The last JSON object with the key `steps` behind the reasoning is read (`replies.last_object`); a step number may
+    be in quotes.
 
     Args:
         text: the reply.
         steps: how many judgements it must have.
-        material: what the judge read: an object that occurs in it is not a judgement (`replies.own_part`).
+        material: what the judge read: an object that occurs in it is not a judgement.
 
     Returns:
-        Labels 1 and 0, and the reasons that it gave; or `not_json`, `bad_schema`, `missing_steps`, `extra_steps`,
-        `bad_score`; `several_answers` where it holds complete judgements with different labels.
+        Labels 1 and 0, and the reasons that it gave; or `missing_steps`, `extra_steps`, `bad_schema`, `bad_score`, or
+        as `replies.last_object`.
     """
-    found = json_objects(text, material)
-    if isinstance(found, Failure):
-        return found
-    read = [_judgement(reply, steps) for reply in found]
-    last = read[-1]
-    given = {one.values for one in read if isinstance(one, StepLabels)}
-    if isinstance(last, StepLabels) and len(given) > 1:
-        return Failure("several_answers", f"{len(given)} different judgements: {text[:80]!r}")
-    return last
+    found = last_object(text, ["steps"], material)
+    return found if isinstance(found, Failure) else _judgement(found, steps)
 
 
-def _judgement(reply: Any, steps: int) -> StepLabels | Failure:
-    """The labels in a JSON value."""
-    if isinstance(reply, Failure):
-        return reply
-    rows = reply.get("steps") if isinstance(reply, dict) else None
+def _judgement(reply: Mapping[str, Any], steps: int) -> StepLabels | Failure:
+    """The labels in a JSON object."""
+    rows = reply.get("steps")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         return Failure("bad_schema", f"no list of steps: {str(reply)[:80]!r}")
     if len(rows) != steps:

@@ -11,7 +11,7 @@ import re
 
 from guerdon.tasks.answer_text import normalized, outside_brackets, prose, undecorated
 from guerdon.tasks.answer_words import choice_of, same_text
-from guerdon.tasks.replies import final_part
+from guerdon.tasks.replies import behind_reasoning
 from guerdon.tasks.units import CHANGING, UNIT_WORDS
 from guerdon.types import Failure
 
@@ -20,11 +20,6 @@ _BRACES = re.compile(
     r"(?P<box>\\\\?f?box(?:ed)?\s*\{)|\\\\?boxed(?:\s+|(?=[-+0-9]))\$?(?P<bare>[-+]?[0-9][0-9.,/]*|[B-HJ-Zb-z](?![A-Za-z0-9]))"
     r"|(?P<open>\{)|(?P<close>\})|\\.",
     re.DOTALL,
-)
-_REASONED = re.compile(r"[<\[\uff1c\u25c1]\s?/|<\||\u25c1|assistantfinal")
-_THINKS = re.compile(
-    r"(?i)[<\uff1c\u25c1]\W{0,2}[\w:]{0,16}(?:think|thought|reason|scratch|analy|reflect)|\[\W?[\w ]{0,8}think"
-    r"|channel\|>\s*analysis"
 )
 _HTML = re.compile(r"(?i)<(b|i|u|em|strong|p|span|div|h[1-6])(?: [^<>]{0,80})?>([^<>]{0,2000})</\1>")
 _TAGS = re.compile(r"<(/?)answer>", re.IGNORECASE)
@@ -107,12 +102,9 @@ def answered(response: str) -> str:
 
     A response whose reasoning does not end has no answer; where nothing follows the reasoning, its own answer counts.
     """
-    thinks = _THINKS.search(response)
-    if not thinks and not _REASONED.search(response):
-        return response
-    final = final_part(response)
+    final = behind_reasoning(response)
     if isinstance(final, Failure):
-        return "" if thinks else response
+        return ""
     return final if final.strip() else response
 
 

@@ -42,7 +42,7 @@ from guerdon.models.judges.rubric import REFERENCE, RUBRIC, Rubric, read_rubric,
 from guerdon.plan.estimate import PER_STEP_WRITTEN, call_lines
 from guerdon.processes.call_queue import alone
 from guerdon.settings.reward_models import JUDGE_CACHE, JudgeMode, JudgeModelSettings
-from guerdon.tasks.replies import json_objects
+from guerdon.tasks.replies import last_object
 from guerdon.types import Episode, Failure, RewardInfo, Score
 
 Judgement = Mapping[str, tuple[float, str]]  # by name of a criterion, or number of a response: value and reason
@@ -257,24 +257,31 @@ class JudgeModel:
         if plan.mode == "criteria":
             assert rubric is not None
             keys = {c.name: _schema({"type": "string", "enum": list(c.choices)}, "choice") for c in rubric.criteria}
+            asked = list(keys)
             wanted = "For every criterion a reason in one sentence, and one of its choices"
             parse: Parsed = partial(_of_criteria, rubric, plan.min_measured)
         elif plan.mode == "pairwise":
             keys = {"reason": {"type": "string"}, "winner": {"type": "string", "enum": ["A", "B", "tie"]}}
-            wanted, parse = "A reason in one sentence, and which response is better", _of_pair
+            asked = ["winner"]
+            wanted = "A reason in one sentence, and which response is better"
+            parse = _of_pair
         else:
-            own = _schema({"type": "number"}, "score")
-            keys = dict.fromkeys(names, own) if plan.mode == "listwise" else own["properties"]
-            wanted = f"A reason in one sentence and a score from {low:g} (worst) to {high:g} (best)" + (
-                " for every response, which sets it apart from the others" if plan.mode == "listwise" else ""
-            )
+            one_score = _schema({"type": "number"}, "score")
+            wanted = f"A reason in one sentence and a score from {low:g} (worst) to {high:g} (best)"
+            if plan.mode == "listwise":
+                keys = dict.fromkeys(names, one_score)
+                asked = names
+                wanted += " for every response, which sets it apart from the others"
+            else:
+                keys = one_score["properties"]
+                asked = ["score"]
             parse = partial(_of_scores, names, plan.scale, plan.min_measured)
         schema = {"type": "object", "properties": keys, "required": list(keys), "additionalProperties": False}
         parts.append(f"{wanted}, as JSON:\n{json.dumps(_example(keys), ensure_ascii=False)}")
         user = "\n\n".join(parts)
         messages = ({"role": "system", "content": SYSTEM}, {"role": "user", "content": user})
         request = LLMRequest(messages, plan.max_tokens, plan.temperature, sample=vote, schema=schema)
-        return _Item(request, partial(_read, parse, [user, *texts]), owners, rubric)
+        return _Item(request, partial(_read, parse, asked, [user, *texts]), owners, rubric)
 
     def _collected(self, items: Sequence[_Item], answers: Sequence[Judgement | Failure]) -> dict[int, ExplainedScore]:
         """The explained score of each episode that was judged."""
@@ -357,22 +364,10 @@ def _example(keys: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _read(parse: Parsed, material: Sequence[str], reply: LLMReply) -> Judgement | Failure:
-    """The judgement in a reply; several objects that say different things are a `Failure`."""
-    found = json_objects(reply.text, material)
-    if isinstance(found, Failure):
-        return found
-    read = [
-        parse(one) if isinstance(one, Mapping)
-        else one if isinstance(one, Failure) else Failure("bad_schema", f"no JSON object: {str(one)[:80]!r}")
-        for one in found
-    ]  # fmt: skip
-    said = {
-        json.dumps({k: v for k, (v, _) in one.items()}, sort_keys=True) for one in read if not isinstance(one, Failure)
-    }
-    if not isinstance(read[-1], Failure) and len(said) > 1:
-        return Failure("several_answers", f"{len(said)} different judgements: {reply.text[:80]!r}")
-    return read[-1]
+def _read(parse: Parsed, keys: Sequence[str], material: Sequence[str], reply: LLMReply) -> Judgement | Failure:
+    """The judgement in the last object of a reply that has one of the asked keys."""
+    found = last_object(reply.text, keys, material)
+    return found if isinstance(found, Failure) else parse(found)
 
 
 def _of_criteria(rubric: Rubric, least: float, reply: Mapping[str, Any]) -> Judgement | Failure:

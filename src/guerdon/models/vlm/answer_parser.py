@@ -2,7 +2,7 @@ r"""Parses the reply of a vision-language model: a value with the words it was r
 
 There is no default value. A grammar says what is accepted; everything else is a `Failure`:
 
-    reply      = [reasoning] segment { segment }     reasoning: what `replies.final_part` removes
+    reply      = [reasoning] segment { segment }     reasoning: what `replies.behind_reasoning` removes
     segment    = strong | weak | bare | statement | reason | aside | any other line or sentence
     strong     = <answer>reply</answer> | \boxed{reply} | [[reply]] | "final answer:" reply
     weak       = label ":" reply | a JSON object with one key that names the answer     label: answer, score, trend, ...

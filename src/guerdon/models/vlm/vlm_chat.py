@@ -201,9 +201,9 @@ def _reply(payload: Any) -> VLMReply | Failure:
     text, refusal, end = text_of(message.get("content")), refusal_of(message), kind_of_end(stop)
     if refusal or end == "refusal":
         return Failure("refusal", (refusal or text)[:200])
-    if not text.strip() and end in ("end", "unsaid") and not has_reasoning(message):
+    if not text.strip() and end in ("end", "unknown") and not has_reasoning(message):
         raise HttpFailure("bad_reply", "no text in the reply")
-    whole = end == "end" or (end == "unsaid" and is_whole_json(text))
+    whole = end == "end" or (end == "unknown" and is_whole_json(text))
     return VLMReply(text, _tokens(payload), whole, str(stop or "no finish_reason"))
 
 
