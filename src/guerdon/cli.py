@@ -224,9 +224,8 @@ def evaluate(
     words = [*([] if study is None else [study]), *(overrides or [])]
     file = check_words(words, model, data, labels, output, of_study=bool(only or attack))
     if file is not None:
-        config = _load(
-            _expanded(Path(file)), words[1:] + ([] if labels is None else [f"evaluate.labels={json.dumps(labels)}"])
-        )
+        of_labels = [] if labels is None else [f"evaluate.labels={json.dumps(labels)}"]
+        config = _load(_expanded(Path(file)), [*words[1:], *of_labels])
     elif model is None:
         return _say(evaluate_judged(str(data or labels), words, output))
     else:
