@@ -14,6 +14,7 @@ from torch import nn
 
 import pretend_cuda
 from pretend_cuda import Misplaced, device_of, pretended
+from tables import cases
 
 GPU = torch.device("cuda", 0)
 ROOT = Path(__file__).parent.parent
@@ -59,7 +60,7 @@ def test_a_storage_made_inside_an_operator_is_where_it_works():
     assert (nn.functional.one_hot(ids, 3) * torch.ones(3, device="cuda")).sum() == 2
 
 
-@pytest.mark.parametrize(
+@cases(
     "mix",
     [
         lambda here, there: here + there,

@@ -10,6 +10,7 @@ from guerdon.labels.labelers import parse_judgement
 from guerdon.models.vlm.answer_parser import Numbers, parse_answer
 from guerdon.tasks.replies import final_part, json_objects, opened_reasoning
 from guerdon.types import Failure
+from tables import cases
 
 DRAFT = '{"steps": [{"step_number": 1, "reasoning": "hm", "score": -1}]}'
 FINAL = '{"steps": [{"step_number": 1, "reasoning": "ok", "score": 1}]}'
@@ -77,8 +78,8 @@ def percent(reply):
     return found if isinstance(found, Failure) else found.value
 
 
-@pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("space", ["", "\n", " "])
+@cases("name", PAIRS)
+@cases("space", ["", "\n", " "])
 def test_what_follows_closed_reasoning_is_the_answer(name, space):
     begin, end = PAIRS[name]
     draft = f"{begin}{space}It may be {DRAFT}.{space}{end}{space}"
@@ -88,8 +89,8 @@ def test_what_follows_closed_reasoning_is_the_answer(name, space):
     assert percent(f"{begin}{space}It may be 40%.{space}{end}{space}85") == 0.85
 
 
-@pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("space", ["", "\n"])
+@cases("name", PAIRS)
+@cases("space", ["", "\n"])
 def test_reasoning_that_does_not_end_or_that_nothing_follows_is_a_failure(name, space):
     begin, end = PAIRS[name]
     for reply in (
@@ -108,7 +109,7 @@ def test_reasoning_that_does_not_end_or_that_nothing_follows_is_a_failure(name, 
     assert isinstance(percent(f"{begin}{space}<answer>85</answer>{space}{end}"), Failure)
 
 
-@pytest.mark.parametrize("name", [name for name in PAIRS if not name.startswith("gpt-oss without")])
+@cases("name", [name for name in PAIRS if not name.startswith("gpt-oss without")])
 def test_a_mark_on_a_line_of_its_own_begins_reasoning_too(name):
     begin, end = PAIRS[name]
     lead = "The solution has one step.\n"
@@ -118,7 +119,7 @@ def test_a_mark_on_a_line_of_its_own_begins_reasoning_too(name):
     assert first_score(f"{lead}{begin}\n{DRAFT}\n{end}\n{FINAL}") == 1.0
 
 
-@pytest.mark.parametrize("name", [name for name in PAIRS if not name.startswith(("gpt-oss", "s1", "a turn"))])
+@cases("name", [name for name in PAIRS if not name.startswith(("gpt-oss", "s1", "a turn"))])
 def test_a_template_may_have_begun_the_reasoning(name):
     end = PAIRS[name][1]
     assert first_score(f"maybe {DRAFT}?\n{end}\n{FINAL}") == 1.0
@@ -176,8 +177,8 @@ LINES = [  # marks on a line of their own, and what ends them
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("begin", "end"), LINES)
-@pytest.mark.parametrize("lead", ["", "The solution has one step.\n\n"])
+@cases(("begin", "end"), LINES)
+@cases("lead", ["", "The solution has one step.\n\n"])
 def test_a_line_that_says_only_that_reasoning_begins(begin, end, lead):
     for draft in (f"maybe {DRAFT}", f"So it is\n```json\n{DRAFT}\n```"):
         assert isinstance(first_score(f"{lead}{begin}\n{draft}\n"), Failure)
@@ -238,7 +239,7 @@ PROMPTS = {
 }
 
 
-@pytest.mark.parametrize("name", PROMPTS)
+@cases("name", PROMPTS)
 def test_reasoning_that_the_chat_template_began(name):
     prompt, begun = PROMPTS[name]
     assert opened_reasoning(f"<|im_start|>user\nHow far?<|im_end|>\n{prompt}") == begun
@@ -317,7 +318,7 @@ HONEST = {
 }
 
 
-@pytest.mark.parametrize("name", HONEST)
+@cases("name", HONEST)
 def test_honest_replies_are_read(name):
     assert first_score(HONEST[name].replace("{}", FINAL)) == 1.0
     assert first_score("<think>" + DRAFT + "</think>\n" + HONEST[name].replace("{}", FINAL)) == 1.0
@@ -371,7 +372,7 @@ def test_no_reply_breaks_it_and_nothing_is_added(text):
     json.dumps(found if isinstance(found, str) else found.detail)
 
 
-@pytest.mark.parametrize("piece", [
+@cases("piece", [
     "<think>", "</think>", "<a_b>", "<|channel|>analysis", '{"a": ', "[THINK]\n", "`<think>", "```a\n", "<x ", "[{",
     '{"a": 1}<think></think>', '{"a": 1}\n<a_b>\n</a_b>\n', "<|end|>", '"', "<|", "assistantfinal", "{}", "analysisA ",
 ])  # fmt: skip

@@ -17,6 +17,7 @@ from guerdon.settings.label import OpenAIJudgeSettings
 from guerdon.settings.vlm import EndpointSettings
 from guerdon.types import Failure
 from local_server import running
+from tables import cases
 
 
 def openai(name):
@@ -205,7 +206,7 @@ STAYS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("payload", STAYS)
+@cases("payload", STAYS)
 def test_other_refusals_stay_errors(payload):
     assert refused_settings(payload) == set()
     with strict(lambda name: (400, payload), "temperature") as server:
@@ -229,7 +230,7 @@ def test_only_a_refused_request_says_what_is_taken(status):
     assert accepted.fit({"temperature": 0.0}) == {"temperature": 0.0}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("words", "names"),
     [
         ("`temperature` is deprecated for this model.", {"temperature"}),

@@ -11,6 +11,7 @@ from guerdon.settings import base
 from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.base import SET, Because, OnlyWith, Removed, Settings, Unless, only_with, without_removed
 from guerdon.settings.study import Study
+from tables import cases
 
 
 class Paint(Settings):
@@ -36,7 +37,7 @@ class Wall(Settings):
     height: float = 2.5
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "message"),
     [
         ({"share": 0.5}, "share would do nothing with mixed: false; remove it"),

@@ -15,9 +15,10 @@ from guerdon.settings.train import MistakesSettings
 from guerdon.tasks.claims import WRONG_OPERATION, WRONG_START, claims
 from guerdon.tasks.reasoning import step_truth, task_family
 from guerdon.train.sft import demonstrate
+from tables import cases
 
 
-@pytest.mark.parametrize(
+@cases(
     ("settings", "question", "text", "expected"),
     [
         (ChainSettings(), "3+5=?;?*2=?;", "3+5=9;9*2=8;", ("3+5=9", "9*2=8")),

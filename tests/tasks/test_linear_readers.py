@@ -8,6 +8,7 @@ from guerdon.tasks.code import code_tests
 from guerdon.tasks.replies import final_part
 from guerdon.tasks.verifier import check_exact, check_numeric
 from guerdon.types import Failure
+from tables import cases
 
 LENGTH = 100_000
 PIECES = (
@@ -43,7 +44,7 @@ PARTS = {  # these read an answer, which is bounded
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", WHOLE)
+@cases("name", WHOLE)
 def test_long_repetitive_responses(name):
     for piece in PIECES:
         repeated = piece * (LENGTH // len(piece))
@@ -65,7 +66,7 @@ def test_deep_html():
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("name", PARTS)
+@cases("name", PARTS)
 def test_long_repetitive_answers(name):
     for piece in PIECES:
         PARTS[name](f"x{piece * (2000 // len(piece))}!")
